@@ -61,11 +61,11 @@ class ApiKeys:
     def holder(self, key: bytes) -> str | None:
         """Returns the name of a key, or None for one that is not among them."""
         given = hashlib.sha256(key).digest()
-        found = None
+        owner = None
         for name, digest in self._digests.items():  # all of them, whichever it is
             if hmac.compare_digest(digest, given):
-                found = name
-        return found
+                owner = name
+        return owner
 
     def reload(self) -> None:
         """Reads the file again; where that fails, logs why and keeps the keys that there are."""

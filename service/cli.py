@@ -159,11 +159,11 @@ def _with_one_model(score: Score) -> Settings:
     if len(score.model) != 1:
         raise SettingsError(f"--model names {len(score.model)} models, but score takes one; give --model NAME or --model SOURCE.")
     (name,) = score.model
-    found = next((folder / name for folder in score.models if (folder / name / files.MANIFEST_FILE).is_file()), None)
-    made = with_sources(score.model_copy(update={"model": (name if found is None else str(found),)}))
-    shared = {name: getattr(made, name) for name in ModelSettings.model_fields}
+    bundle = next((folder / name for folder in score.models if (folder / name / files.MANIFEST_FILE).is_file()), None)
+    resolved = with_sources(score.model_copy(update={"model": (name if bundle is None else str(bundle),)}))
+    shared = {name: getattr(resolved, name) for name in ModelSettings.model_fields}
     # not read again: variables and files may have settings of `serve`
-    return Settings.model_construct(**shared | {"models": made.models[-1:], "model": ()})
+    return Settings.model_construct(**shared | {"models": resolved.models[-1:], "model": ()})
 
 
 class Check(Settings):

@@ -59,9 +59,9 @@ class ProcessMetrics(Collector):
         for index, process_id in enumerate(self._process_ids):
             if not process_id:
                 continue
-            for found in ProcessCollector(pid=partial(int, process_id), registry=None).collect():
-                family = families.setdefault(found.name, Metric(found.name, found.documentation, found.type))
-                for sample in found.samples:
+            for metric in ProcessCollector(pid=partial(int, process_id), registry=None).collect():
+                family = families.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+                for sample in metric.samples:
                     family.add_sample(sample.name, {"worker": str(index)}, sample.value)
         replaced = CounterMetricFamily(
             "bertserve_workers_replaced_total",
@@ -218,14 +218,14 @@ class Metrics:
             Model -> name of a sample without the prefix, such as `queue_seconds_sum`, -> value. Requests are counted as
             `requests_total` where they were answered, and else as `requests_failed`.
         """
-        found: dict[str, dict[str, float]] = {}
+        sums: dict[str, dict[str, float]] = {}
         for sample in (sample for metric in self._everyones().collect() for sample in metric.samples):
             if "model" in sample.labels and "le" not in sample.labels:
                 name = sample.name.removeprefix("bertserve_")
                 name = "requests_failed" if name == "requests_total" and sample.labels["status"] != "200" else name
-                of_model = found.setdefault(sample.labels["model"], {})
+                of_model = sums.setdefault(sample.labels["model"], {})
                 of_model[name] = of_model.get(name, 0) + sample.value
-        return found
+        return sums
 
     def _everyones(self) -> CollectorRegistry:
         """Returns the registry that has the values of all workers."""

@@ -43,8 +43,8 @@ def _pairs(value: Any) -> Any:
 
 def _paths(value: Any) -> Any:
     """Reads `PATH,PATH`, or a path for each time that a flag was given."""
-    given = value if isinstance(value, list | tuple) else [value]
-    paths = [part for item in given for part in (item.split(",") if isinstance(item, str) else [item])]
+    values = value if isinstance(value, list | tuple) else [value]
+    paths = [part for item in values for part in (item.split(",") if isinstance(item, str) else [item])]
     if not paths or "" in paths:
         raise ValueError("must be a path, or several separated by commas")
     return tuple(paths)
@@ -52,8 +52,8 @@ def _paths(value: Any) -> Any:
 
 def _words(value: Any) -> Any:
     """Reads `ONE,TWO`, or one for each time that a flag was given."""
-    given = value if isinstance(value, list | tuple) else [value]
-    return tuple(part.strip() for item in given for part in str(item).split(",") if part.strip())
+    values = value if isinstance(value, list | tuple) else [value]
+    return tuple(part.strip() for item in values for part in str(item).split(",") if part.strip())
 
 
 def _origins(value: Any) -> Any:
@@ -94,8 +94,8 @@ def _otlp_endpoint(value: str | None) -> str | None:
 
 def _texts(value: Any) -> Any:
     """Reads `TEXT,TEXT`, or a text for each time that a flag was given."""
-    given = value if isinstance(value, list | tuple) else [value]
-    texts = [part for item in given for part in (item.split(",") if isinstance(item, str) else [item])]
+    values = value if isinstance(value, list | tuple) else [value]
+    texts = [part for item in values for part in (item.split(",") if isinstance(item, str) else [item])]
     if "" in texts:
         raise ValueError("must not be empty; separate several with commas")
     return tuple(texts)
@@ -369,20 +369,20 @@ def _wrong_usage(message: str, command: type[BaseSettings], args: Sequence[str])
     if (choice := _WRONG_CHOICE.search(message)) is not None:
         near = nearest(choice[1], choice[2].replace("'", "").split(", "))
         return SettingsError(f"unknown command `{choice[1]}`; " + (f"did you mean `{near}`?" if near else "see --help."))
-    given = message.removeprefix("unrecognized arguments: ").split(maxsplit=1)[0]
-    if message.startswith(given):
+    argument = message.removeprefix("unrecognized arguments: ").split(maxsplit=1)[0]
+    if message.startswith(argument):
         return SettingsError(f"{message}.")
     subcommand = command.model_fields.get(args[0].replace("-", "_")) if args else None
     taken = next((kind for kind in get_args(subcommand.annotation) if hasattr(kind, "model_fields")), command) if subcommand else command
     known = [f"{prefix}{name.replace('_', '-')}" for name in taken.model_fields for prefix in ("--", "--no-")]
-    flag = given.partition("=")[0]
+    flag = argument.partition("=")[0]
     negated = "no-" if flag.startswith("--no-") else ""
     if (new := RENAMED.get(flag.removeprefix(f"--{negated}").replace("-", "_"))) is not None:
         return SettingsError(f"unknown setting `{flag}`; it is called --{negated}{new.replace('_', '-')} now.")
     near = nearest(flag, known)
     if flag[2:].replace("-", "_") in Settings.model_fields:
         return SettingsError(f"{flag} is a flag of `bert-serve serve` and has no effect here; remove it.")
-    return SettingsError(f"unknown argument `{given}`; " + (f"did you mean {near}?" if near else "see --help."))
+    return SettingsError(f"unknown argument `{argument}`; " + (f"did you mean {near}?" if near else "see --help."))
 
 
 def check_environment() -> None:
@@ -406,10 +406,10 @@ def _drop_service_links() -> None:
 def _refuse_unknown_variables() -> None:
     known = [name.upper() for name in Settings.model_fields]
     for name in os.environ:
-        if name.startswith(PREFIX) and (given := name.removeprefix(PREFIX)) not in known:
-            if (new := RENAMED.get(given.lower())) is not None:
+        if name.startswith(PREFIX) and (setting := name.removeprefix(PREFIX)) not in known:
+            if (new := RENAMED.get(setting.lower())) is not None:
                 raise SettingsError(f"unknown setting {name}; it is called {PREFIX}{new.upper()} now.")
-            near = nearest(given, known)
+            near = nearest(setting, known)
             raise SettingsError(
                 f"unknown environment variable {name}" + (f"; did you mean {PREFIX}{near}?" if near else "; see `bert-serve serve --help`.")
             )

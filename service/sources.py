@@ -242,9 +242,9 @@ def _with_sources(settings: S, export: bool) -> S:
             )
     options = export_options(settings)
     folder = cache_folder(settings)
-    given = settings.models if "models" in settings.model_fields_set else ()
-    made = [Path(source.where) if source.is_bundle else obtain(source, options, folder, export=export) for source in sources]
-    return settings.model_copy(update={"models": (*given, *made)})
+    folders = settings.models if "models" in settings.model_fields_set else ()
+    bundles = [Path(source.where) if source.is_bundle else obtain(source, options, folder, export=export) for source in sources]
+    return settings.model_copy(update={"models": (*folders, *bundles)})
 
 
 def obtain(source: Source, options: Sequence[str], cache: Path, *, export: bool = True) -> Path:

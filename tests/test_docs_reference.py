@@ -77,8 +77,8 @@ def test_every_metric_of_a_target_is_named() -> None:
         set(re.findall(r"`(\w+)`", cell)) for cell in section("bench-flags.md", "Figures for --slo").splitlines()[3].strip("|").split("|")
     )
 
-    assert {name for name, at_most in slo.FIGURES.items() if at_most} == most
-    assert {name for name, at_most in slo.FIGURES.items() if not at_most} == least
+    assert {name for name, at_most in slo.METRICS.items() if at_most} == most
+    assert {name for name, at_most in slo.METRICS.items() if not at_most} == least
 
 
 def test_every_mix_is_described() -> None:

@@ -52,7 +52,7 @@ def _warnings(runs: Sequence[Mapping[str, Any]]) -> str:
     """Returns all warnings behind one line, which opens."""
     lines = [f"{run['name']}: {warning}" for run in runs for warning in run["generator"]["warnings"]]
     warned = sum(bool(run["generator"]["warnings"]) for run in runs)
-    said = f"The generator warns of {warned} of {len(runs)} runs, whose figures may be its own"
+    said = f"The generator warns of {warned} of {len(runs)} runs, whose metrics may be its own"
     return f'<details class="warnings"><summary>{said}</summary>{_list(lines)}</details>' if lines else ""
 
 

@@ -110,5 +110,5 @@ def min_multi_threaded_tokens(cost: CostModel, *, nodes: int, longest: int) -> i
     """
     if not nodes:
         return None
-    found = 1 + bisect_left(range(1, longest + 1), MULTI_THREADED_SECONDS_PER_NODE * nodes, key=lambda length: cost.seconds(1, length))
-    return found if found <= longest else None
+    tokens = 1 + bisect_left(range(1, longest + 1), MULTI_THREADED_SECONDS_PER_NODE * nodes, key=lambda length: cost.seconds(1, length))
+    return tokens if tokens <= longest else None

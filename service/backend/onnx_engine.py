@@ -215,7 +215,7 @@ def _maps(encodings: Sequence[Encoding]) -> list[tuple[int, int, int]]:
 
 def _failure(error: Exception, rows: int, longest: int) -> EngineError:
     """Returns why a run failed, without the words of the library, which may hold a caller's ids."""
-    if isinstance(error, MemoryError) or any(said in str(error).lower() for said in _OUT_OF_MEMORY):
+    if isinstance(error, MemoryError) or any(phrase in str(error).lower() for phrase in _OUT_OF_MEMORY):
         return EngineError(
             "there is not enough memory to run {rows} x {longest} tokens; send shorter texts; the operator can "
             "give the service more memory.",

@@ -131,19 +131,19 @@ def find_bundles(folders: Sequence[Path]) -> list[Path]:
     Raises:
         BundleError: A folder does not exist, cannot be read or holds no bundle, or two have one of the same name.
     """
-    found: dict[str, Path] = {}
+    bundles: dict[str, Path] = {}
     for folder in folders:
         try:
             entries = _bundles_in(folder)
         except OSError as error:
             raise BundleError(f"the models folder `{folder}` cannot be read ({error.strerror}); make it readable for this user.") from error
         for entry in entries:
-            if entry.name in found:
+            if entry.name in bundles:
                 raise BundleError(
-                    f"`{found[entry.name]}` and `{entry}` are both called `{entry.name}`; remove one, or export it with another --name."
+                    f"`{bundles[entry.name]}` and `{entry}` are both called `{entry.name}`; remove one, or export it with another --name."
                 )
-            found[entry.name] = entry
-    return [found[name] for name in sorted(found)]
+            bundles[entry.name] = entry
+    return [bundles[name] for name in sorted(bundles)]
 
 
 def _bundles_in(folder: Path) -> list[Path]:
@@ -155,13 +155,13 @@ def _bundles_in(folder: Path) -> list[Path]:
         return [Path(os.path.abspath(folder))]  # `.` has a name too
     if is_checkpoint(folder):
         raise BundleError(_what_to_do_with(folder))
-    found = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    if not found:
+    folders = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if not folders:
         raise BundleError(f"the models folder `{folder}` has no bundle; create one with `bert-export SOURCE --output {folder}`.")
-    for entry in found:
+    for entry in folders:
         if not re.fullmatch(NAME_PATTERN, entry.name):
             raise BundleError(f"`{entry}` cannot be a model: names must match {NAME_PATTERN}; rename or move the folder.")
-    return found
+    return folders
 
 
 def is_checkpoint(folder: Path) -> bool:

@@ -144,18 +144,18 @@ def external_locations(path: Path) -> set[str]:
 
 
 def _locations(model: memoryview) -> set[str]:
-    found: set[str] = set()
+    locations: set[str] = set()
     waiting = [("ModelProto", model)]
     while waiting:
         kind, message = waiting.pop()
         if kind == _ENTRY:
             entry = [(number, bytes(value)) for number, value in fields(message) if isinstance(value, memoryview)]
             if (_KEY, _LOCATION) in entry:
-                found |= {value.decode("utf-8", "replace") for number, value in entry if number == _VALUE} or {""}
+                locations |= {value.decode("utf-8", "replace") for number, value in entry if number == _VALUE} or {""}
             continue
         inner = MESSAGES[kind]
         waiting += ((inner[number], value) for number, value in fields(message) if number in inner and isinstance(value, memoryview))
-    return found
+    return locations
 
 
 LEAST_BYTES = 2**20  # of a table that is worth sharing
@@ -196,8 +196,8 @@ def _tables(model: memoryview) -> dict[str, NDArray[Any]]:
             inputs, operator = _node(value)
             looked_up |= set(inputs[:1] if operator == LOOKUP else ())
             read_otherwise |= set(inputs[1:] if operator == LOOKUP else inputs)
-    found = (_tensor(tensor, looked_up - read_otherwise) for tensor in tensors)
-    return dict(table for table in found if table is not None)
+    tables = (_tensor(tensor, looked_up - read_otherwise) for tensor in tensors)
+    return dict(table for table in tables if table is not None)
 
 
 def _node(node: memoryview) -> tuple[list[str], str]:

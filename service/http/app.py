@@ -170,9 +170,9 @@ def _nearest(path: str, known: tuple[str, ...]) -> str | None:
     """Returns the path that is meant, if any is near: anyone may ask for many, so it compares a path with all of them in one go."""
     steps = path.split("/")
     filled = [_filled(template.split("/"), steps) for template in known if template.count("/") < len(steps)]
-    lowered = {"/".join(each).lower(): each for each in reversed(filled)}
+    lowered = {"/".join(path_steps).lower(): path_steps for path_steps in reversed(filled)}
     near = difflib.get_close_matches(path.lower(), lowered, n=max(len(lowered), 1))
-    return next(("/".join(lowered[each]) for each in near if _is_like(steps, lowered[each])), None)
+    return next(("/".join(lowered[path_steps]) for path_steps in near if _is_like(steps, lowered[path_steps])), None)
 
 
 def _filled(template: Sequence[str], steps: Sequence[str]) -> list[str]:
@@ -188,5 +188,5 @@ def _filled(template: Sequence[str], steps: Sequence[str]) -> list[str]:
 def _is_like(steps: Sequence[str], other: Sequence[str]) -> bool:
     """Returns whether each step of a path of equal length is like the given one's; a shorter one, whose steps may be others, always is."""
     return len(steps) > len(other) or all(
-        difflib.get_close_matches(step.lower(), [each.lower()]) for step, each in zip(steps, other, strict=True)
+        difflib.get_close_matches(step.lower(), [name.lower()]) for step, name in zip(steps, other, strict=True)
     )

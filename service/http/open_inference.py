@@ -133,8 +133,8 @@ def _add_repository(models: APIRouter, changes: APIRouter, state: AppState) -> N
         "/v2/repository/index", summary="All models with their states", responses=error_responses(*wrong), openapi_extra=_takes(IndexBody)
     )
     async def index(request: Request) -> Response:
-        given = await _body(request, IndexBody)
-        ready = given.get("ready") or False
+        body = await _body(request, IndexBody)
+        ready = body.get("ready") or False
         if not isinstance(ready, bool):
             raise InvalidValueError("`ready` is {ready}; it must be true or false.", ready=show(ready))
         served = state.registry.models

@@ -174,10 +174,10 @@ def _add_models(schema: dict[str, Any], models: Registry) -> None:
         if route.task is None or route.task not in TASKS:
             continue
         try:
-            said = f"`{models.for_task(route.task).name}` answers, or the model that `model` names."
+            note = f"`{models.for_task(route.task).name}` answers, or the model that `model` names."
         except NotFoundError as error:
-            said = f"**Not answered now**: {error.message}"
-        schema["paths"][route.path]["post"]["description"] = f"Task `{route.task}`. {said}"
+            note = f"**Not answered now**: {error.message}"
+        schema["paths"][route.path]["post"]["description"] = f"Task `{route.task}`. {note}"
 
 
 def _described(route: Route) -> dict[str, Any]:

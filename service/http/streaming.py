@@ -312,8 +312,8 @@ class LineAnswerer:
                 self._errors.write(error, of_request(self._scope))
         finally:
             if trace is not None:
-                said = {"bertserve.task": labels[0], "bertserve.model": labels[1], "bertserve.line.status": str(status)}
-                trace.tracer.end(trace, time.perf_counter(), attributes=said, failed=status >= _SERVER_ERROR)
+                attributes = {"bertserve.task": labels[0], "bertserve.model": labels[1], "bertserve.line.status": str(status)}
+                trace.tracer.end(trace, time.perf_counter(), attributes=attributes, failed=status >= _SERVER_ERROR)
             self._state.metrics.requests_of(*labels, status).inc()
             self._let_one_continue()
             if labels[1] != UNKNOWN:

@@ -89,10 +89,10 @@ class PieceCutter:
                 end = start + across + 4 - len(self._last)
                 self._last = b""
                 return end
-        found = data.find(_EMPTY_LINE, start, start + PIECE_BYTES)
-        if found >= 0:
+        position = data.find(_EMPTY_LINE, start, start + PIECE_BYTES)
+        if position >= 0:
             self._last = b""
-            return found + 4
+            return position + 4
         end = min(start + PIECE_BYTES, len(data))
         self._last = (self._last + data[max(start, end - 3) : end])[-3:]
         return end

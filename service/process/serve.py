@@ -219,20 +219,20 @@ def reserve(folder: Path, index: int) -> None:
         folder: Of all workers' files, which PROMETHEUS_MULTIPROC_DIR names.
         index: Of the worker.
     """
-    made: list[Path] = []
+    created: list[Path] = []
     try:
         for kind, size in SIZES.items():
             path = _path(folder, kind, index)
             target = path
             if not path.exists():
                 target = path.with_suffix(".new")  # other workers read every file of the folder, and this one is empty for a moment
-                made += [target, path]
+                created += [target, path]
             with target.open("ab") as file:
                 # a file that prometheus_client has made longer may have length without room, too
                 os.posix_fallocate(file.fileno(), 0, max(size, os.fstat(file.fileno()).st_size))
             target.rename(path)
     except OSError as error:
-        for path in made:
+        for path in created:
             path.unlink(missing_ok=True)
         del os.environ["PROMETHEUS_MULTIPROC_DIR"]
         metrics_logger.error(

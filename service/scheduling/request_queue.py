@@ -211,10 +211,10 @@ class RequestQueue:
         request.results = [None] * len(work)
         request.waiting = request.remaining = len(work)
         request.queued_at = now
-        each = [self._share(key, tokens, cost, shape) for tokens, _ in work]
-        self._pace(request, _before_last(sum(each), len(each)))
+        costs = [self._share(key, tokens, cost, shape) for tokens, _ in work]
+        self._pace(request, _before_last(sum(costs), len(costs)))
         priority = first = request.priority + request.pace * (request.started_s + request.finish_s + request.delay_s)
-        for index, ((tokens, payload), seconds) in enumerate(zip(work, each, strict=True)):
+        for index, ((tokens, payload), seconds) in enumerate(zip(work, costs, strict=True)):
             request.items.append(item := Item(request, index, tokens, payload, key, cost, shape, seconds, priority))
             self._group(item)
             if priority > now:
@@ -419,8 +419,8 @@ class RequestQueue:
     def _first(self, last_thread: bool) -> Item | None:
         """Returns the waiting item of the first priority of a request that may start one; a request stays in the heap for as long as any of its waits."""
         passed: list[tuple[float, int, ScheduledRequest]] = []
-        found = None
-        while self._by_priority and found is None:
+        item = None
+        while self._by_priority and item is None:
             priority, tie, request = self._by_priority[0]
             while request.items and not request.items[0].waiting:  # it has started as a batch-mate
                 request.items.popleft()
@@ -431,10 +431,10 @@ class RequestQueue:
             elif last_thread and request.running:
                 passed.append(heapq.heappop(self._by_priority))
             else:
-                found = request.items[0]
+                item = request.items[0]
         for node in passed:
             heapq.heappush(self._by_priority, node)
-        return found
+        return item
 
     def _clean(self, item: Item) -> None:
         """Lets go of a dead item that has the first priority of its length, so that no group grows without end."""

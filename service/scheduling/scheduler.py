@@ -44,10 +44,10 @@ def _clear_frames(error: BaseException) -> None:
     cleared: list[BaseException] = []
     pending: list[BaseException | None] = [error]
     while pending:
-        if (each := pending.pop()) is not None and each not in cleared:
-            cleared.append(each)
-            traceback.clear_frames(each.__traceback__)
-            pending += [each.__cause__, each.__context__]
+        if (current := pending.pop()) is not None and current not in cleared:
+            cleared.append(current)
+            traceback.clear_frames(current.__traceback__)
+            pending += [current.__cause__, current.__context__]
 
 
 @dataclass(slots=True)

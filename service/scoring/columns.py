@@ -88,10 +88,10 @@ def task_for(tasks: Sequence[str], asked: str | None, parameters: Mapping[str, A
         SettingsError: The model does not answer the task.
     """
     if asked is not None:
-        found = next((name for name, spec in TASKS.items() if asked in (name, spec.path)), asked)
-        if found not in tasks:
+        task = next((name for name, spec in TASKS.items() if asked in (name, spec.path)), asked)
+        if task not in tasks:
             raise SettingsError(f"--task is `{asked}`, but the model supports {', '.join(tasks)}.")
-        return found
+        return task
     for name in tasks[1:]:
         derivation = TASKS[name].derivation
         if derivation is not None and (derivation.discriminator[-1] in parameters or derivation.discriminator[-1] in named):
@@ -132,8 +132,8 @@ class Columns:
         self._task, self._limits = task, limits
         self._spec = TASKS[task]
         fields = input_fields(self._spec)
-        if wrong := [name for name in named if name not in fields]:
-            raise SettingsError(f"--{_flag(wrong[0])} is for other tasks; {task} has the inputs {listed(list(fields))}.")
+        if unknown := [name for name in named if name not in fields]:
+            raise SettingsError(f"--{_flag(unknown[0])} is for other tasks; {task} has the inputs {listed(list(fields))}.")
         if named and (missing := [field.name for field in fields.values() if field.needed and field.name not in named]):
             raise SettingsError(f"--{_flag(missing[0])} is missing: {task} needs it, and columns are given only for {listed(list(named))}.")
         self.by_field = dict(named) or {name: name for name in fields}

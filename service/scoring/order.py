@@ -99,7 +99,7 @@ class Scorer:
             warnings[index].append(warning)
         for index in prediction.truncated:
             warnings[index].append(f"truncation; cut to the model's {self._model.bundle.manifest.tokenizer.max_length} tokens")
-        return [Answer(result, tuple(said)) for result, said in zip(prediction.results, warnings, strict=True)]
+        return [Answer(result, tuple(messages)) for result, messages in zip(prediction.results, warnings, strict=True)]
 
     async def _run_rest(self, chunk: Sequence[_Item], error: BertServeError) -> list[Answer]:
         if len(chunk) == 1:

@@ -98,9 +98,9 @@ class ParquetReader:
                 continue
             for batch in self._file.iter_batches(max_rows, row_groups=[group]):
                 table = pa.Table.from_batches([batch]).cast(self.schema)
-                each = max(1, max_rows * max_bytes // max(table.nbytes, max_bytes))  # the same pieces, wherever one begins
-                for start in range(0, table.num_rows, each):
-                    piece = table.slice(start, each)
+                piece_rows = max(1, max_rows * max_bytes // max(table.nbytes, max_bytes))  # the same pieces, wherever one begins
+                for start in range(0, table.num_rows, piece_rows):
+                    piece = table.slice(start, piece_rows)
                     self._row += piece.num_rows
                     if self._row > self._skip:
                         yield piece
@@ -144,7 +144,7 @@ class ParquetWriter:
         if not kept:
             return b"", {}
         kind = self._schema.field(self._names[0]).type
-        wrong: dict[int, BertServeError] = {
+        errors: dict[int, BertServeError] = {
             index: InvalidValueError(
                 "the prediction has another type than those of the first rows, {kind}, and a Parquet column has one "
                 "type; write JSON Lines.",
@@ -153,13 +153,13 @@ class ParquetWriter:
             for index in kept
             if not _fits(kind, answers[index].prediction)
         }
-        kept = [index for index in kept if index not in wrong]
+        kept = [index for index in kept if index not in errors]
         table = window.table if window.table is not None else pa.Table.from_pylist([dict(row.values) for row in window.rows], self._input)
         columns = table.take(pa.array(kept, pa.int64())).columns
         predictions = pa.array([_listed(answers[index].prediction) for index in kept], kind)
         warnings = pa.array([list(answers[index].warnings) for index in kept], pa.list_(pa.string()))
         whole = pa.table([*columns, predictions, warnings], self._schema).combine_chunks()
-        return b"".join([head, *(batch.serialize().to_pybytes() for batch in whole.to_batches())]), wrong
+        return b"".join([head, *(batch.serialize().to_pybytes() for batch in whole.to_batches())]), errors
 
     def _decide(self, predictions: Sequence[Any]) -> Any:
         kinds = [kind for kind in self._candidates if all(_fits(kind, prediction) for prediction in predictions)]

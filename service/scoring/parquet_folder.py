@@ -86,10 +86,10 @@ class ParquetFolder:
             infos = self.filesystem.get_file_info(pafs.FileSelector(self.path, allow_not_found=True, recursive=True))
         except (pa.ArrowException, OSError) as error:
             raise StartError(f"the folder `{self.uri}` cannot be listed: {error}; give a folder of Parquet files.") from error
-        found = {
+        paths = {
             info.path[len(self.path) + 1 :]: FileFacts(info.size, info.mtime_ns or 0) for info in infos if info.type == pafs.FileType.File
         }
-        return dict(sorted(found.items()))
+        return dict(sorted(paths.items()))
 
     def parquet_files(self) -> dict[str, FileFacts]:
         """Returns those of its files that are Parquet by their names; what begins with `_` or `.` is none."""

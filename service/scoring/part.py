@@ -131,10 +131,10 @@ class Part:
             self._check_output(progress)
         self._begun = True
         self._rejected = rejected = self._rejected_path.open("ab", buffering=0)
-        for each, size in ((file, progress.output_bytes), (rejected, progress.rejected_bytes)):
-            if os.fstat(each.fileno()).st_size < size:
-                raise StartError(f"`{each.name!s}` is shorter than `{self._state}` says; give --restart to score again.")
-            os.ftruncate(each.fileno(), size)
+        for target, size in ((file, progress.output_bytes), (rejected, progress.rejected_bytes)):
+            if os.fstat(target.fileno()).st_size < size:
+                raise StartError(f"`{target.name!s}` is shorter than `{self._state}` says; give --restart to score again.")
+            os.ftruncate(target.fileno(), size)
         return progress
 
     def _check_output(self, progress: Progress) -> None:

@@ -243,9 +243,9 @@ def _facts(
 
 def _begun(output: ParquetFolder, facts: Mapping[str, Any]) -> Mapping[str, FileFacts]:
     """Returns the files of an output that was begun with the same facts: those made since, for --restart begins anew."""
-    made, known = output.parquet_files(), output.read(FACTS_FILE)
+    written, known = output.parquet_files(), output.read(FACTS_FILE)
     if known is None:
-        if made:
+        if written:
             raise SettingsError(
                 f"`{output.uri}` has Parquet files that were not made by --ray; choose another folder, or give --restart "
                 "to replace those with the names of the input."
@@ -260,7 +260,7 @@ def _begun(output: ParquetFolder, facts: Mapping[str, Any]) -> Mapping[str, File
             "or give --restart to score all files again."
         )
     since = output.files()[FACTS_FILE].changed
-    return {name: file for name, file in made.items() if file.changed >= since}
+    return {name: file for name, file in written.items() if file.changed >= since}
 
 
 class _TerminatedError(BaseException):

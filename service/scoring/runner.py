@@ -129,10 +129,10 @@ class Run:
             await asyncio.gather(*(task for _, task in waiting), return_exceptions=True)
 
     async def _write(self, window: Window, answers: Sequence[Answer]) -> None:
-        data, wrong = await on_thread(lambda: self.writer.write(window, answers))
+        data, errors = await on_thread(lambda: self.writer.write(window, answers))
         if self.progress.place.row == 0:
             data = self.writer.begin() + data
-        answers = [replace(answer, error=wrong.get(index, answer.error)) for index, answer in enumerate(answers)]
+        answers = [replace(answer, error=errors.get(index, answer.error)) for index, answer in enumerate(answers)]
         lines = [_rejection(window, index, answer) for index, answer in enumerate(answers) if answer.error is not None]
         progress = replace(
             self.progress,

@@ -104,15 +104,15 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
     # models were changed since the start: a bundle that is broken now must not keep a worker from serving what the others serve
     forgiving = broken if settings.skip_broken or before is not None else None
     bundles = _loaded(partial(loading.verify, metrics=metrics), paths, forgiving, at_once=usable_cores())
-    asked = loading.choose_provider(bundles, settings.provider)
-    provider = loading.obtain_provider(asked, allow_fallback=settings.allow_provider_fallback)
+    requested = loading.choose_provider(bundles, settings.provider)
+    provider = loading.obtain_provider(requested, allow_fallback=settings.allow_provider_fallback)
     threads_total = settings.threads or max(usable_cores() if provider == "cpu" else 1, worker.workers)
     threads, max_queue_tokens = worker.share(threads_total), worker.share(settings.max_queue_tokens)
     metrics.describe_build(onnxruntime=sessions.VERSION, provider=provider, workers=worker.workers, threads=threads)
     queue = RequestQueue(max_batch_tokens=settings.max_batch_tokens, max_queue_tokens=max_queue_tokens, threads=threads)
     multi_threads = settings.multi_threads or min(threads, MAX_MULTI_THREADS)
     scheduler = Scheduler(queue, threads=threads, multi_threads=multi_threads, observe=metrics.observe_queue, on_hang=metrics.hung_runs.inc)
-    options = _load_options(settings, asked, provider, multi_threads)
+    options = _load_options(settings, requested, provider, multi_threads)
     load = partial(loading.load_model, options=options, scheduler=scheduler, metrics=metrics)
     models = _loaded(load, bundles, forgiving, at_once=threads)
     if not models and (before is None or before.served):
@@ -145,7 +145,7 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
         max_timeout_ms=settings.max_timeout_ms,
         max_stream_requests=settings.max_stream_requests,
         info={"max_batch_tokens": settings.max_batch_tokens, "max_queue_tokens": settings.max_queue_tokens, "threads": threads_total},
-        machine=_describe_machine(asked, provider),
+        machine=_describe_machine(requested, provider),
         worker={
             "index": worker.index,
             "workers": worker.workers,

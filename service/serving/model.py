@@ -258,8 +258,8 @@ class Model:
 
     def _receive(self, run: RequestRun, rows: Sequence[Row]) -> Prediction | Stage:
         """Sends each open input its rows; returns the prediction, the stage of the inputs that yield another batch, or one that continues."""
-        each = iter(rows)
-        run.ready.extend((index, list(islice(each, len(run.inputs[index].batch.encodings)))) for index in run.open)
+        remaining = iter(rows)
+        run.ready.extend((index, list(islice(remaining, len(run.inputs[index].batch.encodings)))) for index in run.open)
         run.open = []
         run.next_reserved_tokens = 0
         return self._decode(run)

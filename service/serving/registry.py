@@ -126,7 +126,7 @@ def wanted_defaults(
         SettingsError: Two folders contradict each other, or a task does not exist or is named twice.
     """
     by_flag = _by_task(given, "--default")
-    found: dict[str, tuple[str, Path]] = {}
+    defaults: dict[str, tuple[str, Path]] = {}
     for folder in read_defaults(folders):
         for task, name in _by_task(folder.models, f"`{folder.path}`").items():
             if task in by_flag or name in broken:
@@ -136,13 +136,13 @@ def wanted_defaults(
                     f"`{folder.path}` makes `{name}` the default for {task}, but no model of that name and task is loaded; "
                     f"fix the file, or choose another with --default {TASKS[task].path}=NAME."
                 )
-            other, path = found.setdefault(task, (name, folder.path))
+            other, path = defaults.setdefault(task, (name, folder.path))
             if other != name:
                 raise SettingsError(
                     f"`{path}` makes `{other}` the default for {task}, but `{folder.path}` makes `{name}` the default; "
                     f"choose one with --default {TASKS[task].path}=NAME."
                 )
-    return {task: name for task, (name, _) in found.items()} | by_flag
+    return {task: name for task, (name, _) in defaults.items()} | by_flag
 
 
 def _by_task(given: Mapping[str, str], origin: str) -> dict[str, str]:
@@ -298,7 +298,7 @@ class Registry:
             return self.get(name)
         if len(self.models) > 1:
             raise InvalidValueError(
-                "several models are loaded; set `model` to one of {models}.", models=", ".join(f"`{each}`" for each in self.models)
+                "several models are loaded; set `model` to one of {models}.", models=", ".join(f"`{known}`" for known in self.models)
             )
         if not self.models:
             raise NotFoundError("no model is loaded.")

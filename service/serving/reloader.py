@@ -112,20 +112,20 @@ class Reloader:
         """Makes the registry what the folders have: loads what is new or has another version, unloads what is gone. The log says what cannot be loaded."""
         async with self._lock:
             try:
-                found = await asyncio.to_thread(self._find)
+                bundles = await asyncio.to_thread(self._find)
             except StartError as error:
                 logger.error("cannot reload the models: %s", error.message)
                 return
-            for name, path in found.items():
+            for name, path in bundles.items():
                 try:
                     await self._replace(path, only_changed=True)
                 except StartError as error:
                     served = "the old version is still served" if name in self._registry.models else "it is not served"
                     logger.error("the model %s cannot be loaded, %s: %s", name, served, error.message)
             for model in list(self._registry.models.values()):
-                if model.name not in found:
+                if model.name not in bundles:
                     self._remove(model)
-            for name in [name for name in self._broken if name not in found]:
+            for name in [name for name in self._broken if name not in bundles]:
                 self._mend(name)
             await self._warn_of_next_start()
 

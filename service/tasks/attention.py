@@ -89,11 +89,11 @@ def choose(parameters: AttentionParameters, counts: Sequence[int]) -> tuple[tupl
 def _numbers(name: str, asked: Sequence[int] | None, count: int, whose: str) -> tuple[int, ...]:
     """Returns numbers from 0 on for those that were asked for."""
     given = range(count) if asked is None else asked
-    if (wrong := next((number for number in given if not -count <= number < count), None)) is not None:
+    if (invalid := next((number for number in given if not -count <= number < count), None)) is not None:
         raise InvalidValueError(
             "`{name}` has {wrong}, but {whose} has {count} {name}; give 0 to {last}, or -1 to {least} to count from the end.",
             name=name,
-            wrong=wrong,
+            wrong=invalid,
             whose=whose,
             count=count,
             last=count - 1,

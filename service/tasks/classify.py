@@ -147,12 +147,12 @@ def classify(request: Request, model: TaskModel) -> TaskRun:
     combine = np.max if parameters.window == "max" else np.mean
     combined: Floats = combine(scores, axis=0) if len(scores) > 1 else scores[0]
     order = best_first(combined, parameters.top_k)
-    found: list[ClassifiedLabel] = [{"label": config.labels[i], "score": float(combined[i])} for i in order]
+    scored: list[ClassifiedLabel] = [{"label": config.labels[i], "score": float(combined[i])} for i in order]
     if not parameters.explain:
-        return found
+        return scored
     count = 1
     # labels that are scored independently: all that are chosen
-    while activation == "sigmoid" and count < min(len(found), MAX_EXPLAINED) and found[count]["score"] >= CHOSEN:
+    while activation == "sigmoid" and count < min(len(scored), MAX_EXPLAINED) and scored[count]["score"] >= CHOSEN:
         count += 1
     chosen = list(order[:count])
 
@@ -161,10 +161,10 @@ def classify(request: Request, model: TaskModel) -> TaskRun:
 
     left_out = occlusion.variants(text.parts, model.tokenizer)
     rows = yield Batch([variant.encoding for variant in left_out], NOTHING, keep)
-    for place, item in enumerate(found[:count]):
+    for place, item in enumerate(scored[:count]):
         changes = [item["score"] - float(row["scores"][place]) for row in rows]
         item["explanation"] = occlusion.described(left_out, changes, parameters.offset_unit or "code_points")
-    return found
+    return scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,10 +224,10 @@ def _read_of_cut(texts: Sequence[Tokens], kept: Sequence[range]) -> tuple[ReadSp
 
 def _parts(request: Request, texts: Sequence[Tokens], kept: Sequence[range]) -> list[Part]:
     """Returns the text, or both, with the words of what is read."""
-    given = [(FIRST, request.text), (SECOND, request.text_pair or "")] if len(texts) > 1 else [("", request.text)]
+    inputs = [(FIRST, request.text), (SECOND, request.text_pair or "")] if len(texts) > 1 else [("", request.text)]
     return [
         Part(field, text, tokens.ids[cut.start : cut.stop], cut.start, words_of(text, tokens, cut))
-        for (field, text), tokens, cut in zip(given, texts, kept, strict=True)
+        for (field, text), tokens, cut in zip(inputs, texts, kept, strict=True)
     ]
 
 

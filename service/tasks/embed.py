@@ -67,12 +67,12 @@ class LayerChoice:
         Args:
             row: The graph's outputs of a text, float32 [length, count * values of a layer] each.
         """
-        given = row[self.output]
+        values = row[self.output]
         if self.count == 1:
-            return given
-        layers = given.reshape(len(given), self.count, -1)[:, list(self.places)]
+            return values
+        layers = values.reshape(len(values), self.count, -1)[:, list(self.places)]
         if self.combine == "concat":
-            side_by_side: Floats = layers.reshape(len(given), -1)
+            side_by_side: Floats = layers.reshape(len(values), -1)
             return side_by_side
         total: Floats = layers.sum(axis=1, dtype=np.float32)
         return total if self.combine == "sum" else total / np.float32(len(self.places))
@@ -255,10 +255,10 @@ def embed(request: Request, model: TaskModel) -> TaskRun:
     size = 16 * width // 3 if request.parameters.encoding_format == "base64" else NUMBER_BYTES * width
     cost = Cost(answer_bytes=count * (size + VECTOR_BYTES), steps=count, memory_per_input=count * width)
     [row] = yield Batch([encoding], cost, lambda _, row: pooled_row(request, row), truncated=truncated)
-    found = vector(request, row)
+    result = vector(request, row)
     if request.parameters.encoding_format == "base64":
-        return packed(found) if found.ndim == 1 else [packed(each) for each in found]
-    return found
+        return packed(result) if result.ndim == 1 else [packed(each) for each in result]
+    return result
 
 
 def encode(request: Request, tokenizer: Tokenizer) -> tuple[Encoding, bool]:

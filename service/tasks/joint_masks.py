@@ -241,12 +241,12 @@ class _Beam:
         count = min(count, len(every))
         # no object for each of a million that are dropped; all as good as the last one wanted, for the order of equal ones
         floor = np.partition(every, len(every) - count)[len(every) - count]
-        found = [
+        candidates = [
             Filling(float(own[place]), (*filling.tokens, int(row["tokens"][place])))
             for filling, row, own in zip(self.fillings, rows, logs, strict=True)
             for place in np.flatnonzero(own >= floor)
         ]
-        return _Beam(self.pattern, tuple(sorted(found, key=lambda filling: filling.rank)[:count]))
+        return _Beam(self.pattern, tuple(sorted(candidates, key=lambda filling: filling.rank)[:count]))
 
 
 def search(patterns: Sequence[Pattern], *, beam: int, top_k: int, tokenizer: Tokenizer) -> TaskRun:

@@ -133,9 +133,9 @@ class Choices(Closed):
     @property
     def asked(self) -> str:
         """The question, by whichever name."""
-        found = self.prompt if self.question is None else self.question
-        assert found is not None, "it has been validated"
-        return found
+        value = self.prompt if self.question is None else self.question
+        assert value is not None, "it has been validated"
+        return value
 
 
 class ChooseBody(TaskBody):

@@ -98,10 +98,10 @@ def _tokens(mask: NDArray[np.int64], side: str) -> slice:
 
 
 def _check_types(type_ids: NDArray[np.int64], known: set[int]) -> None:
-    wrong = [value for value in np.unique(type_ids).tolist() if value not in known]
-    if wrong:
+    invalid = [value for value in np.unique(type_ids).tolist() if value not in known]
+    if invalid:
         raise InvalidValueError(
-            "`token_type_ids` has {wrong}, but this model has {names}.", wrong=wrong[0], names=", ".join(map(str, sorted(known)))
+            "`token_type_ids` has {wrong}, but this model has {names}.", wrong=invalid[0], names=", ".join(map(str, sorted(known)))
         )
 
 

@@ -52,7 +52,7 @@ def compatible(config: ModelConfig) -> bool:
 
 def estimate(request: Request, max_length: int) -> int:
     """Returns a cheap guess of the tokens that the request will cost."""
-    return sum(embed.estimate(each, max_length) for each in request.requests())
+    return sum(embed.estimate(part, max_length) for part in request.requests())
 
 
 def compare(request: Request, model: TaskModel) -> TaskRun:
@@ -63,7 +63,7 @@ def compare(request: Request, model: TaskModel) -> TaskRun:
     Raises:
         InvalidValueError: A sentence is too long and must not be cut.
     """
-    encoded = [embed.encode(each, model.tokenizer) for each in request.requests()]
+    encoded = [embed.encode(part, model.tokenizer) for part in request.requests()]
     count = len(encoded)
     rows = yield Batch(
         [encoding for encoding, _ in encoded],
@@ -124,8 +124,8 @@ class SimilarityBody(TaskBody):
     def requests(self, config: ModelConfig | None = None) -> list[Any]:
         """Returns the one request, with what the caller left open as the bundle says."""
         assert config is not None and config.embedding is not None, "a manifest for embeddings has it"
-        given = embed.EmbedParameters(**({} if self.parameters is None else self.parameters.model_dump(exclude_none=True)))
-        return [Request(self.inputs.source_sentence, tuple(self.inputs.sentences), embed.resolve(given, config.embedding))]
+        parameters = embed.EmbedParameters(**({} if self.parameters is None else self.parameters.model_dump(exclude_none=True)))
+        return [Request(self.inputs.source_sentence, tuple(self.inputs.sentences), embed.resolve(parameters, config.embedding))]
 
 
 def _load_body(inputs: Sequence[Any]) -> dict[str, Any]:

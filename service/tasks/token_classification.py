@@ -170,14 +170,14 @@ def label_tokens(request: Request, model: TaskModel) -> TaskRun:
     scores = activate(merge(encodings, cuts, [row["logits"] for row in rows]), "softmax")
     scored = _Scored(request.text, tokens, scores, labels, request.parameters)
     items = _tokens(scored, tokenizer) if request.parameters.aggregation_strategy == "none" else _entities(scored, tokenizer)
-    found, size = [], ENTITY_BYTES + longest_label(labels)
+    entities, size = [], ENTITY_BYTES + longest_label(labels)
     for item in items:
         model.budget.spend(answer_bytes=size + text_bytes(item["word"]))
-        found.append(item)
-        if not len(found) % ENTITIES_PER_PAUSE:
+        entities.append(item)
+        if not len(entities) % ENTITIES_PER_PAUSE:
             yield PAUSE
-    rebase(found, request.text, request.parameters.offset_unit)
-    return found
+    rebase(entities, request.text, request.parameters.offset_unit)
+    return entities
 
 
 def _windows(request: Request, count: int, tokenizer: Tokenizer) -> list[range]:
@@ -258,13 +258,13 @@ def words(text: str, tokens: Tokens, subword_prefix: str | None) -> list[list[in
     else:
         offsets = tokens.offsets
         continues = lambda i: not any(c.isspace() for c in text[max(offsets[i][0] - 1, 0) : offsets[i][0] + 1])  # noqa: E731
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     for i in range(len(tokens)):
-        if found and continues(i):
-            found[-1].append(i)
+        if groups and continues(i):
+            groups[-1].append(i)
         else:
-            found.append([i])
-    return found
+            groups.append([i])
+    return groups
 
 
 def _label(scores: Floats, offsets: Sequence[tuple[int, int]], strategy: Strategy, labels: Sequence[str]) -> _Token:
@@ -281,17 +281,17 @@ def _label(scores: Floats, offsets: Sequence[tuple[int, int]], strategy: Strateg
 
 def _groups(tokens: Sequence[_Token], scheme: Scheme) -> list[list[_Token]]:
     """Groups neighbors of one tag, but where a label begins a new entity, or the one before it has ended its own."""
-    found: list[list[_Token]] = []
+    groups: list[list[_Token]] = []
     before, ended = "", True
     for token in tokens:
         letter, tag = split(token.label, scheme)
         # "" is in every string, and a label without a letter neither begins nor ends
         if not ended and tag == before and not (letter and letter in BEGINS[scheme]):
-            found[-1].append(token)
+            groups[-1].append(token)
         else:
-            found.append([token])
+            groups.append([token])
         before, ended = tag, bool(letter) and letter in ENDS[scheme]
-    return found
+    return groups
 
 
 def _entity(group: Sequence[_Token], name: str, text: str) -> dict[str, Any]:

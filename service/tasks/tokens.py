@@ -96,8 +96,8 @@ def tokenize(request: TextRequest, model: TaskModel) -> TaskRun:
 def _special_tokens(tokens: Tokens, tokenizer: Tokenizer) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns the special tokens before a text and those after it, as the answer has them."""
     whole = tokenizer.assemble(tokens.ids[:1])  # they are the same around a text of one token
-    found = [{"id": id_, "text": tokenizer.token(id_) or "", "special": True, "start": None, "stop": None} for id_ in whole.ids.tolist()]
-    return found[: whole.start], found[whole.start + len(tokens.ids[:1]) :]
+    items = [{"id": id_, "text": tokenizer.token(id_) or "", "special": True, "start": None, "stop": None} for id_ in whole.ids.tolist()]
+    return items[: whole.start], items[whole.start + len(tokens.ids[:1]) :]
 
 
 def decode(request: IdsRequest, model: TaskModel) -> TaskRun:

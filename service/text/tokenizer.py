@@ -273,17 +273,17 @@ def _library_tokenizer(path: Path) -> _LibraryTokenizer:
         content = path.read_bytes()
         key = hashlib.sha256(content).digest()
         with _loading:
-            if (found := _loaded.get(key)) is not None:
-                return found
+            if (known := _loaded.get(key)) is not None:
+                return known
             tokenizer = tokenizers.Tokenizer.from_buffer(content)
             tokenizer.no_truncation()
             tokenizer.no_padding()
             # "[SEP]" in a caller's text is text; the flag does not survive serialization.
             tokenizer.encode_special_tokens = True
             has_unknown = getattr(tokenizer.model, "unk_token", None) is not None
-            made = _LibraryTokenizer(tokenizer, None if has_unknown else json.loads(content)["model"].get("unk_id"))
-            _loaded[key] = made
-            return made
+            created = _LibraryTokenizer(tokenizer, None if has_unknown else json.loads(content)["model"].get("unk_id"))
+            _loaded[key] = created
+            return created
     except Exception as error:  # `tokenizers` raises bare Exception for every failure
         raise BundleError(f"`{path}` cannot be read by this version of `tokenizers`: {error}.") from error
 
@@ -317,14 +317,14 @@ class _Template:
         return Encoding(np.array(ids, dtype=np.int64), np.array(type_ids, dtype=np.int64), start, placed)
 
     def starts(self, lengths: Mapping[str, int]) -> list[int]:
-        found, place = [], 0
+        positions, place = [], 0
         for piece in self._pieces:
             if isinstance(piece, SpecialPiece):
                 place += 1
             else:
-                found.append(place)
+                positions.append(place)
                 place += lengths[piece.text]
-        return found
+        return positions
 
 
 def estimate_tokens(text: str) -> int:

@@ -70,8 +70,8 @@ def windows(count: int, room: int, stride: int, side: Side = "right") -> list[ra
             stride=stride,
             limit=MAX_WINDOWS,
         )
-    found = [range(start, min(start + room, count)) for start in starts]
-    return [range(count - cut.stop, count - cut.start) for cut in reversed(found)] if side == "left" else found
+    ranges = [range(start, min(start + room, count)) for start in starts]
+    return [range(count - cut.stop, count - cut.start) for cut in reversed(ranges)] if side == "left" else ranges
 
 
 def default_stride(room: int) -> int:

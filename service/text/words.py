@@ -52,19 +52,19 @@ def words_of(text: str, tokens: Tokens, cut: range | None = None) -> list[Word]:
         return []
     spans = [_trimmed(text, start, end) for start, end in tokens.spans(text)[cut.start : cut.stop]]
     word_ids = tokens.word_ids[cut.start : cut.stop]
-    found: list[Word] = []
+    words: list[Word] = []
     first = 0
     for i, (start, end) in enumerate(spans):
         # a token of white space alone, or of nothing, belongs to what comes after it
         if start == end and i + 1 < len(spans):
             continue
-        before = found[-1] if found else None
+        before = words[-1] if words else None
         if before is not None and (start == end or _continues(text, before.end, start, same=word_ids[i] == word_ids[i - 1])):
-            found[-1] = Word(before.start, max(before.end, end), range(before.tokens.start, cut.start + i + 1))
+            words[-1] = Word(before.start, max(before.end, end), range(before.tokens.start, cut.start + i + 1))
         else:
-            found.append(Word(start, end, range(cut.start + first, cut.start + i + 1)))
+            words.append(Word(start, end, range(cut.start + first, cut.start + i + 1)))
         first = i + 1
-    return [word for word in found if word.start < word.end]
+    return [word for word in words if word.start < word.end]
 
 
 def most_within(words: Sequence[Word], cuts: Sequence[range]) -> int:

@@ -43,7 +43,7 @@ def upgrade_legacy_body(kind: type[TaskBody], value: dict[str, Any]) -> dict[str
     if kind is not AnswerBody or "inputs" in value or not {"question", "context"} <= value.keys():
         return value
     question = {name: value[name] for name in ("question", "context")}
-    return {"inputs": question} | {name: given for name, given in value.items() if name not in question}
+    return {"inputs": question} | {name: content for name, content in value.items() if name not in question}
 
 
 def answer_for(user_agent: bytes, task: str, body: TaskBody) -> Answer:
@@ -68,9 +68,9 @@ def answer_for(user_agent: bytes, task: str, body: TaskBody) -> Answer:
 def _check_base64(client: str, body: TaskBody) -> None:
     assert isinstance(body, embed.EmbedBody), "the task has this body"
     wanted = body.encoding_format or (body.parameters and body.parameters.encoding_format)
-    found = _NO_BASE64.search(client) if wanted == "base64" else None
-    if found is not None:
-        name = "huggingface_hub" if found[0].startswith("hf_hub") else _JS_CLIENT.removesuffix("/")
+    match = _NO_BASE64.search(client) if wanted == "base64" else None
+    if match is not None:
+        name = "huggingface_hub" if match[0].startswith("hf_hub") else _JS_CLIENT.removesuffix("/")
         raise InvalidValueError("`encoding_format` is `base64`, which {name} cannot read; remove it, or use another client.", name=name)
 
 
@@ -101,6 +101,6 @@ def _js_answer(task: str, found: Any) -> Any:
 
 def _zero_shot_lists(body: TaskBody, results: list[Any]) -> list[dict[str, Any]]:
     return [
-        {"sequence": text, "labels": [item["label"] for item in found], "scores": [item["score"] for item in found]}
-        for text, found in zip(body.items, results, strict=True)
+        {"sequence": text, "labels": [item["label"] for item in scored], "scores": [item["score"] for item in scored]}
+        for text, scored in zip(body.items, results, strict=True)
     ]

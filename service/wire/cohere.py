@@ -101,7 +101,7 @@ def read_rerank(incoming: Incoming) -> Call:
 
     def answer(answered: Prediction) -> dict[str, Any]:
         (ranked,) = answered.results
-        results = [{"index": each["index"], "relevance_score": each["score"]} | shown[each["index"]] for each in ranked[: body.top_n]]
+        results = [{"index": item["index"], "relevance_score": item["score"]} | shown[item["index"]] for item in ranked[: body.top_n]]
         usage = {"prompt_tokens": answered.tokens, "total_tokens": answered.tokens}
         # each vendor's client looks for the tokens at a place of its own
         meta = {"tokens": {"input_tokens": answered.tokens}}

@@ -111,8 +111,8 @@ def read_predict(incoming: Incoming) -> Call:
     assert model is not None, "the path names one"
     value = parse_json(incoming.raw)
     if not isinstance(value, dict) or not isinstance(value.get("instances"), list):
-        given = show(value["instances"]) if isinstance(value, dict) and "instances" in value else "missing"
-        raise InvalidValueError('`instances` must be a list, but it is {given}; send {{"instances": ["a text"]}}.', given=given)
+        received = show(value["instances"]) if isinstance(value, dict) and "instances" in value else "missing"
+        raise InvalidValueError('`instances` must be a list, but it is {given}; send {{"instances": ["a text"]}}.', given=received)
     check_names(value, list(PredictBody.model_fields), "the body")
     task = requested_task(model.task, value)
     incoming.models.for_task(task, model.name)

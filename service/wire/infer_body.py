@@ -59,10 +59,10 @@ class Tensor:
         if isinstance(self.data, memoryview):
             return self._decoded(self.data)
         flat = self._flat(self.data)
-        wrong = next((value for value in flat if not isinstance(value, str)), None)
-        if wrong is not None or None in flat:
+        invalid = next((value for value in flat if not isinstance(value, str)), None)
+        if invalid is not None or None in flat:
             raise InvalidValueError(
-                "`{name}` is BYTES, so each value in its `data` must be a text; one is {wrong}.", name=self.name, wrong=show(wrong)
+                "`{name}` is BYTES, so each value in its `data` must be a text; one is {wrong}.", name=self.name, wrong=show(invalid)
             )
         return flat
 
@@ -90,14 +90,14 @@ class Tensor:
                     shape=list(self.shape),
                     count=self.count * dtype.itemsize,
                 )
-            found: NDArray[np.int64] = np.frombuffer(self.data, dtype).reshape(self.shape).astype(np.int64)
-            return found
+            numbers: NDArray[np.int64] = np.frombuffer(self.data, dtype).reshape(self.shape).astype(np.int64)
+            return numbers
         flat = self._flat(self.data)
         kinds = (bool, int) if self.datatype == "BOOL" else (int,)
-        wrong = next((value for value in flat if type(value) not in kinds), 0)
-        if wrong or wrong is None or type(wrong) not in kinds:
+        invalid = next((value for value in flat if type(value) not in kinds), 0)
+        if invalid or invalid is None or type(invalid) not in kinds:
             raise InvalidValueError(
-                "`{name}` is {datatype}, but a value in its `data` is {wrong}.", name=self.name, datatype=self.datatype, wrong=show(wrong)
+                "`{name}` is {datatype}, but a value in its `data` is {wrong}.", name=self.name, datatype=self.datatype, wrong=show(invalid)
             )
         try:
             return np.array(flat, np.int64).reshape(self.shape)
@@ -311,34 +311,34 @@ def _json_size(header: str, size: int) -> int:
 
 def _placed(body: InferBody, rest: memoryview, *, binary: bool) -> dict[str, Tensor]:
     """Returns the tensors by name, each with its list or its part of the bytes after the JSON."""
-    found: dict[str, Tensor] = {}
+    placed: dict[str, Tensor] = {}
     at = 0
-    for given in body.inputs:
-        if given.name in found:
-            raise InvalidValueError("`inputs` has `{name}` twice; send it once.", name=given.name)
-        size = None if given.parameters is None else given.parameters.binary_data_size
-        if (size is None) == (given.data is None):
-            raise InvalidValueError("`{name}` must have exactly one of `data` and `parameters.binary_data_size`.", name=given.name)
-        data: list[Any] | memoryview = given.data if given.data is not None else rest[:0]
+    for declared in body.inputs:
+        if declared.name in placed:
+            raise InvalidValueError("`inputs` has `{name}` twice; send it once.", name=declared.name)
+        size = None if declared.parameters is None else declared.parameters.binary_data_size
+        if (size is None) == (declared.data is None):
+            raise InvalidValueError("`{name}` must have exactly one of `data` and `parameters.binary_data_size`.", name=declared.name)
+        data: list[Any] | memoryview = declared.data if declared.data is not None else rest[:0]
         if size is not None:
             if not binary:
                 raise MalformedRequestError(
                     "`{name}` is binary, but the header `Inference-Header-Content-Length` is missing; set it to the length of the JSON.",
-                    name=given.name,
+                    name=declared.name,
                 )
             if at + size > len(rest):
                 raise MalformedRequestError(
                     "`binary_data_size` of `{name}` is {size}, but the body has only {rest_count} bytes left.",
-                    name=given.name,
+                    name=declared.name,
                     size=shown_count(size),
                     rest_count=len(rest) - at,
                 )
             data = rest[at : at + size]
             at += size
-        found[given.name] = Tensor(given.name, given.datatype, tuple(given.shape), data)
+        placed[declared.name] = Tensor(declared.name, declared.datatype, tuple(declared.shape), data)
     if at != len(rest):
         raise MalformedRequestError("the body has {rest_count} bytes after its last tensor; remove them.", rest_count=len(rest) - at)
-    return found
+    return placed
 
 
 def write_infer_answer(head: Mapping[str, Any], outputs: Mapping[str, Output]) -> dict[str, Any] | Content:

@@ -105,8 +105,8 @@ def read_infer(incoming: Incoming) -> Call:
     outputs = {output.name: output for output in body.outputs or ()}
     if len(outputs) < len(body.outputs or ()):
         raise InvalidValueError("`outputs` has a duplicate name; send each once.")
-    asked = _Asked(model, tensors, parameters, timeout_s, outputs, binary, body.id)
-    return _read_ids(asked, incoming.limits) if IDS in tensors else _read_texts(asked, incoming)
+    query = _Asked(model, tensors, parameters, timeout_s, outputs, binary, body.id)
+    return _read_ids(query, incoming.limits) if IDS in tensors else _read_texts(query, incoming)
 
 
 def check_version(name: str, version: str, asked: str | None) -> None:
@@ -226,7 +226,7 @@ def _body(spec: TaskSpec, form: TensorForm, texts: Mapping[str, list[str]], para
     single = {field.name for field in form.inputs if field.single}
     inputs: Any
     if single:
-        inputs = {name: found[0] if name in single else found for name, found in texts.items()}
+        inputs = {name: values[0] if name in single else values for name, values in texts.items()}
     elif list(texts) == [INPUTS.name]:
         inputs = texts[INPUTS.name]
     else:
@@ -248,10 +248,10 @@ def _without_top_k(body: TaskBody) -> tuple[int | None, TaskBody]:
 
 
 def _check_best(asked: _Asked, task: str, able: str | None) -> None:
-    wrong = next((name for name in asked.outputs if asked.best(name) and name != able), None)
-    if wrong is not None:
+    unavailable = next((name for name in asked.outputs if asked.best(name) and name != able), None)
+    if unavailable is not None:
         hint = f"use it for `{able}`" if able else f"{task} has no label scores"
-        raise InvalidValueError("`{wrong}` does not support `classification`; {hint}.", wrong=wrong, hint=hint)
+        raise InvalidValueError("`{wrong}` does not support `classification`; {hint}.", wrong=unavailable, hint=hint)
 
 
 def _check_classes(count: int) -> None:
@@ -266,10 +266,10 @@ def _check_classes(count: int) -> None:
 def _best(scores: Values, count: int, labels: Sequence[str]) -> Values:
     """Returns the best so many of each row as texts `score:index:label`, as Triton writes them: objects [rows, count]."""
     order = np.argsort(-scores, axis=-1, kind="stable")[:, :count]
-    found = np.empty(order.shape, object)
+    best = np.empty(order.shape, object)
     for (row, place), index in np.ndenumerate(order):
-        found[row, place] = f"{scores[row, index]:f}:{index}:{labels[int(index)]}"
-    return found
+        best[row, place] = f"{scores[row, index]:f}:{index}:{labels[int(index)]}"
+    return best
 
 
 # Token ids.
@@ -308,20 +308,20 @@ def _read_ids(asked: _Asked, limits: Limits) -> Call:
             shape=min(shape[1], 10**12),
             max_length=manifest.tokenizer.max_length,
         )
-    wrong = next((tensor for tensor in asked.tensors.values() if tensor.shape != shape), None)
-    if wrong is not None:
+    mismatched = next((tensor for tensor in asked.tensors.values() if tensor.shape != shape), None)
+    if mismatched is not None:
         raise InvalidValueError(
             "`{name}` has the shape {shape} and `{ids}` has {given_shape}; give both the same shape.",
-            name=wrong.name,
-            shape=list(wrong.shape),
+            name=mismatched.name,
+            shape=list(mismatched.shape),
             ids=IDS,
             given_shape=list(shape),
         )
     ids = asked.tensors[IDS].integers("INT64", "INT32")
     mask = asked.tensors[MASK].integers("INT64", "INT32", "BOOL") if MASK in asked.tensors else np.ones_like(ids)
     type_ids = asked.tensors[TYPES].integers("INT64", "INT32") if TYPES in asked.tensors else np.zeros_like(ids)
-    given = [output for output in graph.outputs if output.kind != "per_map"]  # maps are for /attention alone, which limits them
-    outputs = [output for output in given if not asked.outputs or output.name in asked.outputs]
+    available = [output for output in graph.outputs if output.kind != "per_map"]  # maps are for /attention alone, which limits them
+    outputs = [output for output in available if not asked.outputs or output.name in asked.outputs]
     try:
         rows = raw_outputs.rows(ids, mask, type_ids, outputs=outputs, manifest=manifest, fills_masks=fills_masks(graph))
     except InvalidValueError as error:

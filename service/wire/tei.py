@@ -102,8 +102,8 @@ class EmbedAllBody(ForeignBody):
 
     def requests(self, config: ModelConfig | None = None) -> list[Any]:
         """Returns one request per text."""
-        given = {name: getattr(self, name) for name in ("prompt_name", "truncate", "truncation_direction")}
-        body = embed.EmbedBody(inputs=self.inputs, parameters=EmbedParameters(pooling="none", normalize=False, **given))
+        options = {name: getattr(self, name) for name in ("prompt_name", "truncate", "truncation_direction")}
+        body = embed.EmbedBody(inputs=self.inputs, parameters=EmbedParameters(pooling="none", normalize=False, **options))
         return body.requests(config)
 
     def answer(self, results: list[Any]) -> Any:

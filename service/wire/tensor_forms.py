@@ -41,8 +41,8 @@ def task_of(task: str, names: Collection[str], parameters: Mapping[str, Any]) ->
         if spec.derivation is None or spec.tensors is None or not spec.derivation.accepts(task):
             continue
         discriminator = spec.derivation.discriminator
-        asked = discriminator[0] == "parameters" and discriminator[-1] in parameters
-        if asked or not _names_beside(spec.tensors, own).isdisjoint(names):
+        is_requested = discriminator[0] == "parameters" and discriminator[-1] in parameters
+        if is_requested or not _names_beside(spec.tensors, own).isdisjoint(names):
             return name
     return task
 

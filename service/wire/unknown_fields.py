@@ -37,16 +37,16 @@ def check_keys(value: Mapping[str, Any], body: type[TaskBody]) -> None:
     if value.keys() <= body.names:
         return
     # stops at the first one that is wrong, so a body of a million costs no more
-    for name, given in value.items():
-        if name in body.names or (given is None and body.null_is_nothing):
+    for name, content in value.items():
+        if name in body.names or (content is None and body.null_is_nothing):
             continue
         if name not in HARMLESS:
             raise _unknown(name, body)
         allowed = HARMLESS[name]
-        if allowed is not None and given not in allowed:
+        if allowed is not None and content not in allowed:
             raise InvalidValueError("`{name}` asks for a response format that this endpoint does not have; remove `{name}`.", name=name)
-        if name == "options" and given is not None:
-            _check_options(given, body)
+        if name == "options" and content is not None:
+            _check_options(content, body)
 
 
 def listed(names: Sequence[str]) -> str:
@@ -90,9 +90,9 @@ def check_names(given: Iterable[str], known: Sequence[str], holder: str) -> None
     Raises:
         InvalidValueError: There is one; the message has the nearest.
     """
-    wrong = next((name for name in given if name not in known), None)
-    if wrong is not None:
-        raise unknown_name(wrong, holder, known)
+    unknown = next((name for name in given if name not in known), None)
+    if unknown is not None:
+        raise unknown_name(unknown, holder, known)
 
 
 def required(body: type[TaskBody]) -> list[str]:
@@ -122,11 +122,11 @@ def _unknown(name: str, body: type[TaskBody]) -> InvalidValueError:
 def _check_options(options: Any, body: type[TaskBody]) -> None:
     if not isinstance(options, dict):
         raise InvalidValueError("`options` is wrong: input should be an object; fix or remove it.")
-    wrong = next((name for name in options if name not in OPTIONS), None)
-    if wrong is not None:
-        belongs = " put it into `parameters`." if wrong in body.parameters_type.model_fields else ""
+    unknown = next((name for name in options if name not in OPTIONS), None)
+    if unknown is not None:
+        belongs = " put it into `parameters`." if unknown in body.parameters_type.model_fields else ""
         raise InvalidValueError(
-            "`options` has no `{wrong}`;{belongs}", wrong=wrong[:SHOWN_CHARS], belongs=belongs or f" known names are {listed(OPTIONS)}."
+            "`options` has no `{wrong}`;{belongs}", wrong=unknown[:SHOWN_CHARS], belongs=belongs or f" known names are {listed(OPTIONS)}."
         )
 
 

@@ -46,7 +46,7 @@ class Service:
 def metrics_of_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures of a run follow from its rate."""
     monkeypatch.setattr(
-        module, "run_figures", lambda run: {"rps": run.rate, "error_rate": 0.0, "p99_ms": 10.0 if run.rate <= CAPACITY else 90.0}
+        module, "run_metrics", lambda run: {"rps": run.rate, "error_rate": 0.0, "p99_ms": 10.0 if run.rate <= CAPACITY else 90.0}
     )
 
 
