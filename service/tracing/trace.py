@@ -102,7 +102,7 @@ def tracer_class() -> type[Tracer]:
         from bertserve.service.tracing.tracer import Tracer  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise SettingsError(
-            "--otlp-endpoint needs OpenTelemetry, which is not installed; pip install 'bertserve[otel]', or remove the setting."
+            "--otlp-endpoint needs OpenTelemetry, which is not installed; pip install 'bertserve[otel]', or leave the setting out."
         ) from error
     return Tracer
 
