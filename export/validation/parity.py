@@ -210,8 +210,8 @@ def _check(worst: _Difference, same_answers: int, samples: int, precision: Preci
         relative = MAX_REL_ERROR.get(precision)
         also = "" if relative is None else f" or {relative:.0e} of the row's largest logit, which is {worst.largest:.3g}"
         raise ParityError(
-            f"{precision} logits differ by {worst.error:.2e}, but at most {MAX_ABS_ERROR[precision]:.0e}{also} "
-            f"is allowed: {_describe(worst.request)}; expected {worst.expected}, got {worst.actual}."
+            f"{precision} logits differ by {worst.error:.2e}, over the limit of {MAX_ABS_ERROR[precision]:.0e}{also}: "
+            f"{_describe(worst.request)}; expected {worst.expected}, got {worst.actual}."
         )
     if precision == "fp32" and same_answers < samples:
         raise ParityError(f"float32 answers agree on {same_answers} of {samples} samples, which is too few.")
@@ -226,7 +226,7 @@ def _check_int8(worst: _Difference, fixed: SpreadError, texts: SpreadError, boun
     if not (judged.rms <= rms and found <= largest):  # not `>`, which is false for NaN
         raise ParityError(
             f"int8 logits differ from the checkpoint's by {judged.rms:.2g} of their spread, and at worst by {found:.2g}, "
-            f"but at most {rms:.2g} and {largest:.2g} are allowed: {_describe(worst.request)}; expected {worst.expected:.3g}, "
+            f"over the limits of {rms:.2g} and {largest:.2g}: {_describe(worst.request)}; expected {worst.expected:.3g}, "
             f"got {worst.actual:.3g}. Give texts of the model's own domain and language with --calibration, or "
             "keep more matrices in float with a lower --max-int8-error."
         )

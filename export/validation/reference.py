@@ -179,6 +179,6 @@ def measure_attention(engine: Engine, tokenizer: Tokenizer, samples: Sequence[At
     worst = float(np.max(errors))  # not `max`, which may leave a NaN out
     if precision == "fp32" and not worst <= MAX_ERROR:
         raise ParityError(
-            f"fp32 attention weights differ by {worst:.2e}, but at most {MAX_ERROR:.0e} is allowed; export it without --attentions."
+            f"fp32 attention weights differ by {worst:.2e}, over the limit of {MAX_ERROR:.0e}; export it without --attentions."
         )
     return worst

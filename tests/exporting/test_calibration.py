@@ -186,7 +186,7 @@ def test_files_that_share_texts_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "own.txt").write_bytes(numbered(40))
     (tmp_path / "validation.txt").write_bytes(numbered(3).replace(b" ", b"  ") + b"".join(b"other %d\n" % i for i in range(20)))
 
-    with pytest.raises(CheckpointError, match=r"own.txt` and `.*validation.txt` share 3 texts.*remove them.*leave out --validation"):
+    with pytest.raises(CheckpointError, match=r"own.txt` and `.*validation.txt` share 3 texts.*remove them.*remove --validation"):
         calibration.read_split(tmp_path / "own.txt", tmp_path / "validation.txt")
 
 

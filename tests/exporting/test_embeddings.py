@@ -423,7 +423,7 @@ def test_four_layers_need_four_layers_and_vectors(tmp_path: Path) -> None:
     """`--layers last_four` of a shallow model, or of another task, ends with what to do."""
     with pytest.raises(ExportError, match="the model has 3 layers, but --layers last_four needs 4; remove it"):
         export(ExportSpec(str(encoder(tmp_path, layers=3)), tmp_path / "models", layers="last_four"), silent)
-    with pytest.raises(ExportError, match=r"--layers last_four is for feature-extraction, and .* is for text-classification"):
+    with pytest.raises(ExportError, match=r"--layers last_four is for feature-extraction, but .* is for text-classification"):
         export(ExportSpec(str(bert(tmp_path)), tmp_path / "models", layers="last_four"), silent)
 
 

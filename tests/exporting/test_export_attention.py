@@ -296,7 +296,7 @@ def test_other_weights_than_pytorchs_are_no_bundle(tmp_path: Path, monkeypatch: 
     """An error beyond the bound ends the export, and says how to go on."""
     monkeypatch.setattr("bertserve.export.validation.reference.MAX_ERROR", -1.0)
     with pytest.raises(
-        ExportError, match=r"fp32 attention weights differ by .*e-0\d, but at most -1e\+00 is allowed; export it without --attentions"
+        ExportError, match=r"fp32 attention weights differ by .*e-0\d, over the limit of -1e\+00; export it without --attentions"
     ):
         exported(checkpoint("BERT", CLASSIFIES, tmp_path))
     assert not list((tmp_path / "models").glob("*"))

@@ -100,14 +100,14 @@ def adapter(path: Path) -> None:
         ),
         pytest.param(
             lambda path: edit_json(path / "config.json", vocab_size=500),
-            ["word_embeddings.weight` is [1100, 32], configured is [500, 32]", "vocab_size"],
+            ["word_embeddings.weight` is [1100, 32], but configured is [500, 32]", "vocab_size"],
             id="another vocabulary than the weights",
         ),
         pytest.param(
             lambda path: edit_json(path / "config.json", id2label={"0": "a", "1": "", "2": "b"}), ["labels", "distinct"], id="empty label"
         ),
         pytest.param(adapter, ["1 weights that its architecture does not use", "adapter.down"], id="weights of an adapter"),
-        pytest.param(truncate, ["weights", "fetch it again"], id="weights cut off"),
+        pytest.param(truncate, ["weights", "download it again"], id="weights cut off"),
         pytest.param(slow_tokenizer, ["no fast tokenizer", "tokenizer.json"], id="slow tokenizer only", marks=pytest.mark.full_grid),
         pytest.param(gap_in_the_vocabulary, ["5001 tokens", "1100 rows"], id="token id beyond the embedding"),
         pytest.param(declare_code, ["custom code", "never run"], id="code of its own"),

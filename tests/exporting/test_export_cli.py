@@ -478,7 +478,7 @@ def test_a_source_whose_name_cannot_be_a_bundles_is_refused_early(tmp_path: Path
         pytest.param(None, "cannot be read", id="no file"),
         pytest.param(b"na\xefve\n" * 20, "cannot be read", id="not UTF-8"),
         pytest.param(b"a\n\nb\n" * 15, "has 2 different texts, but calibration needs at least 16", id="too few texts"),
-        pytest.param(b"", "holds 0 different texts", id="empty"),
+        pytest.param(b"", "has 0 different texts", id="empty"),
     ],
 )
 def test_calibration_texts_that_cannot_be_used_are_refused(

@@ -116,8 +116,10 @@ def test_a_single_sequence_is_refused_too(following: tuple[Path, Path, Manifest]
     models = following[1].parent
     tensors = {"inputs": [{"name": "inputs", "shape": [1], "datatype": "BYTES", "data": ["good"]}]}
 
-    assert "no second one" in rejected(call_fresh(models, "POST", "/predict", json={"inputs": [["a"]]}), 422, "invalid_value")
-    assert "no second one" in rejected(call_fresh(models, "POST", "/v2/models/bundle/infer", json=tensors), 422, "invalid_value")
+    assert "the second text is missing" in rejected(call_fresh(models, "POST", "/predict", json={"inputs": [["a"]]}), 422, "invalid_value")
+    assert "the second text is missing" in rejected(
+        call_fresh(models, "POST", "/v2/models/bundle/infer", json=tensors), 422, "invalid_value"
+    )
     assert 200 == call_fresh(models, "POST", "/predict", json={"inputs": [["a", "b"]]}).status_code
 
 
@@ -192,7 +194,9 @@ def test_a_class_of_pretraining_judges_pairs(
     assert (labels, "softmax", True) == (manifest.labels, manifest.activation, manifest.tokenizer.pairs_only)
     for found, pair in zip(answered(call_fresh(tmp_path, "POST", "/classify", json=body)), PAIRS, strict=True):
         np.testing.assert_allclose(in_order(found, labels), outputs(source, architecture, *pair)[output][0], rtol=0, atol=1e-4)
-    assert "no second one" in rejected(call_fresh(tmp_path, "POST", "/classify", json={"inputs": "good"}), 422, "invalid_value")
+    assert "the second text is missing" in rejected(
+        call_fresh(tmp_path, "POST", "/classify", json={"inputs": "good"}), 422, "invalid_value"
+    )
     assert ["logits"] == [value.name for value in graph.output]
     assert load_checkpoint(str(source)).flops.linear == load_checkpoint(str(source), task="text-classification").flops.linear
 

@@ -163,7 +163,7 @@ def test_an_adapter_with_a_tokenizer_of_its_own_uses_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"peft_type": "IA3"}, "of type IA3; only LORA is understood"),
+        ({"peft_type": "IA3"}, "the type IA3, but only LORA is supported"),
         ({"use_dora": True}, "lacks the magnitudes of `bert.encoder.layer.0.attention.self.query`, and has `use_dora`"),
         ({"alora_invocation_tokens": [5, 6]}, "`alora_invocation_tokens` = [5, 6], which is not supported"),
         ({"alpha_pattern": {"query": 2}}, "`alpha_pattern` = {'query': 2}"),
@@ -225,10 +225,10 @@ def test_a_configuration_as_peft_writes_it_has_no_unknown_settings() -> None:
     [
         (
             {"modules_to_save": ["word_embeddings"]},
-            "`bert.embeddings.word_embeddings.weight` alone, which BertForMaskedLM shares with `cls.pred",
+            "only `bert.embeddings.word_embeddings.weight`, which BertForMaskedLM shares with `cls.pred",
         ),
-        ({"modules_to_save": ["decoder"]}, "`cls.predictions.decoder.weight` alone"),
-        ({"target_modules": ["query", "decoder"]}, "`cls.predictions.decoder.weight` alone"),
+        ({"modules_to_save": ["decoder"]}, "changes only `cls.predictions.decoder.weight`"),
+        ({"target_modules": ["query", "decoder"]}, "changes only `cls.predictions.decoder.weight`"),
         ({"bias": "all", "modules_to_save": ["transform"]}, None),
     ],
 )

@@ -641,11 +641,11 @@ def test_accuracy_of_choices(tmp_path: Path, verify: Verify) -> None:
 @pytest.mark.parametrize(
     ("task", "line", "reason"),
     [
-        ("text-classification", "", "holds no line"),
+        ("text-classification", "", "has no lines"),
         ("text-classification", "{\n", "line 1 is not JSON"),
-        ("text-classification", "[1]\n", "line 1 is no JSON object"),
+        ("text-classification", "[1]\n", "line 1 is not a JSON object"),
         ("text-classification", {"label": "positive"}, "line 1: it has no input"),
-        ("text-classification", {"inputs": ["a", "b"]}, "give one input a line"),
+        ("text-classification", {"inputs": ["a", "b"]}, "give one input per line"),
         ("text-classification", {"inputs": 5}, "`inputs` is wrong"),
         ("text-classification", {"text": "a", "label": "great"}, "the model has negative, positive, neutral"),
         ("text-classification", {"text": "a", "label": 3}, "`label` is 3"),
