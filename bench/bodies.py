@@ -58,7 +58,7 @@ def build_bodies(source: str, *, path: str = "/", texts: int = 1, seed: int = 0,
     if all(isinstance(line, str) for line in lines):
         return _group(path, lines, texts)
     if texts != 1:
-        raise BenchError(f"--texts {texts} groups texts, but `{source}` has whole request bodies; leave the flag out.")
+        raise BenchError(f"--texts {texts} groups texts, but `{source}` has whole request bodies; remove the flag.")
     return [_encode(request_body(path, [line]) if isinstance(line, str) else line) for line in lines]
 
 
@@ -83,7 +83,7 @@ def _read_lines(path: Path) -> list[Any]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise BenchError(
-            f"`{path}` is neither a workload nor a file of bodies that can be read ({reason}); workloads are {', '.join(workloads.NAMES)}."
+            f"`{path}` is neither a workload nor a readable file of bodies ({reason}); workloads are {', '.join(workloads.NAMES)}."
         ) from error
     lines = []
     for number, line in enumerate(text.split("\n"), 1):  # a text may contain other line ends, as U+2028
@@ -93,7 +93,7 @@ def _read_lines(path: Path) -> list[Any]:
             except ValueError as error:
                 raise BenchError(f"line {number} of `{path}` is not JSON; give an object or a string on each line.") from error
             if not isinstance(value, str | dict):
-                raise BenchError(f"line {number} of `{path}` is neither an object nor a string; a body is one of them.")
+                raise BenchError(f"line {number} of `{path}` is neither an object nor a string; give one of them.")
             lines.append(value)
     if not lines:
         raise BenchError(f"`{path}` has no body; give an object or a string on each line.")

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace, report: Report, objectives: Sequence[Objective
         _measure_engine_throughput(args, report, stop, progress)
         return
     if args.command == "concurrent-targets" and len(args.target or ()) < 2:
-        raise BenchError("concurrent-targets takes two --target or more, of different models.")
+        raise BenchError("concurrent-targets needs at least two --target, with different models.")
     test = _build_load_test(args, report, stop, progress)
     match args.command:
         case "closed":
@@ -105,7 +105,7 @@ def _build_load_test(args: argparse.Namespace, report: Report, stop: threading.E
         if served not in (None, given):
             progress.log(f"warning: the service runs bundle {served}, but --bundle is {given}; the ratio compares two models")
     elif getattr(args, "bare_graph", None):
-        raise BenchError("--bare-graph runs in place of a bundle's graph; give the bundle too, with --bundle.")
+        raise BenchError("--bare-graph replaces the graph of a bundle; give the bundle with --bundle.")
     return LoadTest(
         targets=targets,
         headers=headers,

@@ -147,7 +147,9 @@ class OnnxLoop:
         self._inputs: list[tuple[str, str, Any]] = []  # (name, what fills it, dtype)
         for given in self._session.get_inputs():
             if given.name not in fills or given.type not in ("tensor(int64)", "tensor(int32)"):
-                raise BenchError(f"`{self.graph}` has an input `{given.name}` of {given.type}; known are int64 {', '.join(_STOCK_INPUTS)}.")
+                raise BenchError(
+                    f"`{self.graph}` has an input `{given.name}` of {given.type}; supported are int64 {', '.join(_STOCK_INPUTS)}."
+                )
             self._inputs.append((given.name, fills[given.name], np.int32 if given.type == "tensor(int32)" else np.int64))
 
     @property

@@ -250,7 +250,7 @@ def _first_rate(test: LoadTest, report: Report, connections: int) -> float:
     report.runs.append(run)
     rate = (run_metrics(run)["rps"] or 0.0) * _HEADROOM
     if not rate:
-        raise BenchError("no request of the closed loop was answered; there is no rate to begin with.")
+        raise BenchError("no request of the closed loop was answered, so there is no rate to start with; check the service.")
     return rate
 
 

@@ -140,7 +140,7 @@ def fetch(address: Address, method: str, path: str, headers: Mapping[str, str], 
     except OSError as error:
         raise BenchError(address.unreachable_message(error)) from error
     except http.client.HTTPException as error:
-        raise BenchError(f"{address.url} does not answer in HTTP: {type(error).__name__}.") from error
+        raise BenchError(f"{address.url} does not speak HTTP: {type(error).__name__}.") from error
     finally:
         connection.close()
 

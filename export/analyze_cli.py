@@ -35,9 +35,9 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     is_bundle = (Path(args.source) / MANIFEST_FILE).is_file()
     if is_bundle and any(getattr(args, name) is not None for name in NAMES):
-        parser.error("a bundle is analyzed as it is; --batch and --by are for configurations and checkpoints")
+        parser.error("--batch and --by are for configurations and checkpoints, not for a bundle; remove them")
     if not is_bundle and "fp16" in (args.precision or ()):
-        parser.error("argument --precision: fp16 is for GPUs, and runs are measured on the CPU; give fp32, int8 or both")
+        parser.error("argument --precision: fp16 is for GPUs, but runs are measured on the CPU; give fp32, int8 or both")
     if flags.say_missing(OF_A_BUNDLE if is_bundle else PACKAGES, "analyzing needs the export extra", "export", "cpu"):
         return 3
     try:
@@ -200,7 +200,7 @@ def _parse_seconds(text: str) -> float:
 def _parse_axes(text: str) -> tuple[Any, ...]:
     names = () if text == "none" else tuple(text.split(","))
     if any(name not in AXES for name in names) or len(set(names)) != len(names):
-        raise argparse.ArgumentTypeError(f"`{text}` is not a list of different names out of {', '.join(AXES)}, or none")
+        raise argparse.ArgumentTypeError(f"`{text}` is not a list of names from {', '.join(AXES)} without duplicates, or none")
     return names
 
 

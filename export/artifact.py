@@ -59,10 +59,10 @@ def choose_precisions(providers: Sequence[Provider], requested: Sequence[Precisi
     chosen = {provider: tuple(p for p in (requested or known) if p in known) for provider, known in have.items()}
     for precision in requested or ():
         if not any(precision in precisions for precisions in chosen.values()):
-            raise ValueError(f"`{precision}` is made for none of {', '.join(providers)}: {_list_precisions()}")
+            raise ValueError(f"`{precision}` is not available for {', '.join(providers)}: {_list_precisions()}")
     for provider, precisions in chosen.items():
         if not precisions:
-            raise ValueError(f"`{', '.join(requested or ())}` leaves nothing to make for {provider}: {_list_precisions()}")
+            raise ValueError(f"`{', '.join(requested or ())}` leaves no graph to make for {provider}: {_list_precisions()}")
     return chosen
 
 

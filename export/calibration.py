@@ -71,7 +71,8 @@ def read_texts(path: Path, purpose: str = "calibration") -> list[TextOrPair]:
     different = list(first.values())
     if len(different) < MIN_TEXTS:
         raise CheckpointError(
-            f"`{path}` holds {len(different)} different texts, and {purpose} needs {MIN_TEXTS} at least, one per line; some hundred are better."
+            f"`{path}` has {len(different)} different texts, but {purpose} needs at least {MIN_TEXTS}, one per "
+            "line; a few hundred are better."
         )
     return different
 
@@ -93,8 +94,8 @@ def _read_json(path: Path, number: int, line: str) -> TextOrPair:
     parts = value if isinstance(value, tuple) else (value,)
     if not all(isinstance(part, str) and part.strip() for part in parts):
         raise CheckpointError(
-            f'`{path}` line {number} holds neither a text nor a pair of texts; give {{"text": ...}}, {{"text": ..., "text_pair": ...}} or '
-            '{"question": ..., "context": ...}.'
+            f'`{path}` line {number} has neither a text nor a pair of texts; give {{"text": ...}}, {{"text": ..., '
+            '"text_pair": ...} or {"question": ..., "context": ...}.'
         )
     text: TextOrPair = value
     return text
@@ -109,8 +110,9 @@ def refuse_overlap(seen: Collection[TextOrPair], unseen: Collection[TextOrPair],
     shared = len({*map(_normalized, seen)} & {*map(_normalized, unseen)})
     if shared:
         raise CheckpointError(
-            f"`{seen_path}` and `{unseen_path}` share {shared} texts, and int8 must be judged on texts that it was not calibrated on; remove "
-            "them from one of the files, or leave out --validation, and texts of the calibration file are held out."
+            f"`{seen_path}` and `{unseen_path}` share {shared} texts, but int8 must be judged on other texts than "
+            "it is calibrated on; remove them from one of the files, or remove --validation to hold out texts "
+            "of the calibration file."
         )
 
 
@@ -260,7 +262,7 @@ def refuse_pairs(texts: Sequence[Texts], task: str) -> None:
     """
     count = sum(len(side.pairs) for side in texts)
     if count and not TASKS[task].takes_pairs:
-        raise CheckpointError(f"--calibration and --validation hold {count} pairs, and {task} takes single texts; give single texts.")
+        raise CheckpointError(f"--calibration and --validation have {count} pairs, but {task} takes single texts; give single texts.")
 
 
 def report_texts(texts: Sequence[TextOrPair]) -> Texts:

@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _export(arguments) if command is None else command(arguments[1:])
     except (Stopped, KeyboardInterrupt) as error:
         stopped = error if isinstance(error, Stopped) else Stopped(signal.SIGINT)
-        print(f"bert-export: stopped by {stopped.signal.name}; nothing is left behind.", file=sys.stderr)
+        print(f"bert-export: stopped by {stopped.signal.name}; no partial files are left.", file=sys.stderr)
         return stopped.exit_code
 
 
@@ -88,8 +88,8 @@ def _run(args: argparse.Namespace) -> int:
     except OSError as error:
         where = error.filename or spec.output  # the error of a failed write, as on a full disk, does not name its file
         print(
-            f"bert-export: cannot write the bundle: {error.strerror or error} (`{where}`); make room or give another --output. "
-            "Nothing is left behind.",
+            f"bert-export: cannot write the bundle: {error.strerror or error} (`{where}`); free disk space, or "
+            "give another --output. No partial files are left.",
             file=sys.stderr,
         )
         return 1
@@ -104,33 +104,37 @@ def _run(args: argparse.Namespace) -> int:
 
 def _misused_module(args: argparse.Namespace) -> str | None:
     if (args.source is None) == (args.module is None):
-        return "give a SOURCE, or --module FILE:FACTORY in its place"
+        return "give a SOURCE, or --module FILE:FACTORY instead"
     if args.module is not None and not args.trust_module:
         return (
-            f"argument --module: it would run the code of `{args.module}` with your rights, which may do anything; read it, and give "
-            "--trust-module if you trust it"
+            f"argument --module: it would run the code of `{args.module}` with your rights, which can do anything; "
+            "read it, and give --trust-module if you trust it"
         )
     if args.module is None and args.trust_module:
-        return "argument --trust-module: it is for --module; leave it out: no code of a checkpoint is ever run"
+        return "argument --trust-module: it is for --module; remove it, because code of a checkpoint is never run"
     if args.module is not None and (args.task != "auto" or args.revision is not None or args.layers is not None or args.ignored_weights):
-        return "argument --module: the factory says the task; leave out --task, --revision, --layers and --ignore-weights"
+        return "argument --module: the factory sets the task; remove --task, --revision, --layers and --ignore-weights"
     return None
 
 
 def _misused_attentions(args: argparse.Namespace) -> str | None:
     if args.attentions and args.module is not None:
-        return "argument --attentions: which outputs of a module are attention nothing says; leave it out with --module"
+        return "argument --attentions: it is not supported with --module; remove it"
     if args.attentions and args.providers != ("cpu",):
-        return f"argument --attentions: only graphs for the CPU give attention out, and --provider is {','.join(args.providers)}; leave one out"
+        return (
+            f"argument --attentions: only graphs for the CPU return attention, but --provider is {','.join(args.providers)}; "
+            "remove one of them"
+        )
     return None
 
 
 def low_agreement(graph: GraphSpec) -> str:
     """Returns what a user should know of a graph that answers too seldom as the checkpoint does."""
-    chosen = "it is the default graph, as asked for" if graph.default else "it is not the default graph"
+    chosen = "it is the default graph, as requested" if graph.default else "it is not the default graph"
     return (
-        f"graph {graph.provider}/{graph.precision}: {describe_agreement(graph.evidence)}, and at least {ENOUGH_AGREEMENT:.0%} is expected; {chosen}. "
-        "Measure it on texts of your own (`bert-export verify --data`), and try a lower --max-int8-error or --calibration texts of your own."
+        f"graph {graph.provider}/{graph.precision}: {describe_agreement(graph.evidence)}, but at least {ENOUGH_AGREEMENT:.0%} "
+        f"is expected; {chosen}. Measure it on texts of your own (`bert-export verify --data`), and try a "
+        "lower --max-int8-error or --calibration texts of your own."
     )
 
 
@@ -155,7 +159,11 @@ def _print_validation_reports(target: Path, manifest: Manifest, *, verbose: bool
         print(
             f"  {graph.file}  {graph_mib(graph, target):.1f} MiB{'  default' if graph.default else ''}  agreement with the checkpoint: "
             f"{summarize_agreement(graph.evidence.agreement)}; at least {ENOUGH_AGREEMENT:.0%} is expected"
-            + ("" if graph.evidence.provider == graph.provider else f"; measured on {graph.evidence.provider}, not on {graph.provider}")
+            + (
+                ""
+                if graph.evidence.provider == graph.provider
+                else f"; measured on {graph.evidence.provider}, because {graph.provider} was not available"
+            )
         )
         if verbose:
             _print_details(graph, manifest)

@@ -103,5 +103,5 @@ def join_negative_layers(arguments: Sequence[str]) -> list[str]:
 def _parse_names(text: str, known: Sequence[str]) -> list[str]:
     names = text.split(",")
     if any(name not in known for name in names) or len(set(names)) != len(names):
-        raise argparse.ArgumentTypeError(f"`{text}` is not a list of different names out of {', '.join(known)}")
+        raise argparse.ArgumentTypeError(f"`{text}` is not a list of names from {', '.join(known)} without duplicates")
     return names

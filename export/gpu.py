@@ -134,7 +134,7 @@ def write_standard(source: Path, target: Path) -> None:
     model = ir.load(source)
     foreign = sorted({f"{node.domain}.{node.op_type}" for node in model.graph if node.domain})
     if foreign:
-        raise GraphError(f"the graph has operators that TensorRT does not know: {', '.join(foreign)}.")
+        raise GraphError(f"the graph has operators that TensorRT does not support: {', '.join(foreign)}.")
     onnx_files.save(model, target)
 
 

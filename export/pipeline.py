@@ -98,7 +98,7 @@ def export(spec: ExportSpec, progress: Progress) -> tuple[Path, Manifest]:
     """
     name = spec.name or _default_name(spec)
     if not re.fullmatch(NAME_PATTERN, name):
-        raise CheckpointError(f"`{name}` cannot name a bundle: it does not match {NAME_PATTERN}; give another with --name.")
+        raise CheckpointError(f"`{name}` is not a valid bundle name, which must match {NAME_PATTERN}; give another with --name.")
     target = spec.output / name
     with workspace(name, spec.output) as scratch:
         refuse_existing(target, overwrite=spec.overwrite)
@@ -188,8 +188,9 @@ def _reference(checkpoint: Checkpoint, texts: Texts) -> Reference:
         if not of_tokenizers and not isinstance(error, RuntimeError | ValueError | IndexError | TypeError):
             raise
         raise ParityError(
-            f"{type(checkpoint.model).__name__} itself cannot run all samples of up to {checkpoint.tokenizer_spec.max_length} tokens in PyTorch: {error}; it is "
-            "of a kind that is not understood, or its configuration gives wrong lengths, or ones too short for its task."
+            f"{type(checkpoint.model).__name__} cannot run all samples of up to {checkpoint.tokenizer_spec.max_length} "
+            f"tokens in PyTorch: {error}; either this kind of model is not supported, or the lengths in its configuration "
+            "are wrong or too short for its task."
         ) from error
 
 

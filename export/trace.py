@@ -90,9 +90,7 @@ class _MaskedLanguageModel(torch.nn.Module):
         self.names = [spec.name for spec in checkpoint.inputs if spec.fill != "mask_index"]
         self.others = [spec.name for spec in checkpoint.outputs if spec.name != "logits"]
         if self.model.base_model is self.model:
-            raise GraphError(
-                f"{type(self.model).__name__} has no module `{self.model.base_model_prefix}`; which is its encoder is not understood."
-            )
+            raise GraphError(f"{type(self.model).__name__} has no module `{self.model.base_model_prefix}`, so its encoder is unknown.")
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         *inputs, mask_index = tensors
@@ -190,7 +188,9 @@ def _export_program(module: torch.nn.Module, checkpoint: Checkpoint, path: Path)
     axes_of = {value.name: [str(axis) for axis in value.shape or ()] for value in program.model.graph.inputs}
     if fixed := [spec.name for spec in checkpoint.inputs if axes_of[spec.name] != list(_AXES[spec.fill])]:
         # the model computes with a size as a number, and the exporter keeps the one that it saw
-        raise GraphError(f"{type(checkpoint.model).__name__} cannot be traced by dynamo for any length: inputs {fixed} have a fixed one.")
+        raise GraphError(
+            f"{type(checkpoint.model).__name__} cannot be traced by dynamo for any length: inputs {fixed} have a fixed length."
+        )
     mask = next((spec.name for spec in checkpoint.inputs if spec.fill == "attention_mask"), None)
     normalize.normalize(program.model, mask, checkpoint.tokenizer_spec.max_length)
     onnx_files.save(program.model, path)

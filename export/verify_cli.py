@@ -30,11 +30,11 @@ def main(argv: Sequence[str]) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
     if args.min_agreement is not None and args.data is None:
-        parser.error("--min-agreement is a floor for the agreement on --data; give --data too")
+        parser.error("--min-agreement needs --data; give both")
     if args.min_metric and args.data is None:
-        parser.error("--min-metric is a floor for a metric on --data; give --data too")
+        parser.error("--min-metric needs --data; give both")
     if len(dict(args.min_metric)) < len(args.min_metric):
-        parser.error("--min-metric has a metric twice; give each one floor")
+        parser.error("--min-metric has a duplicate metric; give each once")
     if problem := _misused_checkpoint(args):
         parser.error(problem)
     args.checkpoint = args.checkpoint or args.module
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
             "--update measures all graphs against the checkpoint; give --checkpoint or --module, and neither --provider nor --precision"
         )
     if args.validation is not None and not args.update:
-        parser.error("--validation gives the texts that --update judges int8 on; give --update too")
+        parser.error("--validation needs --update; give both")
     needs_torch = args.checkpoint is not None
     if flags.say_missing(PACKAGES[needs_torch], "verifying needs it", *(("export", "cpu") if needs_torch else ("cpu",))):
         return 3
@@ -80,11 +80,11 @@ def main(argv: Sequence[str]) -> int:
 
 def _misused_checkpoint(args: argparse.Namespace) -> str | None:
     if args.module is not None and args.checkpoint is not None:
-        return "argument --module: it takes the place of --checkpoint; leave one of them out"
+        return "argument --module: it replaces --checkpoint; remove one of them"
     if args.module is not None and not args.trust_module:
         return f"argument --module: it would run the code of `{args.module}` with your rights; read it, and give --trust-module if you trust it"
     if args.module is None and args.trust_module:
-        return "argument --trust-module: it is for --module; leave it out"
+        return "argument --trust-module: it is for --module; remove it"
     if args.revision is not None and args.checkpoint is None:
         return "argument --revision: it is for the hub id of --checkpoint; give --checkpoint too"
     return None
@@ -105,7 +105,11 @@ def _update(spec: VerifySpec, validation: Path | None, checks: list[Check], *, s
             "update",
             True,
             "evidence and flops of the manifest, and the card, are those measured now"
-            + ("; the manifest does not say which texts int8 was made with, so they may be among those that judged it" if unknown else ""),
+            + (
+                "; the manifest does not say which texts int8 was made with, so the texts that judge it may be among them"
+                if unknown
+                else ""
+            ),
         )
     except (ExportError, OSError) as error:
         check = Check("update", False, f"nothing was written: {error}")
@@ -199,7 +203,7 @@ def _parse_floor(text: str) -> tuple[str, float]:
     name, equals, share = text.partition("=")
     known = _metrics()
     if not equals or name.lower() not in known:
-        raise argparse.ArgumentTypeError(f"`{text}` is not METRIC=SHARE, such as accuracy=0.9, with a metric out of {', '.join(known)}")
+        raise argparse.ArgumentTypeError(f"`{text}` is not METRIC=SHARE, such as accuracy=0.9, with one of the metrics {', '.join(known)}")
     return known[name.lower()], flags.parse_share(share)
 
 

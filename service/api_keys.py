@@ -72,9 +72,9 @@ class ApiKeys:
         try:
             self._digests = self._read()
         except SettingsError as error:
-            logger.error("the keys stay as they were: %s", error)
+            logger.error("cannot reload the API keys: %s", error)
         else:
-            logger.info("%d keys read: %s", len(self._digests), ", ".join(self._digests))
+            logger.info("read %d API keys: %s", len(self._digests), ", ".join(self._digests))
 
     def _read(self) -> dict[str, bytes]:
         try:
@@ -89,7 +89,9 @@ class ApiKeys:
         for number, line in entries:
             name, digest = self._entry(number, line, alone=len(entries) == 1)
             if name in digests:
-                raise SettingsError(f"line {number} of {self._flag} `{self._path}` has the name `{name}` again; each key needs its own.")
+                raise SettingsError(
+                    f"line {number} of {self._flag} `{self._path}` has the duplicate name `{name}`; give each key its own name."
+                )
             digests[name] = digest
         return digests
 
@@ -100,8 +102,8 @@ class ApiKeys:
         if _PLAIN.fullmatch(line):
             return ONLY if alone else f"line-{number}", hashlib.sha256(line.encode()).digest()
         raise SettingsError(
-            f"line {number} of {self._flag} `{self._path}` is no key: write `NAME sha256:DIGEST`, as `bert-serve new-key NAME` prints it, "
-            "or a key of at most 512 ASCII characters without spaces."
+            f"line {number} of {self._flag} `{self._path}` is not a key: write `NAME sha256:DIGEST`, as `bert-serve "
+            "new-key NAME` prints it, or a key of at most 512 ASCII characters without spaces."
         )
 
 
@@ -119,7 +121,7 @@ def new_key(name: str) -> tuple[str, str]:
     """
     if not re.fullmatch(_NAME, name):
         raise SettingsError(
-            f"the name `{name[:64]}` is no name of a key: take 1 to 64 of the letters a-z and A-Z, digits, `.`, `_` and `-`."
+            f"the name `{name[:64]}` is not a valid key name: use 1 to 64 of the letters a-z and A-Z, digits, `.`, `_` and `-`."
         )
     key = secrets.token_urlsafe(32)
     return key, f"{name} sha256:{hashlib.sha256(key.encode()).hexdigest()}"

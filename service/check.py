@@ -40,7 +40,7 @@ async def check(settings: Settings) -> int:
             f"{model.name}: {model.task}, {model.graph.provider}/{model.graph.precision}: {'ok' if reason is None else f'FAILED: {reason}'}"
         )
     for name, reason in state.broken.items():
-        print(f"{name}: not loaded, and left out by --skip-broken: {reason}")
+        print(f"{name}: not loaded, skipped by --skip-broken: {reason}")
     await state.scheduler.stop(0)
     return 1 if failed else 0
 

@@ -37,7 +37,7 @@ _ON_RAY = {
     "--input-format": "files are Parquet",
     "--output-format": "files are Parquet",
     "--json-cells": "the output is Parquet",
-    "--rejected": "the rejected rows of each file stand beside its output",
+    "--rejected": "the rejected rows of each file are next to its output",
     "--threads": "an actor has as many threads as CPUs (--actor-cpus)",
 }
 
@@ -135,7 +135,7 @@ class Score(ModelSettings):
             raise SettingsError("--prediction-column and --warnings-column are the same; give two names.")
         for flag, number in (("--actors", self.actors), ("--actor-cpus", self.actor_cpus)):
             if number is not None and self.ray is None:
-                raise SettingsError(f"{flag} is for --ray, which is not given; give --ray local, or use --threads.")
+                raise SettingsError(f"{flag} needs --ray; give --ray local, or use --threads.")
         for flag, value, allowed in (
             ("--input-format", self.input_format, ("parquet", None)),
             ("--output-format", self.output_format, ("parquet", None)),
@@ -144,7 +144,7 @@ class Score(ModelSettings):
             ("--threads", self.threads, (None,)),
         ):
             if self.ray is not None and value not in allowed:
-                raise SettingsError(f"{flag} is `{value}`, and with --ray {_ON_RAY[flag]}; leave it out.")
+                raise SettingsError(f"{flag} is `{value}`, but with --ray {_ON_RAY[flag]}; remove it.")
 
     def _columns(self) -> dict[str, str]:
         inputs = [name for name in type(self).model_fields if name not in Score.model_fields]
@@ -166,7 +166,7 @@ def _with_one_model(score: Score) -> Settings:
         SettingsError: None is named, or several are, or no bundle has the name.
     """
     if len(score.model) != 1:
-        raise SettingsError(f"--model names {len(score.model)} models, and score takes one; give --model NAME or --model SOURCE.")
+        raise SettingsError(f"--model names {len(score.model)} models, but score takes one; give --model NAME or --model SOURCE.")
     (name,) = score.model
     bundle = next((folder / name for folder in score.models if (folder / name / files.MANIFEST_FILE).is_file()), None)
     if bundle is None and re.fullmatch(NAME_PATTERN, name) and not Path(name).exists():
@@ -228,7 +228,7 @@ class NewKey(BaseSettings):
     def run(self) -> int:
         """Prints a key and its line; returns the exit code."""
         key, line = new_key(self.name)
-        print(f"the key, for whoever calls, shown this once: {key}", file=sys.stderr)
+        print(f"the API key, shown only once: {key}", file=sys.stderr)
         print(line)
         return 0
 
@@ -279,7 +279,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = parsed.serve or parsed.score or parsed.check or parsed.models or parsed.health or parsed.new_key
         if command is None:
             raise SettingsError(
-                "give a command, `serve`, `score`, `check`, `models`, `health` or `new-key`; `bert-serve --help` says what they do."
+                "give a command, `serve`, `score`, `check`, `models`, `health` or `new-key`; `bert-serve --help` describes them."
             )
         return command.run()
     except StartError as error:

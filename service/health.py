@@ -36,11 +36,11 @@ def ask(settings: AddressSettings) -> str:
         connection.request("GET", "/health/ready")
         status = connection.getresponse().status
     except (OSError, http.client.HTTPException) as error:
-        raise StartError(f"nothing answers on {where} ({error or type(error).__name__}); start the service, or look at its log.") from error
+        raise StartError(f"nothing answers on {where} ({error or type(error).__name__}); start the service, or check its log.") from error
     finally:
         connection.close()
     if status == _KEY_NEEDED and not settings.public_health:
-        return f"{where} answers; --no-public-health keeps from this command whether it is ready."
+        return f"{where} answers, but --no-public-health hides whether it is ready."
     if status != _READY:
         raise StartError(f"the service on {where} is not ready (status {status}).")
     return f"{where} is ready."

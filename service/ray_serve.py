@@ -33,8 +33,8 @@ LEFT_TO_RAY = {
     **dict.fromkeys(("max_header_bytes", "max_connections", "forwarded_allow_ips"), "the proxy in front of Ray"),
     **dict.fromkeys(("shutdown_timeout_s", "pre_stop_delay_s"), "graceful_shutdown_timeout_s of the deployment"),
     "workers": "num_replicas of the deployment",
-    "pid_file": "`serve.delete` or a new configuration: replicas take no signals",
-    "admin_key_file": "a new configuration: a changed model would be changed in one replica alone",
+    "pid_file": "a new configuration, because replicas do not handle signals",
+    "admin_key_file": "a new configuration, because a change by request would reach only one replica",
 }
 MAX_QUEUE_S = 1.0  # of predicted work before each replica, above which there should be more of them
 MAX_BUSY = 0.8  # and the share of their time that threads should run at most
@@ -53,7 +53,7 @@ class ReplicaSettings(Settings):
     def _refuse_what_is_rays(self) -> "ReplicaSettings":
         for name, who in LEFT_TO_RAY.items():
             if name in self.model_fields_set:
-                raise ValueError(f"`{name}` has no meaning in a replica under Ray Serve; leave it out, and use {who}")
+                raise ValueError(f"`{name}` has no effect under Ray Serve; remove it, and use {who}")
         return self
 
 
@@ -85,7 +85,7 @@ class Replica:
     def check_health(self) -> None:
         """Ends the process where an inference thread is dead or all hang: Ray replaces it sooner than one that only says so, and fewer requests meet it."""
         if not self._state.scheduler.ready:
-            logger.critical("an inference thread is dead, or all of them hang: this replica ends, and Ray starts another")
+            logger.critical("an inference thread died, or all of them hang; this replica ends, and Ray starts another")
             os._exit(1)
 
     def record_autoscaling_stats(self) -> dict[str, float]:

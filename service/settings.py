@@ -34,10 +34,10 @@ def _pairs(value: Any) -> Any:
         return value
     items = [item.partition("=") for item in value.split(",") if item]
     if any(not (task and equals and name) for task, equals, name in items):
-        raise ValueError("must be TASK=NAME, several separated by commas")
+        raise ValueError("must be TASK=NAME, or several separated by commas")
     tasks = [task.strip() for task, _, _ in items]
     if twice := [task for task in tasks if tasks.count(task) > 1]:
-        raise ValueError(f"names a model for `{twice[0]}` twice; leave one out")
+        raise ValueError(f"names two models for `{twice[0]}`; remove one")
     return {task.strip(): name.strip() for task, _, name in items}
 
 
@@ -46,7 +46,7 @@ def _paths(value: Any) -> Any:
     values = value if isinstance(value, list | tuple) else [value]
     paths = [part for item in values for part in (item.split(",") if isinstance(item, str) else [item])]
     if not paths or "" in paths:
-        raise ValueError("must be a path, several separated by commas")
+        raise ValueError("must be a path, or several separated by commas")
     return tuple(paths)
 
 
@@ -62,7 +62,8 @@ def _origins(value: Any) -> Any:
     for origin in origins:
         if origin != "*" and not _ORIGIN.fullmatch(origin):
             raise ValueError(
-                f"must be origins such as https://app.example.com, or *, and `{origin[:64]}` is none: an origin is a scheme, a host and perhaps a port, without a path"
+                f"must be origins such as https://app.example.com, or *; `{origin[:64]}` is not an origin, which has "
+                "a scheme, a host, an optional port and no path"
             )
     return origins
 
@@ -70,7 +71,7 @@ def _origins(value: Any) -> Any:
 def _root_path(value: str) -> str:
     """Checks a path that others begin with."""
     if not _ROOT_PATH.fullmatch(value):
-        raise ValueError("must be empty, or begin with / and not end with it, as /bert does")
+        raise ValueError("must be empty, or begin with / and not end with /, such as /bert")
     return value
 
 
@@ -80,14 +81,14 @@ def _addresses(value: Any) -> Any:
         try:
             ipaddress.ip_network(address)
         except ValueError:
-            raise ValueError(f"must be addresses or networks such as 10.0.0.0/8, and `{address[:64]}` is none") from None
+            raise ValueError(f"must be addresses or networks such as 10.0.0.0/8, and `{address[:64]}` is neither") from None
     return addresses
 
 
 def _otlp_endpoint(value: str | None) -> str | None:
     """Checks the address of a collector."""
     if value is not None and not _HTTP_ADDRESS.fullmatch(value):
-        raise ValueError("must be an address such as http://localhost:4318, by http or https")
+        raise ValueError("must be an http or https address, such as http://localhost:4318")
     return value
 
 
@@ -96,7 +97,7 @@ def _texts(value: Any) -> Any:
     values = value if isinstance(value, list | tuple) else [value]
     texts = [part for item in values for part in (item.split(",") if isinstance(item, str) else [item])]
     if "" in texts:
-        raise ValueError("must not be empty; several are separated by commas")
+        raise ValueError("must not be empty; separate several with commas")
     return tuple(texts)
 
 
@@ -305,17 +306,17 @@ class Settings(ModelSettings, AddressSettings):
         _check_less(self, "timeout_ms", "max_timeout_ms")
         if self.threads is not None and self.workers > self.threads:
             raise ValueError(
-                f"--workers is {self.workers}, over --threads, which is {self.threads}; each worker needs an inference thread of its own"
+                f"--workers is {self.workers}, over --threads, which is {self.threads}; each worker needs at least one inference thread"
             )
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("--tls-cert and --tls-key belong together; give both, or neither")
         for name in ("max_concurrent_per_key", "public_health", "public_metrics"):
             if self.api_key_file is None and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{_flag(name)} does nothing without --api-key-file; give that too")
+                raise ValueError(f"{_flag(name)} has no effect without --api-key-file; give that too")
         if self.max_batch_tokens > self.max_queue_tokens // self.workers:
             raise ValueError(
                 f"--max-queue-tokens is {self.max_queue_tokens}, which gives each of {self.workers} workers less than "
-                f"--max-batch-tokens, which is {self.max_batch_tokens}; raise the one or lower the other"
+                f"--max-batch-tokens, which is {self.max_batch_tokens}; raise the first or lower the second"
             )
         return self
 
@@ -323,7 +324,8 @@ class Settings(ModelSettings, AddressSettings):
 def _check_less(settings: BaseSettings, less: str, more: str) -> None:
     if getattr(settings, less) > getattr(settings, more):
         raise ValueError(
-            f"{_flag(less)} is {getattr(settings, less)}, over {_flag(more)}, which is {getattr(settings, more)}; lower the one or raise the other"
+            f"{_flag(less)} is {getattr(settings, less)}, over {_flag(more)}, which is {getattr(settings, more)}; "
+            "lower the first or raise the second"
         )
 
 
@@ -380,7 +382,7 @@ def _wrong_usage(message: str, command: type[BaseSettings], args: Sequence[str])
         return SettingsError(f"unknown setting `{flag}`; it is called --{negated}{new.replace('_', '-')} now.")
     near = nearest(flag, known)
     if flag[2:].replace("-", "_") in Settings.model_fields:
-        return SettingsError(f"{flag} is a flag of `bert-serve serve` and does nothing here; leave it out.")
+        return SettingsError(f"{flag} is a flag of `bert-serve serve` and has no effect here; remove it.")
     return SettingsError(f"unknown argument `{argument}`; " + (f"did you mean {near}?" if near else "see --help."))
 
 

@@ -96,7 +96,7 @@ def _of_folder(text: str, name: str, folder: Path) -> Source:
     if (folder / MANIFEST_FILE).is_file():
         if name not in ("", own_name):
             raise SettingsError(
-                f"--model is `{text}`: a bundle is served by its own name, `{own_name}`; export its checkpoint with another --name."
+                f"--model is `{text}`: a bundle is served under its own name, `{own_name}`; export its checkpoint with another --name."
             )
     elif not is_checkpoint(folder):
         inside = [path.parent.name for path in folder.glob(f"*/{MANIFEST_FILE}")] if folder.is_dir() else []
@@ -111,7 +111,7 @@ def _of_folder(text: str, name: str, folder: Path) -> Source:
 
 def _checked(name: str, text: str) -> str:
     if not re.fullmatch(NAME_PATTERN, name):
-        raise SettingsError(f"--model is `{text}`: `{name}` cannot be a model's name, which must match {NAME_PATTERN}; give NAME=SOURCE.")
+        raise SettingsError(f"--model is `{text}`: `{name}` is not a valid model name, which must match {NAME_PATTERN}; give NAME=SOURCE.")
     return name
 
 
@@ -265,12 +265,12 @@ def obtain(source: Source, options: Sequence[str], cache: Path, *, export: bool 
     if not _is_there(bundle):
         if not export:
             raise StartError(
-                f"`{source.where}` was not exported yet with these settings; `bert-serve serve --model {source.where}` does that."
+                f"`{source.where}` was not exported yet with these settings; run `bert-serve serve --model {source.where}` to export it."
             )
         command = export_command()
         with _locked(folder) as lock:
             if not _is_there(bundle):  # another start may have made it while this one waited
-                logger.info("%s is exported once, as %s; that takes minutes, and with --precision fp32 one", source.where, bundle)
+                logger.info("exporting %s, once, as %s; this takes minutes, or one minute with --precision fp32", source.where, bundle)
                 flags = [
                     "--output",
                     str(folder),
@@ -281,11 +281,11 @@ def obtain(source: Source, options: Sequence[str], cache: Path, *, export: bool 
                 ]
                 code = run_export([*command, *flags, "--", source.where], lock=lock)
                 if code == GRAPH_MISSING and _is_there(bundle):
-                    logger.warning("%s is served without the graph that the line above names", source.where)
+                    logger.warning("serving %s without the graph that the line above names", source.where)
                 elif code != 0:
                     if code < _SIGNALED:
                         logger.error(
-                            "the export failed; flags in the message above are flags of `bert-export`: run it yourself, and give its bundle with --model"
+                            "the export failed; the line above names flags of `bert-export`: export with them, and serve the bundle with --model"
                         )
                     raise SystemExit(code)
                 return bundle
@@ -333,7 +333,7 @@ def cache_folder(settings: SourceSettings) -> Path:
     try:
         return Path.home() / ".cache" / "bertserve"
     except RuntimeError as error:
-        raise SettingsError("--model needs a folder for what it exports, and this user has no home; give --cache-dir.") from error
+        raise SettingsError("--model needs a folder for its exports, and this user has no home directory; give --cache-dir.") from error
 
 
 def _is_installed(package: str) -> bool:
@@ -357,12 +357,12 @@ def _locked(folder: Path) -> Iterator[int]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w", encoding="ascii")
     except OSError as error:
-        raise StartError(f"--model cannot keep what it exports in `{folder}` ({error.strerror}); give another --cache-dir.") from error
+        raise StartError(f"--model cannot write its exports to `{folder}` ({error.strerror}); give another --cache-dir.") from error
     with lock:
         with suppress(OSError):  # on a file system without locks each exports, and the last one's bundle stays: they are the same
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                logger.warning("another start exports into %s; this one waits for it", folder)
+                logger.warning("waiting for another start that exports into %s", folder)
                 fcntl.flock(lock, fcntl.LOCK_EX)
         yield lock.fileno()

@@ -142,7 +142,7 @@ def test_the_serving_install_has_no_torch() -> None:
     assert "[]" == subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     export = subprocess.run([python.with_name("bert-export"), "x", "--output", "y"], capture_output=True, text=True, check=False)
     assert 3 == export.returncode
-    assert "pip install 'onnx<" in export.stderr
+    assert "pip install '" in export.stderr and "'onnx<" in export.stderr
     assert 0 == subprocess.run([python.with_name("bert-serve"), "check"], cwd=ROOT, capture_output=True, check=False).returncode
 
 

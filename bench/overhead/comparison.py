@@ -223,7 +223,7 @@ class Comparison:
         records = [record for each in done.records for record in each]
         measured = measure(name, records, done.measured, texts=[body.texts for body in targets[0].bodies])
         if measured.latency is None:
-            raise BenchError(f"{name} answered nothing to {load.workload} texts over {load.connections} connections.")
+            raise BenchError(f"{name} did not answer any request with {load.workload} texts over {load.connections} connections.")
         return Result(
             rps=measured.rps,
             p50_ms=measured.latency.p50_ms,

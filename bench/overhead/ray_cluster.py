@@ -41,7 +41,7 @@ def until(check: Callable[[], bool], what: str) -> None:
     end = time.monotonic() + PATIENCE_S
     while not check():
         if time.monotonic() > end:
-            raise BenchError(f"waited in vain until {what}.")
+            raise BenchError(f"timed out while waiting until {what}.")
         time.sleep(0.1)
 
 
@@ -109,7 +109,7 @@ class RayCluster:
             if status < _FAILED:
                 break
         if status != _OK:
-            raise BenchError(f"Ray Serve does not take the configuration: {said[-1000:]}")
+            raise BenchError(f"Ray Serve does not accept the configuration: {said[-1000:]}")
 
     def status(self) -> Any:
         """Returns what `serve status` says of the application `bertserve`."""

@@ -190,7 +190,7 @@ def haproxy(replica_ports: Sequence[int], folder: Path) -> Iterator[HAProxy]:
         BenchError: There is none on this system, or it did not start.
     """
     if not installed():
-        raise BenchError("this system has no haproxy; install the package of that name.")
+        raise BenchError("haproxy is not installed; install the package haproxy.")
     port, stats_port = free_ports(2)
     file, log = folder / f"haproxy-{port}.cfg", folder / f"haproxy-{port}.log"
     file.write_text(configuration(port, stats_port, replica_ports), encoding="utf-8")

@@ -137,7 +137,7 @@ def summary_lines(report: Report) -> Iterator[str]:
     for name, value in report.figures.items():
         yield f"{name}: {_format(value)}"
     if report.is_lower_bound:
-        yield "every rate that was tried holds, so that higher ones may too; give more --steps, or a higher --max-rate"
+        yield "all tested rates meet the targets, so higher ones may too; give more --steps, or a higher --max-rate"
     if result := slo.sweep_result(report.document()):
         yield f"result: {result}"
     for verdict in report.verdicts:
@@ -146,7 +146,7 @@ def summary_lines(report: Report) -> Iterator[str]:
         steps = ", ".join(report.inconclusive)
         yield f"inconclusive: {steps}: the generator was late in both tries, so these rates were not measured; run the generator on another machine, or with less load on this one"
     if report.interrupted:
-        yield "interrupted: these are the metrics of what there was"
+        yield "interrupted: these are the metrics of the requests so far"
 
 
 def _run_lines(run: Run) -> Iterator[str]:
@@ -181,7 +181,7 @@ def _target_lines(target: Measurement) -> Iterator[str]:
 def _generator_line(generator: GeneratorStats) -> str:
     late = "" if generator.late_p99_ms is None else f", sends {generator.late_p99_ms:.2f} ms late at p99"
     return (
-        f"generator: {generator.cpu_share:.1%} of a core, {generator.cpu_us_per_request:.0f} us a request, "
+        f"generator: {generator.cpu_share:.1%} of a core, {generator.cpu_us_per_request:.0f} us per request, "
         f"{generator.connections} connections, timer {generator.lag_p99_ms:.2f} ms late at p99{late}"
     )
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bertserve.export.analyze.sweep import Point, Sweep
     from bertserve.export.analyze.timing import Timing
 
-_HEAD = ("precision", "tokens", "parameters", "GFLOP", "ms", "CPU ms", "GFLOP/s", "texts/s", "CPU ms a text", "MiB")
+_HEAD = ("precision", "tokens", "parameters", "GFLOP", "ms", "CPU ms", "GFLOP/s", "texts/s", "CPU ms per text", "MiB")
 _BUSY = 1.2  # from which share of wall time to CPU time on the reader is told
 
 MISSING = f"no plots, because matplotlib is not installed: {install_command('bench')}"
@@ -44,17 +44,20 @@ def sweep_tables(sweep: Sweep) -> Iterator[str]:
         yield f"\nby {'length and precision' if axis == 'base' else title}"
         yield from align(table)
     batch = next(timing.batch for point in sweep.points for timing in point.timings)
-    yield f"\nms, CPU ms, GFLOP/s: a text alone; texts/s, CPU ms a text: in batches of {batch}; ratios are of CPU ms"
+    yield f"\nms, CPU ms, GFLOP/s: for one text; texts/s, CPU ms per text: in batches of {batch}; ratios are of CPU ms"
     shares = [timing.latency_ms / timing.latency_cpu_ms for point in sweep.points for timing in point.timings]
     if (share := statistics.median(shares)) > _BUSY:
-        yield f"the machine was busy: runs took {share:.1f} times their CPU time; ms and texts/s are worse for it, CPU ms hardly"
+        yield f"the machine was busy: runs took {share:.1f} times their CPU time, which makes ms and texts/s worse, but hardly CPU ms"
     yield from (f"left out: {reason}" for reason in sweep.omitted)
 
 
 def profile_tables(profile: Profile) -> Iterator[str]:
     """Yields the lines of a profile: parts of the model with attention and heads, then kinds of operators."""
     total = profile.kernels_ms
-    yield f"{profile.length} tokens: {total:.2f} ms in {len(profile.nodes)} kernels, {profile.run_ms:.2f} ms a run with the profiler, {profile.runs} runs"
+    yield (
+        f"{profile.length} tokens: {total:.2f} ms in {len(profile.nodes)} kernels, {profile.run_ms:.2f} ms "
+        f"per run with the profiler, {profile.runs} runs"
+    )
     attention, parts = profile.attention(), [("part", "ms", "share", "attention ms", "heads", "ms a head")]
     for part, ms in profile.by_part().items():
         heads = profile.heads.get(part)

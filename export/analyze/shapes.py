@@ -82,5 +82,5 @@ def choose_lengths(asked: Sequence[int] | None, default: Sequence[int], most: in
         CheckpointError: The model does not take a length that was asked for.
     """
     if asked is not None and max(asked) > most:
-        raise CheckpointError(f"the model takes {most} tokens at most, and --lengths has {max(asked)}; give shorter ones.")
+        raise CheckpointError(f"the model takes at most {most} tokens, but --lengths has {max(asked)}; give shorter ones.")
     return [length for length in asked or default if length <= most] or [most]

@@ -69,7 +69,8 @@ def shape_of(config: Any) -> Shape:
     values = [getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")]
     if not all(isinstance(value, int) for value in values):
         raise CheckpointError(
-            f"a {type(config).__name__} does not say its layers, heads and hidden size, {values}; give a BERT-like encoder's."
+            f"a {type(config).__name__} does not have layers, heads and a hidden size as numbers ({values}); give "
+            "the configuration of a BERT-like encoder."
         )
     inner = _inner_name(config)
     layers, heads, hidden = (int(value) for value in values if value is not None)
@@ -97,11 +98,13 @@ def random_checkpoint(config: Any) -> Checkpoint:
         with initialization.no_init_weights():
             model = AutoModel.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
-        raise CheckpointError(f"transformers makes no encoder of this {type(config).__name__} ({shape_of(config)}): {error}.") from error
+        raise CheckpointError(
+            f"transformers cannot create an encoder from this {type(config).__name__} ({shape_of(config)}): {error}."
+        ) from error
     _fill(model)
     taken = inspect.signature(model.forward).parameters
     if model.main_input_name not in INPUTS:
-        raise CheckpointError(f"{type(model).__name__} reads `{model.main_input_name}`, not token ids; only models of text are analyzed.")
+        raise CheckpointError(f"{type(model).__name__} reads `{model.main_input_name}`, not token ids; only text models can be analyzed.")
     return Checkpoint(
         source="random weights",
         model=model,
@@ -301,7 +304,7 @@ def run_sweep(spec: SweepSpec, progress: Progress) -> Sweep:
     for name, fits in Budget(spec.seconds).steps(named):
         chosen = named[name]
         if not fits:
-            omitted.append(f"{name}: not begun, because --seconds {spec.seconds:g} would not have been enough")
+            omitted.append(f"{name}: not started, because --seconds {spec.seconds:g} would not have been enough")
         elif chosen is None:
             points += _measure(checkpoint, "base", base, spec, lengths, progress)
             del checkpoint  # the next model needs the memory

@@ -94,9 +94,9 @@ def load_checkpoint(
     embeds = TASKS[chosen_task].embeds
     if layers != "last" and not embeds:
         named = layers if isinstance(layers, str) else ",".join(map(str, layers))
-        raise CheckpointError(f"--layers {named} is for {feature_extraction.TASK.name}, and `{source}` is for {chosen_task}; leave it out.")
+        raise CheckpointError(f"--layers {named} is for {feature_extraction.TASK.name}, but `{source}` is for {chosen_task}; remove it.")
     if combine is not None and layers == "last":
-        raise CheckpointError(f"--combine {combine} is for several layers; name them with --layers, or leave it out.")
+        raise CheckpointError(f"--combine {combine} needs several layers; give them with --layers, or remove it.")
     tokenizer = load_tokenizer(source, files.tokenizer_folder)
     sentences = read_sentence_settings(files.folder, files.trained_folder) if embeds else None
     model = load_model(files, chosen_task, auto_class, config, ignored_weights)
@@ -172,12 +172,12 @@ def _check_vocabulary(source: str, model: PreTrainedModel, vocabulary: int) -> N
     try:
         embeddings: Any = model.get_input_embeddings()
     except NotImplementedError as error:
-        raise CheckpointError(f"{type(model).__name__} of `{source}` has no embedding of token ids, which is not understood.") from error
+        raise CheckpointError(f"{type(model).__name__} of `{source}` has no embedding of token ids, so it is not supported.") from error
     rows = embeddings.weight.shape[0]
     if vocabulary > rows:
         raise CheckpointError(
-            f"the tokenizer of `{source}` has {vocabulary} tokens, the embedding only {rows} rows; they do not belong together. "
-            "Save the tokenizer that the model was trained with beside it."
+            f"the tokenizer of `{source}` has {vocabulary} tokens, but the embedding has only {rows} rows; save "
+            "the tokenizer that the model was trained with next to it."
         )
 
 
@@ -185,8 +185,9 @@ def _check_length(source: str, task: Task, max_length: int) -> None:
     least = TASKS[task].min_length
     if max_length < least:
         raise CheckpointError(
-            f"`{source}` has a usable length of {max_length} tokens, special tokens counted, and {task} needs {least}; check the position table "
-            "(`max_position_embeddings`), and the lengths in tokenizer_config.json and sentence_bert_config.json, or correct --task."
+            f"`{source}` has a usable length of {max_length} tokens, including special tokens, but {task} needs "
+            f"{least}; check the position table (`max_position_embeddings`), and the lengths in tokenizer_config.json "
+            "and sentence_bert_config.json, or fix --task."
         )
 
 
@@ -195,7 +196,8 @@ def _check_template(source: str, pair: tuple[Piece, ...]) -> None:
     texts = [piece.text for piece in pair if isinstance(piece, TextPiece)]
     if texts != ["a", "b"]:
         raise CheckpointError(
-            f"the tokenizer of `{source}` does not put the second text of a pair once behind the first, but {texts}; save it with another template."
+            f"the tokenizer of `{source}` does not put the second text of a pair once after the first, but {texts}; "
+            "save it with another template."
         )
 
 
@@ -205,7 +207,7 @@ def _check_types(source: str, config: Any, inputs: tuple[InputSpec, ...], pieces
     highest = max(piece.type_id for piece in pieces)
     if rows and highest >= rows and any(spec.fill == "type_ids" for spec in inputs):
         raise CheckpointError(
-            f"the tokenizer of `{source}` gives token types up to {highest}, and the model has {rows}; they do not belong together."
+            f"the tokenizer of `{source}` gives token types up to {highest}, but the model has {rows}; use the tokenizer of this model."
         )
 
 
@@ -218,7 +220,7 @@ def _padding(source: str, model: PreTrainedModel, tokenizer: Any, inputs: tuple[
         asks = "decoder_input" in str(error)
         raise CheckpointError(
             f"{type(model).__name__} of `{source}` "
-            + ("has a decoder whose inputs no text fills" if asks else "does not run on what its tokenizer gives")
+            + ("has a decoder whose inputs cannot be made from a text" if asks else "fails on the inputs of its tokenizer")
             + f": {type(error).__name__}: {error}; fix the checkpoint; bert-export may also not support its kind."
         ) from error
 

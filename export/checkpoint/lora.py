@@ -156,12 +156,13 @@ class LoraAdapter:
             layer = layers.get(name)
             if not isinstance(layer, torch.nn.Linear):
                 raise CheckpointError(
-                    f"the adapter `{self.folder.name}` changes `{name}`, which is no linear layer of {type(model).__name__}."
+                    f"the adapter `{self.folder.name}` changes `{name}`, which is not a linear layer of {type(model).__name__}."
                 )
             if (update.b.shape[0], update.a.shape[1]) != tuple(layer.weight.shape):
                 raise CheckpointError(
-                    f"the adapter `{self.folder.name}` changes `{name}` by {update.b.shape[0]} x {update.a.shape[1]}, and the layer is "
-                    f"{' x '.join(map(str, layer.weight.shape))}; it was trained on another model than `{self.base_model}`."
+                    f"the adapter `{self.folder.name}` changes `{name}` by {update.b.shape[0]} x {update.a.shape[1]}, "
+                    f"but the layer is {' x '.join(map(str, layer.weight.shape))}; it was trained on another model than "
+                    f"`{self.base_model}`."
                 )
 
     def _check_full_parameters(self, model: PreTrainedModel, parameters: dict[str, torch.nn.Parameter]) -> None:
@@ -185,8 +186,9 @@ class LoraAdapter:
             others = [other for other in names[parameters[name]] if other != name]
             if others and parameters[name].ndim > 1:
                 raise CheckpointError(
-                    f"the adapter `{self.folder.name}` changes `{name}` alone, which {type(model).__name__} shares with `{others[0]}`; "
-                    "that is not understood: export a checkpoint in which they are two (`tie_word_embeddings`), with the adapter merged by peft."
+                    f"the adapter `{self.folder.name}` changes only `{name}`, which {type(model).__name__} shares with "
+                    f"`{others[0]}`; this is not supported: merge the adapter with peft, and export a checkpoint in which "
+                    "the two are separate (`tie_word_embeddings`)."
                 )
 
 
@@ -227,17 +229,17 @@ def read_adapter(folder: Path) -> LoraAdapter | None:
 def _check_settings(folder: Path, config: Any) -> None:
     """Refuses adapters of other kinds than LoRA, settings that are not understood, and a base model that is not named."""
     if not isinstance(config, dict):
-        raise CheckpointError(f"the adapter `{folder.name}` cannot be read: {CONFIG_FILE} is no JSON object; save it again.")
+        raise CheckpointError(f"the adapter `{folder.name}` cannot be read: {CONFIG_FILE} is not a JSON object; save it again.")
     if config.get("peft_type") != "LORA":
         raise CheckpointError(
-            f"the adapter `{folder.name}` is of type {config.get('peft_type')}; only LORA is understood: merge it with peft."
+            f"the adapter `{folder.name}` has the type {config.get('peft_type')}, but only LORA is supported; merge it with peft."
         )
     for setting in sorted(config.keys() - _READ - _OF_TRAINING):
         if config[setting] not in _UNDERSTOOD.get(setting, _OFF):
             value = repr(config[setting])
             raise CheckpointError(
-                f"the adapter `{folder.name}` has `{setting}` = {value if len(value) <= _MAX_SHOWN else value[:_MAX_SHOWN] + '…'}, which is not "
-                "understood; merge it with peft and export the result."
+                f"the adapter `{folder.name}` has `{setting}` = {value if len(value) <= _MAX_SHOWN else value[:_MAX_SHOWN] + '…'}, "
+                "which is not supported; merge it with peft and export the result."
             )
     alpha = config.get("lora_alpha")
     if isinstance(alpha, bool) or not isinstance(alpha, int | float):
@@ -246,7 +248,7 @@ def _check_settings(folder: Path, config: Any) -> None:
         )
     if not config.get("base_model_name_or_path"):
         raise CheckpointError(
-            f"the adapter `{folder.name}` does not say on which model it was trained; set `base_model_name_or_path` in {CONFIG_FILE}."
+            f"the adapter `{folder.name}` does not name the model that it was trained on; set `base_model_name_or_path` in {CONFIG_FILE}."
         )
 
 
@@ -269,7 +271,7 @@ def _sort_tensors(
         elif part in wanted:
             parts.setdefault(layer, {})[part] = tensor
         else:
-            raise CheckpointError(f"the adapter `{folder.name}` has a tensor `{key}`, which is not understood; only linear layers are.")
+            raise CheckpointError(f"the adapter `{folder.name}` has a tensor `{key}`, which is not supported; only linear layers are.")
     for layer, found in parts.items():
         if not {"A.weight", "B.weight"} <= found.keys():
             raise CheckpointError(f"the adapter `{folder.name}` lacks one of the two matrices of `{layer}`; save it again.")
@@ -278,9 +280,7 @@ def _sort_tensors(
     updates = {layer: LowRankUpdate(found["A.weight"], found["B.weight"], found.get("magnitude_vector")) for layer, found in parts.items()}
     inconsistent = [layer for layer, update in updates.items() if not update.is_consistent]
     if inconsistent:
-        raise CheckpointError(
-            f"the adapter `{folder.name}` has tensors of `{inconsistent[0]}` whose shapes do not fit each other; save it again."
-        )
+        raise CheckpointError(f"the adapter `{folder.name}` has tensors of `{inconsistent[0]}` whose shapes do not match; save it again.")
     return updates, full_parameters
 
 

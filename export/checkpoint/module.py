@@ -114,7 +114,7 @@ def load_module(reference: str) -> Checkpoint:
     spec_tokenizer = _load_tokenizer(path, spec)
     names = [name for name in inspect.signature(spec.module.forward).parameters if name in INPUTS]
     if "input_ids" not in names:
-        raise CheckpointError(f"`forward` of the module of `{reference}` has no parameter `input_ids`; known are {', '.join(INPUTS)}.")
+        raise CheckpointError(f"`forward` of the module of `{reference}` has no parameter `input_ids`; supported are {', '.join(INPUTS)}.")
     spec_tokenizer.model_input_names = names
     task = TASKS[spec.task]
     labels = dict(enumerate(spec.labels)) if task.labeled else {0: "", 1: ""}
@@ -153,7 +153,7 @@ def module_name(reference: str) -> str:
 def _split(reference: str) -> tuple[Path, str]:
     file, colon, factory = reference.rpartition(":")
     if not colon or not file or not factory.isidentifier() or not Path(file).is_file():
-        raise CheckpointError(f"--module is `{reference}`, and not FILE:FACTORY, a Python file that exists and a function in it.")
+        raise CheckpointError(f"--module is `{reference}`; give FILE:FACTORY, a Python file that exists and a function in it.")
     return Path(file).resolve(), factory
 
 
@@ -161,7 +161,7 @@ def _call(path: Path, factory: str) -> ModuleSpec:
     name = f"bertserve_module_{path.stem}"
     found = importlib.util.spec_from_file_location(name, path)
     if found is None or found.loader is None:
-        raise CheckpointError(f"`{path}` is no Python file; its name ends in .py.")
+        raise CheckpointError(f"`{path}` is not a Python file; its name must end in .py.")
     loaded = importlib.util.module_from_spec(found)
     sys.modules[name] = loaded  # dataclasses and exporters look modules up by name
     try:
@@ -172,9 +172,9 @@ def _call(path: Path, factory: str) -> ModuleSpec:
     try:
         spec = ModuleSpec(**made) if isinstance(made, Mapping) else made
     except TypeError as error:
-        raise CheckpointError(f"`{factory}` of `{path}` returned a dictionary that is no ModuleSpec: {error}.") from error
+        raise CheckpointError(f"`{factory}` of `{path}` returned a dictionary that is not a ModuleSpec: {error}.") from error
     if not isinstance(spec, ModuleSpec) or not isinstance(spec.module, torch.nn.Module):
-        raise CheckpointError(f"`{factory}` of `{path}` returned a {type(made).__name__}, and not a ModuleSpec with a torch module.")
+        raise CheckpointError(f"`{factory}` of `{path}` returned a {type(made).__name__} instead of a ModuleSpec with a torch module.")
     _check_fields(path, spec)
     return spec
 
@@ -189,12 +189,11 @@ def _check_fields(path: Path, spec: ModuleSpec) -> None:
         if value not in allowed:
             raise CheckpointError(f"`{name}` of the module of `{path}` is {value!r}; allowed are {', '.join(allowed)}.")
     if not isinstance(spec.max_length, int) or spec.max_length < 3:
-        raise CheckpointError(f"`max_length` of the module of `{path}` is {spec.max_length!r}; it is a number of tokens, 3 at least.")
+        raise CheckpointError(f"`max_length` of the module of `{path}` is {spec.max_length!r}; it must be a number of tokens, at least 3.")
     labeled = TASKS[spec.task].labeled
     if labeled != bool(spec.labels):
         raise CheckpointError(
-            f"`labels` of the module of `{path}` are {list(spec.labels)!r}; a classification has some, and {spec.task} "
-            + ("needs them." if labeled else "none.")
+            f"`labels` of the module of `{path}` are {list(spec.labels)!r}; {spec.task} " + ("needs labels." if labeled else "none.")
         )
 
 
@@ -224,8 +223,8 @@ def _check_outputs(reference: str, spec: ModuleSpec, model: _Module, names: list
         found = model(**{name: values[name] for name in names})
     except Exception as error:  # the user's code raises anything
         raise CheckpointError(
-            f"the module of `{reference}` fails on two rows of 5 tokens whose id is {vocabulary - 1}, the tokenizer's last: "
-            f"{type(error).__name__}: {error}"
+            f"the module of `{reference}` fails on two rows of 5 tokens with the id {vocabulary - 1}, the tokenizer's "
+            f"last: {type(error).__name__}: {error}"
         ) from error
     task, width = TASKS[spec.task], len(spec.labels)
     for output in task.outputs:
@@ -234,8 +233,8 @@ def _check_outputs(reference: str, spec: ModuleSpec, model: _Module, names: list
         expected = (2, *tail) if output.kind == "per_text" else (2, 5, *tail)
         if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.float32 or tuple(tensor.shape) != expected:
             raise CheckpointError(
-                f"the module of `{reference}` gives `{output.name}` of {tensor.dtype} {list(tensor.shape)} for 2 rows of 5 tokens; "
-                f"{spec.task} with {width} labels wants torch.float32 {list(expected)}."
+                f"the module of `{reference}` gives `{output.name}` of {tensor.dtype} {list(tensor.shape)} for 2 rows "
+                f"of 5 tokens; {spec.task} with {width} labels needs torch.float32 {list(expected)}."
             )
     return int(found[task.outputs[0].name].shape[-1])
 

@@ -66,7 +66,8 @@ def settle_pad_token(source: str, model: PreTrainedModel, tokenizer: Any, pieces
     free = next((id_ for id_ in order if id_ is not None and id_ not in template and _is_row(id_, model)), None)
     if free is None:
         raise CheckpointError(
-            f"the tokenizer of `{source}` has no padding token, nor another special token that no text gets; set `pad_token` and save it again."
+            f"the tokenizer of `{source}` has no padding token, and no other special token that texts do not use; "
+            "set `pad_token` and save it again."
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(free)
@@ -94,8 +95,9 @@ def refuse_ordinary_padding(source: str, tokenizer: Any, pad_id: int, texts: Ite
     if found is not None:
         token = tokenizer.convert_ids_to_tokens(pad_id)
         raise CheckpointError(
-            f"the padding token of `{source}` is `{token}` (id {pad_id}), which is an ordinary token: `{found[:60]}` has it; set `pad_token` to a "
-            "token that no text has, and `pad_token_id` in config.json to its id."
+            f"the padding token of `{source}` is `{token}` (id {pad_id}), which is an ordinary token, such as "
+            f"in `{found[:60]}`; set `pad_token` to a token that no text has, and `pad_token_id` in config.json "
+            "to its id."
         )
 
 
@@ -167,9 +169,11 @@ def refuse_self_modifying(source: str, model: PreTrainedModel) -> Iterator[None]
             if settings_before[key] != value
         )
         raise CheckpointError(
-            f"{type(model).__name__} of `{source}` puts a {after.__name__} in place of the {before.__name__} `{name}` when it reads a short text, "
-            "so its answers depend on what it read before. "
-            + (f"If all texts are to be read so, set {changes} in config.json." if changes else "Such a model is not understood.")
+            (
+                f"{type(model).__name__} of `{source}` replaces the {before.__name__} `{name}` with a {after.__name__} "
+                "when it reads a short text, so its answers depend on earlier texts. "
+            )
+            + (f"If this is right for all texts, set {changes} in config.json." if changes else "Such a model is not supported.")
         )
 
 

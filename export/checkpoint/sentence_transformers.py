@@ -78,11 +78,9 @@ def find_transformer(folder: Path) -> Path:
     folders = [entry.folder for entry in read_modules(folder) if entry.kind == TRANSFORMER] or [folder]
     if len(folders) > 1:
         names = ", ".join(f"`{path.name}`" for path in folders)
-        raise CheckpointError(
-            f"`{folder / MODULES_FILE}` has {len(folders)} Transformer steps ({names}); only checkpoints of one are understood."
-        )
+        raise CheckpointError(f"`{folder / MODULES_FILE}` has {len(folders)} Transformer steps ({names}); only one is supported.")
     if not folders[0].is_dir():
-        raise CheckpointError(f"the folder `{folders[0]}` is missing, which {MODULES_FILE} names; copy the checkpoint whole.")
+        raise CheckpointError(f"the folder `{folders[0]}`, which {MODULES_FILE} names, is missing; copy the whole checkpoint.")
     return folders[0]
 
 
@@ -101,7 +99,7 @@ def read_json(path: Path, default: Any) -> Any:
 def _entry(folder: Path, kind: str, path: str) -> ModuleEntry:
     parts = PurePosixPath(path)
     if parts.is_absolute() or ".." in parts.parts:
-        raise CheckpointError(f"`{folder / MODULES_FILE}` names `{path}`, which is outside of the checkpoint; name a folder within it.")
+        raise CheckpointError(f"`{folder / MODULES_FILE}` names `{path}`, which is outside of the checkpoint; name a folder inside it.")
     return ModuleEntry(kind.rpartition(".")[2], folder / parts)
 
 
@@ -156,8 +154,8 @@ def read_sentence_settings(folder: Path, model_folder: Path) -> SentenceSettings
             normalize = True
         elif entry.kind != TRANSFORMER:
             raise CheckpointError(
-                f"`{folder / MODULES_FILE}` has a step `{entry.kind}`; known are Transformer, Pooling and Normalize. "
-                "Its vectors cannot be served."
+                f"`{folder / MODULES_FILE}` has the step `{entry.kind}`, which is not supported; supported are Transformer, "
+                "Pooling and Normalize."
             )
     prompts = read_json(folder / "config_sentence_transformers.json", {})
     return SentenceSettings(
@@ -176,7 +174,7 @@ def _read_max_length(model_folder: Path) -> int | None:
     config = read_json(path, {})
     if config.get("do_lower_case"):
         raise CheckpointError(
-            f"`{path}` sets `do_lower_case`, which is not known; let the tokenizer lower the case and save the checkpoint again."
+            f"`{path}` sets `do_lower_case`, which is not supported; let the tokenizer make lowercase, and save the checkpoint again."
         )
     length: int | None = config.get("max_seq_length")
     return length
@@ -186,7 +184,7 @@ def _read_pooling(path: Path) -> Pooling:
     """Reads the pooling mode of a Pooling module's `config.json`."""
     config = read_json(path, None)
     if config is None:
-        raise CheckpointError(f"`{path}` is missing, which modules.json names; copy the checkpoint whole.")
+        raise CheckpointError(f"`{path}`, which modules.json names, is missing; copy the whole checkpoint.")
     given = config.get("pooling_mode")
     if given is None:
         flags = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
@@ -194,7 +192,7 @@ def _read_pooling(path: Path) -> Pooling:
     else:
         modes = given if isinstance(given, list) else [given]
     if len(modes) != 1 or modes[0] not in _POOLINGS:
-        raise CheckpointError(f"`{path}` pools by {' and '.join(modes) or 'nothing'}; known is one of {', '.join(_POOLINGS)}.")
+        raise CheckpointError(f"`{path}` pools by {' and '.join(modes) or 'nothing'}; supported is one of {', '.join(_POOLINGS)}.")
     if config.get("include_prompt") is False:
-        raise CheckpointError(f"`{path}` leaves the prompt's tokens out of pooling, which is not known; its vectors cannot be served.")
+        raise CheckpointError(f"`{path}` leaves the tokens of the prompt out of pooling, which is not supported.")
     return _POOLINGS[modes[0]]

@@ -42,7 +42,7 @@ def model_inputs(model: PreTrainedModel, tokenizer: Any) -> tuple[InputSpec, ...
     """
     parameters = inspect.signature(model.forward).parameters
     if model.main_input_name not in INPUTS:
-        raise CheckpointError(f"{type(model).__name__} reads `{model.main_input_name}`, not token ids; only models of text are exported.")
+        raise CheckpointError(f"{type(model).__name__} reads `{model.main_input_name}`, not token ids; only text models can be exported.")
     needed = [
         name
         for name, parameter in parameters.items()
@@ -52,11 +52,11 @@ def model_inputs(model: PreTrainedModel, tokenizer: Any) -> tuple[InputSpec, ...
     ]
     if needed:
         raise CheckpointError(
-            f"{type(model).__name__} needs inputs that are not understood: {', '.join(needed)}; known are {', '.join(INPUTS)}."
+            f"{type(model).__name__} needs inputs that are not supported: {', '.join(needed)}; supported are {', '.join(INPUTS)}."
         )
     unknown = [name for name in tokenizer.model_input_names if name not in INPUTS]
     if unknown:
-        raise CheckpointError(f"the tokenizer gives inputs that are not understood: {', '.join(unknown)}.")
+        raise CheckpointError(f"the tokenizer gives inputs that are not supported: {', '.join(unknown)}.")
     # the tracer passes inputs by position
     return tuple(INPUTS[name] for name in parameters if name in INPUTS and name in tokenizer.model_input_names)
 
@@ -105,19 +105,19 @@ def choose_layers(model: PreTrainedModel, tokenizer: Any, layers: Layers) -> Lay
     if layers == "last":
         return layers
     if layers == "last_four" and (count := model.config.num_hidden_layers) < LAST_FOUR:
-        raise CheckpointError(f"the model has {count} layers, and --layers last_four needs {LAST_FOUR}; leave it out.")
+        raise CheckpointError(f"the model has {count} layers, but --layers last_four needs {LAST_FOUR}; remove it.")
     model.config.output_hidden_states = True
     if layers == "last_four":
         return layers
     depth = _depth(model, tokenizer)
     if other := [layer for layer in layers if not -depth - 1 <= layer <= depth]:
         raise CheckpointError(
-            f"--layers names {other[0]}, and the model has the layers 1 to {depth}, and 0 for what its embeddings give; or from the end -1 to "
-            f"{-depth - 1}."
+            f"--layers has {other[0]}, but the model has the layers 1 to {depth}, and 0 for its embeddings; give "
+            f"these, or -1 to {-depth - 1} to count from the end."
         )
     numbers = [layer % (depth + 1) for layer in layers]
     if len(set(numbers)) < len(numbers):
-        raise CheckpointError(f"--layers names a layer twice: {','.join(map(str, layers))}; name each once.")
+        raise CheckpointError(f"--layers has a duplicate: {','.join(map(str, layers))}; name each once.")
     return tuple(sorted({*numbers, depth})) if numbers != [depth] else "last"
 
 
@@ -141,7 +141,8 @@ def _depth(model: PreTrainedModel, tokenizer: Any) -> int:
     if states is None or any(state.shape != last.shape for state in states):
         shapes = [] if states is None else [list(state.shape) for state in states]
         raise CheckpointError(
-            f"{type(model).__name__} has layers of other shapes than its last one's {list(last.shape)}: {shapes}; export it without --layers."
+            f"{type(model).__name__} has layers with other shapes than its last one, {list(last.shape)}: {shapes}; "
+            "export it without --layers."
         )
     return len(states) - 1
 
@@ -172,21 +173,20 @@ def count_heads(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
         outputs: Any = model(input_ids=ids)
     layers = outputs.get("attentions")
     if layers is None:
-        raise CheckpointError(
-            f"{type(model).__name__} returns no attention of one text's tokens to each other; export it without --attentions."
-        )
+        raise CheckpointError(f"{type(model).__name__} returns no attention between the tokens of a text; export it without --attentions.")
     length = ids.shape[1]
     for number, weights in enumerate(layers):
         if weights is None or tuple(weights.shape[:1] + weights.shape[2:]) != (1, length, length):
             found = "none" if weights is None else f"a tensor of {list(weights.shape)}"
             raise CheckpointError(
-                f"{type(model).__name__} returns {found} as the attention of layer {number} to a text of {length} tokens, and not one "
-                f"of [1, heads, {length}, {length}]; export it without --attentions."
+                f"{type(model).__name__} returns {found} as the attention of layer {number} to a text of {length} "
+                f"tokens, instead of [1, heads, {length}, {length}]; export it without --attentions."
             )
         sums = weights.sum(-1)
         if weights.min() < 0 or (sums - 1).abs().max() > _TOLERANCE:
             raise CheckpointError(
-                f"the attention of layer {number} of {type(model).__name__} is not a distribution over the tokens: a token's weights add up to "
-                f"{sums.min():.3g} to {sums.max():.3g}, and the least is {weights.min():.3g}; export it without --attentions."
+                f"the attention of layer {number} of {type(model).__name__} is not a distribution over the tokens: "
+                f"a token's weights add up to {sums.min():.3g} to {sums.max():.3g}, and the smallest is {weights.min():.3g}; "
+                "export it without --attentions."
             )
     return tuple(int(weights.shape[1]) for weights in layers)

@@ -107,7 +107,7 @@ def read_card(card: Path, errors: str = "strict") -> str | None:
     if not card.is_file():
         return None
     if card.stat().st_size > MAX_CARD_BYTES:
-        logger.warning("`%s` has more than %d bytes, so it is left out, and its license and languages are unknown.", card, MAX_CARD_BYTES)
+        logger.warning("`%s` has more than %d bytes, so it is ignored, and its license and languages are unknown.", card, MAX_CARD_BYTES)
         return None
     return card.read_text(encoding="utf-8-sig", errors=errors)
 
@@ -145,7 +145,7 @@ def _texts(card: Path, found: dict[Any, Any], key: str) -> tuple[str, ...]:
 def _leave_out(card: Path, key: str, value: object, expected: str) -> None:
     shown = repr(value)
     logger.warning(
-        "`%s` in the front matter of `%s` is %s and not %s, so it is left out; put a text in quotes where YAML reads something else (`no`).",
+        "`%s` in the front matter of `%s` is %s instead of %s, so it is ignored; quote texts that YAML reads as something else (`no`).",
         key,
         card,
         shown if len(shown) <= 80 else f"{shown[:80]}…",
@@ -248,13 +248,13 @@ def read_with_transformers(what: str, from_pretrained: Callable[..., Any], folde
         reason = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
         if "trust_remote_code" in str(error):
             raise CheckpointError(
-                f"{what} needs custom code of the checkpoint's own (`auto_map`), which is never run; only architectures that "
-                f"transformers {transformers.__version__} has itself can be exported."
+                f"{what} needs custom code of the checkpoint (`auto_map`), which is never run; only architectures "
+                f"of transformers {transformers.__version__} can be exported."
             ) from error
         hint = ""
         if "weights" in what:
             hint = (
-                "; the file is damaged or not the real one, so fetch it again."
+                "; the file is damaged or a placeholder, so download it again."
                 if any(folder.glob("*.safetensors"))
                 else " Pickled weights are never loaded: save them with `save_pretrained` as safetensors."
             )
@@ -285,7 +285,10 @@ def _why_not_downloaded(source: str, error: Exception) -> str:
     hint = ""
     if any(isinstance(cause, RepositoryNotFoundError) for cause in causes):
         hint = " A private repository needs a token, in HF_TOKEN or by `hf auth login`."
-    return f"`{source}` is not a local folder, and the hub did not give it ({type(error).__name__}); check the id, --revision and the network.{hint}"
+    return (
+        f"`{source}` is not a local folder, and it cannot be downloaded from the hub ({type(error).__name__}); "
+        f"check the id, --revision and the network.{hint}"
+    )
 
 
 def _download(source: str, revision: str | None) -> Path:
@@ -312,8 +315,8 @@ def _find_base_model(adapter: LoraAdapter) -> Path:
     folder = find_transformer(_find_folder(adapter.base_model, adapter.base_revision))
     if (folder / CONFIG_FILE).is_file():
         raise CheckpointError(
-            f"the adapter `{adapter.folder.name}` was trained on `{adapter.base_model}`, which has an adapter of its own; merge both with peft "
-            "and export the result."
+            f"the adapter `{adapter.folder.name}` was trained on `{adapter.base_model}`, which is itself an adapter; "
+            "merge both with peft and export the result."
         )
     return folder
 

@@ -125,7 +125,7 @@ def _task_of_model(config: Any, task: str) -> tuple[Task, Any]:
     # every model with a head contains an encoder
     if trained_for and wanted not in trained_for and not TASKS[wanted].embeds:
         made_for = " and ".join(trained_for)
-        raise CheckpointError(f"the checkpoint is a {architectures[0]}, made for {made_for}; --task {wanted} does not fit it.")
+        raise CheckpointError(f"the checkpoint is a {architectures[0]}, made for {made_for}; --task {wanted} does not match it.")
     auto_class = trained_for.get(wanted, _auto_class(TASKS[wanted]))
     if TASKS[wanted].embeds and getattr(config, "is_encoder_decoder", False) and type(config) in AutoModelForTextEncoding._model_mapping:
         auto_class = AutoModelForTextEncoding  # no text fills the inputs of T5's decoder
@@ -187,7 +187,7 @@ def _give_sentence_order(model: Any) -> None:
     labels = model.sop_classifier.classifier.out_features
     if labels != SENTENCE_ORDERS:
         raise CheckpointError(
-            f"the head of sentence order has {labels} labels, as config.json says, and {SENTENCE_ORDERS} are known: in order, and swapped."
+            f"the head for sentence order has {labels} labels in config.json, but {SENTENCE_ORDERS} are supported: in order, and swapped."
         )
     model.predictions = torch.nn.Identity()
 

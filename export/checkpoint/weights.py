@@ -119,8 +119,9 @@ def _refuse_other_shapes(source: str, mismatched: Collection[tuple[str, Sequence
     if mismatched:
         name, given, configured = min(mismatched, key=lambda entry: entry[0])
         raise CheckpointError(
-            f"{len(mismatched)} weights of `{source}` have another shape than its config.json says: `{name}` is {list(given)}, configured is "
-            f"{list(configured)}. Mend config.json (`vocab_size`, the labels, `hidden_size` and the like) or take the weights that belong to it."
+            f"{len(mismatched)} weights of `{source}` have another shape than its config.json says: `{name}` is "
+            f"{list(given)}, but configured is {list(configured)}. Fix config.json (`vocab_size`, the labels, "
+            "`hidden_size` and the like), or use the weights that match it."
         )
 
 
@@ -152,19 +153,19 @@ def refuse_unexpected_weights(source: str, unexpected: Collection[str], model: P
     of_more_layers = [name for name in left if _without_layer_numbers(name) in patterns]
     if of_more_layers:
         raise CheckpointError(
-            f"`{source}` has weights of more layers than its config.json says: {len(of_more_layers)} would not be used, among them "
-            f"{_first_names(of_more_layers)}. "
-            "Set `num_hidden_layers` to what the weights have, or save the shortened model again with `save_pretrained`."
+            f"`{source}` has weights of more layers than its config.json says: {len(of_more_layers)} would not "
+            f"be used, such as {_first_names(of_more_layers)}. Set `num_hidden_layers` to what the weights have, "
+            "or save the shortened model again with `save_pretrained`."
         )
     modules = {name for name, _ in model.named_modules()}
     other_heads = _names_with_other_heads(model)
     unknown = [name for name in left if not _is_harmless(name, modules, other_heads)]
     if unknown:
         raise CheckpointError(
-            f"`{source}` has {len(unknown)} weights that its architecture has no place for, among them {_first_names(unknown)}. The model "
-            "would answer without them. Name the architecture that it was trained as in config.json, merge or remove the weights, export the "
-            "module with --module, or, if they do not matter, pass --ignore-weights with a pattern such as "
-            f"`{unknown[0].partition('.')[0]}.*`."
+            f"`{source}` has {len(unknown)} weights that its architecture does not use, such as {_first_names(unknown)}. "
+            "The model would answer without them. Set the architecture that it was trained with in config.json, "
+            "merge or remove the weights, export the module with --module, or, if they do not matter, pass --ignore-weights "
+            f"with a pattern such as `{unknown[0].partition('.')[0]}.*`."
         )
 
 
@@ -244,7 +245,7 @@ def _kept_heads(source: str, config: Any) -> Mapping[int, int]:
         ) from error
     if not known or any(count < 1 for count in kept.values()):
         raise CheckpointError(
-            f"`pruned_heads` of `{source}` is {pruned!r}, which leaves a layer without a head, or names one that is not there; of "
-            f"{config.num_attention_heads} heads each layer must keep one."
+            f"`pruned_heads` of `{source}` is {pruned!r}, which leaves a layer without a head, or names an unknown "
+            f"one; each layer must keep at least one of its {config.num_attention_heads} heads."
         )
     return kept

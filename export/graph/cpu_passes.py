@@ -91,7 +91,7 @@ def _attention(graph: ir.Graph, node: ir.Node, tape: ir.tape.Tape) -> Sequence[i
     x, packed_weight, packed_bias, mask, past, score_bias = (*node.inputs, *[None] * 5)[:6]
     weight, bias = rewrite.constant(packed_weight), rewrite.constant(packed_bias)
     if weight is None or bias is None or past or any(node.inputs[6:]) or node.attributes.get_int("unidirectional", 0) != 0:
-        raise GraphError(f"attention node `{node.name}` has inputs {_names(node.inputs)}, which is not understood.")
+        raise GraphError(f"attention node `{node.name}` has inputs {_names(node.inputs)}, which is not supported.")
     assert packed_weight is not None
     assert packed_bias is not None
     projections = [
@@ -112,7 +112,7 @@ def _skip_layer_norm(_: ir.Graph, node: ir.Node, tape: ir.tape.Tape) -> Sequence
     """`LayerNormalization(x + bias + skip)`, without a shift where there is none; the sum itself may be read too."""
     x, skip, gamma, beta, bias = (*node.inputs, None, None)[:5]
     if any(value.name for value in node.outputs[1:3]):
-        raise GraphError(f"`{node.name}` has inputs {_names(node.inputs)} and outputs {_names(node.outputs)}, which is not understood.")
+        raise GraphError(f"`{node.name}` has inputs {_names(node.inputs)} and outputs {_names(node.outputs)}, which is not supported.")
     total = tape.op("Add", [x if bias is None else tape.op("Add", [x, bias]), skip])
     attributes = {"axis": -1, "epsilon": node.attributes.get_float("epsilon", 1e-5)}
     norm = tape.op("LayerNormalization", [total, gamma, *([beta] if beta else [])], attributes)

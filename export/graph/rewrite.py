@@ -37,8 +37,9 @@ def load(path: Path) -> ir.Model:
     for node in model.graph:
         if any(attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()):
             raise GraphError(
-                f"the graph has a node `{node.op_type}` (`{node.name}`), which runs graphs of its own: the model's code decides or repeats "
-                "something by what it reads. That is not understood; export a model whose steps are the same for every text."
+                f"the graph has a node `{node.op_type}` (`{node.name}`), which runs subgraphs: the model's code branches "
+                "or loops on its input. This is not supported; export a model that runs the same steps for every "
+                "text."
             )
     common.LiftConstantsToInitializersPass(size_limit=0)(model)
     model.opset_imports.setdefault(CONTRIB, 1)

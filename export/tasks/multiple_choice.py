@@ -85,7 +85,7 @@ def _read_choice(document: Document, config: ModelConfig) -> int | None:
         return None
     choices = inputs.get("choices") if isinstance(inputs, dict) else None
     if not isinstance(choices, list):
-        raise ValueError("it has a `label` and no `choices`, of which it would be one.")
+        raise ValueError("it has a `label` but no `choices`.")
     if isinstance(label, str) and choices.count(label) == 1:
         return choices.index(label)
     if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < len(choices):

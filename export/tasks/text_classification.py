@@ -57,8 +57,9 @@ if TYPE_CHECKING:
 SIGMOID_THRESHOLD = 0.5  # a label of a sigmoid head is chosen from this score on
 _TWO = 2
 _SQUASHED = (
-    "the model's values go through a sigmoid and lie between 0 and 1, and right answers do not; if it was trained on values as they are, set "
-    '"problem_type": "regression" in its config.json and export it again'
+    "the model's values go through a sigmoid and lie between 0 and 1, but the right answers do not; if "
+    'it was trained on values without a sigmoid, set "problem_type": "regression" in its config.json '
+    "and export it again"
 )
 
 
@@ -138,11 +139,11 @@ def _read_label(document: Document, config: ModelConfig) -> Any:
         return None
     if len(config.labels) == 1:
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
-            raise ValueError(f"`label` must be a number, for the model has one label; it is {json.dumps(value)}.")
+            raise ValueError(f"`label` must be a number, because the model has one label; it is {json.dumps(value)}.")
         return float(value)
     labels = frozenset(_label_name(item, config.labels) for item in (value if isinstance(value, list) else [value]))
     if len(labels) != 1 and config.activation != "sigmoid":
-        raise ValueError(f"`label` has {len(labels)} labels, and those of the model exclude each other; give one.")
+        raise ValueError(f"`label` has {len(labels)} labels, but the labels of the model exclude each other; give one.")
     return labels
 
 
@@ -183,11 +184,11 @@ def _notes(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) ->
         return notes | (dict.fromkeys((PEARSON, SPEARMAN), constant) if constant else {})
     chosen = [_chosen_labels(result, config) for result in results]
     if config.activation == "sigmoid":
-        return {} if any(golds) or any(chosen) else {MICRO_F1: "no input has a label, and none was found; 0 stands for it"}
+        return {} if any(golds) or any(chosen) else {MICRO_F1: "no input has a label, and none was found; 0 is shown instead"}
     constant = _constant(golds, chosen, "label")
     notes = {MATTHEWS: constant} if constant else {}
     if len(config.labels) == _TWO and not any(config.labels[1] in labels for labels in (*golds, *chosen)):
-        notes[F1] = f"no input has the label {config.labels[1]}, and it was never found; 0 stands for it"
+        notes[F1] = f"no input has the label {config.labels[1]}, and it was never found; 0 is shown instead"
     return notes
 
 
@@ -195,7 +196,7 @@ def _constant(golds: Sequence[Any], found: Sequence[Any], kind: str) -> str | No
     """Returns why two series have no correlation, or None where they do."""
     for series, name in ((golds, "right answers are"), (found, "answers are")):
         if len(set(series)) == 1:
-            return f"all {name} the same {kind}, which correlates with nothing; 0 stands for it"
+            return f"all {name} the same {kind}, so there is no correlation; 0 is shown instead"
     return None
 
 

@@ -52,7 +52,7 @@ def _read_entities(document: Document, config: ModelConfig) -> Entities | None:
     if document.get("tags") is None:
         return None
     if "tokens" not in document:
-        raise ValueError("`tags` need `tokens`, the words that they are for.")
+        raise ValueError("`tags` need `tokens`, the words that they belong to.")
     tags, words = read_text_list(document, "tags"), read_text_list(document, "tokens")
     if len(tags) != len(words):
         raise ValueError(f"there are {len(tags)} `tags` for {len(words)} `tokens`.")
@@ -67,7 +67,7 @@ def _find_words(words: Sequence[str], text: Any) -> list[tuple[int, int]]:
     for word in words:
         start = text.find(word, end) if isinstance(text, str) else -1
         if start < 0:
-            raise ValueError(f"the token {json.dumps(word)} is not in the text where it belongs.")
+            raise ValueError(f"the token {json.dumps(word)} is not in the text at its position.")
         end = start + len(word)
         offsets.append((start, end))
     return offsets
@@ -88,7 +88,7 @@ def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) ->
 def _notes(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, str]:
     if any(gold.spans for gold in golds) or any(map(result_spans, results)):
         return {}
-    return {ENTITY_F1: "no input has an entity, and none was found; 0 stands for it"}
+    return {ENTITY_F1: "no input has an entity, and none was found; 0 is shown instead"}
 
 
 TASK = ExportTask(

@@ -204,7 +204,7 @@ def measure_row_errors(engine: Engine, encodings: Sequence[Encoding], alone: Seq
     """
     rows = [pair for pair in zip(encodings, alone, strict=True) if len(pair[0]) <= MAX_TOKENS]
     if len(rows) < _NEIGHBORS:
-        raise ValueError(f"{len(rows)} rows show nothing about rows in batches; give at least {_NEIGHBORS}.")
+        raise ValueError(f"{len(rows)} rows are too few to compare rows in batches; give at least {_NEIGHBORS}.")
 
     def errors_of(start: int) -> list[tuple[float, float]]:
         part = slice(start, start + BATCH_ROWS)

@@ -60,7 +60,7 @@ def measure_graph(
         attention_error = measure_attention(engine, tokenizer, reference.attention, artifact.precision)
     except BertServeError as error:
         raise ParityError(
-            f"{type(checkpoint.model).__name__} is not understood: its {artifact.precision} graph cannot be served. {error}"
+            f"{type(checkpoint.model).__name__} is not supported: its {artifact.precision} graph cannot be served. {error}"
         ) from error
     model = ir.load(artifact.path)
     validation = ValidationReport(

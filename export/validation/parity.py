@@ -210,11 +210,11 @@ def _check(worst: _Difference, same_answers: int, samples: int, precision: Preci
         relative = MAX_REL_ERROR.get(precision)
         also = "" if relative is None else f" or {relative:.0e} of the row's largest logit, which is {worst.largest:.3g}"
         raise ParityError(
-            f"{precision} logits are off by {worst.error:.2e}, allowed is {MAX_ABS_ERROR[precision]:.0e}{also}: {_describe(worst.request)}; "
-            f"expected {worst.expected}, got {worst.actual}."
+            f"{precision} logits differ by {worst.error:.2e}, over the limit of {MAX_ABS_ERROR[precision]:.0e}{also}: "
+            f"{_describe(worst.request)}; expected {worst.expected}, got {worst.actual}."
         )
     if precision == "fp32" and same_answers < samples:
-        raise ParityError(f"float32 answers agree on {same_answers} of {samples} samples only.")
+        raise ParityError(f"float32 answers agree on {same_answers} of {samples} samples, which is too few.")
 
 
 def _check_int8(worst: _Difference, fixed: SpreadError, texts: SpreadError, bound: float) -> None:
@@ -225,9 +225,10 @@ def _check_int8(worst: _Difference, fixed: SpreadError, texts: SpreadError, boun
     largest, found = MAX_INT8_WORST * rms / MAX_INT8_RMS, max(fixed.worst, texts.worst)
     if not (judged.rms <= rms and found <= largest):  # not `>`, which is false for NaN
         raise ParityError(
-            f"int8 logits are off from the checkpoint's by {judged.rms:.2g} of their spread, and at worst by {found:.2g}, allowed are "
-            f"{rms:.2g} and {largest:.2g}: {_describe(worst.request)}; expected {worst.expected:.3g}, got {worst.actual:.3g}. Give texts of "
-            "the model's own domain and language with --calibration, or keep more matrices in float with a lower --max-int8-error."
+            f"int8 logits differ from the checkpoint's by {judged.rms:.2g} of their spread, and at worst by {found:.2g}, "
+            f"over the limits of {rms:.2g} and {largest:.2g}: {_describe(worst.request)}; expected {worst.expected:.3g}, "
+            f"got {worst.actual:.3g}. Give texts of the model's own domain and language with --calibration, or "
+            "keep more matrices in float with a lower --max-int8-error."
         )
 
 
@@ -258,18 +259,19 @@ def _run(engine: Engine, encoding: Encoding, request: Any) -> Row:
     except EngineError as error:
         reason = (str(error.__cause__ or error).splitlines() or [""])[0]
         raise ParityError(
-            f"the graph fails on {len(encoding)} tokens, which PyTorch answers: {_describe(request)}. What the model's code does with a text's "
-            f"length or values does not show in a traced graph, and is not understood. {reason[:MAX_REASON]}"
+            f"the graph fails on {len(encoding)} tokens, which PyTorch answers: {_describe(request)}. A traced "
+            "graph cannot follow code that depends on the length or the values of a text; such a model is not "
+            f"supported. {reason[:MAX_REASON]}"
         ) from error
 
 
 def _differences(request: Any, expected: Sequence[Row], rows: Sequence[Row]) -> list[_Difference]:
     """Returns the value that is farthest off in each window of one request."""
     if len(rows) != len(expected):
-        raise ParityError(f"{len(rows)} windows where the reference has {len(expected)}: {_describe(request)}.")
+        raise ParityError(f"{len(rows)} windows, but the reference has {len(expected)}: {_describe(request)}.")
     shapes = [[{name: value.shape for name, value in row.items()} for row in side] for side in (expected, rows)]
     if shapes[0] != shapes[1]:
-        raise ParityError(f"outputs are {shapes[1]} where the reference has {shapes[0]}: {_describe(request)}.")
+        raise ParityError(f"outputs are {shapes[1]}, but the reference has {shapes[0]}: {_describe(request)}.")
     found = []
     for pair in zip(expected, rows, strict=True):
         a, b = (np.concatenate([np.zeros(1), *(value.ravel() for value in row.values())]) for row in pair)

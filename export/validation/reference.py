@@ -172,11 +172,13 @@ def measure_attention(engine: Engine, tokenizer: Tokenizer, samples: Sequence[At
         rows = engine.run([encoding])
         length = len(encoding)
         if sample.layers[0].shape[-1] != length:
-            raise ParityError(f"a text has {length} tokens where the checkpoint's tokenizer gives it {sample.layers[0].shape[-1]}.")
+            raise ParityError(f"a text has {length} tokens, but {sample.layers[0].shape[-1]} with the checkpoint's tokenizer.")
         errors.append(float(np.abs(rows[0][attention.OUTPUT] - np.concatenate(sample.layers)).max()))
     if not errors:
         return None
     worst = float(np.max(errors))  # not `max`, which may leave a NaN out
     if precision == "fp32" and not worst <= MAX_ERROR:
-        raise ParityError(f"fp32 attention weights are off by {worst:.2e}, allowed is {MAX_ERROR:.0e}; export it without --attentions.")
+        raise ParityError(
+            f"fp32 attention weights differ by {worst:.2e}, over the limit of {MAX_ERROR:.0e}; export it without --attentions."
+        )
     return worst

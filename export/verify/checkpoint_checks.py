@@ -58,13 +58,13 @@ def load_checkpoint_of(bundle: Bundle, source: str, *, revision: str | None = No
         checkpoint = load_module(source)
         if checkpoint.task != manifest.task:
             raise CheckpointError(
-                f"the module of `{source}` is for {checkpoint.task}, and the bundle for {manifest.task}; give the right one."
+                f"the module of `{source}` is for {checkpoint.task}, but the bundle is for {manifest.task}; give the right one."
             )
         return checkpoint
     if re.fullmatch(r".+\.py:\w+", manifest.source.checkpoint):
         raise CheckpointError(
-            f"the bundle was made from the module `{manifest.source.checkpoint}`; give --module FILE:FACTORY and --trust-module in place of "
-            "--checkpoint."
+            f"the bundle was made from the module `{manifest.source.checkpoint}`; give --module FILE:FACTORY and "
+            "--trust-module instead of --checkpoint."
         )
     layers = "last" if manifest.embedding is None else manifest.embedding.layers
     return load_checkpoint(
@@ -125,7 +125,7 @@ def _answer(checkpoint: Checkpoint, tokenizer: Tokenizer, request: Any) -> Any:
     count = len(first_batch(task, request, model).encodings)
     (rows,) = Reference(checkpoint, [request]).rows
     if len(rows) != count:
-        raise EngineError(f"its tokenizer makes {len(rows)} windows where the bundle's makes {count}.")
+        raise EngineError(f"its tokenizer makes {len(rows)} windows, but the bundle's makes {count}.")
     if not all(np.isfinite(values).all() for row in rows for values in row.values()):
         raise EngineError("PyTorch's outputs are not finite.")
     return to_plain(result_of(task, request, model, rows))
@@ -150,13 +150,13 @@ def remeasure(bundle: Bundle, checkpoint: Checkpoint, validation: Path | None = 
     manifest = bundle.manifest
     if manifest.source.weights_sha256 != checkpoint.weights_sha256:
         raise ParityError(
-            f"the weights of `{checkpoint.source}` have sha256 {checkpoint.weights_sha256[:12]}…, those that `{manifest.name}` was made from "
-            f"{manifest.source.weights_sha256[:12]}…; give the checkpoint that it was made from."
+            f"the weights of `{checkpoint.source}` have sha256 {checkpoint.weights_sha256[:12]}…, but `{manifest.name}` "
+            f"was made from {manifest.source.weights_sha256[:12]}…; give that checkpoint."
         )
     tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
     has_int8 = any(graph.precision == "int8" for graph in manifest.graphs)
     if validation is not None and not has_int8:
-        raise DataError(f"`{manifest.name}` has no int8 graph, and --validation gives texts to judge int8 on; leave it out.")
+        raise DataError(f"`{manifest.name}` has no int8 graph, which --validation needs; remove --validation.")
     texts = report_texts(manifest, validation) if has_int8 else NO_TEXTS
     calibration.refuse_pairs((texts,), manifest.task)
     int8_texts = _replace_report(manifest.int8_texts, texts) if texts else None
@@ -194,12 +194,14 @@ def report_texts(manifest: Manifest, validation: Path | None) -> Texts:
         return calibration.Texts.of([by_hash[hash_] for hash_ in recorded])
     if validation is None:
         raise DataError(
-            f"int8 of `{manifest.name}` was judged on {made.report.texts} texts of a file; give that file, or one of other texts, with --validation."
+            f"int8 of `{manifest.name}` was judged on {made.report.texts} texts of a file; give that file, or "
+            "another one, with --validation."
         )
     seen = {hash_ for split in (made.calibration, made.gate) if split is not None for hash_ in hashes_of(split)}
     if shared := seen & by_hash.keys():
         raise DataError(
-            f"int8 of `{manifest.name}` was made with {len(shared)} of the {len(texts)} texts of `{path}`, and must be judged on others; remove them."
+            f"int8 of `{manifest.name}` was made with {len(shared)} of the {len(texts)} texts of `{path}`, but "
+            "must be judged on others; remove them."
         )
     return calibration.report_texts(texts)
 

@@ -62,7 +62,7 @@ def read_dataset(path: Path, task: str, config: ModelConfig) -> list[Line]:
         raise DataError(f"`{path}` cannot be read: {error}.") from error
     documents = [(number, _parse_line(path, number, line)) for number, line in enumerate(lines, start=1) if line.strip()]
     if not documents:
-        raise DataError(f"`{path}` holds no line; give a JSON object a line, such as {json.dumps({'inputs': 'a text'})}.")
+        raise DataError(f"`{path}` has no lines; give one JSON object per line, such as {json.dumps({'inputs': 'a text'})}.")
     record = TASKS[task]
     parameters = [_parameters(path, number, document) for number, document in documents]
     golds = [
@@ -91,7 +91,7 @@ def _parse_line(path: Path, number: int, line: str) -> Document:
     except ValueError as error:
         raise DataError(f"`{path}` line {number} is not JSON: {error}.") from error
     if not isinstance(document, dict):
-        raise DataError(f"`{path}` line {number} is no JSON object; give one such as {json.dumps({'inputs': 'a text'})}.")
+        raise DataError(f"`{path}` line {number} is not a JSON object; give one such as {json.dumps({'inputs': 'a text'})}.")
     return document
 
 
@@ -105,7 +105,7 @@ def _parameters(path: Path, number: int, document: Document) -> Document:
 def _request(task: str, document: Document, parameters: Document, config: ModelConfig) -> Any:
     inputs = read_input(document)
     if isinstance(inputs, list):
-        raise ValueError("`inputs` is a list; give one input a line.")
+        raise ValueError("`inputs` is a list; give one input per line.")
     (request,) = read_request(task, {"inputs": inputs, "parameters": parameters}).requests(config)
     return request
 
@@ -309,13 +309,13 @@ def _check_metrics(graph: str, found: Comparison, baseline: str | None, floors: 
             detail += f" ({baseline} {values['reference']:.4f})"
         detail += f" on {found.labeled} labeled inputs"
         if floor is not None:
-            detail += f"; at least {floor} is asked for"
+            detail += f"; at least {floor} is required"
         if metric in found.notes:
             detail += f"; {found.notes[metric]}"
         yield Check(f"{metric} {graph}", None if floor is None else values["graph"] >= floor, detail, values)
     for metric in floors.keys() - found.scores.keys():
-        measured = f"of this model there are {', '.join(found.scores)}" if found.scores else "no line of the data has a right answer"
-        yield Check(f"{metric} {graph}", False, f"not measured, and at least {floors[metric]} is asked for: {measured}")
+        measured = f"this model has {', '.join(found.scores)}" if found.scores else "no line of the data has a right answer"
+        yield Check(f"{metric} {graph}", False, f"not measured, but at least {floors[metric]} is required: {measured}")
 
 
 def _unanswered(graph: str, found: Unanswered, inputs: int, baseline: str | None) -> Check:
@@ -334,7 +334,7 @@ def _check_agreement(graph: str, found: Comparison, baseline: str | None, min_ag
     """Judges a graph's agreement by the least that is allowed, if there is such a bound; one that was not measured fails it."""
     name = f"agreement {graph}"
     if baseline is None or found.agreement is None:
-        hint = "nothing to compare with: the bundle has no fp32 graph that computes otherwise; give --checkpoint"
+        hint = "nothing to compare with: the bundle has no other fp32 graph; give --checkpoint"
         return Check(name, None if min_agreement is None else False, hint, {"inputs": found.inputs})
     value = found.agreement.value
     figures: dict[str, Any] = {"inputs": found.inputs, "labeled": found.labeled, "reference": baseline}
@@ -343,7 +343,7 @@ def _check_agreement(graph: str, found: Comparison, baseline: str | None, min_ag
     detail = _describe(found.agreement, found, baseline)
     if min_agreement is None:
         return Check(name, None, detail, figures)
-    return Check(name, value is not None and value >= min_agreement, f"{detail}; at least {min_agreement} is asked for", figures)
+    return Check(name, value is not None and value >= min_agreement, f"{detail}; at least {min_agreement} is required", figures)
 
 
 def _describe(agreement: Agreement, found: Comparison, baseline: str) -> str:

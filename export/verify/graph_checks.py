@@ -160,9 +160,9 @@ def check_engine(loaded: LoadedGraph, error: str | None, missing: str | None) ->
     name = f"engine {loaded.name}"
     if missing is None:
         return Check(name, False, error or "")
-    reason = f"{loaded.graph.provider} is not there ({missing})"
+    reason = f"{loaded.graph.provider} is not available ({missing})"
     if error is None:
-        return Check(name, None, f"checked on the CPU, for {reason}")
+        return Check(name, None, f"checked on the CPU, because {reason}")
     return Check(name, None, f"not checked: {reason}, and the CPU cannot run it ({error})")
 
 

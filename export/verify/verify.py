@@ -99,12 +99,10 @@ def _not_measured(graph: GraphSpec, spec: VerifySpec) -> Iterator[Check]:
     """Fails what was asked for about a graph that does not run here: without a measurement nothing is known about it."""
     name = f"{graph.provider}/{graph.precision}"
     if spec.checkpoint is not None:
-        yield Check(f"parity {name}", False, "the graph does not run here, so that it was not compared with the checkpoint")
+        yield Check(f"parity {name}", False, "the graph does not run here, so it was not compared with the checkpoint")
     floors = {} if spec.min_agreement is None else {"agreement": spec.min_agreement}
     for metric, floor in (floors | dict(spec.min_metrics)).items():
-        yield Check(
-            f"{metric} {name}", False, f"the graph does not run here, so that at least {floor}, which is asked for, was not measured"
-        )
+        yield Check(f"{metric} {name}", False, f"the graph does not run here, so the required {floor} was not measured")
 
 
 def _check_graph(bundle: Bundle, graph: GraphSpec, *, requested: bool) -> Generator[Check, None, LoadedGraph | None]:

@@ -68,7 +68,12 @@ class MultiThreadedEngine:
             self._say_why(f"{type(error).__name__}.")
 
     def _say_why(self, reason: str) -> None:
-        logger.error("all runs of the model %s have one thread: a session with %d could not be made: %s", self._model, self.threads, reason)
+        logger.error(
+            "all runs of the model %s have one thread, because a session with %d threads could not be created: %s",
+            self._model,
+            self.threads,
+            reason,
+        )
 
 
 @dataclass(frozen=True, slots=True)

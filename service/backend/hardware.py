@@ -85,8 +85,8 @@ def first_gpu(load: Load = ctypes.CDLL) -> Gpu:
     code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
     if code or not count.value:
         raise ProviderError(
-            f"the NVIDIA driver has no GPU for this process ({count.value} devices, code {code}); look at `nvidia-smi`, at "
-            "CUDA_VISIBLE_DEVICES, and at what the container was given."
+            f"the NVIDIA driver has no GPU for this process ({count.value} devices, code {code}); check `nvidia-smi`, "
+            "CUDA_VISIBLE_DEVICES and the GPUs of the container."
         )
     driver.cuDeviceGet(ctypes.byref(device), 0)
     driver.cuDeviceGetName(name, _NAME_BYTES, device)

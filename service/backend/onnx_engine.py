@@ -131,7 +131,7 @@ class OnnxEngine:
         expected = {"per_mask": self._filled(masks), "per_map": len(maps)}.get(spec.kind, rows)
         if len(output) != expected:
             raise EngineError(
-                "output `{name}` has {output_count} rows where {expected} belong. This is a bug.",
+                "output `{name}` has {output_count} rows instead of {expected}. This is a bug.",
                 name=spec.name,
                 output_count=len(output),
                 expected=expected,
@@ -217,7 +217,8 @@ def _failure(error: Exception, rows: int, longest: int) -> EngineError:
     """Returns why a run failed, without the words of the library, which may hold a caller's ids."""
     if isinstance(error, MemoryError) or any(phrase in str(error).lower() for phrase in _OUT_OF_MEMORY):
         return EngineError(
-            "there is not enough memory to run {rows} x {longest} tokens; send shorter texts, or give the service more memory.",
+            "there is not enough memory to run {rows} x {longest} tokens; send shorter texts; the operator can "
+            "give the service more memory.",
             rows=rows,
             longest=longest,
         )

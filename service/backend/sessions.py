@@ -67,7 +67,7 @@ def open_session(
         raise ProviderError(f"onnxruntime {VERSION} cannot load `{path}`: {error}") from error
     if wanted not in session.get_providers():
         raise ProviderError(
-            f"`{path}` asked for {wanted}, but the session got {', '.join(session.get_providers())} only: {_missing(provider)} "
+            f"`{path}` needs {wanted}, but the session only has {', '.join(session.get_providers())}: {_missing(provider)} "
             "Or choose another --provider."
         )
     return session
@@ -145,7 +145,7 @@ def missing(provider: Provider, available: Sequence[str], load: Load = ctypes.CD
 def _missing(provider: Provider) -> str:
     return (
         missing(provider, ort.get_available_providers())
-        or "driver and libraries are there, so see what onnxruntime logs when it loads them."
+        or "driver and libraries are installed, so check what onnxruntime logs when it loads them."
     )
 
 

@@ -116,12 +116,12 @@ def read_manifest(path: Path) -> tuple[Manifest, str]:
         where = ".".join(str(part) for part in first["loc"]) or "the document"
         if where == "format_version" and isinstance(first["input"], int):
             raise BundleError(
-                f"`{path / MANIFEST_FILE}` is of format {first['input']}, and this version reads format 1; update bertserve, or export the "
-                "bundle again with this version."
+                f"`{path / MANIFEST_FILE}` has format {first['input']}, but this version reads format 1; update bertserve, "
+                "or export the bundle again with this version."
             ) from error
         raise BundleError(f"`{path / MANIFEST_FILE}` is not a version 1 manifest: {where}: {first['msg']}.") from error
     if manifest.name != path.name:
-        raise BundleError(f"bundle `{path}` calls itself `{manifest.name}`; folder and name must be the same.")
+        raise BundleError(f"the manifest of bundle `{path}` has the name `{manifest.name}`; give the folder the same name.")
     return manifest, hashlib.sha256(raw).hexdigest()[:12]
 
 
@@ -140,7 +140,7 @@ def find_bundles(folders: Sequence[Path]) -> list[Path]:
         for entry in entries:
             if entry.name in bundles:
                 raise BundleError(
-                    f"`{bundles[entry.name]}` and `{entry}` are both called `{entry.name}`; leave out one, or export it with another --name."
+                    f"`{bundles[entry.name]}` and `{entry}` are both called `{entry.name}`; remove one, or export it with another --name."
                 )
             bundles[entry.name] = entry
     return [bundles[name] for name in sorted(bundles)]
@@ -157,7 +157,7 @@ def _bundles_in(folder: Path) -> list[Path]:
         raise BundleError(_what_to_do_with(folder))
     folders = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if not folders:
-        raise BundleError(f"the models folder `{folder}` holds no bundle; make one with `bert-export SOURCE --output {folder}`.")
+        raise BundleError(f"the models folder `{folder}` has no bundle; create one with `bert-export SOURCE --output {folder}`.")
     for entry in folders:
         if not re.fullmatch(NAME_PATTERN, entry.name):
             raise BundleError(f"`{entry}` cannot be a model: names must match {NAME_PATTERN}; rename or move the folder.")
@@ -171,8 +171,8 @@ def is_checkpoint(folder: Path) -> bool:
 
 def _what_to_do_with(checkpoint: Path) -> str:
     return (
-        f"`{checkpoint}` is a checkpoint, and not yet a bundle; serve it with `bert-serve serve --model {checkpoint}`, or export it with "
-        f"`bert-export {checkpoint} --output MODELS_DIR`."
+        f"`{checkpoint}` is a checkpoint, not a bundle; serve it with `bert-serve serve --model {checkpoint}`, "
+        f"or export it with `bert-export {checkpoint} --output MODELS_DIR`."
     )
 
 
@@ -187,14 +187,14 @@ def _verify(path: Path, expected: str, size_bytes: int | None = None) -> None:
         size = path.stat().st_size
         if size_bytes not in (None, size):  # before gigabytes are read
             raise BundleError(
-                f"bundle file `{path}` has {size} bytes, the manifest says {size_bytes}: it was altered, or not copied whole; copy or export "
-                "the bundle again."
+                f"bundle file `{path}` has {size} bytes, but the manifest says {size_bytes}: it was altered or not "
+                "copied completely; copy or export the bundle again."
             )
         actual = digest(path)
     except OSError as error:
         raise BundleError(f"bundle file `{path}` cannot be read ({error.strerror}); copy or export the bundle again.") from error
     if actual != expected:
         raise BundleError(
-            f"bundle file `{path}` was altered: its sha256 is {actual[:12]}…, the manifest says {expected[:12]}…; "
+            f"bundle file `{path}` was altered: its sha256 is {actual[:12]}…, but the manifest says {expected[:12]}…; "
             "copy or export the bundle again."
         )

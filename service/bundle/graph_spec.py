@@ -40,7 +40,7 @@ class ShapePlan(Record):
         lengths = [bucket.length for bucket in self.buckets]
         for name, values in (("lengths", lengths), *(("rows", bucket.rows) for bucket in self.buckets), ("masks", self.masks)):
             if list(values) != sorted(set(values)) or min(values, default=1) < 1:
-                raise ValueError(f"{name} of a shape plan must ascend from 1 or more, not {list(values)}")
+                raise ValueError(f"{name} of a shape plan must be ascending numbers of at least 1, not {list(values)}")
         most = [bucket.rows[-1] for bucket in self.buckets]
         if most != sorted(most, reverse=True):
             raise ValueError(f"a longer bucket of a shape plan must not have more rows than a shorter one: {most}")
@@ -163,7 +163,7 @@ class Agreement(Record):
     @model_validator(mode="after")
     def _rests_on_decisions(self) -> Agreement:
         if (self.value is None) != (self.decisions == 0):
-            raise ValueError(f"`value` must be null exactly where `decisions` is 0, not {self.value} on {self.decisions}")
+            raise ValueError(f"`value` must be null if and only if `decisions` is 0, not {self.value} with {self.decisions}")
         return self
 
 
@@ -280,7 +280,7 @@ class GraphSpec(Record):
     def _plans_what_it_takes(self) -> GraphSpec:
         takes = any(spec.fill == "mask_index" for spec in self.inputs)
         if self.shapes is not None and bool(self.shapes.masks) != takes:
-            raise ValueError(f"`masks` of `shapes` must be given exactly where an input is `mask_index`, not {list(self.shapes.masks)}")
+            raise ValueError(f"`masks` of `shapes` must be given if and only if an input is `mask_index`, not {list(self.shapes.masks)}")
         return self
 
     def shape(self, rows: int, tokens: int) -> tuple[int, int] | None:

@@ -148,9 +148,9 @@ class Embedding(Record):
         if not isinstance(self.layers, str) and (
             not self.layers or list(self.layers) != sorted({layer for layer in self.layers if layer >= 0})
         ):
-            raise ValueError(f"`layers` must be different numbers from 0 on, ascending, not {list(self.layers)}")
+            raise ValueError(f"`layers` must be ascending numbers of at least 0 without duplicates, not {list(self.layers)}")
         if other := [layer for layer in self.default_layers or () if layer not in self.places]:
-            raise ValueError(f"`default_layers` names the layer {other[0]}, which is not among `layers`")
+            raise ValueError(f"`default_layers` has {other[0]}, which is not in `layers`")
         return self
 
 
@@ -269,7 +269,7 @@ class Manifest(Record):
     def _graphs_fit_the_tokenizer(self) -> Manifest:
         for graph in self.graphs:
             if self.tokenizer.padding_side == "left" and any(spec.fill == "lengths" for spec in graph.inputs):
-                raise ValueError(f"`{graph.file}` takes `lengths`, which needs `tokenizer.padding_side` to be right")
+                raise ValueError(f"`{graph.file}` has the input `lengths`, which needs `tokenizer.padding_side` to be `right`")
             if graph.shapes is not None and graph.shapes.buckets[-1].length != self.tokenizer.max_length:
                 raise ValueError(
                     f"the longest of the `shapes` of `{graph.file}` is {graph.shapes.buckets[-1].length}, and `tokenizer.max_length` is "

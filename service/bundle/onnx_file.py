@@ -42,13 +42,13 @@ def fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
         elif form == _BYTES:
             length, at = read_varint(message, at)
             if at + length > len(message):
-                raise ValueError("a field ends behind its message")
+                raise ValueError("a field ends after its message")
             yield number, message[at : at + length]
             at += length
         elif form in (_FIXED32, _FIXED64):
             at += 4 if form == _FIXED32 else 8
         elif form not in (_GROUP, _END_OF_GROUP):
-            raise ValueError(f"a field of form {form}")
+            raise ValueError(f"a field of wire type {form}")
 
 
 def read_varints(packed: memoryview) -> Iterator[int]:
@@ -80,7 +80,7 @@ def read_varint(data: memoryview, at: int) -> tuple[int, int]:
             return value, at
         shift += 7
         if shift > LONGEST_VARINT:
-            raise ValueError("a number of more than ten bytes")
+            raise ValueError("a number with more than ten bytes")
 
 
 # Of each message of onnx.proto that has tensors in it: numbers of the fields that lead to them, and the messages of these fields.
@@ -125,7 +125,8 @@ def refuse_unlisted_data(path: Path, graph: GraphSpec) -> None:
             )
         if not (path / location).resolve().is_relative_to(path.resolve()):
             raise BundleError(
-                f"cannot load `{path / graph.file}`: its weights in `{location}` are a link out of the bundle; put the file itself there."
+                f"cannot load `{path / graph.file}`: its weights in `{location}` are a link to a file outside of the "
+                "bundle; put the file itself there."
             )
 
 

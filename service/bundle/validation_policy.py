@@ -210,14 +210,15 @@ class ValidationPolicy:
         flag = "--require-validation is set" if self.required else f"--min-agreement is {self.min_agreement}"
         if not validation.samples:
             raise BundleError(
-                f"{which}: its manifest has no validation report (0 parity inputs), and {flag}; export it again with bert-export, which measures "
-                "it, or serve without the setting."
+                f"{which}: its manifest has no validation report (0 parity inputs), and {flag}; export it again with "
+                "bert-export, which makes one, or serve without the setting."
             )
         provider, precision = graph.measured_as
         if (provider, precision) != (graph.provider, graph.precision):
             raise BundleError(
-                f"{which}: its validation report was measured on {provider} in {precision}, it would run on {graph.provider} in {graph.precision}, and "
-                f"{flag}; {_MEASURE_AGAIN} on a machine with {graph.provider}, or serve without the setting."
+                f"{which}: its validation report was measured on {provider} in {precision}, but it would run on {graph.provider} "
+                f"in {graph.precision}, and {flag}; {_MEASURE_AGAIN} on a machine with {graph.provider}, or serve "
+                "without the setting."
             )
         if self.min_agreement is not None:
             _check_agreement(which, graph, self.min_agreement)
@@ -232,8 +233,8 @@ def _check_agreement(which: str, graph: GraphSpec, floor: float) -> None:
     agreement = graph.evidence.agreement
     if agreement is None:
         raise BundleError(
-            f"{which}: its manifest records no agreement that can be held against --min-agreement {floor}; {_MEASURE_AGAIN}, or serve "
-            "without the setting."
+            f"{which}: its manifest has no agreement that can be compared with --min-agreement {floor}; {_MEASURE_AGAIN}, "
+            "or serve without the setting."
         )
     measure = MEASURES[agreement.measure]
     if agreement.value is None:
@@ -245,10 +246,10 @@ def _check_agreement(which: str, graph: GraphSpec, floor: float) -> None:
         )
     if not agreement.value >= floor:  # not `<`, which is false for NaN
         raise BundleError(
-            f"{which}: its agreement with the checkpoint ({measure}) is {agreement.value:.4f} on {_inputs(agreement)} of "
-            f"{graph.evidence.samples} parity inputs, below "
-            f"--min-agreement, which is {floor}; choose a graph that is closer (--precision fp32), export again with a lower "
-            "`bert-export --max-int8-error` or with --calibration texts of your own, or lower the floor."
+            f"{which}: its agreement with the checkpoint ({measure}) is {agreement.value:.4f} on {_inputs(agreement)} "
+            f"of {graph.evidence.samples} parity inputs, below --min-agreement, which is {floor}; choose a closer "
+            "graph (--precision fp32), export again with a lower `bert-export --max-int8-error` or with --calibration "
+            "texts of your own, or lower the floor."
         )
 
 

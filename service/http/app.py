@@ -162,7 +162,7 @@ def _no_such_path(path: str, known: tuple[str, ...]) -> NotFoundError:
     if found is not None:
         return NotFoundError("there is no path `{path}`; did you mean `{near}`? See /docs.", path=shown, near=found)
     tasks = ", ".join(f"/{spec.path}" for spec in TASKS.values())
-    return NotFoundError("there is no path `{path}`; models answer a POST to {tasks} or /models/NAME, see /docs.", path=shown, tasks=tasks)
+    return NotFoundError("there is no path `{path}`; send a POST to {tasks} or /models/NAME, see /docs.", path=shown, tasks=tasks)
 
 
 @functools.lru_cache(maxsize=256)

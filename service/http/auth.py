@@ -136,7 +136,7 @@ class Authenticator:
             raise UnauthorizedError("the request has several `Authorization` headers; send one.")
         scheme, _, key = values[0].partition(b" ")
         if scheme.lower() != b"bearer":
-            raise UnauthorizedError("the `Authorization` header has another scheme than Bearer; send `Authorization: Bearer KEY`.")
+            raise UnauthorizedError("the scheme of the `Authorization` header is not Bearer; send `Authorization: Bearer KEY`.")
         for keys, admin in ((self.admin_keys, True), (self.keys, False)):
             name = None if keys is None else keys.holder(key.strip())
             if name is not None:
@@ -209,4 +209,4 @@ def check_declared(routes: Iterable[BaseRoute]) -> None:
     """
     for route in routes:
         if not (isinstance(route, Endpoint) and isinstance(getattr(route, "access", None), Access)):
-            raise TypeError(f"the route {getattr(route, 'path', route)!r} declares no access; make it of a class of service/http/auth.py.")
+            raise TypeError(f"the route {getattr(route, 'path', route)!r} declares no access; use a route class of service/http/auth.py.")

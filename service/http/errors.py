@@ -69,7 +69,7 @@ def response(error: Exception, request_id: str, path: str = "") -> Response:
         path: The request's path, where it is known; the shape of the answer goes by it.
     """
     status, error_type = classify(error)
-    message = "the service failed in a way it should not; the log has the details under this request id. This is a bug."
+    message = "internal error. This is a bug; the log of the service has the details under this request id."
     if isinstance(error, errors.BertServeError):
         message = printable(error.message)
     fields: dict[str, Any] = {"error": message, "error_type": error_type, "request_id": request_id}

@@ -201,8 +201,8 @@ class Inference:
 def _no_query(scope: Scope) -> InvalidValueError:
     """Returns the error of a query: what stands in it would silently do nothing."""
     name = next(iter(QueryParams(scope["query_string"])), "")[:64]
-    where = "name the model as `model` in the body, or by the path /models/NAME" if name == "model" else "put it into the body"
-    return InvalidValueError("the address has the query parameter `{name}`, and this path takes none; {where}.", name=name, where=where)
+    where = "set `model` in the body, or use the path /models/NAME" if name == "model" else "put it into the body"
+    return InvalidValueError("the URL has the query parameter `{name}`, but this path takes none; {where}.", name=name, where=where)
 
 
 def _answer(model: Model, content: Content, prediction: Prediction) -> Answer:
@@ -305,7 +305,7 @@ async def read_raw(receive: Receive, headers: Mapping[bytes, bytes], limit: int,
                 held.grow(max(size, min(2 * size, length)) - held.size)
     if size > limit:
         raise TooLargeError(
-            "the body has {size} bytes or more and {limit} are allowed; send less at once, or raise --max-body-bytes.",
+            "the body has {size} bytes or more and {limit} are allowed; send less at once; the operator can raise --max-body-bytes.",
             size=size,
             limit=limit,
         )

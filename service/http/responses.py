@@ -65,9 +65,7 @@ def check_ready(ready: bool) -> None:
         UnavailableError: It is not.
     """
     if not ready:
-        raise UnavailableError(
-            "the service does not take requests: it is stopping, an inference thread died, or all inference threads hang."
-        )
+        raise UnavailableError("not ready: shutting down, an inference thread died, or all inference threads hang.")
 
 
 def probed(find: Callable[[], Model]) -> Model:

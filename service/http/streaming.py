@@ -298,7 +298,7 @@ class LineAnswerer:
         try:
             if len(line) > self._state.max_body_bytes:
                 raise TooLargeError(
-                    "the line has more than {max_body_bytes} bytes; send less in one line, or raise --max-body-bytes.",
+                    "the line has more than {max_body_bytes} bytes; send less in one line; the operator can raise --max-body-bytes.",
                     max_body_bytes=self._state.max_body_bytes,
                 )
             call = await self._bodies.read(self._route, self._incoming(line))

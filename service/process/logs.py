@@ -96,7 +96,7 @@ class _QueueHandler(logging.handlers.QueueHandler):
     def enqueue(self, record: logging.LogRecord) -> None:
         try:
             if self.lost:
-                text = f"{self.lost} lines of the log are lost: stderr is read too slowly"
+                text = f"{self.lost} log lines were lost because stderr is read too slowly"
                 self.queue.put_nowait(logging.LogRecord("bertserve", logging.WARNING, "", 0, text, None, None))
                 self.lost = 0
             self.queue.put_nowait(record)

@@ -24,7 +24,7 @@ from bertserve.service.errors import BertServeError, HeadTooLargeError, Malforme
 from bertserve.service.http import auth, errors
 from bertserve.service.process.connections import Connections
 
-FULL = "the service has as many connections as it may have; try again later, or raise --max-connections."
+FULL = "the service has too many connections; try again later; the operator can raise --max-connections."
 STOPPING = "the service is stopping; send the request to another instance, or try again later."
 _ids = random.Random()  # noqa: S311 - ids tell requests apart, they guard nothing
 
@@ -122,7 +122,9 @@ MAX_HEADERS = 128  # each takes 150 bytes of memory, and every look for one pass
 PARSE_S = 0.002  # seconds to parse the data of one connection before other connections get a turn; two pieces at least
 CHUNK_FRAME = 12  # bytes of the longest size of a chunk that is needed, and of its two line ends
 _VERSIONS = frozenset({"1.1", "1.0"})
-_HEAD_TOO_LARGE = "the head of the request has more than {limit} bytes; send fewer headers, or raise --max-header-bytes."
+_HEAD_TOO_LARGE = (
+    "the request line and headers have more than {limit} bytes; send fewer headers; the operator can raise --max-header-bytes."
+)
 _TRAILERS_TOO_LARGE = "the trailers and chunk extensions of the body have more than {limit} bytes; send none."
 
 
@@ -200,7 +202,7 @@ class RequestParser(HttpToolsProtocol):
                     if now > until:
                         break
         except (httptools.HttpParserError, BertServeError):
-            error, reason = self._refusal or (MalformedRequestError("this is not a valid HTTP/1.1 request."), "malformed")
+            error, reason = self._refusal or (MalformedRequestError("not a valid HTTP/1.1 request."), "malformed")
             self._refuse(error, reason, answers=self._stage == BODY or not behind_an_answer)
             return
         if start < len(data):
@@ -275,9 +277,7 @@ class RequestParser(HttpToolsProtocol):
             self._read_again = self._without_upgrade()
             return
         if (version := self.parser.get_http_version()) not in _VERSIONS:
-            self._reject(
-                MalformedRequestError("this is HTTP/{version}, and the service speaks HTTP/1.1 and 1.0.", version=version), "malformed"
-            )
+            self._reject(MalformedRequestError("HTTP/{version} is not supported; use HTTP/1.1 or HTTP/1.0.", version=version), "malformed")
         if (self.surplus or self._open.stopping) and self.url.partition(b"?")[0] not in _PROBES:
             if self.surplus:
                 self._reject(UnavailableError(FULL), "refused")
@@ -326,7 +326,7 @@ class RequestParser(HttpToolsProtocol):
     def _without_upgrade(self) -> bytes:
         """Returns the head that has just been read, as one that does not ask for another protocol."""
         if self.parser.get_method() == b"CONNECT":
-            self._reject(MalformedRequestError("CONNECT is for proxies, and this is none."), "malformed")
+            self._reject(MalformedRequestError("CONNECT is not supported."), "malformed")
         headers = b"".join(b"%s: %s\r\n" % header for header in self.headers if header[0] != b"upgrade")
         return b"%s %s HTTP/%s\r\n%s\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode(), headers)
 

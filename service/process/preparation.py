@@ -46,9 +46,9 @@ class Certificate:
             Certificate(self._chain, self._key)  # a context that failed half way would have the one file without the other
             self._load()
         except SettingsError as error:
-            logger.error("the certificate stays as it was: %s", error)
+            logger.error("cannot reload the certificate: %s", error)
         else:
-            logger.info("the certificate was read again")
+            logger.info("reloaded the certificate")
 
     def _load(self) -> None:
         try:
@@ -56,8 +56,8 @@ class Certificate:
         except OSError as error:  # SSLError is one
             reason = getattr(error, "reason", None) or error.strerror or type(error).__name__
             raise SettingsError(
-                f"--tls-cert `{self._chain}` and --tls-key `{self._key}` cannot be used ({reason}); both are PEM files, the key is the "
-                "certificate's and has no password."
+                f"--tls-cert `{self._chain}` and --tls-key `{self._key}` cannot be used ({reason}); both must be PEM "
+                "files, and the key must belong to the certificate and have no password."
             ) from error
 
 
@@ -116,7 +116,7 @@ def prepare(settings: Settings) -> Secrets:
         tracer_class()
     if settings.workers > 1 and not hasattr(os, "fork"):
         raise SettingsError(
-            f"--workers is {settings.workers}, but this system cannot fork processes; leave it at 1, and start several services."
+            f"--workers is {settings.workers}, but this system cannot fork processes; set it to 1, and start several services."
         )
     return Secrets.read(settings)
 
@@ -142,7 +142,7 @@ def max_connections(asked: int | None) -> int:
     allowed = MOST_RAISED if soft == resource.RLIM_INFINITY else soft - RESERVE
     if max(asked or 1, 1) > allowed:
         raise SettingsError(
-            f"--max-connections is {asked or 'not set'}, and the process may open {soft} descriptors, of which {RESERVE} are kept for other "
-            f"things; lower it, or raise the limit (`ulimit -n`)."
+            f"--max-connections is {asked or 'not set'}, but the process can open {soft} file descriptors, of "
+            f"which {RESERVE} are reserved; lower it, or raise the limit (`ulimit -n`)."
         )
     return asked or min(allowed, MOST_BY_DEFAULT)

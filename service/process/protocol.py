@@ -219,7 +219,8 @@ class HttpProtocol(RequestParser):
             if waited > limits.header_timeout_s:
                 self._refuse(
                     SlowRequestError(
-                        "the head of the request was not complete within {header_timeout_s:g} s.", header_timeout_s=limits.header_timeout_s
+                        "the request line and headers were not complete within {header_timeout_s:g} s.",
+                        header_timeout_s=limits.header_timeout_s,
                     ),
                     "head_timeout",
                 )
@@ -304,7 +305,7 @@ class HttpProtocol(RequestParser):
             self._since, self._received = now, 0  # a stream has no end at which it could have been fast enough
         elif self.cycle.response_complete or self._received < waited * limits.min_body_rate:
             error = SlowRequestError(
-                "the body was not complete within {limit:g} s, and came at less than {rate} bytes a second.",
+                "the body was not complete within {limit:g} s, and arrived at less than {rate} bytes per second.",
                 limit=limits.body_timeout_s,
                 rate=limits.min_body_rate,
             )

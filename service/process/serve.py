@@ -207,7 +207,9 @@ def shared_folder() -> Iterator[Path]:
     try:
         folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent)
     except OSError as error:
-        raise StartError(f"--workers needs a folder for metrics, and none can be made ({error.strerror}); set TMPDIR to one.") from error
+        raise StartError(
+            f"--workers needs a folder for metrics, and it cannot be created ({error.strerror}); set TMPDIR to a writable folder."
+        ) from error
     with folder as name:
         lock = os.open(name, os.O_RDONLY)
         try:

@@ -126,7 +126,7 @@ class BalancedListener:
         except OSError as error:
             if error.errno not in _EXHAUSTED:
                 raise
-            listener_logger.error("no connection can be taken (%s); trying again in %.0f s", error.strerror, PAUSE_S)
+            listener_logger.error("cannot accept connections (%s); trying again in %.0f s", error.strerror, PAUSE_S)
             self._pause(PAUSE_S)
             return False
         connection.setblocking(False)
@@ -244,7 +244,7 @@ class Server(uvicorn.Server):
             await asyncio.wait(self.server_state.tasks, timeout=1)
         errors_log.removeFilter(said)
         if (refused := self._open.refusals) or left:
-            logger.warning("%d requests were refused with 503 while the service stopped, and %d cut off as the grace ended", refused, left)
+            logger.warning("%d requests were refused with 503 during shutdown, and %d were aborted at the shutdown timeout", refused, left)
         await self.lifespan.shutdown()
         logger.info("shutdown finished after %.1f s", time.monotonic() - began)
 

@@ -201,7 +201,7 @@ class Supervisor:
             with suppress(OSError):  # it has just ended
                 worker.pipe.send(message)
         else:
-            logger.error("worker %d, process %d, reads no messages and is killed", index, worker.process.pid)
+            logger.error("worker %d, process %d, does not read its messages and is killed", index, worker.process.pid)
             worker.process.kill()
             worker.hung = True
 
@@ -211,7 +211,9 @@ class Supervisor:
         happened = wait([self._signals, *pipes, *(worker.process.sentinel for worker in self._workers)], CHECK_S)
         self._kill_hung()
         if self._deadline is not None and time.monotonic() > self._deadline:
-            logger.error("%d workers outlasted the grace by %d s and are killed", len(self._workers), MARGIN_S)
+            logger.error(
+                "%d workers did not stop within the shutdown timeout and %d more seconds, and are killed", len(self._workers), MARGIN_S
+            )
             self._kill()
             self._deadline = None
         if self._signals in happened:
@@ -263,7 +265,7 @@ class Supervisor:
             self.send(worker.index, signal.SIGHUP)
         self._failed_starts[worker.index] = 0
         if self._announced:
-            logger.info("worker %d is process %d now", worker.index, worker.process.pid)
+            logger.info("worker %d restarted as process %d", worker.index, worker.process.pid)
         elif len(self._workers) == self._count and all(other.ready for other in self._workers):
             self._announced = True
             self._on_ready(message)

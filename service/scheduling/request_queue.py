@@ -104,7 +104,8 @@ class RequestQueue:
         """
         if tokens > self.max_queue_tokens:
             raise TooLargeError(
-                "the request has about {tokens} tokens and the queue holds {max_queue_tokens}; split it, or raise --max-queue-tokens.",
+                "the request has about {tokens} tokens and the queue holds {max_queue_tokens}; split it; the operator "
+                "can raise --max-queue-tokens.",
                 tokens=tokens,
                 max_queue_tokens=self.max_queue_tokens,
             )
@@ -120,7 +121,7 @@ class RequestQueue:
         left, own = deadline - now, before / self.threads
         if now + (max(PREDICTION_ERROR * last_wait, last_wait + own) if last_wait else 0.0) > deadline:
             raise RefusedError(
-                "the queue is about {wait:.1f} s long, so the request would probably expire before it could start; try again "
+                "the queue is about {wait:.1f} s long, so the request would probably miss its deadline; try again "
                 "later, or allow more time.",
                 wait=last_wait,
                 reason="deadline",
@@ -195,7 +196,8 @@ class RequestQueue:
         longest = max(tokens for tokens, _ in work)
         if _area(shape(1, longest)) > self.max_batch_tokens:
             raise InvalidValueError(
-                "a text of {longest} tokens is over the {max_batch_tokens} tokens of a batch; raise --max-batch-tokens.",
+                "the text has {longest} tokens and a batch takes {max_batch_tokens}; shorten it; the operator can "
+                "raise --max-batch-tokens.",
                 longest=longest,
                 max_batch_tokens=self.max_batch_tokens,
             )

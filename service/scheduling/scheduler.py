@@ -426,9 +426,11 @@ class Scheduler:
         """Delivers what a request failed of, in words where the error has none."""
         _clear_frames(error)
         if isinstance(error, MemoryError):
-            error = EngineError("the service has not enough memory for the request; send less at once, or give the service more.")
+            error = EngineError(
+                "there is not enough memory for the request; send less at once; the operator can give the service more memory."
+            )
         elif not isinstance(error, Exception):  # a panic of a native library, or an exit; no future takes those
-            logger.error("work of a request ended with %s, which is no error of a request", type(error).__name__)
+            logger.error("a request failed with an unexpected %s", type(error).__name__)
             error = EngineError("the request's work ended with {name}. This is a bug.", name=type(error).__name__)
         self._resolve(request, None, error)
 
@@ -440,11 +442,11 @@ class Scheduler:
         if self._dead:
             return UnavailableError("an inference thread died and the service must be restarted. This is a bug.")
         if self._watchdog.all_hung:
-            return UnavailableError("all threads hang in runs that do not end; send the request to another instance, or try again later.")
+            return UnavailableError("all inference threads hang; send the request to another instance, or try again later.")
         return UnavailableError("the service is stopping; send the request to another instance, or try again later.")
 
     def _changed(self) -> None:
         try:
             self._observe(self._queue.queue_items, self._queue.queue_tokens)
         except Exception as error:  # noqa: BLE001 - a number on a page is worth no request, and no inference thread
-            logger.error("the length of the queue could not be counted: %s", type(error).__name__)
+            logger.error("cannot count the queue: %s", type(error).__name__)

@@ -51,7 +51,7 @@ class Share:
         tokens = max(estimate, min(UNDERESTIMATED * estimate, limit))
         if self.tokens and self.tokens + tokens > limit:
             raise RefusedError(
-                "the lines of this stream hold {tokens} tokens of the queue and may hold {limit}; wait for their answers.",
+                "the lines of this stream have {tokens} tokens in the queue and {limit} are allowed; wait for their answers.",
                 tokens=self.tokens,
                 limit=limit,
                 reason=SHARE_FULL,
@@ -72,7 +72,7 @@ class Share:
         others = self.answer_bytes - own
         if others and others + size > MAX_ANSWER_BYTES:
             raise RefusedError(
-                "the answers to other lines of this stream will have {others} bytes, and {limit} are made at once; wait for them.",
+                "the answers to other lines of this stream need {others} bytes and {limit} are allowed at once; wait for them.",
                 others=others,
                 limit=MAX_ANSWER_BYTES,
                 reason=SHARE_FULL,

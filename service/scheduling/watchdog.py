@@ -98,7 +98,7 @@ class Watchdog:
             if not run.hung and run.watched_s >= self._patience_s(run):
                 run.hung = True
                 logger.error(
-                    "%s hangs: a run has taken %.0f s and %.3f s were predicted for it", thread.handle.name, run.watched_s, run.predicted_s
+                    "%s hangs: a run has taken %.0f s, and the prediction was %.3f s", thread.handle.name, run.watched_s, run.predicted_s
                 )
                 self._on_hang()
             if run.hung:
@@ -114,7 +114,7 @@ class Watchdog:
         for thread in self._threads:
             if (run := thread.run) is not None and run.hung:
                 for item in run.held:
-                    self._end(item.request, run, "its inference thread is given up")
+                    self._end(item.request, run, "its inference thread was abandoned")
 
     def _end_overdue(self, run: Run) -> None:
         now = self._clock()
@@ -125,7 +125,7 @@ class Watchdog:
     def _end(self, request: ScheduledRequest, run: Run, why: str) -> None:
         if request.open:
             error = EngineError(
-                "a run that holds the request hangs, {watched_s:.0f} s after its start, and {why}; try again with other texts, "
+                "a model run with this request has hung for {watched_s:.0f} s, and {why}; try again with other texts, "
                 "and tell the operator if it happens again.",
                 watched_s=run.watched_s,
                 why=why,

@@ -92,7 +92,7 @@ def task_for(tasks: Sequence[str], asked: str | None, parameters: Mapping[str, A
     if asked is not None:
         task = next((name for name, spec in TASKS.items() if asked in (name, spec.path)), asked)
         if task not in tasks:
-            raise SettingsError(f"--task is `{asked}`, and the model answers {', '.join(tasks)}.")
+            raise SettingsError(f"--task is `{asked}`, but the model supports {', '.join(tasks)}.")
         return task
     for name in tasks[1:]:
         derivation = TASKS[name].derivation
@@ -110,7 +110,7 @@ def read_parameters(text: str) -> dict[str, Any]:
     try:
         value = parse_json(text.encode())
     except BertServeError as error:
-        raise SettingsError(f"--parameters is no JSON: {error.__cause__}; give an object such as '{{\"top_k\": 1}}'.") from error
+        raise SettingsError(f"--parameters is not JSON: {error.__cause__}; give an object such as '{{\"top_k\": 1}}'.") from error
     if not isinstance(value, dict):
         raise SettingsError("--parameters must be a JSON object, such as '{\"top_k\": 1}'.")
     return value
@@ -154,9 +154,7 @@ class Columns:
         if unknown := [name for name in named if name not in fields]:
             raise SettingsError(f"--{_flag(unknown[0])} is for other tasks; {task} has the inputs {listed(list(fields))}.")
         if named and (missing := [field.name for field in fields.values() if field.needed and field.name not in named]):
-            raise SettingsError(
-                f"--{_flag(missing[0])} is missing: {task} needs it, and columns are given for {listed(list(named))} alone."
-            )
+            raise SettingsError(f"--{_flag(missing[0])} is missing: {task} needs it, and columns are given only for {listed(list(named))}.")
         self.by_field = dict(named) or {name: name for name in fields}
         self._fields, self._optional = fields, not named
         self._beside = dict(parameters)
@@ -225,21 +223,21 @@ class Columns:
         try:
             return parse_json(value.encode())
         except BertServeError as error:
-            raise InvalidValueError("the column `{column}` must be a JSON list of texts, and is no JSON.", column=column) from error
+            raise InvalidValueError("the column `{column}` must be a JSON list of texts, but is not JSON.", column=column) from error
 
     def _check_parameters(self) -> None:
         example = {name: value for name, value in self._spec.body.example().items() if name in required(self._spec.body)}
         try:
             validate_body(self._task, example | self._beside, Limits(max_inputs=2**14, max_chars=2**20))
         except BertServeError as error:
-            raise SettingsError(f"--parameters is not what /{self._spec.path} takes: {error.message}") from error
+            raise SettingsError(f"--parameters does not fit /{self._spec.path}: {error.message}") from error
 
     @staticmethod
     def _check_taken(columns: Any, taken: Sequence[str], kind: type[BertServeError]) -> None:
         for name in taken:
             if name in columns:
                 flag = "--warnings-column" if name == taken[-1] else "--prediction-column"
-                raise kind(f"the input has a column `{name}`, which the output adds; give another name with {flag}.")
+                raise kind(f"the input already has the column `{name}`, which the output adds; give another name with {flag}.")
 
 
 def _flag(field: str) -> str:

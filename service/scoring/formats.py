@@ -62,7 +62,7 @@ def format_of(path: Path, given: str | None, flag: str) -> str:
         what = "it is a stream" if path == STREAM else f"`{path.name}` ends with none of {', '.join(SUFFIXES)}"
         raise SettingsError(f"{flag} is missing: {what}; give one of jsonl, csv, tsv and parquet.")
     if found == PARQUET and path == STREAM:
-        raise SettingsError("Parquet needs a file, for what it holds stands at its end; give a path in place of `-`, or another format.")
+        raise SettingsError("Parquet needs a file, because its index is at the end; give a path instead of `-`, or another format.")
     return found
 
 
@@ -116,8 +116,8 @@ def make_writer(kind: str, reader: Reader, task: str, names: Sequence[str], *, k
         return JsonLinesWriter(prediction, warnings)
     if reader.columns is None:
         raise SettingsError(
-            f"JSON Lines cannot become {kind}: their lines may differ in what they have, and {kind} has the same columns in each row; "
-            "write JSON Lines."
+            f"JSON Lines cannot be written as {kind}, because their lines can have different fields, and {kind} "
+            "has the same columns in each row; write JSON Lines."
         )
     if kind == PARQUET:
         from bertserve.service.scoring import parquet

@@ -45,7 +45,7 @@ class JsonColumn:
             self._stored, self._convert = _form(kind)
         except _NoFormError as error:
             raise SettingsError(
-                f"the column `{name}` has the type {error}, which JSON and CSV lack; leave it out, or write Parquet."
+                f"the column `{name}` has the type {error}, which JSON and CSV do not have; remove it, or write Parquet."
             ) from error
 
     def values(self, column: Any) -> list[Any]:
@@ -59,7 +59,8 @@ class JsonColumn:
             return values if self._convert is None else [None if value is None else self._convert(value) for value in values]
         except (pa.ArrowException, ValueError, OverflowError) as error:
             raise StartError(
-                f"the column `{self._name}` ({self._kind}) has a value that JSON and CSV cannot have: {error}; correct it, or write Parquet."
+                f"the column `{self._name}` ({self._kind}) has a value that JSON and CSV cannot represent: {error}; "
+                "fix it, or write Parquet."
             ) from error
 
 

@@ -81,11 +81,12 @@ class ParquetReader:
 
     def _json_columns(self, inputs: Sequence[str], whole: bool) -> dict[str, JsonColumn]:
         if twice := [name for name in self.columns if self.columns.count(name) > 1]:
-            raise SettingsError(f"the input has the column `{twice[0][:64]}` twice; give each a name of its own.")
+            raise SettingsError(f"the input has the column `{twice[0][:64]}` twice; give each its own name.")
         for name in inputs:
             if name in self.columns and not _is_text(kind := self.schema.field(name).type):
                 raise SettingsError(
-                    f"the column `{name}` has the type {kind}, and an input is text or a list of texts; convert it, or choose another column."
+                    f"the column `{name}` has the type {kind}, but an input must be a text or a list of texts; convert "
+                    "it, or choose another column."
                 )
         return {field.name: JsonColumn(field.name, field.type) for field in self.schema if whole or field.name in inputs}
 
@@ -145,7 +146,8 @@ class ParquetWriter:
         kind = self._schema.field(self._names[0]).type
         errors: dict[int, BertServeError] = {
             index: InvalidValueError(
-                "the prediction is of another form than those of the first rows, {kind}, and a Parquet column has one; write JSON Lines.",
+                "the prediction has another type than those of the first rows, {kind}, and a Parquet column has one "
+                "type; write JSON Lines.",
                 kind=kind,
             )
             for index in kept
@@ -162,7 +164,7 @@ class ParquetWriter:
     def _decide(self, predictions: Sequence[Any]) -> Any:
         kinds = [kind for kind in self._candidates if all(_fits(kind, prediction) for prediction in predictions)]
         if not kinds:
-            raise StartError("the predictions of the first rows differ in their form, and a Parquet column has one; write JSON Lines.")
+            raise StartError("the predictions of the first rows have different types, and a Parquet column has one type; write JSON Lines.")
         added = [
             pa.field(self._names[0], _narrowed(kinds[0], predictions[0] if predictions else None)),
             pa.field(self._names[1], pa.list_(pa.string())),

@@ -119,7 +119,7 @@ class Part:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise StartError(f"another run writes `{self.path}`; wait for it, or choose another output.") from None
+            raise StartError(f"another run is writing `{self.path}`; wait for it, or choose another output.") from None
 
     def _open(self, file: io.FileIO, restart: bool) -> Progress:
         progress = None if restart else self._read_state()
@@ -140,7 +140,7 @@ class Part:
     def _check_output(self, progress: Progress) -> None:
         """Refuses an output that somebody made meanwhile; one that is complete may have its name already."""
         if not progress.complete and self._replaces != _identity(self._output):
-            raise SettingsError(f"`{self._output}` was written after `{self.path}` was begun; move it, and start the same command again.")
+            raise SettingsError(f"`{self._output}` was written after `{self.path}` was started; move it, and run the same command again.")
 
     def _begin(self, file: io.FileIO, restart: bool) -> Progress:
         """Makes the state of a run without a row, where none of the files is another one's."""
@@ -167,11 +167,11 @@ class Part:
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
-            raise StartError(f"`{self._state}` is not what this version writes; give --restart to score again.") from error
+            raise StartError(f"`{self._state}` was not written by this version; give --restart to score again.") from error
         if differs := [name for name in {**known, **self._facts} if known.get(name) != self._facts.get(name)]:
             raise SettingsError(
-                f"`{self.path}` was begun with another {', '.join(differs)}; score with the same again to go on, or give --restart to begin "
-                "from the first row."
+                f"`{self.path}` was started with different {', '.join(differs)}; use the same again to continue, or "
+                "give --restart to start from the first row."
             )
         return progress
 
@@ -215,8 +215,8 @@ class Part:
         rows = progress.place.row
         if self._replaces is not None and self._replaces["bytes"] and 0 < rows == progress.rejected:
             raise StartError(
-                f"all {rows} rows were rejected (`{self._rejected_path}` says why), so `{self._output}` was not replaced; correct the input or "
-                "the flags, and start again with --restart."
+                f"all {rows} rows were rejected (`{self._rejected_path}` says why), so `{self._output}` was not replaced; "
+                "fix the input or the flags, and start again with --restart."
             )
         self._write_state(replace(progress, complete=True))
         if make is None:
@@ -297,7 +297,7 @@ def check_distinct(files: Mapping[str, Path]) -> None:
     """
     for (first, path), (second, other) in combinations(files.items(), 2):
         if os.path.realpath(path) == os.path.realpath(other) or _is_same_file(path, other):
-            raise SettingsError(f"{second} is {first} (`{other}`); give another name.")
+            raise SettingsError(f"{second} is the same file as {first} (`{other}`); give another name.")
 
 
 def check_stream(stream: IO[Any], files: Mapping[str, Path]) -> None:
@@ -316,7 +316,7 @@ def check_stream(stream: IO[Any], files: Mapping[str, Path]) -> None:
         return
     for name, path in files.items():
         if path.is_file() and os.path.samestat(status, path.stat()):
-            raise SettingsError(f"stdout is {name} (`{path}`); send it to another file.")
+            raise SettingsError(f"stdout is {name} (`{path}`); redirect it to another file.")
 
 
 def refuse_existing(path: Path, *, flag: str) -> None:

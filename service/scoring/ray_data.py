@@ -80,7 +80,7 @@ class FileScorer:
         if loaded.model.bundle.version != work.version:
             raise SettingsError(
                 f"node {socket.gethostname()} has another version of the model `{loaded.model.name}` than the driver: "
-                f"{loaded.model.bundle.version} in place of {work.version}; give all nodes the same bundle."
+                f"{loaded.model.bundle.version} instead of {work.version}; give all nodes the same bundle."
             )
         self._runner = asyncio.Runner()
         self._runner.run(self._start())
@@ -185,7 +185,7 @@ def score_on_ray(settings: Settings, order: Order) -> int:
             finally:
                 seconds = bar.close()
         except (KeyboardInterrupt, _TerminatedError) as stop:
-            print(f"stopped after {total.files} files; the same command goes on with the others.", file=sys.stderr)
+            print(f"stopped after {total.files} files; run the same command again to continue with the others.", file=sys.stderr)
             return 128 + (signal.SIGTERM if isinstance(stop, _TerminatedError) else signal.SIGINT)
         finally:
             signal.signal(signal.SIGTERM, handler)
@@ -195,8 +195,8 @@ def score_on_ray(settings: Settings, order: Order) -> int:
     _say(total, done, seconds, order.output)
     if total.broken:
         raise StartError(
-            f"{len(total.broken)} of {len(todo)} files have no output. The first: {total.broken[0]} Mend or remove them, and start the same command "
-            "again: it goes on with these."
+            f"{len(total.broken)} of {len(todo)} files have no output. The first: {total.broken[0]} Fix or remove "
+            "them, and run the same command again to continue with these."
         )
     return REJECTED if total.rejected or any(name.endswith(REJECTED_SUFFIX) for name in work.output.files()) else 0
 
@@ -206,10 +206,12 @@ def _plan(settings: Settings, order: Order) -> tuple[Work, dict[str, int], int]:
     parameters = read_parameters(order.parameters)
     source, output = ParquetFolder(order.source, "the input"), ParquetFolder(order.output, "the output")
     if output.overlaps(source):
-        raise SettingsError("the output is the input, or one is within the other, where files would be replaced; give another folder.")
+        raise SettingsError("the output is the input, or one of them is inside the other, so files would be replaced; give another folder.")
     there = source.parquet_files()
     if not there:
-        raise SettingsError(f"the input `{order.source}` has no Parquet files; with --ray it is a folder of files that end with .parquet.")
+        raise SettingsError(
+            f"the input `{order.source}` has no Parquet files; with --ray it must be a folder of files that end with .parquet."
+        )
     (bundle,) = files.find_bundles(settings.models)
     manifest, version = files.read_manifest(bundle)
     task = task_for(tasks_of(manifest), order.task, parameters, order.columns)
@@ -246,8 +248,8 @@ def _begun(output: ParquetFolder, facts: Mapping[str, Any]) -> Mapping[str, File
     if known is None:
         if written:
             raise SettingsError(
-                f"`{output.uri}` has Parquet files that were not made by --ray; choose another folder, or give --restart to replace those of "
-                "the input's names."
+                f"`{output.uri}` has Parquet files that were not made by --ray; choose another folder, or give --restart "
+                "to replace those with the names of the input."
             )
         if mine := next((name for name in output.files() if name.endswith(REJECTED_SUFFIX)), None):
             raise SettingsError(f"`{output.uri}` has the file `{mine}`, which was not made by --ray; choose another folder, or move it.")
@@ -255,8 +257,8 @@ def _begun(output: ParquetFolder, facts: Mapping[str, Any]) -> Mapping[str, File
     before = json.loads(known)
     if differs := [name for name in facts if before.get(name) != facts[name]]:
         raise SettingsError(
-            f"`{output.uri}` was begun with another {', '.join(differs)}; score with the same again to go on, or give --restart to score all "
-            "files again."
+            f"`{output.uri}` was started with different {', '.join(differs)}; use the same again to continue, "
+            "or give --restart to score all files again."
         )
     since = output.files()[FACTS_FILE].changed
     return {name: file for name, file in written.items() if file.changed >= since}
@@ -284,8 +286,8 @@ def _connect(address: str) -> None:
             ray.init(address=address, log_to_driver=False, logging_level="WARNING", **options)
         except (OSError, ValueError, RuntimeError) as error:
             raise StartError(
-                f"--ray is `{address}`, and no cluster answers there: {error}. Give `{LOCAL}` for one on this machine, `auto` for the one that "
-                "this machine belongs to, or HOST:PORT."
+                f"--ray is `{address}`, but no cluster answers there: {error}. Give `{LOCAL}` for one on this machine, "
+                "`auto` for the one that this machine belongs to, or HOST:PORT."
             ) from error
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -321,11 +323,11 @@ def _pool(order: Order, count: int) -> tuple[int, int]:
     nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
     nodes = [cpus for cpus in nodes if cpus]
     if not nodes:
-        raise StartError("no node of the cluster has a CPU to give; start one with --num-cpus.")
+        raise StartError("no node of the cluster offers a CPU; start one with --num-cpus.")
     cpus = order.actor_cpus or min(MOST_CPUS, *nodes)
     room = sum(node // cpus for node in nodes)
     if not room:
-        raise SettingsError(f"--actor-cpus is {cpus}, and the largest node of the cluster has {max(nodes)}; give at most that.")
+        raise SettingsError(f"--actor-cpus is {cpus}, but the largest node of the cluster has {max(nodes)}; give at most that.")
     return cpus, min(order.actors or room, count)
 
 
@@ -344,12 +346,14 @@ def _collect(results: Iterator[dict[str, Any]], sizes: Mapping[str, int], total:
             bar.advance(sizes[result["file"]], result["rows"])
             if total.rejected > max_rejected:
                 raise StartError(
-                    f"{total.rejected} rows of {total.files} files cannot be answered, and --max-rejected is {max_rejected}. The files "
-                    f"*{REJECTED_SUFFIX} of the output say why. Correct the input or the flags, or raise --max-rejected and start again."
+                    f"{total.rejected} rows of {total.files} files cannot be answered, and --max-rejected is {max_rejected}. "
+                    f"The files *{REJECTED_SUFFIX} of the output say why. Fix the input or the flags, or raise --max-rejected "
+                    "and start again."
                 )
     except ray.exceptions.RayError as error:
         raise StartError(
-            f"Ray gave up after {total.files} files: {str(error).strip().splitlines()[-1]} Start the same command again: it goes on with the others."
+            f"Ray gave up after {total.files} files: {str(error).strip().splitlines()[-1]} Run the same command "
+            "again to continue with the others."
         ) from error
 
 

@@ -143,12 +143,14 @@ class Run:
         if lines and self.rejected_to is None:
             first = next((row, answer.error) for row, answer in zip(window.rows, answers, strict=True) if answer.error is not None)
             raise TooManyRejectedError(
-                f"row {first[0].number} cannot be answered: {first[1] and first[1].message} To go on without such rows, give --rejected FILE for them."
+                f"row {first[0].number} cannot be answered: {first[1] and first[1].message} To continue without such "
+                "rows, give --rejected FILE."
             )
         if progress.rejected > self.max_rejected:
             raise TooManyRejectedError(
-                f"{progress.rejected} rows up to row {window.after.row} cannot be answered, and --max-rejected is {self.max_rejected}. The first "
-                f"of these rows: {lines[0].decode().strip()} Correct the input or the flags, or raise --max-rejected and start again."
+                f"{progress.rejected} rows up to row {window.after.row} cannot be answered, and --max-rejected is "
+                f"{self.max_rejected}. The first of these rows: {lines[0].decode().strip()} Fix the input or the flags, "
+                "or raise --max-rejected and start again."
             )
         await self._append(data, b"".join(lines), progress)
 
@@ -159,8 +161,8 @@ class Run:
             raise
         except OSError as error:
             raise StartError(
-                f"the output cannot be written ({error.strerror}); {self.progress.place.row} rows are done. Make room, and start the same "
-                "command again: it goes on there."
+                f"the output cannot be written ({error.strerror}); {self.progress.place.row} rows are done. Free disk "
+                "space, and run the same command again to continue."
             ) from error
 
 

@@ -171,7 +171,11 @@ class _Run:
             if self._source != STREAM:  # a thread may still wait for a pipe
                 reader.close()
         if stopped is not None:
-            again = "the same command goes on there" if part is not None and self._source != STREAM else "what was written stays"
+            again = (
+                "run the same command again to continue"
+                if part is not None and self._source != STREAM
+                else "the rows that were written are kept"
+            )
             print(f"stopped after {run.progress.place.row} rows; {again}.", file=sys.stderr)
             return 128 + stopped
         if part is not None:
@@ -217,7 +221,7 @@ async def _until_signal(state: AppState, run: Run) -> int | None:
         if not stopped:
             raise
     except BertServeError as error:
-        raise error if isinstance(error, StartError) else StartError(f"{error.message} Start the same command again.") from error
+        raise error if isinstance(error, StartError) else StartError(f"{error.message} Run the same command again.") from error
     finally:
         await state.scheduler.stop(0)
     return stopped[0] if stopped else None
@@ -228,7 +232,7 @@ async def _finish(part: Part, progress: Progress, writer: Any) -> None:
         await asyncio.to_thread(part.finish, progress, getattr(writer, "finish", None))
     except OSError as error:
         raise StartError(
-            f"all rows are done, and the output cannot get its name ({error.strerror}). Make room, and start the same command again."
+            f"all rows are done, but the output cannot be renamed ({error.strerror}). Free disk space, and run the same command again."
         ) from error
 
 

@@ -93,7 +93,7 @@ class JsonLinesReader:
                 )
             value = parse_json(row.raw, finite=True)  # the line is written again as it stands
             if not isinstance(value, dict):
-                raise InvalidValueError('the line is JSON, but no object; give one such as {"text": "A warm film."}.')
+                raise InvalidValueError('the line is JSON, but not an object; give one such as {"text": "A warm film."}.')
             row.values = value
         except BertServeError as error:
             row.error, row.raw = error, b""
@@ -166,7 +166,7 @@ class DelimitedReader:
             raise StartError("the input has no header; a CSV file begins with a line of UTF-8 that names the columns.")
         self.columns: Sequence[str] = header
         if twice := [name for name in header if header.count(name) > 1]:
-            raise SettingsError(f"the header of the input has the column `{twice[0][:64]}` twice; give each a name of its own.")
+            raise SettingsError(f"the header of the input has the column `{twice[0][:64]}` twice; give each its own name.")
         if place.offset:
             self._lines = TextLines(file, place, max_bytes)
         self._start(place.row)
@@ -214,8 +214,8 @@ class DelimitedReader:
             return next(self._records, None)
         except csv.Error as error:
             raise StartError(
-                f"the input is broken in the row that begins on line {line}: {error}; put a field with quotes or line ends into quotes "
-                "that end, with quotes within it doubled. Correct the file, and start again with --restart."
+                f"the input is broken in the row that begins on line {line}: {error}; quote each field that has quotes "
+                "or line breaks, and double the quotes in it. Fix the file, and start again with --restart."
             ) from error
 
     def close(self) -> None:
@@ -228,7 +228,7 @@ class DelimitedReader:
             row.error = InvalidValueError("the row is not UTF-8; convert the file, for example with `iconv -t UTF-8`.")
         elif len(fields) != len(self.columns):
             row.error = InvalidValueError(
-                "the row has {fields_count} fields, and the header has {columns_count}; quote what has a delimiter in it.",
+                "the row has {fields_count} fields, but the header has {columns_count}; quote fields that have a delimiter.",
                 fields_count=len(fields),
                 columns_count=len(self.columns),
             )

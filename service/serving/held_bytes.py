@@ -52,7 +52,7 @@ class HeldBytes:
             UnavailableError: They do not fit.
         """
         if self.count + size > self.limit:
-            raise UnavailableError("the service holds as many bytes of large requests and answers as it may; try again later.")
+            raise UnavailableError("the memory for large requests and answers is full; try again later.")
         self.count += size
 
     async def reserve_when_free(self, size: int) -> None:

@@ -86,9 +86,10 @@ def obtain_provider(asked: Provider, *, allow_fallback: bool) -> Provider:
         return asked
     if not allow_fallback:
         raise ProviderError(
-            f"--provider {asked} cannot be had: {reason} Or serve on the CPU with --provider cpu, or allow that with --allow-provider-fallback."
+            f"--provider {asked} is not available: {reason} Or serve on the CPU with --provider cpu, or allow "
+            "that with --allow-provider-fallback."
         )
-    logger.warning("SERVING ON THE CPU: --provider %s cannot be had, and --allow-provider-fallback is set: %s", asked, reason)
+    logger.warning("SERVING ON THE CPU: --provider %s is not available, and --allow-provider-fallback is set: %s", asked, reason)
     return "cpu"
 
 
@@ -122,8 +123,8 @@ def _load(bundle: Bundle, options: LoadOptions, scheduler: Scheduler, metrics: M
     catalog.spec_of(bundle)
     if manifest.tokenizer.max_length > options.max_batch_tokens:
         raise SettingsError(
-            f"--max-batch-tokens is {options.max_batch_tokens}, less than one text of the model `{manifest.name}` may have "
-            f"({manifest.tokenizer.max_length}); raise it."
+            f"--max-batch-tokens is {options.max_batch_tokens}, less than the longest text of the model `{manifest.name}` "
+            f"({manifest.tokenizer.max_length} tokens); raise it."
         )
     graph = _graph(bundle, options)
     options.validation_policy.check(manifest.name, graph)
@@ -182,14 +183,15 @@ def _check_fit(bundle: Bundle, engine: OnnxEngine, tokenizer: Tokenizer) -> None
         row = engine.run([Encoding(ids, np.zeros(length, dtype=np.int64), masks=(length - 1,))])[0]
     except EngineError as error:
         raise BundleError(
-            f"bundle `{manifest.name}`: its graph cannot read a text of {length} times the token {last}, the last one of its tokenizer "
-            f"({error.message}) Tokenizer and graph do not belong together; export the bundle again."
+            f"bundle `{manifest.name}`: its graph fails on a text of {length} tokens with the id {last}, the last "
+            f"id of its tokenizer ({error.message}) The tokenizer does not match the graph; export the bundle "
+            "again."
         ) from error
     for name, expected in catalog.TASKS[manifest.task].widths(manifest).items():
         if row[name].shape[-1] != expected:
             raise BundleError(
-                f"bundle `{manifest.name}`: its graph gives {row[name].shape[-1]} values as `{name}`, and its manifest says {expected}; "
-                "export the bundle again."
+                f"bundle `{manifest.name}`: its graph returns {row[name].shape[-1]} values as `{name}`, but its manifest "
+                f"says {expected}; export the bundle again."
             )
     _check_attention(manifest, engine)
 
@@ -204,8 +206,8 @@ def _check_attention(manifest: Manifest, engine: OnnxEngine) -> None:
         engine.run([Encoding(ids, ids, masks=(1,), maps=maps)])
     except EngineError as error:
         raise BundleError(
-            f"bundle `{manifest.name}`: its graph does not give out the attention of {list(manifest.attention_heads)} heads that its manifest "
-            f"says ({error.message}) Export the bundle again."
+            f"bundle `{manifest.name}`: its graph does not return the attention of {list(manifest.attention_heads)} "
+            f"heads, as its manifest says ({error.message}) Export the bundle again."
         ) from error
 
 

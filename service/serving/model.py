@@ -294,9 +294,9 @@ class Model:
         most = self._scheduler.max_queue_tokens
         if tokens + cost.queue_tokens > most:
             raise TooLargeError(
-                "the request has {tokens} tokens or more, all windows and the work of decoding counted, and the queue holds "
-                "{most}; send fewer or shorter texts at once, make `stride`, `beam` or `top_k` smaller, leave `explain` out, "
-                "or raise --max-queue-tokens.",
+                "the request has at least {tokens} tokens, including all windows and decoding, and the queue holds "
+                "{most}; send fewer or shorter texts at once, make `stride`, `beam` or `top_k` smaller, or remove "
+                "`explain`; the operator can raise --max-queue-tokens.",
                 tokens=tokens + cost.queue_tokens,
                 most=most,
             )
@@ -324,7 +324,7 @@ class Model:
             self._account(engine, (height, width), works, seconds, busy_s)
             trace_run(works, self._described, (height, width), start=start, multi_threaded=engine is not self.engines.single_threaded)
         except Exception as error:  # noqa: BLE001 - what was computed is delivered, whether or not it can be counted
-            logger.error("a run of `%s` could not be counted: %s", self.name, type(error).__name__)
+            logger.error("cannot count a run of `%s`: %s", self.name, type(error).__name__)
         if len(rows) != len(works):
             return rows  # the scheduler refuses them
         return [row if work.keep is None else work.keep(row) for work, row in zip(works, rows, strict=True)]
@@ -359,8 +359,8 @@ def _checked_chars(requests: Sequence[Any]) -> int:
     chars: int = sum(request.chars for request in requests)
     if chars > MAX_CHARS:
         raise TooLargeError(
-            "the request has {chars} characters to tokenize, what is read again for each label or choice included, and "
-            "{limit} are allowed; send fewer or shorter texts at once.",
+            "the request has {chars} characters to tokenize, counted again for each label or choice, and {limit} "
+            "are allowed; send fewer or shorter texts at once.",
             chars=chars,
             limit=MAX_CHARS,
         )

@@ -46,7 +46,7 @@ def _read_file(path: Path) -> FolderDefaults:
         raise BundleError(f"`{path}` cannot be read ({error.strerror}); make it readable, or remove it.") from error
     except ValidationError as error:
         raise BundleError(
-            f'`{path}` is not a JSON object of tasks and names of models, such as {{"text-classification": "sentiment"}}: '
+            f'`{path}` is not a JSON object of tasks and model names, such as {{"text-classification": "sentiment"}}: '
             f"{error.errors(include_url=False)[0]['msg']}."
         ) from error
 
@@ -85,7 +85,7 @@ def check_defaults(answered: Answered, wanted: Mapping[str, str], *, by_name: bo
     for task, name in wanted.items():
         if defaults.get(task) != name:
             have = ", ".join(f"{each}={model}" for model, tasks in answered.items() for each in tasks)
-            raise SettingsError(f"--default {task}={name} names no loaded model of that task; there is {have}.")
+            raise SettingsError(f"--default is {task}={name}, but no model of that name is loaded for that task; loaded are {have}.")
     # of what bundles of any task may answer nobody chose several for one endpoint: there a request names the model
     own = [task for task, spec in TASKS.items() if spec.derivation is None or spec.derivation.base is not None]
     open_ = {task: able_models(answered, task) for task in own if task not in defaults}
@@ -99,8 +99,8 @@ def check_defaults(answered: Answered, wanted: Mapping[str, str], *, by_name: bo
         which = "; ".join(f"/{TASKS[task].path} ({', '.join(f'`{name}`' for name in names)})" for task, names in open_.items())
         flag = ",".join(f"{TASKS[task].path}=NAME" for task in open_)
         raise SettingsError(
-            f"several models could answer {which}: choose which one answers where a request names none, with --default {flag}, or take "
-            "the first by name, with --allow-implicit-default."
+            f"several models can answer {which}; choose the default with --default {flag}, or allow the first "
+            "by name with --allow-implicit-default."
         )
 
 
@@ -133,14 +133,14 @@ def wanted_defaults(
                 continue
             if checked and task not in answered.get(name, ()):
                 raise BundleError(
-                    f"`{folder.path}` says that `{name}` answers {task}, and no model of that name and task is loaded; correct the file, or "
-                    f"choose another with --default {TASKS[task].path}=NAME."
+                    f"`{folder.path}` makes `{name}` the default for {task}, but no model of that name and task is loaded; "
+                    f"fix the file, or choose another with --default {TASKS[task].path}=NAME."
                 )
             other, path = defaults.setdefault(task, (name, folder.path))
             if other != name:
                 raise SettingsError(
-                    f"`{path}` says that `{other}` answers {task}, and `{folder.path}` that `{name}` does; choose one with "
-                    f"--default {TASKS[task].path}=NAME."
+                    f"`{path}` makes `{other}` the default for {task}, but `{folder.path}` makes `{name}` the default; "
+                    f"choose one with --default {TASKS[task].path}=NAME."
                 )
     return {task: name for task, (name, _) in defaults.items()} | by_flag
 
@@ -150,9 +150,9 @@ def _by_task(given: Mapping[str, str], origin: str) -> dict[str, str]:
     tasks = {spec.path: name for name, spec in TASKS.items()} | {name: name for name in TASKS}
     for task in given:
         if task not in tasks:
-            raise SettingsError(f"{origin} names the task `{task}`; tasks are {', '.join(tasks)}.")
+            raise SettingsError(f"{origin} has the unknown task `{task}`; known tasks are {', '.join(tasks)}.")
         if tasks[task] != task and tasks[task] in given:
-            raise SettingsError(f"{origin} names a model for `{task}` and one for `{tasks[task]}`, which is the same task; leave one out.")
+            raise SettingsError(f"{origin} names a model for `{task}` and one for `{tasks[task]}`, which is the same task; remove one.")
     return {tasks[task]: name for task, name in given.items()}
 
 
@@ -208,7 +208,7 @@ class Registry:
         self._choose_again()
         for task in model.tasks if is_new else ():
             if (used := self._defaults.get(task)) not in (None, model):
-                logger.info("the model %s could answer /%s too, which goes on using %s", model.name, TASKS[task].path, used and used.name)
+                logger.info("the model %s can also answer /%s, which still uses %s", model.name, TASKS[task].path, used and used.name)
 
     def remove(self, name: str) -> None:
         """Lets a model go; an endpoint that used it uses the one that is left, if it is the only one."""
@@ -223,10 +223,10 @@ class Registry:
         for task, spec in TASKS.items():
             old, new = before.get(task), self.defaults.get(task)
             if new is not None and old != new:
-                logger.warning("/%s uses the model %s now%s", spec.path, new, "" if old is None else f", and not {old}")
+                logger.warning("/%s now uses the model %s%s", spec.path, new, "" if old is None else f" instead of {old}")
             elif new is None and len(able := self._able(task)) > 1:
                 logger.warning(
-                    "/%s has no default model: %s could be it; start with --default %s=NAME", spec.path, ", ".join(able), spec.path
+                    "/%s has no default model, but %s can answer it; start with --default %s=NAME", spec.path, ", ".join(able), spec.path
                 )
 
     def _able(self, task: str) -> list[str]:
@@ -267,8 +267,8 @@ class Registry:
             if task not in self._defaults:
                 if able := self._able(task):
                     raise NotFoundError(
-                        "several models could answer ({models}), and none of them is the default for {task}; name one as `model`, or by "
-                        "the path /models/NAME.",
+                        "several models can answer ({models}), and none of them is the default for {task}; set `model`, or "
+                        "use the path /models/NAME.",
                         models=", ".join(f"`{each}`" for each in able),
                         task=task,
                     )
@@ -276,7 +276,7 @@ class Registry:
                 if (derivation := TASKS[task].derivation) is None:
                     raise NotFoundError("no model for {task} is loaded; loaded are: {models}.", task=task, models=models)
                 raise NotFoundError(
-                    "no model for {task} is loaded, which takes {setting}; loaded are: {models}.",
+                    "no model for {task} is loaded, which needs {setting}; loaded are: {models}.",
                     task=task,
                     setting=f"a {derivation.base or ''} model".replace("  ", " ") + (derivation.needs and f" with {derivation.needs}"),
                     models=models,
@@ -298,7 +298,7 @@ class Registry:
             return self.get(name)
         if len(self.models) > 1:
             raise InvalidValueError(
-                "several models are loaded; name one of them in `model`: {models}.", models=", ".join(f"`{known}`" for known in self.models)
+                "several models are loaded; set `model` to one of {models}.", models=", ".join(f"`{known}`" for known in self.models)
             )
         if not self.models:
             raise NotFoundError("no model is loaded.")
@@ -309,7 +309,7 @@ class Registry:
         derivation = TASKS[task].derivation
         if derivation is None:
             return InvalidValueError(
-                "the model `{model}` is for {own_task}, this endpoint is for {task}; POST to /models/{model} instead.",
+                "the model `{model}` is for {own_task}, but this endpoint is for {task}; send a POST to /models/{model} instead.",
                 model=model.name,
                 own_task=model.task,
                 task=task,
@@ -317,8 +317,8 @@ class Registry:
         able = ", ".join(f"`{name}`" for name in self._able(task)) or "none that is loaded"
         if derivation.base not in (None, model.task):
             return InvalidValueError(
-                "the model `{model}` is for {own_task}, this endpoint is for {task}; POST to /models/{model} instead. Models that can do it: "
-                "{models}.",
+                "the model `{model}` is for {own_task}, but this endpoint is for {task}; send a POST to /models/{model} "
+                "instead. Models for {task}: {models}.",
                 model=model.name,
                 own_task=model.task,
                 task=task,
@@ -328,9 +328,9 @@ class Registry:
         if derivation.base is not None:
             labels = model.bundle.manifest.labels
             shown = ", ".join(f"`{label}`" for label in labels[:SHOWN_LABELS]) + (", ..." if len(labels) > SHOWN_LABELS else "")
-            setting = f"{setting}, and its labels are {shown or 'none'}"
+            setting = f"{setting}, but its labels are {shown or 'none'}"
         return InvalidValueError(
-            "the model `{model}` cannot do {task}: that takes {setting}. Models that can do it: {models}.",
+            "the model `{model}` does not support {task}, which needs {setting}. Models for {task}: {models}.",
             model=model.name,
             task=task,
             setting=setting,

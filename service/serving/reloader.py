@@ -88,7 +88,7 @@ class Reloader:
                 model = await self._replace(path)
             except StartError as error:
                 raise InvalidValueError(
-                    "the model `{name}` cannot be loaded, and nothing changed: {without_folders}",
+                    "the model `{name}` cannot be loaded, so nothing changed: {without_folders}",
                     name=name[:64],
                     without_folders=without_folders(error.message, self._folders),
                 ) from error
@@ -114,13 +114,13 @@ class Reloader:
             try:
                 bundles = await asyncio.to_thread(self._find)
             except StartError as error:
-                logger.error("the models stay as they are: %s", error.message)
+                logger.error("cannot reload the models: %s", error.message)
                 return
             for name, path in bundles.items():
                 try:
                     await self._replace(path, only_changed=True)
                 except StartError as error:
-                    served = "the old one is served on" if name in self._registry.models else "it is not served"
+                    served = "the old version is still served" if name in self._registry.models else "it is not served"
                     logger.error("the model %s cannot be loaded, %s: %s", name, served, error.message)
             for model in list(self._registry.models.values()):
                 if model.name not in bundles:
@@ -156,13 +156,13 @@ class Reloader:
             self._hide(old, unless=model)
         self._registry.put(model)
         self._mend(name)
-        logger.info("the model %s is served as version %s now", name, model.bundle.version)
+        logger.info("the model %s is now served as version %s", name, model.bundle.version)
         return model
 
     def _remove(self, model: Model) -> None:
         self._registry.remove(model.name)
         self._hide(model)
-        logger.info("the model %s is not served any more", model.name)
+        logger.info("the model %s is no longer served", model.name)
 
     def _mend(self, name: str) -> None:
         if self._broken.pop(name, None) is not None:
@@ -292,7 +292,7 @@ class SharedReloader(Reloader):
                 await asyncio.wait_for(self._until(lambda: len(reports) == self._workers), wait_s)
         except OSError as error:
             raise UnavailableError(
-                "the other workers cannot be told of the change ({strerror}), and nothing changed; try again later.",
+                "cannot tell the other workers of the change ({strerror}), so nothing changed; try again later.",
                 strerror=error.strerror,
             ) from error
         finally:
@@ -304,10 +304,10 @@ class SharedReloader(Reloader):
         failed = {index: _failure(reports.get(index), change) for index in range(self._workers)}
         versions = {reports[index].served.get(name) for index in done}
         if any(failed.values()) or len(versions) != 1:
-            why = "; ".join(f"not by worker {index} ({error})" for index, error in failed.items() if error) or "in different versions"
+            why = "; ".join(f"not on worker {index} ({error})" for index, error in failed.items() if error) or "in different versions"
             raise PartialChangeError(
-                "the {what} of `{name}` was done by worker {by}, and {why}. Workers may serve different models now, which "
-                "/models shows; fix the cause, and send the request again.",
+                "the {what} of `{name}` succeeded on worker {by}, but {why}. Workers may now serve different models, "
+                "see /models; fix the cause, and send the request again.",
                 what=action,
                 name=name[:64],
                 by=", ".join(map(str, done)) or "none",
@@ -322,7 +322,7 @@ class SharedReloader(Reloader):
 def _failure(report: Report | None, change: Change) -> str | None:
     """Returns why a worker does not have what a change asks for, or None."""
     if report is None:
-        return "it has not done it yet"
+        return "it has not finished yet"
     if report.error is None or (change.action == "unload" and isinstance(report.error, NotFoundError)):
         return None
     return report.error.message

@@ -98,7 +98,7 @@ class ReloadLog:
         if index in self._following:
             self._following.remove(index)
             if self._waiting[index]:
-                error = ServerError("it ended while it did this")
+                error = ServerError("it ended during the change")
                 self.take(replace(self.reports[index], change=self._waiting[index][0], error=error))
 
     def _send_next(self, index: int) -> None:

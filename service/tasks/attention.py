@@ -89,7 +89,7 @@ def _numbers(name: str, asked: Sequence[int] | None, count: int, whose: str) -> 
     given = range(count) if asked is None else asked
     if (invalid := next((number for number in given if not -count <= number < count), None)) is not None:
         raise InvalidValueError(
-            "`{name}` names {wrong}, and {whose} has {count}: 0 to {last}, or from the end -1 to {least}.",
+            "`{name}` has {wrong}, but {whose} has {count} {name}; give 0 to {last}, or -1 to {least} to count from the end.",
             name=name,
             wrong=invalid,
             whose=whose,
@@ -99,7 +99,7 @@ def _numbers(name: str, asked: Sequence[int] | None, count: int, whose: str) -> 
         )
     numbers = tuple(number % count for number in given)
     if len(set(numbers)) < len(numbers):
-        raise InvalidValueError("`{name}` names one twice: {given}; name each once.", name=name, given=list(given))
+        raise InvalidValueError("`{name}` has a duplicate: {given}; name each once.", name=name, given=list(given))
     return numbers
 
 
@@ -158,7 +158,7 @@ def encode(request: Request, tokenizer: Tokenizer) -> tuple[Encoding, list[Token
     room, total = tokenizer.room(pair=len(parts) > 1), sum(map(len, parts))
     if total > room:
         raise InvalidValueError(
-            "the text has {total} tokens and the model takes {room}; shorten it: attention is not given of a part of it.",
+            "the text has {total} tokens and the model takes {room}; shorten it, because attention needs the whole text.",
             total=total,
             room=room,
         )
@@ -166,9 +166,9 @@ def encode(request: Request, tokenizer: Tokenizer) -> tuple[Encoding, list[Token
     maps, length = request.maps, len(whole)
     if (values := len(maps) * length**2) > MAX_VALUES:
         raise TooLargeError(
-            "the text has {length} tokens, so that its attention in {maps_count} heads of {layers_count} layers is "
-            "{values} numbers, and {limit} are allowed: {most_tokens} tokens of as many heads, or {most_heads} heads of this "
-            "text. Name fewer `layers` or `heads`, or shorten the text.",
+            "the attention of {length} tokens in {maps_count} heads of {layers_count} layers has {values} numbers "
+            "and {limit} are allowed, which is {most_tokens} tokens with as many heads, or {most_heads} heads "
+            "of this text; name fewer `layers` or `heads`, or shorten the text.",
             length=length,
             maps_count=len(maps),
             layers_count=len(request.layers),

@@ -187,8 +187,7 @@ class _Read:
 def _read(request: Request, tokenizer: Tokenizer) -> _Read:
     if tokenizer.pairs_only and not request.text_pair:
         raise InvalidValueError(
-            "this model says how a second text goes with a first, and there is no second one; give a pair, such as "
-            '{"text": "It began to rain.", "text_pair": "We went inside."}.'
+            'this model classifies pairs of texts, and the second text is missing; give a pair, such as {"text": "It began to rain.", "text_pair": "We went inside."}.'
         )
     # an empty second text is none, as for the pipeline
     a, *rest = tokenizer.tokenize([request.text, request.text_pair] if request.text_pair else [request.text])
@@ -240,11 +239,11 @@ def _in_windows(request: Request, tokenizer: Tokenizer, a: Tokens, b: Tokens | N
     if room <= stride:
         if b is None:
             raise InvalidValueError(
-                "windows of {room} tokens have no room for a `stride` of {stride}; make `stride` smaller.", room=max(room, 0), stride=stride
+                "`stride` is {stride}, which is too large for windows of {room} tokens; make it smaller.", room=max(room, 0), stride=stride
             )
         raise InvalidValueError(
-            "windows of {room} tokens have no room for a `stride` of {stride} beside a first text of {first} tokens; make `stride` or the first "
-            "text smaller.",
+            "`stride` is {stride}, which is too large for windows of {room} tokens after a first text of {first} "
+            "tokens; make `stride` smaller, or shorten the first text.",
             room=max(room, 0),
             stride=stride,
             first=len(a),
@@ -252,8 +251,8 @@ def _in_windows(request: Request, tokenizer: Tokenizer, a: Tokens, b: Tokens | N
     cuts = windows(len(text), room, stride, tokenizer.truncation_side)
     if request.parameters.explain:
         raise InvalidValueError(
-            "`explain` is for a text that the model reads at once, and this one takes {cuts_count} windows; shorten it, or "
-            "leave `window` out to have it cut.",
+            "`explain` needs a text that fits into one window, and this one needs {cuts_count}; shorten it, or "
+            "remove `window` to truncate it.",
             cuts_count=len(cuts),
         )
     parts = [text.ids[cut.start : cut.stop] for cut in cuts]
@@ -295,7 +294,7 @@ class ClassifyBody(TaskBody):
             InvalidValueError: There is a unit of offsets, and the answer has none.
         """
         if parameters.offset_unit is not None and not parameters.explain:
-            raise InvalidValueError("`offset_unit` is for the words of an explanation; set `explain` to true, or leave it out.")
+            raise InvalidValueError("`offset_unit` needs `explain`; set `explain` to true, or remove `offset_unit`.")
         return Request(item, None, parameters) if isinstance(item, str) else Request(item.text, item.text_pair, parameters)
 
 

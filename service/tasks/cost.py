@@ -65,8 +65,8 @@ class Cost:
         """
         if self.memory_per_input > MAX_HELD:
             raise TooLargeError(
-                "the request would hold {memory_per_input} numbers or more in memory until it is answered and {limit} are allowed; send "
-                "fewer or shorter texts at once, or ask for less of each.",
+                "the request needs memory for at least {memory_per_input} numbers and {limit} are allowed; send fewer "
+                "or shorter texts at once, or request less output for each.",
                 memory_per_input=shown(self.memory_per_input),
                 limit=MAX_HELD,
             )
@@ -98,15 +98,16 @@ class Budget:
         self.answer_bytes += answer_bytes
         if self.answer_bytes > MAX_ANSWER_BYTES:
             raise TooLargeError(
-                "the answer would have {answer_bytes} bytes or more and {limit} are allowed; send fewer or shorter texts at "
-                "once, or ask for less of each: a smaller `top_k`, pooled tokens, fewer labels, fewer `layers` or `heads`.",
+                "the response would have at least {answer_bytes} bytes and {limit} are allowed; send fewer or shorter "
+                "texts at once, or request less output for each: a smaller `top_k`, pooled tokens, or fewer labels, "
+                "`layers` or `heads`.",
                 answer_bytes=shown(self.answer_bytes),
                 limit=MAX_ANSWER_BYTES,
             )
         if self._steps > MAX_STEPS:
             raise TooLargeError(
-                "the answer would take too long to make from what the model gives out; send fewer or shorter texts at once, or make `top_k` or "
-                "`max_answer_len` smaller."
+                "the response would take too long to compute from the model's outputs; send fewer or shorter texts "
+                "at once, or make `top_k` or `max_answer_len` smaller."
             )
 
 

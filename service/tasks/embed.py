@@ -94,18 +94,18 @@ def choose(asked: Layers | list[int] | None, combine: Combine | None, embedding:
     """
     if asked == "last_four" and embedding.layers == "last":
         raise InvalidValueError(
-            "`layers` is `last_four`, but this model's graph gives out its last layer only; export it with `--layers last_four`."
+            "`layers` is `last_four`, but this model has only its last layer; the operator can export it with `--layers last_four`."
         )
     wanted, known = _numbers(asked or embedding.default_layers), embedding.places
     if missing := [layer for layer in wanted if layer not in known]:
         raise InvalidValueError(
-            "`layers` names the layer {missing}, and this model's graph gives out {describe}.",
+            "`layers` has {missing}, but this model has {describe}.",
             missing=missing[0],
             describe=_describe(embedding),
         )
     places = tuple(known[layer] for layer in wanted)
     if len(set(places)) < len(places):
-        raise InvalidValueError("`layers` names a layer twice: {wanted}; name each once.", wanted=list(wanted))
+        raise InvalidValueError("`layers` has a duplicate: {wanted}; name each once.", wanted=list(wanted))
     if places == (known[-1],):
         return LAST_LAYER
     return LayerChoice(embedding.layers_output, embedding.layer_count, places, combine or embedding.combine)
@@ -120,12 +120,12 @@ def _numbers(layers: Layers | list[int] | None) -> tuple[int, ...]:
 def _describe(embedding: Embedding) -> str:
     """Returns which layers there are, and what to do about others."""
     if embedding.layers == "last":
-        return "its last layer only, which is -1; export it with `--layers` and a list for others"
+        return "only its last layer, -1; the operator can export it with other `--layers`"
     if embedding.layers == "last_four":
-        return "the layers -4 to -1, counted from the end; export it with `--layers` and a list for others"
+        return "only the layers -4 to -1; the operator can export it with other `--layers`"
     depth = embedding.layers[-1]
     named = ", ".join(f"{layer} or {layer - depth - 1}" for layer in embedding.layers[:_MOST_SHOWN])
-    return f"the layers {named}; export it with `--layers` and a list for others"
+    return f"only the layers {named}; the operator can export it with other `--layers`"
 
 
 TASK = "feature-extraction"
@@ -220,7 +220,7 @@ def resolve(given: EmbedParameters, embedding: Embedding) -> Request:
     width = embedding.dimensions * layers.widths
     if given.dimensions is not None and given.dimensions > width:
         raise InvalidValueError(
-            "`dimensions` is {dimensions}, and this model's vectors have {width}; ask for at most that many.",
+            "`dimensions` is {dimensions}, but this model's vectors have {width}; give at most {width}.",
             dimensions=given.dimensions,
             width=width,
         )
@@ -228,7 +228,7 @@ def resolve(given: EmbedParameters, embedding: Embedding) -> Request:
     if name is not None and name not in embedding.prompts:
         known = ", ".join(f"`{prompt}`" for prompt in embedding.prompts)
         raise InvalidValueError(
-            "this model has no prompt `{name}`; known are: {known}.", name=name[:64], known=known or "none, so leave `prompt_name` out"
+            "unknown prompt `{name}`; this model has {known}.", name=name[:64], known=known or "none, so remove `prompt_name`"
         )
     own = {"pooling": embedding.pooling, "normalize": embedding.normalize}
     parameters = given.model_copy(update={field: value for field, value in own.items() if getattr(given, field) is None})
@@ -334,7 +334,7 @@ class EmbedBody(EmbedOptions, TaskBody):
         for name in beside.keys() & within.keys():
             if beside[name] != within[name]:
                 raise InvalidValueError(
-                    "`{name}` stands both beside `inputs` and in `parameters`, and differs; leave one of them out.", name=name
+                    "`{name}` is given next to `inputs` and in `parameters`, with different values; remove one of them.", name=name
                 )
         like = resolve(EmbedParameters(**beside | within), config.embedding)
         return [replace(like, text=text) for text in self.items]

@@ -54,7 +54,7 @@ def _check_targets(targets: list[str] | None) -> list[str] | None:
     chars = sum(map(len, targets or ()))
     if chars > MAX_TARGETS_CHARS:
         raise PydanticCustomError(
-            "targets", "must have {most} characters together at most, not {chars}", {"most": MAX_TARGETS_CHARS, "chars": chars}
+            "targets", "must have at most {most} characters in total, not {chars}", {"most": MAX_TARGETS_CHARS, "chars": chars}
         )
     return targets
 
@@ -276,7 +276,7 @@ def _check_masks(text: str, count: int, mask: str) -> None:
     if count == 0:
         near = _LOOKS_LIKE_A_MASK.search(text)
         hint = f"`{near.group()[:20]}` is not this model's mask" if near else "the text has no mask"
-        raise InvalidValueError("{hint}; write `{mask}` for each word to be filled in.", hint=hint, mask=mask)
+        raise InvalidValueError("{hint}; write `{mask}` for each word to fill in.", hint=hint, mask=mask)
 
 
 def _token_ids(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[list[int], tuple[str, ...]]:
@@ -287,9 +287,9 @@ def _token_ids(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[list[int],
     ids = [id_ for pieces in first for id_ in pieces]
     cut = [tokenizer.decode(pieces, skip_special=False) for pieces, id_ in zip(first, exact, strict=True) if id_ is None and pieces]
     if not ids:
-        raise InvalidValueError("`targets` has no word that the vocabulary knows; give at least one.")
+        raise InvalidValueError("`targets` has no word of the model's vocabulary; give at least one.")
     some = ", ".join(piece[:32] for piece in cut[:5])
-    warnings = (f"targets; {len(cut)} of {len(targets)} are no vocabulary entries, their first pieces were used: {some}",) if cut else ()
+    warnings = (f"targets; {len(cut)} of {len(targets)} are not in the vocabulary, so their first tokens are used: {some}",) if cut else ()
     return list(dict.fromkeys(ids)), warnings
 
 
@@ -302,11 +302,11 @@ def _all_pieces(words: Sequence[str], tokenizer: Tokenizer) -> tuple[dict[Pieces
         if each:
             found.setdefault(each, word)
     if not found:
-        raise InvalidValueError("`targets` has no word that the vocabulary knows; give at least one.")
+        raise InvalidValueError("`targets` has no word of the model's vocabulary; give at least one.")
     unknown_id = None if tokenizer.unknown is None else tokenizer.token_id(tokenizer.unknown)
     unknown = [word for word, each in zip(words, pieces, strict=True) if not each or unknown_id in each]
     some = ", ".join(word[:32] for word in unknown[:5])
-    return found, (f"targets; {len(unknown)} of {len(words)} have pieces that the vocabulary does not know: {some}",) if unknown else ()
+    return found, (f"targets; {len(unknown)} of {len(words)} have tokens that are not in the vocabulary: {some}",) if unknown else ()
 
 
 class FillMaskBody(TaskBody):
@@ -322,7 +322,7 @@ class FillMaskBody(TaskBody):
         """Returns one request per text, all with the same targets."""
         parameters = self.parameters or DEFAULTS
         if parameters.beam is not None and not parameters.joint:
-            raise InvalidValueError("`beam` is for masks that are filled together; set `joint` to true, or leave it out.")
+            raise InvalidValueError("`beam` needs `joint`; set `joint` to true, or remove `beam`.")
         mask = None if config is None or config.mask is None else config.mask.token
         shared = Targets(parameters.targets, texts=len(self.items)) if parameters.targets and self.items else None
         return [Request(text, parameters, shared, mask) for text in self.items]

@@ -156,8 +156,8 @@ def prepare(
     slots = [Slot()] if targets is None else _slots(targets)
     if len(slots) ** len(masks) > MAX_PATTERNS:
         raise InvalidValueError(
-            "{masks_count} masks with targets of {slots_count} different numbers of pieces are {texts} texts to "
-            "search and {limit} are allowed; give targets of fewer different lengths, or fewer masks.",
+            "{masks_count} masks with targets of {slots_count} different numbers of tokens need {texts} texts "
+            "to search and {limit} are allowed; give targets of fewer different lengths, or fewer masks.",
             masks_count=len(masks),
             slots_count=len(slots),
             texts=len(slots) ** len(masks),
@@ -185,9 +185,9 @@ def _slots(targets: Mapping[Pieces, str]) -> list[Slot]:
 def _pattern(ids: list[int], masks: Sequence[int], slots: tuple[Slot, ...], tokenizer: Tokenizer) -> Pattern:
     count = sum(slot.size for slot in slots)
     if count > MAX_JOINT_MASKS:
-        pieces = "" if count == len(masks) else f" with a mask for each piece of {'its' if len(masks) == 1 else 'their'} targets"
+        pieces = "" if count == len(masks) else f" with a mask for each token of {'its' if len(masks) == 1 else 'their'} targets"
         raise InvalidValueError(
-            "the text has {count} masks{pieces} and {limit} are filled together; give fewer masks or shorter targets.",
+            "the text has {count} masks{pieces} and `joint` fills at most {limit}; use fewer masks or shorter targets.",
             count=count,
             pieces=pieces,
             limit=MAX_JOINT_MASKS,
@@ -204,8 +204,8 @@ def _pattern(ids: list[int], masks: Sequence[int], slots: tuple[Slot, ...], toke
     room, span = tokenizer.room(pair=False), places[-1] - places[0] + 1
     if span > room:
         raise InvalidValueError(
-            "the masks of the text stand within {span} tokens and the model takes {room}; shorten it, or fill them one by "
-            "one without `joint`.",
+            "the masks of the text span {span} tokens and the model takes {room}; shorten the text, or remove "
+            "`joint` to fill each mask separately.",
             span=span,
             room=room,
         )

@@ -91,8 +91,8 @@ def choose(request: Request, model: TaskModel) -> TaskRun:
     for i, (total, encoding) in enumerate(model.tokenizer.pairs((request.first, *request.seconds))):
         if total > room and not request.parameters.truncation:
             raise InvalidValueError(
-                "`choices[{i}]` and what it is for have {total} tokens together and the model takes {room}; shorten them, or "
-                "set `truncation` to true.",
+                "`choices[{i}]` has {total} tokens together with its question or prompt, and the model takes {room}; "
+                "shorten them, or set `truncation` to true.",
                 i=i,
                 total=total,
                 room=room,
@@ -125,7 +125,7 @@ class Choices(Closed):
     @model_validator(mode="after")
     def _one_of_both_names(self) -> Self:
         if (self.question is None) == (self.prompt is None):
-            raise PydanticCustomError("question", "must have either `question` or `prompt`, which mean the same")
+            raise PydanticCustomError("question", "must have exactly one of `question` and `prompt`, which mean the same")
         return self
 
     @property

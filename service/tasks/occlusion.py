@@ -72,7 +72,7 @@ def check_count(words: int, of: str, instead: str) -> None:
     """
     if words > MAX_WORDS:
         raise InvalidValueError(
-            "{of} has {words} words and `explain` leaves out {limit} at most, each in a run of its own; {instead}, or leave `explain` out.",
+            "{of} has {words} words and `explain` takes at most {limit}; {instead}, or remove `explain`.",
             of=of,
             words=words,
             limit=MAX_WORDS,

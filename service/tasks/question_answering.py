@@ -174,7 +174,7 @@ def windows_of(request: Request, tokenizer: Tokenizer) -> PassageWindows:
     """
     parameters = request.parameters
     if parameters.handle_impossible_answer and tokenizer.cls_index is None:
-        raise InvalidValueError('this model has no [CLS], which stands for "no answer"; leave `handle_impossible_answer` out.')
+        raise InvalidValueError("this model has no [CLS] token, which `handle_impossible_answer` needs; remove `handle_impossible_answer`.")
     question, passage = tokenizer.tokenize([request.question, request.context])
     for name, tokens in (("question", question), ("context", passage)):
         if not len(tokens):
@@ -182,14 +182,15 @@ def windows_of(request: Request, tokenizer: Tokenizer) -> PassageWindows:
     length = parameters.max_seq_len or min(DEFAULT_SEQ_LEN, tokenizer.max_length)
     if length > tokenizer.max_length:
         raise InvalidValueError(
-            "`max_seq_len` is {length}, the model takes {max_length}; make it smaller.", length=length, max_length=tokenizer.max_length
+            "`max_seq_len` is {length} and the model takes {max_length}; make it smaller.", length=length, max_length=tokenizer.max_length
         )
     stride = min(length // 2, DEFAULT_STRIDE) if parameters.doc_stride is None else parameters.doc_stride
     room = length - (tokenizer.max_length - tokenizer.room(pair=True)) - len(question)
     if len(passage) > room and room <= stride:
         raise InvalidValueError(
-            "a window of {length} tokens has room for {room} of the passage beside a question of {question_count}, and "
-            "`doc_stride` is {stride}; make `doc_stride` or the question smaller, or `max_seq_len` greater.",
+            "`doc_stride` is {stride}, but a window of {length} tokens has room for {room} tokens of the passage "
+            "after a question of {question_count}; make `doc_stride` smaller, the question shorter, or `max_seq_len` "
+            "greater.",
             length=length,
             room=max(room, 0),
             question_count=len(question),
@@ -308,8 +309,8 @@ class AnswerBody(TaskBody):
         """
         if parameters.explain and parameters.duplicates == "sum":
             raise InvalidValueError(
-                "`explain` is for the score of one place in the passage, and with `duplicates` set to `sum` scores of several add up; leave one of them "
-                "out."
+                "`explain` cannot be combined with `duplicates` set to `sum`, which adds up the scores of several "
+                "places; remove one of them."
             )
         return Request(item.question, item.context, parameters)
 

@@ -90,8 +90,7 @@ def _tokens(mask: NDArray[np.int64], side: str) -> slice:
     if count == 0 or not (mask[place] == 1).all():
         order = "zeros and then ones" if side == "left" else "ones and then zeros"
         raise InvalidValueError(
-            "`attention_mask` must be {order}, at least one of them 1, for this model is padded on the {side}; it has "
-            "other values or holes.",
+            "`attention_mask` has gaps, other values than 0 and 1, or no 1; this model is padded on the {side}, so give {order}.",
             order=order,
             side=side,
         )
@@ -102,7 +101,7 @@ def _check_types(type_ids: NDArray[np.int64], known: set[int]) -> None:
     invalid = [value for value in np.unique(type_ids).tolist() if value not in known]
     if invalid:
         raise InvalidValueError(
-            "`token_type_ids` has {wrong}, and this model has {names}.", wrong=invalid[0], names=", ".join(map(str, sorted(known)))
+            "`token_type_ids` has {wrong}, but this model has {names}.", wrong=invalid[0], names=", ".join(map(str, sorted(known)))
         )
 
 
@@ -111,7 +110,7 @@ def _masks(ids: NDArray[np.int64], manifest: Manifest) -> tuple[int, ...]:
     masks = np.flatnonzero(ids == manifest.tokenizer.mask.id).tolist()
     if not 1 <= len(masks) <= MAX_MASKS:
         raise InvalidValueError(
-            "the row has {masks_count} mask tokens ({id}) and 1 to {limit} are allowed: logits are for masks alone.",
+            "the row has {masks_count} mask tokens ({id}) and 1 to {limit} are allowed, because only masks have logits.",
             masks_count=len(masks),
             id=manifest.tokenizer.mask.id,
             limit=MAX_MASKS,
@@ -133,14 +132,14 @@ def run_ids(request: Request, model: TaskModel) -> TaskRun:
     encoding, vocabulary_size = request.encoding, model.tokenizer.vocabulary_size
     if len(encoding) > model.tokenizer.max_length:
         raise InvalidValueError(
-            "the row has {encoding_count} tokens and the model takes {max_length}; cut it.",
+            "the row has {encoding_count} tokens and the model takes {max_length}; truncate it.",
             encoding_count=len(encoding),
             max_length=model.tokenizer.max_length,
         )
     outside = encoding.ids[(encoding.ids < 0) | (encoding.ids >= vocabulary_size)]
     if len(outside):
         raise InvalidValueError(
-            "the token id {outside} is not of the vocabulary, which has 0 to {vocabulary_size}.",
+            "the token id {outside} is not in the vocabulary; give ids from 0 to {vocabulary_size}.",
             outside=outside[0],
             vocabulary_size=vocabulary_size - 1,
         )

@@ -30,8 +30,8 @@ TASK = "text-ranking"
 RELEVANT = "relevant"
 RANKED_BYTES = 48 + SCORE_BYTES  # of a text's place and score in an answer, beside the text
 NEEDS = (
-    f"exactly one label, as a cross-encoder has, or two of which one begins with `{RELEVANT}` "
-    "(name them in `id2label` of the checkpoint's config.json, and export it again)"
+    f"exactly one label, as a cross-encoder has, or two labels, one of which begins with `{RELEVANT}` "
+    "(set `id2label` in the checkpoint's config.json, and export it again)"
 )
 
 
@@ -101,7 +101,8 @@ def rerank(request: Request, model: TaskModel) -> TaskRun:
     for i, (total, encoding) in enumerate(model.tokenizer.pairs((request.query, *request.texts), options.truncation_direction)):
         if total > room and options.truncate is False:
             raise InvalidValueError(
-                "query and texts[{i}] have {total} tokens and the model takes {room}; shorten them, or set `truncate` to true.",
+                "the query and `texts[{i}]` have {total} tokens together, and the model takes {room}; shorten them, "
+                "or set `truncate` to true.",
                 i=i,
                 total=total,
                 room=room,

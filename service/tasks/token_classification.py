@@ -186,7 +186,7 @@ def _windows(request: Request, count: int, tokenizer: Tokenizer) -> list[range]:
     stride = default_stride(room) if request.parameters.stride is None else request.parameters.stride
     if count > room and room <= stride:
         raise InvalidValueError(
-            "windows of {room} tokens have no room for a `stride` of {stride}; make `stride` smaller.", room=room, stride=stride
+            "`stride` is {stride}, which is too large for windows of {room} tokens; make it smaller.", room=room, stride=stride
         )
     return windows(count, room, stride if count > room else 0, tokenizer.truncation_side) if count else []
 

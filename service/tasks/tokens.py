@@ -111,7 +111,7 @@ def decode(request: IdsRequest, model: TaskModel) -> TaskRun:
     unknown = next((id_ for id_ in dict.fromkeys(request.ids) if tokenizer.token(id_) is None), None)
     if unknown is not None:
         raise InvalidValueError(
-            "there is no token of id {unknown}; this model has {vocabulary_size}, the first of them 0.",
+            "unknown token id {unknown}; this model has {vocabulary_size} token ids, starting at 0.",
             unknown=unknown,
             vocabulary_size=tokenizer.vocabulary_size,
         )

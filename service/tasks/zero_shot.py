@@ -33,7 +33,7 @@ TEMPLATE = "This example is {}."
 PLACE = "{}"
 MAX_LABELS = 1000
 MAX_HYPOTHESIS_CHARS = 1000  # of a label, and of a template: each is read once for every other
-NEEDS = "two or more labels of which one begins with `entail`"
+NEEDS = "two or more labels, one of which begins with `entail`"
 
 
 def _split(value: Any) -> Any:
@@ -46,18 +46,18 @@ def _split(value: Any) -> Any:
 
 def _check_labels(labels: list[str]) -> list[str]:
     if not labels or not all(label.strip() for label in labels):
-        raise PydanticCustomError("labels", "must be one label or more, none of them empty")
+        raise PydanticCustomError("labels", "must have at least one label, and no empty label")
     seen: set[str] = set()
     for label in labels:
         if label in seen:
-            raise PydanticCustomError("labels", "must be distinct, and `{label}` stands there twice", {"label": label[:64]})
+            raise PydanticCustomError("labels", "must be distinct, but `{label}` is there twice", {"label": label[:64]})
         seen.add(label)
     return labels
 
 
 def _check_template(template: str) -> str:
     if template.count(PLACE) != 1:
-        raise PydanticCustomError("template", "must have `{place}` once, where the label goes", {"place": PLACE})
+        raise PydanticCustomError("template", "must have `{place}` exactly once, where the label goes", {"place": PLACE})
     return template
 
 
@@ -158,7 +158,7 @@ def _hypotheses(request: Request, tokenizer: Tokenizer) -> Generator[Batch, Sequ
         left = room - len(hypothesis)
         if left < min(len(text), 1):
             raise InvalidValueError(
-                "the hypothesis of the label `{label}` has {hypothesis_count} tokens and the model takes {room} beside a text; "
+                "the hypothesis of the label `{label}` has {hypothesis_count} tokens and at most {room} are allowed; "
                 "shorten the label or `hypothesis_template`.",
                 label=label[:64],
                 hypothesis_count=len(hypothesis),

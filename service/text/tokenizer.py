@@ -227,7 +227,7 @@ class Tokenizer:
         """
         encoding = self._templates[b is not None].fill(a, () if b is None else b, masks)
         if not len(encoding):
-            raise InvalidValueError("the text is empty, and this model adds no token of its own to it; give a text.")
+            raise InvalidValueError("the text is empty, and this model adds no special token to it; give a text.")
         return encoding
 
     def pairs(self, texts: Iterable[str], side: Side | None = None) -> Iterator[tuple[int, Encoding]]:
@@ -285,7 +285,7 @@ def _library_tokenizer(path: Path) -> _LibraryTokenizer:
             _loaded[key] = created
             return created
     except Exception as error:  # `tokenizers` raises bare Exception for every failure
-        raise BundleError(f"`{path}` is not a tokenizer this version of `tokenizers` reads: {error}.") from error
+        raise BundleError(f"`{path}` cannot be read by this version of `tokenizers`: {error}.") from error
 
 
 def _special_ids(tokenizer: Any, spec: TokenizerSpec) -> set[int]:

@@ -62,8 +62,8 @@ def windows(count: int, room: int, stride: int, side: Side = "right") -> list[ra
     starts = range(0, max(count - stride, 1), room - stride)
     if len(starts) > MAX_WINDOWS:
         raise InvalidValueError(
-            "a text of {count} tokens needs {starts_count} windows of {room} that share {stride}, and {limit} are allowed; "
-            "make the stride or the text smaller.",
+            "a text of {count} tokens needs {starts_count} windows of {room} tokens that share {stride}, and "
+            "{limit} are allowed; make the stride smaller or the text shorter.",
             count=count,
             starts_count=len(starts),
             room=room,

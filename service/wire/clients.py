@@ -71,9 +71,7 @@ def _check_base64(client: str, body: TaskBody) -> None:
     match = _NO_BASE64.search(client) if wanted == "base64" else None
     if match is not None:
         name = "huggingface_hub" if match[0].startswith("hf_hub") else _JS_CLIENT.removesuffix("/")
-        raise InvalidValueError(
-            "`encoding_format` is `base64`, which {name} cannot read; leave it out, or ask with another client.", name=name
-        )
+        raise InvalidValueError("`encoding_format` is `base64`, which {name} cannot read; remove it, or use another client.", name=name)
 
 
 def _js_client_wraps_lists(task: str, body: TaskBody) -> Answer:
@@ -82,13 +80,13 @@ def _js_client_wraps_lists(task: str, body: TaskBody) -> Answer:
         return body.answer
     if body.is_list and len(body.items) != 1:
         raise InvalidValueError(
-            "@huggingface/inference reads the answer to one input, and `inputs` has {items_count} items; send one at a "
-            "time, or many with another client, such as fetch.",
+            "@huggingface/inference cannot read answers to several inputs, and `inputs` has {items_count} items; "
+            "send one at a time, or use another client, such as fetch.",
             items_count=len(body.items),
         )
     if task == fill_mask.TASK and body.parameters is not None and body.parameters.joint:
         raise InvalidValueError(
-            "`joint` gives several tokens at once, which @huggingface/inference cannot read; ask with another client, such as fetch."
+            "@huggingface/inference cannot read the answers of `joint`, which have several tokens; use another client, such as fetch."
         )
     return lambda results: _js_answer(task, results if body.always_list else results[0])
 

@@ -69,8 +69,8 @@ class DocumentsBody(ForeignBody, rerank.QueryBody):
             return written({"text": document} if isinstance(document, str) else document.model_dump())
         except TypeError as error:
             raise InvalidValueError(
-                "`documents[{index}]` has a number of more than 64 bits, which cannot be returned; send it as a text, or leave "
-                "`return_documents` out.",
+                "`documents[{index}]` has a number with more than 64 bits, which cannot be returned; send it as a "
+                "text, or remove `return_documents`.",
                 index=index,
             ) from error
 

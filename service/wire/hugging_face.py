@@ -40,7 +40,7 @@ def _call_for_model(value: Any, model: Model, incoming: Incoming) -> Call:
     body = validate_body(task, value, incoming.limits)
     if body.model not in (None, model.name):
         raise InvalidValueError(
-            "`model` is `{given}`, but the path names `{model}`; leave one of them out.", given=(body.model or "")[:64], model=model.name
+            "`model` is `{given}`, but the path names `{model}`; remove one of them.", given=(body.model or "")[:64], model=model.name
         )
     return _call(task, model, body, incoming)
 
@@ -56,10 +56,8 @@ def read_at_base(incoming: Incoming) -> Call:
         return _call_for_model(value, incoming.models.get(name), incoming)
     fitting = {task: body for task in loaded if (body := _fitting(task, value, incoming.limits)) is not None}
     if len(fitting) != 1:
-        could = f"could be for {_paths(fitting)}" if fitting else f"is for none of the tasks that a model is loaded for, {_paths(loaded)}"
-        raise InvalidValueError(
-            "the body {could}; POST to the path of a task, or to /models/NAME, or name a model as `model`.", could=could
-        )
+        could = f"fits several tasks, {_paths(fitting)}" if fitting else f"fits none of the loaded tasks, {_paths(loaded)}"
+        raise InvalidValueError("the body {could}; send it to the path of a task or to /models/NAME, or set `model`.", could=could)
     ((task, fitted),) = fitting.items()
     model = incoming.models.for_task(task)
     if isinstance(fitted, TooLargeError):
@@ -114,7 +112,7 @@ def read_predict(incoming: Incoming) -> Call:
     value = parse_json(incoming.raw)
     if not isinstance(value, dict) or not isinstance(value.get("instances"), list):
         received = show(value["instances"]) if isinstance(value, dict) and "instances" in value else "missing"
-        raise InvalidValueError('`instances` must be a list, and it is {given}; send {{"instances": ["a text"]}}.', given=received)
+        raise InvalidValueError('`instances` must be a list, but it is {given}; send {{"instances": ["a text"]}}.', given=received)
     check_names(value, list(PredictBody.model_fields), "the body")
     task = requested_task(model.task, value)
     incoming.models.for_task(task, model.name)

@@ -55,16 +55,14 @@ class Tensor:
             InvalidValueError: It is of another datatype, there are more or fewer than the shape says, or one is no UTF-8.
         """
         if self.datatype != "BYTES":
-            raise InvalidValueError(
-                "`{name}` is {datatype}, and texts are BYTES; send it as BYTES.", name=self.name, datatype=self.datatype
-            )
+            raise InvalidValueError("`{name}` is {datatype}, but it has texts; send it as BYTES.", name=self.name, datatype=self.datatype)
         if isinstance(self.data, memoryview):
             return self._decoded(self.data)
         flat = self._flat(self.data)
         invalid = next((value for value in flat if not isinstance(value, str)), None)
         if invalid is not None or None in flat:
             raise InvalidValueError(
-                "`{name}` is BYTES, so each value in its `data` is a text; one is {wrong}.", name=self.name, wrong=show(invalid)
+                "`{name}` is BYTES, so each value in its `data` must be a text; one is {wrong}.", name=self.name, wrong=show(invalid)
             )
         return flat
 
@@ -79,13 +77,13 @@ class Tensor:
         """
         if self.datatype not in datatypes:
             raise InvalidValueError(
-                "`{name}` is {datatype}; it may be {names}.", name=self.name, datatype=self.datatype, names=" or ".join(datatypes)
+                "`{name}` is {datatype}; it must be {names}.", name=self.name, datatype=self.datatype, names=" or ".join(datatypes)
             )
         dtype = _INTEGERS[self.datatype]
         if isinstance(self.data, memoryview):
             if len(self.data) != self.count * dtype.itemsize:
                 raise InvalidValueError(
-                    "`{name}` has {data_count} bytes, and {datatype} of the shape {shape} has {count}.",
+                    "`{name}` has {data_count} bytes, but {datatype} of the shape {shape} needs {count}.",
                     name=self.name,
                     data_count=len(self.data),
                     datatype=self.datatype,
@@ -99,13 +97,13 @@ class Tensor:
         invalid = next((value for value in flat if type(value) not in kinds), 0)
         if invalid or invalid is None or type(invalid) not in kinds:
             raise InvalidValueError(
-                "`{name}` is {datatype}, and a value in its `data` is {wrong}.", name=self.name, datatype=self.datatype, wrong=show(invalid)
+                "`{name}` is {datatype}, but a value in its `data` is {wrong}.", name=self.name, datatype=self.datatype, wrong=show(invalid)
             )
         try:
             return np.array(flat, np.int64).reshape(self.shape)
         except OverflowError:
             raise InvalidValueError(
-                "`{name}` is {datatype}, and a value in its `data` is greater than that holds.", name=self.name, datatype=self.datatype
+                "`{name}` is {datatype}, but a value in its `data` is too large for this type.", name=self.name, datatype=self.datatype
             ) from None
 
     def _flat(self, data: list[Any]) -> list[Any]:
@@ -113,12 +111,12 @@ class Tensor:
         nested = len(self.shape) == 2 and bool(data) and isinstance(data[0], list)
         if nested and not (len(data) == self.shape[0] and all(isinstance(row, list) and len(row) == self.shape[1] for row in data)):
             raise InvalidValueError(
-                "`data` of `{name}` is nested otherwise than its shape {shape} says.", name=self.name, shape=list(self.shape)
+                "the nesting of `data` of `{name}` does not match its shape {shape}.", name=self.name, shape=list(self.shape)
             )
         flat = list(itertools.chain.from_iterable(data)) if nested else data
         if len(flat) != self.count:
             raise InvalidValueError(
-                "`data` of `{name}` has {flat_count} values, and its shape {shape} is of {count}.",
+                "`data` of `{name}` has {flat_count} values, but its shape {shape} needs {count}.",
                 name=self.name,
                 flat_count=len(flat),
                 shape=list(self.shape),
@@ -139,14 +137,15 @@ class Tensor:
             try:
                 texts.append(str(data[start:at], "utf-8"))
             except UnicodeDecodeError:
-                raise InvalidValueError("`{name}` has a text that is no UTF-8; encode it so.", name=self.name) from None
+                raise InvalidValueError("`{name}` has a text that is not UTF-8; encode it as UTF-8.", name=self.name) from None
         if at != len(data):
             raise self._misfit(len(data))
         return texts
 
     def _misfit(self, size: int) -> InvalidValueError:
         return InvalidValueError(
-            "the {size} bytes of `{name}` are not {count} texts, each after its length in 4 bytes, little-endian, as its shape {shape} says.",
+            "the {size} bytes of `{name}` are not the {count} texts of its shape {shape}; send each text after "
+            "its length in 4 bytes, little-endian.",
             size=size,
             name=self.name,
             count=shown_count(self.count),
@@ -319,17 +318,17 @@ def _placed(body: InferBody, rest: memoryview, *, binary: bool) -> dict[str, Ten
             raise InvalidValueError("`inputs` has `{name}` twice; send it once.", name=declared.name)
         size = None if declared.parameters is None else declared.parameters.binary_data_size
         if (size is None) == (declared.data is None):
-            raise InvalidValueError("`{name}` must have either `data` or `parameters.binary_data_size`, and not both.", name=declared.name)
+            raise InvalidValueError("`{name}` must have exactly one of `data` and `parameters.binary_data_size`.", name=declared.name)
         data: list[Any] | memoryview = declared.data if declared.data is not None else rest[:0]
         if size is not None:
             if not binary:
                 raise MalformedRequestError(
-                    "`{name}` is binary, but the header `Inference-Header-Content-Length`, which says where it begins, is missing.",
+                    "`{name}` is binary, but the header `Inference-Header-Content-Length` is missing; set it to the length of the JSON.",
                     name=declared.name,
                 )
             if at + size > len(rest):
                 raise MalformedRequestError(
-                    "`{name}` has {size} bytes by its `binary_data_size`, and the body has {rest_count} left for it.",
+                    "`binary_data_size` of `{name}` is {size}, but the body has only {rest_count} bytes left.",
                     name=declared.name,
                     size=shown_count(size),
                     rest_count=len(rest) - at,
@@ -338,9 +337,7 @@ def _placed(body: InferBody, rest: memoryview, *, binary: bool) -> dict[str, Ten
             at += size
         placed[declared.name] = Tensor(declared.name, declared.datatype, tuple(declared.shape), data)
     if at != len(rest):
-        raise MalformedRequestError(
-            "the body has {rest_count} bytes after the last of its tensors; no input is of them.", rest_count=len(rest) - at
-        )
+        raise MalformedRequestError("the body has {rest_count} bytes after its last tensor; remove them.", rest_count=len(rest) - at)
     return placed
 
 

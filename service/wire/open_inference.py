@@ -104,7 +104,7 @@ def read_infer(incoming: Incoming) -> Call:
     timeout_s, binary = _read_protocol(parameters)
     outputs = {output.name: output for output in body.outputs or ()}
     if len(outputs) < len(body.outputs or ()):
-        raise InvalidValueError("`outputs` has a name twice; send each once.")
+        raise InvalidValueError("`outputs` has a duplicate name; send each once.")
     query = _Asked(model, tensors, parameters, timeout_s, outputs, binary, body.id)
     return _read_ids(query, incoming.limits) if IDS in tensors else _read_texts(query, incoming)
 
@@ -117,7 +117,7 @@ def check_version(name: str, version: str, asked: str | None) -> None:
     """
     if asked not in (None, version):
         raise NotFoundError(
-            "`{name}` has no version `{asked}`; it is served as `{version}`, and the path without `/versions/...` has whichever is served.",
+            "`{name}` has no version `{asked}`; the loaded version is `{version}`; remove `/versions/...` from the path to use it.",
             name=name,
             asked=(asked or "")[:64],
             version=version,
@@ -130,7 +130,7 @@ def _read_protocol(parameters: dict[str, Any]) -> tuple[float | None, bool]:
         value = parameters.pop(name, allowed[0])
         if value not in allowed:
             raise InvalidValueError(
-                "`parameters.{name}` is {value}; models here keep no state and have no priorities, so leave it out.",
+                "`parameters.{name}` is {value}; models have no state and no priorities, so remove it.",
                 name=name,
                 value=show(value),
             )
@@ -148,7 +148,7 @@ def _read_protocol(parameters: dict[str, Any]) -> tuple[float | None, bool]:
 def _check_rows(count: int, limits: Limits, name: str) -> None:
     if count > limits.max_inputs:
         raise TooLargeError(
-            "`{name}` has {count} rows and {max_inputs} are allowed; split the request, or raise --max-inputs.",
+            "`{name}` has {count} rows and {max_inputs} are allowed; split the request; the operator can raise --max-inputs.",
             name=name,
             count=shown_count(count),
             max_inputs=limits.max_inputs,
@@ -194,10 +194,12 @@ def _texts(form: TensorForm, tensors: Mapping[str, Tensor], limits: Limits, what
         name = names[given]
         if name in found:
             raise InvalidValueError(
-                "`{given}` is another name of `{name}`, which the request has too; leave one of them out.", given=given, name=name
+                "`{given}` is another name of `{name}`, and the request has both; remove one of them.", given=given, name=name
             )
         if len(tensor.shape) > 2 or tensor.shape[1:] not in ((), (1,)):
-            raise InvalidValueError("`{given}` has the shape {shape}; texts have [n] or [n, 1].", given=given, shape=list(tensor.shape))
+            raise InvalidValueError(
+                "`{given}` has the shape {shape}; texts must have [n] or [n, 1].", given=given, shape=list(tensor.shape)
+            )
         _check_rows(tensor.count, limits, given)
         if name in single and tensor.count != 1:
             raise InvalidValueError("`{given}` has {count} texts; it must have exactly one.", given=given, count=tensor.count)
@@ -205,7 +207,7 @@ def _texts(form: TensorForm, tensors: Mapping[str, Tensor], limits: Limits, what
     missing = next((field.name for field in form.inputs if not field.optional and field.name not in found), None)
     if missing is not None:
         raise InvalidValueError(
-            "{what} needs the input `{missing}`, BYTES of the shape [n] or [n, 1]; it has {names}.",
+            "{what} needs the input `{missing}`, BYTES of the shape [n] or [n, 1]; the request has {names}.",
             what=what,
             missing=missing,
             names=", ".join(found) or "none",
@@ -213,7 +215,8 @@ def _texts(form: TensorForm, tensors: Mapping[str, Tensor], limits: Limits, what
     counts = {name: len(texts) for name, texts in found.items() if name not in single}
     if len(set(counts.values())) > 1:
         raise InvalidValueError(
-            "the inputs have {names}; give as many of each.", names=" and ".join((f"{count} `{name}`" for name, count in counts.items()))
+            "the inputs have {names}; send the same number of each.",
+            names=" and ".join((f"{count} `{name}`" for name, count in counts.items())),
         )
     return found
 
@@ -247,8 +250,8 @@ def _without_top_k(body: TaskBody) -> tuple[int | None, TaskBody]:
 def _check_best(asked: _Asked, task: str, able: str | None) -> None:
     unavailable = next((name for name in asked.outputs if asked.best(name) and name != able), None)
     if unavailable is not None:
-        hint = f"ask for it of `{able}`" if able else f"{task} has no scores of labels"
-        raise InvalidValueError("`classification` cannot be had of `{wrong}`; {hint}.", wrong=unavailable, hint=hint)
+        hint = f"use it for `{able}`" if able else f"{task} has no label scores"
+        raise InvalidValueError("`{wrong}` does not support `classification`; {hint}.", wrong=unavailable, hint=hint)
 
 
 def _check_classes(count: int) -> None:
@@ -288,7 +291,7 @@ class _Rows:
 def _read_ids(asked: _Asked, limits: Limits) -> Call:
     """Makes a call of a request of token ids."""
     model, graph, manifest = asked.model, asked.model.graph, asked.model.bundle.manifest
-    check_names(asked.parameters, [], f"a request with `{IDS}` takes no parameters of a task and")
+    check_names(asked.parameters, [], f"a request with `{IDS}` takes no task parameters and")
     check_names(asked.tensors, [field.name for field in raw_inputs()], f"a request with `{IDS}`")
     check_names(asked.outputs, [field.name for field in raw_output_fields(manifest, graph)], f"the answer to `{IDS}`")
     _check_best(asked, f"a request with `{IDS}`", None)
@@ -300,7 +303,7 @@ def _read_ids(asked: _Asked, limits: Limits) -> Call:
     _check_rows(shape[0], limits, IDS)
     if shape[1] > manifest.tokenizer.max_length:
         raise InvalidValueError(
-            "`{ids}` has rows of the length {shape} and the model takes {max_length}; cut them.",
+            "`{ids}` has rows of {shape} tokens and the model takes {max_length}; truncate them.",
             ids=IDS,
             shape=min(shape[1], 10**12),
             max_length=manifest.tokenizer.max_length,
@@ -308,7 +311,7 @@ def _read_ids(asked: _Asked, limits: Limits) -> Call:
     mismatched = next((tensor for tensor in asked.tensors.values() if tensor.shape != shape), None)
     if mismatched is not None:
         raise InvalidValueError(
-            "`{name}` has the shape {shape} and `{ids}` has {given_shape}; give it the same.",
+            "`{name}` has the shape {shape} and `{ids}` has {given_shape}; give both the same shape.",
             name=mismatched.name,
             shape=list(mismatched.shape),
             ids=IDS,

@@ -22,8 +22,8 @@ def _no_token_ids(value: Any) -> Any:
     if isinstance(value, list) and value and type(value[0]) in (int, list):
         raise PydanticCustomError(
             "token_ids",
-            "token ids stand for other words in each vocabulary, and nothing says that these are of this model's; send texts "
-            "(LangChain: `check_embedding_ctx_length=False`)",
+            "token ids are not accepted, because they may belong to another model's vocabulary; send texts (LangChain: "
+            "`check_embedding_ctx_length=False`)",
         )
     return value
 
@@ -62,7 +62,9 @@ class EmbeddingsBody(ForeignBody):
         assert config is not None and config.embedding is not None, "a manifest for embeddings has it"
         like = embed.resolve(embed.EmbedParameters(dimensions=self.dimensions, encoding_format=self.encoding_format), config.embedding)
         if like.parameters.pooling == "none":
-            raise InvalidValueError("this model gives a vector for each token, which this format has no place for; POST to /embed instead.")
+            raise InvalidValueError(
+                "this model returns a vector for each token, which this format does not support; send a POST to /embed instead."
+            )
         return [replace(like, text=text) for text in self.items]
 
 

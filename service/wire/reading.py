@@ -101,7 +101,7 @@ def validate_as(kind: type[B], value: Any, limits: Limits) -> B:
 def _check(body: TaskBody, limits: Limits) -> None:
     if body.count > limits.max_inputs:
         raise TooLargeError(
-            "{format} and {max_inputs} are allowed; split the request, or raise --max-inputs.",
+            "{format} and {max_inputs} are allowed; split the request; the operator can raise --max-inputs.",
             format=body.counted.format(body.count),
             max_inputs=limits.max_inputs,
         )
@@ -109,7 +109,7 @@ def _check(body: TaskBody, limits: Limits) -> None:
         for text in body.texts_of(item):
             if len(text) > limits.max_chars:
                 error = TooLargeError(
-                    "the text has {chars} characters and {max_chars} are allowed; split it, or raise --max-chars.",
+                    "the text has {chars} characters and {max_chars} are allowed; split it; the operator can raise --max-chars.",
                     chars=len(text),
                     max_chars=limits.max_chars,
                 )
@@ -125,7 +125,7 @@ def _translate(error: ValidationError, body: type[TaskBody]) -> InvalidValueErro
     if first["type"] == "too_long" and not place.startswith("parameters"):
         limit = first["ctx"]["max_length"]
         return TooLargeError(
-            "`{place}` has {first_count} items and no more than {limit} are ever allowed; split the request.",
+            "`{place}` has {first_count} items and at most {limit} are allowed; split the request.",
             place=place,
             first_count=len(first["input"]),
             limit=limit,

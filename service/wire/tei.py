@@ -62,7 +62,8 @@ class SequencesBody(ForeignBody):
         if texts > 2 or 0 < texts < len(inputs) or any(len(item) not in (1, 2) for item in inputs if isinstance(item, list)):
             raise PydanticCustomError(
                 "sequence",
-                'must be a text, a pair ["a", "b"], or for several of them a list of lists, [["a"], ["b"]]; /classify takes a list of texts',
+                'must be a text, a pair ["a", "b"], or a list of lists for several of them, [["a"], ["b"]]; /classify '
+                "takes a list of texts",
             )
         return inputs
 

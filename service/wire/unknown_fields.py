@@ -44,9 +44,7 @@ def check_keys(value: Mapping[str, Any], body: type[TaskBody]) -> None:
             raise _unknown(name, body)
         allowed = HARMLESS[name]
         if allowed is not None and content not in allowed:
-            raise InvalidValueError(
-                "`{name}` asks for an answer of a form that this endpoint does not have; leave `{name}` out.", name=name
-            )
+            raise InvalidValueError("`{name}` asks for a response format that this endpoint does not have; remove `{name}`.", name=name)
         if name == "options" and content is not None:
             _check_options(content, body)
 
@@ -67,7 +65,7 @@ def unknown_within(name: str, where: str, known: Sequence[str], body: type[TaskB
     """
     if where == "parameters" and name in body.names:
         return InvalidValueError(
-            "`parameters` has no `{name}`; put it beside {known}.", name=name[:SHOWN_CHARS], known=listed(required(body))
+            "`parameters` has no `{name}`; put it next to {known}.", name=name[:SHOWN_CHARS], known=listed(required(body))
         )
     return unknown_name(name, f"`{where}`", known)
 
@@ -82,7 +80,7 @@ def unknown_name(name: str, holder: str, known: Sequence[str]) -> InvalidValueEr
     """
     near = nearest(name.lower(), known)
     hint = f"did you mean `{near}`? " if near else ""
-    rest = f"{hint}{'Known' if hint else 'known'} are {listed(known)}" if known else "leave it out"
+    rest = f"{hint}{'Known' if hint else 'known'} names are {listed(known)}" if known else "leave it out"
     return InvalidValueError("{holder} has no `{name}`; {rest}.", holder=holder, name=name[:SHOWN_CHARS], rest=rest)
 
 
@@ -108,12 +106,12 @@ def _unknown(name: str, body: type[TaskBody]) -> InvalidValueError:
     known = [known for known in dict.fromkeys([*required(body), "parameters", *body.model_fields]) if known in body.names]
     parameters = list(body.parameters_type.model_fields)
     if name in parameters:
-        return InvalidValueError("the body takes no `{name}` beside {beside}; put it within `parameters`.", name=shown, beside=beside)
+        return InvalidValueError("unknown field `{name}` next to {beside}; put it into `parameters`.", name=shown, beside=beside)
     near = nearest(name.lower(), known)
     within = None if near else nearest(name.lower(), parameters)
-    hint = f"did you mean `{near}`? " if near else f"did you mean `{within}` within `parameters`? " if within else ""
+    hint = f"did you mean `{near}`? " if near else f"did you mean `{within}` in `parameters`? " if within else ""
     return InvalidValueError(
-        "the body takes no `{name}`; {hint}{detail} are {known}.",
+        "unknown field `{name}`; {hint}{detail} fields are {known}.",
         name=shown,
         hint=hint,
         detail="Known" if hint else "known",
@@ -126,9 +124,9 @@ def _check_options(options: Any, body: type[TaskBody]) -> None:
         raise InvalidValueError("`options` is wrong: input should be an object; fix or remove it.")
     unknown = next((name for name in options if name not in OPTIONS), None)
     if unknown is not None:
-        belongs = " put it within `parameters`." if unknown in body.parameters_type.model_fields else ""
+        belongs = " put it into `parameters`." if unknown in body.parameters_type.model_fields else ""
         raise InvalidValueError(
-            "`options` has no `{wrong}`;{belongs}", wrong=unknown[:SHOWN_CHARS], belongs=belongs or f" known are {listed(OPTIONS)}."
+            "`options` has no `{wrong}`;{belongs}", wrong=unknown[:SHOWN_CHARS], belongs=belongs or f" known names are {listed(OPTIONS)}."
         )
 
 
@@ -161,7 +159,7 @@ def no_object(value: object, body: type[TaskBody]) -> InvalidValueError:
     """Returns the error of a body that is JSON, but no object: most often the inputs alone."""
     kinds = {str: "a text", list: "a list", bool: "a truth value", int: "a number", float: "a number"}
     return InvalidValueError(
-        "the body is {get}, and must be an object with {known}, such as {example_of}.",
+        "the body is {get}, but must be an object with {known}, such as {example_of}.",
         get=kinds.get(type(value), "null"),
         known=listed(required(body)),
         example_of=example_of(body),
@@ -179,11 +177,11 @@ def _looks(raw: bytes) -> str | None:
     signs = {
         "it is empty": not head and len(raw) <= _HEAD,
         "it is compressed (gzip)": head.startswith(b"\x1f\x8b"),
-        "it begins with a byte order mark, which must be left out": head.startswith(codecs.BOM_UTF8),
-        "it looks like UTF-16, and must be UTF-8": head.startswith(_UTF16) or b"\0" in head[:4],
+        "it begins with a byte order mark, which must be removed": head.startswith(codecs.BOM_UTF8),
+        "it looks like UTF-16, but must be UTF-8": head.startswith(_UTF16) or b"\0" in head[:4],
         "it looks like form data (multipart/form-data)": head.startswith(b"--") and b"form-data" in head.lower(),
         "it looks like form data (application/x-www-form-urlencoded)": _FORM.match(head) is not None,
-        "it looks like JSON Lines, which take the header `content-type: application/x-ndjson`": _LINES.match(head) is not None,
-        'it has single quotes, where JSON has double ones (")': head.startswith(b"'") or re.match(rb"[\[{]\s*'", head) is not None,
+        "it looks like JSON Lines, which need the header `content-type: application/x-ndjson`": _LINES.match(head) is not None,
+        'it has single quotes instead of double quotes (")': head.startswith(b"'") or re.match(rb"[\[{]\s*'", head) is not None,
     }
     return next((sign for sign, seen in signs.items() if seen), None)

@@ -319,7 +319,7 @@ def test_a_sweep_up_to_a_rate_that_holds_says_that_more_may(tmp_path: Path, caps
 
     assert (True, False) == (document["is_lower_bound"], missed["is_lower_bound"])
     printed = capsys.readouterr().out
-    assert 1 == printed.count("every rate that was tried holds, so that higher ones may too")
+    assert 1 == printed.count("all tested rates meet the targets, so higher ones may too")
     assert "result: holds p99 <= 10000 ms and error rate <= 1 % up to 40 requests/s\n" in printed
 
 

@@ -67,7 +67,7 @@ def test_a_ratio_is_of_one_round() -> None:
 
 def test_a_candidate_that_answers_nothing_is_an_error() -> None:
     """With its name and the load."""
-    with pytest.raises(BenchError, match="busy answered nothing to short texts over 1 connections"):
+    with pytest.raises(BenchError, match="busy did not answer any request with short texts over 1 connections"):
         comparison(candidate("busy", BUSY)).run_round()
 
 

@@ -91,13 +91,17 @@ def test_labels_of_the_callers_own_are_scored(said: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "status", "message"),
     [
-        ("classifyLists", 422, "@huggingface/inference reads the answer to one input, and `inputs` has 2 items; send one at a time"),
-        ("entitiesLists", 422, "@huggingface/inference reads the answer to one input"),
-        ("zeroShotLists", 422, "@huggingface/inference reads the answer to one input"),
+        (
+            "classifyLists",
+            422,
+            "@huggingface/inference cannot read answers to several inputs, and `inputs` has 2 items; send one at a time",
+        ),
+        ("entitiesLists", 422, "@huggingface/inference cannot read answers to several inputs"),
+        ("zeroShotLists", 422, "@huggingface/inference cannot read answers to several inputs"),
         ("embedPacked", 422, "`encoding_format` is `base64`, which @huggingface/inference cannot read"),
         ("fillNone", 422, "inputs: the text has no mask; write `[MASK]`"),
         ("wrongParameter", 422, "`parameters` has no `topk`; did you mean `top_k`?"),
-        ("wrongKey", 422, "put it within `parameters`"),
+        ("wrongKey", 422, "put it into `parameters`"),
         ("wrongPath", 404, "did you mean `/classify`?"),
     ],
 )

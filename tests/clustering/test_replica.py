@@ -29,9 +29,7 @@ def test_what_ray_decides_is_no_setting(replica: ModuleType, name: str) -> None:
     with pytest.raises(ValidationError) as caught:
         replica.ReplicaSettings.model_validate({name: value, "models": "."})
     if name not in ("tls_cert", "config"):  # which say more: of what is missing
-        assert f"`{name}` has no meaning in a replica under Ray Serve; leave it out, and use {replica.LEFT_TO_RAY[name]}" in str(
-            caught.value
-        )
+        assert f"`{name}` has no effect under Ray Serve; remove it, and use {replica.LEFT_TO_RAY[name]}" in str(caught.value)
 
 
 def test_all_that_is_left_to_ray_is_a_setting(replica: ModuleType) -> None:

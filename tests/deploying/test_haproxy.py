@@ -26,7 +26,7 @@ TEXT = CONFIGURATION.read_text(encoding="utf-8")
 GUIDE = (ROOT / "docs/how-to/replicas.md").read_text(encoding="utf-8")
 BODY = {"inputs": "good"}
 
-needs_haproxy = pytest.mark.skipif(not replica.installed(), reason="this system has no haproxy")
+needs_haproxy = pytest.mark.skipif(not replica.installed(), reason="haproxy is not installed")
 
 
 def seconds(name: str) -> float:

@@ -17,7 +17,7 @@ from bertserve.bench.overhead.replica import Replica
 
 pytestmark = [
     pytest.mark.serial,
-    pytest.mark.skipif(not replica.installed(), reason="this system has no haproxy"),
+    pytest.mark.skipif(not replica.installed(), reason="haproxy is not installed"),
 ]
 
 CLIENTS = 16

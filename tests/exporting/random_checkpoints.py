@@ -251,7 +251,7 @@ FAULTS: dict[str, Change] = {
         lambda case: case.family == "BERT" and case.template != "one type",
     ),
     "small vocabulary": Change(
-        "tokens, the embedding only",
+        "tokens, but the embedding has only",
         lambda path: _add_tokens(path, 3000),
         lambda case: case.family == "BERT",
     ),

@@ -46,7 +46,7 @@ def test_lengths_beyond_the_model_are_an_error_where_asked_for() -> None:
     assert [16, 64] == choose_lengths(None, (16, 64, 128), 100)
     assert [10] == choose_lengths(None, (16, 64), 10)
     assert [16, 100] == choose_lengths((16, 100), (64,), 100)
-    with pytest.raises(CheckpointError, match="takes 100 tokens at most, and --lengths has 101"):
+    with pytest.raises(CheckpointError, match="takes at most 100 tokens, but --lengths has 101"):
         choose_lengths((16, 101), (64,), 100)
 
 
@@ -156,7 +156,7 @@ def test_plots_are_left_out_where_matplotlib_is_missing(
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        ((str(MODELS / "sentiment"), "--by", "layers"), "a bundle is analyzed as it is"),
+        ((str(MODELS / "sentiment"), "--by", "layers"), "not for a bundle"),
         (("bert-tiny", "--precision", "fp16"), "fp16 is for GPUs"),
         (("bert-tiny", "--by", "layers,depth"), "`layers,depth` is not a list"),
         (("bert-tiny", "--lengths", "16,0"), "`0` is not a whole number"),
@@ -177,7 +177,7 @@ def test_a_wrong_flag_of_analyze_is_a_usage_error(flags: tuple[str, ...], reason
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (("--lengths", "600"), "the model takes 512 tokens at most, and --lengths has 600"),
+        (("--lengths", "600"), "the model takes at most 512 tokens, but --lengths has 600"),
         (("--precision", "fp32"), "has no such graph for the CPU; it has cpu/int8"),
     ],
 )

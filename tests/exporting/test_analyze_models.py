@@ -62,10 +62,10 @@ def test_a_configuration_is_measured_with_others_that_differ_in_one_thing(tmp_pa
 
 
 def test_a_configuration_of_no_encoder_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It cannot be read, says no shape, or does not fit itself."""
+    """It cannot be read, says no shape, or does not match itself."""
     for fields, reason in (
         ({"model_type": "nothing"}, "the configuration"),
-        ({"num_attention_heads": 3}, "transformers makes no encoder of this BertConfig (2 layers, 3 heads, hidden 32"),
+        ({"num_attention_heads": 3}, "transformers cannot create an encoder from this BertConfig (2 layers, 3 heads, hidden 32"),
     ):
         assert 1 == cli.main(["analyze", str(config(tmp_path, **fields))])
         assert reason in capsys.readouterr().err

@@ -109,7 +109,7 @@ def test_json_lines_without_a_text_are_an_error(tmp_path: Path, line: str) -> No
 
 def test_pairs_are_refused_for_a_task_of_single_texts() -> None:
     """The message says how many there are; a classifier takes them."""
-    with pytest.raises(CheckpointError, match="2 pairs, and fill-mask takes single texts"):
+    with pytest.raises(CheckpointError, match="2 pairs, but fill-mask takes single texts"):
         calibration.refuse_pairs((Texts(pairs=(("a", "b"), ("c", "d"))), Texts(("e",))), "fill-mask")
     calibration.refuse_pairs((Texts(pairs=(("a", "b"),)),), "text-classification")
 
@@ -119,8 +119,8 @@ def test_pairs_are_refused_for_a_task_of_single_texts() -> None:
     [
         pytest.param(None, "cannot be read: .*No such file", id="no file"),
         pytest.param(b"caf\xe9\n" * 20, "cannot be read: .*utf-8", id="not UTF-8"),
-        pytest.param(numbered(15), "holds 15 different texts, and calibration needs 16 at least, one per line", id="too few"),
-        pytest.param(b"text\n" * 100, "holds 1 different texts, and calibration needs 16 at least", id="always the same"),
+        pytest.param(numbered(15), "has 15 different texts, but calibration needs at least 16, one per line", id="too few"),
+        pytest.param(b"text\n" * 100, "has 1 different texts, but calibration needs at least 16", id="always the same"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_an_error(tmp_path: Path, content: bytes | None, reason: str) -> None:
@@ -186,7 +186,7 @@ def test_files_that_share_texts_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "own.txt").write_bytes(numbered(40))
     (tmp_path / "validation.txt").write_bytes(numbered(3).replace(b" ", b"  ") + b"".join(b"other %d\n" % i for i in range(20)))
 
-    with pytest.raises(CheckpointError, match=r"own.txt` and `.*validation.txt` share 3 texts.*remove them.*leave out --validation"):
+    with pytest.raises(CheckpointError, match=r"own.txt` and `.*validation.txt` share 3 texts.*remove them.*remove --validation"):
         calibration.read_split(tmp_path / "own.txt", tmp_path / "validation.txt")
 
 
@@ -194,7 +194,7 @@ def test_too_few_texts_for_validation_are_an_error(tmp_path: Path) -> None:
     """The message says which file it is that has too few."""
     (tmp_path / "validation.txt").write_bytes(numbered(3))
 
-    with pytest.raises(CheckpointError, match=r"validation.txt` holds 3 different texts, and validation needs 16 at least"):
+    with pytest.raises(CheckpointError, match=r"validation.txt` has 3 different texts, but validation needs at least 16"):
         calibration.read_split(calibration.BUILT_IN, tmp_path / "validation.txt")
 
 

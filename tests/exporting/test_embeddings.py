@@ -279,12 +279,16 @@ def test_an_encoder_that_lacks_weights_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("steps", "pooling", "message"),
     [
-        (("Transformer", "Pooling", "Dense"), None, "has a step `Dense`; known are Transformer, Pooling and Normalize"),
-        (("Transformer", "Pooling"), {"pooling_mode_lasttoken": True}, "pools by lasttoken; known is one of cls, mean, max"),
+        (
+            ("Transformer", "Pooling", "Dense"),
+            None,
+            "has the step `Dense`, which is not supported; supported are Transformer, Pooling and Normalize",
+        ),
+        (("Transformer", "Pooling"), {"pooling_mode_lasttoken": True}, "pools by lasttoken; supported is one of cls, mean, max"),
         (("Transformer", "Pooling"), {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}, "pools by cls and max"),
         (("Transformer", "Pooling"), {"pooling_mode": "weightedmean"}, "pools by weightedmean"),
         (("Transformer", "Pooling"), {}, "pools by nothing"),
-        (("Transformer", "Pooling"), POOLING | {"include_prompt": False}, "leaves the prompt's tokens out"),
+        (("Transformer", "Pooling"), POOLING | {"include_prompt": False}, "leaves the tokens of the prompt out"),
     ],
 )
 def test_what_cannot_be_served_is_refused(tmp_path: Path, steps: tuple[str, ...], pooling: dict[str, Any] | None, message: str) -> None:
@@ -307,9 +311,9 @@ def test_both_forms_of_the_pooling_file_are_read(tmp_path: Path, given: dict[str
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("1_Pooling/config.json", None, r"1_Pooling/config.json` is missing, which modules.json names"),
+        ("1_Pooling/config.json", None, r"1_Pooling/config.json`, which modules.json names, is missing"),
         ("modules.json", "{", r"modules.json` cannot be read"),
-        ("sentence_bert_config.json", '{"do_lower_case": true}', "sets `do_lower_case`, which is not known"),
+        ("sentence_bert_config.json", '{"do_lower_case": true}', "sets `do_lower_case`, which is not supported"),
     ],
 )
 def test_broken_files_are_named(tmp_path: Path, file: str, content: str | None, message: str) -> None:
@@ -390,7 +394,7 @@ def test_the_files_of_such_a_model_are_asked_of_the_hub(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('[{"path": "0_Transformer", "type": "x.Transformer"}]', r"the folder `.*0_Transformer` is missing, which modules\.json names"),
+        ('[{"path": "0_Transformer", "type": "x.Transformer"}]', r"the folder `.*0_Transformer`, which modules\.json names, is missing"),
         ('[{"path": "../other", "type": "x.Transformer"}]', r"names `\.\./other`, which is outside of the checkpoint"),
         ('[{"path": "/other", "type": "x.Pooling"}]', r"names `/other`, which is outside of the checkpoint"),
         ('[{"path": "a", "type": "x.Transformer"}, {"path": "b", "type": "x.Transformer"}]', r"has 2 Transformer steps \(`a`, `b`\)"),
@@ -417,9 +421,9 @@ def test_a_pickle_in_such_a_folder_is_not_loaded(tmp_path: Path) -> None:
 
 def test_four_layers_need_four_layers_and_vectors(tmp_path: Path) -> None:
     """`--layers last_four` of a shallow model, or of another task, ends with what to do."""
-    with pytest.raises(ExportError, match="the model has 3 layers, and --layers last_four needs 4; leave it out"):
+    with pytest.raises(ExportError, match="the model has 3 layers, but --layers last_four needs 4; remove it"):
         export(ExportSpec(str(encoder(tmp_path, layers=3)), tmp_path / "models", layers="last_four"), silent)
-    with pytest.raises(ExportError, match=r"--layers last_four is for feature-extraction, and .* is for text-classification"):
+    with pytest.raises(ExportError, match=r"--layers last_four is for feature-extraction, but .* is for text-classification"):
         export(ExportSpec(str(bert(tmp_path)), tmp_path / "models", layers="last_four"), silent)
 
 

@@ -46,10 +46,10 @@ MODELS: dict[str, tuple[Family, dict[str, Any]]] = {
 }
 NOT_INVARIANT = {"ConvBERT", "Nyströmformer"}
 REFUSED = {
-    "BART": "BartForSequenceClassification returns no attention of one text's tokens to each other; export it without --attentions.",
-    "FNet": "FNetForSequenceClassification returns no attention of one text's tokens to each other",
+    "BART": "BartForSequenceClassification returns no attention between the tokens of a text; export it without --attentions.",
+    "FNet": "FNetForSequenceClassification returns no attention between the tokens of a text",
     "Longformer": "LongformerForSequenceClassification returns a tensor of [1, 4, 5, 6] as the attention of layer 0 to a text of 5 tokens",
-    "T5": "T5ForSequenceClassification returns no attention of one text's tokens to each other",
+    "T5": "T5ForSequenceClassification returns no attention between the tokens of a text",
     "SqueezeBERT": "the attention of layer 0 of SqueezeBertForSequenceClassification is not a distribution over the tokens",
     "YOSO": "YosoForSequenceClassification returns a tensor of [1, 5, 32] as the attention of layer 0 to a text of 5 tokens",
 }
@@ -143,7 +143,7 @@ def test_a_weight_of_pytorch_that_is_no_number_is_caught(tmp_path: Path, place: 
     maps[place][0, 0, 0] = np.nan
     samples = [AttentionSample(attention.Request("good", None, ((0, (0,)),)), [weights]) for weights in maps]
 
-    with pytest.raises(ParityError, match="attention weights are off by nan"):
+    with pytest.raises(ParityError, match="attention weights differ by nan"):
         measure_attention(Uniform(), Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer), samples, "fp32")
 
 
@@ -278,8 +278,8 @@ def test_a_layers_weights_go_before_the_next_come(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["SOURCE", "--provider", "cpu,cuda"], "only graphs for the CPU give attention out, and --provider is cpu,cuda; leave one out"),
-        (["--module", "FILE:make", "--trust-module"], "which outputs of a module are attention nothing says; leave it out with --module"),
+        (["SOURCE", "--provider", "cpu,cuda"], "only graphs for the CPU return attention, but --provider is cpu,cuda; remove one of them"),
+        (["--module", "FILE:make", "--trust-module"], "it is not supported with --module; remove it"),
     ],
 )
 def test_what_has_no_attention_is_wrong_usage(
@@ -295,7 +295,9 @@ def test_what_has_no_attention_is_wrong_usage(
 def test_other_weights_than_pytorchs_are_no_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error beyond the bound ends the export, and says how to go on."""
     monkeypatch.setattr("bertserve.export.validation.reference.MAX_ERROR", -1.0)
-    with pytest.raises(ExportError, match=r"fp32 attention weights are off by .*e-0\d, allowed is -1e\+00; export it without --attentions"):
+    with pytest.raises(
+        ExportError, match=r"fp32 attention weights differ by .*e-0\d, over the limit of -1e\+00; export it without --attentions"
+    ):
         exported(checkpoint("BERT", CLASSIFIES, tmp_path))
     assert not list((tmp_path / "models").glob("*"))
 

@@ -100,14 +100,14 @@ def adapter(path: Path) -> None:
         ),
         pytest.param(
             lambda path: edit_json(path / "config.json", vocab_size=500),
-            ["word_embeddings.weight` is [1100, 32], configured is [500, 32]", "vocab_size"],
+            ["word_embeddings.weight` is [1100, 32], but configured is [500, 32]", "vocab_size"],
             id="another vocabulary than the weights",
         ),
         pytest.param(
             lambda path: edit_json(path / "config.json", id2label={"0": "a", "1": "", "2": "b"}), ["labels", "distinct"], id="empty label"
         ),
-        pytest.param(adapter, ["1 weights that its architecture has no place for", "adapter.down"], id="weights of an adapter"),
-        pytest.param(truncate, ["weights", "fetch it again"], id="weights cut off"),
+        pytest.param(adapter, ["1 weights that its architecture does not use", "adapter.down"], id="weights of an adapter"),
+        pytest.param(truncate, ["weights", "download it again"], id="weights cut off"),
         pytest.param(slow_tokenizer, ["no fast tokenizer", "tokenizer.json"], id="slow tokenizer only", marks=pytest.mark.full_grid),
         pytest.param(gap_in_the_vocabulary, ["5001 tokens", "1100 rows"], id="token id beyond the embedding"),
         pytest.param(declare_code, ["custom code", "never run"], id="code of its own"),
@@ -272,7 +272,7 @@ def test_a_full_disk_in_any_stage_leaves_nothing(
     code, message = run(source, "--calibration", str(few_texts(tmp_path)))
 
     assert (1, []) == (code, left_in(output))
-    assert f"No space left on device (`{output}`); make room or give another --output" in message
+    assert f"No space left on device (`{output}`); free disk space, or give another --output" in message
 
 
 # ---- signals
@@ -336,7 +336,7 @@ def test_a_signal_stops_a_running_export(source: Path, output: Path, stage: str,
     code, errors = export.ended_by(number)
     assert 128 + number == code
     own = [line for line in errors.splitlines() if line.startswith("bert-export: ")]
-    assert [f"bert-export: stopped by {number.name}; nothing is left behind."] == own
+    assert [f"bert-export: stopped by {number.name}; no partial files are left."] == own
     assert "Traceback" not in errors
     assert existing == contents(output / "tiny-bert")
     assert ["tiny-bert"] == left_in(output)

@@ -254,7 +254,7 @@ def test_int8_with_one_broken_matrix_is_refused(exported: Exported, tmp_path: Pa
         whole = onnx.TensorProto.FromString(tensor.SerializeToString())
         tensor.CopyFrom(numpy_helper.from_array(broken(numpy_helper.to_array(whole)), whole.name))
         onnx.save(model, str(tmp_path / "broken.onnx"))
-        with pytest.raises(ParityError, match=r"int8 logits are off from the checkpoint's by .* of their spread.*--calibration"):
+        with pytest.raises(ParityError, match=r"int8 logits differ from the checkpoint's by .* of their spread.*--calibration"):
             compare(tmp_path / "broken.onnx")
         tensor.CopyFrom(whole)
     assert 10 == len(products)

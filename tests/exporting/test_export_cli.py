@@ -172,15 +172,18 @@ def test_texts_of_ones_own_choose_the_scales(source: Path, output: Path, tmp_pat
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (("--precision", "fp64"), "`fp64` is not a list of different names out of fp32, fp16, int8"),
-        (("--precision", "fp16"), "`fp16` is made for none of cpu: cpu takes fp32, int8; cuda takes fp32, fp16; tensorrt takes fp32, fp16"),
-        (("--precision", ""), "`` is not a list of different names out of fp32, fp16, int8"),
-        (("--provider", "cpu,cuda", "--precision", "int8"), "`int8` leaves nothing to make for cuda"),
-        (("--provider", "cuda", "--precision", "fp16,int8"), "`int8` is made for none of cuda"),
-        (("--provider", "rocm"), "`rocm` is not a list of different names out of cpu, cuda, tensorrt"),
-        (("--provider", "cpu,cpu"), "`cpu,cpu` is not a list of different names"),
-        (("--precision", "fp32,fp32"), "`fp32,fp32` is not a list of different names"),
-        (("--precision", "fp32, int8"), "`fp32, int8` is not a list of different names"),
+        (("--precision", "fp64"), "`fp64` is not a list of names from fp32, fp16, int8"),
+        (
+            ("--precision", "fp16"),
+            "`fp16` is not available for cpu: cpu takes fp32, int8; cuda takes fp32, fp16; tensorrt takes fp32, fp16",
+        ),
+        (("--precision", ""), "`` is not a list of names from fp32, fp16, int8"),
+        (("--provider", "cpu,cuda", "--precision", "int8"), "`int8` leaves no graph to make for cuda"),
+        (("--provider", "cuda", "--precision", "fp16,int8"), "`int8` is not available for cuda"),
+        (("--provider", "rocm"), "`rocm` is not a list of names from cpu, cuda, tensorrt"),
+        (("--provider", "cpu,cpu"), "`cpu,cpu` is not a list of names"),
+        (("--precision", "fp32,fp32"), "`fp32,fp32` is not a list of names"),
+        (("--precision", "fp32, int8"), "`fp32, int8` is not a list of names"),
         (("--name", "../up"), "`../up` does not match"),
         (("--name", ".hidden"), "`.hidden` does not match"),
         (("--name", ""), "`` does not match"),
@@ -382,7 +385,7 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsiz
         pytest.param(write("config.json", b"{"), ["config", "not a valid JSON"], id="broken configuration"),
         pytest.param(configure(model_type="zorp"), ["`zorp`"], id="unknown model type"),
         pytest.param(
-            configure(model_type="zorp", auto_map={"AutoConfig": "code.Config"}), ["custom code"], id="code of the checkpoint's own"
+            configure(model_type="zorp", auto_map={"AutoConfig": "code.Config"}), ["custom code"], id="custom code of the checkpoint"
         ),
         pytest.param(configure(architectures=None), ["--task"], id="no architecture"),
         pytest.param(
@@ -464,7 +467,7 @@ def test_a_task_that_does_not_fit_the_checkpoint_is_refused(source: Path, output
     """--task against the architecture ends with 1 and names both."""
     message = (
         "bert-export: the checkpoint is a BertForSequenceClassification, made for text-classification; "
-        "--task token-classification does not fit it."
+        "--task token-classification does not match it."
     )
     assert (1, message) == run(source, "--task", "token-classification")
     assert not output.exists()
@@ -503,8 +506,8 @@ def test_a_source_whose_name_cannot_be_a_bundles_is_refused_early(tmp_path: Path
     [
         pytest.param(None, "cannot be read", id="no file"),
         pytest.param(b"na\xefve\n" * 20, "cannot be read", id="not UTF-8"),
-        pytest.param(b"a\n\nb\n" * 15, "holds 2 different texts, and calibration needs 16 at least", id="too few texts"),
-        pytest.param(b"", "holds 0 different texts", id="empty"),
+        pytest.param(b"a\n\nb\n" * 15, "has 2 different texts, but calibration needs at least 16", id="too few texts"),
+        pytest.param(b"", "has 0 different texts", id="empty"),
     ],
 )
 def test_calibration_texts_that_cannot_be_used_are_refused(

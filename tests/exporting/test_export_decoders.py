@@ -192,7 +192,7 @@ def test_a_decoder_that_no_text_fills_is_refused(tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path / "marian")
     edit_json(tmp_path / "marian" / "tokenizer_config.json", tokenizer_class="BertTokenizer")
 
-    assert "has a decoder whose inputs no text fills" in refused(tmp_path / "marian", tmp_path, task="feature-extraction")
+    assert "has a decoder whose inputs cannot be made from a text" in refused(tmp_path / "marian", tmp_path, task="feature-extraction")
 
 
 @FULL

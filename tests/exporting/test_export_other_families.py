@@ -132,7 +132,7 @@ def test_a_model_that_changes_itself_is_refused(tmp_path: Path) -> None:
     source = BIG_BIRD.save(tmp_path / "sparse", CLASSIFIES, attention_type="block_sparse")
     message = refused(source, tmp_path)
 
-    assert "puts a BigBirdSelfAttention in place of the BigBirdBlockSparseAttention `bert.encoder.layer.0.attention.self`" in message
+    assert "replaces the BigBirdBlockSparseAttention `bert.encoder.layer.0.attention.self` with a BigBirdSelfAttention" in message
     assert "set `attention_type` to 'original_full' in place of 'block_sparse' in config.json" in message
     edit_json(source / "config.json", attention_type="original_full")
     assert export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), silent)[1].graphs[0].batch_invariant
@@ -142,7 +142,7 @@ def test_a_model_that_wants_a_language_is_refused(tmp_path: Path) -> None:
     """X-MOD has an adapter for each, and does not say which is meant."""
     message = refused(XMOD.save(tmp_path / "languages", CLASSIFIES), tmp_path)
 
-    assert "does not run on what its tokenizer gives: ValueError: Input language unknown" in message
+    assert "fails on the inputs of its tokenizer: ValueError: Input language unknown" in message
 
 
 @pytest.mark.full_grid
@@ -194,4 +194,4 @@ def test_a_length_that_the_tracer_kept_is_an_error_of_the_model(tmp_path: Path, 
     message = refused(source, tmp_path)
 
     assert "the graph fails on 2 tokens, which PyTorch answers: '' (0 characters)" in message
-    assert "is not understood. [ONNXRuntimeError]" in message
+    assert "is not supported. [ONNXRuntimeError]" in message

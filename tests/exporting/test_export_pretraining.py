@@ -108,7 +108,7 @@ def test_a_text_without_a_second_one_is_refused(following: tuple[Path, Path, Man
     message = rejected(call_fresh(following[1].parent, "POST", path, json=body), 422, "invalid_value")
 
     assert "inputs[1]" in message
-    assert 'there is no second one; give a pair, such as {"text": "It began to rain.", "text_pair": "We went inside."}.' in message
+    assert 'the second text is missing; give a pair, such as {"text": "It began to rain.", "text_pair": "We went inside."}.' in message
 
 
 def test_a_single_sequence_is_refused_too(following: tuple[Path, Path, Manifest]) -> None:
@@ -116,8 +116,10 @@ def test_a_single_sequence_is_refused_too(following: tuple[Path, Path, Manifest]
     models = following[1].parent
     tensors = {"inputs": [{"name": "inputs", "shape": [1], "datatype": "BYTES", "data": ["good"]}]}
 
-    assert "no second one" in rejected(call_fresh(models, "POST", "/predict", json={"inputs": [["a"]]}), 422, "invalid_value")
-    assert "no second one" in rejected(call_fresh(models, "POST", "/v2/models/bundle/infer", json=tensors), 422, "invalid_value")
+    assert "the second text is missing" in rejected(call_fresh(models, "POST", "/predict", json={"inputs": [["a"]]}), 422, "invalid_value")
+    assert "the second text is missing" in rejected(
+        call_fresh(models, "POST", "/v2/models/bundle/infer", json=tensors), 422, "invalid_value"
+    )
     assert 200 == call_fresh(models, "POST", "/predict", json={"inputs": [["a", "b"]]}).status_code
 
 
@@ -192,7 +194,9 @@ def test_a_class_of_pretraining_judges_pairs(
     assert (labels, "softmax", True) == (manifest.labels, manifest.activation, manifest.tokenizer.pairs_only)
     for found, pair in zip(answered(call_fresh(tmp_path, "POST", "/classify", json=body)), PAIRS, strict=True):
         np.testing.assert_allclose(in_order(found, labels), outputs(source, architecture, *pair)[output][0], rtol=0, atol=1e-4)
-    assert "no second one" in rejected(call_fresh(tmp_path, "POST", "/classify", json={"inputs": "good"}), 422, "invalid_value")
+    assert "the second text is missing" in rejected(
+        call_fresh(tmp_path, "POST", "/classify", json={"inputs": "good"}), 422, "invalid_value"
+    )
     assert ["logits"] == [value.name for value in graph.output]
     assert load_checkpoint(str(source)).flops.linear == load_checkpoint(str(source), task="text-classification").flops.linear
 
@@ -200,7 +204,8 @@ def test_a_class_of_pretraining_judges_pairs(
 def test_other_tasks_are_refused_with_both_that_fit(pretrained: Path) -> None:
     """The first is what `auto` takes."""
     with pytest.raises(
-        CheckpointError, match="a BertForPreTraining, made for fill-mask and text-classification; --task question-answering does not fit it"
+        CheckpointError,
+        match="a BertForPreTraining, made for fill-mask and text-classification; --task question-answering does not match it",
     ):
         load_checkpoint(str(pretrained), task="question-answering")
     assert "feature-extraction" == load_checkpoint(str(pretrained), task="feature-extraction").task
@@ -213,7 +218,7 @@ def test_classes_of_pretraining_that_are_not_understood_are_refused(pretrained: 
     with pytest.raises(CheckpointError, match="cannot tell the task of architecture"):
         load_checkpoint(str(other))
     config = AlbertConfig(vocab_size=len(tiny.VOCABULARY), embedding_size=16, num_labels=3, **SIZES)
-    with pytest.raises(CheckpointError, match="the head of sentence order has 3 labels"):
+    with pytest.raises(CheckpointError, match="the head for sentence order has 3 labels"):
         load_checkpoint(str(save(tmp_path / "albert", "AlbertForPreTraining", config)), task="text-classification")
 
 
@@ -271,7 +276,7 @@ def test_raw_outputs_hold_the_logit_itself(discriminator: tuple[Path, Path, Mani
 
 def test_a_discriminator_fills_no_masks(discriminator: tuple[Path, Path, Manifest]) -> None:
     """Its generator does, which is another checkpoint."""
-    with pytest.raises(CheckpointError, match="a ElectraForPreTraining, made for token-classification; --task fill-mask does not fit it"):
+    with pytest.raises(CheckpointError, match="a ElectraForPreTraining, made for token-classification; --task fill-mask does not match it"):
         load_checkpoint(str(discriminator[0]), task="fill-mask")
 
 

@@ -328,7 +328,7 @@ def test_a_fault_in_the_weights_is_caught(stages: Stages, tmp_path: Path, name: 
     path = perturbed(stages.fused, tmp_path / "faulty.onnx", name, edit)
 
     with pytest.raises(
-        ParityError, match=r"fp32 logits are off by .*, allowed is 1e-04 or 2e-05 of .*: .* \(\d+ characters\).*expected .*got"
+        ParityError, match=r"fp32 logits differ by .*, over the limit of 1e-04 or 2e-05 of .*: .* \(\d+ characters\).*expected .*got"
     ):
         stages.compare(stages.engine(path))
 
@@ -340,7 +340,7 @@ def test_the_worst_case_is_named(stages: Stages) -> None:
     def fault(logits: Array, encodings: Sequence[Encoding], place: int) -> Array:
         return logits + np.float32(0.5 if good.ids == encodings[place].ids[1:-1].tolist() else 0.001)
 
-    with pytest.raises(ParityError, match=r"off by 5\.00e-01.*'good' \(4 characters\)"):
+    with pytest.raises(ParityError, match=r"differ by 5\.00e-01.*'good' \(4 characters\)"):
         stages.compare(Faulty(stages.engine(stages.fused), fault))
 
 
@@ -353,7 +353,10 @@ def scaled(reference: Reference) -> Reference:
 
 @pytest.mark.parametrize(
     ("error", "message"),
-    [(2e-3, None), (0.5, r"off by 5\.0\de-01, allowed is 1e-04 or 2e-05 of the row's largest logit, which is [\d.e+]+: .*\d characters")],
+    [
+        (2e-3, None),
+        (0.5, r"differ by 5\.0\de-01, over the limit of 1e-04 or 2e-05 of the row's largest logit, which is [\d.e+]+: .*\d characters"),
+    ],
 )
 def test_large_logits_may_be_off_in_proportion(stages: Stages, error: float, message: str | None) -> None:
     """Of logits in the hundreds two thousandths are rounding, and a half is not."""
@@ -382,7 +385,7 @@ def test_a_row_of_large_logits_hides_no_other(stages: Stages) -> None:
         large = good.ids == encodings[i].ids[1:-1].tolist()
         return 1000 * logits + np.float32(5e-3) if large else logits + np.float32(1e-3)
 
-    with pytest.raises(ParityError, match=r"off by 1\.00e-03"):
+    with pytest.raises(ParityError, match=r"differ by 1\.00e-03"):
         measure_parity(Faulty(stages.engine(stages.fused), fault), stages.tokenizer(), reference, stages.loaded, "fp32")
 
 
@@ -392,7 +395,7 @@ def test_an_output_of_the_checkpoint_that_is_no_number_is_caught(stages: Stages,
     reference = copy.copy(stages.reference)
     reference.rows = [*stages.reference.rows[:-1], [{"logits": row["logits"] * np.float32("nan")} for row in stages.reference.rows[-1]]]
 
-    with pytest.raises(ParityError, match=rf"{precision} logits are off .*nan"):
+    with pytest.raises(ParityError, match=rf"{precision} logits differ .*nan"):
         measure_parity(stages.engine(stages.fused), stages.tokenizer(), reference, stages.loaded, precision)
 
 
@@ -450,7 +453,7 @@ def test_another_number_of_windows_is_caught(stages: Stages) -> None:
     reference.rows = [stages.reference.rows[i][:-1] for i in windowed]
     reference.fixed = len(windowed)
 
-    with pytest.raises(ParityError, match=r"\d+ windows where the reference has \d+"):
+    with pytest.raises(ParityError, match=r"\d+ windows, but the reference has \d+"):
         measure_parity(stages.engine(stages.fused), stages.tokenizer(), reference, stages.loaded, "fp32")
 
 
@@ -478,7 +481,9 @@ def test_int8_may_be_off_by_a_small_part_of_the_spread(stages: Stages) -> None:
         return Faulty(stages.engine(stages.fused), lambda logits, encodings, place: logits + np.float32(share * spread))
 
     assert stages.compare(off(0.1), precision="int8").worst_abs_error > 0.09 * spread
-    with pytest.raises(ParityError, match=r"int8 logits are off from the checkpoint's by 0\.5 of their spread, .* allowed are 0\.2 and 6"):
+    with pytest.raises(
+        ParityError, match=r"int8 logits differ from the checkpoint's by 0\.5 of their spread, .* over the limits of 0\.2 and 6"
+    ):
         stages.compare(off(0.5), precision="int8")
 
 
@@ -486,7 +491,7 @@ def test_a_broken_int8_graph_is_caught(stages: Stages) -> None:
     """Logits beyond any rounding are a ParityError in int8 too."""
     broken = Faulty(stages.engine(stages.fused), lambda logits, encodings, place: logits * np.float32(1e3))
 
-    with pytest.raises(ParityError, match="int8 logits are off from the checkpoint's by"):
+    with pytest.raises(ParityError, match="int8 logits differ from the checkpoint's by"):
         stages.compare(broken, precision="int8")
 
 
@@ -501,6 +506,6 @@ def test_a_fault_of_the_trace_is_caught_where_fp32_is_not_kept(stages: Stages, t
 
     monkeypatch.setattr("bertserve.export.cpu.fuse", faulty)
 
-    with pytest.raises(ParityError, match=r"fp32 logits are off by 1\.00e-02"):
+    with pytest.raises(ParityError, match=r"fp32 logits differ by 1\.00e-02"):
         export(ExportSpec(str(bert(tmp_path)), tmp_path / "models", precisions=("int8",)), lambda line: None)
     assert not (tmp_path / "models").exists()

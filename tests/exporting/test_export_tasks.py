@@ -548,7 +548,7 @@ def test_a_checkpoint_of_another_task_is_refused(tmp_path: Path, task: str) -> N
     other = question_answering.TASK if task == token_classification.TASK else token_classification.TASK
     source = random_checkpoint(tmp_path, task)
 
-    with pytest.raises(ExportError, match=f"is a {ARCHITECTURES[task]}, made for {task}; --task {other} does not fit it"):
+    with pytest.raises(ExportError, match=f"is a {ARCHITECTURES[task]}, made for {task}; --task {other} does not match it"):
         export(ExportSpec(str(source), tmp_path / "models", task=other), silent)
 
 

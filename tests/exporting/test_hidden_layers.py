@@ -88,7 +88,7 @@ def test_layers_are_pytorchs_hidden_states(tmp_path: Path, architecture: str) ->
             found = answer(bundle, layers=layers, combine=combine, pooling="mean")
             np.testing.assert_allclose(expected(source, layers, combine), found, rtol=0, atol=1e-4)
     np.testing.assert_allclose(expected(source, [-1], "concat"), answer(bundle, pooling="mean"), rtol=0, atol=1e-4)
-    with pytest.raises(Exception, match=r"the layer 2, and this model's graph gives out the layers 0 or -5, 1 or -4, 3 or -2, 4 or -1"):
+    with pytest.raises(Exception, match=r"`layers` has 2, but this model has only the layers 0 or -5, 1 or -4, 3 or -2, 4 or -1"):
         answer(bundle, layers=[2])
 
 
@@ -111,11 +111,11 @@ def test_a_bundle_has_its_own_choice_of_layers(tmp_path: Path, layers: Layers, n
     [
         (
             ["--layers", "-6,-1"],
-            "--layers names -6, and the model has the layers 1 to 4, and 0 for what its embeddings give; or from the end",
+            "--layers has -6, but the model has the layers 1 to 4, and 0 for its embeddings; give these,",
         ),
-        (["--layers", "1,5"], "--layers names 5, and the model has the layers 1 to 4"),
-        (["--layers", "-1,2,4"], "--layers names a layer twice: -1,2,4; name each once."),
-        (["--combine", "sum"], "--combine sum is for several layers; name them with --layers, or leave it out."),
+        (["--layers", "1,5"], "--layers has 5, but the model has the layers 1 to 4"),
+        (["--layers", "-1,2,4"], "--layers has a duplicate: -1,2,4; name each once."),
+        (["--combine", "sum"], "--combine sum needs several layers; give them with --layers, or remove it."),
     ],
 )
 def test_layers_that_a_model_does_not_have_are_refused(
@@ -129,7 +129,7 @@ def test_layers_that_a_model_does_not_have_are_refused(
 
 def test_a_list_of_layers_is_for_vectors(tmp_path: Path) -> None:
     """A classifier gives none out."""
-    with pytest.raises(ExportError, match=r"--layers -2,-1 is for feature-extraction, and .* is for text-classification; leave it out"):
+    with pytest.raises(ExportError, match=r"--layers -2,-1 is for feature-extraction, but .* is for text-classification; remove it"):
         export(ExportSpec(str(bert(tmp_path)), tmp_path / "models", layers=(-2, -1)), silent)
 
 

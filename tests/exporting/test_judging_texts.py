@@ -73,7 +73,7 @@ def test_the_built_in_texts_judge_no_int8_that_a_file_has_judged(manifest: Manif
     """With --validation they calibrated it, but for those of the gate; the message asks for a file."""
     split = read_split(calibration.BUILT_IN, numbered(tmp_path / "validation.txt", range(20)))
 
-    with pytest.raises(DataError, match="judged on 20 texts of a file; give that file, or one of other texts, with --validation"):
+    with pytest.raises(DataError, match="judged on 20 texts of a file; give that file, or another one, with --validation"):
         report_texts(made_with(manifest, split), None)
 
 

@@ -331,7 +331,7 @@ def test_the_command_names_the_whole_size_and_the_service_takes_the_bundle(
         (lambda data: data.unlink(), r"fp32\.onnx\.data` cannot be read \(No such file"),
         (
             lambda data: data.write_bytes(data.read_bytes()[:-1]),
-            r"fp32\.onnx\.data` has \d+ bytes, the manifest says \d+.*not copied whole",
+            r"fp32\.onnx\.data` has \d+ bytes, but the manifest says \d+.*not copied completely",
         ),
         (lambda data: data.write_bytes(b"\1" + data.read_bytes()[1:]), r"fp32\.onnx\.data` was altered"),
     ],

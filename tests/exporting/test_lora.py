@@ -163,20 +163,20 @@ def test_an_adapter_with_a_tokenizer_of_its_own_uses_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"peft_type": "IA3"}, "of type IA3; only LORA is understood"),
+        ({"peft_type": "IA3"}, "the type IA3, but only LORA is supported"),
         ({"use_dora": True}, "lacks the magnitudes of `bert.encoder.layer.0.attention.self.query`, and has `use_dora`"),
-        ({"alora_invocation_tokens": [5, 6]}, "`alora_invocation_tokens` = [5, 6], which is not understood"),
+        ({"alora_invocation_tokens": [5, 6]}, "`alora_invocation_tokens` = [5, 6], which is not supported"),
         ({"alpha_pattern": {"query": 2}}, "`alpha_pattern` = {'query': 2}"),
-        ({"lora_bias": True}, "`lora_bias` = True, which is not understood"),
+        ({"lora_bias": True}, "`lora_bias` = True, which is not supported"),
         ({"bias": "some"}, "`bias` = 'some'"),
         ({"use_rslora": "yes"}, "`use_rslora` = 'yes'"),
         ({"trainable_token_indices": [5]}, "`trainable_token_indices` = [5]"),
         ({"velora_config": {"rank": 4}}, "`velora_config` = {'rank': 4}"),
         ({"loftq_config": {"loftq_bits": 4}}, "`loftq_config` = {'loftq_bits': 4}"),
-        ({"a_setting_of_next_year": "x" * 999}, f"`a_setting_of_next_year` = '{'x' * 79}…, which is not understood"),
+        ({"a_setting_of_next_year": "x" * 999}, f"`a_setting_of_next_year` = '{'x' * 79}…, which is not supported"),
         ({"lora_alpha": None}, "`lora_alpha` = None in adapter_config.json, which must be a number"),
         ({"init_lora_weights": "pissa"}, "`init_lora_weights` = 'pissa'"),
-        ({"base_model_name_or_path": None}, "does not say on which model it was trained"),
+        ({"base_model_name_or_path": None}, "does not name the model that it was trained on"),
         ({"base_model_name_or_path": "./nowhere"}, "the folder `./nowhere` does not exist"),
     ],
 )
@@ -225,10 +225,10 @@ def test_a_configuration_as_peft_writes_it_has_no_unknown_settings() -> None:
     [
         (
             {"modules_to_save": ["word_embeddings"]},
-            "`bert.embeddings.word_embeddings.weight` alone, which BertForMaskedLM shares with `cls.pred",
+            "only `bert.embeddings.word_embeddings.weight`, which BertForMaskedLM shares with `cls.pred",
         ),
-        ({"modules_to_save": ["decoder"]}, "`cls.predictions.decoder.weight` alone"),
-        ({"target_modules": ["query", "decoder"]}, "`cls.predictions.decoder.weight` alone"),
+        ({"modules_to_save": ["decoder"]}, "changes only `cls.predictions.decoder.weight`"),
+        ({"target_modules": ["query", "decoder"]}, "changes only `cls.predictions.decoder.weight`"),
         ({"bias": "all", "modules_to_save": ["transform"]}, None),
     ],
 )
@@ -257,11 +257,11 @@ def test_what_a_language_model_shares_is_changed_in_both_places_or_refused(
 @pytest.mark.parametrize(
     ("name", "tensor", "message"),
     [
-        ("bert.embeddings.word_embeddings.lora_embedding_A", torch.zeros(4, 32), "which is not understood; only linear layers are"),
-        ("bert.encoder.layer.0.attention.self.query.lora_magnitude_vector", torch.zeros(32), "which is not understood"),
+        ("bert.embeddings.word_embeddings.lora_embedding_A", torch.zeros(4, 32), "which is not supported; only linear layers are"),
+        ("bert.encoder.layer.0.attention.self.query.lora_magnitude_vector", torch.zeros(32), "which is not supported"),
         ("bert.encoder.layer.9.output.dense.lora_A.weight", torch.zeros(4, 32), "lacks one of the two matrices"),
-        ("bert.encoder.layer.0.attention.self.query.lora_A.weight", torch.zeros(4, 31), "by 32 x 31, and the layer is 32 x 32"),
-        ("bert.encoder.layer.0.attention.self.query.lora_B.weight", torch.zeros(32, 5), "shapes do not fit each other"),
+        ("bert.encoder.layer.0.attention.self.query.lora_A.weight", torch.zeros(4, 31), "by 32 x 31, but the layer is 32 x 32"),
+        ("bert.encoder.layer.0.attention.self.query.lora_B.weight", torch.zeros(32, 5), "shapes do not match"),
         ("bert.nothing.weight", torch.zeros(4), "which BertForSequenceClassification has not"),
     ],
 )
@@ -279,7 +279,7 @@ def test_an_adapter_on_an_adapter_is_refused(tmp_path: Path) -> None:
     source = adapter(tmp_path)
     (tmp_path / "base" / "adapter_config.json").write_text((source / "adapter_config.json").read_text())
 
-    with pytest.raises(CheckpointError, match=r"was trained on `.*base`, which has an adapter of its own; merge both with peft"):
+    with pytest.raises(CheckpointError, match=r"was trained on `.*base`, which is itself an adapter; merge both with peft"):
         load_checkpoint(str(source))
 
 

@@ -189,10 +189,10 @@ def test_what_padding_moves_runs_alone(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--module", "m.py:make"], "would run the code of `m.py:make` with your rights"),
-        (["folder", "--module", "m.py:make", "--trust-module"], "give a SOURCE, or --module FILE:FACTORY in its place"),
-        ([], "give a SOURCE, or --module FILE:FACTORY in its place"),
-        (["folder", "--trust-module"], "no code of a checkpoint is ever run"),
-        (["--module", "m.py:make", "--trust-module", "--task", "fill-mask"], "the factory says the task"),
+        (["folder", "--module", "m.py:make", "--trust-module"], "give a SOURCE, or --module FILE:FACTORY instead"),
+        ([], "give a SOURCE, or --module FILE:FACTORY instead"),
+        (["folder", "--trust-module"], "code of a checkpoint is never run"),
+        (["--module", "m.py:make", "--trust-module", "--task", "fill-mask"], "the factory sets the task"),
     ],
 )
 def test_code_is_not_run_unasked(arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,19 +230,19 @@ def test_the_command_says_that_it_runs_code(tmp_path: Path, capsys: pytest.Captu
     ("change", "message"),
     [
         (('"task": "token-classification"', '"task": "poetry"'), "`task` of the module of .* is 'poetry'; allowed are text-classification"),
-        (('"labels": LABELS', '"labels": []'), "`labels` of the module of .* needs them"),
+        (('"labels": LABELS', '"labels": []'), "`labels` of the module of .* needs labels"),
         (('"labels": LABELS', '"labels": ["A", "A", "B", "C", "D"]'), "are not distinct names"),
-        (('"labels": LABELS', '"labels": ["A", "B"]'), r"gives `logits` of torch.float32 \[2, 5, 5\].*wants torch.float32 \[2, 5, 2\]"),
+        (('"labels": LABELS', '"labels": ["A", "B"]'), r"gives `logits` of torch.float32 \[2, 5, 5\].*needs torch.float32 \[2, 5, 2\]"),
         (('"pad_token": "[PAD]"', '"pad_token": "<none>"'), "`pad_token` of the module is `<none>`, which the tokenizer .* does not have"),
         (('"tokenizer": "tokenizer.json"', '"tokenizer": "none.json"'), "the tokenizer `.*none.json` of the module cannot be read"),
         (('"max_length": 128', '"max_length": 2'), "`max_length` of the module of .* is 2"),
-        (('"max_length": 128', '"maximum": 128'), "returned a dictionary that is no ModuleSpec: .*maximum"),
+        (('"max_length": 128', '"maximum": 128'), "returned a dictionary that is not a ModuleSpec: .*maximum"),
         (("tokens=200", "tokens=60"), "`make` of .* failed: RuntimeError: Error"),
-        (("words = self.embedding(input_ids)", "words = self.embedding(input_ids + 120)"), "fails on two rows of 5 tokens whose id is"),
+        (("words = self.embedding(input_ids)", "words = self.embedding(input_ids + 120)"), "fails on two rows of 5 tokens with the id"),
         (("input_ids, attention_mask):", "ids, attention_mask):\n        input_ids = ids"), "has no parameter `input_ids`"),
         (("def make():", "def other():"), "`make` of .* failed: AttributeError"),
-        (('return {\n        "module"', 'return {} or {\n        "modul"'), "returned a dictionary that is no ModuleSpec"),
-        (("    module = Tagger()", "    return 5\n    module = Tagger()"), "returned a int, and not a ModuleSpec"),
+        (('return {\n        "module"', 'return {} or {\n        "modul"'), "returned a dictionary that is not a ModuleSpec"),
+        (("    module = Tagger()", "    return 5\n    module = Tagger()"), "returned a int instead of a ModuleSpec"),
     ],
 )
 def test_what_does_not_fit_is_said(tmp_path: Path, change: tuple[str, str], message: str) -> None:
@@ -261,5 +261,5 @@ def test_what_does_not_fit_is_said(tmp_path: Path, change: tuple[str, str], mess
 @pytest.mark.parametrize("reference", ["nothing.py:make", "nothing.py", ":make", "a.py:not a name"])
 def test_what_is_no_file_and_function_is_refused(reference: str) -> None:
     """Before anything is run."""
-    with pytest.raises(CheckpointError, match="and not FILE:FACTORY"):
+    with pytest.raises(CheckpointError, match="give FILE:FACTORY"):
         load_module(reference)

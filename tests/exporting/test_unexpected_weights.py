@@ -46,7 +46,7 @@ def test_other_heads_and_position_ids_are_harmless(architecture: str, name: str)
 @pytest.mark.parametrize("name", ["bert.encoder.layer.2.output.dense.weight", "bert.encoder.layer.11.output.dense.weight"])
 def test_more_layers_are_refused(name: str) -> None:
     """The message has a weight of them and the field to set."""
-    with pytest.raises(CheckpointError, match=rf"`ckpt`.* 1 would not be used, among them `{name}`.*num_hidden_layers"):
+    with pytest.raises(CheckpointError, match=rf"`ckpt`.* 1 would not be used, such as `{name}`.*num_hidden_layers"):
         refuse(name, "qa_outputs.weight")
 
 
@@ -67,7 +67,7 @@ def test_more_layers_are_refused(name: str) -> None:
 )
 def test_parts_that_no_head_of_the_architecture_has_are_refused(architecture: str, name: str) -> None:
     """Within the encoder, beside it, or in a module that the model has; unless the user says that they do not matter."""
-    with pytest.raises(CheckpointError, match=rf"1 weights that its architecture has no place for, among them `{name}`"):
+    with pytest.raises(CheckpointError, match=rf"1 weights that its architecture does not use, such as `{name}`"):
         refuse(name, architecture=architecture)
     refuse(name, architecture=architecture, ignored=("unrelated.*", name))
 

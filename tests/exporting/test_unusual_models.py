@@ -67,7 +67,7 @@ def test_an_input_that_nothing_fills_is_refused(tmp_path: Path) -> None:
     source = FAMILIES["BERT"].save(tmp_path / "boxes", "text-classification")
     edit_json(source / "tokenizer_config.json", model_input_names=["input_ids", "attention_mask", "bbox"])
 
-    assert "the tokenizer gives inputs that are not understood: bbox" in refused(source, tmp_path)
+    assert "the tokenizer gives inputs that are not supported: bbox" in refused(source, tmp_path)
 
 
 def test_an_input_that_the_model_needs_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_an_input_that_the_model_needs_is_refused(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(transformers.BertForSequenceClassification, "forward", needy)
 
-    assert "BertForSequenceClassification needs inputs that are not understood: bbox" in refused(source, tmp_path)
+    assert "BertForSequenceClassification needs inputs that are not supported: bbox" in refused(source, tmp_path)
 
 
 def test_another_head_of_the_same_name_is_refused(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_types_that_the_model_has_no_row_for_are_refused(tmp_path: Path) -> None
     """A tokenizer of two token types on a model of one would stop PyTorch at the first pair."""
     source = FAMILIES["BERT"].save(tmp_path / "types", "text-classification", type_vocab_size=1)
 
-    assert "gives token types up to 1, and the model has 1" in refused(source, tmp_path)
+    assert "gives token types up to 1, but the model has 1" in refused(source, tmp_path)
 
 
 def test_a_model_without_an_embedding_of_tokens_is_refused(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_model_that_fails_in_pytorch_is_refused(tmp_path: Path) -> None:
 
     reason = refused(source, tmp_path)
     assert "FunnelForSequenceClassification of " in reason
-    assert "does not run on what its tokenizer gives: RuntimeError: output with shape [1, 4, 2, 1]" in reason
+    assert "fails on the inputs of its tokenizer: RuntimeError: output with shape [1, 4, 2, 1]" in reason
 
 
 # ---- understood

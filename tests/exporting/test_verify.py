@@ -231,7 +231,7 @@ def test_every_graph_is_checked_with_its_validation(tmp_path: Path, verify: Veri
     code, checks = verify(path)
 
     assert (0, ["files", *each[0], each[1][0], "engine cuda/fp16", *each[1][1:]]) == (code, list(checks))
-    assert (None, "checked on the CPU, for cuda is not there (no driver.)") == (
+    assert (None, "checked on the CPU, because cuda is not available (no driver.)") == (
         checks["engine cuda/fp16"]["passed"],
         checks["engine cuda/fp16"]["detail"],
     )
@@ -256,7 +256,7 @@ def test_a_graph_that_nothing_here_can_run_is_left_out(tmp_path: Path, verify: V
     code, checks = verify(with_gpu_graph(sound(tmp_path), runnable=False))
 
     assert (0, None) == (code, checks["engine cuda/fp16"]["passed"])
-    assert "not checked: cuda is not there (no driver.), and the CPU cannot run it (" in checks["engine cuda/fp16"]["detail"]
+    assert "not checked: cuda is not available (no driver.), and the CPU cannot run it (" in checks["engine cuda/fp16"]["detail"]
     assert "example cuda/fp16" not in checks
 
 
@@ -332,7 +332,7 @@ def test_a_floor_that_nothing_was_measured_for_fails(tmp_path: Path, verify: Ver
     assert 0 == verify(path, "--data", lines)[0]
     code, checks = verify(path, "--data", lines, "--min-agreement", "0.9")
     assert (1, False) == (code, checks["agreement cuda/fp16"]["passed"])
-    assert "at least 0.9, which is asked for, was not measured" in checks["agreement cuda/fp16"]["detail"]
+    assert "so the required 0.9 was not measured" in checks["agreement cuda/fp16"]["detail"]
 
 
 def test_a_graph_that_does_not_run_fails_what_was_asked_for(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,7 +382,7 @@ def test_equal_but_empty_answers_reach_no_floor(tmp_path: Path, verify: Verify) 
     agreement, f1 = checks["agreement cpu/int8"], checks["entity F1 cpu/int8"]
     assert (1, False, False) == (code, agreement["passed"], f1["passed"])
     assert (None, 0, 0.0) == (agreement["figures"]["agreement"], agreement["figures"]["decisions"], f1["figures"]["graph"])
-    assert "no input has an entity, and none was found; 0 stands for it" in f1["detail"]
+    assert "no input has an entity, and none was found; 0 is shown instead" in f1["detail"]
 
 
 def test_a_floor_of_label_sets_needs_a_label(tmp_path: Path, verify: Verify) -> None:
@@ -518,7 +518,7 @@ def test_a_metric_without_a_value_says_so(tmp_path: Path, verify: Verify) -> Non
         (labels["Matthews correlation cpu/fp32"], "label"),
     ):
         assert {"graph": 0.0} == check["figures"]
-        assert f"all right answers are the same {kind}, which correlates with nothing; 0 stands for it" in check["detail"]
+        assert f"all right answers are the same {kind}, so there is no correlation; 0 is shown instead" in check["detail"]
     assert "stands for" not in labels["accuracy cpu/fp32"]["detail"]
 
 
@@ -543,7 +543,7 @@ def test_a_floor_of_a_metric_decides(tmp_path: Path, verify: Verify, floor: str,
     found, checks = verify(path, "--data", lines, "--min-metric", f"accuracy={floor}")
 
     assert (code, code == 0, None) == (found, checks["accuracy cpu/fp32"]["passed"], checks["macro F1 cpu/fp32"]["passed"])
-    assert f"at least {floor} is asked for" in checks["accuracy cpu/fp32"]["detail"]
+    assert f"at least {floor} is required" in checks["accuracy cpu/fp32"]["detail"]
 
 
 def test_a_floor_of_a_metric_that_is_not_there_fails(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -551,7 +551,7 @@ def test_a_floor_of_a_metric_that_is_not_there_fails(tmp_path: Path, verify: Ver
     path = sound(tmp_path)
     labeled, bare = data(tmp_path, {"text": "good", "label": 0}), tmp_path / "bare.jsonl"
     bare.write_text('{"text": "good"}\n', encoding="utf-8")
-    for lines, reason in ((labeled, "of this model there are accuracy, macro F1, Matthews correlation"), (bare, "no line of the data has")):
+    for lines, reason in ((labeled, "this model has accuracy, macro F1, Matthews correlation"), (bare, "no line of the data has")):
         code, checks = verify(path, "--data", lines, "--min-metric", "spearman=0.5")
         assert (1, False) == (code, checks["Spearman correlation cpu/fp32"]["passed"])
         assert reason in checks["Spearman correlation cpu/fp32"]["detail"]
@@ -641,16 +641,16 @@ def test_accuracy_of_choices(tmp_path: Path, verify: Verify) -> None:
 @pytest.mark.parametrize(
     ("task", "line", "reason"),
     [
-        ("text-classification", "", "holds no line"),
+        ("text-classification", "", "has no lines"),
         ("text-classification", "{\n", "line 1 is not JSON"),
-        ("text-classification", "[1]\n", "line 1 is no JSON object"),
+        ("text-classification", "[1]\n", "line 1 is not a JSON object"),
         ("text-classification", {"label": "positive"}, "line 1: it has no input"),
-        ("text-classification", {"inputs": ["a", "b"]}, "give one input a line"),
+        ("text-classification", {"inputs": ["a", "b"]}, "give one input per line"),
         ("text-classification", {"inputs": 5}, "`inputs` is wrong"),
         ("text-classification", {"text": "a", "label": "great"}, "the model has negative, positive, neutral"),
         ("text-classification", {"text": "a", "label": 3}, "`label` is 3"),
         ("text-classification", {"text": "a", "label": True}, "`label` is true"),
-        ("text-classification", {"text": "a", "label": [0, 1]}, "`label` has 2 labels, and those of the model exclude each other"),
+        ("text-classification", {"text": "a", "label": [0, 1]}, "`label` has 2 labels, but the labels of the model exclude each other"),
         ("text-classification", {"text": "a", "parameters": {"topk": 1}}, "did you mean `top_k`"),
         ("text-classification", {"text": "a", "parameters": [1]}, "`parameters` must be an object"),
         ("token-classification", {"text": "a", "entities": [{"start": 0}]}, "`entities` must be a list of"),
@@ -713,7 +713,7 @@ def test_a_value_that_is_no_number_is_a_usage_error(label: str) -> None:
     """Scores of a regression would be none either."""
     read_gold, config = text_classification.TASK.read_gold, SimpleNamespace(labels=("LABEL_0",), activation="none")
     assert read_gold is not None
-    with pytest.raises(ValueError, match=f"`label` must be a number, for the model has one label; it is {label}"):
+    with pytest.raises(ValueError, match=f"`label` must be a number, because the model has one label; it is {label}"):
         read_gold({"label": json.loads(label)}, config)  # type: ignore[arg-type]
 
 
@@ -849,7 +849,7 @@ def test_another_checkpoint_fails(exported: tuple[Path, Path], verify: Verify, t
     code, checks = verify(exported[1], "--checkpoint", other)
 
     assert (1, False, False) == (code, checks["checkpoint"]["passed"], checks["parity cpu/fp32"]["passed"])
-    assert "fp32 logits are off by" in checks["parity cpu/fp32"]["detail"]
+    assert "fp32 logits differ by" in checks["parity cpu/fp32"]["detail"]
 
 
 @pytest.mark.torch

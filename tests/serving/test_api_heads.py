@@ -104,9 +104,12 @@ def test_each_base_has_info_and_health(api: Send, path: str) -> None:
     ("path", "needs"),
     [
         (EMBED, "no model for feature-extraction is loaded; loaded are: tiny (text-classification)."),
-        (SIMILARITY, "which takes a feature-extraction model; loaded are: tiny (text-classification)."),
-        (RERANK, "which takes a text-classification model with exactly one label, as a cross-encoder has, or two of which one begins with"),
-        (ZERO_SHOT, "which takes a text-classification model with two or more labels of which one begins with `entail`; loaded are: tiny"),
+        (SIMILARITY, "which needs a feature-extraction model; loaded are: tiny (text-classification)."),
+        (
+            RERANK,
+            "which needs a text-classification model with exactly one label, as a cross-encoder has, or two labels, one of which begins with",
+        ),
+        (ZERO_SHOT, "which needs a text-classification model with two or more labels, one of which begins with `entail`; loaded are: tiny"),
     ],
 )
 def test_a_task_without_a_model_says_what_it_takes(models: Path, path: str, needs: str) -> None:
@@ -119,15 +122,17 @@ def test_a_model_that_cannot_do_it_says_why_and_who_can(api: Send, path: str, na
     """A classifier with the wrong labels is refused with its labels and the models that fit, at its own path too."""
     for place, body in ((path, BODIES[path] | {"model": name}), (f"/models/{name}", BODIES[path])):
         message = wrong(api, place, body)
-        assert f"the model `{name}` cannot do {TASKS[path]}: that takes " in message
-        assert f"Models that can do it: `{MODELS[path]}`." in message
+        assert f"the model `{name}` does not support {TASKS[path]}, which needs " in message
+        assert f"Models for {TASKS[path]}: `{MODELS[path]}`." in message
 
 
 def test_a_model_of_another_task_is_refused(api: Send) -> None:
     """An embedding model at /zero-shot is 422 with its task, its own path, and who can."""
     message = wrong(api, ZERO_SHOT, BODIES[ZERO_SHOT] | {"model": "vectors"})
-    assert "is for feature-extraction, this endpoint is for zero-shot-classification; POST to /models/vectors instead." in message
-    assert message.endswith("Models that can do it: `nli`.")
+    assert (
+        "is for feature-extraction, but this endpoint is for zero-shot-classification; send a POST to /models/vectors instead." in message
+    )
+    assert message.endswith("Models for zero-shot-classification: `nli`.")
 
 
 @pytest.mark.parametrize("default", ["zero-shot", "zero-shot-classification"])
@@ -271,7 +276,7 @@ def test_options_stand_beside_the_inputs_or_in_parameters(api: Send) -> None:
     assert pytest.approx(1, abs=1e-6) == float(np.linalg.norm(flat[0]))
     assert_same(flat, result(api, EMBED, {"inputs": "a good film", "normalize": True, "parameters": {"normalize": True, "dimensions": 3}}))
     message = wrong(api, EMBED, {"inputs": "a", "normalize": True, "parameters": {"normalize": False}})
-    assert "`normalize` stands both beside `inputs` and in `parameters`" in message
+    assert "`normalize` is given next to `inputs` and in `parameters`" in message
 
 
 @pytest.mark.parametrize("options", [{}, {"normalize": True, "dimensions": 3}, {"pooling": "none"}])
@@ -323,14 +328,14 @@ def test_a_text_is_cut_at_the_end_that_is_named(api: Send, direction: str) -> No
     ("parameters", "message"),
     [
         ({"pooling": "sum"}, "`parameters.pooling` is wrong: input should be 'none', 'cls', 'mean' or 'max'"),
-        ({"dimensions": 9}, "`dimensions` is 9, and this model's vectors have 8"),
+        ({"dimensions": 9}, "`dimensions` is 9, but this model's vectors have 8"),
         ({"layers": "first"}, "`parameters.layers` is wrong: input should be 'last' or 'last_four'"),
         ({"layers": 3}, "`parameters.layers` is wrong: must be `last`, `last_four` or a list of numbers of layers; it is 3."),
         ({"layers": ["last"]}, "`parameters.layers[0]` is wrong: input should be a valid integer"),
-        ({"layers": [0]}, "`layers` names the layer 0, and this model's graph gives out the layers -4 to -1"),
-        ({"layers": [-1, -2, -1]}, "`layers` names a layer twice: [-1, -2, -1]"),
+        ({"layers": [0]}, "`layers` has 0, but this model has only the layers -4 to -1"),
+        ({"layers": [-1, -2, -1]}, "`layers` has a duplicate: [-1, -2, -1]"),
         ({"layers": [-1, -2], "combine": "max"}, "`parameters.combine` is wrong: input should be 'concat', 'sum' or 'mean'"),
-        ({"prompt_name": "passage"}, "this model has no prompt `passage`; known are: `query`."),
+        ({"prompt_name": "passage"}, "unknown prompt `passage`; this model has `query`."),
         ({"encoding_format": "hex"}, "`parameters.encoding_format` is wrong: input should be 'float' or 'base64'; it is \"hex\"."),
         ({"normalise": True}, "`parameters` has no `normalise`; did you mean `normalize`?"),
     ],
@@ -352,7 +357,7 @@ def test_an_answer_of_too_many_numbers_is_refused(api: Send, monkeypatch: pytest
     monkeypatch.setattr("bertserve.service.tasks.cost.MAX_ANSWER_BYTES", 5 * vector)
     assert 1 == len(answered(api, EMBED, ["a good film"], pooling="none"))
     message = rejected(ask(api, EMBED, ["a good film", "x"], pooling="none"), 413, "too_large")
-    assert f"the answer would have {8 * vector} bytes or more and {5 * vector} are allowed" in message
+    assert f"the response would have at least {8 * vector} bytes and {5 * vector} are allowed" in message
     assert 5 == len(answered(api, EMBED, ["a good film"] * 5))
     rejected(ask(api, EMBED, ["a good film"] * 6), 413, "too_large")
     assert 6 == len(answered(api, EMBED, ["a good film"] * 6, encoding_format="base64"))
@@ -430,7 +435,7 @@ def test_a_cross_encoder_of_two_labels_ranks_by_the_relevant_one(tmp_path: Path)
 
     assert "two" == response.headers["x-model"]
     assert {item["index"]: pytest.approx(item["score"], abs=1e-6) for item in response.json()} == dict(enumerate(expected))
-    assert "(name them in `id2label` of the checkpoint's config.json, and export it again), and its labels are `LABEL_0`" in message
+    assert "(set `id2label` in the checkpoint's config.json, and export it again), but its labels are `LABEL_0`" in message
 
 
 @pytest.mark.parametrize(
@@ -440,7 +445,10 @@ def test_a_cross_encoder_of_two_labels_ranks_by_the_relevant_one(tmp_path: Path)
         ({"texts": ["good"]}, "`query` is missing"),
         ({"query": "good", "texts": "good"}, "`texts` is wrong"),
         ({"query": "good", "texts": ["good", None]}, "`texts[1]` is wrong"),
-        ({"query": "good", "texts": ["good", LONG], "truncate": False}, "texts: query and texts[1] have 61 tokens and the model takes 29"),
+        (
+            {"query": "good", "texts": ["good", LONG], "truncate": False},
+            "texts: the query and `texts[1]` have 61 tokens together, and the model takes 29",
+        ),
     ],
 )
 def test_a_wrong_query_is_named(api: Send, body: Any, message: str) -> None:
@@ -516,17 +524,17 @@ def test_old_clients_get_the_old_shape(api: Send, agent: str, lists: bool) -> No
     ("parameters", "message"),
     [
         ({}, "`parameters.candidate_labels` is missing"),
-        ({"candidate_labels": []}, "must be one label or more, none of them empty; it is a list of 0."),
-        ({"candidate_labels": " , "}, "must be one label or more"),
-        ({"candidate_labels": ["good", " "]}, "must be one label or more, none of them empty; it is a list of 2."),
-        ({"candidate_labels": ["good", "bad", "good"]}, "must be distinct, and `good` stands there twice"),
+        ({"candidate_labels": []}, "must have at least one label, and no empty label; it is a list of 0."),
+        ({"candidate_labels": " , "}, "must have at least one label"),
+        ({"candidate_labels": ["good", " "]}, "must have at least one label, and no empty label; it is a list of 2."),
+        ({"candidate_labels": ["good", "bad", "good"]}, "must be distinct, but `good` is there twice"),
         ({"candidate_labels": ["good", 5]}, "`parameters.candidate_labels[1]` is wrong"),
         (
             {**LABELS, "hypothesis_template": "It is."},
-            "`parameters.hypothesis_template` is wrong: must have `{}` once, where the label goes",
+            "`parameters.hypothesis_template` is wrong: must have `{}` exactly once, where the label goes",
         ),
-        ({**LABELS, "hypothesis_template": "{} {}"}, "must have `{}` once"),
-        ({**LABELS, "hypothesis_template": "{0.__class__}"}, "must have `{}` once"),
+        ({**LABELS, "hypothesis_template": "{} {}"}, "must have `{}` exactly once"),
+        ({**LABELS, "hypothesis_template": "{0.__class__}"}, "must have `{}` exactly once"),
         ({**LABELS, "multilabel": True}, "`parameters` has no `multilabel`; did you mean `multi_label`?"),
         ({"candidate_labels": [" ".join(["good"] * 29)]}, "inputs: the hypothesis of the label `good good"),
     ],

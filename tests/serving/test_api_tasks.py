@@ -163,7 +163,7 @@ def test_keys_that_say_nothing_are_allowed(api: Send, path: str, more: dict[str,
 def test_an_unknown_parameter_names_the_nearest_of_the_task(api: Send, path: str, name: str, near: str) -> None:
     """A misspelled parameter is refused with the nearest that this task has, and all that it has."""
     known = ", ".join(f"`{known}`" for known in KNOWN[path])
-    message = f"`parameters` has no `{name}`; did you mean `{near}`? Known are {known}."
+    message = f"`parameters` has no `{name}`; did you mean `{near}`? Known names are {known}."
     assert message == refused(api, path, INPUTS[path], **{name: 1})
 
 
@@ -173,7 +173,7 @@ def test_a_parameter_of_another_task_is_unknown(api: Send, path: str, name: str)
     known = ", ".join(f"`{known}`" for known in KNOWN[path])
     message = refused(api, path, INPUTS[path], **{name: 1})
     assert message.startswith(f"`parameters` has no `{name}`; ")
-    assert message.endswith(f"nown are {known}.")
+    assert message.endswith(f"nown names are {known}.")
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_a_model_of_another_task_is_refused_by_its_task(api: Send, path: str) ->
     """A model that is for something else is 422, with what it is for and where it answers."""
     for other in set(NAMES) - {path}:
         message = rejected(post(api, {"inputs": INPUTS[path], "model": NAMES[other]}, path=path), 422, "invalid_value")
-        assert f"the model `{NAMES[other]}` is for {TASKS[other]}, this endpoint is for {TASKS[path]}" in message
+        assert f"the model `{NAMES[other]}` is for {TASKS[other]}, but this endpoint is for {TASKS[path]}" in message
         assert f"/models/{NAMES[other]}" in message
 
 
@@ -412,7 +412,7 @@ def test_offsets_of_entities_are_slices(api: Send, strategy: str, text: str) -> 
 def test_a_stride_that_leaves_no_room_names_the_numbers(api: Send) -> None:
     """A stride of a window or more is refused for a text that needs windows, and does not matter for another."""
     message = refused(api, NER, ["good", LONG], stride=ROOM)
-    assert message.startswith("inputs[1]: windows of 30 tokens have no room for a `stride` of 30")
+    assert message.startswith("inputs[1]: `stride` is 30, which is too large for windows of 30 tokens")
     assert_same(answered(api, NER, "good"), answered(api, NER, "good", stride=ROOM))
 
 
@@ -430,7 +430,7 @@ def test_what_has_no_room_is_not_refused_for_its_size(folder: Path, path: str, i
     response = classify(
         folder, {"inputs": inputs, "parameters": parameters}, path=path, settings={"max_batch_tokens": 64, "max_queue_tokens": 512}
     )
-    assert "room" in rejected(response, 422, "invalid_value")
+    assert "stride" in rejected(response, 422, "invalid_value")
 
 
 # /answer
@@ -550,7 +550,7 @@ def test_no_room_for_the_passage_names_the_numbers(
     """A question that leaves no room for the stride is 422, with window, room, question and stride."""
     inputs = {"question": " ".join(["good"] * question), "context": LONG}
     length, room, asked, stride = numbers
-    expected = f"inputs[1]: a window of {length} tokens has room for {room} of the passage beside a question of {asked}, and `doc_stride` is {stride};"
+    expected = f"inputs[1]: `doc_stride` is {stride}, but a window of {length} tokens has room for {room} tokens of the passage after a question of {asked};"
     assert refused(api, ANSWER, [OTHERS[ANSWER], inputs] if length > 8 else [inputs], **parameters).startswith(
         expected if length > 8 else expected.replace("inputs[1]", "inputs[0]")
     )
@@ -563,7 +563,7 @@ def test_a_window_over_the_models_length_is_an_error(api: Send, length: int, ok:
         assert_same(answered(api, ANSWER, QUESTION), answered(api, ANSWER, QUESTION, max_seq_len=length))
     else:
         message = refused(api, ANSWER, QUESTION, max_seq_len=length)
-        assert message.startswith(f"inputs: `max_seq_len` is {length}, the model takes 32")
+        assert message.startswith(f"inputs: `max_seq_len` is {length} and the model takes 32")
 
 
 # /fill-mask
@@ -623,7 +623,7 @@ def test_targets_outside_the_vocabulary_are_warned_of(api: Send) -> None:
     """A target that is no vocabulary entry stands for its first piece, which the warning says with numbers."""
     response = ask(api, FILL, INPUTS[FILL], targets=["zebra", "good", "Film"])
     assert {"z", "good", "film"} == {item["token_str"] for item in response.json()}
-    expected = "targets; 2 of 3 are no vocabulary entries, their first pieces were used: z, film"
+    expected = "targets; 2 of 3 are not in the vocabulary, so their first tokens are used: z, film"
     assert [expected] == response.headers.get_list("x-hf-warning")
     assert "x-truncated" not in response.headers
 
@@ -631,7 +631,7 @@ def test_targets_outside_the_vocabulary_are_warned_of(api: Send) -> None:
 def test_the_warning_does_not_grow_with_the_list(api: Send) -> None:
     """Targets belong to the whole request, so their warning comes once, however many inputs there are."""
     response = ask(api, FILL, [INPUTS[FILL]] * 40, targets=["zebra"])
-    assert "targets; 1 of 1 are no vocabulary entries, their first pieces were used: z" == response.headers["x-hf-warning"]
+    assert "targets; 1 of 1 are not in the vocabulary, so their first tokens are used: z" == response.headers["x-hf-warning"]
 
 
 def test_a_warning_is_a_header_whatever_the_target(api: Send) -> None:
@@ -669,7 +669,7 @@ def test_a_mask_spelled_wrongly_shows_the_right_one(api: Send, text: str) -> Non
     """A mask of another model, or with odd spacing, is no mask, and the message has the one to write."""
     message = refused(api, FILL, ["a [MASK] film", text])
     assert message.startswith("inputs[1]: ")
-    assert message.endswith("; write `[MASK]` for each word to be filled in.")
+    assert message.endswith("; write `[MASK]` for each word to fill in.")
 
 
 def test_an_answer_of_too_many_tokens_is_refused(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -680,7 +680,7 @@ def test_an_answer_of_too_many_tokens_is_refused(api: Send, monkeypatch: pytest.
     assert vocabulary == len(answered(api, FILL, "a [MASK] film", top_k=10**9))
     for inputs in (["a [MASK] film"] * 2, "[MASK] [MASK]"):
         message = rejected(ask(api, FILL, inputs, top_k=vocabulary), 413, "too_large")
-        assert "the answer would have" in message
+        assert "the response would have" in message
         assert "a smaller `top_k`" in message
     assert 2 == len(answered(api, FILL, ["a [MASK] film"] * 2, top_k=3))
 

@@ -204,11 +204,11 @@ def test_a_text_is_refused_with_its_numbers(api: Send, monkeypatch: pytest.Monke
     message = rejected(post(api, body, path=ATTENTION), 413, "too_large")
 
     assert (
-        "the text has 5 tokens, so that its attention in 5 heads of 2 layers is 125 numbers, and 60 are allowed: 3 tokens of as many heads, or "
-        "2 heads of this text. Name fewer `layers` or `heads`, or shorten the text."
+        "the attention of 5 tokens in 5 heads of 2 layers has 125 numbers and 60 are allowed, which is 3 tokens with as many heads, or "
+        "2 heads of this text; name fewer `layers` or `heads`, or shorten the text."
     ) in message
     assert 2 == len(result(api, TEXT, heads=[0])["attentions"])
-    assert "inputs[1]: the text has 5 tokens" in rejected(post(api, body | {"inputs": ["", TEXT]}, path=ATTENTION), 413, "too_large")
+    assert "inputs[1]: the attention of 5 tokens" in rejected(post(api, body | {"inputs": ["", TEXT]}, path=ATTENTION), 413, "too_large")
 
 
 def test_all_texts_of_a_request_count_together(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,13 +217,13 @@ def test_all_texts_of_a_request_count_together(api: Send, monkeypatch: pytest.Mo
     body = {"inputs": [TEXT, TEXT], "model": "classifier"}
     message = rejected(post(api, body, path=ATTENTION), 413, "too_large")
 
-    assert f"bytes or more and {250 * NUMBER_BYTES} are allowed; send fewer or shorter texts at once" in message
-    assert "fewer `layers` or `heads`" in message
+    assert f"bytes and {250 * NUMBER_BYTES} are allowed; send fewer or shorter texts at once" in message
+    assert "`layers` or `heads`" in message
 
 
 def test_a_text_over_the_models_length_is_not_cut(api: Send) -> None:
     """It is refused, alone and as a pair, with its length and the model's."""
-    assert "the text has 31 tokens and the model takes 30; shorten it: attention is not given of a part of it" in wrong(api, "good " * 31)
+    assert "the text has 31 tokens and the model takes 30; shorten it, because attention needs the whole text" in wrong(api, "good " * 31)
     assert "the text has 31 tokens and the model takes 29" in wrong(api, {"text": "good " * 30, "text_pair": "bad"})
     assert 32 == len(result(api, "good " * 30)["tokens"])
 
@@ -292,13 +292,13 @@ class Counting:
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"layers": [2]}, "`layers` names 2, and this model has 2: 0 to 1, or from the end -1 to -2"),
-        ({"layers": [0, -3]}, "`layers` names -3, and this model has 2"),
-        ({"heads": [2]}, "`heads` names 2, and layer 0 of this model has 2: 0 to 1"),
-        ({"layers": [1], "heads": [3]}, "`heads` names 3, and layer 1 of this model has 3: 0 to 2"),
-        ({"layers": [1, -1]}, "`layers` names one twice: [1, -1]; name each once"),
-        ({"heads": [0, 0]}, "`heads` names one twice: [0, 0]; name each once"),
-        ({"head": [0]}, "`parameters` has no `head`; did you mean `heads`? Known are `output_attentions`, `layers`, `heads`."),
+        ({"layers": [2]}, "`layers` has 2, but this model has 2 layers; give 0 to 1, or -1 to -2"),
+        ({"layers": [0, -3]}, "`layers` has -3, but this model has 2 layers"),
+        ({"heads": [2]}, "`heads` has 2, but layer 0 of this model has 2 heads; give 0 to 1"),
+        ({"layers": [1], "heads": [3]}, "`heads` has 3, but layer 1 of this model has 3 heads; give 0 to 2"),
+        ({"layers": [1, -1]}, "`layers` has a duplicate: [1, -1]; name each once"),
+        ({"heads": [0, 0]}, "`heads` has a duplicate: [0, 0]; name each once"),
+        ({"head": [0]}, "`parameters` has no `head`; did you mean `heads`? Known names are `output_attentions`, `layers`, `heads`."),
     ],
 )
 def test_what_is_wrong_is_said(api: Send, parameters: dict[str, Any], message: str) -> None:
@@ -311,8 +311,10 @@ def test_a_bundle_without_attention_says_what_to_do(api: Send, folder: Path) -> 
     for path, body in ((ATTENTION, {"model": "plain"}), ("/models/plain", {"parameters": {"output_attentions": True}})):
         response = post(api, {"inputs": TEXT, **body}, path=path)
         message = rejected(response, 422, "invalid_value")
-        assert "the model `plain` cannot do attention: that takes attention in its graphs; export it with `--attentions`." in message
-        assert "Models that can do it: `chooser`, `classifier`, `filler`" in message
+        assert (
+            "the model `plain` does not support attention, which needs attention in its graphs; export it with `--attentions`." in message
+        )
+        assert "Models for attention: `chooser`, `classifier`, `filler`" in message
 
 
 def test_no_model_has_attention(models: Path) -> None:
@@ -320,7 +322,7 @@ def test_no_model_has_attention(models: Path) -> None:
     message = rejected(call(models, "POST", ATTENTION, json={"inputs": TEXT}), 404, "not_found")
 
     assert (
-        "no model for attention is loaded, which takes a model with attention in its graphs; export it with `--attentions`; loaded are"
+        "no model for attention is loaded, which needs a model with attention in its graphs; export it with `--attentions`; loaded are"
         in message
     )
 
@@ -343,10 +345,10 @@ def test_several_models_with_attention_start(folder: Path, tmp_path: Path) -> No
     settings = {"allow_implicit_default": False}
     message = rejected(call_fresh(tmp_path, "POST", ATTENTION, settings=settings, json={"inputs": TEXT}), 404, "not_found")
 
-    assert "several models could answer (`one`, `two`), and none of them is the default for attention; name one as `model`" in message
+    assert "several models can answer (`one`, `two`), and none of them is the default for attention; set `model`" in message
     chosen = call_fresh(tmp_path, "POST", ATTENTION, settings=settings | {"default": {"attention": "two"}}, json={"inputs": TEXT})
     assert (200, "two") == (chosen.status_code, chosen.headers["x-model"])
-    with pytest.raises(SettingsError, match="names no loaded model of that task"):
+    with pytest.raises(SettingsError, match="no model of that name is loaded for that task"):
         build(Settings(models=tmp_path, default={"attention": "three"}))
 
 

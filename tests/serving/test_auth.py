@@ -142,8 +142,8 @@ def test_health_and_metrics_can_be_closed(models: Path, options: dict[str, bool]
         ("Bearer ", "unknown API key"),
         ("Bearer swordfish2", "unknown API key"),
         ("Bearer \xe9", "unknown API key"),
-        ("swordfish", "another scheme"),
-        ("Basic swordfish", "another scheme"),
+        ("swordfish", "is not Bearer"),
+        ("Basic swordfish", "is not Bearer"),
     ],
 )
 def test_a_missing_key_is_told_apart_from_a_wrong_one(models: Path, authorization: str | None, words: str) -> None:
@@ -249,7 +249,7 @@ def test_each_line_is_a_key_of_its_own(tmp_path: Path) -> None:
         (["alice sha256:abc"], "line 1"),
         (["sw\xf6rdfish"], "line 1"),
         (["s" * 513], "line 1"),
-        ([f"alice sha256:{'0' * 64}", f"alice sha256:{'1' * 64}"], "the name `alice` again"),
+        ([f"alice sha256:{'0' * 64}", f"alice sha256:{'1' * 64}"], "the duplicate name `alice`"),
     ],
 )
 def test_a_line_that_is_no_key_is_named_and_not_quoted(tmp_path: Path, lines: list[str], words: str) -> None:
@@ -268,7 +268,7 @@ def test_keys_are_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     (tmp_path / "keys").write_text("not a key")
     made.reload()
     assert made.holder(b"two") == "default"
-    assert "the keys stay as they were: line 1" in caplog.text
+    assert "cannot reload the API keys: line 1" in caplog.text
 
 
 @pytest.mark.parametrize("character", ["\u2028", "\u0085", "\x0c"])
@@ -280,7 +280,7 @@ def test_only_a_newline_ends_the_line_of_a_key(tmp_path: Path, character: str) -
 @pytest.mark.parametrize("name", ["", "a b", "a" * 65, "ä", "a\nb"])
 def test_a_name_that_the_file_cannot_have_is_refused(name: str) -> None:
     """Such as one with a space."""
-    with pytest.raises(SettingsError, match="is no name of a key"):
+    with pytest.raises(SettingsError, match="is not a valid key name"):
         new_key(name)
 
 

@@ -34,7 +34,7 @@ def test_an_empty_text_is_refused(tmp_path: Path, task: str, path: str, inputs: 
     answer = call(bare(tmp_path, task), "POST", path, json={"inputs": inputs})
 
     assert 422 == answer.status_code
-    assert "the text is empty, and this model adds no token of its own to it; give a text" in answer.json()["error"]
+    assert "the text is empty, and this model adds no special token to it; give a text" in answer.json()["error"]
 
 
 def test_an_empty_text_has_no_entities(tmp_path: Path) -> None:
@@ -66,4 +66,4 @@ def test_no_answer_cannot_be_asked_for_where_nothing_stands_for_it(tmp_path: Pat
     answer = call(bare(tmp_path, "question-answering"), "POST", "/answer", json=body)
 
     assert 422 == answer.status_code
-    assert 'this model has no [CLS], which stands for "no answer"; leave `handle_impossible_answer` out' in answer.json()["error"]
+    assert "this model has no [CLS] token, which `handle_impossible_answer` needs; remove" in answer.json()["error"]

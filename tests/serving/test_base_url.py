@@ -86,11 +86,14 @@ def test_of_several_models_the_body_decides(api: Send, body: dict[str, Any], nam
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ({"inputs": "good"}, "the body could be for /classify, /ner, /fill-mask, /embed; POST to the path of a task, or to /models/NAME,"),
-        ({"inputs": []}, "the body could be for /classify, /ner, /answer, /fill-mask, /choose, /embed;"),
-        ({"inputs": "good", "parameters": {"top_k": 1}}, "the body could be for /classify, /fill-mask;"),
-        ({"inputs": "good", "x": 1}, "the body is for none of the tasks that a model is loaded for, /classify, /ner, /answer,"),
-        (["good"], "the body is for none of the tasks"),
+        (
+            {"inputs": "good"},
+            "the body fits several tasks, /classify, /ner, /fill-mask, /embed; send it to the path of a task or to /models/NAME,",
+        ),
+        ({"inputs": []}, "the body fits several tasks, /classify, /ner, /answer, /fill-mask, /choose, /embed;"),
+        ({"inputs": "good", "parameters": {"top_k": 1}}, "the body fits several tasks, /classify, /fill-mask;"),
+        ({"inputs": "good", "x": 1}, "the body fits none of the loaded tasks, /classify, /ner, /answer,"),
+        (["good"], "the body fits none of the loaded tasks"),
     ],
 )
 def test_a_body_that_may_be_for_several_tasks_is_refused(api: Send, body: Any, said: str) -> None:

@@ -126,9 +126,9 @@ def data_outside(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (fewer_positions, "cannot read a text of 32 times the token"),
-        (larger_vocabulary, "Tokenizer and graph do not belong together"),
-        (lambda path: rewritten(path, tiny.graph(labels=5)), "gives 5 values as `logits`, and its manifest says 3"),
+        (fewer_positions, "fails on a text of 32 tokens with the id"),
+        (larger_vocabulary, "The tokenizer does not match the graph"),
+        (lambda path: rewritten(path, tiny.graph(labels=5)), "returns 5 values as `logits`, but its manifest says 3"),
         (another_domain, "com.example"),
         (data_outside, "cannot load"),
         (lambda path: rewritten(path, b"\x08\x07 no graph"), "cannot load"),
@@ -163,7 +163,7 @@ def test_a_broken_model_can_be_left_out(models: Path, caplog: pytest.LogCaptureF
         ("altered", True),
         ("mixed", False),
     ]
-    assert "do not belong together" in listed.json()[2]["broken"]
+    assert "does not match the graph" in listed.json()[2]["broken"]
     assert 'bertserve_broken_models{model="altered"} 1.0' in metrics.text
     assert "no model `altered` is loaded" in rejected(broken, 404, "not_found")
     assert served.status_code == 200

@@ -119,7 +119,7 @@ def test_the_bytes_of_every_answer_are_counted(api: Send, allowed: Any, path: st
     allowed(len(whole.content) // 2)
     response = post(api, body, path=path)
     assert (413, "too_large") == (response.status_code, response.json()["error_type"])
-    assert "are allowed; send fewer or shorter texts at once, or ask for less of each" in response.text
+    assert "are allowed; send fewer or shorter texts at once, or request less output for each" in response.text
     allowed(4 * len(whole.content))
     assert 200 == post(api, body, path=path).status_code
 
@@ -250,7 +250,7 @@ def test_the_work_of_decoding_holds_the_queue(tmp_path: Path) -> None:
         )
     finally:
         object.__setattr__(spec, "run", run)
-    assert "the work of decoding counted, and the queue holds 256" in message
+    assert "including all windows and decoding, and the queue holds 256" in message
     assert [] == engine.batches
 
 
@@ -259,7 +259,7 @@ def test_answers_that_are_hard_to_find_have_a_limit(api: Send, monkeypatch: pyte
     passage = {"question": "good", "context": "film " * 3000}
     monkeypatch.setattr("bertserve.service.tasks.cost.MAX_STEPS", 20_000)
     assert 10 == len(answered(api, "/answer", passage, top_k=10, max_answer_len=12))
-    assert "the answer would take too long to make" in too_large(
+    assert "the response would take too long to compute" in too_large(
         api, "/answer", inputs=passage, parameters={"top_k": 1000, "max_answer_len": 12}
     )
 
@@ -268,7 +268,7 @@ def test_all_inputs_spend_one_budget() -> None:
     """An input can only use what the inputs before it have left."""
     budget = Budget()
     budget.spend(answer_bytes=2**23)
-    with pytest.raises(TooLargeError, match="16777217 bytes or more and 16777216 are allowed"):
+    with pytest.raises(TooLargeError, match="16777217 bytes and 16777216 are allowed"):
         budget.spend(answer_bytes=2**23 + 1)
 
 
@@ -350,7 +350,7 @@ def test_a_document_that_cannot_be_returned_is_refused(api: Send, path: str) -> 
     body = {"query": "good", "documents": ["film", {"text": "book", "page": {"number": [HUGE]}}]}
     assert 200 == post(api, body, path=path).status_code
     response = post(api, body | {"return_documents": True}, path=path)
-    assert "`documents[1]` has a number of more than 64 bits" in response.text
+    assert "`documents[1]` has a number with more than 64 bits" in response.text
     assert response.status_code in (400, 422)
 
 

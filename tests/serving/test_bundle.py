@@ -45,11 +45,11 @@ def edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
         (lambda path: (path / "tokenizer.json").unlink(), r"tokenizer\.json` cannot be read"),
         (lambda path: (path / "model.cpu.fp32.onnx").unlink(), r"model\.cpu\.fp32\.onnx` cannot be read"),
         (lambda path: (path / "model.cpu.fp32.onnx").write_bytes(b"x"), r"model\.cpu\.fp32\.onnx` was altered"),
-        (edit(lambda m: m.update(format_version=2)), r"is of format 2, and this version reads format 1; update bertserve"),
+        (edit(lambda m: m.update(format_version=2)), r"has format 2, but this version reads format 1; update bertserve"),
         (edit(lambda m: m["graphs"][0].update(file="../tiny/model.cpu.fp32.onnx")), r"graphs\.0\.file"),
         (edit(lambda m: m.update(surprise=1)), r"surprise: Extra inputs"),
         (edit(lambda m: m["tokenizer"].update(max_length="32")), r"tokenizer\.max_length"),
-        (edit(lambda m: m.update(name="other")), r"calls itself `other`"),
+        (edit(lambda m: m.update(name="other")), r"has the name `other`"),
         (edit(lambda m: m["graphs"][0].update(default=False)), r"exactly one graph with `default: true`"),
     ],
 )
@@ -110,7 +110,7 @@ def test_folders_are_discovered_by_name(tmp_path: Path) -> None:
     assert ["a", "b"] == [path.name for path in files.find_bundles([tmp_path])]
 
 
-@pytest.mark.parametrize(("name", "message"), [(None, "holds no bundle"), ("not a name", "names must match")])
+@pytest.mark.parametrize(("name", "message"), [(None, "has no bundle"), ("not a name", "names must match")])
 def test_a_folder_without_usable_bundles_is_an_error(tmp_path: Path, name: str | None, message: str) -> None:
     """An empty folder, or one with an impossible name, refuses to start."""
     if name:

@@ -137,11 +137,11 @@ def test_a_pair_windows_its_second_text(tokenizer: Tokenizer) -> None:
     [
         (
             classify.Request("good " * 40, parameters=classify.ClassifyParameters(window="mean", stride=30)),
-            r"windows of 30 tokens have no room for a `stride` of 30;",
+            r"`stride` is 30, which is too large for windows of 30 tokens;",
         ),
         (
             classify.Request("film " * 25, "bad " * 30, classify.ClassifyParameters(window="mean", stride=4)),
-            r"windows of 4 tokens .* `stride` of 4 beside a first text of 25",
+            r"`stride` is 4, .* windows of 4 tokens after a first text of 25",
         ),
         (classify.Request("film " * 40, "bad", classify.ClassifyParameters(window="mean", stride=0)), r"windows of 0 tokens"),
     ],

@@ -69,7 +69,7 @@ def test_the_client_gets_vectors(url: str, base: str, options: dict[str, Any], t
     ("options", "message"),
     [
         ({"encoding_format": "base64"}, "`encoding_format` is `base64`, which huggingface_hub cannot read"),
-        ({"prompt_name": "passage"}, "this model has no prompt `passage`"),
+        ({"prompt_name": "passage"}, "unknown prompt `passage`"),
         ({"dimensions": 99}, "this model's vectors have 8"),
     ],
 )
@@ -122,8 +122,8 @@ def test_a_model_of_no_inference_is_said(url: str) -> None:
     """Zero-shot at a classifier's path is refused with the model that can."""
     with pytest.raises(HfHubHTTPError) as failed:
         InferenceClient(model=f"{url}/models/tags").zero_shot_classification(TEXT, LABELS)
-    assert "cannot do zero-shot-classification" in str(failed.value)
-    assert "Models that can do it: `nli`." in str(failed.value)
+    assert "does not support zero-shot-classification" in str(failed.value)
+    assert "Models for zero-shot-classification: `nli`." in str(failed.value)
 
 
 def test_a_regression_gives_its_raw_score(url: str) -> None:

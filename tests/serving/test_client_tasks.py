@@ -190,10 +190,10 @@ def test_several_masks_are_a_list_each(url: str) -> None:
     [
         ("text_classification", None, {"top_k": 0}, "`parameters.top_k` is wrong"),
         ("token_classification", None, {"aggregation_strategy": "fast"}, "`parameters.aggregation_strategy` is wrong"),
-        ("token_classification", LONG, {"stride": 510}, "inputs: windows of 510 tokens have no room for a `stride` of 510"),
+        ("token_classification", LONG, {"stride": 510}, "inputs: `stride` is 510, which is too large for windows of 510 tokens"),
         ("question_answering", {"question": "", "context": "x"}, {}, "inputs: `question` is empty"),
-        ("question_answering", None, {"max_seq_len": 513}, "inputs: `max_seq_len` is 513, the model takes 512"),
-        ("question_answering", {**BUILT, "context": LONG}, {"doc_stride": 380}, "`doc_stride` is 380; make"),
+        ("question_answering", None, {"max_seq_len": 513}, "inputs: `max_seq_len` is 513 and the model takes 512"),
+        ("question_answering", {**BUILT, "context": LONG}, {"doc_stride": 380}, "`doc_stride` is 380, but"),
         ("fill_mask", "No mask.", {}, "inputs: the text has no mask; write `[MASK]`"),
         ("fill_mask", "The <mask> died.", {}, "`<mask>` is not this model's mask; write `[MASK]`"),
         ("fill_mask", "The [mask] died.", {}, "`[mask]` is not this model's mask; write `[MASK]`"),
@@ -240,7 +240,7 @@ def test_the_client_warns_of_targets(url: str, caplog: pytest.LogCaptureFixture,
     """Targets that are no vocabulary entries make the client log our warning."""
     warned = warnings_of(caplog, monkeypatch)
     call(url, "fill_mask", targets=["england", "Zwickau"])
-    assert ["1 of 2 are no vocabulary entries, their first pieces were used: z"] == warned.messages
+    assert ["1 of 2 are not in the vocabulary, so their first tokens are used: z"] == warned.messages
 
 
 def test_the_client_warns_of_a_cut_text(url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def test_a_missing_file_stops_the_start(models: Path, name: str, capsys: pytest.
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"format_version": 2}, "is of format 2"),
+        ({"format_version": 2}, "has format 2"),
         ({"labels": []}, "labels"),
         ({"surprise": 1}, "surprise"),
         ({"name": "other"}, "`other`"),
@@ -92,7 +92,7 @@ def test_one_broken_bundle_among_good_ones_stops_the_start(models: Path, capsys:
 def test_an_empty_folder_stops_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A folder without bundles is named, with the command that makes one."""
     message = failure(capsys, 1, "serve", "--models", str(tmp_path))
-    assert f"`{tmp_path}` holds no bundle" in message
+    assert f"`{tmp_path}` has no bundle" in message
     assert "bert-export" in message
 
 
@@ -128,7 +128,7 @@ def test_a_precision_that_a_bundle_lacks_stops_the_start(models: Path, capsys: p
 
 def test_a_provider_that_is_not_installed_stops_the_start(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Asking for a GPU that is not there is refused and named."""
-    assert "--provider cuda cannot be had: " in failure(capsys, 1, "serve", "--models", str(models), "--provider", "cuda")
+    assert "--provider cuda is not available: " in failure(capsys, 1, "serve", "--models", str(models), "--provider", "cuda")
 
 
 @pytest.mark.parametrize("key", ["", " \n\t\n"])

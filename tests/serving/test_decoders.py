@@ -507,7 +507,7 @@ def test_a_long_text_has_a_window_around_each_mask(text: str, max_length: int) -
 
 def test_targets_without_a_token_are_an_error() -> None:
     """Targets that normalize to nothing leave nothing to choose from."""
-    with pytest.raises(InvalidValueError, match="`targets` has no word that the vocabulary knows"):
+    with pytest.raises(InvalidValueError, match="`targets` has no word of the model's vocabulary"):
         encode(
             fill_mask, fill_mask.Request("a [MASK]", fill_mask.FillMaskParameters(targets=["", "\u200b"])), tokenizer_of(fill_mask.TASK, 32)
         )

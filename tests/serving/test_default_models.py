@@ -52,8 +52,8 @@ def test_two_models_of_a_task_need_a_default(tmp_path: Path) -> None:
         state_of(made(tmp_path, a=tiny.LABELS, b=tiny.LABELS))
 
     assert (
-        "several models could answer /classify (`a`, `b`): choose which one answers where a request names none, with --default classify=NAME, "
-        "or take the first by name, with --allow-implicit-default."
+        "several models can answer /classify (`a`, `b`); choose the default with --default classify=NAME, or allow the first by name with "
+        "--allow-implicit-default."
     ) == raised.value.message
 
 
@@ -64,7 +64,7 @@ def test_every_task_that_is_open_is_named_at_once(tmp_path: Path) -> None:
             made(tmp_path, mood=tiny.LABELS, nli=NLI, mnli=NLI, rank=("score",), one="feature-extraction", two="feature-extraction"),
         )
 
-    assert "/classify (`mnli`, `mood`, `nli`, `rank`); /embed (`one`, `two`); /zero-shot (`mnli`, `nli`): choose" in raised.value.message
+    assert "/classify (`mnli`, `mood`, `nli`, `rank`); /embed (`one`, `two`); /zero-shot (`mnli`, `nli`); choose" in raised.value.message
     assert "--default classify=NAME,embed=NAME,zero-shot=NAME," in raised.value.message
 
 
@@ -111,7 +111,7 @@ def test_a_default_is_the_only_one_or_the_wanted_one(
 def test_a_default_that_cannot_do_a_task_leaves_it_open(tmp_path: Path) -> None:
     """A default for /classify that is no model of inference says nothing about /zero-shot."""
     folder = made(tmp_path, a=NLI, b=NLI, mood=tiny.LABELS)
-    with pytest.raises(SettingsError, match=r"several models could answer /zero-shot \(`a`, `b`\): .* --default zero-shot=NAME,"):
+    with pytest.raises(SettingsError, match=r"several models can answer /zero-shot \(`a`, `b`\); .* --default zero-shot=NAME,"):
         state_of(folder, default={"classify": "mood"})
 
 
@@ -174,12 +174,12 @@ def test_a_folder_says_which_of_its_models_answers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[", "is not a JSON object of tasks and names of models"),
-        ('{"classify": 1}', "is not a JSON object of tasks and names of models"),
-        ('{"clasify": "a"}', "names the task `clasify`; tasks are "),
+        ("[", "is not a JSON object of tasks and model names"),
+        ('{"classify": 1}', "is not a JSON object of tasks and model names"),
+        ('{"clasify": "a"}', "has the unknown task `clasify`; known tasks are "),
         ('{"classify": "a", "text-classification": "b"}', "and one for `text-classification`, which is the same task"),
-        ('{"classify": "c"}', "says that `c` answers text-classification, and no model of that name and task is loaded; correct the file"),
-        ('{"embed": "a"}', "says that `a` answers feature-extraction, and no model of that name and task is loaded; correct the file"),
+        ('{"classify": "c"}', "makes `c` the default for text-classification, but no model of that name and task is loaded; fix the file"),
+        ('{"embed": "a"}', "makes `a` the default for feature-extraction, but no model of that name and task is loaded; fix the file"),
     ],
 )
 def test_a_folder_that_says_nonsense_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -200,7 +200,8 @@ def test_folders_that_disagree_need_a_flag(tmp_path: Path) -> None:
         (folder / DEFAULTS_FILE).write_text(f'{{"classify": "{name}"}}')
 
     with pytest.raises(
-        SettingsError, match=r"says that `a` answers text-classification, and .* that `b` does; choose one with --default classify="
+        SettingsError,
+        match=r"makes `a` the default for text-classification, but .* makes `b` the default; choose one with --default classify=",
     ):
         build(Settings(models=folders))
     assert {"text-classification": "b"} == used(build(Settings(models=folders, default={"classify": "b"})))
@@ -238,7 +239,7 @@ def test_a_model_that_comes_later_takes_nothing_over(tmp_path: Path, caplog: pyt
         made(folder, a=tiny.LABELS)
         asyncio.run(state.reloader.refresh())
         assert {"text-classification": "b"} == used(state)
-        assert caplog.text.count("the model a could answer /classify too, which goes on using b") == number + 1
+        assert caplog.text.count("the model a can also answer /classify, which still uses b") == number + 1
         shutil.rmtree(folder / "b")
         tiny.bundle(folder, "b", seed=1)
         asyncio.run(state.reloader.load("b"))
@@ -273,7 +274,7 @@ def test_a_reload_warns_of_a_default_that_is_gone(tmp_path: Path, caplog: pytest
     state, forgiving = state_of(folder), state_of(folder, skip_broken=True)
     shutil.rmtree(folder / "a")
     asyncio.run(state.reloader.refresh())
-    assert f"{WARNING}: `{folder / DEFAULTS_FILE}` says that `a` answers" in caplog.text
+    assert f"{WARNING}: `{folder / DEFAULTS_FILE}` makes `a` the default" in caplog.text
     (folder / DEFAULTS_FILE).unlink()
     (folder / "b/tokenizer.json").write_text("{}")
     for each, warned in ((state, True), (forgiving, False)):
@@ -287,10 +288,10 @@ def test_a_default_that_goes_is_followed_by_the_only_one(tmp_path: Path, caplog:
     state = state_of(made(tmp_path, a=tiny.LABELS, b=tiny.LABELS), default={"classify": "a"})
     asyncio.run(state.reloader.unload("a"))
     assert {"text-classification": "b"} == used(state)
-    assert "/classify uses the model b now, and not a" in caplog.text
+    assert "/classify now uses the model b instead of a" in caplog.text
     asyncio.run(state.reloader.load("a"))
     assert {"text-classification": "a"} == used(state)
-    assert "/classify uses the model a now, and not b" in caplog.text
+    assert "/classify now uses the model a instead of b" in caplog.text
 
 
 def test_of_several_that_are_left_none_is_the_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -299,8 +300,8 @@ def test_of_several_that_are_left_none_is_the_default(tmp_path: Path, caplog: py
     state = state_of(folder, default={"classify": "a"})
     asyncio.run(state.reloader.unload("a"))
     assert {} == used(state)
-    assert "/classify has no default model: b, c could be it; start with --default classify=NAME" in caplog.text
-    with pytest.raises(NotFoundError, match=r"several models could answer \(`b`, `c`\), and none of them .* name one as `model`"):
+    assert "/classify has no default model, but b, c can answer it; start with --default classify=NAME" in caplog.text
+    with pytest.raises(NotFoundError, match=r"several models can answer \(`b`, `c`\), and none of them .* set `model`"):
         state.registry.for_task("text-classification")
     assert "b" == state.registry.for_task("text-classification", "b").name
     by_name = state_of(folder, allow_implicit_default=True)

@@ -101,7 +101,7 @@ def test_a_wrong_number_of_rows_is_an_error(models: Path) -> None:
     onnx.save(model, str(file))
     wrong = graph.model_copy(update={"outputs": (OutputSpec(name="pooled", kind="per_text"),)})
 
-    with pytest.raises(EngineError, match=r"`pooled` has 1 rows where 2 belong\. This is a bug"):
+    with pytest.raises(EngineError, match=r"`pooled` has 1 rows instead of 2\. This is a bug"):
         OnnxEngine(file, wrong, pad_id=0, padding_side="right").run([encoding(2, 3), encoding(2, 3)])
 
 

@@ -89,7 +89,9 @@ def test_threads_go_on_where_there_can_be_none(error: Exception, caplog: pytest.
 
     assert [1] == calls
     reason = "no such file" if isinstance(error, ProviderError) else "MemoryError."
-    assert [f"all runs of the model m have one thread: a session with 2 could not be made: {reason}"] == [r.message for r in caplog.records]
+    assert [f"all runs of the model m have one thread, because a session with 2 threads could not be created: {reason}"] == [
+        r.message for r in caplog.records
+    ]
 
 
 @pytest.mark.parametrize("change", [lambda file: file.unlink(), lambda file: file.write_bytes(b"x")], ids=["gone", "altered"])
@@ -106,7 +108,7 @@ def test_both_sessions_are_of_what_was_loaded(
     engines.for_multi_threaded_run(1)
     wait_for_multi_threaded("tiny")
     assert engines.for_multi_threaded_run(1) is engines.single_threaded
-    assert "could not be made: bundle file" in caplog.text
+    assert "could not be created: bundle file" in caplog.text
 
 
 def test_the_second_session_answers_as_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,7 +287,7 @@ def test_accounting_that_fails_fails_no_answer(
             await scheduler.stop(5)
 
     asyncio.run(check())
-    assert ["a run of `tiny` could not be counted: OSError"] == [record.message for record in caplog.records]
+    assert ["cannot count a run of `tiny`: OSError"] == [record.message for record in caplog.records]
 
 
 @pytest.mark.parametrize("name", ["sentiment", "ner", "qa", "fill-mask", "embed", "nli"])

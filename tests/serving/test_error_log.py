@@ -29,7 +29,7 @@ def post(models: Path, path: str, body: Any, **settings: Any) -> None:
         (
             "/classify",
             {"inputs": SECRET * 9},
-            "413 too_large r-1 POST /classify: the text has 63 characters and 50 are allowed; split it,",
+            "413 too_large r-1 POST /classify: the text has 63 characters and 50 are allowed; split it;",
         ),
         (
             "/classify",

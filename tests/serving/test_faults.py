@@ -19,10 +19,10 @@ INNOCENT = ("good", "bad", "fine", "dull", "great")
 FAULTS = {
     "raise": "inputs: the graph failed with RuntimeError.",
     "panic": "the request's work ended with SystemExit. This is a bug.",
-    "memory": "inputs: there is not enough memory to run 1 x 3 tokens; send shorter texts, or give the service more memory.",
-    "allocation": "inputs: there is not enough memory to run 1 x 3 tokens; send shorter texts, or give the service more memory.",
+    "memory": "inputs: there is not enough memory to run 1 x 3 tokens; send shorter texts; the operator can give the service more memory.",
+    "allocation": "inputs: there is not enough memory to run 1 x 3 tokens; send shorter texts; the operator can give the service more memory.",
     "nan": "inputs: output `logits` is not finite; this graph cannot score this text.",
-    "short": "inputs: output `logits` has 0 rows where 1 belong. This is a bug.",
+    "short": "inputs: output `logits` has 0 rows instead of 1. This is a bug.",
 }
 
 

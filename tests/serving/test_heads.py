@@ -128,7 +128,7 @@ def test_the_text_is_cut_and_the_hypothesis_is_not(tokenizer: Tokenizer) -> None
 def test_a_hypothesis_without_room_is_refused(tokenizer: Tokenizer) -> None:
     """A label that leaves no token of the text is named; without a text it may take all."""
     label = " ".join(["good"] * 29)
-    with pytest.raises(InvalidValueError, match=r"`good good .*` has 29 tokens and the model takes 28 beside a text"):
+    with pytest.raises(InvalidValueError, match=r"`good good .*` has 29 tokens and at most 28 are allowed"):
         encode(
             zero_shot,
             zero_shot.Request("film", zero_shot.ZeroShotParameters(candidate_labels=[label], hypothesis_template="{}")),
@@ -214,7 +214,7 @@ def test_a_long_pair_is_cut_at_its_longer_text(tokenizer: Tokenizer, direction: 
     kept = words[-26:] if direction == "left" else words[:26]
     assert [*kept, 3] == encoded.encodings[1].ids.tolist()[-27:]
     assert encoded.truncated
-    with pytest.raises(InvalidValueError, match=r"texts\[1\] have 63 tokens and the model takes 29"):
+    with pytest.raises(InvalidValueError, match=r"texts\[1\]` have 63 tokens together, and the model takes 29"):
         encode(rerank, rerank.Request("a good book", ("bad", LONG), rerank.RerankOptions(truncate=False)), tokenizer)
 
 
@@ -287,15 +287,15 @@ def test_the_last_layer_alone_is_an_output_of_its_own(embedding: Embedding, aske
 @pytest.mark.parametrize(
     ("embedding", "asked", "message"),
     [
-        (spec("last"), [-2], "`layers` names the layer -2, and this model's graph gives out its last layer only, which is -1; export it"),
-        (spec("last_four"), [3], "`layers` names the layer 3, and this model's graph gives out the layers -4 to -1, counted from the end"),
+        (spec("last"), [-2], "`layers` has -2, but this model has only its last layer, -1; the operator can export it"),
+        (spec("last_four"), [3], "`layers` has 3, but this model has only the layers -4 to -1"),
         (
             spec((0, 5, 6)),
             [5, 4],
-            "`layers` names the layer 4, and this model's graph gives out the layers 0 or -7, 5 or -2, 6 or -1; export",
+            "`layers` has 4, but this model has only the layers 0 or -7, 5 or -2, 6 or -1; the operator",
         ),
-        (spec((0, 5, 6)), "last_four", "`layers` names the layer -4, and this model's graph gives out the layers 0 or -7"),
-        (spec((0, 5, 6)), [5, -2], "`layers` names a layer twice: [5, -2]; name each once."),
+        (spec((0, 5, 6)), "last_four", "`layers` has -4, but this model has only the layers 0 or -7"),
+        (spec((0, 5, 6)), [5, -2], "`layers` has a duplicate: [5, -2]; name each once."),
     ],
 )
 def test_layers_that_a_bundle_does_not_have_are_refused(embedding: Embedding, asked: Any, message: str) -> None:
@@ -308,10 +308,10 @@ def test_layers_that_a_bundle_does_not_have_are_refused(embedding: Embedding, as
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"layers": (6, 5)}, "`layers` must be different numbers from 0 on, ascending, not \\[6, 5\\]"),
-        ({"layers": (-1, 6)}, "`layers` must be different numbers"),
-        ({"layers": ()}, "`layers` must be different numbers"),
-        ({"layers": (5, 6), "default_layers": (4,)}, "`default_layers` names the layer 4, which is not among `layers`"),
+        ({"layers": (6, 5)}, "`layers` must be ascending numbers of at least 0 without duplicates, not \\[6, 5\\]"),
+        ({"layers": (-1, 6)}, "`layers` must be ascending numbers"),
+        ({"layers": ()}, "`layers` must be ascending numbers"),
+        ({"layers": (5, 6), "default_layers": (4,)}, "`default_layers` has 4, which is not in `layers`"),
     ],
 )
 def test_a_manifest_of_impossible_layers_is_wrong(fields: dict[str, Any], message: str) -> None:
@@ -361,9 +361,9 @@ def test_what_is_left_open_is_as_the_bundle_says() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layers": "last_four"}, "`layers` is `last_four`, but this model's graph gives out its last layer only"),
-        ({"dimensions": 9}, "`dimensions` is 9, and this model's vectors have 8"),
-        ({"prompt_name": "passage"}, "this model has no prompt `passage`; known are: `query`"),
+        ({"layers": "last_four"}, "`layers` is `last_four`, but this model has only its last layer"),
+        ({"dimensions": 9}, "`dimensions` is 9, but this model's vectors have 8"),
+        ({"prompt_name": "passage"}, "unknown prompt `passage`; this model has `query`"),
     ],
 )
 def test_what_a_bundle_does_not_have_is_refused(options: dict[str, Any], message: str) -> None:

@@ -161,7 +161,9 @@ def test_masks_far_into_a_long_text_are_in_one_window(runs: Runs) -> None:
     assert (32, 1, 2) == (len(encoding), len(encoding.masks), int((encoding.ids == 4).sum()))
     assert begun.batch.truncated
     assert 84 == len(runs.drive(text_of(runs, text, beam=2, top_k=1))[0]["sequence"].split())
-    with pytest.raises(InvalidValueError, match="the masks of the text stand within 42 tokens and the model takes 30; shorten it, or fill"):
+    with pytest.raises(
+        InvalidValueError, match="the masks of the text span 42 tokens and the model takes 30; shorten the text, or remove `joint`"
+    ):
         text_of(runs, f"[MASK] {LONG} [MASK]", beam=2, top_k=1)
 
 
@@ -178,15 +180,15 @@ def test_a_window_has_every_mask(runs: Runs, before: int, between: int) -> None:
 @pytest.mark.parametrize(
     ("text", "targets", "message"),
     [
-        ("[MASK]" * 17, None, "the text has 17 masks and 16 are filled together; give fewer masks"),
+        ("[MASK]" * 17, None, "the text has 17 masks and `joint` fills at most 16; use fewer masks"),
         (
             "[MASK] [MASK] [MASK]",
             ["good", "xyzxyz"],
-            "the text has 18 masks with a mask for each piece of their targets and 16 are filled together",
+            "the text has 18 masks with a mask for each token of their targets and `joint` fills at most 16",
         ),
-        ("[MASK]" * 7, ["good", "xy"], "7 masks with targets of 2 different numbers of pieces are 128 texts to search and 64 are allowed"),
-        ("[MASK]", ["", "\u200b"], "`targets` has no word that the vocabulary knows; give at least one."),
-        ("no mask", None, "the text has no mask; write `[MASK]` for each word to be filled in."),
+        ("[MASK]" * 7, ["good", "xy"], "7 masks with targets of 2 different numbers of tokens need 128 texts to search and 64 are allowed"),
+        ("[MASK]", ["", "\u200b"], "`targets` has no word of the model's vocabulary; give at least one."),
+        ("no mask", None, "the text has no mask; write `[MASK]` for each word to fill in."),
     ],
 )
 def test_what_cannot_be_searched_is_refused(runs: Runs, text: str, targets: list[str] | None, message: str) -> None:
@@ -269,13 +271,13 @@ def test_targets_are_searched_together(api: Send, runs: Runs) -> None:
     assert 25 == len(found)
     assert [item["targets"] for item in expected] == [item["targets"] for item in found]
     warned = api("POST", "/fill-mask", json={"inputs": "a [MASK]", "parameters": {"joint": True, "targets": ["good", "看"]}})
-    assert "targets; 1 of 2 have pieces that the vocabulary does not know" in warned.headers["x-hf-warning"]
+    assert "targets; 1 of 2 have tokens that are not in the vocabulary" in warned.headers["x-hf-warning"]
 
 
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"joint": False, "beam": 3}, "`beam` is for masks that are filled together; set `joint` to true, or leave it out."),
+        ({"joint": False, "beam": 3}, "`beam` needs `joint`; set `joint` to true, or remove `beam`."),
         ({"beams": 3}, "`parameters` has no `beams`; did you mean `beam`?"),
     ],
 )
@@ -301,7 +303,7 @@ def test_an_answer_of_all_fillings_is_refused(api: Send, monkeypatch: pytest.Mon
     monkeypatch.setattr("bertserve.service.tasks.cost.MAX_ANSWER_BYTES", 2**20)
     assert len(tiny.VOCABULARY) * 8 == len(ask(api, "[MASK] [MASK]", top_k=10**6))
     status, error = ask(api, ["[MASK] [MASK] [MASK]"] * 2, top_k=10**6, beam=64)
-    assert (413, True) == (status, "the answer would have" in error)
+    assert (413, True) == (status, "the response would have" in error)
 
 
 def test_a_search_that_would_hold_too_much_is_refused(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +311,7 @@ def test_a_search_that_would_hold_too_much_is_refused(api: Send, monkeypatch: py
     monkeypatch.setattr("bertserve.service.tasks.cost.MAX_HELD", 5000)
     assert 50 == len(ask(api, "[MASK] [MASK]", top_k=50, beam=2))
     status, error = ask(api, "[MASK] [MASK]", top_k=50, beam=64)
-    assert (413, True) == (status, "the request would hold 12804 numbers or more" in error), error
+    assert (413, True) == (status, "the request needs memory for at least 12804 numbers" in error), error
 
 
 def test_what_is_estimated_is_about_what_runs(runs: Runs) -> None:

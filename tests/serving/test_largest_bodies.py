@@ -255,7 +255,7 @@ def test_labels_are_compared_in_one_pass() -> None:
         __hash__ = str.__hash__
 
     labels = [Label(i) for i in range(MAX_LABELS - 1)]
-    with pytest.raises(ValidationError, match="`0` stands there twice"):
+    with pytest.raises(ValidationError, match="`0` is there twice"):
         zero_shot.ZeroShotParameters(candidate_labels=[*labels, Label("0")])
 
     assert compared <= MAX_LABELS // 10  # equal ones, and the few whose hashes meet

@@ -33,15 +33,15 @@ MULTIPART = b'--7d4b\r\nContent-Disposition: form-data; name="inputs"\r\n\r\ngoo
         (b"inputs=good", "it looks like form data (application/x-www-form-urlencoded)"),
         (b"inputs=good&parameters%5Btop_k%5D=1", "it looks like form data (application/x-www-form-urlencoded)"),
         (MULTIPART, "it looks like form data (multipart/form-data)"),
-        ('{"inputs": "good"}'.encode("utf-8-sig"), "it begins with a byte order mark, which must be left out"),
-        ('{"inputs": "good"}'.encode("utf-16"), "it looks like UTF-16, and must be UTF-8"),
-        ('{"inputs": "good"}'.encode("utf-16-le"), "it looks like UTF-16, and must be UTF-8"),
-        ('{"inputs": "good"}'.encode("utf-16-be"), "it looks like UTF-16, and must be UTF-8"),
-        (b'{"inputs": "a"}\n{"inputs": "b"}', "it looks like JSON Lines, which take the header `content-type: application/x-ndjson`"),
-        (b'{"inputs": "a"}{"inputs": "b"}', "it looks like JSON Lines, which take the header `content-type: application/x-ndjson`"),
+        ('{"inputs": "good"}'.encode("utf-8-sig"), "it begins with a byte order mark, which must be removed"),
+        ('{"inputs": "good"}'.encode("utf-16"), "it looks like UTF-16, but must be UTF-8"),
+        ('{"inputs": "good"}'.encode("utf-16-le"), "it looks like UTF-16, but must be UTF-8"),
+        ('{"inputs": "good"}'.encode("utf-16-be"), "it looks like UTF-16, but must be UTF-8"),
+        (b'{"inputs": "a"}\n{"inputs": "b"}', "it looks like JSON Lines, which need the header `content-type: application/x-ndjson`"),
+        (b'{"inputs": "a"}{"inputs": "b"}', "it looks like JSON Lines, which need the header `content-type: application/x-ndjson`"),
         (b'{"inputs": {"a": 1}, "b": {', "EOF while parsing an object at column 27"),
-        (b"{'inputs': 'good'}", 'it has single quotes, where JSON has double ones (")'),
-        (b"'{inputs: good}'", 'it has single quotes, where JSON has double ones (")'),
+        (b"{'inputs': 'good'}", 'it has single quotes instead of double quotes (")'),
+        (b"'{inputs: good}'", 'it has single quotes instead of double quotes (")'),
         (b"\x1f\x8b\x08\0", "it is compressed (gzip)"),
         (b"good", "expected value at column 1"),
     ],
@@ -65,12 +65,12 @@ def test_every_example_in_a_message_is_one_that_is_answered(api: Send) -> None:
 @pytest.mark.parametrize(
     ("body", "path", "said"),
     [
-        ("good", "/classify", 'the body is a text, and must be an object with `inputs`, such as {"inputs": "A warm'),
-        (["good"], "/classify", "the body is a list, and must be an object with `inputs`, such as"),
-        (None, "/classify", "the body is null, and must be an object with `inputs`"),
-        (5, "/answer", 'the body is a number, and must be an object with `inputs`, such as {"inputs": {"question": '),
-        (["good"], "/models/passages", 'the body is a list, and must be an object with `inputs`, such as {"inputs": {"question": '),
-        (["good"], "/rerank", 'the body is a list, and must be an object with `query`, `texts`, such as {"query": '),
+        ("good", "/classify", 'the body is a text, but must be an object with `inputs`, such as {"inputs": "A warm'),
+        (["good"], "/classify", "the body is a list, but must be an object with `inputs`, such as"),
+        (None, "/classify", "the body is null, but must be an object with `inputs`"),
+        (5, "/answer", 'the body is a number, but must be an object with `inputs`, such as {"inputs": {"question": '),
+        (["good"], "/models/passages", 'the body is a list, but must be an object with `inputs`, such as {"inputs": {"question": '),
+        (["good"], "/rerank", 'the body is a list, but must be an object with `query`, `texts`, such as {"query": '),
         (["good"], "/zero-shot", "must be an object with `inputs`, such as"),
     ],
 )
@@ -131,5 +131,5 @@ def test_a_wrong_path_of_openai_is_told_the_nearest(api: Send) -> None:
 def test_a_path_like_no_other_is_told_which_there_are(api: Send) -> None:
     """However long it is, its message is short."""
     message = rejected(api("POST", f"/{'generate' * 500}"), 404, "not_found")
-    assert "; models answer a POST to /classify, /ner, /answer, " in message
+    assert "; send a POST to /classify, /ner, /answer, " in message
     assert len(message) < 300

@@ -229,13 +229,13 @@ def test_unknown_names_are_not_found(tmp_path: Path) -> None:
         found.get("x")
     with pytest.raises(NotFoundError, match=r"no model for fill-mask is loaded; loaded are: sentiment \(text-classification\)"):
         found.for_task("fill-mask")
-    with pytest.raises(InvalidValueError, match="`topics` is for text-classification, this endpoint is for fill-mask"):
+    with pytest.raises(InvalidValueError, match="`topics` is for text-classification, but this endpoint is for fill-mask"):
         found.for_task("fill-mask", "topics")
 
 
 def test_a_default_must_be_loaded(tmp_path: Path) -> None:
     """A default that names no model of its task refuses to start."""
-    with pytest.raises(SettingsError, match=r"text-classification=c names no loaded model"):
+    with pytest.raises(SettingsError, match=r"text-classification=c, but no model"):
         registry(tmp_path, "a", text_classification="c")
 
 
@@ -244,7 +244,7 @@ def test_a_budget_below_one_text_refuses_to_start(tmp_path: Path) -> None:
     loaded = files.load_bundle(tiny.bundle(tmp_path, max_length=65))
     scheduler = Scheduler(RequestQueue(max_batch_tokens=64, max_queue_tokens=64), threads=1)
 
-    with pytest.raises(SettingsError, match=r"--max-batch-tokens is 64, less than .* `tiny` may have \(65\)"):
+    with pytest.raises(SettingsError, match=r"--max-batch-tokens is 64, less than .* `tiny` \(65 tokens\)"):
         load_model(loaded, options=LoadOptions(provider="cpu", max_batch_tokens=64), scheduler=scheduler, metrics=Metrics())
 
 

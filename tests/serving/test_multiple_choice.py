@@ -184,7 +184,7 @@ def test_what_is_cut_is_said_or_refused(api: Send) -> None:
 
     assert (200, "1") == (response.status_code, response.headers["x-truncated"])
     message = told(api, body["inputs"], parameters={"truncation": False})
-    assert "`inputs[1]`: `choices[0]` and what it is for have" in message.replace("inputs[1]: ", "`inputs[1]`: ")
+    assert "`inputs[1]`: `choices[0]` has 73 tokens together with its question or prompt" in message.replace("inputs[1]: ", "`inputs[1]`: ")
     assert "the model takes 29; shorten them, or set `truncation` to true" in message
 
 
@@ -197,9 +197,9 @@ def test_what_is_cut_is_said_or_refused(api: Send) -> None:
         ("good", "must be {question, choices} or a list of these"),
         ([["good"]], "`inputs[0]` is wrong: input should be an object"),
         ({"question": "good"}, "`inputs.choices` is missing"),
-        ({"choices": ["a", "b"]}, "must have either `question` or `prompt`, which mean the same"),
-        ({"question": "a", "prompt": "b", "choices": ["a", "b"]}, "must have either `question` or `prompt`"),
-        ({"question": None, "prompt": None, "choices": ["a", "b"]}, "must have either `question` or `prompt`"),
+        ({"choices": ["a", "b"]}, "must have exactly one of `question` and `prompt`, which mean the same"),
+        ({"question": "a", "prompt": "b", "choices": ["a", "b"]}, "must have exactly one of `question` and `prompt`"),
+        ({"question": None, "prompt": None, "choices": ["a", "b"]}, "must have exactly one of `question` and `prompt`"),
         ({"question": "good", "choices": "a, b"}, "`inputs.choices` is wrong"),
         ({"question": "good", "choices": []}, "`inputs.choices` is wrong: must have 2 to 64 choices; it is a list of 0"),
         ({"question": "good", "choices": ["a"]}, "must have 2 to 64 choices; it is a list of 1"),
@@ -280,12 +280,14 @@ def test_a_graph_of_several_logits_is_refused(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(tiny, "graph", lambda task, **options: graph("text-classification", labels=3, seed=0))
     tiny.bundle(tmp_path, "choices", task=multiple_choice.TASK)
 
-    with pytest.raises(BundleError, match="gives 3 values as `logits`, and its manifest says 1"):
+    with pytest.raises(BundleError, match="returns 3 values as `logits`, but its manifest says 1"):
         build(Settings(models=[tmp_path]))
 
 
 def test_the_error_of_a_pair_says_how_long_it_is(tokenizer: Tokenizer) -> None:
     """Of the first that is too long."""
     request = multiple_choice.Request("good", ("bad", LONG), parameters=multiple_choice.ChooseParameters(truncation=False))
-    with pytest.raises(InvalidValueError, match=r"`choices\[1\]` and what it is for have 61 tokens together and the model takes 29"):
+    with pytest.raises(
+        InvalidValueError, match=r"`choices\[1\]` has 61 tokens together with its question or prompt, and the model takes 29"
+    ):
         encode(multiple_choice, request, tokenizer)

@@ -288,15 +288,15 @@ def test_a_model_padded_on_the_left(tmp_path: Path) -> None:
 
     (values,) = outputs(found)["logits"]
     assert ([False, False], [True] * 4) == (values[:2].any(axis=1).tolist(), values[2:].any(axis=1).tolist())
-    assert "input_ids[0]: `attention_mask` must be zeros and then ones" in refused(wrong)
+    assert "input_ids[0]: `attention_mask` has gaps" in refused(wrong)
 
 
 @pytest.mark.parametrize(
     ("inputs", "said"),
     [
-        ([numbers("input_ids", [[2, 10**6, 3]])], "input_ids[0]: the token id 1000000 is not of the vocabulary"),
-        ([numbers("input_ids", [[2, 5, 3], [2, -1, 3]])], "input_ids[1]: the token id -1 is not of the vocabulary"),
-        ([numbers("input_ids", [[2] * 33])], "`input_ids` has rows of the length 33 and the model takes 32"),
+        ([numbers("input_ids", [[2, 10**6, 3]])], "input_ids[0]: the token id 1000000 is not in the vocabulary"),
+        ([numbers("input_ids", [[2, 5, 3], [2, -1, 3]])], "input_ids[1]: the token id -1 is not in the vocabulary"),
+        ([numbers("input_ids", [[2] * 33])], "`input_ids` has rows of 33 tokens and the model takes 32"),
         ([numbers("input_ids", [2, 5, 3])], "`input_ids` has the shape [3]; it must be [rows, length]"),
         ([numbers("input_ids", [[]])], "`input_ids` has the shape [1, 0]"),
         (
@@ -305,23 +305,23 @@ def test_a_model_padded_on_the_left(tmp_path: Path) -> None:
         ),
         (
             [numbers("input_ids", IDS), numbers("attention_mask", [[1] * 6, [1, 0, 1, 1, 1, 1]])],
-            "input_ids[1]: `attention_mask` must be ones",
+            "input_ids[1]: `attention_mask` has gaps",
         ),
         (
             [numbers("input_ids", IDS), numbers("attention_mask", [[0] * 6] * 2)],
-            "input_ids[0]: `attention_mask` must be ones and then zeros",
+            "input_ids[0]: `attention_mask` has gaps",
         ),
         (
             [numbers("input_ids", IDS), numbers("attention_mask", [[2] * 6] * 2)],
-            "input_ids[0]: `attention_mask` must be ones and then zeros",
+            "input_ids[0]: `attention_mask` has gaps",
         ),
-        ([numbers("input_ids", IDS), numbers("token_type_ids", [[2] * 6] * 2)], "`token_type_ids` has 2, and this model has 0, 1"),
+        ([numbers("input_ids", IDS), numbers("token_type_ids", [[2] * 6] * 2)], "`token_type_ids` has 2, but this model has 0, 1"),
         ([numbers("input_ids", IDS), numbers("attention_masks", ATTENTION)], "did you mean `attention_mask`?"),
         ([numbers("input_ids", IDS), texts("inputs", *TEXTS)], "a request with `input_ids` has no `inputs`"),
-        ([numbers("input_ids", [[2.5, 3]])], "`input_ids` is INT64, and a value in its `data` is 2.5"),
-        ([numbers("input_ids", [[True, 3]])], "`input_ids` is INT64, and a value in its `data` is true"),
-        ([numbers("input_ids", [[2**70, 3]])], "`input_ids` is INT64, and a value in its `data` is greater"),
-        ([numbers("input_ids", [[2, 3]], "FP32")], "`input_ids` is FP32; it may be INT64 or INT32"),
+        ([numbers("input_ids", [[2.5, 3]])], "`input_ids` is INT64, but a value in its `data` is 2.5"),
+        ([numbers("input_ids", [[True, 3]])], "`input_ids` is INT64, but a value in its `data` is true"),
+        ([numbers("input_ids", [[2**70, 3]])], "`input_ids` is INT64, but a value in its `data` is too large"),
+        ([numbers("input_ids", [[2, 3]], "FP32")], "`input_ids` is FP32; it must be INT64 or INT32"),
     ],
 )
 def test_token_ids_that_cannot_be_run(api: Send, inputs: list[dict[str, Any]], said: str) -> None:
@@ -334,7 +334,7 @@ def test_token_ids_have_no_parameters_and_outputs_of_texts(api: Send) -> None:
     assert "has no `top_k`" in refused(infer(api, "tiny", numbers("input_ids", IDS), parameters={"top_k": 1}))
     assert "has no `scores`" in refused(infer(api, "tiny", numbers("input_ids", IDS), outputs=[{"name": "scores"}]))
     asked = [{"name": "logits", "parameters": {"classification": 1}}]
-    assert "`classification` cannot be had of `logits`" in refused(infer(api, "tiny", numbers("input_ids", IDS), outputs=asked))
+    assert "`logits` does not support `classification`" in refused(infer(api, "tiny", numbers("input_ids", IDS), outputs=asked))
 
 
 def test_raw_outputs_may_be_too_many(tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def test_raw_outputs_may_be_too_many(tmp_path: Path) -> None:
         everything = infer(api, "vectors", *inputs)
         one = infer(api, "vectors", *inputs, outputs=[{"name": "last_hidden_state"}])
 
-    assert "the answer would have" in rejected(everything, 413, "too_large")
+    assert "the response would have" in rejected(everything, 413, "too_large")
     assert (64, 512, 8) == outputs(one)["last_hidden_state"].shape
 
 
@@ -420,12 +420,12 @@ def test_binary_token_ids(api: Send) -> None:
 @pytest.mark.parametrize(
     ("data", "shape", "said"),
     [
-        (packed("good") + b"\0", [1], "are not 1 texts"),
-        (packed("good")[:-1], [1], "are not 1 texts"),
-        (packed("good")[:2], [1], "are not 1 texts"),
-        (b"\xff\xff\xff\xffgood", [1], "are not 1 texts"),
-        (packed("good"), [2], "are not 2 texts"),
-        (packed(b"\xff"), [1], "is no UTF-8"),
+        (packed("good") + b"\0", [1], "are not the 1 texts"),
+        (packed("good")[:-1], [1], "are not the 1 texts"),
+        (packed("good")[:2], [1], "are not the 1 texts"),
+        (b"\xff\xff\xff\xffgood", [1], "are not the 1 texts"),
+        (packed("good"), [2], "are not the 2 texts"),
+        (packed(b"\xff"), [1], "is not UTF-8"),
     ],
 )
 def test_broken_binary_texts(api: Send, data: bytes, shape: list[int], said: str) -> None:
@@ -450,13 +450,13 @@ def test_binary_tensors_without_their_bytes(api: Send) -> None:
     long = api("POST", "/v2/models/tiny/infer", content=head + b"0123456789", headers={HEADER: str(len(head))})
     without = api("POST", "/v2/models/tiny/infer", content=head)
 
-    assert "has 9 bytes by its `binary_data_size`, and the body has 4 left" in rejected(short, 400, "malformed")
-    assert "the body has 1 bytes after the last of its tensors" in rejected(long, 400, "malformed")
-    assert "which says where it begins, is missing" in rejected(without, 400, "malformed")
-    assert "either `data` or `parameters.binary_data_size`" in refused(infer(api, "tiny", both))
-    assert "either `data` or `parameters.binary_data_size`" in refused(infer(api, "tiny", neither))
+    assert "is 9, but the body has only 4 bytes left" in rejected(short, 400, "malformed")
+    assert "the body has 1 bytes after its last tensor" in rejected(long, 400, "malformed")
+    assert "`Inference-Header-Content-Length` is missing" in rejected(without, 400, "malformed")
+    assert "exactly one of `data` and `parameters.binary_data_size`" in refused(infer(api, "tiny", both))
+    assert "exactly one of `data` and `parameters.binary_data_size`" in refused(infer(api, "tiny", neither))
     ids = {"input_ids": ("INT64", [1, 3], bytes(23))}
-    assert "`input_ids` has 23 bytes, and INT64 of the shape [1, 3] has 24" in refused(binary(api, "tiny", ids))
+    assert "`input_ids` has 23 bytes, but INT64 of the shape [1, 3] needs 24" in refused(binary(api, "tiny", ids))
 
 
 # What is refused.
@@ -476,24 +476,24 @@ GOOD = texts("inputs", "good")
         ({"inputs": [GOOD | {"shape": [-1]}]}, "`inputs[0].shape[0]` is wrong: input should be greater than or equal to 0; it is -1"),
         ({"inputs": [GOOD | {"shape": []}]}, "`inputs[0].shape` is wrong"),
         ({"inputs": [GOOD | {"shape": [1] * 9}]}, "`inputs[0].shape` is wrong"),
-        ({"inputs": [GOOD | {"shape": [1, 2]}]}, "`inputs` has the shape [1, 2]; texts have [n] or [n, 1]"),
-        ({"inputs": [GOOD | {"shape": [2]}]}, "`data` of `inputs` has 1 values, and its shape [2] is of 2"),
-        ({"inputs": [GOOD | {"shape": [2, 1], "data": [["a"], ["b", "c"]]}]}, "`data` of `inputs` is nested otherwise"),
+        ({"inputs": [GOOD | {"shape": [1, 2]}]}, "`inputs` has the shape [1, 2]; texts must have [n] or [n, 1]"),
+        ({"inputs": [GOOD | {"shape": [2]}]}, "`data` of `inputs` has 1 values, but its shape [2] needs 2"),
+        ({"inputs": [GOOD | {"shape": [2, 1], "data": [["a"], ["b", "c"]]}]}, "the nesting of `data` of `inputs` does not match"),
         (
             {"inputs": [GOOD | {"shape": [1], "data": [["a"]]}]},
-            "`inputs` is BYTES, so each value in its `data` is a text; one is a list of 1",
+            "`inputs` is BYTES, so each value in its `data` must be a text; one is a list of 1",
         ),
         ({"inputs": [GOOD | {"data": [None]}]}, "one is null"),
         ({"inputs": [GOOD | {"datatype": "bytes"}]}, "`inputs[0].datatype` is wrong"),
-        ({"inputs": [GOOD | {"datatype": "INT64", "data": [1]}]}, "`inputs` is INT64, and texts are BYTES"),
+        ({"inputs": [GOOD | {"datatype": "INT64", "data": [1]}]}, "`inputs` is INT64, but it has texts"),
         ({"inputs": [GOOD, GOOD]}, "`inputs` has `inputs` twice"),
         ({"inputs": [GOOD, texts("text", "bad")]}, "`text` is another name of `inputs`"),
         ({"inputs": [texts("input", "good")]}, "has no `input`; did you mean `inputs`?"),
         ({"inputs": [texts("text_pair", "good")]}, "needs the input `inputs`"),
-        ({"inputs": [GOOD, texts("text_pair", "a", "b")]}, "1 `inputs` and 2 `text_pair`; give as many of each"),
+        ({"inputs": [GOOD, texts("text_pair", "a", "b")]}, "1 `inputs` and 2 `text_pair`; send the same number of each"),
         ({"inputs": [GOOD], "outputs": [{"name": "logit"}]}, "has no `logit`"),
-        ({"inputs": [GOOD], "outputs": [{"name": "json"}, {"name": "json"}]}, "`outputs` has a name twice"),
-        ({"inputs": [GOOD], "outputs": [{"name": "json", "parameters": {"classification": 1}}]}, "ask for it of `scores`"),
+        ({"inputs": [GOOD], "outputs": [{"name": "json"}, {"name": "json"}]}, "`outputs` has a duplicate name"),
+        ({"inputs": [GOOD], "outputs": [{"name": "json", "parameters": {"classification": 1}}]}, "use it for `scores`"),
         ({"inputs": [GOOD], "outputs": [{"name": "json", "parameters": {"binary": True}}]}, "did you mean `binary_data`?"),
         ({"inputs": [GOOD], "parameters": {"topk": 1}}, "`parameters` has no `topk`; did you mean `top_k`?"),
         ({"inputs": [GOOD], "parameters": {"top_k": "1"}}, "`parameters.top_k` is wrong"),
@@ -561,7 +561,7 @@ def test_models_and_versions(api: Send) -> None:
 
     assert version == found.json()["model_version"]
     wrong = api("POST", "/v2/models/tiny/versions/1/infer", json={"inputs": [GOOD]})
-    assert f"`tiny` has no version `1`; it is served as `{version}`" in rejected(wrong, 404, "not_found")
+    assert f"`tiny` has no version `1`; the loaded version is `{version}`" in rejected(wrong, 404, "not_found")
     assert "did you mean `tiny`?" in rejected(infer(api, "tinny", GOOD), 404, "not_found")
     rejected(infer(api, "tiny", GOOD, texts("query", "a")), 422, "invalid_value")
 
@@ -698,9 +698,9 @@ def test_instances_give_predictions(api: Send) -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ({"instances": "good"}, '`instances` must be a list, and it is "good"'),
-        ([], "`instances` must be a list, and it is missing"),
-        ({"inputs": ["good"]}, "`instances` must be a list, and it is missing"),
+        ({"instances": "good"}, '`instances` must be a list, but it is "good"'),
+        ([], "`instances` must be a list, but it is missing"),
+        ({"inputs": ["good"]}, "`instances` must be a list, but it is missing"),
         ({"instances": ["good"], "parameter": {}}, "the body has no `parameter`; did you mean `parameters`?"),
         ({"instances": ["good"], "parameters": {"topk": 1}}, "did you mean `top_k`?"),
         ({"instances": [5]}, "is wrong"),

@@ -243,7 +243,7 @@ def test_a_provider_that_cannot_be_had_stops_the_start(models: Path, monkeypatch
     with pytest.raises(ProviderError) as stopped:
         build(Settings(models=models, provider="cuda"))
     assert stopped.value.message == (
-        "--provider cuda cannot be had: there is no NVIDIA driver. Or serve on the CPU with --provider cpu, or allow that with "
+        "--provider cuda is not available: there is no NVIDIA driver. Or serve on the CPU with --provider cpu, or allow that with "
         "--allow-provider-fallback."
     )
 
@@ -257,7 +257,7 @@ def test_a_fallback_that_was_allowed_is_loud_and_told(
 
     with caplog.at_level(logging.WARNING, logger="bertserve.loading"):
         page = call_fresh(models, "GET", "/info", settings=settings).json()
-    assert ["SERVING ON THE CPU: --provider cuda cannot be had"] == [record.getMessage().split(",")[0] for record in caplog.records]
+    assert ["SERVING ON THE CPU: --provider cuda is not available"] == [record.getMessage().split(",")[0] for record in caplog.records]
     assert ["cuda", "cpu"] == [page["machine"][name] for name in ("provider_asked", "provider")]
     model = call_fresh(models, "GET", "/models/tiny", settings=settings).json()
     assert ["cuda", "cpu", "fp32"] == [model[name] for name in ("provider_asked", "provider", "precision")]

@@ -305,10 +305,10 @@ def test_a_cut_text_is_said(models: Path, tmp_path: Path, capsys: pytest.Capture
 
 BAD = [
     ("nope", "is not valid JSON: expected"),
-    ("[1]", "no object"),
+    ("[1]", "not an object"),
     ({"txt": "good"}, "has no column `text`; it has `txt`"),
     ({"text": 5}, "must be a text"),
-    ({"text": "good", "prediction": 1}, "has a column `prediction`"),
+    ({"text": "good", "prediction": 1}, "has the column `prediction`"),
     ({"text": LONG}, "shorten it, or set `truncation`"),
     ('{"text": "\udcff"}', "is not UTF-8"),
     ({"text": "g" * 5000}, "more than 4096 bytes"),
@@ -367,8 +367,8 @@ def test_too_many_bad_rows_end_the_run_and_more_may_be_allowed(models: Path, tmp
         (b"text\na\n", ["--question", "text"], "--question is for other tasks"),
         (b"text\na\n", ["--text-pair", "text"], "--text is missing"),
         (b"text\na\n", ["--parameters", '{"topk": 1}'], "did you mean `top_k`?"),
-        (b"text\na\n", ["--parameters", "{"], "--parameters is no JSON"),
-        (b"text\na\n", ["--task", "ner"], "--task is `ner`, and the model answers text-classification"),
+        (b"text\na\n", ["--parameters", "{"], "--parameters is not JSON"),
+        (b"text\na\n", ["--task", "ner"], "--task is `ner`, but the model supports text-classification"),
         (b"text\na\n", ["--max-rejected", "-1"], "--max-rejected is `-1`: Input should be greater than or equal to 0"),
         (b"text\na\n", ["--model", "other"], "names 2 models"),
     ],
@@ -503,7 +503,7 @@ def test_each_type_of_parquet_comes_through(models: Path, tmp_path: Path, suffix
 @pytest.mark.parametrize(
     ("columns", "word"),
     [
-        ({"text": pa.array([b"good"])}, "`text` has the type binary, and an input is text"),
+        ({"text": pa.array([b"good"])}, "`text` has the type binary, but an input must be a text"),
         ({"text": pa.array([1])}, "`text` has the type int64"),
         ({"text": pa.array(["good"]), "when": pa.array([2**60], pa.timestamp("ms"))}, "`when` (timestamp[ms]) has a value"),
         ({"text": pa.array(["good"]), "when": pa.array([2**30], pa.date32())}, "`when` (date32[day]) has a value"),
@@ -538,7 +538,7 @@ def test_stdout_ends_at_the_first_bad_row_unless_there_is_a_file_for_it(
     assert 1 == len(capsysbinary.readouterr().out.splitlines())
     assert [2] == [row["row"] for row in read_lines(tmp_path / "bad.jsonl")]
     assert run(models, source, Path("-"), "--output-format", "csv", "--rejected", str(tmp_path / "2.jsonl")) == 2
-    assert b"JSON Lines cannot become csv" in capsysbinary.readouterr().err
+    assert b"JSON Lines cannot be written as csv" in capsysbinary.readouterr().err
 
 
 class Killed(BaseException):
@@ -590,7 +590,7 @@ def test_files_of_a_run_are_different_files(
         assert 2 == run(models, source, tmp_path / "out.jsonl", "--rejected", str(tmp_path / "folder" / name), *restart)
     source.rename(tmp_path / "out.jsonl.part")
     assert 2 == run(models, tmp_path / "out.jsonl.part", tmp_path / "out.jsonl", "--input-format", "jsonl", *restart)
-    assert "is the input" in capsys.readouterr().err
+    assert "is the same file as the input" in capsys.readouterr().err
     assert before == (tmp_path / "out.jsonl.part").read_bytes()
     assert names - {"in.jsonl"} | {"out.jsonl.part"} == set(os.listdir(tmp_path))
 
@@ -719,11 +719,11 @@ def test_another_input_model_or_option_does_not_go_on(
         assert run(models, source, output) == 1
     assert "32 rows are done" in capsys.readouterr().err
     assert run(models, source, output, "--parameters", '{"top_k": 1}') == 2
-    assert "was begun with another parameters; score with the same again to go on, or give --restart" in capsys.readouterr().err
+    assert "was started with different parameters; use the same again to continue, or give --restart" in capsys.readouterr().err
     with source.open("a") as file:
         file.write('{"text": "good"}\n')
     assert run(models, source, output) == 2
-    assert "begun with another input" in capsys.readouterr().err
+    assert "started with different input" in capsys.readouterr().err
     assert run(models, source, output, "--restart") == 0
     assert "91 rows: 91 answered" in capsys.readouterr().err
     assert run(models, source, output) == 2
@@ -805,7 +805,7 @@ def test_streams_and_signals(models: Path, tmp_path: Path) -> None:
         process.send_signal(number)
         said = process.communicate()[1]
         assert code == process.returncode, said
-    assert b"the same command goes on there" in said
+    assert b"run the same command again to continue" in said
     subprocess.run([*command, source, output], check=True, capture_output=True)
     assert (tmp_path / "whole.jsonl").read_bytes() == output.read_bytes()
 

@@ -105,15 +105,15 @@ def scored(models: Path, *words: str | Path) -> int:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--input-format", "csv"], "--input-format is `csv`, and with --ray files are Parquet"),
-        (["--output-format", "jsonl"], "--output-format is `jsonl`, and with --ray files are Parquet"),
-        (["--rejected", "x.jsonl"], "--rejected is `x.jsonl`, and with --ray the rejected rows of each file stand beside its output"),
-        (["--threads", "2"], "--threads is `2`, and with --ray an actor has as many threads as CPUs (--actor-cpus)"),
+        (["--input-format", "csv"], "--input-format is `csv`, but with --ray files are Parquet"),
+        (["--output-format", "jsonl"], "--output-format is `jsonl`, but with --ray files are Parquet"),
+        (["--rejected", "x.jsonl"], "--rejected is `x.jsonl`, but with --ray the rejected rows of each file are next to its output"),
+        (["--threads", "2"], "--threads is `2`, but with --ray an actor has as many threads as CPUs (--actor-cpus)"),
         (["--actors", "0"], "--actors is `0`: Input should be greater than or equal to 1"),
         (["--text", "txt"], "the input has no column `txt`; did you mean `text`?"),
-        (["--task", "ner"], "--task is `ner`, and the model answers text-classification"),
+        (["--task", "ner"], "--task is `ner`, but the model supports text-classification"),
         (["--parameters", "[]"], "--parameters must be a JSON object"),
-        (["--warnings-column", "text"], "the input has a column `text`, which the output adds"),
+        (["--warnings-column", "text"], "the input already has the column `text`, which the output adds"),
     ],
 )
 def test_flags_that_ray_cannot_follow_are_refused(
@@ -132,7 +132,7 @@ def test_an_address_without_a_cluster_is_said_at_once(models: Path, tmp_path: Pa
     write(tmp_path / "in/a.parquet")
 
     assert 1 == scored(models, "--ray", "127.0.0.1:9", tmp_path / "in", tmp_path / "out")
-    assert "--ray is `127.0.0.1:9`, and no cluster answers there" in capsys.readouterr().err
+    assert "--ray is `127.0.0.1:9`, but no cluster answers there" in capsys.readouterr().err
 
 
 def test_folders_that_cannot_be_scored_are_refused(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,13 +141,13 @@ def test_folders_that_cannot_be_scored_are_refused(models: Path, tmp_path: Path,
     write(tmp_path / "other/a.parquet")
 
     assert 2 == scored(models, "--ray", "127.0.0.1:9", tmp_path / "none", tmp_path / "out")
-    assert "has no Parquet files; with --ray it is a folder" in capsys.readouterr().err
+    assert "has no Parquet files; with --ray it must be a folder" in capsys.readouterr().err
     assert 2 == scored(models, "--ray", "127.0.0.1:9", tmp_path / "in", tmp_path / "in/out")
-    assert "the output is the input, or one is within the other" in capsys.readouterr().err
+    assert "the output is the input, or one of them is inside the other" in capsys.readouterr().err
     (tmp_path / "link").symlink_to(tmp_path / "in")
     for same in ("link", "link/out", ""):
         assert 2 == scored(models, "--ray", "127.0.0.1:9", tmp_path / "in", tmp_path / same, "--restart")
-        assert "the output is the input, or one is within the other" in capsys.readouterr().err
+        assert "the output is the input, or one of them is inside the other" in capsys.readouterr().err
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/a.parquet.rejected.jsonl").write_text("mine")
     assert 2 == scored(models, "--ray", "127.0.0.1:9", tmp_path / "in", tmp_path / "mine")
@@ -155,7 +155,7 @@ def test_folders_that_cannot_be_scored_are_refused(models: Path, tmp_path: Path,
     assert 2 == scored(models, "--ray", "127.0.0.1:9", tmp_path / "in", tmp_path / "other")
     assert "has Parquet files that were not made by --ray" in capsys.readouterr().err
     assert 2 == scored(models, "--actors", "2", tmp_path / "in/a.parquet", tmp_path / "out.parquet")
-    assert "--actors is for --ray, which is not given" in capsys.readouterr().err
+    assert "--actors needs --ray" in capsys.readouterr().err
 
 
 def test_a_restart_counts_only_what_was_made_since(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,7 +173,7 @@ def test_a_run_whose_driver_died_goes_on_with_what_is_not_there(
     assert 0 < len(kept) < 4
 
     assert 2 == main(arguments(models, "--ray", cluster, "--parameters", '{"top_k": 1}', source, output))
-    assert "was begun with another parameters" in capsys.readouterr().err
+    assert "was started with different parameters" in capsys.readouterr().err
     assert 0 == main(arguments(models, "--ray", cluster, source, output))
 
     assert f"{4 - len(kept)} files and {len(kept)} done before" in capsys.readouterr().err
@@ -191,7 +191,7 @@ def test_a_signal_stops_the_run(cluster: str, models: Path, tmp_path: Path) -> N
         _, said = process.communicate(timeout=60)
 
     assert 143 == process.returncode
-    assert "the same command goes on with the others" in said
+    assert "run the same command again to continue with the others" in said
     wait_for(lambda: not actors(cluster), "actors outlive their driver")
 
 
@@ -213,4 +213,4 @@ def test_a_broken_file_is_named_and_the_others_are_scored(
     assert 1 == main(arguments(models, "--ray", cluster, "--restart", "--max-rejected", "1", source, output))
     assert "--max-rejected is 1" in capsys.readouterr().err
     assert 2 == main(arguments(models, "--ray", cluster, "--actor-cpus", "3", "--restart", source, output))
-    assert "--actor-cpus is 3, and the largest node of the cluster has 1" in capsys.readouterr().err
+    assert "--actor-cpus is 3, but the largest node of the cluster has 1" in capsys.readouterr().err

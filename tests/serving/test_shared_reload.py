@@ -136,7 +136,7 @@ def test_a_worker_that_cannot_follow_is_named(models: Path, monkeypatch: pytest.
         shutil.rmtree(models / "tiny")
         tiny.bundle(models, "tiny", seed=1)
         for state in states:
-            with pytest.raises(PartialChangeError, match=r"done by worker 0, and not by worker 1 \(.*not enough memory"):
+            with pytest.raises(PartialChangeError, match=r"succeeded on worker 0, but not on worker 1 \(.*not enough memory"):
                 await reloader(state).load("tiny")
         after = served(states[0])["tiny"]
         shown = [{"index": 0, "version": after}, {"index": 1, "version": before, "broken": "there is not enough memory."}]
@@ -209,7 +209,7 @@ def test_what_a_worker_ended_of_is_not_tried_again() -> None:
     log.on_end(1)
     ended = log.reports[1]
     assert [(0, first), (1, first), (0, ended)] == sent
-    assert (first, {"tiny": "1"}, "it ended while it did this") == (ended.change, ended.served, ended.error and ended.error.message)
+    assert (first, {"tiny": "1"}, "it ended during the change") == (ended.change, ended.served, ended.error and ended.error.message)
     started = Report(1, {"tiny": "1"}, {}, {})
     log.take(started)
     assert (1, second) == sent[-1]
@@ -255,9 +255,9 @@ def test_a_difference_is_told(models: Path, tmp_path: Path, monkeypatch: pytest.
         reloader(state).report()
         service.log.take(Report(1, {"tiny": "1" * 64, "elsewhere": "2" * 64}, {}, {}))
         answer = await client.post("/models/tiny/reload", headers={"authorization": "Bearer trident"})
-        assert "not by worker 1 (it has not done it yet)" in rejected(answer, 500, "partial_change")
+        assert "not on worker 1 (it has not finished yet)" in rejected(answer, 500, "partial_change")
         answer = await client.post("/models/elsewhere/unload", headers={"authorization": "Bearer trident"})
-        assert "done by worker none" in rejected(answer, 500, "partial_change")
+        assert "succeeded on worker none" in rejected(answer, 500, "partial_change")
         tiny_workers = [{"index": 0, "version": version}, {"index": 1, "version": "1" * 64}]
         [elsewhere, shown] = sorted((await client.get("/models")).json(), key=lambda model: model["name"])
         assert tiny_workers == shown["workers"] == (await client.get("/models/tiny")).json()["workers"]

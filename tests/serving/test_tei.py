@@ -69,7 +69,7 @@ def test_raw_scores_are_logits(api: Send) -> None:
 @pytest.mark.parametrize("inputs", [["a", "b", "c"], [["a", "b", "c"]], [[]], ["a", ["b"]], [["a"], "b"]])
 def test_more_than_two_texts_are_no_sequence(api: Send, inputs: Any) -> None:
     """Who takes `/predict` for an endpoint of lists is told how a batch is sent."""
-    assert 'must be a text, a pair ["a", "b"], or for several of them a list of lists' in refused(api, "/predict", inputs=inputs)
+    assert 'must be a text, a pair ["a", "b"], or a list of lists' in refused(api, "/predict", inputs=inputs)
 
 
 def test_long_texts_are_cut_or_refused(api: Send) -> None:
@@ -130,18 +130,18 @@ def test_ids_become_texts(api: Send) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
-        ("/decode", {"ids": [[1, 999_999]]}, "ids[0]: there is no token of id 999999"),
+        ("/decode", {"ids": [[1, 999_999]]}, "ids[0]: unknown token id 999999"),
         ("/decode", {"ids": [-1]}, "`ids[0][0]` is wrong"),
         ("/decode", {"ids": [2**31]}, "`ids[0][0]` is wrong"),
         ("/decode", {"ids": ["a"]}, "`ids[0][0]` is wrong"),
         ("/decode", {"ids": [[1], 2]}, "`ids[1]` is wrong"),
-        ("/decode", {"inputs": "a"}, "the body takes no `inputs`"),
+        ("/decode", {"inputs": "a"}, "unknown field `inputs`"),
         ("/tokenize", {"inputs": 1}, "`inputs` is wrong"),
         ("/tokenize", {"inputs": "a", "add_special": False}, "did you mean `add_special_tokens`?"),
         (
             "/tokenize",
             {"inputs": "a", "model": None},
-            "several models are loaded; name one of them in `model`: `classes`, `ranker`, `vectors`.",
+            "several models are loaded; set `model` to one of `classes`, `ranker`, `vectors`.",
         ),
     ],
 )

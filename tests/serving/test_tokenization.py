@@ -82,7 +82,7 @@ def test_a_broken_file_is_named(models: Path) -> None:
     loaded = files.load_bundle(models / "tiny")
     loaded.tokenizer_path.write_text("{}")
 
-    with pytest.raises(BundleError, match=r"tokenizer\.json` is not a tokenizer"):
+    with pytest.raises(BundleError, match=r"tokenizer\.json` cannot be read"):
         Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
 
 

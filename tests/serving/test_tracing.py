@@ -384,7 +384,7 @@ def test_a_missing_extra_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("address", ["localhost:4318", "grpc://localhost:4317", "http://", "http://user:secret@host", "http://host/?key=1"])
 def test_an_address_that_is_none_is_refused(address: str) -> None:
     """An address is of HTTP, with a host; keys go into OTEL_EXPORTER_OTLP_HEADERS."""
-    with pytest.raises(SettingsError, match=r"--otlp-endpoint .* must be an address such as http://localhost:4318"):
+    with pytest.raises(SettingsError, match=r"--otlp-endpoint .* must be an http or https address, such as http://localhost:4318"):
         parse(Settings, ["--otlp-endpoint", address])
 
 

@@ -78,24 +78,24 @@ def test_every_task_is_tried() -> None:
 @pytest.mark.parametrize(
     ("path", "key", "said"),
     [
-        (CLASSIFY, "params", "the body takes no `params`; did you mean `parameters`? Known are `inputs`, `parameters`, `model`."),
-        (CLASSIFY, "top_k", "the body takes no `top_k` beside `inputs`; put it within `parameters`."),
-        (CLASSIFY, "top_n", "did you mean `top_k` within `parameters`?"),
-        (CLASSIFY, "truncate", "did you mean `truncation` within `parameters`?"),
+        (CLASSIFY, "params", "unknown field `params`; did you mean `parameters`? Known fields are `inputs`, `parameters`, `model`."),
+        (CLASSIFY, "top_k", "unknown field `top_k` next to `inputs`; put it into `parameters`."),
+        (CLASSIFY, "top_n", "did you mean `top_k` in `parameters`?"),
+        (CLASSIFY, "truncate", "did you mean `truncation` in `parameters`?"),
         (CLASSIFY, "models", "did you mean `model`?"),
-        (CLASSIFY, "x", "the body takes no `x`; known are"),
-        (NER, "aggregation_strategy", "put it within `parameters`"),
-        (ANSWER, "context", "the body takes no `context`; known are"),
-        (FILL, "Target", "did you mean `targets` within `parameters`?"),
-        (CHOOSE, "choices", "the body takes no `choices`; known are"),
-        (CHOOSE, "truncate", "did you mean `truncation` within `parameters`?"),
+        (CLASSIFY, "x", "unknown field `x`; known fields are"),
+        (NER, "aggregation_strategy", "put it into `parameters`"),
+        (ANSWER, "context", "unknown field `context`; known fields are"),
+        (FILL, "Target", "did you mean `targets` in `parameters`?"),
+        (CHOOSE, "choices", "unknown field `choices`; known fields are"),
+        (CHOOSE, "truncate", "did you mean `truncation` in `parameters`?"),
         (EMBED, "normalise", "did you mean `normalize`?"),
         (EMBED, "input", "did you mean `inputs`?"),
-        (SIMILARITY, "sentences", "the body takes no `sentences`; known are"),
-        (RERANK, "top_n", "the body takes no `top_n`; known are"),
-        (RERANK, "documents", "the body takes no `documents`; known are"),
+        (SIMILARITY, "sentences", "unknown field `sentences`; known fields are"),
+        (RERANK, "top_n", "unknown field `top_n`; known fields are"),
+        (RERANK, "documents", "unknown field `documents`; known fields are"),
         (RERANK, "raw_score", "did you mean `raw_scores`?"),
-        (ZERO, "candidate_labels", "the body takes no `candidate_labels` beside `inputs`; put it within `parameters`."),
+        (ZERO, "candidate_labels", "unknown field `candidate_labels` next to `inputs`; put it into `parameters`."),
     ],
 )
 def test_an_unknown_key_of_a_body_is_an_error(api: Send, path: str, key: str, said: str) -> None:
@@ -109,13 +109,13 @@ def test_an_unknown_key_of_a_body_is_an_error(api: Send, path: str, key: str, sa
         (
             CLASSIFY,
             {"text": "good", "text_par": "bad"},
-            "`inputs` has no `text_par`; did you mean `text_pair`? Known are `text`, `text_pair`.",
+            "`inputs` has no `text_par`; did you mean `text_pair`? Known names are `text`, `text_pair`.",
         ),
         (CLASSIFY, ["good", {"text": "good", "pair": "bad"}], "`inputs[1]` has no `pair`; "),
         (ANSWER, {"question": "good ?", "contxt": "a film"}, "`inputs` has no `contxt`; did you mean `context`?"),
-        (ANSWER, [{"question": "good ?", "context": "a film", "id": 1}], "`inputs[0]` has no `id`; known are `question`, `context`."),
+        (ANSWER, [{"question": "good ?", "context": "a film", "id": 1}], "`inputs[0]` has no `id`; known names are `question`, `context`."),
         (CHOOSE, {"question": "good ?", "choices": ["a", "b"], "contxt": "a"}, "`inputs` has no `contxt`; did you mean `context`?"),
-        (CHOOSE, [{"question": "good ?", "choices": ["a", "b"], "label": 1}], "`inputs[0]` has no `label`; known are `choices`,"),
+        (CHOOSE, [{"question": "good ?", "choices": ["a", "b"], "label": 1}], "`inputs[0]` has no `label`; known names are `choices`,"),
         (
             SIMILARITY,
             {"source_sentence": "good", "sentences": [], "sentence": "a"},
@@ -132,7 +132,7 @@ def test_what_ranking_has_at_the_top_is_not_within_parameters(api: Send) -> None
     """Reranking has no `parameters`; an empty object, which huggingface_hub sends, is let pass."""
     assert 200 == post(api, BODIES[RERANK] | {"parameters": {}}, path=RERANK).status_code
     message = told(api, RERANK, BODIES[RERANK] | {"parameters": {"return_text": True}})
-    assert "`parameters` has no `return_text`; put it beside `query`, `texts`." == message
+    assert "`parameters` has no `return_text`; put it next to `query`, `texts`." == message
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -149,11 +149,11 @@ def test_harmless_keys_of_other_clients_are_let_pass(api: Send, path: str) -> No
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"stream": True}, "`stream` asks for an answer of a form that this endpoint does not have; leave `stream` out."),
-        ({"encoding_format": "base64"}, "`encoding_format` asks for an answer of a form"),
-        ({"encoding_format": []}, "`encoding_format` asks for an answer of a form"),
-        ({"options": {"top_k": 2}}, "`options` has no `top_k`; put it within `parameters`."),
-        ({"options": {"x": 2}}, "`options` has no `x`; known are `use_cache`"),
+        ({"stream": True}, "`stream` asks for a response format that this endpoint does not have; remove `stream`."),
+        ({"encoding_format": "base64"}, "`encoding_format` asks for a response format"),
+        ({"encoding_format": []}, "`encoding_format` asks for a response format"),
+        ({"options": {"top_k": 2}}, "`options` has no `top_k`; put it into `parameters`."),
+        ({"options": {"x": 2}}, "`options` has no `x`; known names are `use_cache`"),
         ({"options": True}, "`options` is wrong: input should be an object"),
     ],
 )
@@ -169,10 +169,7 @@ def test_a_query_is_an_error(api: Send, path: str) -> None:
     named = rejected(post(api, body, path=f"{path}?model=nli"), 422, "invalid_value")
     other = rejected(post(api, body, path=f"{path}?{'x' * 9999}=1&b"), 422, "invalid_value")
 
-    assert (
-        "the address has the query parameter `model`, and this path takes none; name the model as `model` in the body, or by the path"
-        in named
-    )
+    assert "the URL has the query parameter `model`, but this path takes none; set `model` in the body, or use the path" in named
     assert "; put it into the body." in other
     assert len(other) < 300
     assert 200 == post(api, body, path=f"{path}?").status_code

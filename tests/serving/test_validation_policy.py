@@ -161,7 +161,7 @@ def test_agreement_by_construction_of_an_older_export_is_none() -> None:
     assert found["embed"] is None
     assert ("span_f1", None) == (found["ner"].measure, found["ner"].decisions)
     assert {"label"} == {found[name].measure for name in ("fill-mask", "nli", "qa", "sentiment")}
-    with pytest.raises(BundleError, match=r"graph cpu/int8: its manifest records no agreement .* verify BUNDLE --checkpoint DIR --update"):
+    with pytest.raises(BundleError, match=r"graph cpu/int8: its manifest has no agreement .* verify BUNDLE --checkpoint DIR --update"):
         build(Settings(models=EMBEDDED / "embed", min_agreement=0.5))
 
 
@@ -197,7 +197,7 @@ def test_an_agreement_on_no_input_is_no_manifest(tmp_path: Path) -> None:
     """Full agreement where nothing was decided is what this must never say."""
     path = measured(tmp_path, agreement={"measure": "set_f1", "value": 1.0, "decisions": 0})
 
-    with pytest.raises(BundleError, match="`value` must be null exactly where `decisions` is 0"):
+    with pytest.raises(BundleError, match="`value` must be null if and only if `decisions` is 0"):
         load_bundle(path)
 
 
@@ -268,10 +268,10 @@ def spec(provider: str, precision: str, measured_on: str, **evidence: Any) -> Gr
 @pytest.mark.parametrize(
     ("provider", "precision", "measured_on", "named"),
     [
-        ("cuda", "fp16", "cpu", "measured on cpu in fp32, it would run on cuda in fp16"),
-        ("cuda", "fp32", "cpu", "measured on cpu in fp32, it would run on cuda in fp32"),
-        ("tensorrt", "fp16", "cpu", "measured on cpu in fp32, it would run on tensorrt in fp16"),
-        ("tensorrt", "fp16", "cuda", "measured on cuda in fp16, it would run on tensorrt in fp16"),
+        ("cuda", "fp16", "cpu", "measured on cpu in fp32, but it would run on cuda in fp16"),
+        ("cuda", "fp32", "cpu", "measured on cpu in fp32, but it would run on cuda in fp32"),
+        ("tensorrt", "fp16", "cpu", "measured on cpu in fp32, but it would run on tensorrt in fp16"),
+        ("tensorrt", "fp16", "cuda", "measured on cuda in fp16, but it would run on tensorrt in fp16"),
         ("cuda", "fp16", "cuda", None),
         ("tensorrt", "fp16", "tensorrt", None),
         ("cpu", "int8", "cpu", None),

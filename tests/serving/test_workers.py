@@ -261,7 +261,7 @@ def test_a_worker_that_dies_is_replaced_and_what_it_counted_stays(models: Path, 
         with clients_of(served, 1) as [client]:
             assert 200 == client.post("/classify", json={"inputs": "good"}).status_code
             assert 9.0 == answered(client)
-        wait_until(lambda: "worker 0 is process" in served.log.read_text())
+        wait_until(lambda: "worker 0 restarted as process" in served.log.read_text())
         after = workers_of(served)
         assert {0, 1} == set(after)
         assert before[1] == after[1]
@@ -281,7 +281,7 @@ def test_a_worker_that_hangs_is_replaced(models: Path, serve: Serve) -> None:
         os.kill(before[0], signal.SIGSTOP)  # it cannot even be told to stop
         wait_until(lambda: "is killed" in served.log.read_text())
         killed_s = time.monotonic() - start
-        wait_until(lambda: "worker 0 is process" in served.log.read_text())
+        wait_until(lambda: "worker 0 restarted as process" in served.log.read_text())
         print(f"killed after {killed_s:.1f} s, replaced after {time.monotonic() - start:.1f} s")
         after = workers_of(served)
         assert {0, 1} == set(after)
@@ -322,7 +322,7 @@ def test_a_worker_that_cannot_be_replaced_leaves_the_others_serving(models: Path
             assert 200 == client.post("/classify", json={"inputs": "good"}).status_code
             assert {"bertserve_workers 2.0", "bertserve_ready_workers 1.0"} <= set(client.get("/metrics").text.splitlines())
         (models / "tiny/tokenizer.json").write_bytes(tokenizer)
-        wait_until(lambda: "worker 0 is process" in served.log.read_text())
+        wait_until(lambda: "worker 0 restarted as process" in served.log.read_text())
         after = workers_of(served)
         assert ({0, 1}, before[1]) == (set(after), after[1])
         (models / "tiny/tokenizer.json").unlink()
@@ -432,7 +432,7 @@ def test_replaced_workers_take_no_more_memory(models: Path, serve: Serve) -> Non
         for index in (0, 1):
             worker = workers_of(served)[index]
             os.kill(worker, signal.SIGKILL)
-            wait_until(lambda index=index: f"worker {index} is process" in served.log.read_text())  # type: ignore[misc]
+            wait_until(lambda index=index: f"worker {index} restarted as process" in served.log.read_text())  # type: ignore[misc]
         after = counted(served)
         assert (files, size) == (sorted(folder.glob("*.db")), room(folder))
         assert [] == [name for name, value in before.items() if after[name] < value]
@@ -525,7 +525,7 @@ def test_models_change_in_all_workers_under_load(models: Path, tmp_path: Path, s
         assert {"name": "other", "unloaded": True} == change(clients[4], "unload", "other").json()
         assert [404] * 8 == [client.get("/models/other").status_code for client in clients]
         os.kill(before[0], signal.SIGKILL)
-        wait_until(lambda: "worker 0 is process" in served.log.read_text())
+        wait_until(lambda: "worker 0 restarted as process" in served.log.read_text())
         assert before[0] != workers_of(served)[0]
         with clients_of(served, 8) as others:
             assert [["tiny"]] * 8 == [[model["name"] for model in client.get("/models").json()] for client in others]
