@@ -519,7 +519,7 @@ def test_a_metric_without_a_value_says_so(tmp_path: Path, verify: Verify) -> Non
     ):
         assert {"graph": 0.0} == check["figures"]
         assert f"all right answers are the same {kind}, so there is no correlation; 0 is shown instead" in check["detail"]
-    assert "stands for" not in labels["accuracy cpu/fp32"]["detail"]
+    assert "is shown instead" not in labels["accuracy cpu/fp32"]["detail"]
 
 
 def test_values_through_a_sigmoid_say_so(tmp_path: Path, verify: Verify) -> None:

@@ -69,7 +69,7 @@ def test_what_cannot_be_read_is_said(models: Path, capsys: pytest.CaptureFixture
 def test_nothing_is_exported_for_a_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A checkpoint that is not in the cache is an error that names what exports it."""
     assert 1 == main(["models", "--model", "org/model", "--cache-dir", str(tmp_path)])
-    assert "`bert-serve serve --model org/model` does that" in capsys.readouterr().err
+    assert "run `bert-serve serve --model org/model` to export it" in capsys.readouterr().err
     assert [] == list(tmp_path.iterdir())
 
 
