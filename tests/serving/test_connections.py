@@ -228,4 +228,4 @@ def test_connections_follow_from_descriptors() -> None:
     assert (min(soft - RESERVE, 4096), 7) == (max_connections(None), max_connections(7))
     with pytest.raises(SettingsError) as error:
         max_connections(soft)
-    assert (f"--max-connections is {soft}" in error.value.message, f"{soft} descriptors" in error.value.message) == (True, True)
+    assert (f"--max-connections is {soft}" in error.value.message, f"{soft} file descriptors" in error.value.message) == (True, True)
