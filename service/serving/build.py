@@ -196,7 +196,7 @@ def _loaded(load: Callable[[Any], T], sources: Sequence[Any], broken: dict[str, 
                         raise
                     path = source if isinstance(source, Path) else source.path
                     name, broken[path.name] = path.name, without_folders(error.message, [path.parent])
-                    logger.error("THE MODEL %s IS NOT SERVED: %s", name, error.message)
+                    logger.error("model `%s` is not served: %s", name, error.message)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)  # after an error, or Ctrl-C: those that have not begun
     return loaded

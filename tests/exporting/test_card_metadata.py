@@ -51,13 +51,13 @@ def test_a_checkpoint_without_front_matter_has_none(tmp_path: Path, content: str
 @pytest.mark.parametrize(
     ("line", "key", "shown"),
     [
-        ("license: 5", "license", "5 and not a text or a list of texts"),
+        ("license: 5", "license", "5 instead of a text or a list of texts,"),
         ("license: {id: mit}", "license", "{'id': 'mit'}"),
         ("license: [[mit]]", "license", "[['mit']]"),
-        ("license_name: [a]", "license_name", "['a'] and not a text,"),
+        ("license_name: [a]", "license_name", "['a'] instead of a text,"),
         ("language: no", "language", "False"),
         ("datasets: [sst2, 2024-01-01]", "datasets", "['sst2', datetime.date(2024, 1, 1)]"),
-        (f"datasets: {list(range(1000))}", "datasets", "21, 2… and not"),
+        (f"datasets: {list(range(1000))}", "datasets", "21, 2… instead of"),
     ],
 )
 def test_a_value_that_is_no_text_is_left_out_and_noted(
