@@ -11,6 +11,7 @@ from typing import Any
 from bertserve.bench import workloads
 from bertserve.bench.report import slo
 from bertserve.service import __version__
+from bertserve.service.flag_parser import FlagParser
 
 _DEFAULT_URL = "http://127.0.0.1:8000/classify"
 _ANSWERED = (f"error_rate={slo.DEFAULT_ERROR_RATE}",)
@@ -37,7 +38,7 @@ COMMANDS: Mapping[str, str] = {
 
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of all subcommands."""
-    parser = argparse.ArgumentParser(
+    parser = FlagParser(
         prog="bert-bench",
         description="Load a service over HTTP and compare it with a raw ONNX Runtime loop.",
         epilog="`bert-bench COMMAND --help` lists the flags of a command; docs/how-to/load-test.md explains what to measure how.",

@@ -19,6 +19,7 @@ from bertserve.export.errors import ExportError
 from bertserve.service import __version__
 from bertserve.service.bundle.files import MANIFEST_FILE
 from bertserve.service.errors import BertServeError
+from bertserve.service.flag_parser import FlagParser
 
 if TYPE_CHECKING:
     from bertserve.service.bundle.graph_spec import Precision
@@ -128,7 +129,7 @@ def _say_plots(written: Sequence[Path]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = flags.FlagParser(
+    parser = FlagParser(
         prog="bert-export analyze",
         description="Measure where inference time goes: a model and variants of it, or a bundle by layer.",
         epilog="To export a local folder named analyze, write ./analyze.",

@@ -23,6 +23,7 @@ from bertserve.export.workspace import Stopped, raise_on_signals
 from bertserve.service import __version__
 from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Metric, read_metrics
 from bertserve.service.bundle.validation_policy import ENOUGH_AGREEMENT, describe_agreement, is_low, summarize_agreement
+from bertserve.service.flag_parser import FlagParser
 from bertserve.service.providers import PROVIDERS
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ def _print_details(graph: GraphSpec, manifest: Manifest) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = flags.FlagParser(
+    parser = FlagParser(
         prog="bert-export",
         description="Export a fine-tuned checkpoint to a bundle that bert-serve serves.",
         epilog="`bert-export verify BUNDLE` checks a bundle again; `bert-export analyze` measures where inference time goes. Each has "

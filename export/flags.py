@@ -7,24 +7,12 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
-from typing import Any, get_args
+from typing import get_args
 
 from bertserve.service.bundle.graph_spec import Precision
 from bertserve.service.bundle.manifest import Layers
-from bertserve.service.errors import install_command, nearest
+from bertserve.service.errors import install_command
 from bertserve.service.providers import PROVIDERS, Provider
-
-
-class FlagParser(argparse.ArgumentParser):
-    """Reads a command line, and suggests the flag that an unknown one is near to."""
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Returns the arguments."""
-        found, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            near = nearest(unknown[0].partition("=")[0], self._option_string_actions)
-            self.error(f"unknown argument `{unknown[0]}`; " + (f"did you mean {near}?" if near else "see --help."))
-        return found
 
 
 def say_missing(packages: Iterable[str], purpose: str, *extras: str) -> bool:

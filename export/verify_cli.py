@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from bertserve.export import flags
 from bertserve.export.errors import ExportError
 from bertserve.export.tasks.catalog import TASKS
+from bertserve.service.flag_parser import FlagParser
 from bertserve.service.providers import PROVIDERS
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def _update(spec: VerifySpec, validation: Path | None, checks: list[Check], *, s
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = flags.FlagParser(
+    parser = FlagParser(
         prog="bert-export verify",
         description="Check a bundle again: digests, the stored example, rows in batches, and the references that you give.",
         epilog="To export a local folder named verify, write ./verify.",

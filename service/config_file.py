@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import PydanticBaseSettingsSource
 
-from bertserve.service.errors import SettingsError, nearest
+from bertserve.service.errors import SettingsError, expectation, nearest
 
 SETTING = "config"  # the setting that names the file; the file itself cannot name another
 
@@ -79,8 +79,7 @@ class ConfigFile(PydanticBaseSettingsSource):
             kind: Any = Annotated[field.annotation, Field(), *field.metadata]
             TypeAdapter(kind).validate_json(json.dumps(value, default=lambda _: [{}]), strict=True)
         except ValidationError as error:
-            message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
-            raise SettingsError(f"`{path}`: `{name}` is `{value}`: {message}.") from error
+            raise SettingsError(f"`{path}`: `{name}` is `{value}`: {expectation(error.errors(include_url=False)[0])}.") from error
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.metadata import requires
 from typing import Any
 
@@ -49,6 +49,33 @@ SHOWN_CHARS = 64
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Returns the known name that a wrong one is nearest to, if any is near."""
     return next(iter(difflib.get_close_matches(name[:SHOWN_CHARS], list(known), n=1)), None)
+
+
+# What a value must be, by the type of pydantic's error.
+_EXPECTED = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
+    **dict.fromkeys(("model_type", "dict_type"), "must be an object"),
+    "string_type": "must be a text",
+    "list_type": "must be a list",
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "string_too_short": "must have at least {min_length} characters",
+    "string_too_long": "must have at most {max_length} characters",
+    "too_short": "must have at least {min_length} items",
+    "too_long": "must have at most {max_length} items",
+}
+
+
+def expectation(error: Mapping[str, Any]) -> str:
+    """Returns what a value must be, from one of pydantic's errors: a clause that begins with a small letter."""
+    if (words := _EXPECTED.get(error["type"])) is not None:
+        return words.format(**error.get("ctx", {}))
+    message = str(error["msg"]).removeprefix("Value error, ").replace("Input should be", "must be", 1)
+    return message[:1].lower() + message[1:]
 
 
 def install_command(*extras: str) -> str:

@@ -126,7 +126,7 @@ class Metrics:
     def _create_request_metrics(self) -> None:
         """Creates what counts and times requests and runs."""
         self.http_requests = self._counter(
-            "http_requests_total", "HTTP requests by status, including those that reach no model.", ("status",)
+            "http_requests_total", "HTTP requests by status, including requests that reach no model.", ("status",)
         )
         self.requests = self._counter("requests_total", "Requests to models, by HTTP status.", ("task", "model", "status"))
         self.request_seconds = self._histogram("request_seconds", "Seconds from a request's headers to its answer.")

@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings, CliApp, NoDecode, PydanticBaseSettin
 from pydantic_settings import SettingsError as CommandLineError
 
 from bertserve.service.config_file import RENAMED, ConfigFile
-from bertserve.service.errors import SettingsError, nearest
+from bertserve.service.errors import SettingsError, expectation, nearest
 from bertserve.service.providers import ProviderChoice
 
 PREFIX = "BERT_SERVE_"
@@ -351,7 +351,7 @@ def parse(command: type[_Command], args: Sequence[str]) -> _Command:
         raise _wrong_usage(str(error).removeprefix("error parsing CLI: "), command, args) from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        message = first["msg"].removeprefix("Value error, ")
+        message = expectation(first) if first["loc"] else first["msg"].removeprefix("Value error, ")
         name = str(first["loc"][-1]) if first["loc"] else ""
         if name not in Settings.model_fields:
             flag = f"{_flag(name)} is `{first['input']}`: " if len(first["loc"]) > 1 and first["type"] != "missing" else ""
@@ -367,7 +367,10 @@ def _wrong_usage(message: str, command: type[BaseSettings], args: Sequence[str])
         command: What was to be read.
         args: The arguments.
     """
-    if (choice := _WRONG_CHOICE.search(message)) is not None:
+    choice = _WRONG_CHOICE.search(message)
+    if choice is not None and args[0].startswith("--"):  # a value is taken for the command
+        message, choice = f"unrecognized arguments: {args[0]}", None
+    if choice is not None:
         near = nearest(choice[1], choice[2].replace("'", "").split(", "))
         return SettingsError(f"unknown command `{choice[1]}`; " + (f"did you mean `{near}`?" if near else "see --help."))
     argument = message.removeprefix("unrecognized arguments: ").split(maxsplit=1)[0]
@@ -382,6 +385,8 @@ def _wrong_usage(message: str, command: type[BaseSettings], args: Sequence[str])
         return SettingsError(f"unknown setting `{flag}`; it is called --{negated}{new.replace('_', '-')} now.")
     near = nearest(flag, known)
     if flag[2:].replace("-", "_") in Settings.model_fields:
+        if subcommand is None:
+            return SettingsError(f"give a command before {flag}, such as `bert-serve serve {flag} ...`.")
         return SettingsError(f"{flag} is a flag of `bert-serve serve` and has no effect here; remove it.")
     return SettingsError(f"unknown argument `{argument}`; " + (f"did you mean {near}?" if near else "see --help."))
 

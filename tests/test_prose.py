@@ -1,4 +1,4 @@
-"""Messages are in plain English: they have none of the patterns that read like a translation."""
+"""Messages and documents are in plain English: they have none of the patterns that read like a translation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 MESSAGES = ROOT / "tests" / "golden" / "messages.txt"
-FILES = (MESSAGES,)
+FILES = (
+    MESSAGES,
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "examples/README.md")),
+    *sorted((ROOT / "docs").glob("**/*.md")),
+)
 # pattern -> what to write
 PATTERNS = {
     r"\bnobody\b": "the passive, or what is disabled",
@@ -47,7 +51,7 @@ def findings(path: Path) -> Iterator[str]:
                 yield f"{path.relative_to(ROOT)}:{number}: `{found[0]}`; write {better}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_prose_is_plain(path: Path) -> None:
     """No line of a file has one of the patterns."""
     assert [] == list(findings(path))

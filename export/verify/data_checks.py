@@ -334,7 +334,7 @@ def _check_agreement(graph: str, found: Comparison, baseline: str | None, min_ag
     """Judges a graph's agreement by the least that is allowed, if there is such a bound; one that was not measured fails it."""
     name = f"agreement {graph}"
     if baseline is None or found.agreement is None:
-        hint = "nothing to compare with: the bundle has no other fp32 graph; give --checkpoint"
+        hint = "not compared, because the bundle has no other fp32 graph; give --checkpoint"
         return Check(name, None if min_agreement is None else False, hint, {"inputs": found.inputs})
     value = found.agreement.value
     figures: dict[str, Any] = {"inputs": found.inputs, "labeled": found.labeled, "reference": baseline}

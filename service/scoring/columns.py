@@ -182,7 +182,7 @@ class Columns:
                 near = nearest(column, columns)
                 hint = f"did you mean `{near}`? " if near else ""
                 raise SettingsError(
-                    f"the input has no column `{column}`; {hint}It has {listed(columns[:20])}; choose one with --{_flag(field)}."
+                    f"the input has no column `{column}`; {hint}{'It' if hint else 'it'} has {listed(columns[:20])}; choose one with --{_flag(field)}."
                 )
         self._check_taken(columns, taken, SettingsError)
 

@@ -40,7 +40,7 @@ def spans_read(tokens: Tokens, cuts: Sequence[range], field: str = "") -> tuple[
 
 
 # the warning of an input without tokens: its scores or its vector are those of every other empty text
-EMPTY = ("empty; the text is empty, so the answer says nothing about it",)
+EMPTY = ("empty; the text is empty, so its answer has no meaning",)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from bertserve.service.errors import InvalidValueError, TooLargeError
+from bertserve.service.errors import InvalidValueError, TooLargeError, expectation
 from bertserve.service.tasks.body import TAGS, Limits, TaskBody
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.wire.clients import upgrade_legacy_body
@@ -145,9 +145,9 @@ def wrong_value(error: ErrorDetails, example: Mapping[str, Any]) -> InvalidValue
     place = where([part for part in error["loc"] if part not in TAGS]) or "the body"
     if error["type"] == "missing":
         return InvalidValueError("`{place}` is missing; send JSON such as {dumps}.", place=place, dumps=json.dumps(example))
-    # what pydantic calls a dictionary or an instance of a class is to the caller an object
-    message = "input should be an object" if error["type"] == "model_type" else error["msg"][:1].lower() + error["msg"][1:]
-    return InvalidValueError("`{place}` is wrong: {message}; it is {value}.", place=place, message=message, value=show(error["input"]))
+    return InvalidValueError(
+        "`{place}` is wrong: {message}; it is {value}.", place=place, message=expectation(error), value=show(error["input"])
+    )
 
 
 def where(parts: Sequence[int | str]) -> str:

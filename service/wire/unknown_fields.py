@@ -121,7 +121,7 @@ def _unknown(name: str, body: type[TaskBody]) -> InvalidValueError:
 
 def _check_options(options: Any, body: type[TaskBody]) -> None:
     if not isinstance(options, dict):
-        raise InvalidValueError("`options` is wrong: input should be an object; fix or remove it.")
+        raise InvalidValueError("`options` is wrong: must be an object; fix or remove it.")
     unknown = next((name for name in options if name not in OPTIONS), None)
     if unknown is not None:
         belongs = " put it into `parameters`." if unknown in body.parameters_type.model_fields else ""

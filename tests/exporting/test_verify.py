@@ -407,7 +407,7 @@ def test_two_graphs_in_one_file_are_not_compared_on_a_cpu(tmp_path: Path, verify
     code, checks = verify(path, "--data", lines, "--min-agreement", "0.5")
 
     assert (1, False) == (code, checks["agreement tensorrt/fp16"]["passed"])
-    assert "nothing to compare with" in checks["agreement tensorrt/fp16"]["detail"]
+    assert "not compared" in checks["agreement tensorrt/fp16"]["detail"]
 
 
 def biased(path: Path, bias: float) -> Path:

@@ -327,16 +327,16 @@ def test_a_text_is_cut_at_the_end_that_is_named(api: Send, direction: str) -> No
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"pooling": "sum"}, "`parameters.pooling` is wrong: input should be 'none', 'cls', 'mean' or 'max'"),
+        ({"pooling": "sum"}, "`parameters.pooling` is wrong: must be 'none', 'cls', 'mean' or 'max'"),
         ({"dimensions": 9}, "`dimensions` is 9, but this model's vectors have 8"),
-        ({"layers": "first"}, "`parameters.layers` is wrong: input should be 'last' or 'last_four'"),
+        ({"layers": "first"}, "`parameters.layers` is wrong: must be 'last' or 'last_four'"),
         ({"layers": 3}, "`parameters.layers` is wrong: must be `last`, `last_four` or a list of numbers of layers; it is 3."),
-        ({"layers": ["last"]}, "`parameters.layers[0]` is wrong: input should be a valid integer"),
+        ({"layers": ["last"]}, "`parameters.layers[0]` is wrong: must be a whole number"),
         ({"layers": [0]}, "`layers` has 0, but this model has only the layers -4 to -1"),
         ({"layers": [-1, -2, -1]}, "`layers` has a duplicate: [-1, -2, -1]"),
-        ({"layers": [-1, -2], "combine": "max"}, "`parameters.combine` is wrong: input should be 'concat', 'sum' or 'mean'"),
+        ({"layers": [-1, -2], "combine": "max"}, "`parameters.combine` is wrong: must be 'concat', 'sum' or 'mean'"),
         ({"prompt_name": "passage"}, "unknown prompt `passage`; this model has `query`."),
-        ({"encoding_format": "hex"}, "`parameters.encoding_format` is wrong: input should be 'float' or 'base64'; it is \"hex\"."),
+        ({"encoding_format": "hex"}, "`parameters.encoding_format` is wrong: must be 'float' or 'base64'; it is \"hex\"."),
         ({"normalise": True}, "`parameters` has no `normalise`; did you mean `normalize`?"),
     ],
 )
@@ -390,7 +390,7 @@ def test_similarity_is_that_of_the_vectors(api: Send) -> None:
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ("good", "`inputs` is wrong: input should be an object"),
+        ("good", "`inputs` is wrong: must be an object"),
         ({"sentences": ["good"]}, "`inputs.source_sentence` is missing"),
         ({"source_sentence": "good", "sentences": "good"}, "`inputs.sentences` is wrong"),
         ({"source_sentence": "good", "sentences": ["good", 5]}, "`inputs.sentences[1]` is wrong"),

@@ -64,7 +64,7 @@ def test_the_asynchronous_client_gets_the_answer(url: str) -> None:
 @pytest.mark.parametrize(
     ("path", "parameters", "token", "status", "message"),
     [
-        ("classify", {"top_k": 0}, "swordfish", 422, "`parameters.top_k` is wrong: input should be greater than or equal to 1; it is 0."),
+        ("classify", {"top_k": 0}, "swordfish", 422, "`parameters.top_k` is wrong: must be at least 1; it is 0."),
         ("models/tinny", {}, "swordfish", 404, "no model `tinny` is loaded; did you mean `tiny`?"),
         ("classify", {}, "wrong", 401, "unknown API key"),
     ],

@@ -195,7 +195,7 @@ def test_what_is_cut_is_said_or_refused(api: Send) -> None:
     ("inputs", "said"),
     [
         ("good", "must be {question, choices} or a list of these"),
-        ([["good"]], "`inputs[0]` is wrong: input should be an object"),
+        ([["good"]], "`inputs[0]` is wrong: must be an object"),
         ({"question": "good"}, "`inputs.choices` is missing"),
         ({"choices": ["a", "b"]}, "must have exactly one of `question` and `prompt`, which mean the same"),
         ({"question": "a", "prompt": "b", "choices": ["a", "b"]}, "must have exactly one of `question` and `prompt`"),

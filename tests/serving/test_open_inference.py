@@ -467,13 +467,13 @@ GOOD = texts("inputs", "good")
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ([], "`the body` is wrong: input should be an object"),
+        ([], "`the body` is wrong: must be an object"),
         ({}, "`inputs` is missing"),
         ({"inputs": []}, "`inputs` is wrong"),
         ({"inputs": [GOOD], "output": []}, "`the body` has no `output`; did you mean `outputs`?"),
         ({"inputs": [GOOD | {"shpe": 1}]}, "`inputs[0]` has no `shpe`; did you mean `shape`?"),
         ({"inputs": [GOOD | {"parameters": {"shared_memory_region": "a"}}]}, "`inputs[0].parameters` has no `shared_memory_region`"),
-        ({"inputs": [GOOD | {"shape": [-1]}]}, "`inputs[0].shape[0]` is wrong: input should be greater than or equal to 0; it is -1"),
+        ({"inputs": [GOOD | {"shape": [-1]}]}, "`inputs[0].shape[0]` is wrong: must be at least 0; it is -1"),
         ({"inputs": [GOOD | {"shape": []}]}, "`inputs[0].shape` is wrong"),
         ({"inputs": [GOOD | {"shape": [1] * 9}]}, "`inputs[0].shape` is wrong"),
         ({"inputs": [GOOD | {"shape": [1, 2]}]}, "`inputs` has the shape [1, 2]; texts must have [n] or [n, 1]"),

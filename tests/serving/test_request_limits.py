@@ -115,9 +115,9 @@ def test_many_targets_do_not_keep_others_waiting(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("targets", "message"),
     [
-        ("x" * 257, "`parameters.targets[0]` is wrong: string should have at most 256 characters"),
+        ("x" * 257, "`parameters.targets[0]` is wrong: must have at most 256 characters"),
         (["x" * 256] * 65, "`parameters.targets` is wrong: must have at most 16384 characters in total, not 16640"),
-        (["x"] * 1001, "`parameters.targets` is wrong: list should have at most 1000 items"),
+        (["x"] * 1001, "`parameters.targets` is wrong: must have at most 1000 items"),
     ],
 )
 def test_targets_have_limits(tmp_path: Path, targets: Any, message: str) -> None:
@@ -305,6 +305,6 @@ def test_an_answer_has_a_longest_length(tmp_path: Path) -> None:
     """Of 512 tokens."""
     tiny.bundle(tmp_path, task="question-answering")
     body = {"inputs": {"question": "good?", "context": "a good film"}, "parameters": {"max_answer_len": 513}}
-    assert "`parameters.max_answer_len` is wrong: input should be less than or equal to 512; it is 513" in rejected(
+    assert "`parameters.max_answer_len` is wrong: must be at most 512; it is 513" in rejected(
         classify(tmp_path, body, path="/answer"), 422, "invalid_value"
     )

@@ -369,7 +369,7 @@ def test_too_many_bad_rows_end_the_run_and_more_may_be_allowed(models: Path, tmp
         (b"text\na\n", ["--parameters", '{"topk": 1}'], "did you mean `top_k`?"),
         (b"text\na\n", ["--parameters", "{"], "--parameters is not JSON"),
         (b"text\na\n", ["--task", "ner"], "--task is `ner`, but the model supports text-classification"),
-        (b"text\na\n", ["--max-rejected", "-1"], "--max-rejected is `-1`: Input should be greater than or equal to 0"),
+        (b"text\na\n", ["--max-rejected", "-1"], "--max-rejected is `-1`: must be at least 0"),
         (b"text\na\n", ["--model", "other"], "names 2 models"),
     ],
 )

@@ -109,7 +109,7 @@ def scored(models: Path, *words: str | Path) -> int:
         (["--output-format", "jsonl"], "--output-format is `jsonl`, but with --ray files are Parquet"),
         (["--rejected", "x.jsonl"], "--rejected is `x.jsonl`, but with --ray the rejected rows of each file are next to its output"),
         (["--threads", "2"], "--threads is `2`, but with --ray an actor has as many threads as CPUs (--actor-cpus)"),
-        (["--actors", "0"], "--actors is `0`: Input should be greater than or equal to 1"),
+        (["--actors", "0"], "--actors is `0`: must be at least 1"),
         (["--text", "txt"], "the input has no column `txt`; did you mean `text`?"),
         (["--task", "ner"], "--task is `ner`, but the model supports text-classification"),
         (["--parameters", "[]"], "--parameters must be a JSON object"),

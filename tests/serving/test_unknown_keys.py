@@ -154,7 +154,7 @@ def test_harmless_keys_of_other_clients_are_let_pass(api: Send, path: str) -> No
         ({"encoding_format": []}, "`encoding_format` asks for a response format"),
         ({"options": {"top_k": 2}}, "`options` has no `top_k`; put it into `parameters`."),
         ({"options": {"x": 2}}, "`options` has no `x`; known names are `use_cache`"),
-        ({"options": True}, "`options` is wrong: input should be an object"),
+        ({"options": True}, "`options` is wrong: must be an object"),
     ],
 )
 def test_what_would_change_the_answer_is_not_harmless(api: Send, more: dict[str, Any], said: str) -> None:

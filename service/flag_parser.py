@@ -1,0 +1,50 @@
+"""The parser of `bert-export`, `bert-bench` and their subcommands. `bert-serve` reads its settings with pydantic-settings."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import re
+import sys
+from typing import Any, NoReturn
+
+from bertserve.service.errors import nearest
+
+# Flags and commands that have another name now: an old one is refused with a message that has the new one.
+_RENAMED_FLAGS = {"--figures": "--metrics-file", "--min-figure": "--min-metric", "--mix": "--workload", "--lanes": "--threads"}
+_RENAMED_COMMANDS = {"together": "concurrent-targets", "tail": "tail-latency", "limit": "engine-limit"}
+_WRONG_COMMAND = re.compile(r"argument COMMAND: invalid choice: '(.*?)' \(choose from (.*)\)")
+
+
+class FlagParser(argparse.ArgumentParser):
+    """Reads a command line. Each error is one line, and an unknown flag or command comes with the nearest known one."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Returns the arguments, after a look at the flags: argparse would complain of missing arguments first."""
+        words = sys.argv[1:] if args is None else list(args)
+        if self._subparsers is None:  # otherwise the words belong to a subcommand
+            for word in itertools.takewhile(lambda word: word != "--", words):
+                flag = word.partition("=")[0]
+                if flag.startswith("--") and not any(known.startswith(flag) for known in self._option_string_actions):
+                    self.error(self._unknown(flag))
+        found, unknown = super().parse_known_args(words, namespace)
+        if unknown:
+            self.error(self._unknown(unknown[0]))
+        return found, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Ends with exit code 2 and one line on stderr."""
+        if (wrong := _WRONG_COMMAND.search(message)) is not None:
+            near = nearest(wrong[1], wrong[2].replace("'", "").split(", "))
+            if (new := _RENAMED_COMMANDS.get(wrong[1])) is not None:
+                message = f"unknown command `{wrong[1]}`; it is called {new} now."
+            else:
+                message = f"unknown command `{wrong[1]}`; " + (f"did you mean {near}?" if near else "see --help.")
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+    def _unknown(self, argument: str) -> str:
+        flag = argument.partition("=")[0]
+        if (new := _RENAMED_FLAGS.get(flag)) in self._option_string_actions:
+            return f"unknown argument `{flag}`; it is called {new} now."
+        near = nearest(flag, self._option_string_actions)
+        return f"unknown argument `{argument}`; " + (f"did you mean {near}?" if near else "see --help.")
