@@ -397,3 +397,21 @@ def test_every_flag_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
     assert set() == {flag for flag in shown - {"--help"} if not re.search(f"`{flag}[` ]", text)}
     assert [] == [metric for metric in slo.METRICS if f"`{metric}`" not in text]
     assert [] == [command for command in flags.COMMANDS if f"| `{command}` |" not in text]
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        (("closed", "--secnds", "2"), "did you mean --seconds?"),
+        (("clsed",), "did you mean closed?"),
+        (("together",), "it is called concurrent-targets now."),
+        (("engine-limit", "--mix", "short"), "it is called --workload now."),
+    ],
+)
+def test_an_unknown_flag_or_command_gets_a_hint(command: tuple[str, ...], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line with the nearest name, or the new one."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main(command)
+    assert 2 == caught.value.code
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith(hint)

@@ -229,12 +229,26 @@ def test_malformed_metrics_are_a_usage_error(source: Path, output: Path, tmp_pat
     assert 2 == exit_.value.code
 
 
-@pytest.mark.parametrize("command", [("x", "--output", "y", "--presicion", "int8"), ("verify", "x", "--presicion", "int8")])
+@pytest.mark.parametrize(
+    "command", [("x", "--output", "y", "--presicion", "int8"), ("--presicion", "int8"), ("verify", "x", "--presicion", "int8")]
+)
 def test_an_unknown_flag_gets_a_near_one(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     """A typo is answered with the flag that was meant."""
     with pytest.raises(SystemExit):
         cli.main(command)
     assert "unknown argument `--presicion`; did you mean --precision?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "new"), [(("x", "--figures", "f"), "--metrics-file"), (("verify", "x", "--min-figure=f1=1"), "--min-metric")]
+)
+def test_a_renamed_flag_gets_its_new_name(command: tuple[str, ...], new: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not the one whose spelling is nearest."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main(command)
+    assert 2 == caught.value.code
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"it is called {new} now." in line
 
 
 def test_an_output_folder_must_be_given(source: Path) -> None:

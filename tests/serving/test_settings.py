@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from bertserve.service.backend import hardware
 from bertserve.service.backend.hardware import usable_cores
+from bertserve.service.cli import main
 from bertserve.service.config_file import RENAMED
 from bertserve.service.errors import SettingsError
 from bertserve.service.settings import Settings, parse
@@ -293,3 +294,16 @@ def test_an_old_name_is_refused_with_the_new_one(old: str, new: str, tmp_path: P
     monkeypatch.setenv(f"BERT_SERVE_{old.upper()}", "1")
     with pytest.raises(SettingsError, match=f"unknown setting BERT_SERVE_{old.upper()}; it is called BERT_SERVE_{new.upper()} now"):
         parse(Settings, [])
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("--models", "models"), "give a command before --models, such as `bert-serve serve --models ...`."),
+        (("--lanes", "2"), "unknown setting `--lanes`; it is called --threads now."),
+    ],
+)
+def test_a_flag_without_a_command_is_explained(argv: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The value behind the flag is not taken for a command."""
+    assert 2 == main(list(argv))
+    assert f"bert-serve: {message}\n" == capsys.readouterr().err
