@@ -76,7 +76,7 @@ def test_workers_serve_on_while_the_disk_of_their_metrics_is_full(models: Path) 
         os.kill(killed, signal.SIGKILL)
         assert process.stderr is not None
         lines = [next(process.stderr)]
-        while "is process" not in lines[-1]:
+        while "restarted as process" not in lines[-1]:
             lines.append(next(process.stderr))
         assert [] == [line for line in lines if "cannot write" in line]
         assert [] == [line for line in lines if re.search(rf"process (?!{killed},)\d+, ended", line)]
