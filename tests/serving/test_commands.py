@@ -106,7 +106,7 @@ def test_a_missing_folder_stops_the_start(tmp_path: Path, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--port", "http"], ["--port (or BERT_SERVE_PORT) is `http`", "integer"]),
+        (["--port", "http"], ["--port (or BERT_SERVE_PORT) is `http`", "must be a whole number"]),
         (["--default", "classify=other"], ["other", "text-classification=tiny"]),
         (["--default", "translate=tiny"], ["`translate`", "classify"]),
         (["--default", "tiny"], ["--default", "TASK=NAME"]),
