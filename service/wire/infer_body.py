@@ -328,9 +328,9 @@ def _placed(body: InferBody, rest: memoryview, *, binary: bool) -> dict[str, Ten
                 )
             if at + size > len(rest):
                 raise MalformedRequestError(
-                    "`binary_data_size` of `{name}` is {size}, but the body has only {rest_count} bytes left.",
+                    "`binary_data_size` of `{name}` is {claimed}, but the body has only {rest_count} bytes left.",
                     name=declared.name,
-                    size=shown_count(size),
+                    claimed=shown_count(size),
                     rest_count=len(rest) - at,
                 )
             data = rest[at : at + size]

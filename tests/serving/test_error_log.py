@@ -62,6 +62,18 @@ def test_a_line_says_why_without_what_was_sent(models: Path, caplog: pytest.LogC
     assert SECRET not in str(record.__dict__)
 
 
+def test_a_size_that_a_caller_declares_is_not_logged(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The service did not measure it."""
+    tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 987_654}}
+    head = json.dumps({"inputs": [tensor]}).encode()
+    answer = call(
+        models, "POST", "/v2/models/tiny/infer", content=head + b"data", headers={"inference-header-content-length": str(len(head))}
+    )
+
+    assert "`binary_data_size` of `text` is 987654, but the body has only 4 bytes left." in answer.text
+    assert "`binary_data_size` of `{name}` is {claimed}" in caplog.text and "987654" not in caplog.text
+
+
 def test_an_error_line_has_the_fields_of_its_request(models: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A JSON line of an error can be read without that of the access."""
     post(models, "/models/tiny", {"inputs": 5})
