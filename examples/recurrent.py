@@ -42,7 +42,7 @@ class Layer(torch.nn.Module):
 
         Args:
             states: [rows, length, width].
-            distance: From each token to each other one, [length, length].
+            distance: Distance between each pair of tokens, [length, length].
             positions: The vector of each distance.
             bias: 0 where a token sees another one, and a large negative number elsewhere, [length, length].
         """

@@ -31,6 +31,7 @@ the server are a template and values: the caller gets the sentence, a log the te
 from __future__ import annotations
 
 import difflib
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 from importlib.metadata import requires
@@ -73,7 +74,7 @@ _EXPECTED = {
 def expectation(error: Mapping[str, Any]) -> str:
     """Returns what a value must be, from one of pydantic's errors: a clause that begins with a small letter."""
     if (words := _EXPECTED.get(error["type"])) is not None:
-        return words.format(**error.get("ctx", {}))
+        return re.sub(r"\b1 (character|item)s$", r"1 \1", words.format(**error.get("ctx", {})))
     message = str(error["msg"]).removeprefix("Value error, ").replace("Input should be", "must be", 1)
     return message[:1].lower() + message[1:]
 

@@ -109,7 +109,7 @@ def docs_router(registry: Registry) -> APIRouter:
         swagger_favicon_url="docs/static/favicon-32x32.png",
         swagger_ui_parameters={"docExpansion": "none"},
     )
-    # all tags are folded but for the first one, which a link to it opens
+    # all tags except the first one are folded; a link to the first one opens it
     content = bytes(page_html.body).replace(
         b"<body>", b"<body><script>if (!location.hash) location.replace('#/%s')</script>" % INFERENCE.encode()
     )

@@ -136,7 +136,7 @@ class BalancedListener:
 
 logger = logging.getLogger("bertserve.server")
 
-# After the drain only bytes already produced remain to be sent, and requests that were on their way to be refused.
+# After the scheduler has stopped, only finished answers remain to be sent, and late requests to be refused.
 FLUSH_S = 5
 HEARTBEAT_S = 0.2
 
@@ -159,10 +159,10 @@ class Server(uvicorn.Server):
 
         Args:
             config: uvicorn's.
-            scheduler: What to drain.
+            scheduler: Stopped before the server ends.
             connections: An empty set with the limits of connections.
-            shutdown_timeout_s: Seconds for what was admitted.
-            pre_stop_delay_s: Seconds before, in which readiness is red and everything else goes on.
+            shutdown_timeout_s: Seconds in which admitted requests can finish.
+            pre_stop_delay_s: Seconds to report not-ready before shutdown starts; requests are still served.
             on_listen: Called with the address once connections are taken.
             on_hangup: Called in the event loop on each SIGHUP.
         """

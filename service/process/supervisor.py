@@ -39,7 +39,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # of one worker in a row: before all are ready the service ends then, and later it waits before each further one
 MOST_FAILED_STARTS = 3
 RETRY_S, MOST_RETRY_S = 1.0, 60.0
-# After the grace a worker joins its inference threads (1 s) and sends what was produced (5 s); one that still runs then hangs.
+# After the shutdown timeout a worker joins its inference threads (1 s) and sends what was produced (5 s); one that still runs then hangs.
 MARGIN_S = 8
 
 # A worker that has not turned its event loop for so long answers nobody; bodies of 8 MiB take it a tenth of a second. With the

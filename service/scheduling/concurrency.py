@@ -8,9 +8,8 @@ WINDOW_S = 1.0
 class PeakConcurrency:
     """The most runs at once, running or waiting, over the last one to two windows.
 
-    An inference thread that finds nothing beside it says little about the next few milliseconds: with texts that arrive at random a run on
-    several cores soon shares them with another one, and both take longer. What was never beside another one for a second or more is
-    likely to stay alone.
+    That nothing else runs now says little about the next few milliseconds: if texts arrive at random, a run on several cores soon shares them
+    with another run, and both take longer. If nothing else has run for a second or more, this is likely to continue.
     """
 
     def __init__(self, window_s: float = WINDOW_S) -> None:

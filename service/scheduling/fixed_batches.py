@@ -15,7 +15,7 @@ from bertserve.service.scheduling.stage import Stage
 def in_fixed_batches(stage: Stage, max_tokens: int) -> Stage:
     """Returns a stage that gives what a stage gives, and whose items are batches of the stage's items.
 
-    Items of like length come together. What runs alone in the stage runs alone here too.
+    Items of similar length share a batch. Items that run alone in the stage also run alone here.
 
     Args:
         stage: The stage; its later stages are changed in the same way.

@@ -24,7 +24,7 @@ from bertserve.service.scheduling.reservations import MAX_RESERVATIONS, Reservat
 from bertserve.service.scheduling.scheduled_request import PACE, Cost, Item, ScheduledRequest, Shape, exact
 from bertserve.service.scheduling.share import UNDERESTIMATED, Share
 
-# Requests and items that have ended and may be kept beside as many as are alive, so that one in so many lets go of them.
+# Ended requests and items that can be kept in addition to the live ones, so that dropping them is rare.
 KEPT_ENDED = 64
 
 # Times its prediction that nearly every wait is at most: under overload, and with neighbors, a machine is a tenth slower than it was.
@@ -43,7 +43,7 @@ SMALL_PARTS, SPARE_PARTS = 64, 8
 # Seconds by which a batch-mate may always start after the head: while waits are this short, the best batch counts for more.
 OVERTAKEN_S = 0.1
 
-# Least part of a run that a batch-mate must save. Nobody can interrupt a run, so that one is no longer than what it gains from it.
+# Minimum share of a run that a batch-mate must save. A run cannot be interrupted, so it must not become longer for a small gain.
 LEAST_GAIN = 1 / 32
 
 
@@ -184,14 +184,14 @@ class RequestQueue:
             work: Tokens and payload of each item, at least one.
             cost: Predicted seconds of a batch of `rows` padded to `length`.
             now: The time.
-            keep_estimate: Go on holding the estimate of admission beside these items.
-            reserved_tokens: Tokens to hold beside these items, for those of later calls. Their priority is after what arrives until then, so that they take
-                room and make nobody wait.
+            keep_estimate: Keep the estimate of admission reserved, in addition to these items.
+            reserved_tokens: Tokens to reserve for the items of later calls. Their priority is later than that of requests that arrive until then, so they
+                use capacity and delay no request.
             shape: What a batch of this key is run at; a longer one of as many rows is never smaller, and one row always runs.
 
         Raises:
             InvalidValueError: An item is over the budget of a batch.
-            RefusedError: They are many times what was admitted, and do not fit now.
+            RefusedError: They have many times the admitted tokens, and do not fit now.
         """
         longest = max(tokens for tokens, _ in work)
         if _area(shape(1, longest)) > self.max_batch_tokens:
@@ -229,7 +229,7 @@ class RequestQueue:
         self._watch(request)
 
     def _check_underestimated(self, request: ScheduledRequest, tokens: int) -> None:
-        """Refuses what was let in by an estimate far too low and would overfill the queue; what is nearer to it is only charged."""
+        """Refuses a request whose estimate was far too low and that would overfill the queue; a smaller difference is only charged."""
         held = self.queue_tokens - request.tokens
         if tokens > UNDERESTIMATED * request.tokens and held + tokens > self.max_queue_tokens:
             raise RefusedError(
@@ -361,7 +361,7 @@ class RequestQueue:
             heapq.heappush(self._deadlines, (request.deadline, next(self._tie), request))
 
     def _let_go(self) -> None:
-        """Forgets items and requests that have ended, before they are most of what is kept: all inference threads may be busy, and nobody else comes by."""
+        """Drops ended items and requests before they outnumber the live ones: if all inference threads are busy, nothing else drops them."""
         slack = KEPT_ENDED if self._open_requests else 0
         if len(self._deadlines) > 2 * self._open_requests + slack:
             self._deadlines = [node for node in self._deadlines if node[2].open]

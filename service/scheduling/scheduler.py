@@ -76,7 +76,7 @@ class Scheduler:
         """Creates a scheduler; `start` starts it.
 
         Args:
-            queue: An empty queue, used by nobody else.
+            queue: An empty queue that nothing else uses.
             threads: Batches that run at once.
             multi_threads: Threads of a stage's `run_multi_threaded`. It is used while all that wants to run, now and of late, could have as many
                 threads on as many cores as there are threads; a single run always may.
@@ -194,7 +194,7 @@ class Scheduler:
             ExpiredError: The deadline passed before its last item started.
             UnavailableError: The scheduler stopped, or an inference thread died, before it was done.
             InvalidValueError: An item is over the budget of a batch.
-            EngineError: The run function failed on an item of this request, or hangs. Whatever else it raises comes out as it is.
+            EngineError: The run function failed on an item of this request, or hangs. Other errors of it are raised unchanged.
         """
         self._watchdog.wake(self._loop)
         future: asyncio.Future[RequestResult] = self._loop.create_future()
@@ -222,8 +222,8 @@ class Scheduler:
     async def stop(self, shutdown_timeout_s: float) -> int:
         """Refuses new requests, lets submitted ones finish for `shutdown_timeout_s` seconds, fails what is left and ends the inference threads.
 
-        Where all inference threads hang nothing would finish, and the grace is left out. What is in a run that hangs fails as that, for to send it
-        again may hang another thread.
+        If all inference threads hang, nothing would finish, so the timeout is skipped. Requests in a run that hangs fail with that error, because a
+        retry can hang another thread.
 
         Returns:
             The number of requests that were left.
@@ -240,7 +240,7 @@ class Scheduler:
         self._watchdog.end_hung()
         self._fail_all(self._unavailable())
         self._watchdog.sleep()
-        # a run that outlasts the grace cannot be interrupted; its thread is a daemon
+        # a run that outlasts the shutdown timeout cannot be interrupted; its thread is a daemon
         ending = [thread.handle for thread in self._threads if (run := thread.run) is None or not run.hung]
         await asyncio.gather(*(asyncio.to_thread(thread.join, 1.0) for thread in ending))
         sys.setswitchinterval(self._switch_s)
@@ -251,8 +251,8 @@ class Scheduler:
         try:
             while self._serve_one(thread):
                 pass
-        except BaseException as error:  # noqa: BLE001 - the boundary of a thread: whatever it was, nobody may wait for this thread for ever
-            # not the work's, which `_execute` and `_settle` answer: our own. The queue may be half changed, and no inference thread can go on with it
+        except BaseException as error:  # noqa: BLE001 - the boundary of a thread: no request may wait for this thread forever
+            # an error of the scheduler itself: `_execute` and `_settle` handle errors of the work. The queue may be half changed, so no thread can continue
             logger.critical("an inference thread died of %s; the service must be restarted", type(error).__name__)
             self._dead = True
             self._fail_all(self._unavailable())
@@ -322,12 +322,12 @@ class Scheduler:
             else:
                 self._execute_in_halves(thread, batch, held, is_last)
             return
-        thread.run = Run(held, 0.0, self._clock())  # what follows is no part of the prediction
+        thread.run = Run(held, 0.0, self._clock())  # the prediction does not include what follows
         for item, result in zip(batch, results, strict=True):
             self._settle(item, result, is_last=is_last and item is batch[-1])
 
     def _execute_in_halves(self, thread: InferenceThread, batch: list[Item], held: Sequence[Item], is_last: bool) -> None:
-        """Runs what a failed batch still owes someone again, so that only the guilty item fails, or what is too much for the memory."""
+        """Runs the live items of a failed batch again in halves, so that only the item at fault fails, and so that a batch fits into memory."""
         half = (len(batch) + 1) // 2
         for part in (batch[:half], batch[half:]):
             if wanted := [item for item in part if item.request.open]:
@@ -376,7 +376,7 @@ class Scheduler:
         self._resolve(request, RequestResult(value, request.queued_s, runs_s, request.predicted_wait_s, request.wait_s))
 
     def _put(self, request: ScheduledRequest, stage: Stage, *, own: bool = False) -> None:
-        """Queues a stage and wakes a waiting thread for each item, but for the one that the calling thread takes itself (`own`)."""
+        """Queues a stage and wakes a waiting thread for each item, except the one that the calling thread takes itself (`own`)."""
         if not request.open:
             return
         request.owner.stage, request.delay_s, request.expires = stage, stage.delay_s, stage.expires

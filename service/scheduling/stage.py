@@ -19,13 +19,13 @@ class Stage:
         finish: Results of all items, in order -> the request's value, or its next Stage. Called on an inference thread.
         key: What may share a batch; None for items that run alone. All work of a key has the same `run` and `run_multi_threaded`.
         cost: Predicted seconds of a batch of `rows` padded to `length`.
-        keep_estimate: Whether the request goes on holding its estimate of admission, because its real cost is not known yet.
-        reserved_tokens: Tokens of the stages that follow, at most, which the request goes on holding.
+        keep_estimate: Whether the estimate of admission stays reserved, because the real cost is not known yet.
+        reserved_tokens: Maximum tokens of the following stages, which stay reserved.
         shape: Rows and longest tokens of a batch -> what it is run at, or None where it has too many rows.
         delay_s: Seconds that its items count as if the request had run so long already: what is to be tokenized makes room for short texts.
         expires: Whether the request's deadline ends it while this stage waits: not while only decoding is left.
         answer_bytes: Bytes of the request's answer, at most.
-        run_multi_threaded: The same as `run` with several threads, for a multi-threaded run: one beside which no other runs or waits.
+        run_multi_threaded: The same as `run` with several threads, for a multi-threaded run: no other run is active or waits.
     """
 
     work: Sequence[tuple[int, Any]]

@@ -1,7 +1,7 @@
 """Watchdog: notices runs that hang. Ticks on the event loop while there is work; knows threads and runs, nothing of what they compute.
 
-A run cannot be interrupted. So a run that hangs is logged and counted, its requests are failed once nobody can want them any more,
-or nobody waits for it, and `hung` says how many threads are left, from which readiness follows.
+A run cannot be interrupted. So a run that hangs is logged and counted, and its requests fail after their deadlines. Readiness follows from the
+number of threads that hang (`hung`).
 """
 
 from __future__ import annotations

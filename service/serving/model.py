@@ -339,7 +339,7 @@ class Model:
     def _account(self, engine: Engine, shape: tuple[int, int], works: Sequence[Work], seconds: float, busy_s: float) -> None:
         """Tells the cost model and the metrics of a run of `shape`, padded rows and length."""
         if engine is self.engines.single_threaded:
-            # one thread does all of an inference thread's run on the CPU; beside another device it waits
+            # on the CPU the inference thread does all the work of its run; with another device it waits
             self._cost.observe(*shape, seconds, busy_s if self.graph.provider == "cpu" else None)
         else:
             self._metrics.multi_threaded_runs.inc()

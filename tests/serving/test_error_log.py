@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import pickle
+import re
+import string
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +109,24 @@ def test_a_log_has_the_values_of_the_operator_only(error: Any, message: str, log
     assert (message, logged) == (error.message, error.for_log)
     again = pickle.loads(pickle.dumps(error))
     assert (type(error), message, logged, str(error)) == (type(again), again.message, again.for_log, str(again))
+
+
+def test_each_template_gets_its_values() -> None:
+    """A name in braces without a value would be a KeyError, and with it a 500 in place of the error."""
+    folder = Path(errors.__file__).parent
+    names = {kind.__name__ for kind in kinds(CallerError) | kinds(ServerError)}
+    missing, templates = [], 0
+    for path in sorted(folder.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names and node.args):
+                continue
+            template, values = node.args[0], {keyword.arg for keyword in node.keywords}
+            if isinstance(template, ast.Constant) and None not in values and values:
+                templates += 1
+                wanted = {re.split(r"[.\[]", name)[0] for _, name, _, _ in string.Formatter().parse(template.value) if name}
+                missing += [f"{path.name}:{node.lineno} {name}" for name in wanted - values]
+    assert [] == missing
+    assert templates > 100
 
 
 def test_templates_are_literals() -> None:
