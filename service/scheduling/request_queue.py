@@ -40,11 +40,18 @@ HEAVY_S, LEAST_PACE = 1.0, 1.0
 # When the queue is full, requests of at most a 64th of it are still admitted, until small requests hold an 8th of it.
 SMALL_PARTS, SPARE_PARTS = 64, 8
 
+# A long request that is so many seconds late no longer delays others alone: every second start goes to a short request, if one waits.
+LATE_S = 0.1
+
 # Seconds by which a batch-mate may always start after the head: while waits are this short, the best batch counts for more.
 OVERTAKEN_S = 0.1
 
 # Minimum share of a run that a batch-mate must save. A run cannot be interrupted, so it must not become longer for a small gain.
 LEAST_GAIN = 1 / 32
+
+
+# A request in a heap: the priority of its first waiting item, or less; the place of its current stage; itself.
+_Node = tuple[float, int, ScheduledRequest]
 
 
 class RequestQueue:
@@ -68,7 +75,9 @@ class RequestQueue:
         self._tie = count()
         # Requests by a priority that is at most that of their first waiting item, which is corrected when it comes up. Each stage of a request has its own
         # node; an older one is dropped.
-        self._by_priority: list[tuple[float, int, ScheduledRequest]] = []
+        self._by_priority: list[_Node] = []
+        self._long_by_priority: list[_Node] = []  # the same for long requests, and for those of a share
+        self._last_was_long = False
         self._groups: dict[Hashable, Group] = {}
         self._deadlines: list[tuple[float, int, ScheduledRequest]] = []
         self._open_requests = 0
@@ -225,7 +234,7 @@ class RequestQueue:
         self._hold(request, request.tokens, request.seconds)
         self.queue_items += len(work)
         request.place = next(self._tie)
-        heapq.heappush(self._by_priority, (first, request.place, request))
+        heapq.heappush(self._heap_of(request), (first, request.place, request))
         self._watch(request)
 
     def _check_underestimated(self, request: ScheduledRequest, tokens: int) -> None:
@@ -265,7 +274,7 @@ class RequestQueue:
             now: The time.
             last_thread: Whether no other thread is free and others may come: then only requests of which nothing runs may start, so that none has all inference threads.
         """
-        head = self._first(last_thread)
+        head = self._first(now, last_thread)
         if head is None:
             return []
         batch = [head]
@@ -366,13 +375,15 @@ class RequestQueue:
         if len(self._deadlines) > 2 * self._open_requests + slack:
             self._deadlines = [node for node in self._deadlines if node[2].open]
             heapq.heapify(self._deadlines)
-        if len(self._by_priority) > 2 * self._open_requests + slack:
-            self._by_priority = [node for node in self._by_priority if node[2].open and node[1] == node[2].place]
-            heapq.heapify(self._by_priority)
+        heaps = (self._by_priority, self._long_by_priority)
+        if sum(map(len, heaps)) > 2 * self._open_requests + slack:
+            for heap in heaps:
+                heap[:] = [node for node in heap if node[2].open and node[1] == node[2].place]
+                heapq.heapify(heap)
         if self._ended > self.queue_items + slack:
             self._ended = 0
             self._groups.clear()
-            for request in dict.fromkeys(node[2] for node in self._by_priority):
+            for request in dict.fromkeys(node[2] for heap in heaps for node in heap):
                 for item in request.items:
                     if item.waiting:
                         self._group(item)
@@ -415,25 +426,24 @@ class RequestQueue:
             request.queued_s += now - request.queued_at
         self._clean(item)
 
-    def _first(self, last_thread: bool) -> Item | None:
-        """Returns the waiting item of the first priority of a request that may start one; a request stays in the heap for as long as any of its waits."""
-        passed: list[tuple[float, int, ScheduledRequest]] = []
-        item = None
-        while self._by_priority and item is None:
-            priority, tie, request = self._by_priority[0]
-            while request.items and not request.items[0].waiting:  # it has started as a batch-mate
-                request.items.popleft()
-            if tie != request.place or not request.items:
-                heapq.heappop(self._by_priority)
-            elif request.items[0].priority > priority:
-                heapq.heapreplace(self._by_priority, (request.items[0].priority, tie, request))
-            elif last_thread and request.running:
-                passed.append(heapq.heappop(self._by_priority))
-            else:
-                item = request.items[0]
-        for node in passed:
-            heapq.heappush(self._by_priority, node)
-        return item
+    def _first(self, now: float, last_thread: bool) -> Item | None:
+        """Returns the item that starts next: the one of the first priority, but of a late long request only every second time.
+
+        Long requests are late when there are more of them, or they take longer, than was predicted when they were admitted. Without this, all
+        short requests would wait as long as they are late.
+        """
+        short, long = _first_of(self._by_priority, last_thread), _first_of(self._long_by_priority, last_thread)
+        if short is None or long is None:
+            first = short or long
+        elif self._last_was_long and now - long.priority > LATE_S:
+            first = short
+        else:
+            first = min(short, long, key=lambda item: (item.priority, item.request.place))
+        self._last_was_long = first is not None and first is long
+        return first
+
+    def _heap_of(self, request: ScheduledRequest) -> list[_Node]:
+        return self._long_by_priority if request.is_long or request.share is not None else self._by_priority
 
     def _clean(self, item: Item) -> None:
         """Lets go of a dead item that has the first priority of its length, so that no group grows without end."""
@@ -458,6 +468,27 @@ class RequestQueue:
             if saved * self.queue_items > delay * rows and saved >= LEAST_GAIN * run_s:
                 return item
         return None
+
+
+def _first_of(heap: list[_Node], last_thread: bool) -> Item | None:
+    """Returns the waiting item of the first priority of a request that may start one; a request stays in the heap for as long as any of its waits."""
+    passed: list[_Node] = []
+    item = None
+    while heap and item is None:
+        priority, tie, request = heap[0]
+        while request.items and not request.items[0].waiting:  # it has started as a batch-mate
+            request.items.popleft()
+        if tie != request.place or not request.items:
+            heapq.heappop(heap)
+        elif request.items[0].priority > priority:
+            heapq.heapreplace(heap, (request.items[0].priority, tie, request))
+        elif last_thread and request.running:
+            passed.append(heapq.heappop(heap))
+        else:
+            item = request.items[0]
+    for node in passed:
+        heapq.heappush(heap, node)
+    return item
 
 
 def _before_last(seconds: float, items: int) -> float:

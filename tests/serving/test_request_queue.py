@@ -718,6 +718,29 @@ def test_short_texts_do_not_wait_for_the_past_of_many_documents() -> None:
         queue.take(now)
 
 
+def test_late_documents_take_every_second_start_from_short_texts() -> None:
+    """Two documents on a thread that is slower than predicted are seconds late: neither they nor the texts wait for all of the others."""
+    queue = new_queue(max_queue_tokens=10_000)
+    documents = [add(queue, *[60] * 10, now=0.0, cost=lambda rows, length: 0.1, key=None) for _ in range(2)]
+    queue.take(0.0)
+    texts = [add(queue, 5, now=9.0, key=None) for _ in range(3)]
+
+    order = [batch[0].request in documents for batch in drain(queue, now=10.0)]
+    assert [False, True] * 3 + [True] * 16 == order
+    assert [item.request for item in queue.take(10.0)] == []
+    assert all(text.wait_s == 1.0 for text in texts)
+
+
+def test_a_document_that_is_not_late_keeps_its_turn() -> None:
+    """While priorities are kept, the earlier one starts, whether it is of a document or of a short text."""
+    queue = new_queue(max_queue_tokens=10_000)
+    document = add(queue, *[60] * 3, now=0.0, cost=lambda rows, length: 0.1, key=None)
+    queue.take(0.0)
+    text = add(queue, 5, now=0.16, key=None)
+
+    assert [document, text, document] == [batch[0].request for batch in drain(queue, now=0.2)]
+
+
 def test_a_document_is_refused_if_its_last_item_would_start_too_late() -> None:
     """It waits for the later items of other documents; a text does not."""
     queue = new_queue(max_queue_tokens=10_000)
