@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import threading
-import time
 from collections.abc import Callable
 
-# Memory is returned to the system at most once in so many seconds: each time takes tens of milliseconds.
+# Freed memory is returned to the system after so many seconds: by then the caller has freed it, and each time takes tens of milliseconds.
 RETURN_S = 0.2
-
 
 _ARENA_MAX = -8  # M_ARENA_MAX of mallopt
 
@@ -36,7 +33,7 @@ def share_one_heap() -> None:
 
 
 class FreedMemory:
-    """Calls glibc's `malloc_trim` in a thread, at most once in `RETURN_S` seconds. Without glibc it does nothing.
+    """Calls glibc's `malloc_trim` in a thread, `RETURN_S` seconds after the first request for it. Without glibc it does nothing.
 
     A tokenizer makes several small objects per token, and an answer of many candidates has several per candidate. When a text of 200,000
     characters or an answer of 9 MiB is done, they leave holes of 20 to 50 MB in the heap of their thread, which glibc keeps.
@@ -46,22 +43,20 @@ class FreedMemory:
         """Starts without a pending call."""
         self._lock = threading.Lock()
         self._is_due = False
-        self._last = -math.inf
 
     def return_soon(self) -> None:
-        """Calls it now, or as soon as `RETURN_S` seconds have passed since the last call."""
+        """Calls it in `RETURN_S` seconds, unless it is due already."""
         with self._lock:
             if self._is_due or _malloc_trim is None:
                 return
             self._is_due = True
-        timer = threading.Timer(max(self._last + RETURN_S - time.monotonic(), 0.0), self._return)
+        timer = threading.Timer(RETURN_S, self._return)
         timer.daemon = True
         timer.start()
 
     def _return(self) -> None:
         with self._lock:
             self._is_due = False  # what is freed from now on is for the next time
-            self._last = time.monotonic()
         assert _malloc_trim is not None
         _malloc_trim(0)
 

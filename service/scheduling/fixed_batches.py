@@ -42,6 +42,8 @@ def in_fixed_batches(stage: Stage, max_tokens: int) -> Stage:
         key=None,
         cost=stage.cost,
         reserved_tokens=stage.reserved_tokens,
+        memory=stage.memory,
+        answer_bytes=stage.answer_bytes,
     )
 
 

@@ -57,16 +57,19 @@ _Node = tuple[float, int, ScheduledRequest]
 class RequestQueue:
     """Requests and items that wait, in fair order, within a token budget."""
 
-    def __init__(self, *, max_batch_tokens: int, max_queue_tokens: int, threads: int = 1) -> None:
+    def __init__(self, *, max_batch_tokens: int, max_queue_tokens: int, max_memory: float = inf, threads: int = 1) -> None:
         """Creates an empty queue.
 
         Args:
             max_batch_tokens: Budget of a batch: rows times padded length.
             max_queue_tokens: Most tokens that admitted requests may hold together.
+            max_memory: Most numbers of four bytes that they may hold together.
             threads: How many batches run at once, for predicted waits.
         """
         self.max_batch_tokens = max_batch_tokens
         self.max_queue_tokens = max_queue_tokens
+        self._max_memory = max_memory
+        self._memory = 0
         self.queue_tokens = 0
         self.queue_items = 0
         self.queue_seconds = 0.0
@@ -234,7 +237,8 @@ class RequestQueue:
         self._hold(request, request.tokens, request.seconds)
         self.queue_items += len(work)
         request.place = next(self._tie)
-        heapq.heappush(self._heap_of(request), (first, request.place, request))
+        heap = self._long_by_priority if request.is_long or request.share is not None else self._by_priority
+        heapq.heappush(heap, (first, request.place, request))
         self._watch(request)
 
     def _check_underestimated(self, request: ScheduledRequest, tokens: int) -> None:
@@ -251,6 +255,26 @@ class RequestQueue:
                 reason="queue_full",
                 retry_after_s=self.queue_seconds / self.threads,
             )
+
+    def expect_memory(self, request: ScheduledRequest, memory: int) -> None:
+        """Counts the numbers of four bytes that a request will hold until it ends.
+
+        Raises:
+            RefusedError: There is no room for them beside those of other requests.
+        """
+        if not request.open:
+            return
+        others = self._memory - request.memory
+        if memory > request.memory and others and others + memory > self._max_memory:
+            raise RefusedError(
+                "the request needs memory for {memory} numbers, and other requests hold {others} of {max_memory}; try again later, or split it.",
+                memory=memory,
+                others=others,
+                max_memory=self._max_memory,
+                reason="queue_full",
+                retry_after_s=self.queue_seconds / self.threads,
+            )
+        self._memory, request.memory = others + memory, memory
 
     def expect_answer(self, request: ScheduledRequest, size: int) -> None:
         """Counts the bytes of a request's answer in its share.
@@ -313,6 +337,7 @@ class RequestQueue:
         request.results = []  # the deadline heap may hold the request for a while longer
         self._ended += sum(item.key is not None for item in request.items if item.waiting)
         request.items.clear()
+        self._memory -= request.memory
         self._open_requests -= 1
         self._long_requests -= request.is_long
         if request.share is not None:
@@ -432,7 +457,8 @@ class RequestQueue:
         Long requests are late when there are more of them, or they take longer, than was predicted when they were admitted. Without this, all
         short requests would wait as long as they are late.
         """
-        short, long = _first_of(self._by_priority, last_thread), _first_of(self._long_by_priority, last_thread)
+        short = _first_of(self._by_priority, last_thread) if self._by_priority else None
+        long = _first_of(self._long_by_priority, last_thread) if self._long_by_priority else None
         if short is None or long is None:
             first = short or long
         elif self._last_was_long and now - long.priority > LATE_S:
@@ -441,9 +467,6 @@ class RequestQueue:
             first = min(short, long, key=lambda item: (item.priority, item.request.place))
         self._last_was_long = first is not None and first is long
         return first
-
-    def _heap_of(self, request: ScheduledRequest) -> list[_Node]:
-        return self._long_by_priority if request.is_long or request.share is not None else self._by_priority
 
     def _clean(self, item: Item) -> None:
         """Lets go of a dead item that has the first priority of its length, so that no group grows without end."""

@@ -57,6 +57,7 @@ class ScheduledRequest:
         answer_bytes: Bytes of its answer, at most, as its share counts them.
         is_small: Whether it was estimated at a small part of the queue.
         reserved_s: Predicted seconds of its waiting items whose start time is still to come.
+        memory: Numbers of four bytes that it holds until it ends.
         share: The share of the queue that it counts in; None for none.
         owner: What the scheduler attaches to it; opaque here.
     """
@@ -89,6 +90,7 @@ class ScheduledRequest:
     is_small: bool = False
     answer_bytes: int = 0
     reserved_s: float = 0.0
+    memory: int = 0
     share: Share | None = None
     owner: Any = None
 

@@ -39,6 +39,12 @@ def _forgotten(results: Sequence[Any]) -> None:
     """Stands for the end of a request that has ended."""
 
 
+def _forget(request: ScheduledRequest) -> None:
+    """Frees the texts and tokens of a request that has ended, without waiting for the event loop; a run of it may still look up its functions."""
+    if (ticket := request.owner) is not None:
+        ticket.stage = replace(ticket.stage, work=(), finish=_forgotten)
+
+
 def _clear_frames(error: BaseException) -> None:
     """Clears the locals of the frames of an error and of its causes: they keep texts and tokens until the caller has the answer."""
     cleared: list[BaseException] = []
@@ -183,7 +189,8 @@ class Scheduler:
         """Ends an admitted request; true if it was open. What of it runs already runs on, and its result is dropped."""
         with self._condition:
             self._submitted.discard(request)
-            closed = self._queue.close(request)
+            if closed := self._queue.close(request):
+                _forget(request)
             self._changed()
             return closed
 
@@ -216,8 +223,10 @@ class Scheduler:
         finally:
             if ticket.timer is not None:
                 ticket.timer.cancel()
-            # the queue may keep the request until its deadline: its answer and its texts go now; a run of a cancelled one looks up its functions
-            ticket.future, ticket.stage = self._ended, replace(ticket.stage, work=(), finish=_forgotten)
+            # the queue may keep the request until its deadline: its answer goes now. An error in the future refers to this frame: without this
+            # cycle, the texts and tokens of the request are freed before the garbage collector runs
+            ticket.future = self._ended
+            del future
 
     async def stop(self, shutdown_timeout_s: float) -> int:
         """Refuses new requests, lets submitted ones finish for `shutdown_timeout_s` seconds, fails what is left and ends the inference threads.
@@ -382,6 +391,7 @@ class Scheduler:
         request.owner.stage, request.delay_s, request.expires = stage, stage.delay_s, stage.expires
         if request.share is not None:
             self._queue.expect_answer(request, stage.answer_bytes)
+        self._queue.expect_memory(request, stage.memory)
         self._queue.put(
             request,
             stage.key,
@@ -411,6 +421,7 @@ class Scheduler:
     def _close_expired(self, now: float) -> None:
         for request in self._queue.expire(now):
             self._submitted.discard(request)
+            _forget(request)
             error = ExpiredError(
                 "the request's deadline passed while it waited; allow more time with `x-request-timeout-ms`, or send less at once."
             )

@@ -21,6 +21,7 @@ class Stage:
         cost: Predicted seconds of a batch of `rows` padded to `length`.
         keep_estimate: Whether the estimate of admission stays reserved, because the real cost is not known yet.
         reserved_tokens: Maximum tokens of the following stages, which stay reserved.
+        memory: Numbers of four bytes that the request holds until it ends.
         shape: Rows and longest tokens of a batch -> what it is run at, or None where it has too many rows.
         delay_s: Seconds that its items count as if the request had run so long already: what is to be tokenized makes room for short texts.
         expires: Whether the request's deadline ends it while this stage waits: not while only decoding is left.
@@ -35,6 +36,7 @@ class Stage:
     cost: Cost
     keep_estimate: bool = False
     reserved_tokens: int = 0
+    memory: int = 0
     shape: Shape = exact
     delay_s: float = 0.0
     expires: bool = True

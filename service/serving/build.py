@@ -32,6 +32,7 @@ from bertserve.service.serving.workers import SINGLE_WORKER, WorkerContext
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import tasks_of
+from bertserve.service.tasks.cost import MAX_HELD_TOGETHER
 
 if TYPE_CHECKING:
     from bertserve.service.tracing.tracer import Tracer
@@ -109,7 +110,9 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
     threads_total = settings.threads or max(usable_cores() if provider == "cpu" else 1, worker.workers)
     threads, max_queue_tokens = worker.share(threads_total), worker.share(settings.max_queue_tokens)
     metrics.describe_build(onnxruntime=sessions.VERSION, provider=provider, workers=worker.workers, threads=threads)
-    queue = RequestQueue(max_batch_tokens=settings.max_batch_tokens, max_queue_tokens=max_queue_tokens, threads=threads)
+    queue = RequestQueue(
+        max_batch_tokens=settings.max_batch_tokens, max_queue_tokens=max_queue_tokens, max_memory=MAX_HELD_TOGETHER, threads=threads
+    )
     multi_threads = settings.multi_threads or min(threads, MAX_MULTI_THREADS)
     scheduler = Scheduler(queue, threads=threads, multi_threads=multi_threads, observe=metrics.observe_queue, on_hang=metrics.hung_runs.inc)
     options = _load_options(settings, requested, provider, multi_threads)

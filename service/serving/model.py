@@ -214,7 +214,7 @@ class Model:
             if end - start > SLICE_S:
                 run.tokenize_s += end - start
                 run.note("tokenize", start, end, waits=True)
-                return _paused(partial(self._tokenize, run))
+                return _paused(partial(self._tokenize, run), memory=run.cost.memory_per_input)
             task = run.begun or run.spec.run(run.requests[index], run.model)
             try:
                 batch = next(task)
@@ -251,6 +251,7 @@ class Model:
             key=self._key,
             cost=self._cost.seconds,
             reserved_tokens=run.reserved_tokens,
+            memory=run.cost.memory_per_input,
             shape=self.graph.shape,
             run_multi_threaded=partial(self._run, multi_threaded=True),
             answer_bytes=run.cost.answer_bytes,
@@ -282,7 +283,8 @@ class Model:
         prediction.decode_s += end - start
         run.note("decode", start, end, waits=bool(run.ready or run.open))
         if run.ready:
-            return _paused(partial(self._decode, run), reserved_tokens=run.reserved_tokens, answer_bytes=run.cost.answer_bytes)
+            cost = run.cost
+            return _paused(partial(self._decode, run), run.reserved_tokens, memory=cost.memory_per_input, answer_bytes=cost.answer_bytes)
         if run.open:
             run.reserved_tokens = run.next_reserved_tokens
             return self._stage(run)
@@ -380,12 +382,15 @@ def _observe(metrics: ModelMetrics, done: RequestResult) -> None:
     metrics.truncated.inc(len(prediction.truncated))
 
 
-def _paused(proceed: Callable[[], Any], reserved_tokens: int | None = None, *, delay_s: float = 0.0, answer_bytes: int = 0) -> Stage:
+def _paused(
+    proceed: Callable[[], Any], reserved_tokens: int | None = None, *, memory: int = 0, delay_s: float = 0.0, answer_bytes: int = 0
+) -> Stage:
     """Returns a stage that continues on an inference thread, after other requests whose turn it is.
 
     Args:
         proceed: What is called then; it returns the next stage or the value.
         reserved_tokens: Tokens to hold until then; the estimate of admission where it is None.
+        memory: Numbers of four bytes that the request holds until it ends.
         delay_s: Seconds that it counts as if the request had run so long already.
         answer_bytes: Bytes of the answer, at most, where that is known.
     """
@@ -397,6 +402,7 @@ def _paused(proceed: Callable[[], Any], reserved_tokens: int | None = None, *, d
         cost=lambda rows, length: 0.0,
         keep_estimate=reserved_tokens is None,
         reserved_tokens=reserved_tokens or 0,
+        memory=memory,
         expires=reserved_tokens is None,
         delay_s=delay_s,
         answer_bytes=answer_bytes,

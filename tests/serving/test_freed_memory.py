@@ -12,8 +12,8 @@ from bertserve.service.serving import build
 from bertserve.service.settings import Settings
 
 
-def test_memory_is_returned_at_once_and_then_once_for_all_that_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests that arrive while a call is pending share it; a call always follows the last request."""
+def test_memory_is_returned_once_for_all_that_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that arrive while a call is pending share it; a call always follows the last request, when it has freed its memory."""
     returned = threading.Semaphore(0)
     monkeypatch.setattr(freed_memory, "_malloc_trim", lambda pad: returned.release())
     monkeypatch.setattr(freed_memory, "RETURN_S", 0.5)

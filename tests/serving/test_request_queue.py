@@ -700,6 +700,26 @@ def test_a_request_larger_than_its_share_is_the_only_one_in_it() -> None:
     queue.admit(tokens=1, seconds=0.0, deadline=100.0, now=0.0, share=share)
 
 
+# ---- memory
+
+
+def test_requests_hold_memory_together_until_they_end() -> None:
+    """What is over the limit is refused while another holds memory, and admitted when it is alone or has held as much before."""
+    queue = new_queue(max_memory=100)
+    large, other, next_one = (add(queue, 1) for _ in range(3))
+    queue.expect_memory(large, 70)
+    with pytest.raises(RefusedError) as refused:
+        queue.expect_memory(other, 31)
+    queue.expect_memory(large, 70)
+    queue.expect_memory(next_one, 30)
+    for request in (large, other, next_one):
+        queue.close(request)
+    queue.expect_memory(large, 70)
+    queue.expect_memory(add(queue, 1), 101)
+
+    assert "queue_full" == refused.value.reason
+
+
 # ---- many long requests
 
 
