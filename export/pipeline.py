@@ -1,4 +1,4 @@
-"""Turns a checkpoint into a bundle: runs the stages in their order, in a temporary folder beside the output."""
+"""Turns a checkpoint into a bundle: runs the stages in their order, in a temporary folder next to the output."""
 
 from __future__ import annotations
 

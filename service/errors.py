@@ -16,7 +16,7 @@
     │   ├── InvalidValueError       well-formed, but a value is not allowed
     │   ├── HeadTooLargeError       the head of the request is over its limit
     │   ├── SlowRequestError        the request came too slowly
-    │   └── ClientGoneError         the caller hung up; nobody reads the answer
+    │   └── ClientGoneError         the caller has disconnected
     └── ServerError                 the request was fine
         ├── RefusedError            no room now: the queue is full or the deadline cannot be kept
         ├── ExpiredError            accepted, but its deadline passed before it could start

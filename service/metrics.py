@@ -83,7 +83,7 @@ UNKNOWN = "unknown"
 ENDS = ("head_timeout", "body_timeout", "send_timeout", "head_too_large", "malformed", "evicted", "refused", "stopping")
 
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each collector, which nobody reads
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each collector, which is not used
 
 
 class Metrics:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ipaddress
 import os
 import re
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
-from pydantic_settings import BaseSettings, CliApp, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings import SettingsError as CommandLineError
 
 from bertserve.service.config_file import RENAMED, ConfigFile
@@ -329,6 +330,21 @@ def _check_less(settings: BaseSettings, less: str, more: str) -> None:
         )
 
 
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Shows values of flags, and defaults, as they are written; pydantic-settings shows Python, such as `tuple[Path,...]` and `None`."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        """Adds the help of a flag."""
+        if isinstance(action.metavar, str):
+            for kind, shown in _METAVARS.items():
+                action.metavar = re.sub(rf"tuple\[{kind},\.\.\.\]|\b{kind}\b", shown, action.metavar)
+        if action.help is not None:
+            action.help = _PATH_DEFAULT.sub(r"\1", action.help.removesuffix(" (default: None)").removesuffix(" (default: ())"))
+        super().add_argument(action)
+
+
+_METAVARS = {"Path": "PATH", "str": "TEXT", "int": "NUMBER", "float": "NUMBER"}
+_PATH_DEFAULT = re.compile(r"\(\w+Path\('(.*)'\),\)")
 _Command = TypeVar("_Command", bound=BaseSettings)
 
 
@@ -346,7 +362,8 @@ def parse(command: type[_Command], args: Sequence[str]) -> _Command:
     """
     check_environment()
     try:
-        return CliApp.run(command, cli_args=list(args))
+        source = CliSettingsSource[Any](command, formatter_class=_HelpFormatter)
+        return CliApp.run(command, cli_args=list(args), cli_settings_source=source)
     except CommandLineError as error:
         raise _wrong_usage(str(error).removeprefix("error parsing CLI: "), command, args) from error
     except ValidationError as error:

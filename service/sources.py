@@ -169,7 +169,7 @@ def export_command() -> list[str]:
             f"a checkpoint must be exported before it is served, and {', '.join(missing)} not installed; install the extra `export` "
             f"(`{install_command('export', 'cpu')}`), or give a bundle that bert-export made elsewhere."
         )
-    return [sys.executable, "-P", "-m", MODULE]  # -P: a folder `torch` beside the user's data is not the package
+    return [sys.executable, "-P", "-m", MODULE]  # -P: a folder `torch` next to the user's data is not the package
 
 
 def run_export(argv: Sequence[str], *, lock: int) -> int:

@@ -61,7 +61,7 @@ class AddedToken(Record):
 
 
 class TokenizerSpec(Record):
-    """How texts become token ids, beside `tokenizer.json` itself.
+    """How texts become token ids, in addition to `tokenizer.json` itself.
 
     Attributes:
         sha256: Digest of `tokenizer.json`.

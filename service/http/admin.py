@@ -85,7 +85,7 @@ def _add_changes(routes: APIRouter, state: AppState) -> None:
 
 
 def _add_model_list(routes: APIRouter, state: AppState) -> None:
-    """Adds the models as OpenAI's API lists them; clients of KServe's first protocol ask the same paths, and find their keys beside."""
+    """Adds the models as OpenAI's API lists them; clients of KServe's first protocol ask the same paths, and find their keys next to it."""
     created = int(time.time())  # clients show it; of the models themselves it is not known
 
     def described(model: Model) -> dict[str, Any]:

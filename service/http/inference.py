@@ -159,7 +159,7 @@ class Inference:
         timeout_s = self._timeout_s(headers)
 
         def incoming(raw: bytes) -> Incoming:
-            # the model is found for each line: it may be loaded again while the stream goes on
+            # the model is found for each line: it may be loaded again while the stream continues
             named = None if name is None else self._state.registry.get(name)
             return Incoming(raw, headers, named, self._state.registry, self._state.limits, request_id=scope[REQUEST_ID])
 

@@ -234,7 +234,7 @@ def _method(scope: Scope) -> str:
 
 
 def _attributes_of_request(scope: Scope) -> Attributes:
-    """Returns the attributes of a request that nobody has looked at yet."""
+    """Returns the attributes of a request that was not looked at yet."""
     attributes: dict[str, str | int | float | bool] = {
         "http.request.method": _method(scope),
         "url.scheme": scope["scheme"],

@@ -1,4 +1,4 @@
-"""The routes of the Open Inference Protocol beside `infer`: metadata, probes, statistics, and the repository of models."""
+"""The routes of the Open Inference Protocol in addition to `infer`: metadata, probes, statistics, and the repository of models."""
 
 from __future__ import annotations
 

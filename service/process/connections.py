@@ -183,7 +183,7 @@ class Connections(set[Any]):
         return counted
 
     async def end(self, timeout_s: float) -> None:
-        """Waits until all are gone: what is being answered goes on, and what is idle, or half a request, is closed.
+        """Waits until all are gone: what is being answered continues, and what is idle, or half a request, is closed.
 
         Args:
             timeout_s: Then the rest, which take their answers too slowly, are cut off.

@@ -75,7 +75,7 @@ def background_logging() -> Iterator[None]:
             for handler in written_by:
                 handler.handle(record)
 
-    # not logging's QueueListener: it cannot end while its queue is full, and waits for ever for a stderr that nobody reads
+    # not logging's QueueListener: it cannot end while its queue is full, and waits for ever for a stderr that is not read
     writer = threading.Thread(target=write, name="logs", daemon=True)
     root.handlers = [_QueueHandler(waiting)]
     writer.start()

@@ -72,7 +72,7 @@ class Secrets:
 
     Attributes:
         keys: Of callers; None lets everyone in.
-        admin_keys: Of those who may change models; None lets nobody.
+        admin_keys: Of those who may change models; None allows nobody.
         certificate: For TLS; None speaks HTTP.
     """
 

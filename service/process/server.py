@@ -118,7 +118,7 @@ class BalancedListener:
         self._accept()
 
     def _accept(self) -> bool:
-        """Takes one connection, if nobody else has; the others of a burst are for whoever then has the fewest. False if there was none."""
+        """Takes one connection, if no other worker has; the others of a burst are for whoever then has the fewest. False if there was none."""
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):

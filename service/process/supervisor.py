@@ -42,7 +42,7 @@ RETRY_S, MOST_RETRY_S = 1.0, 60.0
 # After the shutdown timeout a worker joins its inference threads (1 s) and sends what was produced (5 s); one that still runs then hangs.
 MARGIN_S = 8
 
-# A worker that has not turned its event loop for so long answers nobody; bodies of 8 MiB take it a tenth of a second. With the
+# A worker that has not turned its event loop for so long answers no request; bodies of 8 MiB take it a tenth of a second. With the
 # start of another one, of four small models, it is replaced within five seconds.
 HUNG_S = 2.0
 CHECK_S = 0.2

@@ -1,6 +1,6 @@
 """Fixed batches: a stage whose work runs in batches that follow from its lengths alone, not from what else waits or from the time.
 
-A row's numbers may differ in their last digits with the rows beside it, so work that must give the same bytes twice runs in these.
+A row's numbers may differ in their last digits with the other rows of a batch, so work that must give the same bytes twice runs in these.
 """
 
 from __future__ import annotations

@@ -260,7 +260,7 @@ class RequestQueue:
         """Counts the numbers of four bytes that a request will hold until it ends.
 
         Raises:
-            RefusedError: There is no room for them beside those of other requests.
+            RefusedError: There is no room for them in addition to those of other requests.
         """
         if not request.open:
             return

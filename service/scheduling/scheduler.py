@@ -139,7 +139,7 @@ class Scheduler:
         return bool(self._threads) and not self._stopping and not self._dead and not self._watchdog.all_hung
 
     def withdraw(self) -> None:
-        """Says that it is not ready any more, and goes on accepting work until `stop`."""
+        """Says that it is not ready any more, and continues accepting work until `stop`."""
         self._withdrawn = True
 
     def start(self) -> None:
@@ -312,7 +312,7 @@ class Scheduler:
     def _execute(
         self, thread: InferenceThread, batch: list[Item], *, held: Sequence[Item], multi_threaded: bool = False, is_last: bool = True
     ) -> None:
-        """Runs a batch, or a part of the one that is held, and delivers; what fails takes nobody with it.
+        """Runs a batch, or a part of the one that is held, and delivers; what fails affects no other request.
 
         Args:
             thread: The thread that runs it.

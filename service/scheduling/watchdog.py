@@ -33,7 +33,7 @@ class Watchdog:
     """Looks at all inference threads once a tick.
 
     Time is counted in ticks, not read from a clock: a process that was stopped, or a machine that stood still, has not watched a run
-    meanwhile, and finds nothing hung when it goes on.
+    meanwhile, and finds nothing hung when it continues.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Watchdog:
         return max(self._floor_s, HUNG_RATIO * run.predicted_s) if run.predicted_s else UNPREDICTED_FLOORS * self._floor_s
 
     def end_hung(self) -> None:
-        """Fails the requests in runs that hang, because nobody waits for these any more."""
+        """Fails the requests in runs that hang, because nothing waits for them any more."""
         for thread in self._threads:
             if (run := thread.run) is not None and run.hung:
                 for item in run.held:

@@ -128,7 +128,7 @@ def make_writer(kind: str, reader: Reader, task: str, names: Sequence[str], *, k
 
 
 def total_size(path: Path, reader: Reader) -> int | None:
-    """Returns the size of the input in what its rows count for, or None where nobody knows."""
+    """Returns the size of the input in what its rows count for, or None where it is unknown."""
     rows: Any = getattr(reader, "rows", None)
     return rows if rows is not None else None if path == STREAM else os.stat(path).st_size
 

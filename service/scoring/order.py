@@ -160,7 +160,7 @@ class Order:
         restart: Whether to begin again, and to replace what an earlier run made.
         input_format: Of the input; None goes by its name.
         output_format: Of the output; None goes by its name, and else by the input's.
-        rejected: The file of rows without an answer; None is one beside the output.
+        rejected: The file of rows without an answer; None is one next to the output.
         ray: Address of the cluster; `local` for one on this machine alone, `auto` for the one that this machine belongs to.
         actors: How many; None for as many as there is room for.
         actor_cpus: CPUs of each, and so its inference threads; None for those of the smallest node, at most 4.

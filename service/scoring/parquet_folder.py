@@ -174,7 +174,7 @@ class NewFile:
 
 
 class ParquetOutput:
-    """A Parquet file with predictions, and beside it its rejected rows, as a run writes them: a Sink."""
+    """A Parquet file with predictions, and next to it its rejected rows, as a run writes them: a Sink."""
 
     def __init__(self, folder: ParquetFolder, name: str, writer: ParquetWriter) -> None:
         """Creates it; the first rows open it."""

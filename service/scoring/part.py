@@ -1,4 +1,4 @@
-"""Part: an output that is being written, and how far it is, so that a run that was killed at any moment goes on where it was.
+"""Part: an output that is being written, and how far it is, so that a run that was killed at any moment continues where it was.
 
 `OUTPUT.part` only grows. `OUTPUT.state` says how many bytes of it count, and is replaced whole, after these are on the disk. What stands
 behind them is cut off by the next run. The state is there before the first byte, so that a file which it does not know is not the run's, and
@@ -73,7 +73,7 @@ class Part:
         Args:
             output: What the output is called when it is whole.
             rejected: The file of rejected rows.
-            facts: What the bytes of the output depend on, by name. A run goes on only where they are the same.
+            facts: What the bytes of the output depend on, by name. A run continues only where they are the same.
         """
         self.path = output.with_name(output.name + ".part")
         self._output, self._rejected_path, self._facts = output, rejected, json.loads(json.dumps(facts))
@@ -155,7 +155,7 @@ class Part:
         return Progress()
 
     def is_named(self, progress: Progress) -> bool:
-        """Returns whether the whole part has got its name already, and only what is beside it is left."""
+        """Returns whether the whole part has got its name already, and only the files next to it are left."""
         return progress.complete and self._output.exists() and self.path.stat().st_size == 0 < progress.output_bytes
 
     def _read_state(self) -> Progress | None:
@@ -229,7 +229,7 @@ class Part:
         self.tidy(progress)
 
     def tidy(self, progress: Progress) -> None:
-        """Removes what only a run that goes on needs."""
+        """Removes what only a run that continues needs."""
         _sync_folder(self._output)
         with suppress(FileNotFoundError):
             if not progress.rejected and self._rejected_path.stat().st_size == 0:

@@ -2,7 +2,7 @@
 
 Each actor has the model and answers a file as `bert-serve score` does, to the same bytes. What goes through Ray are the files' names and
 counts: an actor reads and writes files itself. A file appears when it is whole, so a file whose actor died is answered by another one,
-and a run whose driver died goes on with the files that are not there.
+and a run whose driver died continues with the files that are not there.
 """
 
 from __future__ import annotations
@@ -134,12 +134,12 @@ class FileScorer:
 
 
 LOCAL = "local"
-# Of an actor, where nobody says: a process feeds about five cores with short texts (docs/explanation/speed.md).
+# Of an actor, by default: a process feeds about five cores with short texts (docs/explanation/speed.md).
 MOST_CPUS = 4
 CONNECT_S = 10.0
 # Times that a file is begun again after its actor died; a file that kills its actors would else do so forever.
 RETRIES = 3
-# What the output depends on, beside the files; its name hides it from who reads the folder.
+# What the output depends on, in addition to the files; its name hides it from who reads the folder.
 FACTS_FILE = "_bertserve.json"
 
 

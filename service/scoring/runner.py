@@ -54,7 +54,7 @@ class ProgressBar:
         """Begins to show.
 
         Args:
-            total: Size of the input, in what rows count for; None where nobody knows.
+            total: Size of the input, in what rows count for; None where it is unknown.
             done: What of it an earlier run did.
         """
         bar_format = _ENDLESS if total is None else _BAR
@@ -175,7 +175,7 @@ def _rejection(window: Window, index: int, answer: Answer) -> bytes:
 
 
 async def on_thread(work: Callable[[], T]) -> T:
-    """Returns what a function returns that may block for long, as on a pipe; nobody waits for its thread when the process ends."""
+    """Returns what a function returns that may block for long, as on a pipe; nothing waits for its thread when the process ends."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -193,7 +193,7 @@ async def on_thread(work: Callable[[], T]) -> T:
             value, error = None, caught
         try:
             loop.call_soon_threadsafe(settle, value, error)
-        except RuntimeError:  # the loop is closed, and nobody waits any more
+        except RuntimeError:  # the loop is closed, and nothing waits any more
             return
 
     threading.Thread(target=run, daemon=True, name="scoring").start()

@@ -197,7 +197,7 @@ class DelimitedReader:
     def _decoded(self) -> Iterator[str]:
         while (read := self._lines.next())[0] != b"":
             line, whole = read
-            if not whole:  # its rest may have the end of a quote, without which nobody knows where the next row begins
+            if not whole:  # its rest may have the end of a quote, without which it is unknown where the next row begins
                 raise StartError(
                     f"line {self._lines.number} of the input has more than {self._max_bytes} bytes; shorten it, or raise --max-body-bytes."
                 )

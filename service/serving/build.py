@@ -1,4 +1,4 @@
-"""The composition root: settings to the parts that answer requests. Below it, nobody sees the settings."""
+"""The composition root: settings to the parts that answer requests. No part below it sees the settings."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ logger = logging.getLogger("bertserve.loading")
 
 T = TypeVar("T")
 
-# Models that load at once: each holds its file beside its sessions for a moment, which matters with large ones.
+# Models that load at once: each holds its file in addition to its sessions for a moment, which matters with large ones.
 MAX_LOADING = 4
 
 

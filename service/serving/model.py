@@ -47,7 +47,7 @@ MANY_CHARS = 50_000
 MANY_BYTES = 2**20
 # Seconds for which a thread tokenizes or decodes one request before others get a turn.
 SLICE_S = 0.01
-# Shorter waits are not compared with what was predicted for them: nobody plans by them.
+# Shorter waits are not compared with what was predicted for them: they matter to no caller.
 LEAST_WAIT_S = 0.01
 
 

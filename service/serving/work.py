@@ -75,7 +75,7 @@ class RequestRun:
         inputs: Those whose task has yielded its first batch.
         begun: The task of the next input, if it has paused before its first batch.
         tokens: Tokens of their first batches.
-        cost: Their cost beside these.
+        cost: Their other cost.
         tokenize_s: Seconds to begin them.
         prediction: What is known of the answer, once all have begun.
         open: Indices of the inputs that have a batch to run.

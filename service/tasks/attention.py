@@ -28,7 +28,7 @@ NEEDS = "attention in its graphs; export it with `--attentions`"
 OUTPUT = "attentions"  # of the graphs
 MAX_NAMED = 256  # layers or heads of one request
 MAX_VALUES = 2**20  # weights of one text
-TOKEN_BYTES = 24  # of a token in an answer, beside its text and its weights
+TOKEN_BYTES = 24  # of a token in an answer, without its text and its weights
 # Weights that count as a token in the queue: the vector of a token has about as many values.
 WEIGHTS_PER_TOKEN = 1024
 

@@ -45,7 +45,7 @@ EMPTY = ("empty; the text is empty, so its answer has no meaning",)
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Encodings of one input that run before its task goes on.
+    """Encodings of one input that run before its task continues.
 
     Attributes:
         encodings: What runs. A batch without any returns to the task at once, or after other requests if the thread has been busy with

@@ -32,7 +32,7 @@ from bertserve.service.text.words import Unit, words_of
 TASK = "text-classification"
 # Names of the texts of a pair.
 FIRST, SECOND = "text", "text_pair"
-LABEL_BYTES = 24 + SCORE_BYTES  # of a label with its score in an answer, beside its name
+LABEL_BYTES = 24 + SCORE_BYTES  # of a label with its score in an answer, without its name
 # A label that is scored by itself is chosen from this score on; so many of them are explained at most.
 CHOSEN, MAX_EXPLAINED = 0.5, 8
 
@@ -232,7 +232,7 @@ def _parts(request: Request, texts: Sequence[Tokens], kept: Sequence[range]) -> 
 
 
 def _in_windows(request: Request, tokenizer: Tokenizer, a: Tokens, b: Tokens | None, room: int) -> _Read:
-    """Windows a long text, or the second text of a pair beside the whole first one."""
+    """Windows a long text, or the second text of a pair next to the whole first one."""
     text = a if b is None else b
     room -= 0 if b is None else len(a)
     stride = default_stride(max(room, 0)) if request.parameters.stride is None else request.parameters.stride

@@ -55,7 +55,7 @@ class Cost:
 
     @property
     def queue_tokens(self) -> int:
-        """Tokens that it holds of the queue beside those of its encodings."""
+        """Tokens that it holds of the queue in addition to those of its encodings."""
         return self.reserved_tokens + tokens_of_steps(self.steps)
 
     def check(self) -> None:

@@ -130,7 +130,7 @@ def _describe(embedding: Embedding) -> str:
 
 TASK = "feature-extraction"
 MAX_LAYERS = 256  # of one request
-VECTOR_BYTES = 64  # of a vector in an answer, beside its numbers
+VECTOR_BYTES = 64  # of a vector in an answer, without its numbers
 _LEAST_NORM = np.float32(1e-12)
 
 Pool = Annotated[
@@ -142,7 +142,7 @@ PromptName = Annotated[str | None, Field(description="Name of the model's prompt
 
 
 class EmbedOptions(BaseModel):
-    """How a text is embedded; each may stand beside `inputs`, as the official client sends them, or within `parameters`."""
+    """How a text is embedded; each may stand next to `inputs`, as the official client sends them, or within `parameters`."""
 
     normalize: Annotated[bool | None, Field(description="Scale vectors to length 1; by default the model's own setting.")] = None
     prompt_name: PromptName = None

@@ -27,7 +27,7 @@ from bertserve.service.text.tokenizer import estimate_tokens
 
 TASK = "multiple-choice"
 MIN_CHOICES, MAX_CHOICES = 2, 64
-CHOICE_BYTES = 32 + SCORE_BYTES  # of a choice in an answer, beside its text
+CHOICE_BYTES = 32 + SCORE_BYTES  # of a choice in an answer, without its text
 
 
 class ChooseParameters(TaskParameters):

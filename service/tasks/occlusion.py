@@ -22,7 +22,7 @@ from bertserve.service.text.words import Unit, Word, rebase
 MAX_WORDS = 384
 
 
-# Of a word in an answer, beside the word, and in a run of its own.
+# Of a word in an answer, without the word, and in a run of its own.
 WORD_BYTES, WORD_STEPS = 96 + SCORE_BYTES, 8
 
 

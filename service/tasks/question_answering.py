@@ -33,7 +33,7 @@ from bertserve.service.text.words import Word, most_within, rebase, words_of
 TASK = "question-answering"
 DEFAULT_SEQ_LEN = 384
 DEFAULT_STRIDE = 128
-# An answer takes the memory of so many numbers, and in the result so many bytes beside its text.
+# An answer takes the memory of so many numbers, and in the result so many bytes without its text.
 ANSWER_HELD, ANSWER_BYTES = 128, 56 + SCORE_BYTES
 # Scores of spans that are made and sorted in a step.
 SPANS_PER_STEP = 32

@@ -28,7 +28,7 @@ from bertserve.service.text.tokenizer import estimate_tokens
 
 TASK = "text-ranking"
 RELEVANT = "relevant"
-RANKED_BYTES = 48 + SCORE_BYTES  # of a text's place and score in an answer, beside the text
+RANKED_BYTES = 48 + SCORE_BYTES  # of a text's place and score in an answer, without the text
 NEEDS = (
     f"exactly one label, as a cross-encoder has, or two labels, one of which begins with `{RELEVANT}` "
     "(set `id2label` in the checkpoint's config.json, and export it again)"
@@ -36,7 +36,7 @@ NEEDS = (
 
 
 class RerankOptions(BaseModel):
-    """How texts are ranked. Text Embeddings Inference has these beside `query` and `texts`, not within `parameters`."""
+    """How texts are ranked. Text Embeddings Inference has these next to `query` and `texts`, not within `parameters`."""
 
     model_config = ConfigDict(frozen=True)
 

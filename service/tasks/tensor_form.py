@@ -53,7 +53,7 @@ class TensorForm:
     """How a task looks in tensors.
 
     Attributes:
-        inputs: Its texts. The tensor `inputs` becomes `inputs` of the body; with others beside it, it is the `text` of each object. Other
+        inputs: Its texts. The tensor `inputs` becomes `inputs` of the body; with others next to it, it is the `text` of each object. Other
             tensors are keys of these objects, or of the one object that `single` texts make.
         outputs: The tensors that results become, in addition to `json`: all that a model has, or those that a body leaves.
         tensors: Makes the outputs of the results.

@@ -38,7 +38,7 @@ ENDS: dict[Scheme, str] = {"bio": "", "bioes": "ES", "bilou": "LU", "plain": ""}
 def scheme_of(labels: tuple[str, ...]) -> Scheme:
     """Returns the scheme of a model's labels.
 
-    What begins with B and goes on with I must end, so in a scheme with endings each tag that has one of these has an ending too; and
+    What begins with B and continues with I must end, so in a scheme with endings each tag that has one of these has an ending too; and
     some tag has the same ending after another letter, so that `E-MAIL` and `S-BAHN` are plain labels.
     """
     tags: dict[str, set[str]] = {}
@@ -63,7 +63,7 @@ def split(label: str, scheme: Scheme) -> tuple[str, str]:
 TASK = "token-classification"
 MAX_IGNORED = 1000
 MAX_LABEL_CHARS = 1000
-# Of an entity in an answer, beside its label and its word, and of a token until it is part of one.
+# Of an entity in an answer, without its label and its word, and of a token until it is part of one.
 ENTITY_BYTES, TOKEN_STEPS = 72 + SCORE_BYTES, 4
 ENTITIES_PER_PAUSE = 64  # about a millisecond
 Strategy = Literal["none", "simple", "first", "average", "max"]

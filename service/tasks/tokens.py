@@ -20,7 +20,7 @@ from bertserve.service.text.tokenizer import Tokenizer, Tokens, estimate_tokens
 
 TOKENIZE, DECODE = "tokenize", "decode"
 _CHARS_PER_TOKEN = 4  # of English
-TOKEN_BYTES, TOKEN_STEPS = 80, 2  # of its object in the answer, beside its text
+TOKEN_BYTES, TOKEN_STEPS = 80, 2  # of its object in the answer, without its text
 TOKENS_PER_PAUSE = 1024
 OBJECT_HELD = 180  # numbers of four bytes that such an object takes in memory
 

@@ -202,7 +202,7 @@ class Tokenizer:
         return [id_ for id_ in ids if id_ not in self._left_out] if skip_special and self._left_out else list(ids)
 
     def room(self, *, pair: bool) -> int:
-        """Returns how many text tokens fit beside the special tokens of the template."""
+        """Returns how many text tokens fit in addition to the special tokens of the template."""
         return self.max_length - self._templates[pair].specials
 
     def starts(self, a: int, b: int | None = None) -> list[int]:
@@ -247,7 +247,7 @@ class Tokenizer:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class _LibraryTokenizer:
-    """A tokenizer of the library, as all that have its file use it; nobody changes it any more.
+    """A tokenizer of the library, as all that have its file use it; it is not changed any more.
 
     Attributes:
         tokenizer: The library's.

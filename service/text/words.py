@@ -81,7 +81,7 @@ def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def _continues(text: str, end: int, start: int, *, same: bool) -> bool:
-    """Returns whether a token goes on with the word before it, which ends at `end`; `same`: the tokenizer does not part them."""
+    """Returns whether a token continues with the word before it, which ends at `end`; `same`: the tokenizer does not part them."""
     if start < end:  # several tokens of one character
         return True
     if any(char.isspace() for char in text[end:start]):

@@ -39,7 +39,7 @@ from bertserve.service.wire.unknown_fields import check_names
 MAX_CLASSES = 2**16
 _MICROSECONDS = 1_000_000
 _MOST_MICROSECONDS = 2**53
-# What Triton's clients send beside the parameters of a model, and the values that ask for nothing.
+# What Triton's clients send in addition to the parameters of a model, and the values that ask for nothing.
 _STATELESS: Mapping[str, tuple[Any, ...]] = {
     "sequence_id": (0, ""),
     "sequence_start": (False,),
@@ -234,7 +234,7 @@ def _body(spec: TaskSpec, form: TensorForm, texts: Mapping[str, list[str]], para
         inputs = [dict(zip(keys, row, strict=True)) for row in zip(*texts.values(), strict=True)]
     if "inputs" in spec.body.names:
         return {"inputs": inputs, "parameters": parameters}
-    # its parameters stand beside the texts, where the body has other keys
+    # its parameters stand next to the texts, where the body has other keys
     check_names(parameters, [name for name in spec.body.model_fields if name not in (*texts, *TaskBody.model_fields)], "`parameters`")
     return {**parameters, **inputs}
 

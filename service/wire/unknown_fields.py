@@ -11,7 +11,7 @@ from typing import Any
 from bertserve.service.errors import SHOWN_CHARS, InvalidValueError, MalformedRequestError, nearest
 from bertserve.service.tasks.body import TaskBody
 
-# Keys that clients of other services send beside `inputs`, with the values that ask for nothing but what happens anyway; None is any value.
+# Keys that clients of other services send next to `inputs`, with the values that ask for nothing but what happens anyway; None is any value.
 HARMLESS: Mapping[str, Sequence[Any] | None] = {
     "options": None,  # of the Inference API, in which `OPTIONS` stand
     "use_cache": None,

@@ -87,6 +87,7 @@ def test_every_setting_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert stopped.value.code == 0
     page = capsys.readouterr().out
     assert [name for name in FIELDS if f"--{name.replace('_', '-')}" not in page] == []
+    assert [python for python in ("tuple[", "Path(", "None", "()", " str]", " int]") if python in page] == []
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def router(root_path: str = "") -> APIRouter:
     routes = endpoints(PublicEndpoint, include_in_schema=False)
     page = (_FOLDER / PAGE).read_bytes()
     if root_path:
-        # without it a browser at `/bert`, which lacks the last slash, would look for all else beside it
+        # without it a browser at `/bert`, which lacks the last slash, would look for all else next to it
         page = page.replace(b"<head>", f'<head>\n  <base href="{html.escape(root_path)}/">'.encode(), 1)
     _add_file(routes, "/", PAGE, page)
     for name in FILES:
