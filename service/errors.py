@@ -257,3 +257,30 @@ class PartialChangeError(ServerError):
 
 class EngineError(ServerError):
     """The graph failed, returned a wrong number of rows or scores that are not finite."""
+
+
+# The first class in an exception's ancestry that stands here decides; a test holds the table complete.
+TABLE: dict[type[BertServeError], tuple[int, str]] = {
+    MalformedRequestError: (400, "malformed"),
+    UnauthorizedError: (401, "unauthorized"),
+    ForbiddenError: (403, "forbidden"),
+    NotFoundError: (404, "not_found"),
+    MethodNotAllowedError: (405, "method_not_allowed"),
+    SlowRequestError: (408, "too_slow"),
+    TooLargeError: (413, "too_large"),
+    ContentEncodingError: (415, "content_encoding"),
+    InvalidValueError: (422, "invalid_value"),
+    HeadTooLargeError: (431, "head_too_large"),
+    ClientGoneError: (499, "client_gone"),
+    RefusedError: (429, "overloaded"),
+    ExpiredError: (504, "expired"),
+    UnavailableError: (503, "unavailable"),
+    PartialChangeError: (500, "partial_change"),
+    EngineError: (500, "engine"),
+}
+INTERNAL = (500, "internal")
+
+
+def classify(error: Exception) -> tuple[int, str]:
+    """Returns the status and the error type of an exception."""
+    return next((TABLE[kind] for kind in type(error).__mro__ if kind in TABLE), INTERNAL)

@@ -10,9 +10,9 @@ import pytest
 import facts
 from bertserve.bench import workloads
 from bertserve.bench.report import slo
+from bertserve.service import errors
 from bertserve.service.bundle.graph_spec import Record
 from bertserve.service.bundle.manifest import Manifest  # and with it all records
-from bertserve.service.http import errors
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 RECORDS = sorted(Record.__subclasses__(), key=lambda record: record.__name__)

@@ -337,13 +337,13 @@ def _check_agreement(graph: str, found: Comparison, baseline: str | None, min_ag
         hint = "not compared, because the bundle has no other fp32 graph; give --checkpoint"
         return Check(name, None if min_agreement is None else False, hint, {"inputs": found.inputs})
     value = found.agreement.value
-    figures: dict[str, Any] = {"inputs": found.inputs, "labeled": found.labeled, "reference": baseline}
-    figures |= {"measure": found.agreement.measure, "agreement": value, "decisions": found.agreement.decisions}
-    figures |= {"worst": found.agreement.worst, "worst_difference": found.worst_difference}
+    metrics: dict[str, Any] = {"inputs": found.inputs, "labeled": found.labeled, "reference": baseline}
+    metrics |= {"measure": found.agreement.measure, "agreement": value, "decisions": found.agreement.decisions}
+    metrics |= {"worst": found.agreement.worst, "worst_difference": found.worst_difference}
     detail = _describe(found.agreement, found, baseline)
     if min_agreement is None:
-        return Check(name, None, detail, figures)
-    return Check(name, value is not None and value >= min_agreement, f"{detail}; at least {min_agreement} is required", figures)
+        return Check(name, None, detail, metrics)
+    return Check(name, value is not None and value >= min_agreement, f"{detail}; at least {min_agreement} is required", metrics)
 
 
 def _describe(agreement: Agreement, found: Comparison, baseline: str) -> str:

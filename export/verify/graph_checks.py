@@ -31,13 +31,13 @@ class Check:
         name: What was checked.
         passed: Whether it is as it should be; None for what was measured and has no bound.
         detail: What was found.
-        figures: The same for machines.
+        metrics: The same for machines.
     """
 
     name: str
     passed: bool | None
     detail: str
-    figures: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -168,7 +168,7 @@ def check_engine(loaded: LoadedGraph, error: str | None, missing: str | None) ->
 
 def check_validation_report(loaded: LoadedGraph) -> Check:
     """Checks that the manifest has a validation report of a graph, and reports it."""
-    name, graph = f"evidence {loaded.name}", loaded.graph
+    name, graph = f"validation {loaded.name}", loaded.graph
     validation = graph.evidence
     if not validation.samples:
         return Check(name, False, f"the manifest has none for {graph.file}; export the bundle again")

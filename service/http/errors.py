@@ -1,4 +1,4 @@
-"""Errors as answers and as lines of the log: one table, exception class to status and type, and one JSON shape.
+"""Errors as answers and as lines of the log, in one JSON shape.
 
 No text of a caller reaches a log: an error is logged by its template, an internal one with the places that it went through.
 """
@@ -17,28 +17,8 @@ from typing import Any
 from starlette.responses import Response
 
 from bertserve.service import errors
-from bertserve.service.errors import BertServeError
+from bertserve.service.errors import INTERNAL, BertServeError, classify
 
-# The first class in an exception's ancestry that stands here decides; a test holds the table complete.
-TABLE: dict[type[errors.BertServeError], tuple[int, str]] = {
-    errors.MalformedRequestError: (400, "malformed"),
-    errors.UnauthorizedError: (401, "unauthorized"),
-    errors.ForbiddenError: (403, "forbidden"),
-    errors.NotFoundError: (404, "not_found"),
-    errors.MethodNotAllowedError: (405, "method_not_allowed"),
-    errors.SlowRequestError: (408, "too_slow"),
-    errors.TooLargeError: (413, "too_large"),
-    errors.ContentEncodingError: (415, "content_encoding"),
-    errors.InvalidValueError: (422, "invalid_value"),
-    errors.HeadTooLargeError: (431, "head_too_large"),
-    errors.ClientGoneError: (499, "client_gone"),
-    errors.RefusedError: (429, "overloaded"),
-    errors.ExpiredError: (504, "expired"),
-    errors.UnavailableError: (503, "unavailable"),
-    errors.PartialChangeError: (500, "partial_change"),
-    errors.EngineError: (500, "engine"),
-}
-INTERNAL = (500, "internal")
 _OPENAI = "/v1/"  # below it are paths of OpenAI's API, whose clients read errors of that shape
 _PREDICT = ":predict"  # but for these, which are KServe's
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -48,11 +28,6 @@ _SERVER_ERROR = 500
 REFUSAL = "bertserve.refusal"  # the error with which the protocol has answered a request whose body did not come to its end
 UNANSWERED = "bertserve.unanswered"  # lines of a stream that were read and are not answered; while there are some, the client need not send
 GONE = "bertserve.gone"  # an event of a stream, which the protocol sets once the connection is lost
-
-
-def classify(error: Exception) -> tuple[int, str]:
-    """Returns the status and the error type of an exception."""
-    return next((TABLE[kind] for kind in type(error).__mro__ if kind in TABLE), INTERNAL)
 
 
 def has_openai_shape(path: str) -> bool:

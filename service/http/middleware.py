@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bertserve.service.errors import SHOWN_CHARS, MalformedRequestError, RefusedError
+from bertserve.service.errors import INTERNAL, SHOWN_CHARS, MalformedRequestError, RefusedError
 from bertserve.service.http import errors
 from bertserve.service.http.auth import AUTH, CALLER, METRICS, PROBES, Authenticator, Caller
 from bertserve.service.http.errors import ErrorLog
@@ -32,7 +32,7 @@ REQUEST_ID = "bertserve.request_id"
 HEADERS = "bertserve.headers"  # the request's headers by name in lower case; of several with one name the last
 TRACE = "bertserve.trace"  # the request's trace, where it has one
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
-_INTERNAL, _ = errors.INTERNAL
+_INTERNAL, _ = INTERNAL
 _UNAUTHORIZED = 401
 _UNTRACED = PROBES | {METRICS}
 # control characters, what is not UTF-8, and `.` or `..` as a whole segment: a proxy in front may read such a path in another way

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from tqdm import tqdm
 
-from bertserve.service.errors import StartError
+from bertserve.service.errors import StartError, classify
 from bertserve.service.scoring.formats import Reader, Writer
 from bertserve.service.scoring.order import Scorer
 from bertserve.service.scoring.part import Progress
@@ -171,7 +171,7 @@ def _rejection(window: Window, index: int, answer: Answer) -> bytes:
     row, error = window.rows[index], answer.error
     assert error is not None, "only these are rejected"
     line = {} if row.line is None else {"line": row.line}
-    return to_json({"row": row.number, **line, "error": error.message, "error_type": type(error).__name__}) + b"\n"
+    return to_json({"row": row.number, **line, "error": error.message, "error_type": classify(error)[1]}) + b"\n"
 
 
 async def on_thread(work: Callable[[], T]) -> T:

@@ -112,7 +112,7 @@ def test_a_sound_bundle_passes(tmp_path: Path, verify: Verify, task: str) -> Non
     """Files, validation report, example and batches are checked, for every task."""
     code, checks = verify(sound(tmp_path, task))
 
-    assert (0, ["files", "evidence cpu/fp32", "example cpu/fp32", "batches cpu/fp32"]) == (code, list(checks))
+    assert (0, ["files", "validation cpu/fp32", "example cpu/fp32", "batches cpu/fp32"]) == (code, list(checks))
 
 
 def test_the_report_is_a_line_for_each_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,7 +120,7 @@ def test_the_report_is_a_line_for_each_check(tmp_path: Path, capsys: pytest.Capt
     assert 0 == cli.main(["verify", str(sound(tmp_path))])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
 
-    assert [["ok", name] for name in ("files", "evidence", "example", "batches")] == [line[:2] for line in lines]
+    assert [["ok", name] for name in ("files", "validation", "example", "batches")] == [line[:2] for line in lines]
 
 
 def test_the_current_folder_can_be_verified(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ def test_a_graph_that_is_no_graph_fails(tmp_path: Path, verify: Verify) -> None:
     edit(path, lambda manifest: manifest["graphs"][0].update(sha256=digest(path / "model.cpu.fp32.onnx")))
     code, checks = verify(path)
 
-    assert (1, ["files", "evidence cpu/fp32", "engine cpu/fp32"]) == (code, list(checks))
+    assert (1, ["files", "validation cpu/fp32", "engine cpu/fp32"]) == (code, list(checks))
 
 
 def test_a_bundle_without_validation_fails(tmp_path: Path, verify: Verify) -> None:
@@ -163,7 +163,7 @@ def test_a_bundle_without_validation_fails(tmp_path: Path, verify: Verify) -> No
     path = edit(sound(tmp_path), lambda manifest: manifest["graphs"][0]["evidence"].update(samples=0))
     code, checks = verify(path)
 
-    assert (1, False, True) == (code, checks["evidence cpu/fp32"]["passed"], checks["example cpu/fp32"]["passed"])
+    assert (1, False, True) == (code, checks["validation cpu/fp32"]["passed"], checks["example cpu/fp32"]["passed"])
 
 
 def test_another_answer_than_the_stored_one_fails(tmp_path: Path, verify: Verify) -> None:
@@ -193,7 +193,7 @@ def test_a_false_claim_of_independence_fails(tmp_path: Path, verify: Verify) -> 
     code, checks = verify(path)
 
     assert (1, False, True) == (code, checks["batches cpu/fp32"]["passed"], checks["example cpu/fp32"]["passed"])
-    assert checks["batches cpu/fp32"]["figures"]["worst_row_error"] > 0.01
+    assert checks["batches cpu/fp32"]["metrics"]["worst_row_error"] > 0.01
     assert 0 == verify(edit(path, lambda manifest: manifest["graphs"][0].update(batch_invariant=False)))[0]
 
 
@@ -227,7 +227,7 @@ def test_every_graph_is_checked_with_its_validation(tmp_path: Path, verify: Veri
     """A graph whose provider is not there runs on the CPU, as it did at export, which is said; flags choose among the graphs."""
     monkeypatch.setattr("bertserve.export.verify.graph_checks.why_not", lambda provider: None if provider == "cpu" else "no driver.")
     path = with_gpu_graph(sound(tmp_path))
-    each = [[f"{check} {graph}" for check in ("evidence", "example", "batches")] for graph in ("cpu/fp32", "cuda/fp16")]
+    each = [[f"{check} {graph}" for check in ("validation", "example", "batches")] for graph in ("cpu/fp32", "cuda/fp16")]
     code, checks = verify(path)
 
     assert (0, ["files", *each[0], each[1][0], "engine cuda/fp16", *each[1][1:]]) == (code, list(checks))
@@ -235,8 +235,8 @@ def test_every_graph_is_checked_with_its_validation(tmp_path: Path, verify: Veri
         checks["engine cuda/fp16"]["passed"],
         checks["engine cuda/fp16"]["detail"],
     )
-    assert "worst logit error 2.5e-01" in checks["evidence cuda/fp16"]["detail"]
-    assert 18 == checks["evidence cuda/fp16"]["figures"]["samples"]
+    assert "worst logit error 2.5e-01" in checks["validation cuda/fp16"]["detail"]
+    assert 18 == checks["validation cuda/fp16"]["metrics"]["samples"]
     assert ["files", *each[0]] == list(verify(path, "--precision", "fp32")[1]) == list(verify(path, "--provider", "cpu")[1])
     assert "has no graph for cpu in fp16" in verify(path, "--provider", "cpu", "--precision", "fp16")[1]["graphs"]["detail"]
 
@@ -246,7 +246,7 @@ def test_a_provider_that_was_asked_for_must_be_there(tmp_path: Path, verify: Ver
     """Nothing takes its place: the check fails and says what is missing."""
     code, checks = verify(with_gpu_graph(sound(tmp_path)), "--provider", "cuda")
 
-    assert (1, ["files", "evidence cuda/fp16", "engine cuda/fp16"]) == (code, list(checks))
+    assert (1, ["files", "validation cuda/fp16", "engine cuda/fp16"]) == (code, list(checks))
     assert "CUDAExecutionProvider" in checks["engine cuda/fp16"]["detail"]
 
 
@@ -294,10 +294,10 @@ def test_agreement_is_measured_against_the_fp32_graph(tmp_path: Path, verify: Ve
     assert 0 < expected < 1  # of all or none nothing could be told
 
     code, checks = verify(path, "--data", data(tmp_path, *({"text": text, "label": 0} for text in TEXTS)))
-    figures = checks["agreement cpu/int8"]["figures"]
+    metrics = checks["agreement cpu/int8"]["metrics"]
     assert (0, None) == (code, checks["agreement cpu/int8"]["passed"])
     assert "agreement cpu/fp32" not in checks  # the graph that others are compared with
-    assert (pytest.approx(expected), len(TEXTS), "the fp32 graph") == (figures["agreement"], figures["inputs"], figures["reference"])
+    assert (pytest.approx(expected), len(TEXTS), "the fp32 graph") == (metrics["agreement"], metrics["inputs"], metrics["reference"])
 
 
 @pytest.mark.parametrize(("seed", "code"), [(0, 0), (1, 1)])
@@ -367,10 +367,10 @@ def test_a_floor_is_for_the_measure_of_the_task(
     lines = data(tmp_path, *({"text": text} for text in TEXTS))
     found, checks = verify(path, "--data", lines, "--min-agreement", "0.99")
 
-    figures = checks["agreement cpu/int8"]["figures"]
-    assert (code, measure) == (found, figures["measure"])
-    assert 0 < figures["decisions"] <= len(TEXTS)
-    assert (figures["agreement"] >= 0.99) is (code == 0)
+    metrics = checks["agreement cpu/int8"]["metrics"]
+    assert (code, measure) == (found, metrics["measure"])
+    assert 0 < metrics["decisions"] <= len(TEXTS)
+    assert (metrics["agreement"] >= 0.99) is (code == 0)
 
 
 def test_equal_but_empty_answers_reach_no_floor(tmp_path: Path, verify: Verify) -> None:
@@ -381,7 +381,7 @@ def test_equal_but_empty_answers_reach_no_floor(tmp_path: Path, verify: Verify) 
 
     agreement, f1 = checks["agreement cpu/int8"], checks["entity F1 cpu/int8"]
     assert (1, False, False) == (code, agreement["passed"], f1["passed"])
-    assert (None, 0, 0.0) == (agreement["figures"]["agreement"], agreement["figures"]["decisions"], f1["figures"]["graph"])
+    assert (None, 0, 0.0) == (agreement["metrics"]["agreement"], agreement["metrics"]["decisions"], f1["metrics"]["graph"])
     assert "no input has an entity, and none was found; 0 is shown instead" in f1["detail"]
 
 
@@ -391,7 +391,7 @@ def test_a_floor_of_label_sets_needs_a_label(tmp_path: Path, verify: Verify) -> 
     lines = data(tmp_path, *({"text": text, "label": []} for text in TEXTS))
     code, checks = verify(path, "--data", lines, "--min-metric", "micro-f1=0.5")
 
-    assert (1, {"graph": 0.0}) == (code, checks["micro F1 cpu/fp32"]["figures"])
+    assert (1, {"graph": 0.0}) == (code, checks["micro F1 cpu/fp32"]["metrics"])
 
 
 def test_two_graphs_in_one_file_are_not_compared_on_a_cpu(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,7 +447,7 @@ def test_a_line_without_an_answer_is_a_failed_check(tmp_path: Path, verify: Veri
     check = checks["data cpu/int8"]
     assert (1, False) == (code, check["passed"])
     assert f"{failing} has no answer to line 2 of the data, nor to 1 other of 4 inputs: output `logits` is not finite" in check["detail"]
-    assert ([2, 4], 4) == (check["figures"]["unanswered_lines"], check["figures"]["inputs"])
+    assert ([2, 4], 4) == (check["metrics"]["unanswered_lines"], check["metrics"]["inputs"])
     assert "agreement cpu/int8" not in checks
     assert ("accuracy cpu/fp32" in checks, "data cpu/fp32" in checks) == ((True, False) if failing == "cpu/int8" else (False, True))
 
@@ -461,7 +461,7 @@ def test_accuracy(tmp_path: Path, verify: Verify) -> None:
     lines = data(tmp_path, *({"inputs": text, "label": label} for text, label in zip(TEXTS, gold, strict=True)))
     _, checks = verify(path, "--data", lines)
 
-    assert {"graph": 0.75} == checks["accuracy cpu/fp32"]["figures"]
+    assert {"graph": 0.75} == checks["accuracy cpu/fp32"]["metrics"]
     assert "on 4 labeled inputs" in checks["accuracy cpu/fp32"]["detail"]
 
 
@@ -474,7 +474,7 @@ def test_several_labels_must_all_be_right(tmp_path: Path, verify: Verify) -> Non
     gold = [*sets[:-1], [label for label in tiny.LABELS if label not in sets[-1]]]
     code, checks = verify(path, "--data", data(tmp_path, *({"text": t, "label": g} for t, g in zip(TEXTS, gold, strict=True))))
 
-    assert (0, pytest.approx(5 / 6)) == (code, checks["accuracy cpu/fp32"]["figures"]["graph"])
+    assert (0, pytest.approx(5 / 6)) == (code, checks["accuracy cpu/fp32"]["metrics"]["graph"])
 
 
 def test_a_regression_is_scored_by_its_values(tmp_path: Path, verify: Verify) -> None:
@@ -484,8 +484,8 @@ def test_a_regression_is_scored_by_its_values(tmp_path: Path, verify: Verify) ->
     lines = data(tmp_path, *({"text": text, "label": value + 0.5} for text, value in zip(TEXTS, values, strict=True)))
     _, checks = verify(path, "--data", lines)
 
-    assert pytest.approx(1.0) == checks["Pearson correlation cpu/fp32"]["figures"]["graph"]
-    assert pytest.approx(0.5, abs=1e-5) == checks["mean absolute error cpu/fp32"]["figures"]["graph"]
+    assert pytest.approx(1.0) == checks["Pearson correlation cpu/fp32"]["metrics"]["graph"]
+    assert pytest.approx(0.5, abs=1e-5) == checks["mean absolute error cpu/fp32"]["metrics"]["graph"]
 
 
 def regression(folder: Path, activation: str = "none") -> Path:
@@ -502,8 +502,8 @@ def test_ranks_of_a_regression(tmp_path: Path, verify: Verify) -> None:
     lines = data(tmp_path, *({"text": text, "label": math.exp(5 * value)} for text, value in zip(TEXTS, values, strict=True)))
     _, checks = verify(path, "--data", lines)
 
-    assert pytest.approx(1.0) == checks["Spearman correlation cpu/fp32"]["figures"]["graph"]
-    assert checks["Pearson correlation cpu/fp32"]["figures"]["graph"] < 0.99
+    assert pytest.approx(1.0) == checks["Spearman correlation cpu/fp32"]["metrics"]["graph"]
+    assert checks["Pearson correlation cpu/fp32"]["metrics"]["graph"] < 0.99
 
 
 def test_a_metric_without_a_value_says_so(tmp_path: Path, verify: Verify) -> None:
@@ -517,7 +517,7 @@ def test_a_metric_without_a_value_says_so(tmp_path: Path, verify: Verify) -> Non
         (values["Spearman correlation cpu/fp32"], "value"),
         (labels["Matthews correlation cpu/fp32"], "label"),
     ):
-        assert {"graph": 0.0} == check["figures"]
+        assert {"graph": 0.0} == check["metrics"]
         assert f"all right answers are the same {kind}, so there is no correlation; 0 is shown instead" in check["detail"]
     assert "is shown instead" not in labels["accuracy cpu/fp32"]["detail"]
 
@@ -573,9 +573,9 @@ def test_entity_f1(tmp_path: Path, verify: Verify) -> None:
     _, checks = verify(path, "--data", data(tmp_path, {"text": text, "entities": entities}, {"tokens": words, "tags": tags}))
 
     expected = 2 * (len(found) - 1) / (2 * len(found) + len(entities))
-    assert {"graph": pytest.approx(expected), "reference": pytest.approx(expected)} == checks["entity F1 cpu/int8"]["figures"]
-    assert {"graph": pytest.approx(expected)} == checks["entity F1 cpu/fp32"]["figures"]
-    assert (1.0, 2) == tuple(checks["agreement cpu/int8"]["figures"][name] for name in ("agreement", "decisions"))
+    assert {"graph": pytest.approx(expected), "reference": pytest.approx(expected)} == checks["entity F1 cpu/int8"]["metrics"]
+    assert {"graph": pytest.approx(expected)} == checks["entity F1 cpu/fp32"]["metrics"]
+    assert (1.0, 2) == tuple(checks["agreement cpu/int8"]["metrics"][name] for name in ("agreement", "decisions"))
 
 
 def test_exact_match_and_f1(tmp_path: Path, verify: Verify) -> None:
@@ -587,7 +587,7 @@ def test_exact_match_and_f1(tmp_path: Path, verify: Verify) -> None:
     right = ([f"The {got}!"], {"text": ["no", got], "answer_start": [0, 0]}, [{"text": got, "answer_start": 0}], ["zq"])
     _, checks = verify(path, "--data", data(tmp_path, *(line | {"answers": answers_} for answers_ in right)))
 
-    assert (0.75, 0.75) == tuple(checks[f"{name} cpu/fp32"]["figures"]["graph"] for name in ("exact match", "F1"))
+    assert (0.75, 0.75) == tuple(checks[f"{name} cpu/fp32"]["metrics"]["graph"] for name in ("exact match", "F1"))
 
 
 def test_questions_without_an_answer_let_the_model_say_so(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -602,7 +602,7 @@ def test_questions_without_an_answer_let_the_model_say_so(tmp_path: Path, verify
     _, checks = verify(sound(tmp_path, "question-answering"), "--data", data(tmp_path, line | {"answers": ["x"]}, line | {"answers": []}))
 
     assert [True, True] == [request.parameters.handle_impossible_answer for request in asked]
-    assert 0.5 == checks["exact match cpu/fp32"]["figures"]["graph"]
+    assert 0.5 == checks["exact match cpu/fp32"]["metrics"]["graph"]
 
 
 def test_top_1_of_masks(tmp_path: Path, verify: Verify) -> None:
@@ -615,7 +615,7 @@ def test_top_1_of_masks(tmp_path: Path, verify: Verify) -> None:
     )
     _, checks = verify(path, "--data", lines)
 
-    assert pytest.approx(2 / 3) == checks["top-1 cpu/fp32"]["figures"]["graph"]
+    assert pytest.approx(2 / 3) == checks["top-1 cpu/fp32"]["metrics"]["graph"]
 
 
 def test_accuracy_of_choices(tmp_path: Path, verify: Verify) -> None:
@@ -631,8 +631,8 @@ def test_accuracy_of_choices(tmp_path: Path, verify: Verify) -> None:
     ]
     _, checks = verify(path, "--data", data(tmp_path, *lines))
 
-    assert {"graph": pytest.approx(2 / 3), "reference": pytest.approx(2 / 3)} == checks["accuracy cpu/int8"]["figures"]
-    assert 1.0 == checks["agreement cpu/int8"]["figures"]["agreement"]
+    assert {"graph": pytest.approx(2 / 3), "reference": pytest.approx(2 / 3)} == checks["accuracy cpu/int8"]["metrics"]
+    assert 1.0 == checks["agreement cpu/int8"]["metrics"]["agreement"]
 
 
 # ---- usage
@@ -691,7 +691,7 @@ def test_data_without_a_right_answer_fails(tmp_path: Path, verify: Verify, line:
     """A typo in the key, data of another task, or no answers: exit code 1, and the ignored keys by name. --min-agreement needs no answers."""
     path = sound(tmp_path, other_seed=0)
     code, checks = verify(path, "--data", data(tmp_path, line))
-    assert (1, False, 0) == (code, checks["data"]["passed"], checks["data"]["figures"]["labeled"])
+    assert (1, False, 0) == (code, checks["data"]["passed"], checks["data"]["metrics"]["labeled"])
     assert ignored in checks["data"]["detail"]
 
     code, checks = verify(path, "--data", data(tmp_path, line), "--min-agreement", "0.5")
@@ -704,7 +704,7 @@ def test_labeled_lines_are_counted_and_ignored_keys_named(tmp_path: Path, verify
     code, checks = verify(sound(tmp_path), "--data", lines)
 
     assert (0, None) == (code, checks["data"]["passed"])
-    assert {"inputs": 2, "labeled": 1, "ignored_keys": {"idx": 2, "lable": 1}} == checks["data"]["figures"]
+    assert {"inputs": 2, "labeled": 1, "ignored_keys": {"idx": 2, "lable": 1}} == checks["data"]["metrics"]
     assert checks["data"]["detail"].startswith("2 lines, 1 with a right answer (`label`); ignored keys: `idx` (2 lines), `lable` (1 line")
 
 
@@ -755,7 +755,7 @@ def test_a_line_separator_in_a_text_does_not_end_the_line(tmp_path: Path, verify
     """Only a newline does."""
     _, checks = verify(sound(tmp_path), "--data", data(tmp_path, '{"text": "a\u2028b"}\n\n{"text": "c"}\n'))
 
-    assert 2 == checks["agreement cpu/fp32"]["figures"]["inputs"]
+    assert 2 == checks["agreement cpu/fp32"]["metrics"]["inputs"]
 
 
 def test_what_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -800,20 +800,20 @@ def test_a_bundle_passes_against_its_checkpoint(exported: tuple[Path, Path], ver
     code, checks = verify(target, "--checkpoint", source, "--data", lines)
 
     graphs = ("cpu/fp32", "cpu/int8")
-    order = ["files", "data", *(f"{check} {graph}" for graph in graphs for check in ("evidence", "example", "batches")), "checkpoint"]
+    order = ["files", "data", *(f"{check} {graph}" for graph in graphs for check in ("validation", "example", "batches")), "checkpoint"]
     order += [f"parity {graph}" for graph in graphs] + [
         f"{check} {graph}" for graph in graphs for check in ("agreement", "accuracy", "macro F1", "Matthews correlation")
     ]
     assert (0, order) == (code, list(checks))
     stored = {graph.precision: graph.evidence for graph in load_bundle(target).manifest.graphs}
     for precision, validation in stored.items():
-        figures = checks[f"parity cpu/{precision}"]["figures"]
-        assert pytest.approx(validation.worst_abs_error, rel=0.05, abs=1e-6) == figures["worst_abs_error"]
-        assert [entry.up_to for entry in validation.lengths] == [entry["up_to"] for entry in figures["lengths"]]
-    assert "the checkpoint" == checks["agreement cpu/int8"]["figures"]["reference"]
-    assert checks["agreement cpu/int8"]["figures"]["agreement"] >= 6 / 7
-    assert 1.0 == checks["agreement cpu/fp32"]["figures"]["agreement"]
-    assert {"graph", "reference"} == set(checks["accuracy cpu/fp32"]["figures"])
+        metrics = checks[f"parity cpu/{precision}"]["metrics"]
+        assert pytest.approx(validation.worst_abs_error, rel=0.05, abs=1e-6) == metrics["worst_abs_error"]
+        assert [entry.up_to for entry in validation.lengths] == [entry["up_to"] for entry in metrics["lengths"]]
+    assert "the checkpoint" == checks["agreement cpu/int8"]["metrics"]["reference"]
+    assert checks["agreement cpu/int8"]["metrics"]["agreement"] >= 6 / 7
+    assert 1.0 == checks["agreement cpu/fp32"]["metrics"]["agreement"]
+    assert {"graph", "reference"} == set(checks["accuracy cpu/fp32"]["metrics"])
 
 
 @pytest.mark.torch

@@ -14,9 +14,19 @@ from starlette.types import Message, Receive, Scope, Send
 
 from application import call, rejected
 from bertserve.service import errors
-from bertserve.service.errors import BertServeError, CallerError, MethodNotAllowedError, RefusedError, ServerError, StartError
+from bertserve.service.errors import (
+    INTERNAL,
+    TABLE,
+    BertServeError,
+    CallerError,
+    MethodNotAllowedError,
+    RefusedError,
+    ServerError,
+    StartError,
+    classify,
+)
 from bertserve.service.http.auth import Authenticator
-from bertserve.service.http.errors import INTERNAL, TABLE, classify, response
+from bertserve.service.http.errors import response
 from bertserve.service.http.middleware import LABELS, RequestMiddleware
 from bertserve.service.http.openapi import ErrorBody
 from bertserve.service.metrics import Metrics

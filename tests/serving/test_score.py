@@ -130,7 +130,7 @@ def test_an_empty_cell_is_answered_with_a_warning(models: Path, tmp_path: Path) 
     assert 3 == run(models, source, tmp_path / "rest.csv", "--empty", "reject")
     assert 2 == len((tmp_path / "rest.csv").read_text().splitlines())
     rejected = read_lines(tmp_path / "rest.csv.rejected.jsonl")
-    assert [(2, "InvalidValueError"), (3, "InvalidValueError")] == [(row["row"], row["error_type"]) for row in rejected]
+    assert [(2, "invalid_value"), (3, "invalid_value")] == [(row["row"], row["error_type"]) for row in rejected]
 
 
 def test_a_prediction_is_what_the_endpoint_answers(models: Path, tmp_path: Path) -> None:
