@@ -137,7 +137,7 @@ def test_bundles_of_pairs_check_and_verify(
     capsys.readouterr()
     assert 0 == bertserve.export.cli.main(["verify", str(path), "--data", str(data), "--checkpoint", str(source), "--json"])
     checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
-    assert {"graph": 1.0, "reference": 1.0} == checks["accuracy cpu/fp32"]["figures"]
+    assert {"graph": 1.0, "reference": 1.0} == checks["accuracy cpu/fp32"]["metrics"]
 
 
 # ---- both heads of a class of pretraining

@@ -183,7 +183,7 @@ def test_a_task_of_glue(tmp_path: Path, verify: Verify, name: str) -> None:
     assert set(task.figures) <= expected.keys()
     for metric, value in expected.items():
         assert -1 < value < 1 or metric == "mean absolute error"
-        assert {"graph": pytest.approx(value, abs=1e-5)} == checks[f"{metric} cpu/fp32"]["figures"]
+        assert {"graph": pytest.approx(value, abs=1e-5)} == checks[f"{metric} cpu/fp32"]["metrics"]
 
 
 @pytest.mark.full_grid
@@ -203,6 +203,6 @@ def test_labels_that_exclude_no_other(tmp_path: Path, verify: Verify) -> None:
 
     expected = metrics.f1_score(gold, chosen, average="micro")
     assert (1, False) == (code, checks["micro F1 cpu/fp32"]["passed"])
-    assert expected == pytest.approx(checks["micro F1 cpu/fp32"]["figures"]["graph"])
-    assert metrics.accuracy_score(gold, chosen) == pytest.approx(checks["accuracy cpu/fp32"]["figures"]["graph"])
+    assert expected == pytest.approx(checks["micro F1 cpu/fp32"]["metrics"]["graph"])
+    assert metrics.accuracy_score(gold, chosen) == pytest.approx(checks["accuracy cpu/fp32"]["metrics"]["graph"])
     assert 0.5 < expected < 0.99

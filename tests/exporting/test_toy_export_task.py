@@ -63,6 +63,6 @@ def test_a_task_of_ones_own_is_exported_and_verified(tmp_path: Path, capsys: pyt
     capsys.readouterr()
     assert 0 == cli.main([*command, "--min-metric", "same-grade=0.5"])
     checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
-    assert {"graph": 0.75, "reference": 0.75} == checks["same grade cpu/fp32"]["figures"]
-    assert 1 == checks["agreement cpu/fp32"]["figures"]["agreement"]
+    assert {"graph": 0.75, "reference": 0.75} == checks["same grade cpu/fp32"]["metrics"]
+    assert 1 == checks["agreement cpu/fp32"]["metrics"]["agreement"]
     assert 1 == cli.main([*command, "--min-metric", "same-grade=0.9"])
