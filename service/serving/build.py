@@ -111,7 +111,10 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
     threads, max_queue_tokens = worker.share(threads_total), worker.share(settings.max_queue_tokens)
     metrics.describe_build(onnxruntime=sessions.VERSION, provider=provider, workers=worker.workers, threads=threads)
     queue = RequestQueue(
-        max_batch_tokens=settings.max_batch_tokens, max_queue_tokens=max_queue_tokens, max_memory=MAX_HELD_TOGETHER, threads=threads
+        max_batch_tokens=settings.max_batch_tokens,
+        max_queue_tokens=max_queue_tokens,
+        max_memory=worker.share(MAX_HELD_TOGETHER),
+        threads=threads,
     )
     multi_threads = settings.multi_threads or min(threads, MAX_MULTI_THREADS)
     scheduler = Scheduler(queue, threads=threads, multi_threads=multi_threads, observe=metrics.observe_queue, on_hang=metrics.hung_runs.inc)
@@ -142,7 +145,7 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
         utilization=Utilization(scheduler, metrics),
         tracer=tracer,
         limits=Limits(max_inputs=settings.max_inputs, max_chars=settings.max_chars),
-        held_bytes=HeldBytes(settings.max_body_bytes),
+        held_bytes=HeldBytes(settings.max_body_bytes, worker.workers),
         max_body_bytes=settings.max_body_bytes,
         timeout_ms=settings.timeout_ms,
         max_timeout_ms=settings.max_timeout_ms,

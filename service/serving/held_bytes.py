@@ -7,10 +7,12 @@ import asyncio
 from bertserve.service.errors import UnavailableError
 from bertserve.service.tasks.cost import MAX_ANSWER_BYTES
 
-# Bodies of the largest size that are held at once.
+# Bodies of the largest size that are held at once, by all workers together.
 MAX_BODIES = 24
 # Answers of the largest size: the limit is no lower than these, however small a body must be.
 MAX_ANSWERS = 12
+# Of each, in any worker, however many there are: with one alone, a body or answer of the largest size would be refused while a smaller one is held.
+MIN_LARGEST = 2
 # Bodies, answers and unfinished lines of up to so many bytes are not counted and never refused: a connection buffers as much anyway.
 UNCOUNTED_BYTES = 2**16
 WAIT_S = 30.0  # for room; several streams that each wait for more would otherwise wait for each other
@@ -24,13 +26,15 @@ class HeldBytes:
         count: Bytes that are held.
     """
 
-    def __init__(self, max_body_bytes: int) -> None:
+    def __init__(self, max_body_bytes: int, workers: int = 1) -> None:
         """Starts with none.
 
         Args:
             max_body_bytes: Bytes of the largest body.
+            workers: Processes that share the limit.
         """
-        self.limit = max(MAX_BODIES * max_body_bytes, MAX_ANSWERS * MAX_ANSWER_BYTES)
+        together = max(MAX_BODIES * max_body_bytes, MAX_ANSWERS * MAX_ANSWER_BYTES)
+        self.limit = max(together // workers, MIN_LARGEST * max(max_body_bytes, MAX_ANSWER_BYTES))
         self.count = 0
         self._released = asyncio.Event()
 

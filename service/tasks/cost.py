@@ -15,7 +15,7 @@ from bertserve.service.errors import TooLargeError
 # Of one request. 1,024 vectors of 1,024 numbers are within all of these.
 MAX_CHARS = 2**24  # that are tokenized, with what is tokenized again for each label or choice
 MAX_HELD = 2**24  # numbers of four bytes that are held until it is answered: 64 MiB
-MAX_HELD_TOGETHER = 2 * MAX_HELD  # by all requests of a process
+MAX_HELD_TOGETHER = 2 * MAX_HELD  # by all requests of all workers
 MAX_STEPS = 2**22  # about four seconds
 MAX_ANSWER_BYTES = 2**24  # of the answer as JSON; the event loop writes as many in a tenth of a second
 

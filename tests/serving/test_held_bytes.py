@@ -187,3 +187,11 @@ def test_what_waits_to_be_sent_stays_reserved(models: Path, monkeypatch: pytest.
         await state.scheduler.stop(0)
 
     play(check)
+
+
+def test_workers_share_the_limit() -> None:
+    """Ten attackers of two workers fill no more than those of one; a worker of many has room for two of the largest bodies or answers."""
+    alone, of_two, of_many = (HeldBytes(2**23, workers).limit for workers in (1, 2, 64))
+
+    assert alone == 2 * of_two
+    assert 2 * 2**24 == of_many
