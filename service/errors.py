@@ -260,7 +260,7 @@ class EngineError(ServerError):
 
 
 # The first class in an exception's ancestry that stands here decides; a test holds the table complete.
-TABLE: dict[type[BertServeError], tuple[int, str]] = {
+ERROR_STATUSES: dict[type[BertServeError], tuple[int, str]] = {
     MalformedRequestError: (400, "malformed"),
     UnauthorizedError: (401, "unauthorized"),
     ForbiddenError: (403, "forbidden"),
@@ -283,4 +283,4 @@ INTERNAL = (500, "internal")
 
 def classify(error: Exception) -> tuple[int, str]:
     """Returns the status and the error type of an exception."""
-    return next((TABLE[kind] for kind in type(error).__mro__ if kind in TABLE), INTERNAL)
+    return next((ERROR_STATUSES[kind] for kind in type(error).__mro__ if kind in ERROR_STATUSES), INTERNAL)

@@ -6,7 +6,7 @@ import ctypes
 import threading
 from collections.abc import Callable
 
-# Freed memory is returned to the system after so many seconds: by then the caller has freed it, and each time takes tens of milliseconds.
+# Seconds until freed memory is returned to the system: the caller frees it after it has asked, and each call takes tens of milliseconds.
 RETURN_S = 0.2
 
 _ARENA_MAX = -8  # M_ARENA_MAX of mallopt

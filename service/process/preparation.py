@@ -72,7 +72,7 @@ class Secrets:
 
     Attributes:
         keys: Of callers; None lets everyone in.
-        admin_keys: Of those who may change models; None allows nobody.
+        admin_keys: Keys of callers that may change models; with None no caller may.
         certificate: For TLS; None speaks HTTP.
     """
 

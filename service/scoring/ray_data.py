@@ -134,7 +134,7 @@ class FileScorer:
 
 
 LOCAL = "local"
-# Of an actor, by default: a process feeds about five cores with short texts (docs/explanation/speed.md).
+# Threads of an actor by default: a process feeds about five cores with short texts (docs/explanation/speed.md).
 MOST_CPUS = 4
 CONNECT_S = 10.0
 # Times that a file is begun again after its actor died; a file that kills its actors would else do so forever.

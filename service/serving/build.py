@@ -32,7 +32,7 @@ from bertserve.service.serving.workers import SINGLE_WORKER, WorkerContext
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import tasks_of
-from bertserve.service.tasks.cost import MAX_HELD_TOGETHER
+from bertserve.service.tasks.cost import MAX_HELD, MAX_HELD_TOGETHER
 
 if TYPE_CHECKING:
     from bertserve.service.tracing.tracer import Tracer
@@ -113,7 +113,7 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
     queue = RequestQueue(
         max_batch_tokens=settings.max_batch_tokens,
         max_queue_tokens=max_queue_tokens,
-        max_memory=worker.share(MAX_HELD_TOGETHER),
+        max_memory=max(worker.share(MAX_HELD_TOGETHER), MAX_HELD),
         threads=threads,
     )
     multi_threads = settings.multi_threads or min(threads, MAX_MULTI_THREADS)

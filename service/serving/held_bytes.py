@@ -11,7 +11,8 @@ from bertserve.service.tasks.cost import MAX_ANSWER_BYTES
 MAX_BODIES = 24
 # Answers of the largest size: the limit is no lower than these, however small a body must be.
 MAX_ANSWERS = 12
-# Of each, in any worker, however many there are: with one alone, a body or answer of the largest size would be refused while a smaller one is held.
+# A worker has room for at least this many bodies or answers of the largest size, however many workers there are. With room for one, it
+# would be refused while a smaller one is held.
 MIN_LARGEST = 2
 # Bodies, answers and unfinished lines of up to so many bytes are not counted and never refused: a connection buffers as much anyway.
 UNCOUNTED_BYTES = 2**16

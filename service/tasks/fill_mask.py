@@ -35,9 +35,9 @@ MAX_TARGETS = 1000
 # Of one target, which no vocabulary entry is longer than, and of all together.
 MAX_TARGET_CHARS = 256
 MAX_TARGETS_CHARS = 2**14
-# Of a candidate in the answer, without its `sequence`; its own token has a few more.
+# Bytes that a candidate takes in the answer, without its `sequence`; its own token has a few more.
 CANDIDATE_BYTES, PIECE_BYTES = 56 + SCORE_BYTES, 48
-# Of a candidate, without the tokens that are decoded for it.
+# Steps that a candidate takes, without the tokens that are decoded for it.
 CANDIDATE_STEPS = 4
 _VOCABULARY = 2**15  # tokens of a usual one, for the guess at admission
 _ID_HELD = 9  # an id of a whole text is as large as so many numbers of four bytes

@@ -22,7 +22,7 @@ from bertserve.service.text.words import Unit, Word, rebase
 MAX_WORDS = 384
 
 
-# Of a word in an answer, without the word, and in a run of its own.
+# Bytes that a word takes in an answer, without its text, and steps that it takes.
 WORD_BYTES, WORD_STEPS = 96 + SCORE_BYTES, 8
 
 

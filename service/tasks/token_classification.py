@@ -63,7 +63,7 @@ def split(label: str, scheme: Scheme) -> tuple[str, str]:
 TASK = "token-classification"
 MAX_IGNORED = 1000
 MAX_LABEL_CHARS = 1000
-# Of an entity in an answer, without its label and its word, and of a token until it is part of one.
+# Bytes that an entity takes in an answer, without its label and its text; steps that a token takes.
 ENTITY_BYTES, TOKEN_STEPS = 72 + SCORE_BYTES, 4
 ENTITIES_PER_PAUSE = 64  # about a millisecond
 Strategy = Literal["none", "simple", "first", "average", "max"]

@@ -240,9 +240,9 @@ def test_an_embedding_bundle_is_verified_on_data(source: Path, bundle: Path, tmp
     assert 0 == code
     assert checks["example cpu/int8"]["passed"]
     for precision, worst in (("int8", 1e-2), ("fp32", 1e-6)):
-        figures = checks[f"agreement cpu/{precision}"]["metrics"]
-        assert ("cosine", 2) == (figures["measure"], figures["decisions"])
-        assert 1 - worst < figures["worst"] <= figures["agreement"] <= 1
+        metrics = checks[f"agreement cpu/{precision}"]["metrics"]
+        assert ("cosine", 2) == (metrics["measure"], metrics["decisions"])
+        assert 1 - worst < metrics["worst"] <= metrics["agreement"] <= 1
 
 
 @pytest.mark.full_grid

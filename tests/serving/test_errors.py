@@ -15,8 +15,8 @@ from starlette.types import Message, Receive, Scope, Send
 from application import call, rejected
 from bertserve.service import errors
 from bertserve.service.errors import (
+    ERROR_STATUSES,
     INTERNAL,
-    TABLE,
     BertServeError,
     CallerError,
     MethodNotAllowedError,
@@ -49,26 +49,26 @@ def made(kind: type[BertServeError]) -> BertServeError:
 
 def test_every_error_of_a_request_is_in_the_table() -> None:
     """Each leaf under CallerError and ServerError has a status of its own, and nothing else stands in the table."""
-    assert set(TABLE) == {*leaves(CallerError), *leaves(ServerError)}
+    assert set(ERROR_STATUSES) == {*leaves(CallerError), *leaves(ServerError)}
 
 
 def test_errors_of_the_start_have_no_status() -> None:
     """What stops the process from starting is nothing to answer a request with."""
-    assert not any(issubclass(kind, StartError) for kind in TABLE)
+    assert not any(issubclass(kind, StartError) for kind in ERROR_STATUSES)
     assert {classify(made(kind)) for kind in leaves(StartError)} == {INTERNAL}
 
 
 def test_statuses_say_whose_fault_it_was() -> None:
     """A caller's errors are 4xx; the service's are 5xx, but for the 429 that asks the caller to wait."""
     for kind in leaves(CallerError):
-        assert 400 <= TABLE[kind][0] < 500
+        assert 400 <= ERROR_STATUSES[kind][0] < 500
     for kind in leaves(ServerError):
-        assert 500 <= TABLE[kind][0] < 600 or (kind is RefusedError and TABLE[kind][0] == 429)
+        assert 500 <= ERROR_STATUSES[kind][0] < 600 or (kind is RefusedError and ERROR_STATUSES[kind][0] == 429)
 
 
 def test_every_kind_has_a_name_of_its_own() -> None:
     """No two kinds share an `error_type`, so that it can be told from the answer."""
-    names = [name for _, name in TABLE.values()]
+    names = [name for _, name in ERROR_STATUSES.values()]
     assert len({*names, INTERNAL[1]}) == len(names) + 1
 
 
@@ -78,13 +78,13 @@ def test_the_tree_is_drawn_as_it_is() -> None:
     assert [kind.__name__ for kind in kinds if kind.__name__ not in (errors.__doc__ or "")] == []
 
 
-@pytest.mark.parametrize("kind", sorted(TABLE, key=lambda kind: kind.__name__))
+@pytest.mark.parametrize("kind", sorted(ERROR_STATUSES, key=lambda kind: kind.__name__))
 def test_every_error_has_the_one_shape(kind: type[BertServeError]) -> None:
     """The body of each error has exactly the three documented strings."""
     answer = response(made(kind), "r-1")
     body = ErrorBody.model_validate_json(answer.body)
-    assert body.model_dump() == {"error": "what was wrong", "error_type": TABLE[kind][1], "request_id": "r-1"}
-    assert answer.status_code == TABLE[kind][0]
+    assert body.model_dump() == {"error": "what was wrong", "error_type": ERROR_STATUSES[kind][1], "request_id": "r-1"}
+    assert answer.status_code == ERROR_STATUSES[kind][0]
 
 
 def test_a_refusal_says_when_to_come_back() -> None:
