@@ -37,11 +37,13 @@ class InferenceThread:
         run: What it runs now; None while it waits. Another object for each run, so that who watches one never meets the next.
         busy: Seconds that it had a batch, of batches that have ended, and when the present one began; None while it waits. One object for
             both, so that who reads it from another thread gets two that belong together.
+        long_step: Whether it has begun a step that takes long and cannot be interrupted.
     """
 
     handle: threading.Thread = field(init=False)
     run: Run | None = None
     busy: tuple[float, float | None] = (0.0, None)
+    long_step: bool = False
 
     def busy_s(self, now: float) -> float:
         """Returns the seconds that it had a batch, up to now."""

@@ -43,6 +43,12 @@ SMALL_PARTS, SPARE_PARTS = 64, 8
 # A long request that is so many seconds late no longer delays others alone: every second start goes to a short request, if one waits.
 LATE_S = 0.1
 
+# Predicted seconds of late long requests for each second of the short ones that wait with them: their runs are up to twice as long.
+LATE_PER_SHORT = 2.0
+
+# A step of more seconds, such as to tokenize a very long text, cannot be interrupted. One thread begins none while all others have one.
+LONG_STEP_S = 0.02
+
 # Seconds by which a batch-mate may always start after the head: while waits are this short, the best batch counts for more.
 OVERTAKEN_S = 0.1
 
@@ -73,6 +79,7 @@ class RequestQueue:
         self.queue_tokens = 0
         self.queue_items = 0
         self.queue_seconds = 0.0
+        self._long_seconds = 0.0  # the part of long requests, and of those of a share
         self.threads = threads
         self._reservations = Reservations()
         self._tie = count()
@@ -125,10 +132,11 @@ class RequestQueue:
             tokens = share.reservation(tokens, self.max_queue_tokens)
         is_small = share is None and tokens * SMALL_PARTS <= self.max_queue_tokens
         self._check_room(tokens, busy_s, is_small=is_small)
-        wait = self.wait_s(now, busy_s)
         before = _before_last(seconds, items)
+        is_short = before <= LONG_S and share is None
+        wait = self.wait_s(now, busy_s, is_short=is_short)
         # the last item of a long request, and a request of a share, wait for the later items of others too
-        last_wait = max(wait, (self.queue_seconds + busy_s) / self.threads) if before > LONG_S or share is not None else wait
+        last_wait = wait if is_short else max(wait, (self.queue_seconds + busy_s) / self.threads)
         # its own items count within the error only: otherwise a queue that is always as long as allowed would admit nothing but short texts
         left, own = deadline - now, before / self.threads
         if now + (max(PREDICTION_ERROR * last_wait, last_wait + own) if last_wait else 0.0) > deadline:
@@ -146,13 +154,14 @@ class RequestQueue:
             arrived=now,
             priority=now,
             slack_s=max(left - PREDICTION_ERROR * last_wait - own, 0.0),
+            is_short=share is None,
             is_small=is_small,
             predicted_wait_s=wait,
             share=share,
         )
         self._open_requests += 1
-        self._hold(request, tokens, seconds)
         self._enter_share(request, seconds, before)
+        self._hold(request, tokens, seconds)
         self._reservations.expect(request, items)
         return request
 
@@ -172,9 +181,20 @@ class RequestQueue:
                 retry_after_s=max(busy_s + self.queue_seconds * excess, 0.0) / self.threads,
             )
 
-    def wait_s(self, now: float, busy_s: float = 0.0) -> float:
-        """Returns the predicted seconds until an item that arrives now starts: what has priority over it, over all inference threads."""
-        return max(self.queue_seconds - self._reservations.seconds_after(now) + busy_s, 0.0) / self.threads
+    def wait_s(self, now: float, busy_s: float = 0.0, *, is_short: bool = True) -> float:
+        """Returns the predicted seconds until an item that arrives now starts: what has priority over it, over all inference threads.
+
+        Args:
+            now: The time.
+            busy_s: Seconds that the inference threads still need for what they run, together.
+            is_short: Whether it is of a short request, which late long ones delay only every second time.
+        """
+        later = self._reservations.seconds_after(now)
+        ahead = self.queue_seconds - later
+        if is_short and self._long_seconds:
+            short = max(self.queue_seconds - self._long_seconds, 0.0)
+            ahead = min(ahead, (1 + LATE_PER_SHORT) * short + LATE_S * self.threads)
+        return max(ahead + busy_s, 0.0) / self.threads
 
     def put(
         self,
@@ -237,7 +257,7 @@ class RequestQueue:
         self._hold(request, request.tokens, request.seconds)
         self.queue_items += len(work)
         request.place = next(self._tie)
-        heap = self._long_by_priority if request.is_long or request.share is not None else self._by_priority
+        heap = self._by_priority if request.is_short else self._long_by_priority
         heapq.heappush(heap, (first, request.place, request))
         self._watch(request)
 
@@ -287,7 +307,7 @@ class RequestQueue:
             request.share.answer_bytes += size - request.answer_bytes
             request.answer_bytes = size
 
-    def take(self, now: float, *, last_thread: bool = False) -> list[Item]:
+    def take(self, now: float, *, last_thread: bool = False, long_step: bool = True) -> list[Item]:
         """Takes the best batch there is: the item of the first priority and its best batch-mates; empty if nothing waits.
 
         Batch-mates have the head's key, and have waited nearly as long. The nearest lengths come first, and one joins as long as the batch
@@ -297,8 +317,9 @@ class RequestQueue:
         Args:
             now: The time.
             last_thread: Whether no other thread is free and others may come: then only requests of which nothing runs may start, so that none has all inference threads.
+            long_step: Whether a request may begin with a long step, of over `LONG_STEP_S`.
         """
-        head = self._first(now, last_thread)
+        head = self._first(now, last_thread, long_step)
         if head is None:
             return []
         batch = [head]
@@ -382,7 +403,7 @@ class RequestQueue:
         """
         before += request.started_s + request.finish_s
         if before > LONG_S and not request.is_long and request.share is None:  # all requests of a share together count as a long one
-            request.is_long = True
+            request.is_long, request.is_short = True, False
             self._long_requests += 1
         request.pace = PACE * max(1.0, self._long_requests / self.threads)
         if before * request.pace > request.slack_s:
@@ -423,6 +444,8 @@ class RequestQueue:
             request.share.tokens += tokens
         # float sums drift; an empty queue takes no time
         self.queue_seconds = self.queue_seconds + seconds if self.queue_tokens else 0.0
+        if not request.is_short:
+            self._long_seconds = self._long_seconds + seconds if self.queue_tokens else 0.0
 
     def _share(self, key: Hashable | None, tokens: int, cost: Cost, shape: Shape) -> float:
         """Returns the predicted seconds of an item, in a full batch of its like where it may share one."""
@@ -451,14 +474,14 @@ class RequestQueue:
             request.queued_s += now - request.queued_at
         self._clean(item)
 
-    def _first(self, now: float, last_thread: bool) -> Item | None:
+    def _first(self, now: float, last_thread: bool, long_step: bool) -> Item | None:
         """Returns the item that starts next: the one of the first priority, but of a late long request only every second time.
 
         Long requests are late when there are more of them, or they take longer, than was predicted when they were admitted. Without this, all
         short requests would wait as long as they are late.
         """
-        short = _first_of(self._by_priority, last_thread) if self._by_priority else None
-        long = _first_of(self._long_by_priority, last_thread) if self._long_by_priority else None
+        short = _first_of(self._by_priority, last_thread, long_step) if self._by_priority else None
+        long = _first_of(self._long_by_priority, last_thread, long_step) if self._long_by_priority else None
         if short is None or long is None:
             first = short or long
         elif self._last_was_long and now - long.priority > LATE_S:
@@ -493,7 +516,7 @@ class RequestQueue:
         return None
 
 
-def _first_of(heap: list[_Node], last_thread: bool) -> Item | None:
+def _first_of(heap: list[_Node], last_thread: bool, long_step: bool) -> Item | None:
     """Returns the waiting item of the first priority of a request that may start one; a request stays in the heap for as long as any of its waits."""
     passed: list[_Node] = []
     item = None
@@ -505,7 +528,7 @@ def _first_of(heap: list[_Node], last_thread: bool) -> Item | None:
             heapq.heappop(heap)
         elif request.items[0].priority > priority:
             heapq.heapreplace(heap, (request.items[0].priority, tie, request))
-        elif last_thread and request.running:
+        elif (last_thread and request.running) or (request.delay_s > LONG_STEP_S and not long_step):
             passed.append(heapq.heappop(heap))
         else:
             item = request.items[0]

@@ -51,10 +51,12 @@ class ScheduledRequest:
         wait_s: Seconds from its arrival until the first of its items that costs anything started.
         started_s: Predicted seconds of its items that have started.
         finish_s: Seconds that threads took to finish its stages: to tokenize and to decode.
-        delay_s: Seconds that count in the priorities of its items as if it had run so long already.
+        delay_s: Seconds that its next step takes after the item that waits for it, such as to tokenize a long text. They count in the priorities of its
+            items as if it had run so long already.
         pace: Times their seconds that its earlier items count in the priorities of its later ones.
         is_long: Whether it counts among the long requests.
         answer_bytes: Bytes of its answer, at most, as its share counts them.
+        is_short: Whether it may start before other requests that are late: it is not long, and of no share.
         is_small: Whether it was estimated at a small part of the queue.
         reserved_s: Predicted seconds of its waiting items whose start time is still to come.
         memory: Numbers of four bytes that it holds until it ends.
@@ -87,6 +89,7 @@ class ScheduledRequest:
     delay_s: float = 0.0
     pace: float = PACE
     is_long: bool = False
+    is_short: bool = True
     is_small: bool = False
     answer_bytes: int = 0
     reserved_s: float = 0.0

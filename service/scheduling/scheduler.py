@@ -21,7 +21,7 @@ from bertserve.service.errors import EngineError, ExpiredError, UnavailableError
 from bertserve.service.scheduling.completion_queue import CompletionQueue
 from bertserve.service.scheduling.concurrency import PeakConcurrency
 from bertserve.service.scheduling.inference_thread import InferenceThread, Run
-from bertserve.service.scheduling.request_queue import RequestQueue, predicted_s
+from bertserve.service.scheduling.request_queue import LONG_STEP_S, RequestQueue, predicted_s
 from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest
 from bertserve.service.scheduling.share import Share
 from bertserve.service.scheduling.stage import RequestResult, Stage, skip_empty
@@ -268,7 +268,8 @@ class Scheduler:
 
     def _serve_one(self, thread: InferenceThread) -> bool:
         """Runs one batch; false when the scheduler has stopped. A frame of its own, so that an inference thread that waits keeps nothing of its last one."""
-        if (taken := self._next_batch()) is None:
+        thread.long_step = False
+        if (taken := self._next_batch(thread)) is None:
             return False
         batch, multi_threaded = taken
         start = self._clock()
@@ -278,8 +279,8 @@ class Scheduler:
         thread.run = None
         return True
 
-    def _next_batch(self) -> tuple[list[Item], bool] | None:
-        """Blocks until there is a batch; None when the scheduler has stopped.
+    def _next_batch(self, thread: InferenceThread) -> tuple[list[Item], bool] | None:
+        """Blocks until there is a batch for a thread; None when the scheduler has stopped.
 
         Returns:
             The batch, and whether it may be a multi-threaded run.
@@ -288,7 +289,8 @@ class Scheduler:
             while not self._stopped:
                 now = self._clock()
                 self._close_expired(now)
-                if batch := self._queue.take(now, last_thread=self._keeps_last_thread(now)):
+                if batch := self._queue.take(now, last_thread=self._keeps_last_thread(now), long_step=self._may_begin_long_step()):
+                    thread.long_step = batch[0].request.delay_s > LONG_STEP_S
                     self._changed()
                     if self._waiting_threads and self._queue.queue_items:
                         self._condition.notify()  # it found nothing that it might take, and perhaps may now
@@ -303,6 +305,11 @@ class Scheduler:
     def _keeps_last_thread(self, now: float) -> bool:
         """Returns whether a request that runs leaves this thread to others: no other thread is free for them, and of late there were some."""
         return self._thread_count > 1 and not self._waiting_threads and self._callers.peak(now) > 1
+
+    def _may_begin_long_step(self) -> bool:
+        """Returns whether a thread may begin a step that takes long and cannot be interrupted: one thread is left to others, if there are several."""
+        alive = [thread for thread in self._threads if (run := thread.run) is None or not run.hung]
+        return sum(thread.long_step for thread in alive) < max(1, len(alive) - 1)
 
     def _may_run_multi_threaded(self, now: float) -> bool:
         self._concurrency.record(1 + self._running + self._queue.queue_items, now)

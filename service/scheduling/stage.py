@@ -23,7 +23,8 @@ class Stage:
         reserved_tokens: Maximum tokens of the following stages, which stay reserved.
         memory: Numbers of four bytes that the request holds until it ends.
         shape: Rows and longest tokens of a batch -> what it is run at, or None where it has too many rows.
-        delay_s: Seconds that its items count as if the request had run so long already: what is to be tokenized makes room for short texts.
+        delay_s: Seconds that `finish` takes, if it cannot be interrupted. They count as if the request had run so long already, so a text that is to be
+            tokenized makes room for short ones.
         expires: Whether the request's deadline ends it while this stage waits: not while only decoding is left.
         answer_bytes: Bytes of the request's answer, at most.
         run_multi_threaded: The same as `run` with several threads, for a multi-threaded run: no other run is active or waits.

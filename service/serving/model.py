@@ -214,7 +214,8 @@ class Model:
             if end - start > SLICE_S:
                 run.tokenize_s += end - start
                 run.note("tokenize", start, end, waits=True)
-                return _paused(partial(self._tokenize, run), memory=run.cost.memory_per_input)
+                next_s = run.requests[index].chars * SECONDS_PER_CHAR
+                return _paused(partial(self._tokenize, run), memory=run.cost.memory_per_input, delay_s=next_s)
             task = run.begun or run.spec.run(run.requests[index], run.model)
             try:
                 batch = next(task)
@@ -391,7 +392,7 @@ def _paused(
         proceed: What is called then; it returns the next stage or the value.
         reserved_tokens: Tokens to hold until then; the estimate of admission where it is None.
         memory: Numbers of four bytes that the request holds until it ends.
-        delay_s: Seconds that it counts as if the request had run so long already.
+        delay_s: Seconds that `proceed` takes, if it cannot be interrupted.
         answer_bytes: Bytes of the answer, at most, where that is known.
     """
     return Stage(

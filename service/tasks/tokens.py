@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from bertserve.service.errors import InvalidValueError
+from bertserve.service.errors import InvalidValueError, TooLargeError
 from bertserve.service.tasks.batch import PAUSE, Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import STOP, ForeignBody, TextOrTexts, body_config
 from bertserve.service.tasks.cost import TOKEN_HELD, Cost, text_bytes
@@ -22,6 +22,7 @@ TOKENIZE, DECODE = "tokenize", "decode"
 _CHARS_PER_TOKEN = 4  # of English
 TOKEN_BYTES, TOKEN_STEPS = 80, 2  # of its object in the answer, without its text
 TOKENS_PER_PAUSE = 1024
+MAX_IDS = 2**19  # that one request turns into texts
 OBJECT_HELD = 180  # numbers of four bytes that such an object takes in memory
 
 
@@ -143,8 +144,17 @@ _Ids = Annotated[list[_Id], STOP]
 
 
 def _lists(value: Any) -> Any:
-    """Returns a list of lists for a list of ids."""
-    return [value] if isinstance(value, list) and value and not isinstance(value[0], list) else value
+    """Returns a list of lists for a list of ids.
+
+    Raises:
+        TooLargeError: It has more ids than are allowed: to check each of them would take the event loop long.
+    """
+    if not isinstance(value, list) or not value:
+        return value
+    lists = value if isinstance(value[0], list) else [value]
+    if (count := sum(len(ids) for ids in lists if isinstance(ids, list))) > MAX_IDS:
+        raise TooLargeError("`ids` has {count} ids and {limit} are allowed; split the request.", count=count, limit=MAX_IDS)
+    return lists
 
 
 class DecodeBody(ForeignBody):

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertserve.service.errors import InvalidValueError, RefusedError, TooLargeError
-from bertserve.service.scheduling.request_queue import KEPT_ENDED, RequestQueue
+from bertserve.service.scheduling.request_queue import KEPT_ENDED, LATE_PER_SHORT, LATE_S, LONG_STEP_S, RequestQueue
 from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest, Shape, exact
 from bertserve.service.scheduling.share import MAX_ANSWER_BYTES, SHARE_FULL, Share
 
@@ -300,15 +300,15 @@ def test_the_predicted_wait_counts_what_comes_before() -> None:
     document = add(queue, *[60] * 10, now=0.0, cost=lambda rows, length: 1.0, key=None)
 
     assert [0.5, 0.5 + 1.5, 1.0, 3.5] == [
-        queue.wait_s(0.0),
-        queue.wait_s(0.0, busy_s=3.0),
-        queue.wait_s(2.0),
-        queue.wait_s(9.0),
+        queue.wait_s(0.0, is_short=False),
+        queue.wait_s(0.0, busy_s=3.0, is_short=False),
+        queue.wait_s(2.0, is_short=False),
+        queue.wait_s(9.0, is_short=False),
     ]
     queue.take(9.0)
-    assert 3.0 == queue.wait_s(9.0)
+    assert 3.0 == queue.wait_s(9.0, is_short=False)
     queue.close(document)
-    assert 0.0 == queue.wait_s(9.0)
+    assert 0.0 == queue.wait_s(9.0, is_short=False)
 
 
 def test_nothing_of_a_closed_document_counts() -> None:
@@ -327,11 +327,11 @@ def test_a_document_counts_by_its_parts_before_it_is_tokenized() -> None:
     queue = new_queue(threads=2)
     document = queue.admit(tokens=600, seconds=10.0, deadline=100.0, now=0.0, items=10)
 
-    assert [0.5, 1.0, 3.5] == [queue.wait_s(now) for now in (0.0, 2.0, 9.0)]
+    assert [0.5, 1.0, 3.5] == [queue.wait_s(now, is_short=False) for now in (0.0, 2.0, 9.0)]
     queue.put(document, None, [(60, None)] * 4, lambda rows, length: 1.0, 9.0)
-    assert 2.0 == queue.wait_s(9.0)
+    assert 2.0 == queue.wait_s(9.0, is_short=False)
     queue.close(document)
-    assert 0.0 == queue.wait_s(9.0)
+    assert 0.0 == queue.wait_s(9.0, is_short=False)
 
 
 def test_a_document_that_ends_before_it_is_tokenized_counts_no_more() -> None:
@@ -662,6 +662,19 @@ def test_a_request_that_runs_leaves_the_last_thread_to_others() -> None:
     assert [] == queue.take(0.001)
 
 
+def test_a_long_step_waits_until_a_thread_may_begin_one() -> None:
+    """A text that takes long to tokenize is passed over, and keeps its turn."""
+    queue = new_queue()
+    long = queue.admit(tokens=8, seconds=0.0, deadline=100.0, now=0.0)
+    long.delay_s = 2 * LONG_STEP_S
+    queue.put(long, None, [(0, None)], lambda rows, length: 0.0, 0.0, keep_estimate=True)
+    text = add(queue, 8, now=1.0)
+
+    assert [text] == [item.request for item in queue.take(1.0, long_step=False)]
+    assert [] == queue.take(1.0, long_step=False)
+    assert [long] == [item.request for item in queue.take(1.0)]
+
+
 def test_the_requests_of_a_share_hold_a_quarter_of_the_queue() -> None:
     """Before their tokens are known they count as many as there may be; then as many as there are, and those that start count no more."""
     queue, share = new_queue(), Share()
@@ -749,6 +762,22 @@ def test_late_documents_take_every_second_start_from_short_texts() -> None:
     assert [False, True] * 3 + [True] * 16 == order
     assert [item.request for item in queue.take(10.0)] == []
     assert all(text.wait_s == 1.0 for text in texts)
+
+
+def test_the_predicted_wait_of_a_text_counts_every_second_start_for_late_documents() -> None:
+    """It counts twice as many seconds of them as of the texts before it; a document waits for all of both."""
+    queue = new_queue(max_queue_tokens=10_000)
+    document = add(queue, *[60] * 10, now=0.0, cost=lambda rows, length: 1.0, key=None)
+    for _ in range(2):
+        add(queue, 5, now=20.0, cost=lambda rows, length: 1.0, key=None)
+
+    assert (1 + LATE_PER_SHORT) * 2.0 + LATE_S == queue.wait_s(20.0)
+    assert 12.0 == queue.wait_s(20.0, is_short=False)
+    queue.close(queue.admit(tokens=5, seconds=1.0, deadline=28.0, now=20.0))
+    with pytest.raises(RefusedError):
+        queue.admit(tokens=5, seconds=1.0, deadline=28.0, now=20.0, share=Share())
+    queue.close(document)
+    assert 2.0 == queue.wait_s(20.0)
 
 
 def test_a_document_that_is_not_late_keeps_its_turn() -> None:

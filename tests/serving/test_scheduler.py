@@ -17,7 +17,7 @@ import pytest
 import uvloop
 
 from bertserve.service.errors import EngineError, ExpiredError, InvalidValueError, RefusedError, UnavailableError
-from bertserve.service.scheduling.request_queue import RequestQueue
+from bertserve.service.scheduling.request_queue import LONG_STEP_S, RequestQueue
 from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest
 from bertserve.service.scheduling.scheduler import SWITCH_S, Scheduler
 from bertserve.service.scheduling.stage import RequestResult, Stage
@@ -65,9 +65,9 @@ class Watched(RequestQueue):
 
     in_vain = 0
 
-    def take(self, now: float, *, last_thread: bool = False) -> list[Item]:
+    def take(self, now: float, *, last_thread: bool = False, long_step: bool = True) -> list[Item]:
         """Takes the best batch there is."""
-        batch = super().take(now, last_thread=last_thread)
+        batch = super().take(now, last_thread=last_thread, long_step=long_step)
         self.in_vain += not batch
         return batch
 
@@ -539,11 +539,11 @@ class Broken(RequestQueue):
 
     broken = False
 
-    def take(self, now: float, *, last_thread: bool = False) -> list[Item]:
+    def take(self, now: float, *, last_thread: bool = False, long_step: bool = True) -> list[Item]:
         """Takes the best batch there is, or fails."""
         if self.broken:
             raise RuntimeError("a bug of the queue")
-        return super().take(now, last_thread=last_thread)
+        return super().take(now, last_thread=last_thread, long_step=long_step)
 
 
 def test_a_dead_thread_turns_readiness_red_and_fails_what_waits(scenario: Scenario) -> None:
@@ -1052,6 +1052,33 @@ def test_a_thread_stays_free_for_those_who_come(scenario: Scenario) -> None:
         assert ["a", "b", "c"] == (await listed).value
 
     scenario(check, threads=2, manual=True)
+
+
+def test_one_thread_begins_no_long_step_while_the_others_have_one(scenario: Scenario) -> None:
+    """Two texts that take long to tokenize do so one after the other, and a short text that comes meanwhile does not wait."""
+
+    async def check(bench: Bench) -> None:
+        gates = [threading.Event(), threading.Event()]
+        begun = threading.Semaphore(0)
+
+        def tokenize(gate: threading.Event) -> Callable[[Sequence[Any]], list[Any]]:
+            def finish(results: Sequence[Any]) -> list[Any]:
+                begun.release()
+                assert gate.wait(20)
+                return list(results)
+
+            return finish
+
+        long = [bench.submit(str(i), key=None, finish=tokenize(gate), delay_s=2 * LONG_STEP_S) for i, gate in enumerate(gates)]
+        await asyncio.to_thread(begun.acquire)
+        assert ["text"] == (await bench.submit("text")).value
+        assert not begun.acquire(blocking=False)
+        gates[0].set()
+        assert ["0"] == (await long[0]).value
+        gates[1].set()
+        assert ["1"] == (await long[1]).value
+
+    scenario(check, threads=2)
 
 
 def test_what_was_left_to_others_runs_when_nobody_comes(scenario: Scenario) -> None:

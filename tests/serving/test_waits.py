@@ -58,7 +58,6 @@ class Simulation:
     def arrive(self, *lengths: int) -> None:
         """Admits a request of texts of so many tokens, or refuses it."""
         estimate, busy_s = sum(COST(1, length) for length in lengths), self.busy_s()
-        predicted = self.queue.wait_s(self.now, busy_s)
         try:
             request = self.queue.admit(
                 tokens=sum(lengths), seconds=estimate, deadline=self.now + TIMEOUT_S, now=self.now, busy_s=busy_s, items=len(lengths)
@@ -66,7 +65,7 @@ class Simulation:
         except RefusedError as error:
             self.refusals.append(error.retry_after_s)
             return
-        self.waits[request] = [predicted]
+        self.waits[request] = [request.predicted_wait_s]
         if sum(lengths) > TOKENIZED_ON_A_THREAD:
             self.queue.put(request, None, [(0, lengths)], lambda rows, length: 0.0, self.now, keep_estimate=True)
         else:
