@@ -11,7 +11,7 @@ import numpy as np
 from bertserve.service.tasks.batch import PAUSE, Batch, ModelConfig, TaskModel, TaskRun, kept
 from bertserve.service.tasks.batch import begin as start
 from bertserve.service.tasks.cost import Budget
-from bertserve.service.tasks.decoding.scores import Row
+from bertserve.service.tasks.decoding import Row
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from fakes import Head
 

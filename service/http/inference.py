@@ -21,7 +21,7 @@ from bertserve.service.metrics import UNKNOWN
 from bertserve.service.serving.build import AppState
 from bertserve.service.serving.held_bytes import UNCOUNTED_BYTES, Reservation
 from bertserve.service.serving.model import Model
-from bertserve.service.serving.prediction import Prediction
+from bertserve.service.serving.work import Prediction
 from bertserve.service.tasks.batch import MAX_SPANS, ReadSpan
 from bertserve.service.wire.call import Call, Content, Incoming
 from bertserve.service.wire.routes import Route

@@ -19,7 +19,7 @@ from bertserve.service.http.errors import ErrorLog
 from bertserve.service.metrics import UNKNOWN, Metrics
 
 if TYPE_CHECKING:
-    from bertserve.service.serving.prediction import Prediction
+    from bertserve.service.serving.work import Prediction
     from bertserve.service.tracing.trace import Trace
     from bertserve.service.tracing.tracer import Attributes, Tracer
 

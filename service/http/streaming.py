@@ -25,10 +25,10 @@ from bertserve.service.http.errors import GONE, UNANSWERED, ErrorLog
 from bertserve.service.http.middleware import REQUEST_ID, of_request, recorded_trace
 from bertserve.service.http.responses import content_of
 from bertserve.service.metrics import UNKNOWN
-from bertserve.service.scheduling.share import SHARE_FULL, Share
+from bertserve.service.scheduling.scheduled_request import SHARE_FULL, Share
 from bertserve.service.serving.build import AppState
 from bertserve.service.serving.held_bytes import UNCOUNTED_BYTES, HeldBytes
-from bertserve.service.serving.prediction import Prediction
+from bertserve.service.serving.work import Prediction
 from bertserve.service.tracing.trace import Trace
 from bertserve.service.wire.call import Call, Incoming
 from bertserve.service.wire.routes import Route

@@ -1,10 +1,12 @@
-"""InferenceThread: a thread that runs batches, as others see it: what it holds, and what it runs now. Records, without rules of their own."""
+"""InferenceThread: a thread and its run; CompletionQueue: results to the event loop; PeakConcurrency: how many runs wanted a core of late."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from bertserve.service.scheduling.scheduled_request import Item
 
@@ -49,3 +51,70 @@ class InferenceThread:
         """Returns the seconds that it had a batch, up to now."""
         ended_s, since = self.busy
         return ended_s if since is None else ended_s + now - since
+
+
+class CompletionQueue:
+    """Sets results on futures of the loop that it was made in; a future that is done already is left alone."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._items: list[tuple[asyncio.Future[Any], Any, BaseException | None]] = []
+
+    def post(self, future: asyncio.Future[Any], result: Any, error: BaseException | None = None) -> None:
+        """Delivers a result, or an error, from any thread. Wakes the loop only if no earlier post did already."""
+        with self._lock:
+            self._items.append((future, result, error))
+            first = len(self._items) == 1
+        if first:
+            self._loop.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        with self._lock:
+            items, self._items = self._items, []
+        for future, result, error in items:
+            # its caller may have been cancelled since; setting it then would raise and lose the others
+            if future.done():
+                continue
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+
+WINDOW_S = 1.0
+
+
+class PeakConcurrency:
+    """The most runs at once, running or waiting, over the last one to two windows.
+
+    That nothing else runs now says little about the next few milliseconds: if texts arrive at random, a run on several cores soon shares them
+    with another run, and both take longer. If nothing else has run for a second or more, this is likely to continue.
+    """
+
+    def __init__(self, window_s: float = WINDOW_S) -> None:
+        """Starts with none.
+
+        Args:
+            window_s: Seconds of a window.
+        """
+        self._window_s = window_s
+        self._window = 0
+        self._now = 0
+        self._before = 0
+
+    def record(self, runs: int, now: float) -> None:
+        """Counts that so many runs wanted a core at `now`, in seconds of a clock that never goes back."""
+        self._turn(now)
+        self._now = max(self._now, runs)
+
+    def peak(self, now: float) -> int:
+        """Returns the most that were counted in this window and the one before."""
+        self._turn(now)
+        return max(self._now, self._before)
+
+    def _turn(self, now: float) -> None:
+        window = int(now // self._window_s)
+        if window != self._window:
+            self._before = self._now if window == self._window + 1 else 0
+            self._window, self._now = window, 0

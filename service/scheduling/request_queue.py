@@ -19,10 +19,19 @@ from math import inf
 from typing import Any
 
 from bertserve.service.errors import InvalidValueError, RefusedError, TooLargeError
-from bertserve.service.scheduling.group import Group
-from bertserve.service.scheduling.reservations import MAX_RESERVATIONS, Reservations
-from bertserve.service.scheduling.scheduled_request import PACE, Cost, Item, ScheduledRequest, Shape, exact
-from bertserve.service.scheduling.share import UNDERESTIMATED, Share
+from bertserve.service.scheduling.scheduled_request import (
+    MAX_RESERVATIONS,
+    PACE,
+    UNDERESTIMATED,
+    Cost,
+    Group,
+    Item,
+    Reservations,
+    ScheduledRequest,
+    Shape,
+    Share,
+    exact,
+)
 
 # Ended requests and items that can be kept in addition to the live ones, so that dropping them is rare.
 KEPT_ENDED = 64

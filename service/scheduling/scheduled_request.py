@@ -1,14 +1,16 @@
-"""ScheduledRequest and Item: what waits, as the queue and the inference threads see it. Records, without rules of their own."""
+"""What waits: ScheduledRequest and its Items; Share, which limits one stream; Group, items by length; Reservations, items that are due later."""
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from itertools import count
 from math import inf
 from typing import Any
 
-from bertserve.service.scheduling.share import Share
+from bertserve.service.errors import RefusedError
 
 Cost = Callable[[int, int], float]
 # rows and longest tokens of a batch -> the rows and length that it is run at; None where it has more rows than may run at once
@@ -132,3 +134,203 @@ class Item:
     def alive(self) -> bool:
         """Whether it may still start."""
         return self.waiting and self.request.open
+
+
+# A text of ASCII has at most four times the tokens that its characters let expect (`estimate_tokens`): one a character.
+UNDERESTIMATED = 4
+
+# A share is at most this part of the queue, so that a stream leaves room to other callers.
+PARTS_OF_QUEUE = 4
+
+# Most bytes of the answers that the requests of a share make at once, unless there is only one: the results take several times as much memory.
+MAX_ANSWER_BYTES = 2**23
+
+# Reason of a refusal: other requests of the share hold all that it may have.
+SHARE_FULL = "share_full"
+
+
+@dataclass(slots=True, eq=False)
+class Share:
+    """A part of the queue.
+
+    Attributes:
+        tokens: Tokens that its open requests hold.
+        answer_bytes: Bytes of the answers of its open requests, at most, as far as they are known.
+        requests: How many are open.
+        priority: Virtual start time of its next request: its requests start one after the other, as the items of one request do.
+    """
+
+    tokens: int = 0
+    answer_bytes: int = 0
+    requests: int = 0
+    priority: float = 0.0
+
+    def reservation(self, estimate: int, max_queue_tokens: int) -> int:
+        """Returns the tokens that a request holds until its real number is known: the largest possible one, up to a whole share.
+
+        A request that is larger than a share is the only one in it.
+
+        Args:
+            estimate: About how many tokens it has.
+            max_queue_tokens: Most tokens of the queue.
+
+        Raises:
+            RefusedError: Other requests leave no room for them; the reason is `SHARE_FULL`.
+        """
+        limit = max_queue_tokens // PARTS_OF_QUEUE
+        tokens = max(estimate, min(UNDERESTIMATED * estimate, limit))
+        if self.tokens and self.tokens + tokens > limit:
+            raise RefusedError(
+                "the lines of this stream have {tokens} tokens in the queue and {limit} are allowed; wait for their answers.",
+                tokens=self.tokens,
+                limit=limit,
+                reason=SHARE_FULL,
+                retry_after_s=0.0,
+            )
+        return tokens
+
+    def check_answer(self, own: int, size: int) -> None:
+        """Checks that an answer can be made at the same time as those of other requests.
+
+        Args:
+            own: Bytes that the request counts already.
+            size: Bytes of its answer.
+
+        Raises:
+            RefusedError: They have too many bytes together; the reason is `SHARE_FULL`.
+        """
+        others = self.answer_bytes - own
+        if others and others + size > MAX_ANSWER_BYTES:
+            raise RefusedError(
+                "the answers to other lines of this stream need {others} bytes and {limit} are allowed at once; wait for them.",
+                others=others,
+                limit=MAX_ANSWER_BYTES,
+                reason=SHARE_FULL,
+                retry_after_s=0.0,
+            )
+
+
+class Group:
+    """Items of one key by length; finds the nearest length that has any in a few machine words."""
+
+    def __init__(self) -> None:
+        """Starts without any."""
+        self.lengths = 0  # bit n is set when a live item of n tokens may be there
+        self._heaps: dict[int, list[tuple[float, int, Item]]] = {}
+
+    def push(self, tokens: int, item: tuple[float, int, Item]) -> None:
+        """Adds an item as `(priority, tie, item)`."""
+        heapq.heappush(self._heaps.setdefault(tokens, []), item)
+        self.lengths |= 1 << tokens
+
+    def first(self, tokens: int) -> Item | None:
+        """Returns the live item of that length of the first priority, dropping dead ones before it."""
+        heap = self._heaps.get(tokens, [])
+        while heap and not heap[0][2].alive:
+            heapq.heappop(heap)
+        if heap:
+            return heap[0][2]
+        self._heaps.pop(tokens, None)
+        self.lengths &= ~(1 << tokens)
+        return None
+
+    def longest_within(self, tokens: int, last_priority: float = inf) -> Item | None:
+        """Returns the first live item of the greatest length of at most `tokens`, of those with a priority of at most `last_priority`."""
+        shorter = self.lengths & ((1 << (tokens + 1)) - 1)
+        while shorter:
+            length = shorter.bit_length() - 1
+            if (item := self.first(length)) is not None and item.priority <= last_priority:
+                return item
+            shorter ^= 1 << length
+        return None
+
+    def shortest_over(self, tokens: int, last_priority: float = inf) -> Item | None:
+        """Returns the first live item of the least length over `tokens`, of those with a priority of at most `last_priority`."""
+        longer = self.lengths >> (tokens + 1)
+        while longer:
+            least = longer & -longer
+            if (item := self.first(tokens + least.bit_length())) is not None and item.priority <= last_priority:
+                return item
+            longer ^= least
+        return None
+
+
+# Parts in which an admitted request is counted until its items are known.
+MAX_RESERVATIONS = 16
+
+
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """Work that an admitted request will probably queue with a later priority.
+
+    Attributes:
+        request: Its request.
+        seconds: Predicted seconds that it takes of an inference thread.
+        priority: Virtual start time, as an item has it.
+        reserved: Whether it counts among those whose start time is still to come.
+    """
+
+    request: ScheduledRequest
+    seconds: float
+    priority: float
+    reserved: bool = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether the request's items are not known yet."""
+        return self.request.estimated and self.request.open
+
+
+class Reservations:
+    """Waiting items whose start time is still to come, and the seconds that they will take."""
+
+    def __init__(self) -> None:
+        """Starts without any."""
+        self._seconds = 0.0
+        self._items: list[tuple[float, int, Item | Reservation]] = []
+        self._tie = count()
+
+    def __len__(self) -> int:
+        """How many are kept, those that count no more included."""
+        return len(self._items)
+
+    def expect(self, request: ScheduledRequest, items: int) -> None:
+        """Counts about so many equal items of a request just admitted; each is due after the one before it."""
+        reservations = min(items, MAX_RESERVATIONS)
+        seconds = request.seconds / max(reservations, 1)  # a list without texts has none
+        for before in range(1, reservations):
+            self.add(Reservation(request, seconds, request.priority + request.pace * before * seconds))
+
+    def add(self, item: Item | Reservation) -> None:
+        """Counts an item until its start time has come, it starts, or its request ends."""
+        item.reserved = True
+        item.request.reserved_s += item.seconds
+        self._seconds += item.seconds
+        heapq.heappush(self._items, (item.priority, next(self._tie), item))
+
+    def drop(self, item: Item | Reservation) -> None:
+        """Counts an item no more: it has started, or its start time has come."""
+        if item.reserved:
+            item.reserved = False
+            item.request.reserved_s -= item.seconds
+            self._seconds -= item.seconds
+
+    def drop_all(self, request: ScheduledRequest) -> None:
+        """Counts a request's items no more: it has ended, or they are known now."""
+        self._seconds -= request.reserved_s
+        request.reserved_s = 0.0
+
+    def let_go(self) -> None:
+        """Forgets items that have started or ended."""
+        self._items = [item for item in self._items if item[2].alive and item[2].reserved]
+        heapq.heapify(self._items)
+
+    def seconds_after(self, now: float) -> float:
+        """Returns the predicted seconds of waiting items that rank after `now`."""
+        while self._items and (self._items[0][0] <= now or not self._items[0][2].alive):
+            item = heapq.heappop(self._items)[2]
+            if item.alive:
+                self.drop(item)
+        if not self._items:
+            self._seconds = 0.0  # float sums drift
+        return self._seconds

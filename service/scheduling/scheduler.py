@@ -18,12 +18,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bertserve.service.errors import EngineError, ExpiredError, UnavailableError
-from bertserve.service.scheduling.completion_queue import CompletionQueue
-from bertserve.service.scheduling.concurrency import PeakConcurrency
-from bertserve.service.scheduling.inference_thread import InferenceThread, Run
+from bertserve.service.scheduling.inference_thread import CompletionQueue, InferenceThread, PeakConcurrency, Run
 from bertserve.service.scheduling.request_queue import LONG_STEP_S, RequestQueue, predicted_s
-from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest
-from bertserve.service.scheduling.share import Share
+from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest, Share
 from bertserve.service.scheduling.stage import RequestResult, Stage, skip_empty
 from bertserve.service.scheduling.watchdog import HUNG_FLOOR_S, Watchdog
 

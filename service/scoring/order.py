@@ -14,7 +14,7 @@ from bertserve.service.scoring.row import Answer, Row
 from bertserve.service.scoring.text_lines import DELIMITERS
 from bertserve.service.serving.build import build
 from bertserve.service.serving.model import Model
-from bertserve.service.serving.prediction import Prediction
+from bertserve.service.serving.work import Prediction
 from bertserve.service.settings import Settings
 
 # Of a chunk: enough for the batches of a GPU, and on a CPU a second or two.

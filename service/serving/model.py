@@ -18,12 +18,10 @@ from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.errors import BertServeError, ExpiredError, RefusedError, TooLargeError
 from bertserve.service.metrics import ModelMetrics
-from bertserve.service.scheduling.fixed_batches import in_fixed_batches
+from bertserve.service.scheduling.scheduled_request import Share
 from bertserve.service.scheduling.scheduler import Scheduler
-from bertserve.service.scheduling.share import Share
-from bertserve.service.scheduling.stage import RequestResult, Stage
-from bertserve.service.serving.prediction import Prediction, begun_prediction
-from bertserve.service.serving.work import RequestRun, TaskInput, Work, trace_run
+from bertserve.service.scheduling.stage import RequestResult, Stage, in_fixed_batches
+from bertserve.service.serving.work import Prediction, RequestRun, TaskInput, Work, begun_prediction, trace_run
 from bertserve.service.tasks.batch import PAUSE, TaskModel
 from bertserve.service.tasks.catalog import TASKS, tasks_of
 from bertserve.service.tasks.cost import MAX_CHARS, Budget, Cost

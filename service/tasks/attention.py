@@ -18,9 +18,8 @@ from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import TaskBody, TaskParameters, body_config
 from bertserve.service.tasks.classify import TextsOrPairs
 from bertserve.service.tasks.cost import NUMBER_BYTES, Cost, text_bytes
-from bertserve.service.tasks.decoding.scores import Floats
-from bertserve.service.tasks.form import Form, FormField
-from bertserve.service.tasks.spec import Derivation, TaskSpec, inputs_body
+from bertserve.service.tasks.decoding import Floats
+from bertserve.service.tasks.spec import Derivation, Form, FormField, TaskSpec, inputs_body
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
 
 TASK = "attention"

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from bertserve.service.bundle.manifest import Activation, Embedding, MaskToken
 from bertserve.service.tasks.cost import NOTHING, Budget, Cost
-from bertserve.service.tasks.decoding.scores import Row
+from bertserve.service.tasks.decoding import Row
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 
 # Windows of a text that are told of.

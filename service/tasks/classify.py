@@ -20,11 +20,9 @@ from bertserve.service.tasks import occlusion
 from bertserve.service.tasks.batch import EMPTY, Batch, ReadSpan, TaskModel, TaskRun, spans_read
 from bertserve.service.tasks.body import LIST, PAIR, STOP, TEXT, Closed, Stride, TaskBody, TaskParameters, body_config, lower, one_of
 from bertserve.service.tasks.cost import NOTHING, SCORE_BYTES, Cost, longest_label
-from bertserve.service.tasks.decoding.scores import Floats, Row, activate, best_first
-from bertserve.service.tasks.form import Form, FormExample, FormField
+from bertserve.service.tasks.decoding import Floats, Row, activate, best_first
 from bertserve.service.tasks.occlusion import Part, WordImportance
-from bertserve.service.tasks.spec import TaskSpec
-from bertserve.service.tasks.tensor_form import INPUTS, TensorField, labeled_form
+from bertserve.service.tasks.spec import INPUTS, Form, FormExample, FormField, TaskSpec, TensorField, labeled_form
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
 from bertserve.service.text.windows import default_stride, kept_of_pair, windows
 from bertserve.service.text.words import Unit, words_of

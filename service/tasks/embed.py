@@ -30,10 +30,8 @@ from bertserve.service.tasks.body import (
     one_of,
 )
 from bertserve.service.tasks.cost import NUMBER_BYTES, Cost
-from bertserve.service.tasks.decoding.scores import Floats, Row
-from bertserve.service.tasks.form import Form, FormField
-from bertserve.service.tasks.spec import TaskSpec
-from bertserve.service.tasks.tensor_form import TensorField, TensorForm, Values
+from bertserve.service.tasks.decoding import Floats, Row
+from bertserve.service.tasks.spec import Form, FormField, TaskSpec, TensorField, TensorForm, Values
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
 from bertserve.service.text.windows import kept_tokens
 

@@ -21,11 +21,9 @@ from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.batch import PAUSE, Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import TaskBody, TaskParameters, TextOrTexts, body_config
 from bertserve.service.tasks.cost import SCORE_BYTES, Cost, text_bytes, tokens_of_steps
-from bertserve.service.tasks.decoding.scores import Floats, Row, activate
-from bertserve.service.tasks.form import Form, FormField
+from bertserve.service.tasks.decoding import Floats, Row, activate
 from bertserve.service.tasks.joint_masks import DEFAULT_BEAM, MAX_BEAM, MAX_JOINT_MASKS, Pieces, prepare, search
-from bertserve.service.tasks.spec import TaskSpec
-from bertserve.service.tasks.tensor_form import TensorForm
+from bertserve.service.tasks.spec import Form, FormField, TaskSpec, TensorForm
 from bertserve.service.text.filling import CONTEXT, SHORT_TOKENS, Fillings
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
 

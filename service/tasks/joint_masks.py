@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.batch import Batch, TaskRun
 from bertserve.service.tasks.cost import Cost
-from bertserve.service.tasks.decoding.scores import Floats, Row
+from bertserve.service.tasks.decoding import Floats, Row
 from bertserve.service.text.filling import Fillings
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 

@@ -19,10 +19,8 @@ from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.batch import PAUSE, Batch, TaskModel, TaskRun
 from bertserve.service.tasks.body import LIST, PAIR, STOP, Closed, TaskBody, TaskParameters, body_config, one_of
 from bertserve.service.tasks.cost import SCORE_BYTES, Cost, text_bytes
-from bertserve.service.tasks.decoding.scores import activate, best_first
-from bertserve.service.tasks.form import Form, FormField
-from bertserve.service.tasks.spec import TaskSpec
-from bertserve.service.tasks.tensor_form import TensorField, scored_by_index
+from bertserve.service.tasks.decoding import activate, best_first
+from bertserve.service.tasks.spec import Form, FormField, TaskSpec, TensorField, scored_by_index
 from bertserve.service.text.tokenizer import estimate_tokens
 
 TASK = "multiple-choice"

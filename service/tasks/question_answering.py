@@ -20,12 +20,21 @@ from bertserve.service.tasks import occlusion
 from bertserve.service.tasks.batch import PAUSE, Batch, TaskModel, TaskRun, copied, spans_read
 from bertserve.service.tasks.body import LIST, PAIR, STOP, Closed, OffsetUnit, TaskBody, TaskParameters, body_config, lower, one_of
 from bertserve.service.tasks.cost import NOTHING, SCORE_BYTES, TOKEN_HELD, Cost, text_bytes, tokens_of_steps
-from bertserve.service.tasks.decoding.scores import Floats, Row, activate
-from bertserve.service.tasks.decoding.spans import BestAnswers, SpanTexts, SummedAnswers, longest_answer, score_spans
-from bertserve.service.tasks.form import CHRONICLE, Form, FormExample, FormField
+from bertserve.service.tasks.decoding import BestAnswers, Floats, Row, SpanTexts, SummedAnswers, activate, longest_answer, score_spans
 from bertserve.service.tasks.occlusion import Part, WordImportance
-from bertserve.service.tasks.spec import TaskSpec
-from bertserve.service.tasks.tensor_form import SCORE, TensorField, TensorForm, Values, floats, objects
+from bertserve.service.tasks.spec import (
+    CHRONICLE,
+    SCORE,
+    Form,
+    FormExample,
+    FormField,
+    TaskSpec,
+    TensorField,
+    TensorForm,
+    Values,
+    floats,
+    objects,
+)
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
 from bertserve.service.text.windows import windows
 from bertserve.service.text.words import Word, most_within, rebase, words_of

@@ -20,10 +20,8 @@ from bertserve.service.tasks import classify
 from bertserve.service.tasks.batch import PAUSE, Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import STOP, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config
 from bertserve.service.tasks.cost import SCORE_BYTES, Cost, text_bytes
-from bertserve.service.tasks.decoding.scores import activate, best_first
-from bertserve.service.tasks.form import Form, FormField
-from bertserve.service.tasks.spec import Derivation, TaskSpec
-from bertserve.service.tasks.tensor_form import TensorField, scored_by_index
+from bertserve.service.tasks.decoding import activate, best_first
+from bertserve.service.tasks.spec import Derivation, Form, FormField, TaskSpec, TensorField, scored_by_index
 from bertserve.service.text.tokenizer import estimate_tokens
 
 TASK = "text-ranking"

@@ -13,9 +13,7 @@ from bertserve.service.tasks import embed
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import STOP, Closed, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config, lower
 from bertserve.service.tasks.cost import SCORE_BYTES, Cost
-from bertserve.service.tasks.form import Form, FormField
-from bertserve.service.tasks.spec import Derivation, TaskSpec
-from bertserve.service.tasks.tensor_form import SCORE, TensorField, TensorForm, floats
+from bertserve.service.tasks.spec import SCORE, Derivation, Form, FormField, TaskSpec, TensorField, TensorForm, floats
 
 TASK = "sentence-similarity"
 

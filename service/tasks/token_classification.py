@@ -20,10 +20,8 @@ from bertserve.service.tasks.batch import PAUSE, Batch, TaskModel, TaskRun, copi
 from bertserve.service.tasks.body import OffsetUnit, Stride, TaskBody, TaskParameters, TextOrTexts, body_config, lower
 from bertserve.service.tasks.classify import logit_widths, require_labels
 from bertserve.service.tasks.cost import SCORE_BYTES, TOKEN_HELD, Cost, longest_label, text_bytes, tokens_of_steps
-from bertserve.service.tasks.decoding.scores import Floats, activate
-from bertserve.service.tasks.form import CHRONICLE, Form, FormExample, FormField
-from bertserve.service.tasks.spec import TaskSpec
-from bertserve.service.tasks.tensor_form import TensorForm
+from bertserve.service.tasks.decoding import Floats, activate
+from bertserve.service.tasks.spec import CHRONICLE, Form, FormExample, FormField, TaskSpec, TensorForm
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
 from bertserve.service.text.windows import default_stride, windows
 from bertserve.service.text.words import rebase

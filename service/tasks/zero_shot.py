@@ -21,10 +21,8 @@ from bertserve.service.tasks.batch import EMPTY, PAUSE, Batch, ModelConfig, Task
 from bertserve.service.tasks.body import TaskBody, TaskParameters, TextOrTexts, body_config
 from bertserve.service.tasks.classify import LABEL_BYTES, LabelScore
 from bertserve.service.tasks.cost import Cost, text_bytes
-from bertserve.service.tasks.decoding.scores import Row, activate
-from bertserve.service.tasks.form import Form, FormField
-from bertserve.service.tasks.spec import Derivation, TaskSpec, inputs_body
-from bertserve.service.tasks.tensor_form import INPUTS, labeled_form
+from bertserve.service.tasks.decoding import Row, activate
+from bertserve.service.tasks.spec import INPUTS, Derivation, Form, FormField, TaskSpec, inputs_body, labeled_form
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
 from bertserve.service.text.windows import kept_tokens
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from bertserve.service.serving.model import Model
-from bertserve.service.serving.prediction import Prediction
 from bertserve.service.serving.registry import Registry
+from bertserve.service.serving.work import Prediction
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.spec import TaskSpec
 

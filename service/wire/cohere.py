@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, Tag
 
 from bertserve.service.errors import InvalidValueError
-from bertserve.service.serving.prediction import Prediction
+from bertserve.service.serving.work import Prediction
 from bertserve.service.tasks import rerank
 from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.tasks.body import PAIR, STOP, TEXT, ForeignBody, body_config, one_of

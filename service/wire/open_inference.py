@@ -10,12 +10,11 @@ import numpy as np
 
 from bertserve.service.errors import InvalidValueError, NotFoundError, TooLargeError
 from bertserve.service.serving.model import Model
-from bertserve.service.serving.prediction import Prediction
+from bertserve.service.serving.work import Prediction
 from bertserve.service.tasks import raw_outputs
 from bertserve.service.tasks.body import Limits, TaskBody
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.spec import TaskSpec
-from bertserve.service.tasks.tensor_form import INPUTS, TensorForm, Values
+from bertserve.service.tasks.spec import INPUTS, TaskSpec, TensorForm, Values
 from bertserve.service.wire.call import Call, Incoming
 from bertserve.service.wire.infer_body import HEADER_LENGTH, InferOutput, Output, Tensor, read_infer_body, shown_count, write_infer_answer
 from bertserve.service.wire.json_text import to_json

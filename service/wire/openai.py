@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from bertserve.service.errors import InvalidValueError
-from bertserve.service.serving.prediction import Prediction
+from bertserve.service.serving.work import Prediction
 from bertserve.service.tasks import embed
 from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.tasks.body import ForeignBody, TextOrTexts, body_config

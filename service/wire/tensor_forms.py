@@ -9,7 +9,7 @@ from typing import Any
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.tensor_form import TensorField, TensorForm
+from bertserve.service.tasks.spec import TensorField, TensorForm
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 MASK_INDEX = "mask_index"  # of the raw outputs of a model that fills masks: row and position of each mask

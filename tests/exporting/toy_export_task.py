@@ -14,7 +14,7 @@ from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import TaskBody, TaskParameters, body_config
 from bertserve.service.tasks.cost import Cost
-from bertserve.service.tasks.decoding.scores import activate
+from bertserve.service.tasks.decoding import activate
 from bertserve.service.tasks.spec import TaskSpec
 
 NAME = "text-grading"

@@ -15,7 +15,7 @@ import tiny
 from application import LONG, Send, answered, ask, assert_same, call, classify, play, post, refused, rejected, started
 from bertserve.service.http.inference import _answer
 from bertserve.service.serving.build import build
-from bertserve.service.serving.prediction import Prediction
+from bertserve.service.serving.work import Prediction
 from bertserve.service.settings import Settings
 from bertserve.service.tasks import fill_mask
 from bertserve.service.wire.call import Content

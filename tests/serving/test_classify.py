@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bertserve.service.bundle import files
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import classify
-from bertserve.service.tasks.decoding.scores import activate, best_first
+from bertserve.service.tasks.decoding import activate, best_first
 from bertserve.service.text.tokenizer import Tokenizer
 from fakes import Head
 from task_runs import decode, encode

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertserve.service.scheduling.concurrency import PeakConcurrency
+from bertserve.service.scheduling.inference_thread import PeakConcurrency
 
 
 def test_a_peak_lasts_for_a_window_and_at_most_two() -> None:

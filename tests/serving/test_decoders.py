@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 import tiny
 from bertserve.service.bundle import files
 from bertserve.service.errors import InvalidValueError
-from bertserve.service.tasks import fill_mask, question_answering, token_classification
-from bertserve.service.tasks.decoding import spans
-from bertserve.service.tasks.decoding.scores import Floats, activate
+from bertserve.service.tasks import decoding, fill_mask, question_answering, token_classification
+from bertserve.service.tasks.decoding import Floats, activate
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 from bertserve.service.text.windows import windows
 from fakes import Head
@@ -517,6 +516,6 @@ def test_targets_without_a_token_are_an_error() -> None:
 def test_every_span_is_yielded_once_best_first(scores: list[int], at_least: int) -> None:
     """However many spans are asked for, none is skipped or repeated between the portions that they are sorted in."""
     starts, ends = np.arange(len(scores)), np.arange(len(scores))
-    found = list(spans._best_first(starts, ends, np.array(scores, dtype=np.float32), at_least))
+    found = list(decoding._best_first(starts, ends, np.array(scores, dtype=np.float32), at_least))
 
     assert sorted(range(len(scores)), key=lambda i: (-scores[i], i)) == found

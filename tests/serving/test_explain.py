@@ -19,7 +19,7 @@ from bertserve.service.backend.onnx_engine import OnnxEngine, Row
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.tasks import classify, question_answering
 from bertserve.service.tasks.batch import Batch
-from bertserve.service.tasks.decoding.scores import activate
+from bertserve.service.tasks.decoding import activate
 from bertserve.service.tasks.occlusion import MAX_WORDS
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.text.words import Word, most_within, words_of

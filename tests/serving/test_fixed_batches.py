@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from bertserve.service.scheduling.fixed_batches import in_fixed_batches
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
-from bertserve.service.scheduling.stage import Stage
+from bertserve.service.scheduling.stage import Stage, in_fixed_batches
 
 
 def stage(lengths: list[int], ran: list[list[str]], *, key: Any = "model", finish: Any = list) -> Stage:

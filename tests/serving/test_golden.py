@@ -17,7 +17,7 @@ from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle import files
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.body import Limits
-from bertserve.service.tasks.decoding.scores import Row, activate
+from bertserve.service.tasks.decoding import Row, activate
 from bertserve.service.text.tokenizer import Tokenizer
 from bertserve.service.wire.reading import read_body
 from fakes import Head

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from bertserve.service.errors import InvalidValueError, RefusedError, TooLargeError
 from bertserve.service.scheduling.request_queue import KEPT_ENDED, LATE_PER_SHORT, LATE_S, LONG_STEP_S, RequestQueue
-from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest, Shape, exact
-from bertserve.service.scheduling.share import MAX_ANSWER_BYTES, SHARE_FULL, Share
+from bertserve.service.scheduling.scheduled_request import MAX_ANSWER_BYTES, SHARE_FULL, Item, ScheduledRequest, Shape, Share, exact
 
 KEY = "model"
 

@@ -13,9 +13,7 @@ from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun
 from bertserve.service.tasks.body import Closed, TaskBody, TaskParameters, body_config
 from bertserve.service.tasks.cost import Cost
-from bertserve.service.tasks.form import Form, FormField
-from bertserve.service.tasks.spec import TaskSpec
-from bertserve.service.tasks.tensor_form import TensorField, TensorForm, Values
+from bertserve.service.tasks.spec import Form, FormField, TaskSpec, TensorField, TensorForm, Values
 
 TASK = "pair-counting"
 

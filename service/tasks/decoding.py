@@ -1,8 +1,11 @@
-"""Token spans of a passage's windows to the best answers: scored window by window, so that memory holds those of one."""
+"""Logits to scores and their order, and token spans to the best answers. Pure numpy, float32.
+
+Spans are scored window by window, so memory holds those of one window.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -11,8 +14,36 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from bertserve.service.bundle.manifest import Activation
 from bertserve.service.tasks.cost import Budget
-from bertserve.service.tasks.decoding.scores import Floats
+
+Floats = NDArray[np.float32]
+Row = Mapping[str, NDArray[Any]]  # one text's graph outputs by name, float32, or what its task keeps of them
+
+
+def activate(logits: Floats, activation: Activation) -> Floats:
+    """Returns the scores of logits, float32 of the same shape.
+
+    `softmax` runs over the last axis with its true maximum subtracted; `sigmoid` is per value and never overflows;
+    `none` returns the logits.
+    """
+    logits = logits.astype(np.float32, copy=False)
+    if activation == "softmax":
+        exponentials: Floats = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        shares: Floats = exponentials / exponentials.sum(axis=-1, keepdims=True)
+        return shares
+    if activation == "sigmoid":
+        # exp of minus the magnitude is at most 1, whichever sign the logit has
+        decay: Floats = np.exp(-np.abs(logits))
+        odds: Floats = (np.where(logits >= 0, 1, decay) / (1 + decay)).astype(np.float32)
+        return odds
+    return logits
+
+
+def best_first(scores: Floats, top_k: int | None = None) -> list[int]:
+    """Returns indices of a one-dimensional array by falling score, equal ones by rising index, at most `top_k`."""
+    return [int(i) for i in np.argsort(-scores, kind="stable")[:top_k]]
+
 
 # Of a span that is made an answer: so much, and more for a long text.
 ANSWER_STEPS, CHARS_PER_STEP = 4, 256
