@@ -15,10 +15,10 @@ import hypothesis
 import pytest
 
 import tiny
-from bertserve.service.http import responses
+from bertserve.service.http import throttled
 
 # `bert-serve`, but for the time between two runs of what is throttled
-BERT_SERVE = "import sys; from bertserve.service.http import responses; responses.INTERVAL_S = 0.0; from bertserve.service.cli import main; sys.exit(main())"
+BERT_SERVE = "import sys; from bertserve.service.http import throttled; throttled.INTERVAL_S = 0.0; from bertserve.service.cli import main; sys.exit(main())"
 ROOT = Path(__file__).parent.parent
 # An example takes as long as the machine makes it: what else runs there must not fail a test.
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -45,7 +45,7 @@ def no_settings_from_outside() -> Iterator[None]:
 def metrics_need_no_wait() -> Iterator[None]:
     """Tests read /metrics often, and not for its cost; tests/serving/test_throttled.py is about that."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(responses, "INTERVAL_S", 0.0)
+        patch.setattr(throttled, "INTERVAL_S", 0.0)
         yield
 
 

@@ -13,7 +13,8 @@ from starlette.responses import Response
 from bertserve.service import __version__
 from bertserve.service.http.auth import METRICS, AdminEndpoint, KeyEndpoint, MetricsEndpoint, ProbeEndpoint
 from bertserve.service.http.openapi import endpoints, error_responses
-from bertserve.service.http.responses import Throttled, check_ready, json_answer, probed
+from bertserve.service.http.responses import check_ready, json_answer, probed
+from bertserve.service.http.throttled import Throttled
 from bertserve.service.metrics import CONTENT_TYPE
 from bertserve.service.serving.build import AppState
 from bertserve.service.serving.model import Model

@@ -15,7 +15,8 @@ from bertserve.service.http.auth import AdminEndpoint, KeyEndpoint, ProbeEndpoin
 from bertserve.service.http.inference import read_raw
 from bertserve.service.http.middleware import HEADERS
 from bertserve.service.http.openapi import endpoints, error_responses
-from bertserve.service.http.responses import Throttled, check_ready, json_answer, probed
+from bertserve.service.http.responses import check_ready, json_answer, probed
+from bertserve.service.http.throttled import Throttled
 from bertserve.service.serving.build import AppState
 from bertserve.service.serving.model import Model
 from bertserve.service.wire.open_inference import check_version

@@ -1,11 +1,10 @@
-"""Answers as bytes: of a call, and of routes that run no models; that the service or a model is not ready; and costly pages, made once for all."""
+"""Answers as bytes: of a call, and of routes that run no models; and that the service or a model is not ready."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -82,36 +81,3 @@ def probed(find: Callable[[], Model]) -> Model:
         return find()
     except NotFoundError:
         raise NotFoundError("no such model is loaded; GET /models lists the models.") from None
-
-
-INTERVAL_S = 1.0
-T = TypeVar("T")
-
-
-class Throttled(Generic[T]):
-    """Runs a function in a thread at most once per second.
-
-    Calls that come in between wait for the next run and share its result. A result is never older than its call, so that a caller who
-    compares two results sees all that happened between the calls.
-    """
-
-    def __init__(self, function: Callable[[], T]) -> None:
-        """Creates it; `function` is called in threads, one call at a time."""
-        self._function = function
-        self._next: asyncio.Task[T] | None = None
-        self._started = -math.inf
-        self._lock = asyncio.Lock()
-
-    async def __call__(self) -> T:
-        """Returns the result of a run that starts now or within a second."""
-        if self._next is None:
-            self._next = asyncio.create_task(self._run())
-        return await asyncio.shield(self._next)  # the others want it also when this caller leaves
-
-    async def _run(self) -> T:
-        loop = asyncio.get_running_loop()
-        async with self._lock:
-            await asyncio.sleep(max(self._started + INTERVAL_S - loop.time(), 0))
-            self._next = None  # from here on the result may miss what a later call has to see
-            self._started = loop.time()
-            return await asyncio.to_thread(self._function)

@@ -131,12 +131,7 @@ class RequestQueue:
             RefusedError: It does not fit now, into the queue or its share, or would probably not start before its deadline.
         """
         if tokens > self.max_queue_tokens:
-            raise TooLargeError(
-                "the request has about {tokens} tokens and the queue holds {max_queue_tokens}; split it; the operator "
-                "can raise --max-queue-tokens.",
-                tokens=tokens,
-                max_queue_tokens=self.max_queue_tokens,
-            )
+            raise _larger_than_queue(tokens, self.max_queue_tokens)
         if share is not None:
             tokens = share.reservation(tokens, self.max_queue_tokens)
         is_small = share is None and tokens * SMALL_PARTS <= self.max_queue_tokens
@@ -149,13 +144,7 @@ class RequestQueue:
         # its own items count within the error only: otherwise a queue that is always as long as allowed would admit nothing but short texts
         left, own = deadline - now, before / self.threads
         if now + (max(PREDICTION_ERROR * last_wait, last_wait + own) if last_wait else 0.0) > deadline:
-            raise RefusedError(
-                "the queue is about {wait:.1f} s long, so the request would probably miss its deadline; try again "
-                "later, or allow more time.",
-                wait=last_wait,
-                reason="deadline",
-                retry_after_s=last_wait - min(left / PREDICTION_ERROR, left - own),
-            )
+            raise _too_late(last_wait, retry_after_s=last_wait - min(left / PREDICTION_ERROR, left - own))
         request = ScheduledRequest(
             deadline=deadline,
             tokens=tokens,
@@ -236,12 +225,7 @@ class RequestQueue:
         """
         longest = max(tokens for tokens, _ in work)
         if _area(shape(1, longest)) > self.max_batch_tokens:
-            raise InvalidValueError(
-                "the text has {longest} tokens and a batch takes {max_batch_tokens}; shorten it; the operator can "
-                "raise --max-batch-tokens.",
-                longest=longest,
-                max_batch_tokens=self.max_batch_tokens,
-            )
+            raise _longer_than_batch(longest, self.max_batch_tokens)
         if not request.open:
             return
         self._check_underestimated(request, reserved_tokens + sum(tokens for tokens, _ in work))
@@ -549,6 +533,31 @@ def _first_of(heap: list[_Node], last_thread: bool, long_step: bool) -> Item | N
 def _before_last(seconds: float, items: int) -> float:
     """Returns the predicted seconds of a request before its last item, of `items` about equal ones."""
     return seconds - seconds / max(items, 1)
+
+
+def _larger_than_queue(tokens: int, most: int) -> TooLargeError:
+    return TooLargeError(
+        "the request has about {tokens} tokens and the queue holds {max_queue_tokens}; split it; the operator can raise --max-queue-tokens.",
+        tokens=tokens,
+        max_queue_tokens=most,
+    )
+
+
+def _too_late(wait: float, *, retry_after_s: float) -> RefusedError:
+    return RefusedError(
+        "the queue is about {wait:.1f} s long, so the request would probably miss its deadline; try again later, or allow more time.",
+        wait=wait,
+        reason="deadline",
+        retry_after_s=retry_after_s,
+    )
+
+
+def _longer_than_batch(tokens: int, most: int) -> InvalidValueError:
+    return InvalidValueError(
+        "the text has {tokens} tokens and a batch takes {max_batch_tokens}; shorten it; the operator can raise --max-batch-tokens.",
+        tokens=tokens,
+        max_batch_tokens=most,
+    )
 
 
 def predicted_s(batch: Sequence[Item]) -> float:

@@ -108,16 +108,10 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
     requested = loading.choose_provider(bundles, settings.provider)
     provider = loading.obtain_provider(requested, allow_fallback=settings.allow_provider_fallback)
     threads_total = settings.threads or max(usable_cores() if provider == "cpu" else 1, worker.workers)
-    threads, max_queue_tokens = worker.share(threads_total), worker.share(settings.max_queue_tokens)
+    threads = worker.share(threads_total)
     metrics.describe_build(onnxruntime=sessions.VERSION, provider=provider, workers=worker.workers, threads=threads)
-    queue = RequestQueue(
-        max_batch_tokens=settings.max_batch_tokens,
-        max_queue_tokens=max_queue_tokens,
-        max_memory=max(worker.share(MAX_HELD_TOGETHER), MAX_HELD),
-        threads=threads,
-    )
     multi_threads = settings.multi_threads or min(threads, MAX_MULTI_THREADS)
-    scheduler = Scheduler(queue, threads=threads, multi_threads=multi_threads, observe=metrics.observe_queue, on_hang=metrics.hung_runs.inc)
+    scheduler = _make_scheduler(settings, worker, threads, multi_threads, metrics)
     options = _load_options(settings, requested, provider, multi_threads)
     load = partial(loading.load_model, options=options, scheduler=scheduler, metrics=metrics)
     models = _loaded(load, bundles, forgiving, at_once=threads)
@@ -129,17 +123,11 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
     wanted = wanted_defaults(settings.default, settings.models, answered, broken, checked=before is None)
     registry = Registry(models, wanted, by_name=settings.allow_implicit_default, present=None if before is None else before.defaults)
     reloader = Reloader if worker.tell is None else partial(SharedReloader, worker=worker)
+    check_start = partial(check_next_start, settings, broken)
     return AppState(
         registry=registry,
         broken=broken,
-        reloader=reloader(
-            settings.models,
-            load,
-            registry=registry,
-            broken=broken,
-            metrics=metrics,
-            check_start=partial(check_next_start, settings, broken),
-        ),
+        reloader=reloader(settings.models, load, registry=registry, broken=broken, metrics=metrics, check_start=check_start),
         scheduler=scheduler,
         metrics=metrics,
         utilization=Utilization(scheduler, metrics),
@@ -152,14 +140,19 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
         max_stream_requests=settings.max_stream_requests,
         info={"max_batch_tokens": settings.max_batch_tokens, "max_queue_tokens": settings.max_queue_tokens, "threads": threads_total},
         machine=_describe_machine(requested, provider),
-        worker={
-            "index": worker.index,
-            "workers": worker.workers,
-            "pid": os.getpid(),
-            "max_queue_tokens": max_queue_tokens,
-            "threads": threads,
-        },
+        worker=_describe_worker(worker, scheduler, threads),
     )
+
+
+def _make_scheduler(settings: Settings, worker: WorkerContext, threads: int, multi_threads: int, metrics: Metrics) -> Scheduler:
+    """Returns the scheduler of a worker, with its share of the queue."""
+    queue = RequestQueue(
+        max_batch_tokens=settings.max_batch_tokens,
+        max_queue_tokens=worker.share(settings.max_queue_tokens),
+        max_memory=max(worker.share(MAX_HELD_TOGETHER), MAX_HELD),
+        threads=threads,
+    )
+    return Scheduler(queue, threads=threads, multi_threads=multi_threads, observe=metrics.observe_queue, on_hang=metrics.hung_runs.inc)
 
 
 def _load_options(settings: Settings, asked: Provider, provider: Provider, multi_threads: int) -> LoadOptions:
@@ -173,6 +166,16 @@ def _load_options(settings: Settings, asked: Provider, provider: Provider, multi
         multi_threads=multi_threads,
         validation_policy=ValidationPolicy(settings.require_validation, settings.min_agreement),
     )
+
+
+def _describe_worker(worker: WorkerContext, scheduler: Scheduler, threads: int) -> dict[str, int]:
+    return {
+        "index": worker.index,
+        "workers": worker.workers,
+        "pid": os.getpid(),
+        "max_queue_tokens": scheduler.max_queue_tokens,
+        "threads": threads,
+    }
 
 
 def _describe_machine(asked: Provider, provider: Provider) -> dict[str, Any]:

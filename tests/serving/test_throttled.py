@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from application import play
-from bertserve.service.http import responses
-from bertserve.service.http.responses import Throttled
+from bertserve.service.http import throttled
+from bertserve.service.http.throttled import Throttled
 from bertserve.service.metrics import Metrics
 from bertserve.service.serving.build import build
 from bertserve.service.settings import Settings
@@ -54,7 +54,7 @@ def test_a_failure_is_that_of_all_callers_and_the_next_run_may_succeed() -> None
 @pytest.mark.parametrize(("path", "function"), [("/metrics", "page"), ("/v2/models/stats", "totals"), ("/v2/models/tiny/stats", "totals")])
 def test_many_scrapes_cost_one(models: Path, monkeypatch: pytest.MonkeyPatch, path: str, function: str) -> None:
     """Twenty at once, and twenty more right behind, take two runs, of which the second starts when the interval is over."""
-    monkeypatch.setattr(responses, "INTERVAL_S", 0.2)
+    monkeypatch.setattr(throttled, "INTERVAL_S", 0.2)
     starts: list[float] = []
     run = getattr(Metrics, function)
     monkeypatch.setattr(Metrics, function, lambda self: starts.append(time.monotonic()) or run(self))

@@ -1,0 +1,40 @@
+"""Throttled: a costly function whose calls share runs, so that its cost is bounded however often it is called."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+INTERVAL_S = 1.0
+T = TypeVar("T")
+
+
+class Throttled(Generic[T]):
+    """Runs a function in a thread at most once per second.
+
+    Calls that come in between wait for the next run and share its result. A result is never older than its call, so that a caller who
+    compares two results sees all that happened between the calls.
+    """
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        """Creates it; `function` is called in threads, one call at a time."""
+        self._function = function
+        self._next: asyncio.Task[T] | None = None
+        self._started = -math.inf
+        self._lock = asyncio.Lock()
+
+    async def __call__(self) -> T:
+        """Returns the result of a run that starts now or within a second."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._run())
+        return await asyncio.shield(self._next)  # the others want it also when this caller leaves
+
+    async def _run(self) -> T:
+        loop = asyncio.get_running_loop()
+        async with self._lock:
+            await asyncio.sleep(max(self._started + INTERVAL_S - loop.time(), 0))
+            self._next = None  # from here on the result may miss what a later call has to see
+            self._started = loop.time()
+            return await asyncio.to_thread(self._function)
