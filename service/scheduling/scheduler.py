@@ -105,8 +105,14 @@ class Scheduler:
         self._submitted: set[ScheduledRequest] = set()
         self._threads: list[InferenceThread] = []
         self._watchdog = Watchdog(
-            self._threads, clock=clock, pending=lambda: bool(self._submitted), fail=self._fail, on_hang=on_hang, floor_s=hung_floor_s
+            self._threads,
+            clock=clock,
+            pending=lambda: bool(self._submitted),
+            fail=self._fail,
+            on_hang=self._note_hang,
+            floor_s=hung_floor_s,
         )
+        self._on_hang = on_hang
 
     @property
     def ready(self) -> bool:
@@ -448,6 +454,12 @@ class Scheduler:
             logger.error("a request failed with an unexpected %s", type(error).__name__)
             error = EngineError("the request's work ended with {name}. This is a bug.", name=type(error).__name__)
         self._resolve(request, None, error)
+
+    def _note_hang(self) -> None:
+        """Wakes the threads that wait: they may take what was left to the thread that hangs."""
+        with self._condition:
+            self._condition.notify_all()
+        self._on_hang()
 
     def _fail_all(self, error: UnavailableError) -> None:
         for request in list(self._submitted):

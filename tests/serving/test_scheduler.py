@@ -11,13 +11,14 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import uvloop
 
 from bertserve.service.errors import EngineError, ExpiredError, InvalidValueError, RefusedError, UnavailableError
-from bertserve.service.scheduling.request_queue import LONG_STEP_S, RequestQueue
+from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest
 from bertserve.service.scheduling.scheduler import SWITCH_S, Scheduler
 from bertserve.service.scheduling.stage import RequestResult, Stage
@@ -1054,31 +1055,49 @@ def test_a_thread_stays_free_for_those_who_come(scenario: Scenario) -> None:
     scenario(check, threads=2, manual=True)
 
 
+class LongSteps:
+    """Two requests whose next step takes long, such as tokenizing a long text, each until its gate is opened."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.begun = threading.Semaphore(0)
+        self.gates = [threading.Event(), threading.Event()]
+        self.requests = [bench.submit(str(i), key=None, finish=partial(self._step, gate), delay_s=1.0) for i, gate in enumerate(self.gates)]
+
+    def _step(self, gate: threading.Event, results: Sequence[Any]) -> list[Any]:
+        self.begun.release()
+        assert gate.wait(20)
+        return list(results)
+
+
 def test_one_thread_begins_no_long_step_while_the_others_have_one(scenario: Scenario) -> None:
-    """Two texts that take long to tokenize do so one after the other, and a short text that comes meanwhile does not wait."""
+    """Two long steps run one after the other, and a short text that comes meanwhile does not wait."""
 
     async def check(bench: Bench) -> None:
-        gates = [threading.Event(), threading.Event()]
-        begun = threading.Semaphore(0)
-
-        def tokenize(gate: threading.Event) -> Callable[[Sequence[Any]], list[Any]]:
-            def finish(results: Sequence[Any]) -> list[Any]:
-                begun.release()
-                assert gate.wait(20)
-                return list(results)
-
-            return finish
-
-        long = [bench.submit(str(i), key=None, finish=tokenize(gate), delay_s=2 * LONG_STEP_S) for i, gate in enumerate(gates)]
-        await asyncio.to_thread(begun.acquire)
+        steps = LongSteps(bench)
+        await asyncio.to_thread(steps.begun.acquire)
         assert ["text"] == (await bench.submit("text")).value
-        assert not begun.acquire(blocking=False)
-        gates[0].set()
-        assert ["0"] == (await long[0]).value
-        gates[1].set()
-        assert ["1"] == (await long[1]).value
+        assert not steps.begun.acquire(blocking=False)
+        for gate, request in zip(steps.gates, steps.requests, strict=True):
+            gate.set()
+            await request
 
     scenario(check, threads=2)
+
+
+def test_a_long_step_does_not_wait_for_one_that_hangs(scenario: Scenario) -> None:
+    """The thread that was left to others begins it, although nothing new comes."""
+
+    async def check(bench: Hanging) -> None:
+        steps = LongSteps(bench)
+        await asyncio.to_thread(steps.begun.acquire)
+        bench.look(UNPREDICTED_FLOORS * TICKS_OF_FLOOR)
+        assert 1 == bench.hangs
+        await asyncio.to_thread(steps.begun.acquire)
+        for gate in steps.gates:
+            gate.set()
+        await asyncio.gather(*steps.requests)
+
+    hang_scenario(scenario, check, threads=2)
 
 
 def test_what_was_left_to_others_runs_when_nobody_comes(scenario: Scenario) -> None:
