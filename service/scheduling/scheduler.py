@@ -92,6 +92,7 @@ class Scheduler:
         self._thread_count = threads
         self._clock = clock
         self._observe = observe
+        self._on_hang = on_hang
         self._condition = threading.Condition()
         self._multi_threads = multi_threads
         self._waiting_threads = 0
@@ -105,7 +106,7 @@ class Scheduler:
         self._submitted: set[ScheduledRequest] = set()
         self._threads: list[InferenceThread] = []
         self._watchdog = Watchdog(
-            self._threads, clock=clock, pending=lambda: bool(self._submitted), fail=self._fail, on_hang=on_hang, floor_s=hung_floor_s
+            self._threads, clock=clock, pending=lambda: bool(self._submitted), fail=self._fail, on_hang=self._hang, floor_s=hung_floor_s
         )
 
     @property
@@ -307,6 +308,12 @@ class Scheduler:
         """Returns whether a thread may begin a step that takes long and cannot be interrupted: one thread is left to others, if there are several."""
         alive = [thread for thread in self._threads if (run := thread.run) is None or not run.hung]
         return sum(thread.long_step for thread in alive) < max(1, len(alive) - 1)
+
+    def _hang(self) -> None:
+        """Counts a run that hangs, and wakes a thread that has left a long step to others: it may begin one now."""
+        self._on_hang()
+        with self._condition:
+            self._condition.notify()
 
     def _may_run_multi_threaded(self, now: float) -> bool:
         self._concurrency.record(1 + self._running + self._queue.queue_items, now)

@@ -715,6 +715,32 @@ def test_requests_in_a_run_that_hangs_are_failed_after_their_deadlines(scenario:
     hang_scenario(scenario, check)
 
 
+def test_a_long_step_does_not_wait_for_a_thread_that_hangs(scenario: Scenario) -> None:
+    """The thread that was kept free begins it as soon as the other one is known to hang, also if no other request comes."""
+
+    async def check(bench: Hanging) -> None:
+        gate, begun = threading.Event(), threading.Semaphore(0)
+
+        def hang(results: Sequence[Any]) -> list[Any]:
+            begun.release()
+            assert gate.wait(20)
+            return list(results)
+
+        hanging = bench.submit("hanging", key=None, cost=lambda rows, length: 0.0, finish=hang, delay_s=2 * LONG_STEP_S)
+        await asyncio.to_thread(begun.acquire)
+        waiting = bench.submit("waiting", key=None, delay_s=2 * LONG_STEP_S)
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        bench.look(10 * UNPREDICTED_FLOORS)
+        try:
+            assert ["waiting"] == (await asyncio.wait_for(waiting, 5)).value
+        finally:
+            gate.set()
+        await hanging
+
+    hang_scenario(scenario, check, threads=2)
+
+
 def test_the_watchdog_ticks_by_itself_while_there_is_work(scenario: Scenario) -> None:
     """Nobody has to call it: a run that hangs turns readiness red, and fails its request, while the loop has nothing else to do."""
 
