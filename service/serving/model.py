@@ -18,6 +18,7 @@ from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.errors import BertServeError, ExpiredError, RefusedError, TooLargeError
 from bertserve.service.metrics import ModelMetrics
+from bertserve.service.scheduling.request_queue import LONG_STEP_S
 from bertserve.service.scheduling.scheduled_request import Share
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.scheduling.stage import RequestResult, Stage, in_fixed_batches
@@ -209,10 +210,11 @@ class Model:
         """Starts the task for each input, up to its first batch; returns the stage that runs these, or one that continues here."""
         start = end = time.perf_counter()
         while (index := len(run.inputs)) < len(run.requests):
-            if end - start > SLICE_S:
+            next_s = run.requests[index].chars * SECONDS_PER_CHAR
+            # the scheduler knows how long the first text of a slice takes, so another one that takes long begins a slice of its own
+            if end - start > SLICE_S or (end > start and run.begun is None and next_s > LONG_STEP_S):
                 run.tokenize_s += end - start
                 run.note("tokenize", start, end, waits=True)
-                next_s = run.requests[index].chars * SECONDS_PER_CHAR
                 return _paused(partial(self._tokenize, run), memory=run.cost.memory_per_input, delay_s=next_s)
             task = run.begun or run.spec.run(run.requests[index], run.model)
             try:

@@ -18,7 +18,7 @@ from bertserve.service.backend.engines import Engines
 from bertserve.service.bundle import files
 from bertserve.service.errors import EngineError, ExpiredError, InvalidValueError, NotFoundError, RefusedError, SettingsError
 from bertserve.service.metrics import Metrics
-from bertserve.service.scheduling.request_queue import RequestQueue
+from bertserve.service.scheduling.request_queue import LONG_STEP_S, RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.serving import model as model_module
 from bertserve.service.serving.loading import LoadOptions, choose_provider, load_model
@@ -304,6 +304,28 @@ def test_a_long_task_pauses_for_others(tmp_path: Path, monkeypatch: pytest.Monke
         assert 2 * 2 * 3 == len(names)
         assert 2 < sum(one != other for one, other in itertools.pairwise(names))
     assert 0 == bench.queue.queue_tokens
+
+
+def test_a_text_that_takes_long_to_tokenize_begins_its_slice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler is told of each such text before it is tokenized, also if a short one is before it in the list."""
+    monkeypatch.setattr(model_module, "SLICE_S", 0.002)
+    bench = Bench(tmp_path)
+    tokenized: list[int] = []
+
+    def slow(request: Any, model: TaskModel) -> TaskRun:
+        tokenized.append(len(request.text))
+        time.sleep(0.003 if len(tokenized) == 1 else 0.0)
+        yield Batch([], Cost(answer_bytes=9))
+        return 1
+
+    long = int(2 * LONG_STEP_S / model_module.SECONDS_PER_CHAR)
+    requests = [Request("a" * count) for count in (long, 1, long, 1)]
+    spec = replace(TASKS["text-classification"], run=slow)
+    stage = bench.model._first_stage(requests, spec, sum(request.chars for request in requests), None)
+    for expected in ([long], [long, 1], [long, 1, long, 1]):
+        assert (len(expected) != 2) == (stage.delay_s > LONG_STEP_S)
+        stage = stage.finish([None])
+        assert expected == tokenized
 
 
 @pytest.mark.parametrize("is_large", [True, False])
