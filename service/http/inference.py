@@ -72,22 +72,20 @@ class DirectRoutes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
-        app = self._match(scope) if scope["type"] == "http" and scope["method"] == "POST" else None
-        await (app or self._otherwise)(scope, receive, send)
-
-    def _match(self, scope: Scope) -> ASGIApp | None:
-        """Returns what serves a request, after noting the route and its parameters in the scope as the router does."""
-        fixed = self._fixed.get(scope["path"])
-        if fixed is not None:
-            scope["route"] = fixed
-            scope["path_params"] = {}
-            return fixed.handle
-        for route in self._named:
-            match, parameters = route.matches(scope)
-            if match is Match.FULL:
-                scope.update(parameters)
-                return route.handle
-        return None
+        app = self._otherwise
+        if scope["type"] == "http" and scope["method"] == "POST":
+            # the route and its parameters are noted in the scope, as the router does
+            if (fixed := self._fixed.get(scope["path"])) is not None:
+                scope["route"], scope["path_params"] = fixed, {}
+                app = fixed.handle
+            else:
+                for route in self._named:
+                    match, parameters = route.matches(scope)
+                    if match is Match.FULL:
+                        scope.update(parameters)
+                        app = route.handle
+                        break
+        await app(scope, receive, send)
 
 
 class Inference:
@@ -105,9 +103,13 @@ class Inference:
         if route.streams and is_stream(headers.get(b"content-type", b"")):
             await self._stream(scope, receive, route)(send)
             return
-        with Reservation(self._state.held_bytes) as held:  # also while the answer waits for the client to read the one before
+        held = Reservation(self._state.held_bytes)
+        try:
             answer = await self._respond(scope, receive, route, held)
             await answer(scope, receive, send)
+        finally:  # not before: the answer may wait for the client to read the one before
+            if held.size:
+                held.release()
 
     async def _respond(self, scope: Scope, receive: Receive, route: Route, held: Reservation) -> Answer:
         """Answers a request, in whose path a model may be named."""
@@ -206,7 +208,7 @@ def _no_query(scope: Scope) -> InvalidValueError:
 
 
 def _answer(model: Model, content: Content, prediction: Prediction) -> Answer:
-    warnings = list(_warnings(prediction))
+    warnings = list(_warnings(prediction)) if prediction.warnings else []
     headers = [
         (b"content-type", content.media_type.encode()),
         (b"x-model", model.name.encode()),

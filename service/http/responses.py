@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import Response
@@ -19,6 +20,7 @@ from bertserve.service.wire.json_text import to_json
 LONG_BYTES = 2**18
 
 
+@dataclass(frozen=True, slots=True)
 class Answer:
     """A complete answer with status 200: two messages, without what Starlette's responses do to make them.
 
@@ -27,12 +29,8 @@ class Answer:
         headers: The headers, names in lower case, without `content-length`.
     """
 
-    __slots__ = ("data", "headers")
-
-    def __init__(self, data: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-        """Takes body and headers."""
-        self.data = data
-        self.headers = headers
+    data: bytes
+    headers: list[tuple[bytes, bytes]]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the answer."""

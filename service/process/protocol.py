@@ -196,7 +196,8 @@ class HttpProtocol(RequestParser):
             self._stage = WAITING
             if self._unparsed:
                 self._parse(self._unparsed, self._start, behind_an_answer=True)
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
 
     def check(self, now: float) -> None:
         """Ends the connection if it has taken more time than it may. Called about once a second."""
