@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 
 from bertserve.service.bundle.manifest import Flops
@@ -36,7 +36,7 @@ class CostModel:
     """
 
     def __init__(self, flops: Flops, *, fixed_s: float = 1e-4, rate: float = 5e10) -> None:
-        self._work = cache(lambda length: flops.linear * length + flops.quadratic * length**2)
+        self._work: Callable[[int], float] = cache(lambda length: flops.linear * length + flops.quadratic * length**2)
         self.fixed_s = fixed_s
         self.rate = rate
         self.slowdown = 1.0

@@ -110,7 +110,7 @@ class Scheduler:
         self._submitted: set[ScheduledRequest] = set()
         self._threads: list[InferenceThread] = []
         self._watchdog = Watchdog(
-            self._threads, clock=clock, pending=lambda: bool(self._submitted), fail=self._fail, on_hang=on_hang, floor_s=hung_floor_s
+            self._threads, clock=clock, pending=self._submitted, fail=self._fail, on_hang=on_hang, floor_s=hung_floor_s
         )
 
     @property
@@ -377,7 +377,9 @@ class Scheduler:
             self._fail(request, error)
             return
         runs_s = start - request.arrived - request.wait_s
-        self._resolve(request, RequestResult(value, request.queued_s, runs_s, request.predicted_wait_s, request.wait_s))
+        outcome = RequestResult(value, request.queued_s, runs_s, request.predicted_wait_s, request.wait_s)
+        if self.close(request):  # it has not ended already
+            self._completions.post(request.owner.future, outcome)
 
     def _put(self, request: ScheduledRequest, stage: Stage, *, own: bool = False) -> None:
         """Queues a stage and wakes a waiting thread for each item, except the one that the calling thread takes itself (`own`)."""
@@ -424,10 +426,10 @@ class Scheduler:
             self._completions.post(request.owner.future, None, error)
         self._changed()
 
-    def _resolve(self, request: ScheduledRequest, value: RequestResult | None, error: Exception | None = None) -> None:
-        """Delivers a request's outcome, unless it has ended already."""
+    def _reject(self, request: ScheduledRequest, error: Exception) -> None:
+        """Delivers a request's error, unless it has ended already."""
         if self.close(request):
-            self._completions.post(request.owner.future, value, error)
+            self._completions.post(request.owner.future, None, error)
 
     def _fail(self, request: ScheduledRequest, error: BaseException) -> None:
         """Delivers what a request failed of, in words where the error has none."""
@@ -439,11 +441,11 @@ class Scheduler:
         elif not isinstance(error, Exception):  # a panic of a native library, or an exit; no future takes those
             logger.error("a request failed with an unexpected %s", type(error).__name__)
             error = EngineError("the request's work ended with {name}. This is a bug.", name=type(error).__name__)
-        self._resolve(request, None, error)
+        self._reject(request, error)
 
     def _fail_all(self, error: UnavailableError) -> None:
         for request in list(self._submitted):
-            self._resolve(request, None, error)
+            self._reject(request, error)
 
     def _unavailable(self) -> UnavailableError:
         if self._dead:
