@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 
 from bertserve.service.bundle.manifest import Flops
 
@@ -19,7 +20,8 @@ LEAST_RATIO = 1e-3
 LEAST_SLOWDOWN, MOST_SLOWDOWN = 1e-6, 1e6
 LEAST_SECONDS = 1e-9
 
-_Sums = tuple[float, float, float, float, float]
+# Of least squares: weight, work, seconds, work squared, work times seconds.
+_Sums = Sequence[float]
 _NOTHING: _Sums = (0.0, 0.0, 0.0, 0.0, 0.0)
 
 
@@ -34,7 +36,7 @@ class CostModel:
     """
 
     def __init__(self, flops: Flops, *, fixed_s: float = 1e-4, rate: float = 5e10) -> None:
-        self._flops = flops
+        self._work: Callable[[int], float] = cache(lambda length: flops.linear * length + flops.quadratic * length**2)
         self.fixed_s = fixed_s
         self.rate = rate
         self.slowdown = 1.0
@@ -54,8 +56,8 @@ class CostModel:
         """
         timed = [(rows * self._work(length), max(seconds, LEAST_SECONDS)) for rows, length, seconds in runs]
         points = [_sums(work, seconds, 1 / seconds**2) for work, seconds in timed]
-        self._runs = _NOTHING
-        self._warm_up = _scaled(_total(*points), WARM_UP_WEIGHT / len(points))
+        self._runs: _Sums = _NOTHING
+        self._warm_up: _Sums = [WARM_UP_WEIGHT / len(points) * sum(values) for values in zip(*points, strict=True)]
         weight, work, seconds, *_ = self._warm_up
         self._mean = work / weight, seconds / weight
         self._solve(self._warm_up)
@@ -73,17 +75,20 @@ class CostModel:
         if seconds <= 0:
             return
         # threads may do this at once; then one of them is lost, which does not matter
-        predicted = self.seconds(rows, length)
+        work = rows * self._work(length)
+        predicted = self.slowdown * (self.fixed_s + work / self.rate)
         least, most = LEAST_RATIO * predicted, MOST_RATIO * predicted
         slowdown = self.slowdown * (1 + (min(seconds, most) / predicted - 1) / SLOWDOWN_RUNS)
         self.slowdown = min(max(slowdown, LEAST_SLOWDOWN), MOST_SLOWDOWN)
         busy = max(least, min(seconds if busy_s is None else busy_s, most))
-        run = _sums(rows * self._work(length), busy, 1 / predicted**2)
-        self._runs = _total(_scaled(self._runs, 1 - 1 / PROPORTION_RUNS), run)
+        run = _sums(work, busy, 1 / predicted**2)
+        self._runs = [(1 - 1 / PROPORTION_RUNS) * earlier + value for earlier, value in zip(self._runs, run, strict=True)]
         # the warm-up at the speed of these runs, so that a machine that is slower now does not look like a dearer start of a run
         fixed_s, rate = self._first
         weight, work, taken, *_ = self._runs
-        self._solve(_total(_slowed(self._warm_up, taken / (weight * fixed_s + work / rate)), self._runs))
+        slower = taken / (weight * fixed_s + work / rate)
+        factors = (1.0, 1.0, slower, 1.0, slower)
+        self._solve([value * factor + own for value, factor, own in zip(self._warm_up, factors, self._runs, strict=True)])
 
     def _solve(self, sums: _Sums) -> None:
         """Takes the proportion of the two numbers from the line of least squares through the summed points, if they say one.
@@ -102,25 +107,7 @@ class CostModel:
         unit_s = mean_s / (fixed + mean_work * slope)
         self.fixed_s, self.rate = fixed * unit_s, 1 / (slope * unit_s)
 
-    def _work(self, length: int) -> float:
-        return self._flops.linear * length + self._flops.quadratic * length**2
-
 
 def _sums(work: float, seconds: float, weight: float) -> _Sums:
-    """Returns what a point adds to the sums of least squares: weight, work, seconds, work squared, work times seconds."""
+    """Returns what a point adds to the sums."""
     return weight, weight * work, weight * seconds, weight * work * work, weight * work * seconds
-
-
-def _total(*points: _Sums) -> _Sums:
-    a, b, c, d, e = (sum(values) for values in zip(*points, strict=True))
-    return a, b, c, d, e
-
-
-def _slowed(sums: _Sums, factor: float) -> _Sums:
-    weight, work, seconds, work_work, work_seconds = sums
-    return weight, work, seconds * factor, work_work, work_seconds * factor
-
-
-def _scaled(sums: _Sums, factor: float) -> _Sums:
-    a, b, c, d, e = sums
-    return a * factor, b * factor, c * factor, d * factor, e * factor

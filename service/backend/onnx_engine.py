@@ -103,7 +103,7 @@ class OnnxEngine:
         Raises:
             EngineError: The graph failed, or an output has a wrong number of rows or is not finite.
         """
-        rows, longest = len(encodings), max(map(len, encodings))
+        rows, longest = len(encodings), max(len(encoding.ids) for encoding in encodings)
         if self._plan is not None:
             shape = self._plan.shape(rows, longest)
             if shape is None:  # more rows than any planned batch has
@@ -126,9 +126,13 @@ class OnnxEngine:
         self, spec: OutputSpec, output: NDArray[np.float32], encodings: Sequence[Encoding], rows: int
     ) -> Sequence[NDArray[np.float32] | None]:
         """Returns each encoding's part of an output, without padding and without rows that only fill up; None where it wants none."""
-        masks = sum(len(encoding.masks) for encoding in encodings) if spec.kind == "per_mask" else 0
-        maps = _maps(encodings) if spec.kind == "per_map" else []
-        expected = {"per_mask": self._filled(masks), "per_map": len(maps)}.get(spec.kind, rows)
+        expected = rows
+        if spec.kind == "per_mask":
+            masks = sum(len(encoding.masks) for encoding in encodings)
+            expected = self._filled(masks)
+        elif spec.kind == "per_map":
+            maps = _maps(encodings)
+            expected = len(maps)
         if len(output) != expected:
             raise EngineError(
                 "output `{name}` has {output_count} rows instead of {expected}. This is a bug.",
@@ -158,7 +162,8 @@ class OnnxEngine:
 
     def _place(self, encoding: Encoding, longest: int) -> slice:
         """Returns where an encoding's tokens stand in a row padded to `longest`."""
-        return slice(longest - len(encoding), longest) if self._left else slice(0, len(encoding))
+        length = len(encoding.ids)
+        return slice(longest - length, longest) if self._left else slice(0, length)
 
     def time_runs(self, shapes: Sequence[tuple[int, int]], *, repeats: int) -> list[tuple[int, int, float]]:
         """Warms up on dummy batches and times them, for the cost model.
@@ -187,24 +192,23 @@ class OnnxEngine:
         if rows > len(encodings):
             # a text again, for a row of nothing but padding may have no finite scores; without its masks, which are counted
             batch = [*encodings, *[Encoding(encodings[0].ids, encodings[0].type_ids)] * (rows - len(encodings))]
+        places = [self._place(encoding, longest) for encoding in batch]
         feed: _Feed = {}
         for spec in self._inputs:
             if spec.fill == "mask_index":
-                flat = [i * longest + self._place(e, longest).start + mask for i, e in enumerate(encodings) for mask in e.masks]
+                flat = [i * longest + places[i].start + mask for i, encoding in enumerate(encodings) for mask in encoding.masks]
                 flat += flat[:1] * (self._filled(len(flat)) - len(flat))
                 feed[spec.name] = np.array(flat, dtype=self._dtypes[spec.name])
                 continue
             if spec.fill == "lengths":
-                feed[spec.name] = np.array([len(encoding) for encoding in batch], dtype=self._dtypes[spec.name])
+                feed[spec.name] = np.array([len(encoding.ids) for encoding in batch], dtype=self._dtypes[spec.name])
                 continue
             if spec.fill == "attention_index":
                 feed[spec.name] = np.array(_maps(encodings), dtype=self._dtypes[spec.name]).reshape(-1, 3)
                 continue
             padded = feed[spec.name] = np.full((rows, longest), self._pad[spec.fill], dtype=self._dtypes[spec.name])
-            for row, encoding in zip(padded, batch, strict=True):
-                row[self._place(encoding, longest)] = {"token_ids": encoding.ids, "attention_mask": 1, "type_ids": encoding.type_ids}[
-                    spec.fill
-                ]
+            for row, place, encoding in zip(padded, places, batch, strict=True):
+                row[place] = {"token_ids": encoding.ids, "attention_mask": 1, "type_ids": encoding.type_ids}[spec.fill]
         return feed
 
 

@@ -82,7 +82,7 @@ class Authenticator:
         self._running: Counter[Caller] = Counter()
 
     def enter(self, access: Access, headers: Iterable[tuple[bytes, bytes]]) -> Caller | None:
-        """Admits a request; the caller of this must `leave` with what it returns.
+        """Admits a request; the caller of this must `leave` with the caller that it returns, if there is one.
 
         Args:
             access: What the route declares.
@@ -118,10 +118,9 @@ class Authenticator:
         self._running[caller] += 1
         return caller
 
-    def leave(self, caller: Caller | None) -> None:
+    def leave(self, caller: Caller) -> None:
         """Counts a request that was admitted as done."""
-        if caller is not None:
-            self._running[caller] -= 1
+        self._running[caller] -= 1
 
     def _identify(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller:
         """Returns whose key the header `Authorization` has.
@@ -164,7 +163,8 @@ class Endpoint(APIRoute):
         try:
             await self.run(scope, receive, send)
         finally:
-            auth.leave(caller)
+            if caller is not None:
+                auth.leave(caller)
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request that may call this route."""

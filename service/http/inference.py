@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.datastructures import QueryParams
@@ -15,7 +16,7 @@ from bertserve.service.errors import BertServeError, ClientGoneError, ContentEnc
 from bertserve.service.http.auth import Endpoint
 from bertserve.service.http.errors import ErrorLog
 from bertserve.service.http.middleware import HEADERS, LABELS, PREDICTION, REQUEST_ID, recorded_trace
-from bertserve.service.http.responses import Answer, content_of
+from bertserve.service.http.responses import content_of
 from bertserve.service.http.streaming import SMALL_BYTES, LargeBodies, LineAnswerer, LineStream, is_stream
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.serving.build import AppState
@@ -48,12 +49,8 @@ class InferenceEndpoint(Endpoint):
             **description: What OpenAPI says of it, as FastAPI takes it, which also wants a function and never calls it.
         """
         self.access = route.access
-        self._route, self._answer = route, answer
+        self.run = partial(answer, route)  # type: ignore[method-assign]
         super().__init__(route.path, lambda: None, methods=["POST"], summary=route.summary, response_model=None, **description)
-
-    async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request."""
-        await self._answer(self._route, scope, receive, send)
 
 
 class DirectRoutes:
@@ -72,22 +69,20 @@ class DirectRoutes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
-        app = self._match(scope) if scope["type"] == "http" and scope["method"] == "POST" else None
-        await (app or self._otherwise)(scope, receive, send)
-
-    def _match(self, scope: Scope) -> ASGIApp | None:
-        """Returns what serves a request, after noting the route and its parameters in the scope as the router does."""
-        fixed = self._fixed.get(scope["path"])
-        if fixed is not None:
-            scope["route"] = fixed
-            scope["path_params"] = {}
-            return fixed.handle
-        for route in self._named:
-            match, parameters = route.matches(scope)
-            if match is Match.FULL:
-                scope.update(parameters)
-                return route.handle
-        return None
+        app = self._otherwise
+        if scope["type"] == "http" and scope["method"] == "POST":
+            # the route and its parameters are noted in the scope, as the router does
+            if (fixed := self._fixed.get(scope["path"])) is not None:
+                scope["route"], scope["path_params"] = fixed, {}
+                app = fixed.handle
+            else:
+                for route in self._named:
+                    match, parameters = route.matches(scope)
+                    if match is Match.FULL:
+                        scope.update(parameters)
+                        app = route.handle
+                        break
+        await app(scope, receive, send)
 
 
 class Inference:
@@ -101,16 +96,20 @@ class Inference:
 
     async def answer(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request of a route, or each line of a stream."""
-        headers = scope[HEADERS]
-        if route.streams and is_stream(headers.get(b"content-type", b"")):
+        if route.streams and is_stream(scope[HEADERS].get(b"content-type", b"")):
             await self._stream(scope, receive, route)(send)
             return
-        with Reservation(self._state.held_bytes) as held:  # also while the answer waits for the client to read the one before
-            answer = await self._respond(scope, receive, route, held)
-            await answer(scope, receive, send)
+        held = Reservation(self._state.held_bytes)
+        try:
+            data, headers = await self._respond(scope, receive, route, held)
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": data})
+        finally:  # not before: the answer may wait for the client to read the one before
+            if held.size:
+                held.release()
 
-    async def _respond(self, scope: Scope, receive: Receive, route: Route, held: Reservation) -> Answer:
-        """Answers a request, in whose path a model may be named."""
+    async def _respond(self, scope: Scope, receive: Receive, route: Route, held: Reservation) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+        """Returns the body and the headers of the answer to a request, in whose path a model may be named."""
         headers, registry = scope[HEADERS], self._state.registry
         scope[LABELS] = (route.task or UNKNOWN, UNKNOWN)
         path_params = scope["path_params"]
@@ -136,9 +135,10 @@ class Inference:
         scope[PREDICTION] = prediction
         if prediction.answer_bytes > UNCOUNTED_BYTES:
             held.grow(prediction.answer_bytes)
-        answer = _answer(model, await content_of(call, prediction), prediction)
+        content = await content_of(call, prediction)
+        answer_headers = _headers(model, content, prediction)
         prediction.results = []  # the scope keeps the prediction, for its times, until the answer is sent
-        return answer
+        return content.data, answer_headers
 
     async def _read(self, scope: Scope, receive: Receive, route: Route, named: Model | None, held: Reservation) -> Call:
         """Returns what a request asks for. A frame of its own, so that nothing keeps the body's bytes while the request is answered."""
@@ -205,9 +205,11 @@ def _no_query(scope: Scope) -> InvalidValueError:
     return InvalidValueError("the URL has the query parameter `{name}`, but this path takes none; {where}.", name=name, where=where)
 
 
-def _answer(model: Model, content: Content, prediction: Prediction) -> Answer:
-    warnings = list(_warnings(prediction))
+def _headers(model: Model, content: Content, prediction: Prediction) -> list[tuple[bytes, bytes]]:
+    """Returns the headers of an answer."""
+    warnings = list(_warnings(prediction)) if prediction.warnings else []
     headers = [
+        (b"content-length", b"%d" % len(content.data)),
         (b"content-type", content.media_type.encode()),
         (b"x-model", model.name.encode()),
         (
@@ -227,7 +229,7 @@ def _answer(model: Model, content: Content, prediction: Prediction) -> Answer:
     headers.extend((name.encode(), _escaped(value)) for name, value in content.headers.items())
     # one header per warning, as the official client reads them
     headers.extend((b"x-hf-warning", _escaped(warning)) for warning in warnings)
-    return Answer(content.data, headers)
+    return headers
 
 
 def _warnings(prediction: Prediction) -> Iterator[str]:

@@ -7,7 +7,6 @@ import logging
 import random
 import re
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -95,13 +94,15 @@ class RequestMiddleware:
         trace = None
         if self._tracer is not None and scope["path"] not in _UNTRACED:
             trace = scope[TRACE] = self._tracer.begin(_method(scope), scope["headers"], _attributes_of_request(scope), start)
+            # tells a caller of its trace, as scripts of a page can read it; `traceresponse` never left its draft
+            own_headers.append((b"server-timing", b'traceparent;desc="%s"' % trace.traceparent.encode()))
         status = 0
         refused: str | None = None
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *own_headers, *_trace_headers(trace)]
+                message["headers"] = [*message.get("headers", ()), *own_headers]
                 await send(message)
                 status = message["status"]  # only now: a head that cannot be sent is no answer
             else:
@@ -172,11 +173,6 @@ def _end(trace: Trace, end: float, scope: Scope, status: int) -> None:
     name = _method(scope) if route is None else f"{_method(scope)} {route}"
     attributes = _attributes_of_answer(status, of_request(scope) | {"route": route})
     trace.tracer.end(trace, end, name=name, attributes=attributes, failed=status >= _INTERNAL)
-
-
-def _trace_headers(trace: Trace | None) -> Sequence[tuple[bytes, bytes]]:
-    """Returns the header that tells a caller of its trace, as scripts of a page can read it; `traceresponse` never left its draft."""
-    return () if trace is None else ((b"server-timing", b'traceparent;desc="%s"' % trace.traceparent.encode()),)
 
 
 def of_request(scope: Scope) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from bertserve.service.errors import NotFoundError, UnavailableError
 from bertserve.service.serving.model import Model
@@ -17,28 +16,6 @@ from bertserve.service.wire.json_text import to_json
 
 # A longer answer is made on another thread, so that the event loop serves other requests meanwhile.
 LONG_BYTES = 2**18
-
-
-class Answer:
-    """A complete answer with status 200: two messages, without what Starlette's responses do to make them.
-
-    Attributes:
-        data: The body.
-        headers: The headers, names in lower case, without `content-length`.
-    """
-
-    __slots__ = ("data", "headers")
-
-    def __init__(self, data: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-        """Takes body and headers."""
-        self.data = data
-        self.headers = headers
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the answer."""
-        headers = [(b"content-length", b"%d" % len(self.data)), *self.headers]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": self.data})
 
 
 async def content_of(call: Call, prediction: Prediction) -> Content:

@@ -42,6 +42,7 @@ class CoalescingTransport(asyncio.Transport):
     uvicorn writes head and body separately: two system calls, and two packets that wake the client twice.
 
     Attributes:
+        held: The head of a response that is held.
         written: Bytes that the transport was given so far.
     """
 
@@ -49,7 +50,7 @@ class CoalescingTransport(asyncio.Transport):
         """Wraps a transport."""
         super().__init__()
         self._transport = transport
-        self._held = b""
+        self.held = b""
         self.written = 0
         self._slow_since: float | None = None  # when the time began in which the client must take enough of what is unsent
         self._taken = 0  # bytes that it had taken by then
@@ -72,10 +73,10 @@ class CoalescingTransport(asyncio.Transport):
 
     def write(self, data: Any) -> None:
         """Writes bytes; a closed transport ignores them, as asyncio's own does and uvloop's does not."""
-        if not self._held and data.startswith(_HEADS) and data.endswith(_END_OF_HEAD):
-            self._held = bytes(data)
+        if not self.held and data.startswith(_HEADS) and data.endswith(_END_OF_HEAD):
+            self.held = bytes(data)
             return
-        data, self._held = self._held + data, b""
+        data, self.held = self.held + data, b""
         if data and not self._transport.is_closing():
             self.written += len(data)
             self._transport.write(data)
@@ -97,7 +98,7 @@ class CoalescingTransport(asyncio.Transport):
 
     def abort(self) -> None:
         """Closes the transport at once; what is not yet written is lost."""
-        self._held = b""
+        self.held = b""
         self._transport.abort()
 
     def get_write_buffer_size(self) -> int:
@@ -136,7 +137,7 @@ class CoalescingTransport(asyncio.Transport):
 
     def flush(self) -> None:
         """Writes the head that is held, if there is one."""
-        if self._held:
+        if self.held:
             self.write(b"")
 
 
@@ -185,7 +186,8 @@ class HttpProtocol(RequestParser):
 
     def on_response_complete(self) -> None:
         """A request is answered: as uvicorn's, without its timer."""
-        self.transport.flush()  # an answer to HEAD has no body behind its head
+        if self.transport.held:  # an answer to HEAD has no body behind its head
+            self.transport.flush()
         self.server_state.total_requests += 1
         self._since = self._now()
         self._served = True
@@ -196,7 +198,8 @@ class HttpProtocol(RequestParser):
             self._stage = WAITING
             if self._unparsed:
                 self._parse(self._unparsed, self._start, behind_an_answer=True)
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
 
     def check(self, now: float) -> None:
         """Ends the connection if it has taken more time than it may. Called about once a second."""

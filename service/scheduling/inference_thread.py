@@ -103,18 +103,15 @@ class PeakConcurrency:
         self._now = 0
         self._before = 0
 
-    def record(self, runs: int, now: float) -> None:
-        """Counts that so many runs wanted a core at `now`, in seconds of a clock that never goes back."""
-        self._turn(now)
-        self._now = max(self._now, runs)
-
-    def peak(self, now: float) -> int:
-        """Returns the most that were counted in this window and the one before."""
-        self._turn(now)
-        return max(self._now, self._before)
-
-    def _turn(self, now: float) -> None:
+    def record(self, runs: int, now: float) -> int:
+        """Counts that so many runs wanted a core at `now`, in seconds of a clock that never goes back; returns the peak."""
         window = int(now // self._window_s)
         if window != self._window:
             self._before = self._now if window == self._window + 1 else 0
             self._window, self._now = window, 0
+        self._now = max(self._now, runs)
+        return max(self._now, self._before)
+
+    def peak(self, now: float) -> int:
+        """Returns the most that were counted in this window and the one before."""
+        return self.record(0, now)

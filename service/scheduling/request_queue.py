@@ -223,25 +223,32 @@ class RequestQueue:
             InvalidValueError: An item is over the budget of a batch.
             RefusedError: They have many times the admitted tokens, and do not fit now.
         """
-        longest = max(tokens for tokens, _ in work)
-        if _area(shape(1, longest)) > self.max_batch_tokens:
-            raise _longer_than_batch(longest, self.max_batch_tokens)
+        alone = [shape(1, tokens) or (inf, tokens) for tokens, _ in work]  # rows and length of a run of each item by itself
+        if max(rows * length for rows, length in alone) > self.max_batch_tokens:
+            raise _longer_than_batch(max(tokens for tokens, _ in work), self.max_batch_tokens)
         if not request.open:
             return
-        self._check_underestimated(request, reserved_tokens + sum(tokens for tokens, _ in work))
+        needed, others = reserved_tokens + sum(tokens for tokens, _ in work), self.queue_tokens - request.tokens
+        if needed > UNDERESTIMATED * request.tokens and others + needed > self.max_queue_tokens:
+            raise self._underestimated(request, needed, others)
         self._hold(request, -request.tokens, -request.seconds)
         if not keep_estimate:
             request.tokens, request.seconds, request.estimated = reserved_tokens, 0.0, False
-            self._reservations.drop_all(request)
+            if request.reserved_s:
+                self._reservations.drop_all(request)
         request.results = [None] * len(work)
         request.waiting = request.remaining = len(work)
         request.queued_at = now
-        costs = [self._share(key, tokens, cost, shape) for tokens, _ in work]
-        self._pace(request, _before_last(sum(costs), len(costs)))
+        # of a full batch of items of the same length, if an item may share one
+        full = [1 if key is None else max(1, self.max_batch_tokens // max(1, length)) for _, length in alone]
+        costs = [cost(rows, length) / rows for rows, (_, length) in zip(full, alone, strict=True)]
+        total = sum(costs)
+        self._pace(request, total - total / len(costs))
         priority = first = request.priority + request.pace * (request.started_s + request.finish_s + request.delay_s)
-        for index, ((tokens, payload), seconds) in enumerate(zip(work, costs, strict=True)):
-            request.items.append(item := Item(request, index, tokens, payload, key, cost, shape, seconds, priority))
-            self._group(item)
+        for index, ((tokens, payload), (_, length), seconds) in enumerate(zip(work, alone, costs, strict=True)):
+            request.items.append(item := Item(request, index, tokens, payload, key, cost, shape, length, seconds, priority))
+            if key is not None:
+                self._groups.setdefault(key, Group()).push(tokens, (priority, next(self._tie), item))
             if priority > now:
                 self._reservations.add(item)
             priority += request.pace * seconds
@@ -252,22 +259,22 @@ class RequestQueue:
         request.place = next(self._tie)
         heap = self._by_priority if request.is_short else self._long_by_priority
         heapq.heappush(heap, (first, request.place, request))
-        self._watch(request)
+        if request.expires and not request.watched:  # a request with several stages has one node
+            request.watched = True
+            heapq.heappush(self._deadlines, (request.deadline, next(self._tie), request))
 
-    def _check_underestimated(self, request: ScheduledRequest, tokens: int) -> None:
-        """Refuses a request whose estimate was far too low and that would overfill the queue; a smaller difference is only charged."""
-        held = self.queue_tokens - request.tokens
-        if tokens > UNDERESTIMATED * request.tokens and held + tokens > self.max_queue_tokens:
-            raise RefusedError(
-                "the request has {tokens} tokens where about {estimate} were expected, and the queue holds {held} of "
-                "{max_queue_tokens}; try again later, or split it.",
-                tokens=tokens,
-                estimate=request.tokens,
-                held=held,
-                max_queue_tokens=self.max_queue_tokens,
-                reason="queue_full",
-                retry_after_s=self.queue_seconds / self.threads,
-            )
+    def _underestimated(self, request: ScheduledRequest, tokens: int, held: int) -> RefusedError:
+        """Returns the error of a request whose estimate was far too low and that would overfill the queue; a smaller difference is only charged."""
+        return RefusedError(
+            "the request has {tokens} tokens where about {estimate} were expected, and the queue holds {held} of "
+            "{max_queue_tokens}; try again later, or split it.",
+            tokens=tokens,
+            estimate=request.tokens,
+            held=held,
+            max_queue_tokens=self.max_queue_tokens,
+            reason="queue_full",
+            retry_after_s=self.queue_seconds / self.threads,
+        )
 
     def expect_memory(self, request: ScheduledRequest, memory: int) -> None:
         """Counts the numbers of four bytes that a request will hold until it ends.
@@ -316,15 +323,16 @@ class RequestQueue:
         if head is None:
             return []
         batch = [head]
-        length = _length(head.shape(1, head.tokens))
+        length = head.length
         group = self._groups.get(head.key) if head.key is not None else None
         # who has waited less than two thirds as long as the head waits on, so that waits can be predicted
         last_priority = head.priority + max((now - head.priority) / 3, OVERTAKEN_S)
         self._start(head, now)
-        while (
-            group is not None and (batch_mate := self._batch_mate(group, len(batch), length, head, last_priority, last_thread)) is not None
-        ):
-            length = max(length, _length(head.shape(1, batch_mate.tokens)))
+        while group is not None and group.lengths:
+            batch_mate = self._batch_mate(group, len(batch), length, head, last_priority, last_thread)
+            if batch_mate is None:
+                break
+            length = max(length, batch_mate.length)
             batch.append(batch_mate)
             self._start(batch_mate, now)
         return batch
@@ -347,7 +355,8 @@ class RequestQueue:
         if not request.open:
             return False
         request.open = False
-        self._reservations.drop_all(request)
+        if request.reserved_s:
+            self._reservations.drop_all(request)
         request.results = []  # the deadline heap may hold the request for a while longer
         self._ended += sum(item.key is not None for item in request.items if item.waiting)
         request.items.clear()
@@ -402,12 +411,6 @@ class RequestQueue:
         if before * request.pace > request.slack_s:
             request.pace = max(request.slack_s / before, PACE if before > HEAVY_S else LEAST_PACE)
 
-    def _watch(self, request: ScheduledRequest) -> None:
-        """Makes `expire` check a request when its deadline has passed; a request with several stages has one node."""
-        if request.expires and not request.watched:
-            request.watched = True
-            heapq.heappush(self._deadlines, (request.deadline, next(self._tie), request))
-
     def _let_go(self) -> None:
         """Drops ended items and requests before they outnumber the live ones: if all inference threads are busy, nothing else drops them."""
         slack = KEPT_ENDED if self._open_requests else 0
@@ -424,9 +427,9 @@ class RequestQueue:
             self._groups.clear()
             for request in dict.fromkeys(node[2] for heap in heaps for node in heap):
                 for item in request.items:
-                    if item.waiting:
-                        self._group(item)
-        if len(self._reservations) > 2 * (self.queue_items + MAX_RESERVATIONS * self._open_requests) + slack:
+                    if item.waiting and item.key is not None:
+                        self._groups.setdefault(item.key, Group()).push(item.tokens, (item.priority, next(self._tie), item))
+        if len(self._reservations.items) > 2 * (self.queue_items + MAX_RESERVATIONS * self._open_requests) + slack:
             self._reservations.let_go()
 
     def _hold(self, request: ScheduledRequest, tokens: int, seconds: float) -> None:
@@ -440,16 +443,6 @@ class RequestQueue:
         if not request.is_short:
             self._long_seconds = self._long_seconds + seconds if self.queue_tokens else 0.0
 
-    def _share(self, key: Hashable | None, tokens: int, cost: Cost, shape: Shape) -> float:
-        """Returns the predicted seconds of an item, in a full batch of its like where it may share one."""
-        length = _length(shape(1, tokens))
-        rows = 1 if key is None else max(1, self.max_batch_tokens // max(1, length))
-        return cost(rows, length) / rows
-
-    def _group(self, item: Item) -> None:
-        if item.key is not None:
-            self._groups.setdefault(item.key, Group()).push(item.tokens, (item.priority, next(self._tie), item))
-
     def _start(self, item: Item, now: float) -> None:
         request = item.request
         item.waiting = False
@@ -461,11 +454,15 @@ class RequestQueue:
         request.tokens -= item.tokens
         request.seconds -= item.seconds
         self.queue_items -= 1
-        self._reservations.drop(item)
+        if item.reserved:
+            self._reservations.drop(item)
         self._hold(request, -item.tokens, -item.seconds)
         if not request.waiting:
             request.queued_s += now - request.queued_at
-        self._clean(item)
+        if item.key is not None and (group := self._groups.get(item.key)) is not None:
+            group.first(item.tokens)  # drops the item, so that no group grows without end
+            if not group.lengths:
+                del self._groups[item.key]
 
     def _first(self, now: float, last_thread: bool, long_step: bool) -> Item | None:
         """Returns the item that starts next: the one of the first priority, but of a late long request only every second time.
@@ -484,25 +481,18 @@ class RequestQueue:
         self._last_was_long = first is not None and first is long
         return first
 
-    def _clean(self, item: Item) -> None:
-        """Lets go of a dead item that has the first priority of its length, so that no group grows without end."""
-        if item.key is not None and (group := self._groups.get(item.key)) is not None:
-            group.first(item.tokens)
-            if not group.lengths:
-                del self._groups[item.key]
-
     def _batch_mate(self, group: Group, rows: int, length: int, head: Item, last_priority: float, last_thread: bool) -> Item | None:
         """Returns the best item to add to a batch of `rows` padded to `length`, or None if none is worth it."""
         for item in (group.longest_within(length, last_priority), group.shortest_over(length, last_priority)):
             if item is None or (last_thread and item.request.running and item.request is not head.request):
                 continue
-            alone = _length(head.shape(1, item.tokens))
-            longer = max(length, alone)
+            longer = max(length, item.length)
             # by the rows that are worth something: rows that fill up a planned shape are there for the next batch-mate
             run_s = head.cost(rows + 1, longer)
             delay = run_s - head.cost(rows, length)
-            saved = head.cost(1, alone) - delay
-            if _area(head.shape(rows + 1, longer)) > self.max_batch_tokens:
+            saved = head.cost(1, item.length) - delay
+            shape = head.shape(rows + 1, longer)
+            if shape is None or shape[0] * shape[1] > self.max_batch_tokens:
                 continue
             if saved * self.queue_items > delay * rows and saved >= LEAST_GAIN * run_s:
                 return item
@@ -558,20 +548,3 @@ def _longer_than_batch(tokens: int, most: int) -> InvalidValueError:
         tokens=tokens,
         max_batch_tokens=most,
     )
-
-
-def predicted_s(batch: Sequence[Item]) -> float:
-    """Returns the predicted seconds of a run of a batch, or of a part of one."""
-    head, rows = batch[0], len(batch)
-    return head.cost(rows, _length(head.shape(1, max(item.tokens for item in batch))))
-
-
-def _length(shape: tuple[int, int] | None) -> int:
-    """Returns the length of the shape of one row, which there always is."""
-    assert shape is not None
-    return shape[1]
-
-
-def _area(shape: tuple[int, int] | None) -> float:
-    """Returns the padded tokens of a shape; endless where there is none."""
-    return inf if shape is None else shape[0] * shape[1]

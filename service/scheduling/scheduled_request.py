@@ -112,6 +112,7 @@ class Item:
         key: What may share a batch; None if it runs alone.
         cost: Predicted seconds of a batch of its kind.
         shape: What a batch of its kind is run at.
+        length: Tokens that it is padded to if it runs alone.
         seconds: Predicted seconds that it takes of an inference thread: its share of a full batch.
         priority: Virtual start time, in seconds; the lowest is served first: that of the request plus the cost of its earlier items, those of earlier stages too.
         waiting: Whether it has not started.
@@ -125,6 +126,7 @@ class Item:
     key: Hashable | None
     cost: Cost
     shape: Shape
+    length: int
     seconds: float
     priority: float
     waiting: bool = True
@@ -282,17 +284,17 @@ class Reservation:
 
 
 class Reservations:
-    """Waiting items whose start time is still to come, and the seconds that they will take."""
+    """Waiting items whose start time is still to come, and the seconds that they will take.
+
+    Attributes:
+        items: A heap of `(priority, tie, item)`, in which items that no longer count may still be.
+    """
 
     def __init__(self) -> None:
         """Starts without any."""
         self._seconds = 0.0
-        self._items: list[tuple[float, int, Item | Reservation]] = []
+        self.items: list[tuple[float, int, Item | Reservation]] = []
         self._tie = count()
-
-    def __len__(self) -> int:
-        """How many are kept, those that count no more included."""
-        return len(self._items)
 
     def expect(self, request: ScheduledRequest, items: int) -> None:
         """Counts about so many equal items of a request just admitted; each is due after the one before it."""
@@ -306,14 +308,13 @@ class Reservations:
         item.reserved = True
         item.request.reserved_s += item.seconds
         self._seconds += item.seconds
-        heapq.heappush(self._items, (item.priority, next(self._tie), item))
+        heapq.heappush(self.items, (item.priority, next(self._tie), item))
 
     def drop(self, item: Item | Reservation) -> None:
-        """Counts an item no more: it has started, or its start time has come."""
-        if item.reserved:
-            item.reserved = False
-            item.request.reserved_s -= item.seconds
-            self._seconds -= item.seconds
+        """Counts an item no more that has counted: it has started, or its start time has come."""
+        item.reserved = False
+        item.request.reserved_s -= item.seconds
+        self._seconds -= item.seconds
 
     def drop_all(self, request: ScheduledRequest) -> None:
         """Counts a request's items no more: it has ended, or they are known now."""
@@ -322,15 +323,15 @@ class Reservations:
 
     def let_go(self) -> None:
         """Forgets items that have started or ended."""
-        self._items = [item for item in self._items if item[2].alive and item[2].reserved]
-        heapq.heapify(self._items)
+        self.items = [item for item in self.items if item[2].alive and item[2].reserved]
+        heapq.heapify(self.items)
 
     def seconds_after(self, now: float) -> float:
         """Returns the predicted seconds of waiting items that rank after `now`."""
-        while self._items and (self._items[0][0] <= now or not self._items[0][2].alive):
-            item = heapq.heappop(self._items)[2]
-            if item.alive:
+        while self.items and (self.items[0][0] <= now or not self.items[0][2].alive):
+            item = heapq.heappop(self.items)[2]
+            if item.alive and item.reserved:
                 self.drop(item)
-        if not self._items:
+        if not self.items:
             self._seconds = 0.0  # float sums drift
         return self._seconds

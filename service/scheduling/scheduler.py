@@ -19,9 +19,9 @@ from typing import Any
 
 from bertserve.service.errors import EngineError, ExpiredError, UnavailableError
 from bertserve.service.scheduling.inference_thread import CompletionQueue, InferenceThread, PeakConcurrency, Run
-from bertserve.service.scheduling.request_queue import LONG_STEP_S, RequestQueue, predicted_s
+from bertserve.service.scheduling.request_queue import LONG_STEP_S, RequestQueue
 from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest, Share
-from bertserve.service.scheduling.stage import RequestResult, Stage, skip_empty
+from bertserve.service.scheduling.stage import RequestResult, Stage
 from bertserve.service.scheduling.watchdog import HUNG_FLOOR_S, Watchdog
 
 logger = logging.getLogger("bertserve.scheduler")
@@ -63,7 +63,11 @@ class _Ticket:
 
 
 class Scheduler:
-    """Runs requests on a fixed number of threads. Start it in an event loop, and submit from that loop only."""
+    """Runs requests on a fixed number of threads. Start it in an event loop, and submit from that loop only.
+
+    Attributes:
+        max_queue_tokens: Most tokens that admitted requests may hold together.
+    """
 
     def __init__(
         self,
@@ -84,11 +88,12 @@ class Scheduler:
             multi_threads: Threads of a stage's `run_multi_threaded`. It is used while all that wants to run, now and of late, could have as many
                 threads on as many cores as there are threads; a single run always may.
             clock: Monotonic seconds.
-            observe: Called with the items and tokens in the queue whenever they have changed.
+            observe: Called with the items and tokens in the queue whenever they have changed, but not for an admitted request until it is run or closed.
             on_hang: Called for each run that hangs.
             hung_floor_s: Least seconds after which a run hangs.
         """
         self._queue = queue
+        self.max_queue_tokens = queue.max_queue_tokens
         self._thread_count = threads
         self._clock = clock
         self._observe = observe
@@ -105,12 +110,7 @@ class Scheduler:
         self._submitted: set[ScheduledRequest] = set()
         self._threads: list[InferenceThread] = []
         self._watchdog = Watchdog(
-            self._threads,
-            clock=clock,
-            pending=lambda: bool(self._submitted),
-            fail=self._fail,
-            on_hang=self._note_hang,
-            floor_s=hung_floor_s,
+            self._threads, clock=clock, pending=self._submitted, fail=self._fail, on_hang=self._note_hang, floor_s=hung_floor_s
         )
         self._on_hang = on_hang
 
@@ -118,11 +118,6 @@ class Scheduler:
     def ready(self) -> bool:
         """Whether work should be sent to it: started, not about to stop, every inference thread alive, and one at least that does not hang."""
         return self._accepts and not self._withdrawn
-
-    @property
-    def max_queue_tokens(self) -> int:
-        """Most tokens that admitted requests may hold together."""
-        return self._queue.max_queue_tokens
 
     @property
     def wait_s(self) -> float:
@@ -175,11 +170,9 @@ class Scheduler:
             self._callers.record(1 + len(self._submitted), now)
             self._queue.threads = max(1, self._thread_count - self._watchdog.hung)
             busy_s = self._busy_s(now)
-            request = self._queue.admit(
+            return self._queue.admit(
                 tokens=tokens, seconds=seconds, deadline=now + timeout_s, now=now, busy_s=busy_s, items=items, share=share
             )
-            self._changed()
-            return request
 
     def _busy_s(self, now: float) -> float:
         """Returns the predicted seconds until all runs of now have ended, summed; 0 where an inference thread is free."""
@@ -192,10 +185,12 @@ class Scheduler:
         """Ends an admitted request; true if it was open. What of it runs already runs on, and its result is dropped."""
         with self._condition:
             self._submitted.discard(request)
-            if closed := self._queue.close(request):
-                _forget(request)
-            self._changed()
-            return closed
+            if not self._queue.close(request):
+                return False
+            _forget(request)
+            if request.waiting or request.tokens:  # which it held until now
+                self._changed()
+            return True
 
     async def run(self, request: ScheduledRequest, stage: Stage) -> RequestResult:
         """Runs an admitted request, stage by stage. Cancelling the coroutine closes the request.
@@ -211,7 +206,10 @@ class Scheduler:
         request.owner = ticket = _Ticket(future, stage)
         self._watch_deadline(request, ticket)
         try:
-            if not isinstance(value := skip_empty(stage), Stage):
+            value: Any = stage
+            while isinstance(value, Stage) and not value.work:
+                value = value.finish([])
+            if not isinstance(value, Stage):
                 self.close(request)
                 return RequestResult(value, 0.0, 0.0)
             with self._condition:
@@ -270,11 +268,29 @@ class Scheduler:
             self._fail_all(self._unavailable())
 
     def _serve_one(self, thread: InferenceThread) -> bool:
-        """Runs one batch; false when the scheduler has stopped. A frame of its own, so that an inference thread that waits keeps nothing of its last one."""
+        """Waits for a batch and runs it; false when the scheduler has stopped. A frame of its own, so that a thread that waits keeps nothing of its last one."""
         thread.long_step = False
-        if (taken := self._next_batch(thread)) is None:
-            return False
-        batch, multi_threaded = taken
+        with self._condition:
+            while not self._stopped:
+                now = self._clock()
+                if expired := self._queue.expire(now):
+                    self._end_expired(expired)
+                # a request that runs leaves this thread to others if no other thread is free for them, and of late there were some
+                last_thread = self._thread_count > 1 and not self._waiting_threads and self._callers.peak(now) > 1
+                if batch := self._queue.take(now, last_thread=last_thread, long_step=self._may_begin_long_step()):
+                    break
+                self._waiting_threads += 1
+                self._condition.wait()
+                self._waiting_threads -= 1
+            else:
+                return False
+            thread.long_step = batch[0].request.delay_s > LONG_STEP_S
+            self._changed()
+            if self._waiting_threads and self._queue.queue_items:
+                self._condition.notify()  # it found nothing that it might take, and perhaps may now
+            peak = self._concurrency.record(1 + self._running + self._queue.queue_items, now)
+            multi_threaded = peak == 1 or peak * self._multi_threads <= self._thread_count
+            self._running += 1  # here, under the lock: an inference thread that takes the next batch must see this one
         start = self._clock()
         thread.busy = (busy_s := thread.busy[0], start)
         self._execute(thread, batch, held=batch, multi_threaded=multi_threaded)
@@ -282,42 +298,10 @@ class Scheduler:
         thread.run = None
         return True
 
-    def _next_batch(self, thread: InferenceThread) -> tuple[list[Item], bool] | None:
-        """Blocks until there is a batch for a thread; None when the scheduler has stopped.
-
-        Returns:
-            The batch, and whether it may be a multi-threaded run.
-        """
-        with self._condition:
-            while not self._stopped:
-                now = self._clock()
-                self._close_expired(now)
-                if batch := self._queue.take(now, last_thread=self._keeps_last_thread(now), long_step=self._may_begin_long_step()):
-                    thread.long_step = batch[0].request.delay_s > LONG_STEP_S
-                    self._changed()
-                    if self._waiting_threads and self._queue.queue_items:
-                        self._condition.notify()  # it found nothing that it might take, and perhaps may now
-                    multi_threaded = self._may_run_multi_threaded(now)
-                    self._running += 1  # here, under the lock: an inference thread that takes the next batch must see this one
-                    return batch, multi_threaded
-                self._waiting_threads += 1
-                self._condition.wait()
-                self._waiting_threads -= 1
-            return None
-
-    def _keeps_last_thread(self, now: float) -> bool:
-        """Returns whether a request that runs leaves this thread to others: no other thread is free for them, and of late there were some."""
-        return self._thread_count > 1 and not self._waiting_threads and self._callers.peak(now) > 1
-
     def _may_begin_long_step(self) -> bool:
         """Returns whether a thread may begin a step that takes long and cannot be interrupted: one thread is left to others, if there are several."""
         alive = [thread for thread in self._threads if (run := thread.run) is None or not run.hung]
         return sum(thread.long_step for thread in alive) < max(1, len(alive) - 1)
-
-    def _may_run_multi_threaded(self, now: float) -> bool:
-        self._concurrency.record(1 + self._running + self._queue.queue_items, now)
-        peak = self._concurrency.peak(now)
-        return peak == 1 or peak * self._multi_threads <= self._thread_count
 
     def _execute(
         self, thread: InferenceThread, batch: list[Item], *, held: Sequence[Item], multi_threaded: bool = False, is_last: bool = True
@@ -331,8 +315,8 @@ class Scheduler:
             multi_threaded: Whether it may be a multi-threaded run.
             is_last: Whether the inference thread takes its next batch as soon as this is delivered.
         """
-        start = self._clock()
-        thread.run = Run(held, predicted_s(batch), start)
+        predicted_s = batch[0].cost(len(batch), max(item.length for item in batch))
+        thread.run = Run(held, predicted_s, self._clock())
         try:
             results = self._run(batch, multi_threaded)
         except BaseException as error:  # noqa: BLE001 - the batch boundary: nothing that a run raises may end the inference thread, not a panic either
@@ -382,7 +366,9 @@ class Scheduler:
             results = request.results
         start = self._clock()
         try:
-            value = skip_empty(request.owner.stage.finish(results))
+            value = request.owner.stage.finish(results)
+            while isinstance(value, Stage) and not value.work:
+                value = value.finish([])
             request.finish_s += self._clock() - start
             if isinstance(value, Stage):
                 with self._condition:
@@ -392,7 +378,9 @@ class Scheduler:
             self._fail(request, error)
             return
         runs_s = start - request.arrived - request.wait_s
-        self._resolve(request, RequestResult(value, request.queued_s, runs_s, request.predicted_wait_s, request.wait_s))
+        outcome = RequestResult(value, request.queued_s, runs_s, request.predicted_wait_s, request.wait_s)
+        if self.close(request):  # it has not ended already
+            self._completions.post(request.owner.future, outcome)
 
     def _put(self, request: ScheduledRequest, stage: Stage, *, own: bool = False) -> None:
         """Queues a stage and wakes a waiting thread for each item, except the one that the calling thread takes itself (`own`)."""
@@ -426,22 +414,23 @@ class Scheduler:
             self._watch_deadline(request, ticket)
             return
         with self._condition:
-            self._close_expired(now)
+            self._end_expired(self._queue.expire(now))
 
-    def _close_expired(self, now: float) -> None:
-        for request in self._queue.expire(now):
+    def _end_expired(self, requests: Sequence[ScheduledRequest]) -> None:
+        """Fails requests that the queue has closed because their deadline has passed."""
+        for request in requests:
             self._submitted.discard(request)
             _forget(request)
             error = ExpiredError(
                 "the request's deadline passed while it waited; allow more time with `x-request-timeout-ms`, or send less at once."
             )
             self._completions.post(request.owner.future, None, error)
-            self._changed()
+        self._changed()
 
-    def _resolve(self, request: ScheduledRequest, value: RequestResult | None, error: Exception | None = None) -> None:
-        """Delivers a request's outcome, unless it has ended already."""
+    def _reject(self, request: ScheduledRequest, error: Exception) -> None:
+        """Delivers a request's error, unless it has ended already."""
         if self.close(request):
-            self._completions.post(request.owner.future, value, error)
+            self._completions.post(request.owner.future, None, error)
 
     def _fail(self, request: ScheduledRequest, error: BaseException) -> None:
         """Delivers what a request failed of, in words where the error has none."""
@@ -453,7 +442,7 @@ class Scheduler:
         elif not isinstance(error, Exception):  # a panic of a native library, or an exit; no future takes those
             logger.error("a request failed with an unexpected %s", type(error).__name__)
             error = EngineError("the request's work ended with {name}. This is a bug.", name=type(error).__name__)
-        self._resolve(request, None, error)
+        self._reject(request, error)
 
     def _note_hang(self) -> None:
         """Wakes the threads that wait: they may take what was left to the thread that hangs."""
@@ -463,7 +452,7 @@ class Scheduler:
 
     def _fail_all(self, error: UnavailableError) -> None:
         for request in list(self._submitted):
-            self._resolve(request, None, error)
+            self._reject(request, error)
 
     def _unavailable(self) -> UnavailableError:
         if self._dead:

@@ -64,13 +64,6 @@ class RequestResult:
     wait_s: float = 0.0
 
 
-def skip_empty(value: Any) -> Any:
-    """Returns the next stage that has work, or the final value."""
-    while isinstance(value, Stage) and not value.work:
-        value = value.finish([])
-    return value
-
-
 def in_fixed_batches(stage: Stage, max_tokens: int) -> Stage:
     """Returns a stage that gives what a stage gives, and whose items are batches of the stage's items.
 

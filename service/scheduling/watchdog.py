@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from bertserve.service.errors import EngineError
 from bertserve.service.scheduling.inference_thread import InferenceThread, Run
@@ -41,7 +41,7 @@ class Watchdog:
         threads: Sequence[InferenceThread],
         *,
         clock: Callable[[], float],
-        pending: Callable[[], bool],
+        pending: Collection[ScheduledRequest],
         fail: Callable[[ScheduledRequest, Exception], None],
         on_hang: Callable[[], None],
         floor_s: float = HUNG_FLOOR_S,
@@ -51,7 +51,7 @@ class Watchdog:
         Args:
             threads: What to watch.
             clock: The scheduler's, for deadlines.
-            pending: Whether there are requests that an inference thread may take at any time.
+            pending: The requests that an inference thread may take at any time, always the present ones.
             fail: Ends a request with an error, unless it has ended already.
             on_hang: Called once for each run that hangs.
             floor_s: Least seconds after which a run hangs; UNPREDICTED_FLOORS times that where nothing was predicted.
@@ -84,7 +84,7 @@ class Watchdog:
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
-        if self._pending() or any(thread.run is not None for thread in self._threads):
+        if self._pending or any(thread.run is not None for thread in self._threads):
             self.wake(loop)
         self.look()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 from bertserve.service.errors import UnavailableError
 from bertserve.service.tasks.cost import MAX_ANSWER_BYTES
@@ -77,28 +78,17 @@ class HeldBytes:
         self.count += size
 
 
+@dataclass(slots=True)
 class Reservation:
-    """What one request holds; leaving the block releases it.
+    """What one request holds of `HeldBytes`, until it is released.
 
     Attributes:
+        held: What counts the bytes of all requests.
         size: Bytes.
     """
 
-    __slots__ = ("_held", "size")
-
-    def __init__(self, held: HeldBytes) -> None:
-        """Reserves nothing yet."""
-        self._held = held
-        self.size = 0
-
-    def __enter__(self) -> Reservation:
-        """Returns it."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Releases it."""
-        if self.size:
-            self._held.add(-self.size)
+    held: HeldBytes
+    size: int = 0
 
     def grow(self, size: int) -> None:
         """Reserves so many bytes more.
@@ -106,5 +96,10 @@ class Reservation:
         Raises:
             UnavailableError: They do not fit.
         """
-        self._held.reserve(size)
+        self.held.reserve(size)
         self.size += size
+
+    def release(self) -> None:
+        """Releases all of it."""
+        self.held.add(-self.size)
+        self.size = 0

@@ -13,7 +13,7 @@ from typing import Any
 from bertserve.service.backend.cost import CostModel
 from bertserve.service.backend.engines import Engines
 from bertserve.service.backend.freed_memory import return_freed_memory
-from bertserve.service.backend.onnx_engine import Engine, Row
+from bertserve.service.backend.onnx_engine import Row
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.errors import BertServeError, ExpiredError, RefusedError, TooLargeError
@@ -22,10 +22,10 @@ from bertserve.service.scheduling.request_queue import LONG_STEP_S
 from bertserve.service.scheduling.scheduled_request import Share
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.scheduling.stage import RequestResult, Stage, in_fixed_batches
-from bertserve.service.serving.work import Prediction, RequestRun, TaskInput, Work, begun_prediction, trace_run
+from bertserve.service.serving.work import Prediction, RequestRun, TaskInput, Work, trace_run
 from bertserve.service.tasks.batch import PAUSE, TaskModel
 from bertserve.service.tasks.catalog import TASKS, tasks_of
-from bertserve.service.tasks.cost import MAX_CHARS, Budget, Cost
+from bertserve.service.tasks.cost import MAX_CHARS, Budget
 from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
 from bertserve.service.tracing.trace import Trace
@@ -55,6 +55,8 @@ class Model:
 
     Attributes:
         bundle: What it was loaded from.
+        name: Its name.
+        task: The Hugging Face name of its task.
         graph: Which of its graphs runs.
         tasks: All tasks that it answers, its own first.
         engines: What runs it.
@@ -85,6 +87,8 @@ class Model:
             batch_variant: Batch texts even if the graph is not batch-invariant.
         """
         self.bundle = bundle
+        self.name = bundle.manifest.name
+        self.task: str = bundle.manifest.task
         self.graph = graph
         self.tasks = tasks_of(bundle.manifest)
         self._tokenizer = tokenizer
@@ -97,16 +101,6 @@ class Model:
         self._fills_masks = any(output.kind == "per_mask" for output in graph.outputs)
         self._gives_attentions = graph.gives_attentions
         self._key = self if graph.batch_invariant or batch_variant else None
-
-    @property
-    def name(self) -> str:
-        """The model's name."""
-        return self.bundle.manifest.name
-
-    @property
-    def task(self) -> str:
-        """The Hugging Face name of its task."""
-        return self.bundle.manifest.task
 
     @property
     def labels(self) -> tuple[str, str, str, str]:
@@ -156,9 +150,16 @@ class Model:
         """
         if not requests:
             return Prediction([], [], [])
-        metrics = self._metrics if task is None else self._metrics.of(task)
+        metrics = self._metrics if task is None or task == self.task else self._metrics.of(task)
         spec = spec or TASKS[task or self.task]
-        chars = _checked_chars(requests)
+        chars: int = sum(request.chars for request in requests)
+        if chars > MAX_CHARS:
+            raise TooLargeError(
+                "the request has {chars} characters to tokenize, counted again for each label or choice, and {limit} "
+                "are allowed; send fewer or shorter texts at once.",
+                chars=chars,
+                limit=MAX_CHARS,
+            )
         tokens, seconds, items = self._estimate(requests, spec, chars)
         try:
             scheduled = self._scheduler.admit(tokens=tokens, seconds=seconds, timeout_s=timeout_s, items=items, share=share)
@@ -214,7 +215,8 @@ class Model:
             # the scheduler knows how long the first text of a slice takes, so another one that takes long begins a slice of its own
             if end - start > SLICE_S or (end > start and run.begun is None and next_s > LONG_STEP_S):
                 run.tokenize_s += end - start
-                run.note("tokenize", start, end, waits=True)
+                if run.trace is not None:
+                    run.trace.note("tokenize", start, end, waits=True)
                 return _paused(partial(self._tokenize, run), memory=run.cost.memory_per_input, delay_s=next_s)
             task = run.begun or run.spec.run(run.requests[index], run.model)
             try:
@@ -227,15 +229,27 @@ class Model:
                 run.inputs.append(TaskInput(task, batch))
                 run.tokens += batch.tokens
                 run.cost += batch.cost
+                run.reserved_tokens = run.cost.queue_tokens
                 # here, and not after the last: the windows of one text may be a thousand times as long as it
-                self._check_size(run.tokens, run.cost)
+                if run.tokens + run.reserved_tokens > self._scheduler.max_queue_tokens:
+                    raise _larger_than_queue(run.tokens + run.reserved_tokens, self._scheduler.max_queue_tokens)
+                run.cost.check()
             end = time.perf_counter()
         run.tokenize_s += end - start
-        run.note("tokenize", start, end, waits=True)
-        run.prediction = begun_prediction([item.batch for item in run.inputs], run.tokens, tokenize_s=run.tokenize_s)
-        run.prediction.answer_bytes = run.cost.answer_bytes
+        if run.trace is not None:
+            run.trace.note("tokenize", start, end, waits=True)
+        batches = [item.batch for item in run.inputs]
+        run.prediction = Prediction(
+            [],
+            truncated=[index for index, batch in enumerate(batches) if batch.truncated],
+            warnings=[warning for batch in batches for warning in batch.warnings],
+            tokens=run.tokens,
+            warned=[index for index, batch in enumerate(batches) for _ in batch.warnings],
+            tokenize_s=run.tokenize_s,
+            answer_bytes=run.cost.answer_bytes,
+            read=batches[0].read if len(batches) == 1 else (),
+        )
         run.open = list(range(len(run.inputs)))
-        run.reserved_tokens = run.cost.queue_tokens
         return self._stage(run)
 
     def _stage(self, run: RequestRun) -> Stage:
@@ -273,7 +287,11 @@ class Model:
         while run.ready and end - start <= SLICE_S:
             index, rows = run.ready.popleft()
             item = run.inputs[index]
-            if item.advance(rows):
+            try:
+                item.batch = item.run.send(rows)
+            except StopIteration as ended:
+                item.result = ended.value
+            else:
                 if item.batch.encodings:
                     run.open.append(index)
                     prediction.tokens += item.batch.tokens
@@ -282,7 +300,8 @@ class Model:
                     run.ready.appendleft((index, []))
             end = time.perf_counter()
         prediction.decode_s += end - start
-        run.note("decode", start, end, waits=bool(run.ready or run.open))
+        if run.trace is not None:
+            run.trace.note("decode", start, end, waits=bool(run.ready or run.open))
         if run.ready:
             cost = run.cost
             return _paused(partial(self._decode, run), run.reserved_tokens, memory=cost.memory_per_input, answer_bytes=cost.answer_bytes)
@@ -293,39 +312,39 @@ class Model:
         prediction.answer_bytes = max(prediction.answer_bytes, run.model.budget.answer_bytes)
         return prediction
 
-    def _check_size(self, tokens: int, cost: Cost) -> None:
-        most = self._scheduler.max_queue_tokens
-        if tokens + cost.queue_tokens > most:
-            raise TooLargeError(
-                "the request has at least {tokens} tokens, including all windows and decoding, and the queue holds "
-                "{most}; send fewer or shorter texts at once, make `stride`, `beam` or `top_k` smaller, or remove "
-                "`explain`; the operator can raise --max-queue-tokens.",
-                tokens=tokens + cost.queue_tokens,
-                most=most,
-            )
-        cost.check()
-
     def _run(self, works: Sequence[Work], *, multi_threaded: bool = False) -> list[Row]:
         if len(works) > 1 and self._gives_too_much(works):
             half = len(works) // 2
             return [*self._run(works[:half], multi_threaded=multi_threaded), *self._run(works[half:], multi_threaded=multi_threaded)]
-        longest = max(map(len, works))
-        height, width = self.graph.shape(len(works), longest) or (len(works), longest)
+        lengths = [len(work.encoding.ids) for work in works]
+        height, width = len(works), max(lengths)
+        if self.graph.shapes is not None:
+            height, width = self.graph.shapes.shape(height, width) or (height, width)
         engine = self.engines.for_multi_threaded_run(height * width) if multi_threaded else self.engines.single_threaded
+        is_single_threaded = engine is self.engines.single_threaded
+        traces = [work.trace for work in works if work.trace is not None]
         start, start_busy = time.perf_counter(), time.thread_time()
         try:
             rows = engine.run([work.encoding for work in works])
         except BertServeError as error:
             if len(works) == 1:
                 error.input_index = works[0].input_index
-            trace_run(
-                works, self._described, (height, width), start=start, multi_threaded=engine is not self.engines.single_threaded, error=error
-            )
+            if traces:
+                trace_run(traces, self._described, lengths, height * width, start=start, multi_threaded=not is_single_threaded, error=error)
             raise
         seconds, busy_s = time.perf_counter() - start, time.thread_time() - start_busy
         try:
-            self._account(engine, (height, width), works, seconds, busy_s)
-            trace_run(works, self._described, (height, width), start=start, multi_threaded=engine is not self.engines.single_threaded)
+            if is_single_threaded:
+                # on the CPU the inference thread does all the work of its run; with another device it waits
+                self._cost.observe(height, width, seconds, busy_s if self.graph.provider == "cpu" else None)
+            else:
+                self._metrics.multi_threaded_runs.inc()
+            self._metrics.inference_seconds.observe(seconds)
+            self._metrics.batch_rows.observe(len(works))
+            self._metrics.tokens_real.inc(sum(lengths))
+            self._metrics.tokens_padded.inc(height * width - sum(lengths))
+            if traces:
+                trace_run(traces, self._described, lengths, height * width, start=start, multi_threaded=not is_single_threaded)
         except Exception as error:  # noqa: BLE001 - what was computed is delivered, whether or not it can be counted
             logger.error("cannot count a run of `%s`: %s", self.name, type(error).__name__)
         if len(rows) != len(works):
@@ -337,37 +356,17 @@ class Model:
         if self._fills_masks and sum(len(work.encoding.masks) for work in works) * self._tokenizer.vocabulary_size > MAX_LOGITS:
             return True
         maps = sum(len(work.encoding.maps) for work in works) if self._gives_attentions else 0
-        return maps * max(map(len, works)) ** 2 > MAX_WEIGHTS
-
-    def _account(self, engine: Engine, shape: tuple[int, int], works: Sequence[Work], seconds: float, busy_s: float) -> None:
-        """Tells the cost model and the metrics of a run of `shape`, padded rows and length."""
-        if engine is self.engines.single_threaded:
-            # on the CPU the inference thread does all the work of its run; with another device it waits
-            self._cost.observe(*shape, seconds, busy_s if self.graph.provider == "cpu" else None)
-        else:
-            self._metrics.multi_threaded_runs.inc()
-        real = sum(map(len, works))
-        self._metrics.inference_seconds.observe(seconds)
-        self._metrics.batch_rows.observe(len(works))
-        self._metrics.tokens_real.inc(real)
-        self._metrics.tokens_padded.inc(shape[0] * shape[1] - real)
+        return maps * max(len(work.encoding.ids) for work in works) ** 2 > MAX_WEIGHTS
 
 
-def _checked_chars(requests: Sequence[Any]) -> int:
-    """Returns how many characters have to be tokenized.
-
-    Raises:
-        TooLargeError: More than are allowed.
-    """
-    chars: int = sum(request.chars for request in requests)
-    if chars > MAX_CHARS:
-        raise TooLargeError(
-            "the request has {chars} characters to tokenize, counted again for each label or choice, and {limit} "
-            "are allowed; send fewer or shorter texts at once.",
-            chars=chars,
-            limit=MAX_CHARS,
-        )
-    return chars
+def _larger_than_queue(tokens: int, most: int) -> TooLargeError:
+    return TooLargeError(
+        "the request has at least {tokens} tokens, including all windows and decoding, and the queue holds "
+        "{most}; send fewer or shorter texts at once, make `stride`, `beam` or `top_k` smaller, or remove "
+        "`explain`; the operator can raise --max-queue-tokens.",
+        tokens=tokens,
+        most=most,
+    )
 
 
 def _observe(metrics: ModelMetrics, done: RequestResult) -> None:

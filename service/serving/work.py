@@ -13,7 +13,7 @@ from bertserve.service.tasks.batch import Batch, ReadSpan, TaskModel, TaskRun
 from bertserve.service.tasks.cost import NOTHING, Cost
 from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding
-from bertserve.service.tracing.trace import Stage, StageName, Trace
+from bertserve.service.tracing.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,34 +32,20 @@ class Work:
     keep: Callable[[Row], Any] | None
     trace: Trace | None
 
-    def __len__(self) -> int:
-        return len(self.encoding)
 
-
+@dataclass(slots=True)
 class TaskInput:
     """One input of a request, with its task under way.
 
     Attributes:
+        run: The task, which takes the rows of its batch.
         batch: What it has to run, or ran last.
         result: The task's result, once it has ended.
     """
 
-    __slots__ = ("_run", "batch", "result")
-
-    def __init__(self, run: TaskRun, batch: Batch) -> None:
-        """Takes a task that was run up to its first batch."""
-        self._run = run
-        self.batch = batch
-        self.result: Any = None
-
-    def advance(self, rows: Sequence[Row]) -> bool:
-        """Sends the task the rows of its batch; returns whether it has another batch to run."""
-        try:
-            self.batch = self._run.send(rows)
-        except StopIteration as end:
-            self.result = end.value
-            return False
-        return True
+    run: TaskRun
+    batch: Batch
+    result: Any = None
 
 
 @dataclass(slots=True)
@@ -92,51 +78,37 @@ class RequestRun:
     tokens: int = 0
     cost: Cost = NOTHING
     tokenize_s: float = 0.0
-    prediction: Prediction = field(default_factory=lambda: Prediction([], [], []))
+    prediction: Prediction = field(init=False)
     open: list[int] = field(default_factory=list)
     ready: deque[tuple[int, Sequence[Row]]] = field(default_factory=deque)
     reserved_tokens: int = 0
     next_reserved_tokens: int = 0
 
-    def note(self, name: StageName, start: float, end: float, *, waits: bool) -> None:
-        """Adds a stage to the trace, if there is one.
-
-        Args:
-            name: The stage.
-            start: Seconds, by `time.perf_counter`.
-            end: The same.
-            waits: Whether the request waits in the queue from then on.
-        """
-        if self.trace is not None:
-            self.trace.add(Stage(name, start, end))
-            if waits:
-                self.trace.put(end)
-
 
 def trace_run(
-    works: Sequence[Work],
+    traces: Sequence[Trace],
     model: Mapping[str, str],
-    shape: tuple[int, int],
+    lengths: Sequence[int],
+    padded: int,
     *,
     start: float,
     multi_threaded: bool,
     error: Exception | None = None,
 ) -> None:
-    """Makes a span of a run that ends now, if a request in it is traced.
+    """Makes a span of a run that ends now, with requests that are traced.
 
     Args:
-        works: What ran.
+        traces: Those of what ran, at least one; a request with several items in it has one for each.
         model: What is said of the model and its graph.
-        shape: Padded rows and length.
+        lengths: Tokens of each row.
+        padded: Tokens that ran, padding included.
         start: Seconds, by `time.perf_counter`.
         multi_threaded: Whether it took several threads.
         error: What it ended with.
     """
-    traces = list(dict.fromkeys(work.trace for work in works if work.trace is not None))
-    if not traces:
-        return
-    real = sum(map(len, works))
-    batch = {"rows": len(works), "tokens": real, "padded_tokens": shape[0] * shape[1] - real, "multi_threaded": multi_threaded}
+    traces = list(dict.fromkeys(traces))
+    real = sum(lengths)
+    batch = {"rows": len(lengths), "tokens": real, "padded_tokens": padded - real, "multi_threaded": multi_threaded}
     attributes = {f"bertserve.{name}": value for name, value in model.items()} | {f"bertserve.batch.{name}": n for name, n in batch.items()}
     kind = None if error is None else type(error).__name__
     traces[0].tracer.batch(traces, f"batch {model['model']}", start, time.perf_counter(), attributes=attributes, error=kind)
@@ -171,19 +143,3 @@ class Prediction:
     decode_s: float = 0.0
     answer_bytes: int = 0
     read: Sequence[ReadSpan] = ()
-
-
-def begun_prediction(batches: Sequence[Batch], tokens: int, *, tokenize_s: float) -> Prediction:
-    """Returns what is known of a prediction before it has results.
-
-    Args:
-        batches: The first batch of each input.
-        tokens: Tokens of all of them.
-        tokenize_s: Seconds to make them.
-    """
-    truncated = [index for index, batch in enumerate(batches) if batch.truncated]
-    warnings = [warning for batch in batches for warning in batch.warnings]
-    warned = [index for index, batch in enumerate(batches) for _ in batch.warnings]
-    prediction = Prediction([], truncated, warnings, tokens, warned=warned, tokenize_s=tokenize_s)
-    prediction.read = batches[0].read if len(batches) == 1 else ()
-    return prediction

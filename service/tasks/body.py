@@ -177,7 +177,7 @@ class TaskBody(BaseModel):
 
     def answer(self, results: list[Any]) -> Any:
         """Returns the value of the response's body, given one result per input: a list for a list, unless `always_list`."""
-        return results if self.is_list or self.always_list else results[0]
+        return results if self.always_list or self.is_list else results[0]
 
 
 class ForeignBody(TaskBody):

@@ -101,19 +101,16 @@ class Request:
 
 def estimate(request: Request, max_length: int) -> int:
     """Returns a cheap guess of the tokens that the request will cost, for admission."""
-    tokens = _estimate_whole(request, max_length)
-    return tokens + (occlusion.estimate(tokens, min(tokens, max_length)) if request.parameters.explain else 0)
-
-
-def _estimate_whole(request: Request, max_length: int) -> int:
+    parameters = request.parameters
     first, last = (request.text, request.text_pair) if request.text_pair else ("", request.text)
     beside, tokens = estimate_tokens(first) if first else 0, estimate_tokens(last)
-    if request.parameters.window is None:
-        return min(beside + tokens, max_length)
-    room = max_length - 2 - beside
-    stride = default_stride(max(room, 0)) if request.parameters.stride is None else request.parameters.stride
-    # where a window has no room, `classify` raises an error, which says more
-    return min(beside + tokens, max_length) if tokens <= room or room <= stride else tokens * max_length // (room - stride)
+    read = min(beside + tokens, max_length)
+    if parameters.window is not None:
+        room = max_length - 2 - beside
+        stride = default_stride(max(room, 0)) if parameters.stride is None else parameters.stride
+        if tokens > room > stride:  # where a window has no room, `classify` raises an error, which says more
+            read = tokens * max_length // (room - stride)
+    return read + (occlusion.estimate(read, min(read, max_length)) if parameters.explain else 0)
 
 
 def classify(request: Request, model: TaskModel) -> TaskRun:
@@ -188,10 +185,11 @@ def _read(request: Request, tokenizer: Tokenizer) -> _Read:
             'this model classifies pairs of texts, and the second text is missing; give a pair, such as {"text": "It began to rain.", "text_pair": "We went inside."}.'
         )
     # an empty second text is none, as for the pipeline
-    a, *rest = tokenizer.tokenize([request.text, request.text_pair] if request.text_pair else [request.text])
-    b = rest[0] if rest else None
+    texts = tokenizer.tokenize([request.text, request.text_pair] if request.text_pair else [request.text])
+    a, b = texts[0], texts[1] if len(texts) > 1 else None
     room = tokenizer.room(pair=b is not None)
-    total = len(a) + len(b or ())
+    kept = [range(len(tokens.ids)) for tokens in texts]
+    total = sum(map(len, kept))
     if request.parameters.window is not None and total > room:
         return _in_windows(request, tokenizer, a, b, room)
     if total > room and not request.parameters.truncation:
@@ -201,8 +199,6 @@ def _read(request: Request, tokenizer: Tokenizer) -> _Read:
             total=total,
             room=room,
         )
-    texts = [a] if b is None else [a, b]
-    kept = [range(len(tokens)) for tokens in texts]
     if total > room:
         side = request.truncation_side or tokenizer.truncation_side
         kept = list(kept_of_pair(len(a), len(b or ()), room, side))[: len(texts)]

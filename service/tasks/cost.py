@@ -56,7 +56,7 @@ class Cost:
     @property
     def queue_tokens(self) -> int:
         """Tokens that it holds of the queue in addition to those of its encodings."""
-        return self.reserved_tokens + tokens_of_steps(self.steps)
+        return self.reserved_tokens + self.steps // STEPS_PER_TOKEN
 
     def check(self) -> None:
         """Refuses what is over the limits of one request.
@@ -71,23 +71,26 @@ class Cost:
                 memory_per_input=shown(self.memory_per_input),
                 limit=MAX_HELD,
             )
-        Budget().spend(steps=self.steps, answer_bytes=self.answer_bytes)
+        if self.answer_bytes > MAX_ANSWER_BYTES:
+            raise _too_long_answer(self.answer_bytes)
+        if self.steps > MAX_STEPS:
+            raise _too_many_steps()
 
 
 NOTHING = Cost(answer_bytes=0)
 
 
+@dataclass(slots=True)
 class Budget:
     """What decoding one request may take. Tasks spend it while they collect what is only known from the outputs.
 
     Attributes:
         answer_bytes: Bytes of the answer that were spent.
+        steps: Steps that were spent.
     """
 
-    def __init__(self) -> None:
-        """Starts full."""
-        self.answer_bytes = 0
-        self._steps = 0
+    answer_bytes: int = 0
+    steps: int = 0
 
     def spend(self, *, steps: int = 0, answer_bytes: int = 0) -> None:
         """Takes from the budget.
@@ -95,21 +98,29 @@ class Budget:
         Raises:
             TooLargeError: There is not so much left.
         """
-        self._steps += steps
+        self.steps += steps
         self.answer_bytes += answer_bytes
         if self.answer_bytes > MAX_ANSWER_BYTES:
-            raise TooLargeError(
-                "the response would have at least {answer_bytes} bytes and {limit} are allowed; send fewer or shorter "
-                "texts at once, or request less output for each: a smaller `top_k`, pooled tokens, or fewer labels, "
-                "`layers` or `heads`.",
-                answer_bytes=shown(self.answer_bytes),
-                limit=MAX_ANSWER_BYTES,
-            )
-        if self._steps > MAX_STEPS:
-            raise TooLargeError(
-                "the response would take too long to compute from the model's outputs; send fewer or shorter texts "
-                "at once, or make `top_k` or `max_answer_len` smaller."
-            )
+            raise _too_long_answer(self.answer_bytes)
+        if self.steps > MAX_STEPS:
+            raise _too_many_steps()
+
+
+def _too_long_answer(answer_bytes: int) -> TooLargeError:
+    return TooLargeError(
+        "the response would have at least {answer_bytes} bytes and {limit} are allowed; send fewer or shorter "
+        "texts at once, or request less output for each: a smaller `top_k`, pooled tokens, or fewer labels, "
+        "`layers` or `heads`.",
+        answer_bytes=shown(answer_bytes),
+        limit=MAX_ANSWER_BYTES,
+    )
+
+
+def _too_many_steps() -> TooLargeError:
+    return TooLargeError(
+        "the response would take too long to compute from the model's outputs; send fewer or shorter texts "
+        "at once, or make `top_k` or `max_answer_len` smaller."
+    )
 
 
 def tokens_of_steps(steps: int) -> int:

@@ -66,6 +66,19 @@ class Trace:
     puts: list[float] = field(default_factory=list)
     _counts: Counter[StageName] = field(default_factory=Counter)
 
+    def note(self, name: StageName, start: float, end: float, *, waits: bool) -> None:
+        """Notes a part of it that has ended, and no run.
+
+        Args:
+            name: Which.
+            start: Seconds, by `time.perf_counter`.
+            end: The same.
+            waits: Whether it waits in the queue from then on.
+        """
+        self.add(Stage(name, start, end))
+        if waits:
+            self.put(end)
+
     def put(self, now: float) -> None:
         """Notes that it waits in the queue from now on."""
         if len(self.puts) == MAX_STAGES:

@@ -17,13 +17,13 @@ from bertserve.service.tasks.body import Limits, TaskBody
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.wire.call import Call, Incoming
 from bertserve.service.wire.clients import answer_for
-from bertserve.service.wire.reading import parse_json, read_body, requested_task, show, validate_body
+from bertserve.service.wire.reading import parse_json, read_as, requested_task, show, validate_body
 from bertserve.service.wire.unknown_fields import check_names
 
 
 def read_for_task(task: str, incoming: Incoming) -> Call:
     """Reads the body of a task's own path; a model may be named in it."""
-    body = read_body(task, incoming.raw, incoming.limits)
+    body = read_as(TASKS[task].body, incoming.raw, incoming.limits)
     return _call(task, incoming.models.for_task(task, body.model), body, incoming)
 
 

@@ -88,17 +88,13 @@ def validate_as(kind: type[B], value: Any, limits: Limits) -> B:
     """
     if not isinstance(value, dict):
         raise no_object(value, kind)
-    value = upgrade_legacy_body(kind, value)
-    check_keys(value, kind)
+    if not value.keys() <= kind.names:
+        value = upgrade_legacy_body(kind, value)
+        check_keys(value, kind)
     try:
         body = kind.model_validate(value)
     except ValidationError as error:
         raise _translate(error, kind) from error
-    _check(body, limits)
-    return body
-
-
-def _check(body: TaskBody, limits: Limits) -> None:
     if body.count > limits.max_inputs:
         raise TooLargeError(
             "{format} and {max_inputs} are allowed; split the request; the operator can raise --max-inputs.",
@@ -108,14 +104,19 @@ def _check(body: TaskBody, limits: Limits) -> None:
     for index, item in enumerate(body.items):
         for text in body.texts_of(item):
             if len(text) > limits.max_chars:
-                error = TooLargeError(
-                    "the text has {chars} characters and {max_chars} are allowed; split it; the operator can raise --max-chars.",
-                    chars=len(text),
-                    max_chars=limits.max_chars,
-                )
-                error.input_index = index
-                error.name_input(many=body.is_list, subject=body.subject)
-                raise error
+                raise _too_long(text, body, index, limits)
+    return body
+
+
+def _too_long(text: str, body: TaskBody, index: int, limits: Limits) -> TooLargeError:
+    error = TooLargeError(
+        "the text has {chars} characters and {max_chars} are allowed; split it; the operator can raise --max-chars.",
+        chars=len(text),
+        max_chars=limits.max_chars,
+    )
+    error.input_index = index
+    error.name_input(many=body.is_list, subject=body.subject)
+    return error
 
 
 def _translate(error: ValidationError, body: type[TaskBody]) -> InvalidValueError | TooLargeError:

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import tiny
 from application import LONG, Send, answered, ask, assert_same, call, classify, play, post, refused, rejected, started
-from bertserve.service.http.inference import _answer
+from bertserve.service.http.inference import _headers
 from bertserve.service.serving.build import build
 from bertserve.service.serving.work import Prediction
 from bertserve.service.settings import Settings
@@ -646,13 +646,10 @@ def test_a_warning_is_a_header_whatever_the_target(api: Send) -> None:
 def test_headers_have_printable_ascii_only(folder: Path) -> None:
     """A piece of a vocabulary with a newline, or a letter of no Latin alphabet, does not end a header's line or break it."""
     prediction = Prediction([[]], [], ["targets; the first pieces were used: \n\r\x00\x7f, é, 日, \U0001f600, a\\b"], warned=[0])
-    answer = _answer(build(Settings(models=folder)).registry.models["mask"], Content(b"[]", "application/json", {}), prediction)
+    headers = _headers(build(Settings(models=folder)).registry.models["mask"], Content(b"[]", "application/json", {}), prediction)
 
-    assert (
-        r"targets; the first pieces were used: \n\r\x00\x7f, \xe9, \u65e5, \U0001f600, a\\b"
-        == dict(answer.headers)[b"x-hf-warning"].decode()
-    )
-    assert all(32 <= byte < 127 for _, value in answer.headers for byte in value)
+    assert r"targets; the first pieces were used: \n\r\x00\x7f, \xe9, \u65e5, \U0001f600, a\\b" == dict(headers)[b"x-hf-warning"].decode()
+    assert all(32 <= byte < 127 for _, value in headers for byte in value)
 
 
 @pytest.mark.parametrize("targets", ["", [""], ["", " \n"]])

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from bertserve.service.scheduling.request_queue import predicted_s
 from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest
 from test_waits import COST, Simulation
 
@@ -43,7 +42,7 @@ class Crowd(Simulation):
         while len(self.runs) < self.threads:
             if not (batch := self.queue.take(self.now, last_thread=len(self.runs) == self.threads - 1)):
                 return
-            run, seconds = self.made, predicted_s(batch) * self.slower
+            run, seconds = self.made, batch[0].cost(len(batch), max(item.length for item in batch)) * self.slower
             self.runs[run] = (self.now, self.now + seconds)
             self.at(self.now + seconds * self.random.lognormvariate(0, 0.1), lambda run=run, batch=batch: self._end(run, batch))  # type: ignore[misc]
 

@@ -13,7 +13,7 @@ import pytest
 from bertserve.service.backend.cost import CostModel
 from bertserve.service.bundle.manifest import Flops
 from bertserve.service.errors import RefusedError
-from bertserve.service.scheduling.request_queue import RequestQueue, predicted_s
+from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest
 
 COST = CostModel(Flops(linear=2e7, quadratic=9e3), fixed_s=2e-3, rate=5e10).seconds
@@ -103,7 +103,7 @@ class Simulation:
             for item in batch:
                 if item.payload is None and len(self.waits[item.request]) == 1:
                     self.waits[item.request].append(self.now - item.request.arrived)
-            run, seconds = self.made, predicted_s(batch)
+            run, seconds = self.made, batch[0].cost(len(batch), max(item.length for item in batch))
             self.runs[run] = (self.now, self.now + seconds)
             self.at(self.now + seconds * self.random.lognormvariate(0, 0.1), lambda run=run, batch=batch: self._end(run, batch))  # type: ignore[misc]
 
