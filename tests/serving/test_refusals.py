@@ -187,7 +187,7 @@ def test_an_unforeseen_error_tells_nothing(models: Path, monkeypatch: pytest.Mon
     def fail(*_: object) -> None:
         raise RuntimeError(f"while reading {SECRET}")
 
-    monkeypatch.setattr(hugging_face, "read_body", fail)
+    monkeypatch.setattr(hugging_face, "read_as", fail)
     response = classify(models, {"inputs": SECRET}, headers={"x-request-id": "r-1"})
     assert SECRET not in rejected(response, 500, "internal")
     assert SECRET not in caplog.text
