@@ -154,12 +154,7 @@ class Model:
         spec = spec or TASKS[task or self.task]
         chars: int = sum(request.chars for request in requests)
         if chars > MAX_CHARS:
-            raise TooLargeError(
-                "the request has {chars} characters to tokenize, counted again for each label or choice, and {limit} "
-                "are allowed; send fewer or shorter texts at once.",
-                chars=chars,
-                limit=MAX_CHARS,
-            )
+            raise _too_many_chars(chars)
         tokens, seconds, items = self._estimate(requests, spec, chars)
         try:
             scheduled = self._scheduler.admit(tokens=tokens, seconds=seconds, timeout_s=timeout_s, items=items, share=share)
@@ -357,6 +352,15 @@ class Model:
             return True
         maps = sum(len(work.encoding.maps) for work in works) if self._gives_attentions else 0
         return maps * max(len(work.encoding.ids) for work in works) ** 2 > MAX_WEIGHTS
+
+
+def _too_many_chars(chars: int) -> TooLargeError:
+    return TooLargeError(
+        "the request has {chars} characters to tokenize, counted again for each label or choice, and {limit} "
+        "are allowed; send fewer or shorter texts at once.",
+        chars=chars,
+        limit=MAX_CHARS,
+    )
 
 
 def _larger_than_queue(tokens: int, most: int) -> TooLargeError:

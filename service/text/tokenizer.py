@@ -226,7 +226,7 @@ class Tokenizer:
             InvalidValueError: There is no token at all: the text has none, and the template no special ones.
         """
         encoding = self._templates[b is not None].fill(a, () if b is None else b, masks)
-        if not len(encoding):
+        if not len(encoding.ids):
             raise InvalidValueError("the text is empty, and this model adds no special token to it; give a text.")
         return encoding
 
