@@ -228,7 +228,7 @@ def _client_gone() -> ClientGoneError:
 MAX_TRACED_LINES = 128  # of a stream that is traced
 RETRY_LEAST_S, RETRY_MOST_S = 0.02, 1.0
 _OK, _CLIENT_GONE, _SERVER_ERROR = 200, 499, 500
-SMALL_BYTES = 2**16  # of a body that is read at once
+SMALL_BYTES = 2**13  # of a body that is read at once, in up to half a millisecond
 
 
 class LargeBodies:
