@@ -39,6 +39,8 @@ MEDIA_TYPES = frozenset({MEDIA_TYPE, "application/jsonl", "application/jsonlines
 Answer = Callable[[bytes], Coroutine[Any, Any, bytes]]
 
 
+# Bytes of a body, or of lines of a stream, that are read in one turn of the event loop, in up to a millisecond.
+SMALL_BYTES = 2**13
 _BLANK_LINES = re.compile(rb"\n{2,}")
 
 
@@ -154,11 +156,16 @@ class LineStream:
         raise _client_gone()
 
     async def _start(self) -> None:
-        """Starts a request for each line as long as there is room."""
+        """Starts a request for each line as long as there is room, and lets others have a turn after some."""
         cutter = LineCutter(self._max_bytes)
+        begun = 0
         while (chunk := await self._chunks.get()) is not None:
             for line in cutter.feed(chunk):
                 await self._start_line(line)
+                begun += len(line)
+                if begun > SMALL_BYTES:
+                    begun = 0
+                    await asyncio.sleep(0)
             if cutter.size <= UNCOUNTED_BYTES:
                 await self._reserve(0)
             elif cutter.size > self._reserved:
@@ -228,7 +235,6 @@ def _client_gone() -> ClientGoneError:
 MAX_TRACED_LINES = 128  # of a stream that is traced
 RETRY_LEAST_S, RETRY_MOST_S = 0.02, 1.0
 _OK, _CLIENT_GONE, _SERVER_ERROR = 200, 499, 500
-SMALL_BYTES = 2**16  # of a body that is read at once
 
 
 class LargeBodies:

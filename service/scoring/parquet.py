@@ -12,6 +12,7 @@ from typing import Any
 
 from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, StartError, install_command
 from bertserve.service.scoring.row import Answer, Place, Row, Window
+from bertserve.service.scoring.text_lines import first_twice
 
 try:
     import pyarrow as pa
@@ -80,8 +81,8 @@ class ParquetReader:
         return Window(rows, Place(self._row, self._row), table)
 
     def _json_columns(self, inputs: Sequence[str], whole: bool) -> dict[str, JsonColumn]:
-        if twice := [name for name in self.columns if self.columns.count(name) > 1]:
-            raise SettingsError(f"the input has the column `{twice[0][:64]}` twice; give each its own name.")
+        if (twice := first_twice(self.columns)) is not None:
+            raise SettingsError(f"the input has the column `{twice[:64]}` twice; give each its own name.")
         for name in inputs:
             if name in self.columns and not _is_text(kind := self.schema.field(name).type):
                 raise SettingsError(

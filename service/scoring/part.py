@@ -102,6 +102,8 @@ class Part:
                 with.
             StartError: Another run writes it, or it is broken, or cannot be written.
         """
+        for path, flag in ((self._output, "output"), (self._rejected_path, "--rejected")):
+            _refuse_special(path, flag=flag)
         try:
             was_there = os.path.lexists(self.path)
             self._file = file = self.path.open("ab+", buffering=0)
@@ -331,6 +333,20 @@ def refuse_existing(path: Path, *, flag: str) -> None:
     """
     if os.path.lexists(path):
         raise SettingsError(f"`{path}` exists already; give --restart to replace it, or choose another {flag}.")
+
+
+def _refuse_special(path: Path, *, flag: str) -> None:
+    """Refuses what is there and is no regular file: a run would replace or remove a device, and fail at its end on a folder.
+
+    Args:
+        path: Its path.
+        flag: What gives another one.
+
+    Raises:
+        SettingsError: It is no regular file.
+    """
+    if path.exists() and not path.is_file():
+        raise SettingsError(f"`{path}` is not a regular file; choose another {flag}.")
 
 
 def _is_same_file(first: Path, second: Path) -> bool:

@@ -17,6 +17,16 @@ from bertserve.service.wire.unknown_fields import at_column
 _BOM = b"\xef\xbb\xbf"
 
 
+def first_twice(names: Sequence[str]) -> str | None:
+    """Returns the first name that comes a second time, or None; a header may have a million of them."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
 class TextLines:
     """Reads lines, and knows where it is."""
 
@@ -165,8 +175,8 @@ class DelimitedReader:
         if not header or self._undecodable:
             raise StartError("the input has no header; a CSV file begins with a line of UTF-8 that names the columns.")
         self.columns: Sequence[str] = header
-        if twice := [name for name in header if header.count(name) > 1]:
-            raise SettingsError(f"the header of the input has the column `{twice[0][:64]}` twice; give each its own name.")
+        if (twice := first_twice(header)) is not None:
+            raise SettingsError(f"the header of the input has the column `{twice[:64]}` twice; give each its own name.")
         if place.offset:
             self._lines = TextLines(file, place, max_bytes)
         self._start(place.row)

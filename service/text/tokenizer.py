@@ -118,7 +118,7 @@ class Tokenizer:
         """Loads `tokenizer.json`.
 
         Raises:
-            BundleError: The file is not a tokenizer that this version of `tokenizers` reads.
+            BundleError: The file is not a tokenizer that this version of `tokenizers` reads, or it fails on a question mark.
         """
         self._library = _library_tokenizer(path)
         self._tokenizer = self._library.tokenizer
@@ -133,7 +133,7 @@ class Tokenizer:
         self.unknown: str | None = getattr(self._tokenizer.model, "unk_token", None)
         # The flag above is no help where the vocabulary itself has the spelling: pieces of SentencePiece, and whole words.
         unknown = self._library.unknown_id if self.unknown is None else self.token_id(self.unknown)
-        self._stand_in = self._tokenizer.encode("?", add_special_tokens=False).ids[-1] if unknown is None else unknown
+        self._stand_in = self._library.id_of_question_mark(path) if unknown is None else unknown
         self._reserved = _special_ids(self._tokenizer, spec) - {self._stand_in}
         self._left_out = frozenset(token.id for token in spec.added_tokens if token.special)
 
@@ -152,8 +152,7 @@ class Tokenizer:
             else:
                 encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         except BaseException as error:
-            # A Rust panic is no Exception; let it not take an inference thread with it.
-            if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            if _is_failure(error):
                 raise EngineError("the tokenizer failed with {name}. This is a bug.", name=type(error).__name__) from error
             raise
         return [Tokens(encoding, self._ids(encoding)) for encoding in encodings]
@@ -257,6 +256,30 @@ class _LibraryTokenizer:
     tokenizer: Any
     unknown_id: int | None
 
+    def id_of_question_mark(self, path: Path) -> int:
+        """Returns the last id of a question mark, which stands for unknown text where the vocabulary has no token for it.
+
+        Raises:
+            BundleError: The tokenizer cannot encode it.
+        """
+        try:
+            id_: int = self.tokenizer.encode("?", add_special_tokens=False).ids[-1]
+            return id_
+        except BaseException as error:
+            if _is_failure(error):
+                raise _unreadable(path, error) from error
+            raise
+
+
+def _is_failure(error: BaseException) -> bool:
+    """Returns whether the library failed: a panic of it is not an Exception, and must end neither a thread nor a reload."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def _unreadable(path: Path, error: BaseException) -> BundleError:
+    """Returns the error of a tokenizer file that the library fails on."""
+    return BundleError(f"`{path}` cannot be read by this version of `tokenizers`: {error}.")
+
 
 # Content -> what was loaded of it. Many models have one vocabulary, and it takes 6 MB and 20 ms each time.
 _loaded: WeakValueDictionary[bytes, _LibraryTokenizer] = WeakValueDictionary()
@@ -284,8 +307,10 @@ def _library_tokenizer(path: Path) -> _LibraryTokenizer:
             created = _LibraryTokenizer(tokenizer, None if has_unknown else json.loads(content)["model"].get("unk_id"))
             _loaded[key] = created
             return created
-    except Exception as error:  # `tokenizers` raises bare Exception for every failure
-        raise BundleError(f"`{path}` cannot be read by this version of `tokenizers`: {error}.") from error
+    except BaseException as error:
+        if _is_failure(error):
+            raise _unreadable(path, error) from error
+        raise
 
 
 def _special_ids(tokenizer: Any, spec: TokenizerSpec) -> set[int]:

@@ -264,7 +264,8 @@ def test_an_idle_connection_keeps_no_prediction(models: Path) -> None:
     assert [] == [name for name, value in asked.scope.items() if type(value).__name__ == "Prediction"]
 
 
-def test_large_bodies_that_come_together_let_others_in_between(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("size", [2**14, 2**17])
+def test_large_bodies_that_come_together_let_others_in_between(models: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """The event loop turns after each of them: many would hold it for seconds, until the supervisor takes the worker for hung."""
     state, auth, _ = service(models)
     order: list[str] = []
@@ -281,7 +282,7 @@ def test_large_bodies_that_come_together_let_others_in_between(models: Path, mon
 
         async def large() -> None:
             asked = Asked("POST", "/classify", KEY)
-            asked.unread = [{"type": "http.request", "body": b'{"inputs": 1,' + b" " * 2**17 + b'"x": 1}', "more_body": False}]
+            asked.unread = [{"type": "http.request", "body": b'{"inputs": 1,' + b" " * size + b'"x": 1}', "more_body": False}]
             await asked.by(app)
 
         async def others() -> None:

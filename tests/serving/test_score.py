@@ -525,6 +525,11 @@ def test_columns_of_one_name_are_refused(models: Path, tmp_path: Path, capsys: p
     pq.write_table(pa.table([pa.array(["good"]), pa.array([1]), pa.array([2])], ["text", "a", "a"]), tmp_path / "in.parquet")
     assert 2 == run(models, tmp_path / "in.parquet", tmp_path / "out.parquet")
     assert "has the column `a` twice" in capsys.readouterr().err
+    names = [f"column {number}" for number in range(100_000)]  # to compare each with all others takes minutes
+    (tmp_path / "in.csv").write_text(",".join(names) + "\n")
+    start = time.monotonic()
+    assert 2 == run(models, tmp_path / "in.csv", tmp_path / "out.csv")
+    assert time.monotonic() - start < 5
 
 
 def test_stdout_ends_at_the_first_bad_row_unless_there_is_a_file_for_it(
@@ -568,6 +573,18 @@ def test_it_truncates_deletes_and_replaces_no_file_unasked(models: Path, tmp_pat
     assert 3 == run(models, source, Path("-"), "--rejected", str(other), "--restart")
     assert 3 == run(models, source, tmp_path / "out.jsonl", "--rejected", str(other), "--restart")
     assert [[2], before] == [[row["row"] for row in read_lines(other)], source.read_bytes()]
+
+
+@pytest.mark.parametrize("kind", ["device", "folder"])
+def test_what_is_no_regular_file_is_neither_replaced_nor_removed(models: Path, tmp_path: Path, kind: str) -> None:
+    """With --restart too: a run of root would remove /dev/null."""
+    source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}])
+    special = tmp_path / "special.jsonl"
+    special.symlink_to("/dev/null" if kind == "device" else tmp_path)
+    for output, flags in ((special, ()), (tmp_path / "out.jsonl", ("--rejected", str(special)))):
+        assert 2 == run(models, source, output, *flags, "--restart")
+        assert special.is_symlink()
+        assert {"in.jsonl", "models", "special.jsonl"} == set(os.listdir(tmp_path))
 
 
 @pytest.mark.parametrize("restart", [(), ("--restart",)])

@@ -7,6 +7,7 @@ import json
 import socket
 import struct
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,26 @@ def test_no_more_is_read_than_is_under_way() -> None:
             gate.set()
         await running
         assert [b"%d\n" % i for i in range(1000)] == client.answers
+
+    asyncio.run(check())
+
+
+def test_the_lines_of_a_stream_are_begun_in_several_turns() -> None:
+    """Many lines in one chunk do not hold the event loop until all of them are parsed: others have a turn after 8 KiB of them."""
+
+    async def check() -> None:
+        client, turns, begun = Client([(b"x" * 4000 + b"\n") * 16]), 0, []
+
+        async def answer(line: bytes) -> bytes:
+            begun.append(turns)
+            return b"y"
+
+        running = asyncio.create_task(stream_of(client, answer, max_requests=32, max_bytes=2**20)(client.send))
+        while not running.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert 16 == len(begun)
+        assert 3 >= max(Counter(begun).values())
 
     asyncio.run(check())
 

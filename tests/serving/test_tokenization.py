@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -81,6 +83,27 @@ def test_a_broken_file_is_named(models: Path) -> None:
     """What is not a tokenizer is an error of the bundle."""
     loaded = files.load_bundle(models / "tiny")
     loaded.tokenizer_path.write_text("{}")
+
+    with pytest.raises(BundleError, match=r"tokenizer\.json` cannot be read"):
+        Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},  # the library panics while it reads the file
+        {
+            "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []},
+            "pre_tokenizer": {"type": "FixedLength", "length": 0},
+        },  # or at the first text
+        {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}},  # a question mark has no token
+    ],
+)
+def test_a_file_that_the_library_fails_on_is_named(models: Path, changes: dict[str, Any]) -> None:
+    """A panic of the library is an error of the bundle too, so a reload of it leaves all other models as they are."""
+    loaded = files.load_bundle(models / "tiny")
+    content = json.loads(loaded.tokenizer_path.read_bytes())
+    loaded.tokenizer_path.write_text(json.dumps(content | {"added_tokens": [], "post_processor": None} | changes))
 
     with pytest.raises(BundleError, match=r"tokenizer\.json` cannot be read"):
         Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
