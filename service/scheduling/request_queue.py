@@ -246,19 +246,17 @@ class RequestQueue:
         self._pace(request, total - total / len(costs))
         priority = first = request.priority + request.pace * (request.started_s + request.finish_s + request.delay_s)
         for index, ((tokens, payload), (_, length), seconds) in enumerate(zip(work, alone, costs, strict=True)):
-            request.items.append(item := Item(request, index, tokens, payload, key, cost, shape, length, seconds, priority))
-            if key is not None:
-                self._groups.setdefault(key, Group()).push(tokens, (priority, next(self._tie), item))
-            if priority > now:
-                self._reservations.add(item)
+            self._add(Item(request, index, tokens, payload, key, cost, shape, length, seconds, priority), now)
             priority += request.pace * seconds
-            request.tokens += tokens
-            request.seconds += seconds
         self._hold(request, request.tokens, request.seconds)
         self.queue_items += len(work)
+        self._order(request, first)
+
+    def _order(self, request: ScheduledRequest, priority: float) -> None:
+        """Puts a request with new items into the order of those that wait, by the priority of the first item."""
         request.place = next(self._tie)
         heap = self._by_priority if request.is_short else self._long_by_priority
-        heapq.heappush(heap, (first, request.place, request))
+        heapq.heappush(heap, (priority, request.place, request))
         if request.expires and not request.watched:  # a request with several stages has one node
             request.watched = True
             heapq.heappush(self._deadlines, (request.deadline, next(self._tie), request))
@@ -275,6 +273,17 @@ class RequestQueue:
             reason="queue_full",
             retry_after_s=self.queue_seconds / self.threads,
         )
+
+    def _add(self, item: Item, now: float) -> None:
+        """Adds the next item of a request, which does not count as held yet."""
+        request = item.request
+        request.items.append(item)
+        if item.key is not None:
+            self._groups.setdefault(item.key, Group()).push(item.tokens, (item.priority, next(self._tie), item))
+        if item.priority > now:
+            self._reservations.add(item)
+        request.tokens += item.tokens
+        request.seconds += item.seconds
 
     def expect_memory(self, request: ScheduledRequest, memory: int) -> None:
         """Counts the numbers of four bytes that a request will hold until it ends.

@@ -19,7 +19,7 @@ from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.errors import BertServeError, ExpiredError, RefusedError, TooLargeError
 from bertserve.service.metrics import ModelMetrics
 from bertserve.service.scheduling.request_queue import LONG_STEP_S
-from bertserve.service.scheduling.scheduled_request import Share
+from bertserve.service.scheduling.scheduled_request import ScheduledRequest, Share
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.scheduling.stage import RequestResult, Stage, in_fixed_batches
 from bertserve.service.serving.work import Prediction, RequestRun, TaskInput, Work, trace_run
@@ -158,23 +158,11 @@ class Model:
         tokens, seconds, items = self._estimate(requests, spec, chars)
         try:
             scheduled = self._scheduler.admit(tokens=tokens, seconds=seconds, timeout_s=timeout_s, items=items, share=share)
-            try:
-                stage = self._first_stage(requests, spec, chars, trace)
-                if fixed_batch_tokens is not None:
-                    stage = in_fixed_batches(stage, fixed_batch_tokens)
-            except BaseException:
-                self._scheduler.close(scheduled)
-                raise
-            done = await self._scheduler.run(scheduled, stage)
-        except RefusedError as error:
-            if counts_refusals:
-                metrics.refused[error.reason].inc()
-            raise
-        except ExpiredError:
-            metrics.expired.inc()
-            raise
-        except asyncio.CancelledError:
-            metrics.cancelled.inc()
+            run = RequestRun(requests, spec, TaskModel(self._tokenizer, self.bundle.manifest, Budget()), trace)
+            done = await self._run_request(scheduled, run, chars, fixed_batch_tokens)
+        except (RefusedError, ExpiredError, asyncio.CancelledError) as error:
+            if counts_refusals or not isinstance(error, RefusedError):
+                _count(metrics, error)
             raise
         finally:
             if chars > MANY_CHARS:
@@ -185,14 +173,24 @@ class Model:
             return_freed_memory()
         return prediction
 
-    def _first_stage(self, requests: Sequence[Any], spec: TaskSpec, chars: int, trace: Trace | None) -> Stage:
+    async def _run_request(self, scheduled: ScheduledRequest, run: RequestRun, chars: int, fixed_batch_tokens: int | None) -> RequestResult:
+        """Runs an admitted request, or closes it if its texts cannot be tokenized."""
+        try:
+            stage = self._first_stage(run, chars)
+            if fixed_batch_tokens is not None:
+                stage = in_fixed_batches(stage, fixed_batch_tokens)
+        except BaseException:
+            self._scheduler.close(scheduled)
+            raise
+        return await self._scheduler.run(scheduled, stage)
+
+    def _first_stage(self, run: RequestRun, chars: int) -> Stage:
         """Returns the stage that runs short texts, tokenized here and now, or one that tokenizes long ones on an inference thread."""
-        run = RequestRun(requests, spec, TaskModel(self._tokenizer, self.bundle.manifest, Budget()), trace)
         # a hop to an inference thread and back costs more than tokenizing a short text
-        if chars + TEXT_CHARS * (len(requests) - 1) <= SHORT_CHARS:
+        if chars + TEXT_CHARS * (len(run.requests) - 1) <= SHORT_CHARS:
             return self._tokenize(run)
-        if trace is not None:
-            trace.put(time.perf_counter())
+        if run.trace is not None:
+            run.trace.put(time.perf_counter())
         return _paused(partial(self._tokenize, run), delay_s=chars * SECONDS_PER_CHAR)
 
     def _estimate(self, requests: Sequence[Any], spec: TaskSpec, chars: int) -> tuple[int, float, int]:
@@ -371,6 +369,16 @@ def _larger_than_queue(tokens: int, most: int) -> TooLargeError:
         tokens=tokens,
         most=most,
     )
+
+
+def _count(metrics: ModelMetrics, error: BaseException) -> None:
+    """Counts a request that was not answered for a reason other than its content."""
+    if isinstance(error, RefusedError):
+        metrics.refused[error.reason].inc()
+    elif isinstance(error, ExpiredError):
+        metrics.expired.inc()
+    else:
+        metrics.cancelled.inc()
 
 
 def _observe(metrics: ModelMetrics, done: RequestResult) -> None:

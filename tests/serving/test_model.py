@@ -24,10 +24,11 @@ from bertserve.service.serving import model as model_module
 from bertserve.service.serving.loading import LoadOptions, choose_provider, load_model
 from bertserve.service.serving.model import Model
 from bertserve.service.serving.registry import Registry
+from bertserve.service.serving.work import RequestRun
 from bertserve.service.tasks.batch import PAUSE, Batch, TaskModel, TaskRun
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.classify import ClassifyParameters, Request
-from bertserve.service.tasks.cost import Cost
+from bertserve.service.tasks.cost import Budget, Cost
 from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
 from fakes import FakeEngine
 
@@ -321,7 +322,8 @@ def test_a_text_that_takes_long_to_tokenize_begins_its_slice(tmp_path: Path, mon
     long = int(2 * LONG_STEP_S / model_module.SECONDS_PER_CHAR)
     requests = [Request("a" * count) for count in (long, 1, long, 1)]
     spec = replace(TASKS["text-classification"], run=slow)
-    stage = bench.model._first_stage(requests, spec, sum(request.chars for request in requests), None)
+    run = RequestRun(requests, spec, TaskModel(bench.model._tokenizer, bench.model.bundle.manifest, Budget()), None)
+    stage = bench.model._first_stage(run, sum(request.chars for request in requests))
     for expected in ([long], [long, 1], [long, 1, long, 1]):
         assert (len(expected) != 2) == (stage.delay_s > LONG_STEP_S)
         stage = stage.finish([None])

@@ -22,12 +22,14 @@ from bertserve.service.scheduling.request_queue import UNDERESTIMATED, RequestQu
 from bertserve.service.scheduling.stage import Stage
 from bertserve.service.serving.build import build
 from bertserve.service.serving.model import Model
+from bertserve.service.serving.work import RequestRun
 from bertserve.service.settings import Settings
 from bertserve.service.tasks import classify as classification
 from bertserve.service.tasks import embed, fill_mask, question_answering, token_classification
 from bertserve.service.tasks.batch import TaskModel, TaskRun
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.cost import Budget
 from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
 from bertserve.service.wire.reading import read_body
@@ -49,7 +51,7 @@ def models_of_all_tasks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, M
 
 def begun(model: Model, requests: Sequence[Any], spec: TaskSpec) -> Stage:
     """Returns the stage that runs the requests, after the ones that only tokenize."""
-    stage = model._first_stage(requests, spec, 0, None)
+    stage = model._first_stage(RequestRun(requests, spec, TaskModel(model._tokenizer, model.bundle.manifest, Budget()), None), 0)
     while stage.work == [(0, None)]:
         stage = stage.finish([None])
     return stage
