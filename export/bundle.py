@@ -17,6 +17,7 @@ from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE
 from bertserve.service.bundle.graph_spec import GraphSpec, ValidationReport
 from bertserve.service.bundle.manifest import Manifest, Source
 from bertserve.service.bundle.validation_policy import describe_agreement, is_low, summarize_agreement
+from bertserve.service.errors import plural
 
 
 def refuse_existing(target: Path, *, overwrite: bool) -> None:
@@ -264,7 +265,7 @@ def _speed_table(graphs: Sequence[GraphSpec]) -> list[str]:
     return [
         "### Speed at export",
         "",
-        f"Median milliseconds of one text, {first.threads} thread{'s' if first.threads > 1 else ''}, {first.cpu} "
+        f"Median milliseconds of one text, {plural(first.threads, 'thread')}, {first.cpu} "
         f"({', '.join(first.instructions) or 'instruction sets unknown'}). A few runs, to compare the graphs by; no benchmark.",
         "",
         *_table(["tokens", *(name for name, _ in timed)], rows),

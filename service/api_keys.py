@@ -16,7 +16,7 @@ import secrets
 from enum import Enum
 from pathlib import Path
 
-from bertserve.service.errors import SettingsError
+from bertserve.service.errors import SettingsError, plural
 
 logger = logging.getLogger("bertserve.keys")
 
@@ -74,7 +74,7 @@ class ApiKeys:
         except SettingsError as error:
             logger.error("cannot reload the API keys: %s", error)
         else:
-            logger.info("read %d API keys: %s", len(self._digests), ", ".join(self._digests))
+            logger.info("read %s: %s", plural(len(self._digests), "API key"), ", ".join(self._digests))
 
     def _read(self) -> dict[str, bytes]:
         try:

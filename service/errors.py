@@ -37,11 +37,16 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import requires
 from typing import Any
 
-# Names of values that a log may have: settings, names of models, and sizes that the service measured. None of them is taken from a request.
+# Names of values that a log may have. None of them is taken from a request.
 SAFE_VALUES = frozenset(
-    {"kind", "limit", "max_batch_tokens", "max_body_bytes", "max_chars", "max_inputs", "max_length", "max_queue_tokens", "max_timeout_ms"}
-    | {"model", "models", "room", "setting", "task"}
-    | {"chars", "estimate", "held", "queue_tokens", "size", "tokens", "total", "wait", "words"}
+    # settings
+    {"kind", "limit", "max_batch_tokens", "max_body_bytes", "max_chars", "max_concurrent", "max_inputs", "max_length", "max_memory"}
+    | {"header_timeout_s", "max_queue_tokens", "max_timeout_ms", "rate", "setting"}
+    # names that the service knows, and sentences that are made from them
+    | {"caller", "example", "field", "known", "model", "models", "own_task", "place", "problem", "remedy", "task", "tasks", "why"}
+    # sizes that the service measured
+    | {"answer_bytes", "chars", "counted", "estimate", "held", "longest", "memory", "memory_per_input", "others", "queue_tokens", "room"}
+    | {"rows", "running", "size", "tokens", "total", "wait", "watched_s", "words"}
 )
 # Characters of a wrong name, path or key that a message shows and that are compared with the known ones: of megabytes that would take seconds.
 SHOWN_CHARS = 64
@@ -77,6 +82,11 @@ def expectation(error: Mapping[str, Any]) -> str:
         return re.sub(r"\b1 (character|item)s$", r"1 \1", words.format(**error.get("ctx", {})))
     message = str(error["msg"]).removeprefix("Value error, ").replace("Input should be", "must be", 1)
     return message[:1].lower() + message[1:]
+
+
+def plural(count: int, noun: str) -> str:
+    """Returns a count with its noun, such as `1 row` or `2 rows`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def install_command(*extras: str) -> str:

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertserve.service.errors import install_command
+from bertserve.service.errors import install_command, plural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,8 +55,8 @@ def profile_tables(profile: Profile) -> Iterator[str]:
     """Yields the lines of a profile: parts of the model with attention and heads, then kinds of operators."""
     total = profile.kernels_ms
     yield (
-        f"{profile.length} tokens: {total:.2f} ms in {len(profile.nodes)} kernels, {profile.run_ms:.2f} ms "
-        f"per run with the profiler, {profile.runs} runs"
+        f"{profile.length} tokens: {total:.2f} ms in {plural(len(profile.nodes), 'kernel')}, {profile.run_ms:.2f} ms "
+        f"per run with the profiler, {plural(profile.runs, 'run')}"
     )
     attention, parts = profile.attention(), [("part", "ms", "share", "attention ms", "heads", "ms a head")]
     for part, ms in profile.by_part().items():

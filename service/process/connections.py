@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from bertserve.service.errors import plural
+
 if TYPE_CHECKING:
     from bertserve.service.process.protocol import HttpProtocol
     from bertserve.service.serving.held_bytes import HeldBytes
@@ -209,5 +211,5 @@ class Connections(set[Any]):
     def _log(self) -> None:
         if self._ended:
             reasons = ", ".join(f"{count} {reason}" for reason, count in self._ended.most_common())
-            logger.warning("%d connections closed before a request was complete: %s", self._ended.total(), reasons)
+            logger.warning("%s closed before a request was complete: %s", plural(self._ended.total(), "connection"), reasons)
             self._ended.clear()

@@ -22,7 +22,7 @@ from typing import Any, cast
 import uvicorn
 from starlette.types import ASGIApp
 
-from bertserve.service.errors import StartError
+from bertserve.service.errors import StartError, plural
 from bertserve.service.process import systemd
 from bertserve.service.process.connections import Connections, Room
 from bertserve.service.process.parsing import rendered
@@ -222,10 +222,10 @@ class Server(uvicorn.Server):
         systemd.notify("STOPPING=1")
         running = len(self.server_state.tasks)
         logger.info(
-            "shutdown started: not ready for %.0f s, then up to %.0f s for %d requests in progress",
+            "shutdown started: not ready for %.0f s, then up to %.0f s for %s in progress",
             self._pre_stop_delay_s,
             self._shutdown_timeout_s,
-            running,
+            plural(running, "request"),
         )
         said = _Unsaid()
         errors_log = logging.getLogger("bertserve.errors")
@@ -244,7 +244,11 @@ class Server(uvicorn.Server):
             await asyncio.wait(self.server_state.tasks, timeout=1)
         errors_log.removeFilter(said)
         if (refused := self._open.refusals) or left:
-            logger.warning("%d requests were refused with 503 during shutdown, and %d were aborted at the shutdown timeout", refused, left)
+            logger.warning(
+                "during shutdown, %s refused with 503; at the shutdown timeout, %s aborted",
+                plural(refused, "request"),
+                plural(left, "request"),
+            )
         await self.lifespan.shutdown()
         logger.info("shutdown finished after %.1f s", time.monotonic() - began)
 

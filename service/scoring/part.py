@@ -215,7 +215,7 @@ class Part:
         rows = progress.place.row
         if self._replaces is not None and self._replaces["bytes"] and 0 < rows == progress.rejected:
             raise StartError(
-                f"all {rows} rows were rejected (`{self._rejected_path}` says why), so `{self._output}` was not replaced; "
+                f"all rows were rejected (`{self._rejected_path}` says why), so `{self._output}` was not replaced; "
                 "fix the input or the flags, and start again with --restart."
             )
         self._write_state(replace(progress, complete=True))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, BinaryIO
 
-from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, StartError, TooLargeError
+from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, StartError, TooLargeError, plural
 from bertserve.service.scoring.row import Answer, Place, Row, Window
 from bertserve.service.wire.json_text import to_json
 from bertserve.service.wire.reading import parse_json
@@ -228,8 +228,8 @@ class DelimitedReader:
             row.error = InvalidValueError("the row is not UTF-8; convert the file, for example with `iconv -t UTF-8`.")
         elif len(fields) != len(self.columns):
             row.error = InvalidValueError(
-                "the row has {fields_count} fields, but the header has {columns_count}; quote fields that have a delimiter.",
-                fields_count=len(fields),
+                "the row has {fields}, but the header has {columns_count}; quote fields that have a delimiter.",
+                fields=plural(len(fields), "field"),
                 columns_count=len(self.columns),
             )
         else:

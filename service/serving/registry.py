@@ -274,7 +274,12 @@ class Registry:
                     )
                 models = ", ".join(f"{model.name} ({model.task})" for model in self.models.values()) or "none"
                 if (derivation := TASKS[task].derivation) is None:
-                    raise NotFoundError("no model for {task} is loaded; loaded are: {models}.", task=task, models=models)
+                    raise NotFoundError(
+                        "no model for {task} is loaded; loaded are: {models}. The operator can export one with "
+                        "`bert-export CHECKPOINT --task {task}`.",
+                        task=task,
+                        models=models,
+                    )
                 raise NotFoundError(
                     "no model for {task} is loaded, which needs {setting}; loaded are: {models}.",
                     task=task,

@@ -304,14 +304,14 @@ class SharedReloader(Reloader):
         failed = {index: _failure(reports.get(index), change) for index in range(self._workers)}
         versions = {reports[index].served.get(name) for index in done}
         if any(failed.values()) or len(versions) != 1:
-            why = "; ".join(f"not on worker {index} ({error})" for index, error in failed.items() if error) or "in different versions"
+            failures = "; ".join(f"not on worker {index} ({error})" for index, error in failed.items() if error) or "in different versions"
             raise PartialChangeError(
-                "the {what} of `{name}` succeeded on worker {by}, but {why}. Workers may now serve different models, "
+                "the {what} of `{name}` succeeded on worker {by}, but {failures}. Workers may now serve different models, "
                 "see /models; fix the cause, and send the request again.",
                 what=action,
                 name=name[:64],
                 by=", ".join(map(str, done)) or "none",
-                why=why,
+                failures=failures,
             )
 
     async def _until(self, done: Callable[[], bool]) -> None:

@@ -334,7 +334,7 @@ class EmbedBody(EmbedOptions, TaskBody):
         for name in beside.keys() & within.keys():
             if beside[name] != within[name]:
                 raise InvalidValueError(
-                    "`{name}` is given next to `inputs` and in `parameters`, with different values; remove one of them.", name=name
+                    "`{field}` is given next to `inputs` and in `parameters`, with different values; remove one of them.", field=name
                 )
         like = resolve(EmbedParameters(**beside | within), config.embedding)
         return [replace(like, text=text) for text in self.items]

@@ -274,9 +274,11 @@ def _check_masks(text: str, count: int, mask: str) -> None:
     if count > MAX_MASKS:
         raise InvalidValueError("the text has {count} masks and {limit} are allowed; split it.", count=count, limit=MAX_MASKS)
     if count == 0:
-        near = _LOOKS_LIKE_A_MASK.search(text)
-        hint = f"`{near.group()[:20]}` is not this model's mask" if near else "the text has no mask"
-        raise InvalidValueError("{hint}; write `{mask}` for each word to fill in.", hint=hint, mask=mask)
+        if similar := _LOOKS_LIKE_A_MASK.search(text):
+            raise InvalidValueError(
+                "`{given}` is not this model's mask; write `{known}` for each word to fill in.", given=similar.group()[:20], known=mask
+            )
+        raise InvalidValueError("the text has no mask; write `{known}` for each word to fill in.", known=mask)
 
 
 def _token_ids(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[list[int], tuple[str, ...]]:

@@ -44,7 +44,7 @@ def check_keys(value: Mapping[str, Any], body: type[TaskBody]) -> None:
             raise _unknown(name, body)
         allowed = HARMLESS[name]
         if allowed is not None and content not in allowed:
-            raise InvalidValueError("`{name}` asks for a response format that this endpoint does not have; remove `{name}`.", name=name)
+            raise InvalidValueError("`{field}` asks for a response format that this endpoint does not have; remove `{field}`.", field=name)
         if name == "options" and content is not None:
             _check_options(content, body)
 
@@ -64,9 +64,7 @@ def unknown_within(name: str, where: str, known: Sequence[str], body: type[TaskB
         body: The body's class.
     """
     if where == "parameters" and name in body.names:
-        return InvalidValueError(
-            "`parameters` has no `{name}`; put it next to {known}.", name=name[:SHOWN_CHARS], known=listed(required(body))
-        )
+        return InvalidValueError("`parameters` has no `{field}`; put it next to {known}.", field=name, known=listed(required(body)))
     return unknown_name(name, f"`{where}`", known)
 
 
@@ -80,8 +78,8 @@ def unknown_name(name: str, holder: str, known: Sequence[str]) -> InvalidValueEr
     """
     near = nearest(name.lower(), known)
     hint = f"did you mean `{near}`? " if near else ""
-    rest = f"{hint}{'Known' if hint else 'known'} names are {listed(known)}" if known else "leave it out"
-    return InvalidValueError("{holder} has no `{name}`; {rest}.", holder=holder, name=name[:SHOWN_CHARS], rest=rest)
+    remedy = f"{hint}{'Known' if hint else 'known'} names are {listed(known)}" if known else "leave it out"
+    return InvalidValueError("{holder} has no `{name}`; {remedy}.", holder=holder, name=name[:SHOWN_CHARS], remedy=remedy)
 
 
 def check_names(given: Iterable[str], known: Sequence[str], holder: str) -> None:
@@ -102,21 +100,16 @@ def required(body: type[TaskBody]) -> list[str]:
 
 def _unknown(name: str, body: type[TaskBody]) -> InvalidValueError:
     """Returns the error of an unknown name at the top of a body."""
-    shown, beside = name[:SHOWN_CHARS], listed(required(body))
+    texts = listed(required(body))
     known = [known for known in dict.fromkeys([*required(body), "parameters", *body.model_fields]) if known in body.names]
     parameters = list(body.parameters_type.model_fields)
     if name in parameters:
-        return InvalidValueError("unknown field `{name}` next to {beside}; put it into `parameters`.", name=shown, beside=beside)
+        return InvalidValueError("unknown field `{field}` next to {known}; put it into `parameters`.", field=name, known=texts)
     near = nearest(name.lower(), known)
     within = None if near else nearest(name.lower(), parameters)
     hint = f"did you mean `{near}`? " if near else f"did you mean `{within}` in `parameters`? " if within else ""
-    return InvalidValueError(
-        "unknown field `{name}`; {hint}{detail} fields are {known}.",
-        name=shown,
-        hint=hint,
-        detail="Known" if hint else "known",
-        known=listed(known),
-    )
+    remedy = f"{hint}{'Known' if hint else 'known'} fields are {listed(known)}"
+    return InvalidValueError("unknown field `{name}`; {remedy}.", name=name[:SHOWN_CHARS], remedy=remedy)
 
 
 def _check_options(options: Any, body: type[TaskBody]) -> None:
@@ -124,10 +117,9 @@ def _check_options(options: Any, body: type[TaskBody]) -> None:
         raise InvalidValueError("`options` is wrong: must be an object; fix or remove it.")
     unknown = next((name for name in options if name not in OPTIONS), None)
     if unknown is not None:
-        belongs = " put it into `parameters`." if unknown in body.parameters_type.model_fields else ""
-        raise InvalidValueError(
-            "`options` has no `{wrong}`;{belongs}", wrong=unknown[:SHOWN_CHARS], belongs=belongs or f" known names are {listed(OPTIONS)}."
-        )
+        is_parameter = unknown in body.parameters_type.model_fields
+        remedy = "put it into `parameters`" if is_parameter else f"known names are {listed(OPTIONS)}"
+        raise InvalidValueError("`options` has no `{name}`; {remedy}.", name=unknown[:SHOWN_CHARS], remedy=remedy)
 
 
 _HEAD = 1024  # bytes that are looked at
@@ -144,9 +136,11 @@ def no_json(raw: bytes, reason: str, body: type[TaskBody] | None) -> MalformedRe
         reason: What the parser says of it.
         body: The class of body that was expected; None where it is not one of a task.
     """
-    example = "" if body is None else f", such as {example_of(body)}"
+    problem = _looks(raw) or at_column(raw, reason)
+    if body is None:
+        return MalformedRequestError("the body is not valid JSON: {problem}; send JSON.", problem=problem)
     return MalformedRequestError(
-        "the body is not valid JSON: {detail}; send JSON{example}.", detail=_looks(raw) or at_column(raw, reason), example=example
+        "the body is not valid JSON: {problem}; send JSON, such as {example}.", problem=problem, example=example_of(body)
     )
 
 
@@ -159,10 +153,10 @@ def no_object(value: object, body: type[TaskBody]) -> InvalidValueError:
     """Returns the error of a body that is JSON, but no object: most often the inputs alone."""
     kinds = {str: "a text", list: "a list", bool: "a truth value", int: "a number", float: "a number"}
     return InvalidValueError(
-        "the body is {get}, but must be an object with {known}, such as {example_of}.",
-        get=kinds.get(type(value), "null"),
+        "the body is {problem}, but must be an object with {known}, such as {example}.",
+        problem=kinds.get(type(value), "null"),
         known=listed(required(body)),
-        example_of=example_of(body),
+        example=example_of(body),
     )
 
 

@@ -372,7 +372,7 @@ def test_every_stage_reports_in_order(tmp_path: Path, monkeypatch: pytest.Monkey
 
     stages = ["load", "trace", "optimize", "reference", "parity", "quantize", "parity", "package"]
     assert stages == [line.split()[0] for line in lines]
-    assert re.match(r"quantize  int8, calibrated on 479 texts, gate on 70 others  \(", lines[5])
+    assert re.match(r"quantize  int8, calibrated on 479 texts, judged on 70 others  \(", lines[5])
 
 
 # ---- checkpoints that differ
