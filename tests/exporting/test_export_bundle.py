@@ -625,7 +625,7 @@ def test_what_the_checkpoints_own_card_says_is_kept(tmp_path: Path) -> None:
     stored = json.loads((target / MANIFEST_FILE).read_text(encoding="utf-8"))["source"]
     assert said | {"license": ["other"], "license_link": None} == {name: stored[name] for name in [*said, "license_link"]}
     assert manifest.source == load_bundle(target).manifest.source
-    assert card.endswith("The checkpoint's own card:\n\n## My model\n\nTrained on films.\n")
+    assert card.endswith("The checkpoint has this card:\n\n## My model\n\nTrained on films.\n")
     assert "\n---\n# tiny-bert\n" in card
 
 

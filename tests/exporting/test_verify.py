@@ -878,7 +878,7 @@ def test_an_older_manifest_is_brought_up_to_date(
             assert [160] == [entry.pop("length") for entry in graph["evidence"]["speed"].pop("timings")][-1:]
     assert new == renewed
     assert sorted(file.name for file in target.iterdir()) == sorted(file.name for file in path.iterdir())
-    assert "Median milliseconds of one text" in (path / "README.md").read_text(encoding="utf-8")
+    assert "median milliseconds of one text" in (path / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.torch
