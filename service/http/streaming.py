@@ -294,6 +294,7 @@ class LineAnswerer:
         """Returns the answer to a line as JSON, or its error in the one shape; either is counted."""
         start = time.perf_counter()
         trace = self._begin(start)
+        number = self._lines
         labels, status = (self._route.task or UNKNOWN, UNKNOWN), _CLIENT_GONE
         try:
             if len(line) > self._state.max_body_bytes:
@@ -306,6 +307,8 @@ class LineAnswerer:
             content = await content_of(call, await self._predict(call, trace))
             body, status = content.data, _OK
         except Exception as error:  # noqa: BLE001 - the process boundary of a line
+            if isinstance(error, BertServeError):
+                error.message = f"line {number}: {error.message}"
             refusal = errors.response(error, self._scope[REQUEST_ID])
             body, status = bytes(refusal.body), refusal.status_code
             if status >= _SERVER_ERROR:
