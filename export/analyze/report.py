@@ -32,8 +32,8 @@ def sweep_tables(sweep: Sweep) -> Iterator[str]:
         own = list(_timed(sweep, axis))
         # the base is a row of each table, at the length of the others
         lengths = {timing.length for _, timing in own}
-        beside = [] if axis == "base" else [item for item in _timed(sweep, "base") if item[1].length in lengths]
-        rows = sorted([*own, *beside], key=lambda item: (item[0].precision, _place(item[0], axis), item[1].length))
+        base_items = [] if axis == "base" else [item for item in _timed(sweep, "base") if item[1].length in lengths]
+        rows = sorted([*own, *base_items], key=lambda item: (item[0].precision, _place(item[0], axis), item[1].length))
         title = "hidden size" if axis == "hidden" else axis
         table: list[tuple[str, ...]] = [(*_HEAD, "of fp32") if axis == "base" else (title, *_HEAD, "of base")]
         for point, timing in rows:

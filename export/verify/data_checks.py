@@ -221,7 +221,7 @@ def check_data(
         min_metrics: Metric -> the least that each graph must reach.
 
     Raises:
-        DataError: A line is no request that the task can answer.
+        DataError: The task cannot answer a line.
     """
     manifest = graphs[0].bundle.manifest
     for loaded in graphs:
@@ -253,7 +253,7 @@ def _measure_agreement(
         reference: Answers a request with what the graph is compared with, or None.
 
     Raises:
-        DataError: A line is no request that the task can answer.
+        DataError: The task cannot answer a line.
     """
     record, results = TASKS[task], _ask(graph, lines, by_reference=False)
     if isinstance(results, Unanswered):

@@ -1,4 +1,4 @@
-"""Connections: all that are open in a process, what they may take of time and room, and their end. Knows no bytes.
+"""Connections: the open connections of a process, their limits of time and memory, and their end. It does not read bytes.
 
 Once a second all of them are looked at; nothing is armed or measured for a single request.
 """

@@ -118,7 +118,7 @@ class BalancedListener:
         self._accept()
 
     def _accept(self) -> bool:
-        """Takes one connection, if no other worker has; the others of a burst are for whoever then has the fewest. False if there was none."""
+        """Accepts one connection, so that the worker with the fewest connections accepts the next one. Returns False if there was none."""
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
@@ -396,7 +396,7 @@ def bind(host: str, port: int) -> socket.socket:
     """Returns a socket bound to an address; it does not listen yet.
 
     Raises:
-        StartError: The address cannot be had.
+        StartError: The address cannot be used.
     """
     listener = None
     try:

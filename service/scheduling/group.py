@@ -1,4 +1,4 @@
-"""Group: waiting items of one key by length. Knows neither costs nor batches."""
+"""Group: the waiting items of one key, by length. It does not depend on costs or batches."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 `OUTPUT.part` only grows. `OUTPUT.state` says how many bytes of it count, and is replaced whole, after these are on the disk. What stands
 behind them is cut off by the next run. The state is there before the first byte, so that a file which it does not know is not the run's, and
-is left as it is. Knows no rows.
+is left as it is. It does not read rows.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def identity_of(path: Path) -> dict[str, Any]:
 
 
 class Part:
-    """The files of a run that can go on."""
+    """The files of a run that can be continued."""
 
     def __init__(self, output: Path, rejected: Path, facts: Mapping[str, Any]) -> None:
         """Creates it; `open` opens it.

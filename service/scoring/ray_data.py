@@ -118,9 +118,9 @@ class FileScorer:
             columns.check(reader.columns, order.names)
             writer: Any = make_writer(PARQUET, reader, columns.task, order.names, known=b"")
             output = ParquetOutput(work.output, name, writer)
-            beside = Path(name + REJECTED_SUFFIX)
+            rejected = Path(name + REJECTED_SUFFIX)
             bar = ProgressBar(None, 0)
-            run = Run(reader, self._loaded.scorer, writer, output, Progress(), bar, order.max_rejected, beside, WINDOW_ROWS)
+            run = Run(reader, self._loaded.scorer, writer, output, Progress(), bar, order.max_rejected, rejected, WINDOW_ROWS)
             try:
                 await run()
                 await asyncio.to_thread(output.finish)

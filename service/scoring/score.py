@@ -28,7 +28,7 @@ REJECTED = 3  # exit code of a run that is done, and has rows without an answer
 
 
 class Stream:
-    """Stdout as an output, which nothing can go on with."""
+    """Stdout as an output: such a run cannot be continued."""
 
     def __init__(self, rejected: Path | None, *, restart: bool) -> None:
         """Makes the file of rejected rows, if there is to be one.

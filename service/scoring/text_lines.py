@@ -184,7 +184,7 @@ class DelimitedReader:
             fields = self._next()
             if fields is None:
                 break
-            if fields:  # a blank line is no row
+            if fields:  # a blank line is not a row
                 self._row += 1
                 rows.append(self._read(fields, line, self._lines.offset - before))
                 size += rows[-1].size
@@ -238,7 +238,7 @@ class DelimitedReader:
 
 
 class DelimitedWriter:
-    """Makes CSV or TSV of rows and answers; what is no text or number is JSON."""
+    """Makes CSV or TSV of rows and answers; values that are neither texts nor numbers are JSON."""
 
     def __init__(self, columns: Sequence[str], names: Sequence[str], *, delimiter: str, json_cells: bool) -> None:
         """Creates it.

@@ -269,7 +269,7 @@ class SharedReloader(Reloader):
                 await super().refresh()
         except BertServeError as error:
             self.report(change, error)
-        except Exception as error:  # noqa: BLE001 - the next change must be made all the same, and whoever asked must hear of this one
+        except Exception as error:  # noqa: BLE001 - the next change must still be made, and the caller must get this error
             logger.error("the %s of a model failed with %s", change.action, type(error).__name__)
             self.report(change, ServerError("it failed with {kind}, which is a bug", kind=type(error).__name__))
         else:

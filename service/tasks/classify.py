@@ -109,13 +109,13 @@ def estimate(request: Request, max_length: int) -> int:
 
 def _estimate_whole(request: Request, max_length: int) -> int:
     first, last = (request.text, request.text_pair) if request.text_pair else ("", request.text)
-    beside, tokens = estimate_tokens(first) if first else 0, estimate_tokens(last)
+    first_tokens, tokens = estimate_tokens(first) if first else 0, estimate_tokens(last)
     if request.parameters.window is None:
-        return min(beside + tokens, max_length)
-    room = max_length - 2 - beside
+        return min(first_tokens + tokens, max_length)
+    room = max_length - 2 - first_tokens
     stride = default_stride(max(room, 0)) if request.parameters.stride is None else request.parameters.stride
     # where a window has no room, `classify` raises an error, which says more
-    return min(beside + tokens, max_length) if tokens <= room or room <= stride else tokens * max_length // (room - stride)
+    return min(first_tokens + tokens, max_length) if tokens <= room or room <= stride else tokens * max_length // (room - stride)
 
 
 def classify(request: Request, model: TaskModel) -> TaskRun:

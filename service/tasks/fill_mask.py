@@ -284,7 +284,7 @@ def _check_masks(text: str, count: int, mask: str) -> None:
 def _token_ids(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[list[int], tuple[str, ...]]:
     exact = [tokenizer.token_id(target) for target in targets]
     others = iter(tokenizer.tokenize([target for target, id_ in zip(targets, exact, strict=True) if id_ is None]))
-    # the first piece of what is no entry; nothing of what has none
+    # the first piece of a text that is not an entry, if it has a piece
     first = [next(others).ids[:1] if id_ is None else [id_] for id_ in exact]
     ids = [id_ for pieces in first for id_ in pieces]
     cut = [tokenizer.decode(pieces, skip_special=False) for pieces, id_ in zip(first, exact, strict=True) if id_ is None and pieces]

@@ -1,4 +1,4 @@
-"""TaskSpec: all that the rest of the service needs to know of a task. Routes, OpenAPI, docs and load tests follow from it."""
+"""TaskSpec: all facts about a task that the rest of the service needs. Routes, OpenAPI, docs and load tests follow from it."""
 
 from __future__ import annotations
 
