@@ -25,7 +25,7 @@ from bertserve.bench.errors import BenchError
 from bertserve.bench.progress import Progress
 from bertserve.service.bundle import files
 from bertserve.service.bundle.files import Bundle
-from bertserve.service.errors import BertServeError
+from bertserve.service.errors import BertServeError, plural
 from bertserve.service.tasks.batch import TaskModel, first_batch
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.cost import Budget
@@ -293,7 +293,7 @@ class EngineBenchmark:
 
     def measure_throughput(self, seconds: float) -> EngineThroughput:
         """Runs the raw ONNX Runtime loop for this many seconds."""
-        self.progress.start(f"engine alone on {self.threads} threads, {seconds:g} s")
+        self.progress.start(f"engine alone on {plural(self.threads, 'thread')}, {seconds:g} s")
         return self.engine.run_loop(self.encoded, threads=self.threads, seconds=seconds, stop=self.stop)
 
     def describe(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from bertserve.bench.load_test import RATES, LoadTest, median, median_metrics, r
 from bertserve.bench.report.measurement import Measurement, latency_distribution
 from bertserve.bench.report.report import Report, Run
 from bertserve.bench.report.slo import Objective
+from bertserve.service.errors import plural
 
 _HEADROOM = 1.1  # first rate of the search, relative to the maximum of the closed loop
 _GROWTH = 2.0  # of a rate that held, while none is known that does not: few connections may ask for less than the service can do
@@ -34,7 +35,7 @@ def compare(test: LoadTest, report: Report, *, connections: int, rounds: int) ->
     """
     rows: list[dict[str, float | None]] = []
     for i in range(rounds):
-        run, limit = _run_both(test, report, connections, f"round {i + 1} served, {connections} connections")
+        run, limit = _run_both(test, report, connections, f"round {i + 1} served, {plural(connections, 'connection')}")
         if limit is None or not limit.runs:
             break
         served = run.targets[0]
@@ -134,7 +135,7 @@ def compare_tail_latency(test: LoadTest, report: Report, *, connections: int, sh
     """
     rows: list[dict[str, float | None]] = []
     for i in range(rounds):
-        full, limit = _run_both(test, report, connections, f"round {i + 1} maximum, {connections} connections")
+        full, limit = _run_both(test, report, connections, f"round {i + 1} maximum, {plural(connections, 'connection')}")
         max_rps = full.targets[0].rps
         if limit is None or not limit.runs or not max_rps or test.stop.is_set():
             break

@@ -17,6 +17,7 @@ from bertserve.bench.report.measurement import generator_stats, measure
 from bertserve.bench.report.report import Run
 from bertserve.bench.report.slo import METRICS
 from bertserve.bench.target import Metrics, Target, batch_stats, read_metrics
+from bertserve.service.errors import plural
 
 
 @dataclass(slots=True)
@@ -54,7 +55,7 @@ class LoadTest:
             name: Name of the run in the report.
         """
         indices = list(range(len(self.targets))) if only is None else [only]
-        name = name or f"closed, {connections} connections"
+        name = name or f"closed, {plural(connections, 'connection')}"
         self.progress.start(name)
         before = self._read_metrics()
         targets = [self.targets[i] for i in indices]

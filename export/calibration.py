@@ -26,6 +26,7 @@ from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.tasks.spec import read_input
 from bertserve.service.bundle.graph_spec import InputSpec
 from bertserve.service.bundle.manifest import TextSplit, TextSplits
+from bertserve.service.errors import plural
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.text.windows import truncate_longest_first
 
@@ -71,7 +72,7 @@ def read_texts(path: Path, purpose: str = "calibration") -> list[TextOrPair]:
     different = list(first.values())
     if len(different) < MIN_TEXTS:
         raise CheckpointError(
-            f"`{path}` has {len(different)} different texts, but {purpose} needs at least {MIN_TEXTS}, one per "
+            f"`{path}` has {plural(len(different), 'different text')}, but {purpose} needs at least {MIN_TEXTS}, one per "
             "line; a few hundred are better."
         )
     return different
@@ -262,7 +263,9 @@ def refuse_pairs(texts: Sequence[Texts], task: str) -> None:
     """
     count = sum(len(side.pairs) for side in texts)
     if count and not TASKS[task].takes_pairs:
-        raise CheckpointError(f"--calibration and --validation have {count} pairs, but {task} takes single texts; give single texts.")
+        raise CheckpointError(
+            f"--calibration and --validation have {plural(count, 'pair')}, but {task} takes single texts; give single texts."
+        )
 
 
 def report_texts(texts: Sequence[TextOrPair]) -> Texts:

@@ -33,7 +33,7 @@ def parse_share(text: str) -> float:
     """Returns a number above 0 and at most 1.
 
     Raises:
-        argparse.ArgumentTypeError: The text is no such number.
+        argparse.ArgumentTypeError: The text is not such a number.
     """
     try:
         value = float(text)

@@ -198,7 +198,7 @@ def _export_program(module: torch.nn.Module, checkpoint: Checkpoint, path: Path)
 
 def _export_script(module: torch.nn.Module, checkpoint: Checkpoint, path: Path) -> None:
     specs = [(spec.name, spec.fill) for spec in checkpoint.inputs] + [(spec.name, spec.kind) for spec in checkpoint.outputs]
-    # this exporter puts each weight of a large model into a file of its own, beside the graph
+    # for a large model, this exporter writes a file for each weight next to the graph
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         torch.onnx.export(
             module,

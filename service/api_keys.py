@@ -16,7 +16,7 @@ import secrets
 from enum import Enum
 from pathlib import Path
 
-from bertserve.service.errors import SettingsError
+from bertserve.service.errors import SettingsError, plural
 
 logger = logging.getLogger("bertserve.keys")
 
@@ -74,7 +74,7 @@ class ApiKeys:
         except SettingsError as error:
             logger.error("cannot reload the API keys: %s", error)
         else:
-            logger.info("read %d API keys: %s", len(self._digests), ", ".join(self._digests))
+            logger.info("read %s: %s", plural(len(self._digests), "API key"), ", ".join(self._digests))
 
     def _read(self) -> dict[str, bytes]:
         try:
@@ -96,7 +96,7 @@ class ApiKeys:
         return digests
 
     def _entry(self, number: int, line: str, *, alone: bool) -> tuple[str, bytes]:
-        """Returns name and digest of a line; a message never quotes it, for it may be a key."""
+        """Returns name and digest of a line; a message never quotes it, because it can be a key."""
         if named := _DIGEST.fullmatch(line):
             return named[1], bytes.fromhex(named[2])
         if _PLAIN.fullmatch(line):
@@ -114,7 +114,7 @@ def new_key(name: str) -> tuple[str, str]:
         name: What logs and metrics call it.
 
     Returns:
-        The key, for whoever calls, and the line for the file of keys.
+        The key, for the caller, and the line for the file of keys.
 
     Raises:
         SettingsError: The name cannot stand in such a file.

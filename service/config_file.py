@@ -56,7 +56,7 @@ class ConfigFile(PydanticBaseSettingsSource):
         """Returns the file's settings, without those that a flag or a variable gave.
 
         Raises:
-            SettingsError: The file cannot be read, is not TOML, or has a key that is no setting or a value that none may have.
+            SettingsError: The file cannot be read, is not TOML, or has an unknown key or a value of a wrong kind.
         """
         path = self.current_state.get(SETTING)
         if path is None:
@@ -75,7 +75,7 @@ class ConfigFile(PydanticBaseSettingsSource):
             raise SettingsError(f"`{path}`: unknown setting `{name}`; {hint}")
         field = self._known[name]
         try:
-            # as JSON, and strictly: "8000" and true are no numbers, a path is a string, and nothing is a date
+            # as strict JSON: "8000" and true are not numbers, a path is a string, and there are no dates
             kind: Any = Annotated[field.annotation, Field(), *field.metadata]
             TypeAdapter(kind).validate_json(json.dumps(value, default=lambda _: [{}]), strict=True)
         except ValidationError as error:

@@ -1,11 +1,11 @@
-"""Every way in which serving can fail. Knows no HTTP: `service/http/errors.py` maps each class to a status.
+"""All errors of the service. This module does not use HTTP: `service/http/errors.py` maps each class to a status.
 
     BertServeError
-    ├── StartError                  the process must not start, or a command must not go on
+    ├── StartError                  the process must not start, or a command must stop
     │   ├── SettingsError           a flag or variable is wrong, or two of them contradict each other
-    │   ├── BundleError             a bundle is broken, incomplete or not what its manifest says
-    │   └── ProviderError           the asked-for execution provider or its package is missing
-    ├── CallerError                 the request cannot be answered as it stands
+    │   ├── BundleError             a bundle is broken, incomplete or different from its manifest
+    │   └── ProviderError           the requested execution provider or its package is missing
+    ├── CallerError                 the request cannot be answered without a change
     │   ├── MalformedRequestError   the body is not the JSON that the endpoint takes
     │   ├── UnauthorizedError       no API key, or a wrong one
     │   ├── ForbiddenError          the API key may not do this
@@ -18,14 +18,14 @@
     │   ├── SlowRequestError        the request came too slowly
     │   └── ClientGoneError         the caller has disconnected
     └── ServerError                 the request was fine
-        ├── RefusedError            no room now: the queue is full or the deadline cannot be kept
+        ├── RefusedError            the queue is full, or the deadline cannot be met
         ├── ExpiredError            accepted, but its deadline passed before it could start
-        ├── UnavailableError        stopping, or not able to serve
+        ├── UnavailableError        the service is stopping, or cannot answer
         ├── PartialChangeError      some workers changed a model, and others did not
-        └── EngineError             the graph failed or answered nonsense
+        └── EngineError             the graph failed or returned invalid values
 
-Messages say what was wrong, the value given, the value allowed and what to change, with names in backticks. The errors of callers and of
-the server are a template and values: the caller gets the sentence, a log the template, in which only values of the operator are filled in.
+A message says what is wrong, the given value, the allowed value and what to change, with names in backticks. The errors of callers and of
+the server have a template and values. The caller gets the sentence. The log has the template, with only the values of `SAFE_VALUES`.
 """
 
 from __future__ import annotations
@@ -37,18 +37,23 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import requires
 from typing import Any
 
-# Names of values that a log may have: settings, names of models, and sizes that the service measured. None of them is taken from a request.
+# Names of values that a log may have. None of them is taken from a request.
 SAFE_VALUES = frozenset(
-    {"kind", "limit", "max_batch_tokens", "max_body_bytes", "max_chars", "max_inputs", "max_length", "max_queue_tokens", "max_timeout_ms"}
-    | {"model", "models", "room", "setting", "task"}
-    | {"chars", "estimate", "held", "queue_tokens", "size", "tokens", "total", "wait", "words"}
+    # settings
+    {"kind", "limit", "max_batch_tokens", "max_body_bytes", "max_chars", "max_concurrent", "max_inputs", "max_length", "max_memory"}
+    | {"header_timeout_s", "max_queue_tokens", "max_timeout_ms", "rate", "setting"}
+    # names that the service knows, and sentences that are made from them
+    | {"caller", "example", "field", "known", "model", "models", "own_task", "place", "problem", "remedy", "task", "tasks", "why"}
+    # sizes that the service measured
+    | {"answer_bytes", "chars", "counted", "estimate", "held", "longest", "memory", "memory_per_input", "others", "queue_tokens", "room"}
+    | {"rows", "running", "size", "tokens", "total", "wait", "watched_s", "words"}
 )
-# Characters of a wrong name, path or key that a message shows and that are compared with the known ones: of megabytes that would take seconds.
+# Characters of a wrong name, path or key that a message shows and that are compared with the known ones. To compare megabytes takes seconds.
 SHOWN_CHARS = 64
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Returns the known name that a wrong one is nearest to, if any is near."""
+    """Returns the known name that is most similar to a wrong one, or None if none is similar."""
     return next(iter(difflib.get_close_matches(name[:SHOWN_CHARS], list(known), n=1)), None)
 
 
@@ -79,6 +84,11 @@ def expectation(error: Mapping[str, Any]) -> str:
     return message[:1].lower() + message[1:]
 
 
+def plural(count: int, noun: str) -> str:
+    """Returns a count with its noun, such as `1 row` or `2 rows`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def install_command(*extras: str) -> str:
     """Returns the command that installs the packages of extras. It works for every kind of installation, because no index has bertserve itself."""
     requirements = [requirement.partition("; extra == ") for requirement in requires("bertserve") or ()]
@@ -87,13 +97,13 @@ def install_command(*extras: str) -> str:
 
 
 class BertServeError(Exception):
-    """Root of the tree.
+    """Base class of all errors.
 
     Attributes:
         message: The sentence, with all values.
         template: The sentence with the name of each value in braces.
         values: The values by name.
-        input_index: Which of the request's inputs is at fault, where one is.
+        input_index: Index of the input that caused the error, if a single input did.
     """
 
     input_index: int | None = None
@@ -102,8 +112,8 @@ class BertServeError(Exception):
         """Makes the message.
 
         Args:
-            template: A literal, so that nothing in it comes from a request; without values its braces mean nothing.
-            **values: What is filled in; see `SAFE_VALUES`.
+            template: A literal, so that it has no text of a request. Without values its braces have no meaning.
+            **values: The values by name; see `SAFE_VALUES`.
         """
         self.template = template
         self.values = values
@@ -111,32 +121,32 @@ class BertServeError(Exception):
         super().__init__(self.message)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Is made again from its attributes: a worker sends errors to its supervisor."""
+        """Returns how to create the error again from its attributes, because a worker sends errors to its supervisor."""
         return _restored, (type(self), vars(self))
 
     @property
     def for_log(self) -> str:
-        """The template with the values of the operator, and the names of all others."""
+        """The template with the values of `SAFE_VALUES`, and with the names of all others."""
         if not self.values:
             return self.template
         return self.template.format_map(_SafeValues(self.values))
 
     def name_input(self, *, many: bool, subject: str = "inputs") -> None:
-        """Puts the input at fault before the message: `inputs[i]` of a list, else `inputs`, or what stands in its place."""
+        """Names the wrong input before the message: `inputs[i]` of a list, else `inputs`, or the name of the field that replaces it."""
         if self.input_index is not None:
             self.message = f"{subject}[{self.input_index}]: {self.message}" if many else f"{subject}: {self.message}"
             self.input_index = None
 
 
 class _SafeValues(dict[str, Any]):
-    """Values for a log: one that is not safe is its name in braces, whatever its format is."""
+    """Values for a log. A value that is not safe is replaced by its name in braces, for any format."""
 
     def __getitem__(self, name: str) -> Any:
         return super().__getitem__(name) if name in SAFE_VALUES else _Name(name)
 
 
 class _Name(str):
-    """The name of a value in the place of the value."""
+    """The name of a value, which replaces the value."""
 
     __slots__ = ()
 
@@ -151,7 +161,7 @@ def _restored(kind: type[BertServeError], attributes: dict[str, Any]) -> BertSer
 
 
 class StartError(BertServeError):
-    """The process must not start, or a command must not go on."""
+    """The process must not start, or a command must stop."""
 
 
 class SettingsError(StartError):
@@ -159,15 +169,15 @@ class SettingsError(StartError):
 
 
 class BundleError(StartError):
-    """A bundle is broken, incomplete or not what its manifest says."""
+    """A bundle is broken, incomplete or different from its manifest."""
 
 
 class ProviderError(StartError):
-    """The asked-for execution provider, or the package that holds it, is missing."""
+    """The requested execution provider, or the package that has it, is missing."""
 
 
 class CallerError(BertServeError):
-    """The request cannot be answered as it stands."""
+    """The request cannot be answered without a change."""
 
 
 class MalformedRequestError(CallerError):
@@ -179,18 +189,18 @@ class UnauthorizedError(CallerError):
 
 
 class ForbiddenError(CallerError):
-    """The API key is right, but this takes an admin's."""
+    """The API key is valid, but the request needs an admin key."""
 
 
 class NotFoundError(CallerError):
-    """No such model, or no such path."""
+    """There is no such model or path."""
 
 
 class MethodNotAllowedError(CallerError):
     """The path exists, but not with this method.
 
     Attributes:
-        allowed: The methods that it has, comma-separated.
+        allowed: The methods of the path, separated by commas.
     """
 
     def __init__(self, template: str, /, *, allowed: str, **values: Any) -> None:
@@ -199,7 +209,7 @@ class MethodNotAllowedError(CallerError):
 
 
 class TooLargeError(CallerError):
-    """The body, the list, a text or the request's tokens are over a limit."""
+    """The body, a list, a text or the tokens of the request exceed a limit."""
 
 
 class ContentEncodingError(CallerError):
@@ -211,15 +221,15 @@ class InvalidValueError(CallerError):
 
 
 class HeadTooLargeError(CallerError):
-    """The request's line and headers are over their limit."""
+    """The request line and headers exceed their limit."""
 
 
 class SlowRequestError(CallerError):
-    """The request's head or body was not complete in time."""
+    """The headers or body of the request were not complete in time."""
 
 
 class ClientGoneError(CallerError):
-    """The caller hung up while it waited."""
+    """The caller closed the connection while it waited."""
 
 
 class ServerError(BertServeError):
@@ -227,13 +237,13 @@ class ServerError(BertServeError):
 
 
 class RefusedError(ServerError):
-    """No room now. `retry_after_s` is the predicted wait until there is room.
+    """The queue is full, or another limit is reached for now.
 
     Attributes:
-        reason: `queue_full` or `deadline`, the label of the refusal metric; `key` where a key has too many requests under way;
-            `share_full` where the lines of a stream hold as much of the queue as they may.
+        reason: `queue_full` or `deadline`, which the refusal metric has as its label; `key` if a key has too many open requests;
+            `share_full` if the lines of a stream have reached their share of the queue.
         retry_after_s: Predicted seconds until the same request would be admitted.
-        key: Name of the API key that has too many.
+        key: Name of the API key with too many open requests.
     """
 
     def __init__(self, template: str, /, *, reason: str, retry_after_s: float, key: str | None = None, **values: Any) -> None:
@@ -248,18 +258,18 @@ class ExpiredError(ServerError):
 
 
 class UnavailableError(ServerError):
-    """The service is stopping, or cannot serve: an inference thread died, or all of them hang."""
+    """The service is stopping or cannot answer: an inference thread died, or all of them hang."""
 
 
 class PartialChangeError(ServerError):
-    """Of several workers some changed a model as they were asked, and others did not."""
+    """Only some of the workers changed a model as requested."""
 
 
 class EngineError(ServerError):
-    """The graph failed, returned a wrong number of rows or scores that are not finite."""
+    """The graph failed, or returned a wrong number of rows, or scores that are not finite."""
 
 
-# The first class in an exception's ancestry that stands here decides; a test holds the table complete.
+# An exception has the entry of its first base class in this table. A test checks that the table is complete.
 ERROR_STATUSES: dict[type[BertServeError], tuple[int, str]] = {
     MalformedRequestError: (400, "malformed"),
     UnauthorizedError: (401, "unauthorized"),

@@ -26,7 +26,7 @@ from bertserve.service.tracing.trace import tracer_to
 
 logger = logging.getLogger("bertserve.ray")
 
-# What a replica leaves to others, and who they are. A setting that is given and does nothing would be an error that nobody sees.
+# Settings that have no effect in a replica -> what has the effect instead. Such a setting is an error, because the operator would not notice.
 LEFT_TO_RAY = {
     **dict.fromkeys(("host", "port", "keep_alive_s"), "http_options of the Serve configuration"),
     **dict.fromkeys(("tls_cert", "tls_key", "header_timeout_s", "body_timeout_s", "min_body_rate"), "the proxy in front of Ray"),
@@ -45,7 +45,7 @@ class ReplicaSettings(Settings):
     """Settings of `bert-serve serve`, but for those that are Ray's."""
 
     def __init__(self, **values: Any) -> None:
-        """Reads values, and variables as the command does: one that is no setting is an error."""
+        """Reads values, and variables as the command does. An unknown variable is an error."""
         check_environment()
         super().__init__(**values)
 

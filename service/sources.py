@@ -126,7 +126,7 @@ def _folders(folder: Path) -> Iterator[Path]:
 
 
 def _with_modules(folder: Path) -> Iterator[Path]:
-    """Yields a folder, and those in it that its modules.json names; others, as of a training's steps, are no part of the checkpoint."""
+    """Yields a folder, and those in it that its modules.json names; other folders, such as those of training steps, do not belong to the checkpoint."""
     yield folder
     modules = _document(folder / "modules.json")
     for module in modules if isinstance(modules, list) else []:

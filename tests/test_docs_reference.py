@@ -13,6 +13,7 @@ from bertserve.bench.report import slo
 from bertserve.service import errors
 from bertserve.service.bundle.graph_spec import Record
 from bertserve.service.bundle.manifest import Manifest  # and with it all records
+from bertserve.service.process import server, supervisor
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 RECORDS = sorted(Record.__subclasses__(), key=lambda record: record.__name__)
@@ -45,6 +46,14 @@ def test_every_endpoint_is_described() -> None:
 
     assert posted
     assert [] == [path for path in posted if f"### POST {path}\n" not in text and f"`POST {path}`" not in text]
+
+
+def test_the_heartbeat_of_workers_is_that_of_the_code() -> None:
+    """The page on architecture has the seconds of the supervisor."""
+    text = " ".join((REFERENCE.parent / "explanation/architecture.md").read_text(encoding="utf-8").split())
+
+    assert f"writes a heartbeat to shared memory every {server.HEARTBEAT_S:g} s." in text
+    assert f"kills a worker that is silent for {supervisor.HUNG_S:g} s," in text
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)

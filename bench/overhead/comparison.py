@@ -1,4 +1,4 @@
-"""Candidates in turn, the same loads on each, and the ratios of what they did in one round. Knows no command line.
+"""Runs the same loads on each candidate in turn, and computes the ratios within a round. It has no command line.
 
 A candidate is a way to serve one model with the same number of threads: a name and a function that runs it. Another way is one more line in
 `CANDIDATES`.

@@ -136,7 +136,7 @@ def replicas(models: Path, count: int, folder: Path, flags: Sequence[str] = ()) 
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns ports of loopback that nobody listens on, all different.
+    """Returns different ports of loopback on which no process listens.
 
     They lie below those that the system hands out by itself: what Ray, or a client, opens between this call and the moment
     that a server binds its port takes none of them.

@@ -18,6 +18,7 @@ from bertserve.bench.errors import BenchError
 from bertserve.bench.report import slo
 from bertserve.bench.report.slo import Verdict
 from bertserve.service import __version__
+from bertserve.service.errors import plural
 
 if TYPE_CHECKING:  # --help and wrong flags do not wait for onnxruntime and pydantic
     from bertserve.bench.engine import EngineThroughput
@@ -163,7 +164,7 @@ def _target_lines(target: Measurement) -> Iterator[str]:
     tokens = "" if target.tokens_per_s is None else f", {target.tokens_per_s:,.0f} tokens/s"
     yield f"{target.target}: {target.rps:.1f} requests/s, {target.texts_per_s:.1f} texts/s{tokens}"
     counts = [f"{count} x {outcome}" for outcome, count in {**target.statuses, **target.errors}.items()]
-    yield f"  {target.requests} requests in {target.seconds:.1f} s: {', '.join(counts) or 'none'}; errors {target.error_rate:.2%}"
+    yield f"  {plural(target.requests, 'request')} in {target.seconds:.1f} s: {', '.join(counts) or 'none'}; errors {target.error_rate:.2%}"
     latency = target.latency
     if latency:
         yield (
@@ -175,20 +176,20 @@ def _target_lines(target: Measurement) -> Iterator[str]:
         overhead = "" if target.overhead_ms is None else f"; all but inference {target.overhead_ms:.2f} ms"
         yield f"  of the service, p50: {parts} ms{overhead}"
     if target.batches:
-        yield f"  {target.batches.runs} runs of {target.batches.mean_rows:.2f} rows, padding {target.batches.padding_share:.1%}"
+        yield f"  {plural(target.batches.runs, 'run')} of {target.batches.mean_rows:.2f} rows, padding {target.batches.padding_share:.1%}"
 
 
 def _generator_line(generator: GeneratorStats) -> str:
     late = "" if generator.late_p99_ms is None else f", sends {generator.late_p99_ms:.2f} ms late at p99"
     return (
         f"generator: {generator.cpu_share:.1%} of a core, {generator.cpu_us_per_request:.0f} us per request, "
-        f"{generator.connections} connections, timer {generator.lag_p99_ms:.2f} ms late at p99{late}"
+        f"{plural(generator.connections, 'connection')}, timer {generator.lag_p99_ms:.2f} ms late at p99{late}"
     )
 
 
 def _throughput_line(limit: EngineThroughput) -> str:
     return (
-        f"engine alone, {limit.threads} threads: {limit.runs_per_s:.1f} runs/s of {limit.run_ms:.2f} ms, {limit.texts_per_s:.1f} texts/s, "
+        f"engine alone, {plural(limit.threads, 'thread')}: {limit.runs_per_s:.1f} runs/s of {limit.run_ms:.2f} ms, {limit.texts_per_s:.1f} texts/s, "
         f"{limit.tokens_per_s:,.0f} tokens/s, {limit.requests_per_s:.1f} requests/s"
     )
 

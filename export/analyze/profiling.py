@@ -202,7 +202,7 @@ def profile_graph(bundle: Bundle, graph: GraphSpec, lengths: Sequence[int], *, s
         bundle: The bundle.
         graph: Its entry in the manifest.
         lengths: In tokens; the model's usable length at most.
-        seconds: That the runs of each length may take, beside the least number of runs.
+        seconds: Limit for the runs of each length, after the minimum number of runs.
 
     Raises:
         GraphError: ONNX Runtime cannot run it.

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertserve.service.errors import install_command
+from bertserve.service.errors import install_command, plural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,8 +32,8 @@ def sweep_tables(sweep: Sweep) -> Iterator[str]:
         own = list(_timed(sweep, axis))
         # the base is a row of each table, at the length of the others
         lengths = {timing.length for _, timing in own}
-        beside = [] if axis == "base" else [item for item in _timed(sweep, "base") if item[1].length in lengths]
-        rows = sorted([*own, *beside], key=lambda item: (item[0].precision, _place(item[0], axis), item[1].length))
+        base_items = [] if axis == "base" else [item for item in _timed(sweep, "base") if item[1].length in lengths]
+        rows = sorted([*own, *base_items], key=lambda item: (item[0].precision, _place(item[0], axis), item[1].length))
         title = "hidden size" if axis == "hidden" else axis
         table: list[tuple[str, ...]] = [(*_HEAD, "of fp32") if axis == "base" else (title, *_HEAD, "of base")]
         for point, timing in rows:
@@ -55,8 +55,8 @@ def profile_tables(profile: Profile) -> Iterator[str]:
     """Yields the lines of a profile: parts of the model with attention and heads, then kinds of operators."""
     total = profile.kernels_ms
     yield (
-        f"{profile.length} tokens: {total:.2f} ms in {len(profile.nodes)} kernels, {profile.run_ms:.2f} ms "
-        f"per run with the profiler, {profile.runs} runs"
+        f"{profile.length} tokens: {total:.2f} ms in {plural(len(profile.nodes), 'kernel')}, {profile.run_ms:.2f} ms "
+        f"per run with the profiler, {plural(profile.runs, 'run')}"
     )
     attention, parts = profile.attention(), [("part", "ms", "share", "attention ms", "heads", "ms a head")]
     for part, ms in profile.by_part().items():

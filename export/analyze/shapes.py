@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from bertserve.export.errors import CheckpointError
+from bertserve.service.errors import plural
 
 Axis = Literal["layers", "heads", "hidden"]
 AXES: tuple[Axis, ...] = ("layers", "heads", "hidden")
@@ -32,7 +33,7 @@ class Shape:
 
     def __str__(self) -> str:
         inner = "" if self.inner is None else f", feed-forward {self.inner}"
-        counts = (f"{count} {name}{'s' if count != 1 else ''}" for count, name in ((self.layers, "layer"), (self.heads, "head")))
+        counts = (plural(count, name) for count, name in ((self.layers, "layer"), (self.heads, "head")))
         return f"{', '.join(counts)}, hidden {self.hidden}{inner}"
 
 

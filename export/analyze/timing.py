@@ -80,7 +80,7 @@ def measure_apart(graph: BuiltGraph, lengths: Sequence[int], *, batch: int, seco
         graph: The graph.
         lengths: In tokens.
         batch: Texts of a batch.
-        seconds: That the runs of each length may take, beside the least number of runs.
+        seconds: Limit for the runs of each length, after the minimum number of runs.
 
     Raises:
         GraphError: The process ended without a result.

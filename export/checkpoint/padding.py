@@ -1,4 +1,4 @@
-"""Finds the padding that a model tolerates: a token that is no part of a text, and the side that it may stand on, by running the model.
+"""Finds the padding that a model tolerates: a token that no text has, and the side of it. It runs the model to find out.
 
 A decoder's classifier reads the last token that is not padding, and it recognizes padding by the id that its configuration names. So the id
 counts, and not only the mask. With an id that the configuration does not name the last position would be read, which is padding.

@@ -1,4 +1,4 @@
-"""Loads a checkpoint's fast tokenizer, and reads what the service must know of it beside `tokenizer.json`."""
+"""Loads a checkpoint's fast tokenizer, and reads the facts that the service needs in addition to `tokenizer.json`."""
 
 from __future__ import annotations
 

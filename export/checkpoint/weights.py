@@ -38,6 +38,7 @@ from bertserve.export.checkpoint.source import SourceFiles, read_with_transforme
 from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.service.bundle.manifest import Task
+from bertserve.service.errors import plural
 
 # modules that only a training had: TinyBERT's matrices that compared its layers with those of its teacher
 _OF_TRAINING = ("fit_dense.",)
@@ -119,7 +120,7 @@ def _refuse_other_shapes(source: str, mismatched: Collection[tuple[str, Sequence
     if mismatched:
         name, given, configured = min(mismatched, key=lambda entry: entry[0])
         raise CheckpointError(
-            f"{len(mismatched)} weights of `{source}` have another shape than its config.json says: `{name}` is "
+            f"the shapes of {plural(len(mismatched), 'weight')} of `{source}` are not those of its config.json: `{name}` is "
             f"{list(given)}, but configured is {list(configured)}. Fix config.json (`vocab_size`, the labels, "
             "`hidden_size` and the like), or use the weights that match it."
         )
@@ -162,7 +163,7 @@ def refuse_unexpected_weights(source: str, unexpected: Collection[str], model: P
     unknown = [name for name in left if not _is_harmless(name, modules, other_heads)]
     if unknown:
         raise CheckpointError(
-            f"`{source}` has {len(unknown)} weights that its architecture does not use, such as {_first_names(unknown)}. "
+            f"`{source}` has {plural(len(unknown), 'weight')} that its architecture does not use, such as {_first_names(unknown)}. "
             "The model would answer without them. Set the architecture that it was trained with in config.json, "
             "merge or remove the weights, export the module with --module, or, if they do not matter, pass --ignore-weights "
             f"with a pattern such as `{unknown[0].partition('.')[0]}.*`."

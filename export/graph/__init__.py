@@ -1,1 +1,1 @@
-"""Reading, rewriting and writing ONNX graphs. Knows no model."""
+"""Reading, rewriting and writing ONNX graphs. It does not depend on the model."""

@@ -31,7 +31,7 @@ from bertserve.export.errors import GraphError
 from bertserve.export.graph import rewrite
 from bertserve.export.graph.rewrite import CONTRIB, Linear, as_linear
 
-# operators whose output row depends on the same row of these inputs only (None: of every input that is no constant)
+# operators whose output row depends on the same row of these inputs only (None: of every input that is not a constant)
 _ROWWISE: dict[str, tuple[int, ...] | None] = {
     "Add": None,
     "Sub": None,
@@ -285,5 +285,5 @@ def _pack(graph: ir.Graph, layers: Sequence[Linear]) -> None:
     parts = tape.op_multi_out("Split", [packed, widths], {"axis": -1}, num_outputs=len(layers))
     nodes = [node for layer in layers for node in layer.nodes]
     outputs = [layer.nodes[-1].outputs[0] for layer in layers]
-    # at the place of the first product: what the others read is there, for it is the same
+    # at the place of the first product, because the inputs of the others are the same and exist there
     ir.convenience.replace_nodes_and_values(graph, nodes[0], nodes, tape.nodes, outputs, parts)

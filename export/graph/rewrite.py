@@ -67,7 +67,7 @@ def constant(value: ir.Value | None) -> NDArray[Any] | None:
     """Returns the value of a constant, or None where it is none; from any thread."""
     if value is None or value.const_value is None:
         return None
-    with _MAPPING:  # it reads nothing from the disk; whoever uses the values does
+    with _MAPPING:  # this reads nothing from the disk; the use of the values does
         return value.const_value.numpy()
 
 
@@ -161,7 +161,7 @@ class Linear:
 
 
 def as_linear(node: ir.Node | None) -> Linear | None:
-    """Returns the linear layer that a node is the product of, or None where it is no product with a constant matrix."""
+    """Returns the linear layer whose product a node is, or None if it is not a product with a constant matrix."""
     shape = None if node is None or node.op_type != "MatMul" or node.inputs[0] is None else constant_shape(node.inputs[1])
     return None if node is None or shape is None or len(shape) != 2 else Linear(node)
 

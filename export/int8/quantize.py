@@ -239,7 +239,7 @@ def _emit_within(
     written = best = emit(len(order) - 1)
     if best[2] > max_error:
         raise GraphError(
-            f"int8 moves the model's outputs by {best[2]:.2g} of their spread on unseen texts, over the limit "
+            f"int8 changes the model's outputs by {best[2]:.2g} of their spread on unseen texts, over the limit "
             f"of {max_error:.2g}, even with {best[0]} of {len(order)} matrices in float; give texts of the model's "
             "own domain with --calibration, allow more with --max-int8-error, or export with --precision fp32."
         )

@@ -10,6 +10,7 @@ from bertserve.export.tasks.metrics import TOP_1
 from bertserve.export.tasks.spec import TEXTS, Document, ExportTask, halves
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
+from bertserve.service.errors import plural
 from bertserve.service.tasks import fill_mask
 from bertserve.service.tasks.batch import ModelConfig
 
@@ -66,7 +67,9 @@ def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) ->
     for gold, result in zip(golds, results, strict=True):
         best = [candidates[0]["token_str"] for candidates in _candidates(result)]
         if len(best) != len(gold):
-            raise DataError(f"a text has {len(best)} masks and {len(gold)} words as its `target`; give one for each mask.")
+            raise DataError(
+                f"a text has {plural(len(best), 'mask')} and {plural(len(gold), 'word')} as its `target`; give one for each mask."
+            )
         right += [token.strip().casefold() == word.strip().casefold() for token, word in zip(best, gold, strict=True)]
     return {TOP_1: fmean(right)}
 

@@ -77,7 +77,7 @@ def spans_of_tags(tags: Sequence[str], offsets: Sequence[tuple[int, int]], *, pl
     A tag that continues no entity, or one of another label, begins an entity, as in the CoNLL evaluation.
 
     Args:
-        tags: The tag of each word; `O` is no entity.
+        tags: The tag of each word; `O` is not an entity.
         offsets: Start and end of each word in the text.
         plain: Labels of a model without prefixes, so that `E-MAIL` is a label and not the end of one.
     """

@@ -27,8 +27,8 @@ _CHOICES = 4  # of a question that is made of ordinary texts
 def _read_one_choice(model: PreTrainedModel) -> None:
     """Makes a model take [rows, length], each row a choice of its own, and give out `logits` [rows, 1].
 
-    Its own code reads [rows, choices, length] and makes rows of the choices by reshaping, of which nothing should be left in a graph. So the
-    encoder gets the inputs as they came, and what was reshaped for it is read by nobody.
+    The model's own code reads [rows, choices, length] and reshapes the choices into rows. A graph does not need this step. So the encoder
+    gets the inputs without a change, and the reshaped ones are not used.
     """
     encoder = model.base_model
     names = list(inspect.signature(encoder.forward).parameters)

@@ -37,7 +37,7 @@ def _ordinary_requests(texts: Texts, spec: TokenizerSpec) -> list[Any]:
     # what a text ends with is asked for, and it begins with the answer; another text behind it makes that less easy
     contexts = [f"{start} {end} {lines[(i + 1) % len(lines)]}" for i, (start, end) in enumerate(sides)]
     sides += [halves(passage[: min(_QUESTION_CHARS, most - 16)]) for passage in passages]
-    # a window must have room for its stride beside the question, of which each character may be a token
+    # a window needs space for the question and the stride; each character of the question can be a token
     questions = [f"Who or what {(end or start)[: max(1, most // 2 - 16)]}?" for start, end in sides]
     return [question_answering.Request(*pair) for pair in (*zip(questions, [*contexts, *passages], strict=True), *texts.pairs)]
 

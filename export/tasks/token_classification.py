@@ -55,7 +55,7 @@ def _read_entities(document: Document, config: ModelConfig) -> Entities | None:
         raise ValueError("`tags` need `tokens`, the words that they belong to.")
     tags, words = read_text_list(document, "tags"), read_text_list(document, "tokens")
     if len(tags) != len(words):
-        raise ValueError(f"there are {len(tags)} `tags` for {len(words)} `tokens`.")
+        raise ValueError(f"the number of `tags` is {len(tags)}, and of `tokens` {len(words)}; give one tag for each token.")
     offsets = _find_words(words, read_input(document))
     plain = config.labels if scheme_of(config.labels) == "plain" else ()
     return Entities(spans_of_tags(tags, offsets, plain=plain), offsets)

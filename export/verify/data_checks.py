@@ -21,7 +21,7 @@ from bertserve.export.verify.graph_checks import Check, LoadedGraph, find_fp32
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import Agreement
 from bertserve.service.bundle.validation_policy import MEASURES, NOT_MEASURED
-from bertserve.service.errors import SHOWN_CHARS, BertServeError, CallerError, EngineError, nearest
+from bertserve.service.errors import SHOWN_CHARS, BertServeError, CallerError, EngineError, nearest, plural
 from bertserve.service.tasks.batch import ModelConfig
 
 Answer = Callable[[Any], Any]  # a task's request to its result
@@ -185,7 +185,7 @@ def check_labels(lines: Sequence[Line], task: str, *, needed: bool) -> Check:
     gold_keys = TASKS[task].gold_keys
     labeled = sum(line.gold is not None for line in lines)
     counts = Counter(key for line in lines for key in line.ignored)
-    detail = f"{len(lines)} lines"
+    detail = plural(len(lines), "line")
     if gold_keys:
         detail += f", {labeled} with a right answer ({' or '.join(f'`{key}`' for key in gold_keys)})"
     if counts:
@@ -201,7 +201,7 @@ def check_labels(lines: Sequence[Line], task: str, *, needed: bool) -> Check:
 def _describe_key(key: str, count: int, gold_keys: Sequence[str]) -> str:
     near = nearest(key, gold_keys)
     hint = f", did you mean `{near}`?" if near else ""
-    return f"`{key[:SHOWN_CHARS]}` ({count} line{'s' if count > 1 else ''}{hint})"
+    return f"`{key[:SHOWN_CHARS]}` ({plural(count, 'line')}{hint})"
 
 
 def check_data(
@@ -221,7 +221,7 @@ def check_data(
         min_metrics: Metric -> the least that each graph must reach.
 
     Raises:
-        DataError: A line is no request that the task can answer.
+        DataError: The task cannot answer a line.
     """
     manifest = graphs[0].bundle.manifest
     for loaded in graphs:
@@ -253,7 +253,7 @@ def _measure_agreement(
         reference: Answers a request with what the graph is compared with, or None.
 
     Raises:
-        DataError: A line is no request that the task can answer.
+        DataError: The task cannot answer a line.
     """
     record, results = TASKS[task], _ask(graph, lines, by_reference=False)
     if isinstance(results, Unanswered):
@@ -321,7 +321,7 @@ def _check_metrics(graph: str, found: Comparison, baseline: str | None, floors: 
 def _unanswered(graph: str, found: Unanswered, inputs: int, baseline: str | None) -> Check:
     """Reports the lines to which a graph, or what it is compared with, has no answer."""
     first, *others = found.numbers
-    more = f", nor to {len(others)} other{'s' if len(others) > 1 else ''} of {inputs} inputs" if others else ""
+    more = f", nor to {plural(len(others), 'other')} of {plural(inputs, 'input')}" if others else ""
     return Check(
         f"data {graph}",
         False,
@@ -350,8 +350,8 @@ def _describe(agreement: Agreement, found: Comparison, baseline: str) -> str:
     if agreement.value is None:
         return f"not measured against {baseline} ({MEASURES[agreement.measure]}): {NOT_MEASURED[agreement.measure]}"
     if agreement.measure == "label":
-        return f"answers as {baseline} on {agreement.value:.4f} of {found.inputs} inputs"
-    detail = f"{MEASURES[agreement.measure]} with {baseline} is {agreement.value:.4f} on {agreement.decisions} of {found.inputs} inputs"
+        return f"answers as {baseline} on {agreement.value:.4f} of {plural(found.inputs, 'input')}"
+    detail = f"{MEASURES[agreement.measure]} with {baseline} is {agreement.value:.4f} on {agreement.decisions} of {plural(found.inputs, 'input')}"
     if agreement.worst is not None:
         detail += f", the worst {agreement.worst:.4f}"
     if found.worst_difference is not None:

@@ -173,7 +173,9 @@ def check_validation_report(loaded: LoadedGraph) -> Check:
     if not validation.samples:
         return Check(name, False, f"the manifest has none for {graph.file}; export the bundle again")
     error = (
-        f", its precision moves the outputs by {validation.quantization_error:.3f} of their spread" if validation.quantization_error else ""
+        f", its precision changes the outputs by {validation.quantization_error:.3f} of their spread"
+        if validation.quantization_error
+        else ""
     )
     return Check(
         name,

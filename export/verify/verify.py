@@ -19,7 +19,7 @@ from bertserve.export.verify.graph_checks import (
 )
 from bertserve.service.bundle.files import Bundle, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision
-from bertserve.service.errors import BertServeError
+from bertserve.service.errors import BertServeError, plural
 from bertserve.service.providers import Provider
 
 
@@ -66,7 +66,7 @@ def verify(spec: VerifySpec) -> Iterator[Check]:
     manifest = bundle.manifest
     # read before the checks, which take minutes
     lines = [] if spec.data is None else read_dataset(spec.data, manifest.task, manifest)
-    yield Check("files", True, f"the digests of tokenizer and {len(manifest.graphs)} graphs are those of the manifest")
+    yield Check("files", True, f"the digests of the tokenizer and {plural(len(manifest.graphs), 'graph')} match the manifest")
     if lines:
         yield check_labels(lines, manifest.task, needed=spec.min_agreement is None and spec.checkpoint is None)
     try:

@@ -51,7 +51,7 @@ class MultiThreadedEngine:
         self._lock = threading.Lock()
 
     def engine(self) -> Engine | None:
-        """Returns the engine, or None before there is one, or where it cannot be had. The first call has it made."""
+        """Returns the engine, or None if it is not created yet or cannot be created. The first call starts to create it."""
         with self._lock:
             make, self._make = self._make, None
         if make is not None:

@@ -1,4 +1,4 @@
-"""What this machine has: the name of its CPU, its GPU and the driver. Knows no graph and no provider."""
+"""The hardware of this machine: the name of its CPU, its GPU and the driver. It is independent of graphs and providers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens ONNX Runtime sessions on the provider that was asked for, and says why one cannot be had. The one import of onnxruntime."""
+"""Opens ONNX Runtime sessions on the requested provider, or says why it is not available. Only this module imports onnxruntime."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def open_session(
         provider: What runs it.
         threads: Threads of one run.
         engine_cache: Folder of compiled engines, if the provider compiles; None builds them at every start.
-        tables: Of `shared_tables`, which it uses in place of copies of its own; whoever has the session keeps them for as long.
+        tables: Tables of `shared_tables`, which it uses instead of its own copies. Keep them for as long as the session.
 
     Raises:
         ProviderError: This onnxruntime lacks the provider, or the session did not get it; the message says what is missing.
@@ -173,7 +173,7 @@ def _session(
 ) -> Any:
     if provider != "cpu":
         ort.preload_dlls()  # CUDA and cuDNN from their wheels, where the system has none
-    # onnxruntime's own fallback would open the session, or go on in the middle of service, on another provider and only print it
+    # the fallback of onnxruntime would only print that a session uses another provider, at the start or later
     options = _session_options(threads)
     if in_order:
         # By default what an output alone reads runs last, so that the attention of all layers is held at once: of 4 texts of 512 tokens

@@ -103,12 +103,12 @@ class Authenticator:
             raise ForbiddenError("model management is disabled; the operator can enable it with --admin-key-file.")
         caller = self._identify(headers)
         if admin and not caller.admin:
-            raise ForbiddenError("the key `{name}` may not change models; send an admin key.", name=caller.name)
+            raise ForbiddenError("the key `{caller}` may not change models; send an admin key.", caller=caller.name)
         if self._max_concurrent is not None and self._running[caller] >= self._max_concurrent:
             raise RefusedError(
-                "the key `{name}` has {running} open requests and {max_concurrent} are allowed; send the next one when one of "
+                "the key `{caller}` has {running} open requests and {max_concurrent} are allowed; send the next one when one of "
                 "them is answered.",
-                name=caller.name,
+                caller=caller.name,
                 running=self._running[caller],
                 max_concurrent=self._max_concurrent,
                 reason="key",

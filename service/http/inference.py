@@ -24,7 +24,7 @@ from bertserve.service.serving.held_bytes import UNCOUNTED_BYTES, Reservation
 from bertserve.service.serving.model import Model
 from bertserve.service.serving.work import Prediction
 from bertserve.service.tasks.batch import MAX_SPANS, ReadSpan
-from bertserve.service.wire.call import Call, Content, Incoming
+from bertserve.service.wire.call import Asked, Call, Content, Incoming
 from bertserve.service.wire.routes import Route
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
@@ -136,7 +136,7 @@ class Inference:
         if prediction.answer_bytes > UNCOUNTED_BYTES:
             held.grow(prediction.answer_bytes)
         content = await content_of(call, prediction)
-        answer_headers = _headers(model, content, prediction)
+        answer_headers = _headers(call, content, prediction)
         prediction.results = []  # the scope keeps the prediction, for its times, until the answer is sent
         return content.data, answer_headers
 
@@ -205,13 +205,13 @@ def _no_query(scope: Scope) -> InvalidValueError:
     return InvalidValueError("the URL has the query parameter `{name}`, but this path takes none; {where}.", name=name, where=where)
 
 
-def _headers(model: Model, content: Content, prediction: Prediction) -> list[tuple[bytes, bytes]]:
+def _headers(call: Call, content: Content, prediction: Prediction) -> list[tuple[bytes, bytes]]:
     """Returns the headers of an answer."""
-    warnings = list(_warnings(prediction)) if prediction.warnings else []
+    warnings = list(_warnings(prediction, call.body)) if prediction.warnings else []
     headers = [
         (b"content-length", b"%d" % len(content.data)),
         (b"content-type", content.media_type.encode()),
-        (b"x-model", model.name.encode()),
+        (b"x-model", call.model.name.encode()),
         (
             b"server-timing",
             b"tokenize;dur=%.3f, queue;dur=%.3f, inference;dur=%.3f, decode;dur=%.3f"
@@ -220,9 +220,10 @@ def _headers(model: Model, content: Content, prediction: Prediction) -> list[tup
     ]
     if prediction.truncated:
         headers.append((b"x-truncated", b"%d" % len(prediction.truncated)))
+        count = f"{len(prediction.truncated)} of {len(prediction.results)} {call.body.subject} " if call.body.is_list else ""
         warnings.append(
-            f"truncation; {len(prediction.truncated)} of {len(prediction.results)} inputs cut to the model's "
-            f"{model.bundle.manifest.tokenizer.max_length} tokens: {_named(prediction.truncated)}"
+            f"truncation; {count}cut to the model's {call.model.bundle.manifest.tokenizer.max_length} tokens: "
+            f"{_named(prediction.truncated, call.body)}"
         )
     if prediction.read:
         headers.append((b"x-windows", _escaped(_windows(prediction.read))))
@@ -232,17 +233,20 @@ def _headers(model: Model, content: Content, prediction: Prediction) -> list[tup
     return headers
 
 
-def _warnings(prediction: Prediction) -> Iterator[str]:
+def _warnings(prediction: Prediction, body: Asked) -> Iterator[str]:
     """Yields each warning once, with the inputs that it is about unless it is about all of them."""
     about: dict[str, list[int]] = {}
     for index, warning in zip(prediction.warned, prediction.warnings, strict=True):
         about.setdefault(warning, []).append(index)
     for warning, indices in about.items():
-        yield warning if len(indices) == len(prediction.results) else f"{warning}: {_named(indices)}"
+        yield warning if len(indices) == len(prediction.results) else f"{warning}: {_named(indices, body)}"
 
 
-def _named(indices: Sequence[int]) -> str:
-    return ", ".join(f"inputs[{index}]" for index in indices[:10]) + (", ..." if len(indices) > 10 else "")
+def _named(indices: Sequence[int], body: Asked) -> str:
+    """Returns inputs as the caller sent them: a single one is `inputs`, those of a list are `inputs[i]`."""
+    if not body.is_list:
+        return body.subject
+    return ", ".join(f"{body.subject}[{index}]" for index in indices[:10]) + (", ..." if len(indices) > 10 else "")
 
 
 def _windows(read: Sequence[ReadSpan]) -> str:

@@ -104,7 +104,7 @@ class RequestMiddleware:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), *own_headers]
                 await send(message)
-                status = message["status"]  # only now: a head that cannot be sent is no answer
+                status = message["status"]  # only now, because headers that cannot be sent are not an answer
             else:
                 await send(message)
 

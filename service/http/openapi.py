@@ -183,7 +183,7 @@ def _add_models(schema: dict[str, Any], models: Registry) -> None:
         try:
             note = f"`{models.for_task(route.task).name}` answers, or the model that `model` names."
         except NotFoundError as error:
-            note = f"**Not answered now**: {error.message}"
+            note = f"**Not available now**: {error.message}"
             summary += " (not available now)"
         schema["paths"][route.path]["post"] |= {"summary": summary, "description": f"Task `{route.task}`. {note}"}
 

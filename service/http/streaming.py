@@ -2,7 +2,7 @@
 
 A stream may be longer than any memory. What is read of it and not yet answered, and the answers that are not yet sent, are bounded by a
 number of lines and by bytes; while there is that much nothing more is taken from the connection, so that TCP holds the sender back. A
-client that does not read its answers holds its own stream back in the same way. Knows no models: a function answers a line.
+client that does not read its answers holds its own stream back in the same way. It does not depend on models: a function answers a line.
 
 All streams of a process hold their bytes together with other requests (`HeldBytes`). A line over 64 KiB is read on once there is room for the
 longest one; while there is none left, each stream has one line under way.
@@ -300,6 +300,7 @@ class LineAnswerer:
         """Returns the answer to a line as JSON, or its error in the one shape; either is counted."""
         start = time.perf_counter()
         trace = self._begin(start)
+        number = self._lines
         labels, status = (self._route.task or UNKNOWN, UNKNOWN), _CLIENT_GONE
         try:
             if len(line) > self._state.max_body_bytes:
@@ -312,6 +313,8 @@ class LineAnswerer:
             content = await content_of(call, await self._predict(call, trace))
             body, status = content.data, _OK
         except Exception as error:  # noqa: BLE001 - the process boundary of a line
+            if isinstance(error, BertServeError):
+                error.message = f"line {number}: {error.message}"
             refusal = errors.response(error, self._scope[REQUEST_ID])
             body, status = bytes(refusal.body), refusal.status_code
             if status >= _SERVER_ERROR:
@@ -333,7 +336,7 @@ class LineAnswerer:
                 return
 
     def _begin(self, start: float) -> Trace | None:
-        """Returns the trace of a line that is read now: those of the first of a stream are seen, for it may have millions."""
+        """Returns the trace of a line. Only the first lines of a stream have one, because a stream can have millions."""
         stream = recorded_trace(self._scope)
         self._lines += 1
         if stream is None or self._lines > MAX_TRACED_LINES:

@@ -1,4 +1,4 @@
-"""Connections: all that are open in a process, what they may take of time and room, and their end. Knows no bytes.
+"""Connections: the open connections of a process, their limits of time and memory, and their end. It does not read bytes.
 
 Once a second all of them are looked at; nothing is armed or measured for a single request.
 """
@@ -14,6 +14,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from bertserve.service.errors import plural
 
 if TYPE_CHECKING:
     from bertserve.service.process.protocol import HttpProtocol
@@ -209,5 +211,5 @@ class Connections(set[Any]):
     def _log(self) -> None:
         if self._ended:
             reasons = ", ".join(f"{count} {reason}" for reason, count in self._ended.most_common())
-            logger.warning("%d connections closed before a request was complete: %s", self._ended.total(), reasons)
+            logger.warning("%s closed before a request was complete: %s", plural(self._ended.total(), "connection"), reasons)
             self._ended.clear()

@@ -13,7 +13,7 @@ from typing import Any
 
 from pythonjsonlogger.json import JsonFormatter
 
-MAX_WAITING = 10_000  # lines that may wait for whoever reads stderr
+MAX_WAITING = 10_000  # lines that can wait until stderr is read
 FLUSH_S = 2.0  # that an end waits for the last ones
 
 
@@ -31,7 +31,7 @@ def configure_logging(log_format: str, *, worker: int | None = None) -> None:
 
 
 def as_printed(line: str, log_format: str, **fields: Any) -> str:
-    """Returns a line for stdout, which a person at the keyboard wants to see: as it is, or as the log's are, for whoever collects both.
+    """Returns a line for stdout, for a person at the keyboard: as it is, or in the format of the log, for a program that collects both.
 
     Args:
         line: The line.
@@ -65,7 +65,7 @@ def _formatter(log_format: str, worker: int | None = None) -> logging.Formatter:
 
 @contextmanager
 def background_logging() -> Iterator[None]:
-    """Has a thread write the logs until the block ends, so that whoever reads stderr slowly never stops the event loop."""
+    """Lets a thread write the logs until the block ends, so that a slow reader of stderr never stops the event loop."""
     root = logging.getLogger()
     written_by = list(root.handlers)
     waiting: queue.Queue[logging.LogRecord | None] = queue.Queue(MAX_WAITING)

@@ -1,4 +1,4 @@
-"""RequestParser: how requests come out of the bytes of a connection, with limits for their size. Knows no routes but the probes, and no times.
+"""RequestParser: reads requests from the bytes of a connection, with limits for their size. It knows no route except the probes.
 
 A connection is in one of six stages and has one request at a time: what a client sends behind it stays unparsed until it is answered.
 """
@@ -99,7 +99,7 @@ class PieceCutter:
 
 
 class ReadControl(FlowControl):
-    """uvicorn's flow control, but while reading is held nobody resumes it: each `receive` of an application tries to.
+    """uvicorn's flow control, except that nothing resumes reading while it is held: each `receive` of an application would.
 
     Attributes:
         held: Whether enough bytes are read and not parsed.
@@ -129,7 +129,7 @@ _TRAILERS_TOO_LARGE = "the trailers and chunk extensions of the body have more t
 
 
 class _Trailers(list[Any]):
-    """Where the headers behind a body go: nobody asked for them, and those of the head have already decided who calls."""
+    """Drops the trailers after a body. The service does not use them, and has already checked the caller by the headers."""
 
     def append(self, _: Any) -> None:
         """Drops a header."""

@@ -1,4 +1,4 @@
-"""HttpProtocol: uvicorn's HTTP protocol, with limits for the time and size of requests and answers. Knows no routes but the probes.
+"""HttpProtocol: uvicorn's HTTP protocol, with limits for the time and size of requests and answers. It knows no route except the probes.
 
 Only what passes through `Connections` ends one from outside: its sweep, once a second, is what keeps the time, so that a request costs
 no timer.
@@ -167,7 +167,7 @@ class HttpProtocol(RequestParser):
             self._stage = WAITING
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is no more."""
+        """The connection was closed."""
         super().connection_lost(exc)
         self._unparsed = b""
         self._count_unsent(0)

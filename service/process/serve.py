@@ -213,7 +213,7 @@ def shared_folder() -> Iterator[Path]:
     with folder as name:
         lock = os.open(name, os.O_RDONLY)
         try:
-            with suppress(OSError):  # a file system without locks; nobody else can take this one either
+            with suppress(OSError):  # a file system without locks: no other process can lock the file either
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield Path(name)
         finally:

@@ -22,7 +22,7 @@ from typing import Any, cast
 import uvicorn
 from starlette.types import ASGIApp
 
-from bertserve.service.errors import StartError
+from bertserve.service.errors import StartError, plural
 from bertserve.service.process import systemd
 from bertserve.service.process.connections import Connections, Room
 from bertserve.service.process.parsing import rendered
@@ -118,7 +118,7 @@ class BalancedListener:
         self._accept()
 
     def _accept(self) -> bool:
-        """Takes one connection, if no other worker has; the others of a burst are for whoever then has the fewest. False if there was none."""
+        """Accepts one connection, so that the worker with the fewest connections accepts the next one. Returns False if there was none."""
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
@@ -222,10 +222,10 @@ class Server(uvicorn.Server):
         systemd.notify("STOPPING=1")
         running = len(self.server_state.tasks)
         logger.info(
-            "shutdown started: not ready for %.0f s, then up to %.0f s for %d requests in progress",
+            "shutdown started: not ready for %.0f s, then up to %.0f s for %s in progress",
             self._pre_stop_delay_s,
             self._shutdown_timeout_s,
-            running,
+            plural(running, "request"),
         )
         said = _Unsaid()
         errors_log = logging.getLogger("bertserve.errors")
@@ -244,7 +244,11 @@ class Server(uvicorn.Server):
             await asyncio.wait(self.server_state.tasks, timeout=1)
         errors_log.removeFilter(said)
         if (refused := self._open.refusals) or left:
-            logger.warning("%d requests were refused with 503 during shutdown, and %d were aborted at the shutdown timeout", refused, left)
+            logger.warning(
+                "during shutdown, %s refused with 503; at the shutdown timeout, %s aborted",
+                plural(refused, "request"),
+                plural(left, "request"),
+            )
         await self.lifespan.shutdown()
         logger.info("shutdown finished after %.1f s", time.monotonic() - began)
 
@@ -392,7 +396,7 @@ def bind(host: str, port: int) -> socket.socket:
     """Returns a socket bound to an address; it does not listen yet.
 
     Raises:
-        StartError: The address cannot be had.
+        StartError: The address cannot be used.
     """
     listener = None
     try:

@@ -30,7 +30,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any
 
-from bertserve.service.errors import StartError
+from bertserve.service.errors import StartError, plural
 from bertserve.service.process import systemd
 
 logger = logging.getLogger("bertserve.supervisor")
@@ -212,7 +212,9 @@ class Supervisor:
         self._kill_hung()
         if self._deadline is not None and time.monotonic() > self._deadline:
             logger.error(
-                "%d workers did not stop within the shutdown timeout and %d more seconds, and are killed", len(self._workers), MARGIN_S
+                "%s did not stop within the shutdown timeout and %d more seconds: they are killed",
+                plural(len(self._workers), "worker"),
+                MARGIN_S,
             )
             self._kill()
             self._deadline = None
@@ -352,7 +354,7 @@ class Supervisor:
         self._stop_began = time.monotonic()
         systemd.notify("STOPPING=1")
         if self._announced:
-            logger.info("shutdown started: up to %.0f s for %d workers", self._shutdown_timeout_s, len(self._workers))
+            logger.info("shutdown started: up to %.0f s for %s", self._shutdown_timeout_s, plural(len(self._workers), "worker"))
         self._due.clear()
         self._deadline = time.monotonic() + self._shutdown_timeout_s + MARGIN_S
         self._on_stop()

@@ -1,1 +1,1 @@
-"""What runs next, with whom and on which thread. Knows no text, model or ONNX."""
+"""Decides which items run next, in which batch and on which thread. It does not depend on texts, models or ONNX."""

@@ -217,7 +217,7 @@ class Scheduler:
                     raise self._unavailable()
                 self._submitted.add(request)
                 self._put(request, value)
-            return await future  # whoever resolved it has closed the request
+            return await future  # the code that resolved it has closed the request
         except BaseException:
             self.close(request)
             raise
@@ -408,7 +408,7 @@ class Scheduler:
         ticket.timer = self._loop.call_later(max(request.deadline - self._clock(), LEAST_TIMER_S), self._expire, request, ticket)
 
     def _expire(self, request: ScheduledRequest, ticket: _Ticket) -> None:
-        """Ends what waits past its deadline; comes again until the request's own has passed by the scheduler's clock."""
+        """Ends items that wait past their deadline. It runs again until the deadline of the request has passed by the scheduler's clock."""
         now = self._clock()
         if now < request.deadline:  # uvloop's timers count whole milliseconds and fire up to one early
             self._watch_deadline(request, ticket)

@@ -16,7 +16,7 @@ from bertserve.service.scheduling.scheduled_request import ScheduledRequest
 
 logger = logging.getLogger("bertserve.watchdog")
 
-# Times its prediction that a run may take. Predictions follow the machine, so that a slow one is no reason.
+# A run can take so many times its prediction. Predictions follow the machine, so a slow machine does not matter.
 HUNG_RATIO = 20.0
 # A run is never taken for hung before: a page of weights from a disk, or a throttled core, takes its time. Not the first run of a
 # shape: on a CPU it is none slower, and graphs whose shapes are planned ran each of them at load.

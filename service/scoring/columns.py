@@ -203,7 +203,9 @@ class Columns:
             field = self._fields[name]
             value = values.get(column)
             if column not in values and field.needed:
-                raise InvalidValueError("the row has no column `{column}`; it has {known}.", column=column, known=listed(list(values)[:20]))
+                raise InvalidValueError(
+                    "the row has no column `{column}`; it has {columns}.", column=column, columns=listed(list(values)[:20])
+                )
             if self._empty == "reject" and field.needed and isinstance(value, str) and not value.strip():
                 raise InvalidValueError("the column `{column}` is empty, and --empty is `reject`.", column=column)
             if field.is_list and isinstance(value, str):

@@ -28,7 +28,7 @@ except ImportError as missing:
 
 SUFFIX = ".parquet"
 REJECTED_SUFFIX = ".rejected.jsonl"
-# Who reads a folder of Parquet files, such as Spark and pyarrow itself, skips names that begin so.
+# Readers of a folder of Parquet files, such as Spark and pyarrow, skip names with this prefix.
 HIDDEN = (".", "_")
 _MADE_SUFFIX = ".made"
 _MADE = re.compile(rf"\..+\.[0-9a-f]{{32}}{re.escape(_MADE_SUFFIX)}", re.DOTALL)

@@ -2,7 +2,7 @@
 
 `OUTPUT.part` only grows. `OUTPUT.state` says how many bytes of it count, and is replaced whole, after these are on the disk. What stands
 behind them is cut off by the next run. The state is there before the first byte, so that a file which it does not know is not the run's, and
-is left as it is. Knows no rows.
+is left as it is. It does not read rows.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def identity_of(path: Path) -> dict[str, Any]:
 
 
 class Part:
-    """The files of a run that can go on."""
+    """The files of a run that can be continued."""
 
     def __init__(self, output: Path, rejected: Path, facts: Mapping[str, Any]) -> None:
         """Creates it; `open` opens it.
@@ -217,7 +217,7 @@ class Part:
         rows = progress.place.row
         if self._replaces is not None and self._replaces["bytes"] and 0 < rows == progress.rejected:
             raise StartError(
-                f"all {rows} rows were rejected (`{self._rejected_path}` says why), so `{self._output}` was not replaced; "
+                f"all rows were rejected (`{self._rejected_path}` says why), so `{self._output}` was not replaced; "
                 "fix the input or the flags, and start again with --restart."
             )
         self._write_state(replace(progress, complete=True))

@@ -24,7 +24,7 @@ from typing import Any
 from bertserve.service import __version__
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.errors import BertServeError, SettingsError, StartError, install_command
+from bertserve.service.errors import BertServeError, SettingsError, StartError, install_command, plural
 from bertserve.service.scoring.columns import Columns, read_parameters, task_for
 from bertserve.service.scoring.formats import PARQUET, make_writer
 from bertserve.service.scoring.order import LoadedModel, Order
@@ -118,9 +118,9 @@ class FileScorer:
             columns.check(reader.columns, order.names)
             writer: Any = make_writer(PARQUET, reader, columns.task, order.names, known=b"")
             output = ParquetOutput(work.output, name, writer)
-            beside = Path(name + REJECTED_SUFFIX)
+            rejected = Path(name + REJECTED_SUFFIX)
             bar = ProgressBar(None, 0)
-            run = Run(reader, self._loaded.scorer, writer, output, Progress(), bar, order.max_rejected, beside, WINDOW_ROWS)
+            run = Run(reader, self._loaded.scorer, writer, output, Progress(), bar, order.max_rejected, rejected, WINDOW_ROWS)
             try:
                 await run()
                 await asyncio.to_thread(output.finish)
@@ -185,7 +185,7 @@ def score_on_ray(settings: Settings, order: Order) -> int:
             finally:
                 seconds = bar.close()
         except (KeyboardInterrupt, _TerminatedError) as stop:
-            print(f"stopped after {total.files} files; run the same command again to continue with the others.", file=sys.stderr)
+            print(f"stopped after {plural(total.files, 'file')}; run the same command again to continue with the others.", file=sys.stderr)
             return 128 + (signal.SIGTERM if isinstance(stop, _TerminatedError) else signal.SIGINT)
         finally:
             signal.signal(signal.SIGTERM, handler)
@@ -346,13 +346,13 @@ def _collect(results: Iterator[dict[str, Any]], sizes: Mapping[str, int], total:
             bar.advance(sizes[result["file"]], result["rows"])
             if total.rejected > max_rejected:
                 raise StartError(
-                    f"{total.rejected} rows of {total.files} files cannot be answered, and --max-rejected is {max_rejected}. "
+                    f"{plural(total.rejected, 'row')} of {plural(total.files, 'file')} cannot be answered, and --max-rejected is {max_rejected}. "
                     f"The files *{REJECTED_SUFFIX} of the output say why. Fix the input or the flags, or raise --max-rejected "
                     "and start again."
                 )
     except ray.exceptions.RayError as error:
         raise StartError(
-            f"Ray gave up after {total.files} files: {str(error).strip().splitlines()[-1]} Run the same command "
+            f"Ray gave up after {plural(total.files, 'file')}: {str(error).strip().splitlines()[-1]} Run the same command "
             "again to continue with the others."
         ) from error
 
@@ -363,7 +363,7 @@ def _say(total: Totals, done: int, seconds: float, output: str) -> None:
     before = f" and {done} done before" if done else ""
     rejected = f", {total.rejected} rejected ({output}/*{REJECTED_SUFFIX})" if total.rejected else ""
     print(
-        f"{total.files} files{before}; {total.rows} rows: {total.rows - total.rejected} answered, {total.warned} of them with warnings"
+        f"{plural(total.files, 'file')}{before}; {plural(total.rows, 'row')}: {total.rows - total.rejected} answered, {total.warned} of them with warnings"
         f"{rejected}{rate}",
         file=sys.stderr,
     )

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from tqdm import tqdm
 
-from bertserve.service.errors import StartError, classify
+from bertserve.service.errors import StartError, classify, plural
 from bertserve.service.scoring.formats import Reader, Writer
 from bertserve.service.scoring.order import Scorer
 from bertserve.service.scoring.part import Progress
@@ -148,7 +148,7 @@ class Run:
             )
         if progress.rejected > self.max_rejected:
             raise TooManyRejectedError(
-                f"{progress.rejected} rows up to row {window.after.row} cannot be answered, and --max-rejected is "
+                f"{plural(progress.rejected, 'row')} up to row {window.after.row} cannot be answered, and --max-rejected is "
                 f"{self.max_rejected}. The first of these rows: {lines[0].decode().strip()} Fix the input or the flags, "
                 "or raise --max-rejected and start again."
             )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bertserve.service import __version__
-from bertserve.service.errors import BertServeError, SettingsError, StartError
+from bertserve.service.errors import BertServeError, SettingsError, StartError, plural
 from bertserve.service.scoring.columns import read_parameters
 from bertserve.service.scoring.formats import PARQUET, STREAM, Reader, format_of, make_writer, open_reader, total_size
 from bertserve.service.scoring.order import LoadedModel, Order
@@ -28,7 +28,7 @@ REJECTED = 3  # exit code of a run that is done, and has rows without an answer
 
 
 class Stream:
-    """Stdout as an output, which nothing can go on with."""
+    """Stdout as an output: such a run cannot be continued."""
 
     def __init__(self, rejected: Path | None, *, restart: bool) -> None:
         """Makes the file of rejected rows, if there is to be one.
@@ -176,7 +176,7 @@ class _Run:
                 if part is not None and self._source != STREAM
                 else "the rows that were written are kept"
             )
-            print(f"stopped after {run.progress.place.row} rows; {again}.", file=sys.stderr)
+            print(f"stopped after {plural(run.progress.place.row, 'row')}; {again}.", file=sys.stderr)
             return 128 + stopped
         if part is not None:
             await _finish(part, run.progress, writer)
@@ -240,7 +240,7 @@ def _end(progress: Progress, rows: int, seconds: float, rejected: Path | None) -
     """Says what was done; returns the exit code."""
     rate = f" in {seconds:.1f} s, {rows / seconds:,.0f} rows/s" if seconds and rows else ""
     print(
-        f"{progress.place.row} rows: {progress.place.row - progress.rejected} answered, {progress.warned} of them with warnings"
+        f"{plural(progress.place.row, 'row')}: {progress.place.row - progress.rejected} answered, {progress.warned} of them with warnings"
         + (f", {progress.rejected} rejected ({rejected})" if progress.rejected else "")
         + f"; {rows} scored{rate}",
         file=sys.stderr,

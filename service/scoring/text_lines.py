@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, BinaryIO
 
-from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, StartError, TooLargeError
+from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, StartError, TooLargeError, plural
 from bertserve.service.scoring.row import Answer, Place, Row, Window
 from bertserve.service.wire.json_text import to_json
 from bertserve.service.wire.reading import parse_json
@@ -194,7 +194,7 @@ class DelimitedReader:
             fields = self._next()
             if fields is None:
                 break
-            if fields:  # a blank line is no row
+            if fields:  # a blank line is not a row
                 self._row += 1
                 rows.append(self._read(fields, line, self._lines.offset - before))
                 size += rows[-1].size
@@ -238,8 +238,8 @@ class DelimitedReader:
             row.error = InvalidValueError("the row is not UTF-8; convert the file, for example with `iconv -t UTF-8`.")
         elif len(fields) != len(self.columns):
             row.error = InvalidValueError(
-                "the row has {fields_count} fields, but the header has {columns_count}; quote fields that have a delimiter.",
-                fields_count=len(fields),
+                "the row has {fields}, but the header has {columns_count}; quote fields that have a delimiter.",
+                fields=plural(len(fields), "field"),
                 columns_count=len(self.columns),
             )
         else:
@@ -248,7 +248,7 @@ class DelimitedReader:
 
 
 class DelimitedWriter:
-    """Makes CSV or TSV of rows and answers; what is no text or number is JSON."""
+    """Makes CSV or TSV of rows and answers; values that are neither texts nor numbers are JSON."""
 
     def __init__(self, columns: Sequence[str], names: Sequence[str], *, delimiter: str, json_cells: bool) -> None:
         """Creates it.

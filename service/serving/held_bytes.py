@@ -1,4 +1,4 @@
-"""HeldBytes: one limit for the bodies and answers that a process holds in memory for all its connections. A counter; knows no HTTP."""
+"""HeldBytes: one limit for the bodies and answers that a process holds in memory for all its connections. It only counts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bertserve.service.tasks.cost import MAX_ANSWER_BYTES
 
 # Bodies of the largest size that are held at once, by all workers together.
 MAX_BODIES = 24
-# Answers of the largest size: the limit is no lower than these, however small a body must be.
+# Answers of the largest size: the limit is never lower, even if the limit of a body is small.
 MAX_ANSWERS = 12
 # A worker has room for at least this many bodies or answers of the largest size, however many workers there are. With room for one, it
 # would be refused while a smaller one is held.

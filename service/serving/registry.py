@@ -86,7 +86,7 @@ def check_defaults(answered: Answered, wanted: Mapping[str, str], *, by_name: bo
         if defaults.get(task) != name:
             have = ", ".join(f"{each}={model}" for model, tasks in answered.items() for each in tasks)
             raise SettingsError(f"--default is {task}={name}, but no model of that name is loaded for that task; loaded are {have}.")
-    # of what bundles of any task may answer nobody chose several for one endpoint: there a request names the model
+    # a task that bundles of any task can do is left out: with several such models, a request names the model
     own = [task for task, spec in TASKS.items() if spec.derivation is None or spec.derivation.base is not None]
     open_ = {task: able_models(answered, task) for task in own if task not in defaults}
     # a default of the base task settles a derived one that has the same models
@@ -274,7 +274,12 @@ class Registry:
                     )
                 models = ", ".join(f"{model.name} ({model.task})" for model in self.models.values()) or "none"
                 if (derivation := TASKS[task].derivation) is None:
-                    raise NotFoundError("no model for {task} is loaded; loaded are: {models}.", task=task, models=models)
+                    raise NotFoundError(
+                        "no model for {task} is loaded; loaded are: {models}. The operator can export one with "
+                        "`bert-export CHECKPOINT --task {task}`.",
+                        task=task,
+                        models=models,
+                    )
                 raise NotFoundError(
                     "no model for {task} is loaded, which needs {setting}; loaded are: {models}.",
                     task=task,

@@ -269,7 +269,7 @@ class SharedReloader(Reloader):
                 await super().refresh()
         except BertServeError as error:
             self.report(change, error)
-        except Exception as error:  # noqa: BLE001 - the next change must be made all the same, and whoever asked must hear of this one
+        except Exception as error:  # noqa: BLE001 - the next change must still be made, and the caller must get this error
             logger.error("the %s of a model failed with %s", change.action, type(error).__name__)
             self.report(change, ServerError("it failed with {kind}, which is a bug", kind=type(error).__name__))
         else:
@@ -304,14 +304,14 @@ class SharedReloader(Reloader):
         failed = {index: _failure(reports.get(index), change) for index in range(self._workers)}
         versions = {reports[index].served.get(name) for index in done}
         if any(failed.values()) or len(versions) != 1:
-            why = "; ".join(f"not on worker {index} ({error})" for index, error in failed.items() if error) or "in different versions"
+            failures = "; ".join(f"not on worker {index} ({error})" for index, error in failed.items() if error) or "in different versions"
             raise PartialChangeError(
-                "the {what} of `{name}` succeeded on worker {by}, but {why}. Workers may now serve different models, "
+                "the {what} of `{name}` succeeded on worker {by}, but {failures}. Workers may now serve different models, "
                 "see /models; fix the cause, and send the request again.",
                 what=action,
                 name=name[:64],
                 by=", ".join(map(str, done)) or "none",
-                why=why,
+                failures=failures,
             )
 
     async def _until(self, done: Callable[[], bool]) -> None:

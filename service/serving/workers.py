@@ -1,4 +1,4 @@
-"""What several workers share: the share of each, and the changes of models that all of them make in one order. Knows no model.
+"""What several workers share: the limits of each, and the changes of models, which all of them make in one order.
 
 The supervisor keeps the `ReloadLog`, and sends each worker one change at a time. A worker answers each with a `Report`, which the log sends to
 all workers: so the worker that was asked learns what each of them did. `SharedReloader` is the other side.

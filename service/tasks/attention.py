@@ -88,8 +88,8 @@ def _numbers(name: str, asked: Sequence[int] | None, count: int, whose: str) -> 
     given = range(count) if asked is None else asked
     if (invalid := next((number for number in given if not -count <= number < count), None)) is not None:
         raise InvalidValueError(
-            "`{name}` has {wrong}, but {whose} has {count} {name}; give 0 to {last}, or -1 to {least} to count from the end.",
-            name=name,
+            "`{field}` has {wrong}, but {whose} has {count} {field}; give 0 to {last}, or -1 to {least} to count from the end.",
+            field=name,
             wrong=invalid,
             whose=whose,
             count=count,
@@ -98,7 +98,7 @@ def _numbers(name: str, asked: Sequence[int] | None, count: int, whose: str) -> 
         )
     numbers = tuple(number % count for number in given)
     if len(set(numbers)) < len(numbers):
-        raise InvalidValueError("`{name}` has a duplicate: {given}; name each once.", name=name, given=list(given))
+        raise InvalidValueError("`{field}` has a duplicate: {given}; name each once.", field=name, given=list(given))
     return numbers
 
 

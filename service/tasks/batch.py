@@ -1,7 +1,7 @@
 """Batch: what a task's function yields to have the graph run, and what such a function is.
 
 A task is a generator function. It turns a request into encodings and yields them; the scheduler runs them together with those of other
-requests and sends back one row of outputs for each. The function may yield again, or return the result. It knows no threads and no ONNX.
+requests and sends back one row of outputs for each. The function may yield again, or return the result. It does not use threads or ONNX.
 """
 
 from __future__ import annotations

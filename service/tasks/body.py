@@ -1,7 +1,7 @@
-"""What the bodies of all tasks share: the form of `inputs`, `parameters`, and the shape of an answer. Each task's file has its own.
+"""The common parts of the bodies of all tasks: the form of `inputs`, `parameters`, and the shape of an answer.
 
-An unknown name is an error, because it would silently do nothing: within `parameters` and the objects of `inputs` by `Closed`, beside
-`inputs` by who reads the body, for some names that clients send there mean nothing here.
+An unknown name is an error, because it would have no effect. `Closed` checks the names in `parameters` and in the objects of `inputs`. The
+reader of the body checks the names next to `inputs`, where some names of clients are ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.text.words import Unit
 
-# Tags of the unions below; pydantic puts them into error locations, where nobody wants to read them.
+# Tags of the unions below. pydantic puts them into error locations, and messages leave them out.
 TEXT, PAIR, LIST = TAGS = ("<text>", "<object>", "<list>")
 
 
@@ -72,12 +72,12 @@ class Closed(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    # Of its fields; made once, for it is asked for at each item of a list.
+    # Names of the fields, in a set that is made once, because each item of a list needs it.
     names: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Keeps the names."""
+        """Stores the names of the fields."""
         cls.names = frozenset(cls.model_fields)
 
     @model_validator(mode="before")
@@ -127,7 +127,7 @@ class TaskBody(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Keeps the names."""
+        """Stores the names of the fields."""
         cls.names = frozenset(cls.model_fields)
 
     @classmethod
@@ -187,7 +187,7 @@ class ForeignBody(TaskBody):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Keeps the names."""
+        """Stores the names of the fields."""
         cls.names = frozenset(cls.model_fields) - {"parameters"}
 
 

@@ -42,7 +42,7 @@ def spec_of(bundle: Bundle) -> TaskSpec:
     """Returns the task of a bundle.
 
     Raises:
-        BundleError: It is no task that bundles are made for, or the manifest lacks what the task needs.
+        BundleError: Bundles are not made for this task, or the manifest lacks a field that the task needs.
     """
     manifest = bundle.manifest
     spec = TASKS.get(manifest.task)

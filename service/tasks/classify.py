@@ -103,10 +103,10 @@ def estimate(request: Request, max_length: int) -> int:
     """Returns a cheap guess of the tokens that the request will cost, for admission."""
     parameters = request.parameters
     first, last = (request.text, request.text_pair) if request.text_pair else ("", request.text)
-    beside, tokens = estimate_tokens(first) if first else 0, estimate_tokens(last)
-    read = min(beside + tokens, max_length)
+    first_tokens, tokens = estimate_tokens(first) if first else 0, estimate_tokens(last)
+    read = min(first_tokens + tokens, max_length)
     if parameters.window is not None:
-        room = max_length - 2 - beside
+        room = max_length - 2 - first_tokens
         stride = default_stride(max(room, 0)) if parameters.stride is None else parameters.stride
         if tokens > room > stride:  # where a window has no room, `classify` raises an error, which says more
             read = tokens * max_length // (room - stride)

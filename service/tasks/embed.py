@@ -327,14 +327,14 @@ class EmbedBody(EmbedOptions, TaskBody):
     def requests(self, config: ModelConfig | None = None) -> list[Any]:
         """Returns one request per text, with what the caller left open as the bundle says."""
         assert config is not None and config.embedding is not None, "a manifest for embeddings has it"
-        beside = self.model_dump(include=set(EmbedOptions.model_fields), exclude_none=True)
+        options = self.model_dump(include=set(EmbedOptions.model_fields), exclude_none=True)
         within = {} if self.parameters is None else self.parameters.model_dump(exclude_none=True)
-        for name in beside.keys() & within.keys():
-            if beside[name] != within[name]:
+        for name in options.keys() & within.keys():
+            if options[name] != within[name]:
                 raise InvalidValueError(
-                    "`{name}` is given next to `inputs` and in `parameters`, with different values; remove one of them.", name=name
+                    "`{field}` is given next to `inputs` and in `parameters`, with different values; remove one of them.", field=name
                 )
-        like = resolve(EmbedParameters(**beside | within), config.embedding)
+        like = resolve(EmbedParameters(**options | within), config.embedding)
         return [replace(like, text=text) for text in self.items]
 
 

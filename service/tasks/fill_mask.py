@@ -272,15 +272,17 @@ def _check_masks(text: str, count: int, mask: str) -> None:
     if count > MAX_MASKS:
         raise InvalidValueError("the text has {count} masks and {limit} are allowed; split it.", count=count, limit=MAX_MASKS)
     if count == 0:
-        near = _LOOKS_LIKE_A_MASK.search(text)
-        hint = f"`{near.group()[:20]}` is not this model's mask" if near else "the text has no mask"
-        raise InvalidValueError("{hint}; write `{mask}` for each word to fill in.", hint=hint, mask=mask)
+        if similar := _LOOKS_LIKE_A_MASK.search(text):
+            raise InvalidValueError(
+                "`{given}` is not this model's mask; write `{known}` for each word to fill in.", given=similar.group()[:20], known=mask
+            )
+        raise InvalidValueError("the text has no mask; write `{known}` for each word to fill in.", known=mask)
 
 
 def _token_ids(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[list[int], tuple[str, ...]]:
     exact = [tokenizer.token_id(target) for target in targets]
     others = iter(tokenizer.tokenize([target for target, id_ in zip(targets, exact, strict=True) if id_ is None]))
-    # the first piece of what is no entry; nothing of what has none
+    # the first piece of a text that is not an entry, if it has a piece
     first = [next(others).ids[:1] if id_ is None else [id_] for id_ in exact]
     ids = [id_ for pieces in first for id_ in pieces]
     cut = [tokenizer.decode(pieces, skip_special=False) for pieces, id_ in zip(first, exact, strict=True) if id_ is None and pieces]

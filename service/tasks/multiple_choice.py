@@ -65,7 +65,7 @@ class Request:
 
     @property
     def chars(self) -> int:
-        """Characters that have to be tokenized; beside a context the question is, with each choice."""
+        """Characters to tokenize. With a context, the question is tokenized again with each choice."""
         repeated = 0 if self.context is None else len(self.question) + 1
         return len(self.first) + repeated * len(self.choices) + sum(map(len, self.choices))
 

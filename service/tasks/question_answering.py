@@ -187,7 +187,7 @@ def windows_of(request: Request, tokenizer: Tokenizer) -> PassageWindows:
     question, passage = tokenizer.tokenize([request.question, request.context])
     for name, tokens in (("question", question), ("context", passage)):
         if not len(tokens):
-            raise InvalidValueError("`{name}` is empty; give a text.", name=name)
+            raise InvalidValueError("`{field}` is empty; give a text.", field=name)
     length = parameters.max_seq_len or min(DEFAULT_SEQ_LEN, tokenizer.max_length)
     if length > tokenizer.max_length:
         raise InvalidValueError(

@@ -1,4 +1,4 @@
-"""TaskSpec: all that the rest of the service needs to know of a task, with its form on the playground and its tensors.
+"""TaskSpec: all facts about a task that the rest of the service needs, with its form on the playground and its tensors.
 
 Routes, OpenAPI, docs and load tests follow from it.
 """

@@ -228,7 +228,7 @@ def _entities(scored: _Scored, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]
 def merge(encodings: Sequence[Encoding], cuts: Sequence[range], logits: Sequence[Floats]) -> Floats:
     """Returns float32 [tokens, values] of a whole text: each token's from the window where it lies farthest from an edge.
 
-    The text's own ends are no edges; of windows where a token lies equally far the earlier one counts.
+    The ends of the text do not count as edges. If a token has the same distance in two windows, the earlier window counts.
     """
     if len(cuts) == 1:
         start = encodings[0].start

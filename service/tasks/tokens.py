@@ -183,7 +183,7 @@ class DecodeBody(ForeignBody):
         return True
 
     def texts_of(self, item: Any) -> Iterable[str]:
-        """Returns nothing: ids are no text."""
+        """Returns nothing, because ids are not texts."""
         return ()
 
     def requests(self, config: ModelConfig | None = None) -> list[Any]:

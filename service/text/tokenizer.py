@@ -1,7 +1,7 @@
 """Texts to token ids, over Hugging Face `tokenizers`, and the templates of special tokens around them.
 
 The tokenizer is run once, without special tokens, truncation or padding: those are mutable state of a `tokenizers` object, and
-unsafe to change between threads. Templates are filled here, `windows.py` truncates. Knows no task, and no padding to a batch: the
+unsafe to change between threads. Templates are filled here, `windows.py` truncates. It does not depend on tasks or on the padding of batches: the
 engine pads.
 """
 
@@ -131,7 +131,7 @@ class Tokenizer:
         self.subword_prefix = spec.subword_prefix
         self.vocabulary_size: int = self._tokenizer.get_vocab_size()
         self.unknown: str | None = getattr(self._tokenizer.model, "unk_token", None)
-        # The flag above is no help where the vocabulary itself has the spelling: pieces of SentencePiece, and whole words.
+        # The flag above has no effect if the vocabulary itself has the spelling: pieces of SentencePiece, and whole words.
         unknown = self._library.unknown_id if self.unknown is None else self.token_id(self.unknown)
         self._stand_in = self._library.id_of_question_mark(path) if unknown is None else unknown
         self._reserved = _special_ids(self._tokenizer, spec) - {self._stand_in}

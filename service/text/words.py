@@ -1,4 +1,4 @@
-"""Words as people read them, with the tokens of each, and offsets in the unit of the caller's language. Knows no task.
+"""Words as people read them, with the tokens of each, and offsets in the unit of the caller's language. It does not depend on tasks.
 
 A word is what stands between white space, without the punctuation around it: `film`, `don't`, `well-known`, `1,000`. Each punctuation mark is a
 word of its own. Scripts without spaces have a word for each token, because only the tokenizer tells words apart there.

@@ -30,7 +30,7 @@ class Stage:
         name: Which.
         start: Seconds, by `time.perf_counter`.
         end: And its end.
-        batch: What the tracer knows the batch by that it ran in; None where it is no run.
+        batch: Id of the batch in which it ran, or None if it is not a run.
     """
 
     name: StageName

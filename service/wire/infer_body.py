@@ -286,7 +286,7 @@ def read_infer_body(raw: bytes, header: str | None) -> tuple[InferBody, dict[str
         value = parse(memoryview(raw)[:size].tobytes() if size < len(raw) else raw)
     except ValueError as error:
         raise MalformedRequestError(
-            "the body is not valid JSON: {detail}; send JSON, such as {example}.", detail=error, example=json.dumps(_EXAMPLE)
+            "the body is not valid JSON: {problem}; send JSON, such as {example}.", problem=error, example=json.dumps(_EXAMPLE)
         ) from error
     try:
         body = InferBody.model_validate(value)

@@ -1,4 +1,4 @@
-"""JSON to values in bounded time, because the event loop waits for it, and results to JSON. Knows no task and no HTTP.
+"""JSON to values in bounded time, because the event loop waits for it, and results to JSON. It does not depend on tasks or HTTP.
 
 A vector stays a numpy array up to here: orjson writes it without a Python float for each number.
 """

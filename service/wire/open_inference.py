@@ -249,8 +249,8 @@ def _without_top_k(body: TaskBody) -> tuple[int | None, TaskBody]:
 def _check_best(asked: _Asked, task: str, able: str | None) -> None:
     unavailable = next((name for name in asked.outputs if asked.best(name) and name != able), None)
     if unavailable is not None:
-        hint = f"use it for `{able}`" if able else f"{task} has no label scores"
-        raise InvalidValueError("`{wrong}` does not support `classification`; {hint}.", wrong=unavailable, hint=hint)
+        remedy = f"use it for `{able}`" if able else f"remove it, because {task} has no label scores"
+        raise InvalidValueError("`{name}` does not support `classification`; {remedy}.", name=unavailable, remedy=remedy)
 
 
 def _check_classes(count: int) -> None:

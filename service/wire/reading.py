@@ -97,8 +97,8 @@ def validate_as(kind: type[B], value: Any, limits: Limits) -> B:
         raise _translate(error, kind) from error
     if body.count > limits.max_inputs:
         raise TooLargeError(
-            "{format} and {max_inputs} are allowed; split the request; the operator can raise --max-inputs.",
-            format=body.counted.format(body.count),
+            "{counted} and {max_inputs} are allowed; split the request; the operator can raise --max-inputs.",
+            counted=body.counted.format(body.count),
             max_inputs=limits.max_inputs,
         )
     for index, item in enumerate(body.items):
@@ -145,7 +145,7 @@ def wrong_value(error: ErrorDetails, example: Mapping[str, Any]) -> InvalidValue
     """
     place = where([part for part in error["loc"] if part not in TAGS]) or "the body"
     if error["type"] == "missing":
-        return InvalidValueError("`{place}` is missing; send JSON such as {dumps}.", place=place, dumps=json.dumps(example))
+        return InvalidValueError("`{place}` is missing; send JSON such as {example}.", place=place, example=json.dumps(example))
     return InvalidValueError(
         "`{place}` is wrong: {message}; it is {value}.", place=place, message=expectation(error), value=show(error["input"])
     )

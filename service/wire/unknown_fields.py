@@ -1,4 +1,4 @@
-"""What is wrong with a body as a whole: it is no JSON or no object, or has a key that would silently do nothing. Knows no HTTP."""
+"""Errors of a whole body: it is not JSON, is not an object, or has a key that would have no effect. It does not depend on HTTP."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from typing import Any
 from bertserve.service.errors import SHOWN_CHARS, InvalidValueError, MalformedRequestError, nearest
 from bertserve.service.tasks.body import TaskBody
 
-# Keys that clients of other services send next to `inputs`, with the values that ask for nothing but what happens anyway; None is any value.
+# Keys that clients of other services send next to `inputs`, with the values that change nothing here. None means any value.
 HARMLESS: Mapping[str, Sequence[Any] | None] = {
-    "options": None,  # of the Inference API, in which `OPTIONS` stand
+    "options": None,  # of the Inference API, with the names of `OPTIONS`
     "use_cache": None,
     "wait_for_model": None,
-    "user": None,  # of the OpenAI API: on whose behalf
-    "stream": (False, None),  # answers come whole
-    "encoding_format": ("float", None),  # where nothing is a vector
+    "user": None,  # of the OpenAI API: the name of the end user
+    "stream": (False, None),  # answers are not streamed
+    "encoding_format": ("float", None),  # for answers without vectors
 }
-# What the Inference API, and the clients that were made for it, have in `options`: how to wait for a model, and whose cache to look into.
+# Names in `options` of the Inference API and its clients. They are about waiting for a model and about caches.
 OPTIONS = ("use_cache", "wait_for_model", "use_gpu", "dont_load_model", "retry_on_error", "includeCredentials", "taskHint", "signal")
 
 
 def check_keys(value: Mapping[str, Any], body: type[TaskBody]) -> None:
-    """Lets a body pass whose keys are known, or harmless.
+    """Checks that all keys of a body are known or harmless.
 
     Args:
         value: The body.
-        body: What it is to be.
+        body: The expected class.
 
     Raises:
-        InvalidValueError: A key is unknown, or asks for what there is not; the message says where it belongs, or names the nearest.
+        InvalidValueError: A key is unknown or not supported. The message says where it belongs, or has the most similar name.
     """
     if value.keys() <= body.names:
         return
-    # stops at the first one that is wrong, so a body of a million costs no more
+    # the check stops at the first wrong key, so a million keys cost no more
     for name, content in value.items():
         if name in body.names or (content is None and body.null_is_nothing):
             continue
@@ -44,7 +44,7 @@ def check_keys(value: Mapping[str, Any], body: type[TaskBody]) -> None:
             raise _unknown(name, body)
         allowed = HARMLESS[name]
         if allowed is not None and content not in allowed:
-            raise InvalidValueError("`{name}` asks for a response format that this endpoint does not have; remove `{name}`.", name=name)
+            raise InvalidValueError("`{field}` asks for a response format that this endpoint does not have; remove `{field}`.", field=name)
         if name == "options" and content is not None:
             _check_options(content, body)
 
@@ -59,14 +59,12 @@ def unknown_within(name: str, where: str, known: Sequence[str], body: type[TaskB
 
     Args:
         name: The name.
-        where: The object, as `parameters` or `inputs[3]`.
-        known: The names that it may have.
+        where: The object, such as `parameters` or `inputs[3]`.
+        known: The names that it can have.
         body: The body's class.
     """
     if where == "parameters" and name in body.names:
-        return InvalidValueError(
-            "`parameters` has no `{name}`; put it next to {known}.", name=name[:SHOWN_CHARS], known=listed(required(body))
-        )
+        return InvalidValueError("`parameters` has no `{field}`; put it next to {known}.", field=name, known=listed(required(body)))
     return unknown_name(name, f"`{where}`", known)
 
 
@@ -75,20 +73,20 @@ def unknown_name(name: str, holder: str, known: Sequence[str]) -> InvalidValueEr
 
     Args:
         name: The name.
-        holder: What does not have it, in words.
+        holder: The object that does not have it, for the message.
         known: The names that it has.
     """
     near = nearest(name.lower(), known)
     hint = f"did you mean `{near}`? " if near else ""
-    rest = f"{hint}{'Known' if hint else 'known'} names are {listed(known)}" if known else "leave it out"
-    return InvalidValueError("{holder} has no `{name}`; {rest}.", holder=holder, name=name[:SHOWN_CHARS], rest=rest)
+    remedy = f"{hint}{'Known' if hint else 'known'} names are {listed(known)}" if known else "leave it out"
+    return InvalidValueError("{holder} has no `{name}`; {remedy}.", holder=holder, name=name[:SHOWN_CHARS], remedy=remedy)
 
 
 def check_names(given: Iterable[str], known: Sequence[str], holder: str) -> None:
     """Refuses the first name that is not known.
 
     Raises:
-        InvalidValueError: There is one; the message has the nearest.
+        InvalidValueError: A name is unknown. The message has the most similar one.
     """
     unknown = next((name for name in given if name not in known), None)
     if unknown is not None:
@@ -96,27 +94,22 @@ def check_names(given: Iterable[str], known: Sequence[str], holder: str) -> None
 
 
 def required(body: type[TaskBody]) -> list[str]:
-    """Returns the keys that a body must have: `inputs`, or what stands in its place."""
+    """Returns the required keys of a body: `inputs`, or the fields that replace it."""
     return [name for name, field in body.model_fields.items() if field.is_required() and name != "parameters"]
 
 
 def _unknown(name: str, body: type[TaskBody]) -> InvalidValueError:
     """Returns the error of an unknown name at the top of a body."""
-    shown, beside = name[:SHOWN_CHARS], listed(required(body))
+    texts = listed(required(body))
     known = [known for known in dict.fromkeys([*required(body), "parameters", *body.model_fields]) if known in body.names]
     parameters = list(body.parameters_type.model_fields)
     if name in parameters:
-        return InvalidValueError("unknown field `{name}` next to {beside}; put it into `parameters`.", name=shown, beside=beside)
+        return InvalidValueError("unknown field `{field}` next to {known}; put it into `parameters`.", field=name, known=texts)
     near = nearest(name.lower(), known)
     within = None if near else nearest(name.lower(), parameters)
     hint = f"did you mean `{near}`? " if near else f"did you mean `{within}` in `parameters`? " if within else ""
-    return InvalidValueError(
-        "unknown field `{name}`; {hint}{detail} fields are {known}.",
-        name=shown,
-        hint=hint,
-        detail="Known" if hint else "known",
-        known=listed(known),
-    )
+    remedy = f"{hint}{'Known' if hint else 'known'} fields are {listed(known)}"
+    return InvalidValueError("unknown field `{name}`; {remedy}.", name=name[:SHOWN_CHARS], remedy=remedy)
 
 
 def _check_options(options: Any, body: type[TaskBody]) -> None:
@@ -124,45 +117,46 @@ def _check_options(options: Any, body: type[TaskBody]) -> None:
         raise InvalidValueError("`options` is wrong: must be an object; fix or remove it.")
     unknown = next((name for name in options if name not in OPTIONS), None)
     if unknown is not None:
-        belongs = " put it into `parameters`." if unknown in body.parameters_type.model_fields else ""
-        raise InvalidValueError(
-            "`options` has no `{wrong}`;{belongs}", wrong=unknown[:SHOWN_CHARS], belongs=belongs or f" known names are {listed(OPTIONS)}."
-        )
+        is_parameter = unknown in body.parameters_type.model_fields
+        remedy = "put it into `parameters`" if is_parameter else f"known names are {listed(OPTIONS)}"
+        raise InvalidValueError("`options` has no `{name}`; {remedy}.", name=unknown[:SHOWN_CHARS], remedy=remedy)
 
 
-_HEAD = 1024  # bytes that are looked at
+_HEAD = 1024  # bytes that are examined
 _FORM = re.compile(rb"\s*[A-Za-z0-9_.%+\[\]-]+=")
 _LINES = re.compile(rb"\{[^\n]*\}[ \t\r]*(\n\s*\{|\{)")
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def no_json(raw: bytes, reason: str, body: type[TaskBody] | None) -> MalformedRequestError:
-    """Returns the error of a body that is no JSON.
+    """Returns the error of a body that is not JSON.
 
     Args:
         raw: The body.
-        reason: What the parser says of it.
-        body: The class of body that was expected; None where it is not one of a task.
+        reason: The error of the parser.
+        body: The expected class of the body, or None if it is not the body of a task.
     """
-    example = "" if body is None else f", such as {example_of(body)}"
+    problem = _looks(raw) or at_column(raw, reason)
+    if body is None:
+        return MalformedRequestError("the body is not valid JSON: {problem}; send JSON.", problem=problem)
     return MalformedRequestError(
-        "the body is not valid JSON: {detail}; send JSON{example}.", detail=_looks(raw) or at_column(raw, reason), example=example
+        "the body is not valid JSON: {problem}; send JSON, such as {example}.", problem=problem, example=example_of(body)
     )
 
 
 def at_column(raw: bytes, reason: str) -> str:
-    """Returns what a parser says of a document, without the line number of a document of one line: it may be any line of JSON Lines."""
+    """Returns the error of a parser. For a document of one line the line number is left out, because it can be any line of JSON Lines."""
     return reason if b"\n" in raw.strip() else reason.replace(" at line 1 column ", " at column ")
 
 
 def no_object(value: object, body: type[TaskBody]) -> InvalidValueError:
-    """Returns the error of a body that is JSON, but no object: most often the inputs alone."""
+    """Returns the error of a body that is JSON, but not an object. Most often it is only the inputs."""
     kinds = {str: "a text", list: "a list", bool: "a truth value", int: "a number", float: "a number"}
     return InvalidValueError(
-        "the body is {get}, but must be an object with {known}, such as {example_of}.",
-        get=kinds.get(type(value), "null"),
+        "the body is {problem}, but must be an object with {known}, such as {example}.",
+        problem=kinds.get(type(value), "null"),
         known=listed(required(body)),
-        example_of=example_of(body),
+        example=example_of(body),
     )
 
 
@@ -172,7 +166,7 @@ def example_of(body: type[TaskBody]) -> str:
 
 
 def _looks(raw: bytes) -> str | None:
-    """Returns what a body that is no JSON seems to be, if it is something that clients send by mistake."""
+    """Returns what a body that is not JSON seems to be, for formats that clients send by mistake."""
     head = raw[:_HEAD].lstrip()
     signs = {
         "it is empty": not head and len(raw) <= _HEAD,

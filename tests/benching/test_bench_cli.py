@@ -79,6 +79,8 @@ def test_a_page_stands_alone(written: Written) -> None:
     assert 5 == written.html.count("<svg")
     assert sorted(set(ids)) == sorted(ids)
     assert [] == re.findall(r"<(?:script|link|img)|@import|url\((?!#)", written.html)
+    assert "@media (max-width: 900px)" in written.html, "on a phone each row of the table is a list"
+    assert [] == re.findall(r"min-width|[^-]width: \d{3,}px", written.html.partition("</style>")[0])
 
 
 def test_keys_stay_out_of_the_report(written: Written) -> None:

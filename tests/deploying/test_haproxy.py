@@ -17,6 +17,7 @@ import slow
 import tiny
 from balanced import Balanced, balanced, entries, wait_until
 from bertserve.bench.overhead import replica
+from bertserve.service import errors
 from bertserve.service.http import auth, streaming
 from bertserve.service.settings import Settings, parse
 from manifests import DEPLOY, ROOT
@@ -101,6 +102,16 @@ def test_probes_are_paths_of_the_service() -> None:
     [uri] = re.findall(r"http-check send meth GET uri (\S+)", TEXT)
     assert uri == "/health/ready"
     assert uri in auth.PROBES
+
+
+def test_its_errors_have_the_shape_of_the_service() -> None:
+    """An object with a text as `error`, a known `error_type` and the id of the request."""
+    documents = [json.loads(text) for text in re.findall(r"lf-string '([^']+)'", TEXT)]
+    assert 6 == len(documents)
+    for document in documents:
+        assert ["error", "error_type", "request_id"] == list(document)
+        assert document["error"].endswith(".")
+        assert document["error_type"] in {kind for _, kind in errors.ERROR_STATUSES.values()}
 
 
 @pytest.fixture(name="service", scope="module")

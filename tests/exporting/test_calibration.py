@@ -120,7 +120,7 @@ def test_pairs_are_refused_for_a_task_of_single_texts() -> None:
         pytest.param(None, "cannot be read: .*No such file", id="no file"),
         pytest.param(b"caf\xe9\n" * 20, "cannot be read: .*utf-8", id="not UTF-8"),
         pytest.param(numbered(15), "has 15 different texts, but calibration needs at least 16, one per line", id="too few"),
-        pytest.param(b"text\n" * 100, "has 1 different texts, but calibration needs at least 16", id="always the same"),
+        pytest.param(b"text\n" * 100, "has 1 different text, but calibration needs at least 16", id="always the same"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_an_error(tmp_path: Path, content: bytes | None, reason: str) -> None:

@@ -221,8 +221,11 @@ def test_the_bundle_is_served_and_checked(bundle: Path, capsys: pytest.CaptureFi
     assert 0 == bertserve.service.cli.main(["check", "--models", str(bundle.parent)])
     assert "vectors: feature-extraction, cpu/int8: ok" in capsys.readouterr().out
     card = (bundle / "README.md").read_text(encoding="utf-8")
-    assert "Vectors have 32 values, pooling `mean`, of length 1; the last four layers side by side on request, 128 values." in card
-    assert "Prompt `query`: `the book was `." in card
+    assert (
+        "with the pooling `mean`, and are normalized to length 1. On request, a vector has the last four layers side by side: 128 values."
+        in card
+    )
+    assert "The prompt `query` is `the book was `." in card
 
 
 # ---- what checkpoints say, and lack

@@ -237,7 +237,10 @@ def test_the_validation_says_how_near(both: tuple[Path, Bundle]) -> None:
     assert int8.evidence.attention_error is not None
     assert fp32.evidence.attention_error <= 1e-4 < int8.evidence.attention_error < 0.5
     card = (bundle.path / "README.md").read_text(encoding="utf-8")
-    assert f"8 heads in 2 layers. Worst error of a weight to PyTorch: cpu/fp32 {fp32.evidence.attention_error:.1e}, cpu/int8 " in card
+    assert (
+        f"8 heads in 2 layers. The largest difference of a weight from PyTorch is: cpu/fp32 {fp32.evidence.attention_error:.1e}, cpu/int8 "
+        in card
+    )
     assert 0 == bertserve.service.cli.main(["check", "--models", str(bundle.path.parent)])
 
 

@@ -372,7 +372,7 @@ def test_every_stage_reports_in_order(tmp_path: Path, monkeypatch: pytest.Monkey
 
     stages = ["load", "trace", "optimize", "reference", "parity", "quantize", "parity", "package"]
     assert stages == [line.split()[0] for line in lines]
-    assert re.match(r"quantize  int8, calibrated on 479 texts, gate on 70 others  \(", lines[5])
+    assert re.match(r"quantize  int8, calibrated on 479 texts, judged on 70 others  \(", lines[5])
 
 
 # ---- checkpoints that differ
@@ -625,7 +625,7 @@ def test_what_the_checkpoints_own_card_says_is_kept(tmp_path: Path) -> None:
     stored = json.loads((target / MANIFEST_FILE).read_text(encoding="utf-8"))["source"]
     assert said | {"license": ["other"], "license_link": None} == {name: stored[name] for name in [*said, "license_link"]}
     assert manifest.source == load_bundle(target).manifest.source
-    assert card.endswith("The checkpoint's own card:\n\n## My model\n\nTrained on films.\n")
+    assert card.endswith("The checkpoint has this card:\n\n## My model\n\nTrained on films.\n")
     assert "\n---\n# tiny-bert\n" in card
 
 

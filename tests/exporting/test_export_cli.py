@@ -160,7 +160,7 @@ def test_texts_of_ones_own_choose_the_scales(source: Path, output: Path, tmp_pat
         (tmp_path / "own.txt").write_text("".join(f"{text} {i}\n" for i in range(20)), encoding="utf-8")
         flags = ("--precision", "int8", "--overwrite", "--calibration", str(tmp_path / "own.txt"), "--max-int8-error", "1", "--quick")
         assert 0 == cli.main([str(source), "--output", str(output), *flags])
-        assert "quantize  int8, calibrated on 14 texts, gate on 3 others" in capsys.readouterr().err
+        assert "quantize  int8, calibrated on 14 texts, judged on 3 others" in capsys.readouterr().err
         digests.append(load_bundle(output / "tiny-bert").manifest.graphs[0].sha256)
 
     assert 2 == len(set(digests))

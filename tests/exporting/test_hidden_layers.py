@@ -101,7 +101,7 @@ def test_a_bundle_has_its_own_choice_of_layers(tmp_path: Path, layers: Layers, n
     np.testing.assert_allclose(expected(source, numbers, "mean"), answer(bundle, pooling="mean"), rtol=0, atol=1e-4)
     np.testing.assert_allclose(expected(source, [-1], "mean"), answer(bundle, pooling="mean", layers="last"), rtol=0, atol=1e-4)
     np.testing.assert_allclose(expected(source, numbers, "sum"), answer(bundle, pooling="mean", combine="sum"), rtol=0, atol=1e-4)
-    assert f"by default of the layers {', '.join(map(str, bundle.manifest.embedding.default_layers))} (mean)" in (  # type: ignore[union-attr,arg-type]
+    assert f"The default layers are {', '.join(map(str, bundle.manifest.embedding.default_layers))} (mean)" in (  # type: ignore[union-attr,arg-type]
         bundle.path / "README.md"
     ).read_text(encoding="utf-8")
 

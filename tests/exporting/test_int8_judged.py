@@ -160,7 +160,7 @@ def test_too_few_texts_to_round_well_are_said(
     monkeypatch.setattr("bertserve.export.int8.quantize.quantize", with_few)
     assert 0 == cli.main([str(source), "--output", str(output), "--calibration", str(few_texts(tmp_path)), "--verbose"])
 
-    words = "3 of these matrices are rounded to the nearest step, without GPTQ, because there were too few calibration texts for them"
+    words = "3 of these matrices are rounded without GPTQ, because of too few calibration texts"
     assert words in capsys.readouterr().out
     assert words in (output / "tiny-bert" / CARD_FILE).read_text(encoding="utf-8")
     assert 3 == load_bundle(output / "tiny-bert").manifest.graphs[1].evidence.quantized["RoundedToNearest"]
@@ -239,7 +239,9 @@ def test_int8_that_cannot_be_had_leaves_the_verified_float_graph(
     assert omitted.reason.startswith("int8 moves" if fault is miss_the_gate else "int8 logits differ")
     assert [("fp32", True)] == [(graph.precision, graph.default) for graph in bundle.manifest.graphs]
     assert {CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, "model.cpu.fp32.onnx"} == set(contents(bundle.path))
-    assert f"**There is no cpu/int8.** It was tried: {omitted.reason}" in (bundle.path / CARD_FILE).read_text(encoding="utf-8")
+    assert f"**There is no graph cpu/int8.** The export tried to make it: {omitted.reason}" in (bundle.path / CARD_FILE).read_text(
+        encoding="utf-8"
+    )
     assert 0 == asyncio.run(check(Settings(models=(output,))))
 
 

@@ -179,7 +179,7 @@ def test_a_limit_that_nothing_reaches_ends_the_export(quantized_of: QuantizedOf,
     """The message says the error, the limit and what to do."""
     staged = quantized_of("text-classification").staged
     with pytest.raises(
-        GraphError, match=r"moves the model's outputs by .* over the limit of 1e-09, .*--calibration.*--max-int8-error.*fp32"
+        GraphError, match=r"changes the model's outputs by .* over the limit of 1e-09, .*--calibration.*--max-int8-error.*fp32"
     ):
         int8(staged, tmp_path / "int8.onnx", max_error=1e-9)
 

@@ -256,7 +256,7 @@ def test_the_document_is_written_again_only_when_the_models_change(tmp_path: Pat
 
     said = play(state, check)
     assert (2, 3, True) == (len(written), said.count(said[0]), "`mood` answers" in said[0])
-    assert said[3:] == [said[3]] * 3 and "Not answered now" in said[3]
+    assert said[3:] == [said[3]] * 3 and "Not available now" in said[3]
 
 
 def test_what_people_come_for_comes_first(models: Path) -> None:

@@ -244,7 +244,7 @@ def test_a_cut_text_is_said(api: Send, path: str) -> None:
     }
     response = post(api, bodies[path], path=path)
     assert "1" == response.headers["x-truncated"]
-    assert "inputs cut to the model's 32 tokens" in response.headers["x-hf-warning"]
+    assert "cut to the model's 32 tokens: " in response.headers["x-hf-warning"]
 
 
 # /embed

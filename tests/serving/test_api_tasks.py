@@ -18,7 +18,9 @@ from bertserve.service.serving.build import build
 from bertserve.service.serving.work import Prediction
 from bertserve.service.settings import Settings
 from bertserve.service.tasks import fill_mask
-from bertserve.service.wire.call import Content
+from bertserve.service.tasks.body import Limits
+from bertserve.service.wire.call import Call, Content
+from bertserve.service.wire.reading import validate_body
 
 # path -> the tiny bundle that answers there, its task, its parameters, and an input
 NER, ANSWER, FILL = "/ner", "/answer", "/fill-mask"
@@ -257,7 +259,10 @@ def test_a_model_of_another_task_is_refused_by_its_task(api: Send, path: str) ->
 @pytest.mark.parametrize("path", [NER, ANSWER, FILL])
 def test_a_task_without_a_model_is_not_found(models: Path, path: str) -> None:
     """Where no model of the task is loaded its endpoint and the page below it are 404, with what there is; a probe names no models."""
-    expected = f"no model for {TASKS[path]} is loaded; loaded are: tiny (text-classification)."
+    expected = (
+        f"no model for {TASKS[path]} is loaded; loaded are: tiny (text-classification). "
+        f"The operator can export one with `bert-export CHECKPOINT --task {TASKS[path]}`."
+    )
     assert expected == rejected(classify(models, {"inputs": INPUTS[path]}, path=path), 404, "not_found")
     assert expected == rejected(call(models, "GET", f"{path}/info"), 404, "not_found")
     assert "tiny" not in rejected(call(models, "GET", f"{path}/health"), 404, "not_found")
@@ -646,7 +651,9 @@ def test_a_warning_is_a_header_whatever_the_target(api: Send) -> None:
 def test_headers_have_printable_ascii_only(folder: Path) -> None:
     """A piece of a vocabulary with a newline, or a letter of no Latin alphabet, does not end a header's line or break it."""
     prediction = Prediction([[]], [], ["targets; the first pieces were used: \n\r\x00\x7f, é, 日, \U0001f600, a\\b"], warned=[0])
-    headers = _headers(build(Settings(models=folder)).registry.models["mask"], Content(b"[]", "application/json", {}), prediction)
+    model = build(Settings(models=folder)).registry.models["mask"]
+    body = validate_body("fill-mask", {"inputs": "[MASK]"}, Limits(1, 9))
+    headers = _headers(Call("fill-mask", model, body, lambda _: []), Content(b"[]", "application/json", {}), prediction)
 
     assert r"targets; the first pieces were used: \n\r\x00\x7f, \xe9, \u65e5, \U0001f600, a\\b" == dict(headers)[b"x-hf-warning"].decode()
     assert all(32 <= byte < 127 for _, value in headers for byte in value)

@@ -36,12 +36,30 @@ def post(models: Path, path: str, body: Any, **settings: Any) -> None:
         (
             "/classify",
             {"inputs": 5, "model": SECRET},
-            "422 invalid_value r-1 POST /classify: `{place}` is wrong: {message}; it is {value}.",
+            "422 invalid_value r-1 POST /classify: `inputs` is wrong: {message}; it is {value}.",
+        ),
+        ("/classify", {}, "422 invalid_value r-1 POST /classify: `inputs` is missing; send JSON such as {"),
+        (
+            "/classify",
+            {"inputs": "a", f"parametrs{SECRET}": {}},
+            "422 invalid_value r-1 POST /classify: unknown field `{name}`; did you mean `parameters`? Known fields are `inputs`",
         ),
         (
             "/classify",
+            {"inputs": "a", "parameters": {f"top_k{SECRET}": {}}},
+            "422 invalid_value r-1 POST /classify: {holder} has no `{name}`; known names are `top_k`",
+        ),
+        (
+            "/choose",
+            {"inputs": {"prompt": SECRET, "choices": ["a", "b"]}},
+            "404 not_found r-1 POST /choose: no model for multiple-choice is loaded; loaded are: tiny (text-classification). "
+            "The operator can export one",
+        ),
+        ("/attention", {"inputs": SECRET}, "404 not_found r-1 POST /attention: no model for attention is loaded, which needs a model with"),
+        (
+            "/classify",
             f'{{"{SECRET}'.encode(),
-            "400 malformed r-1 POST /classify: the body is not valid JSON: {detail}; send JSON{example}.",
+            "400 malformed r-1 POST /classify: the body is not valid JSON: EOF while parsing a string at column 9; send JSON, such as {",
         ),
         (
             "/models/tiny",

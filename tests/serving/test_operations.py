@@ -211,12 +211,22 @@ def test_operations_have_names_of_their_paths(models: Path) -> None:
     assert [] == [name for name in names.values() if not re.fullmatch("[a-z][a-z0-9_]*", name)]
 
 
+def test_the_formats_of_other_clients_are_folded(models: Path) -> None:
+    """`/docs` opens the tag of the service's own paths; those of other clients have another one."""
+    page = call(models, "GET", "/docs").text
+    paths = call(models, "GET", "/openapi.json").json()["paths"]
+    [own] = paths["/classify"]["post"]["tags"]
+
+    assert '"docExpansion": "none"' in page and f"location.replace('#/{own}')" in page
+    assert [] == [path for path in ("/v1/embeddings", "/predict", "/v2/models/{name}/infer") if own in paths[path]["post"]["tags"]]
+
+
 def test_openapi_says_who_answers(models: Path) -> None:
     """And where nobody does, which the list of operations shows; each summary is of its own path."""
     paths = call(models, "GET", "/openapi.json").json()["paths"]
 
     assert "`tiny` answers" in paths["/classify"]["post"]["description"]
-    assert "Not answered now" in paths["/ner"]["post"]["description"]
+    assert "Not available now" in paths["/ner"]["post"]["description"]
     assert ["/classify"] == [
         path for path in ("/classify", "/ner", "/v1/embeddings") if "not available" not in paths[path]["post"]["summary"]
     ]
