@@ -17,7 +17,7 @@ from bertserve.service.text.tokenizer import Tokenizer
 from staged import Staged
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("staging",)
+pytest_plugins = ("export_fixtures",)
 
 EMPTY = "\u200b"  # a text of which the tokenizer leaves nothing
 TEXTS = ["a good film", "the book was very dull !", EMPTY, "long " * 300]

@@ -18,6 +18,7 @@ from bertserve.service.bundle.files import load_bundle
 from bertserve.service.bundle.graph_spec import Precision
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.text.tokenizer import Tokenizer
+from bundles import silent
 from checkpoints import edit_json, edit_weights
 from compression import drop_layers, prune_heads, silence_heads
 from families import FAMILIES, SIZES
@@ -29,10 +30,6 @@ CLASSIFIES = "text-classification"
 FULL = pytest.mark.full_grid
 HEADS = SIZES["num_attention_heads"]
 PRUNED = {0: (1, 3), 1: (0,)}
-
-
-def silent(line: str) -> None:
-    """Takes a line of progress."""
 
 
 def bert(folder: Path, **fields: Any) -> tuple[Path, Any]:

@@ -30,6 +30,7 @@ from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.text.tokenizer import Tokenizer
 from bertserve.service.wire.reading import read_body
+from bundles import silent
 from checkpoints import POSITIONS, ROWS, SIZES, bert, edit_weights, few_texts, naming, save
 from task_runs import begin
 
@@ -48,10 +49,6 @@ POOLING = {
 }
 LIMITS = Limits(max_inputs=64, max_chars=100_000)
 STEP = "sentence_transformers.models."
-
-
-def silent(line: str) -> None:
-    """Takes a line of progress."""
 
 
 def write(path: Path, document: Any) -> None:

@@ -26,6 +26,7 @@ from bertserve.service.backend.onnx_engine import OnnxEngine, Row
 from bertserve.service.bundle.files import Bundle, load_bundle
 from bertserve.service.tasks import attention
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
+from bundles import silent
 from checkpoints import few_texts
 from compression import prune_heads
 from families import ALL_HEADS, FAMILIES, HEADS, SIZES, Family, bert_tokenizer, roberta_tokenizer
@@ -55,10 +56,6 @@ REFUSED = {
 }
 
 GIVE = [name for name in MODELS if name not in REFUSED]
-
-
-def silent(line: str) -> None:
-    """Takes a line of progress."""
 
 
 def checkpoint(name: str, task: str, folder: Path, **fields: Any) -> Path:

@@ -19,6 +19,7 @@ from bertserve.service.bundle.files import load_bundle
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.tasks import multiple_choice
 from bertserve.service.text.tokenizer import Tokenizer
+from bundles import silent
 from checkpoints import POSITIONS, bert
 from task_runs import begin
 
@@ -32,10 +33,6 @@ REQUESTS = [
     multiple_choice.Request("which one is great ?", ("the film", "the book", LONG), LONG),
     multiple_choice.Request(LONG, ("good", LONG)),
 ]
-
-
-def silent(line: str) -> None:
-    """Takes a line of progress."""
 
 
 @pytest.fixture(name="source", scope="module")

@@ -23,6 +23,7 @@ from bertserve.service.backend.onnx_engine import OnnxEngine, Row
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.text.tokenizer import Encoding
+from bundles import silent
 from checkpoints import edit_json
 from families import FAMILIES, HEADS, LENGTH, gpt2_tokenizer, llama_tokenizer
 
@@ -31,10 +32,6 @@ pytestmark = pytest.mark.torch
 CLASSIFIES = "text-classification"
 TEXTS = ("good", "A warm, funny and thoroughly engaging film.", "No.", "It isn't that the acting is bad; it's that there is none of it.")
 FULL = pytest.mark.full_grid
-
-
-def silent(line: str) -> None:
-    """Takes a line of progress."""
 
 
 def engine(checkpoint: Checkpoint, folder: Path) -> OnnxEngine:

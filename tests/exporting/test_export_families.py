@@ -18,10 +18,6 @@ from grid import Measured, measure, most_of_int8
 pytestmark = pytest.mark.torch
 
 
-def silent(line: str) -> None:
-    """Takes a line of progress."""
-
-
 def parameter(case: tuple[str, str]) -> Any:
     """Returns a case as a parameter, which `make test` runs where it is of the sample."""
     return pytest.param(case, id="-".join(case).replace(" ", "-"), marks=() if case in SAMPLE else pytest.mark.full_grid)

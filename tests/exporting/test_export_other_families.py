@@ -14,6 +14,7 @@ from bertserve.export.errors import ExportError
 from bertserve.export.pipeline import ExportSpec, export
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.text.tokenizer import Tokenizer
+from bundles import silent
 from checkpoints import bert, edit_json, few_texts
 from families import FAMILIES, Family, bert_tokenizer, modernbert_tokenizer, roberta_tokenizer
 from grid import compared, grid, reference, rows, worst_error
@@ -45,10 +46,6 @@ OTHERS: dict[str, tuple[Family, dict[str, Any]]] = {
 NOT_INVARIANT = {"ConvBERT", "Nyströmformer", "YOSO"}
 # What `make test` exports of these: one that batches move, one that needs a field.
 SAMPLE = {"ConvBERT"}
-
-
-def silent(line: str) -> None:
-    """Takes a line of progress."""
 
 
 def refused(source: Path, folder: Path, **options: Any) -> str:

@@ -25,16 +25,13 @@ from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import CheckpointError
 from bertserve.export.pipeline import ExportSpec
 from bertserve.service.bundle.manifest import Manifest
+from bundles import silent
 from checkpoints import POSITIONS, SIZES, bert, edit_json, save
 
 pytestmark = pytest.mark.torch
 
 FOLLOWS = ("is_next", "not_next")
 PAIRS = [("the film was", "not very good"), ("a book", "the film is long and the book is short , but both are great ! " * 30), ("", "good")]
-
-
-def silent(line: str) -> None:
-    """Takes a line of progress."""
 
 
 def exported(source: Path, folder: Path, task: str = "auto") -> tuple[Path, Manifest]:

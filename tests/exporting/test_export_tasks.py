@@ -29,6 +29,7 @@ from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.tasks import fill_mask, question_answering, token_classification
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.text.tokenizer import Tokenizer
+from bundles import silent
 from checkpoints import POSITIONS, ROWS, SIZES, bert, edit_json, few_texts
 from task_runs import decode, encode
 
@@ -78,10 +79,6 @@ REQUESTS: dict[str, list[Any]] = {
         fill_mask.Request("Ünïcödé 看 😴 [MASK], films", fill_mask.FillMaskParameters(top_k=50)),
     ],
 }
-
-
-def silent(line: str) -> None:
-    """Takes a line of progress."""
 
 
 def random_checkpoint(folder: Path, task: str, *, positions: int | None = None, **options: Any) -> Path:

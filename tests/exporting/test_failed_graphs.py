@@ -15,12 +15,12 @@ from bertserve.export.provider_graphs import Comparison, measure_graph
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle.files import CARD_FILE, load_bundle
 from bertserve.service.errors import BundleError
+from bundles import Run
 from checkpoints import few_texts
-from outputs import Run
 from playback import play_back
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("command",)
+pytest_plugins = ("export_fixtures",)
 
 Key = tuple[str, str]
 

@@ -26,6 +26,7 @@ from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.tasks import classify, fill_mask, question_answering, token_classification
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.text.tokenizer import Tokenizer
+from bundles import silent
 from checkpoints import POSITIONS, SIZES, PyTorch, bert, edit_json, edit_weights, few_texts
 from staged import ARCHITECTURES, checkpoint_of, stage
 from task_runs import encode
@@ -43,10 +44,6 @@ REQUESTS: dict[str, Any] = {
 # What `make test` exports for all providers: one output a text, and outputs for masks alone.
 SAMPLE = {"text-classification", "fill-mask"}
 GRAPHS = [("cuda", "fp32"), ("cuda", "fp16"), ("tensorrt", "fp32"), ("tensorrt", "fp16")]
-
-
-def silent(line: str) -> None:
-    """Takes a line of progress."""
 
 
 def exported(source: Path, folder: Path, **changes: Any) -> Bundle:

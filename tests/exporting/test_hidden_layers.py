@@ -23,6 +23,7 @@ from bertserve.service.tasks import embed
 from bertserve.service.tasks.body import Limits
 from bertserve.service.text.tokenizer import Tokenizer
 from bertserve.service.wire.reading import read_body
+from bundles import silent
 from checkpoints import POSITIONS, ROWS, SIZES, bert, save
 from task_runs import begin
 
@@ -31,10 +32,6 @@ pytestmark = pytest.mark.torch
 TEXTS = ["good", "the film was not very good", "", "the book is great ! " * 12]
 DEPTH = 4
 CONFIGS = {"BertModel": BertConfig, "RobertaPreLayerNormModel": RobertaPreLayerNormConfig}
-
-
-def silent(line: str) -> None:
-    """Takes progress lines."""
 
 
 def encoder(folder: Path, architecture: str = "BertModel") -> Path:

@@ -9,7 +9,7 @@ from bertserve.export import inference
 from staged import ARCHITECTURES, Staged, run
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("staging",)
+pytest_plugins = ("export_fixtures",)
 
 TEXTS = ["a good film", "the book was very dull !", "a bad film", "good", "the film was very good !", "a fine book"]
 

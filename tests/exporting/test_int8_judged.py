@@ -24,12 +24,12 @@ from bertserve.service.bundle.manifest import MaskToken, SpecialPiece, TextPiece
 from bertserve.service.check import check
 from bertserve.service.settings import Settings
 from bertserve.service.tasks import classify, question_answering
+from bundles import Run, contents
 from checkpoints import few_texts
-from outputs import Run, contents
 from playback import play_back
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("command",)
+pytest_plugins = ("export_fixtures",)
 
 
 @pytest.mark.usefixtures("played_back")

@@ -26,7 +26,7 @@ from staged import ARCHITECTURES, LABELS
 from task_runs import encode
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("command",)
+pytest_plugins = ("export_fixtures",)
 
 
 def numbered(path: Path, numbers: Sequence[int]) -> Path:

@@ -22,6 +22,7 @@ from bertserve.service.bundle.files import load_bundle
 from bertserve.service.bundle.graph_spec import Precision
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.text.tokenizer import Tokenizer
+from bundles import silent
 from checkpoints import few_texts
 from grid import grid, rows
 
@@ -32,10 +33,6 @@ PAGE = ROOT / "docs" / "how-to" / "export-a-module.md"
 FULL = pytest.mark.full_grid
 EXAMPLES = {"tagger": "Tagger", "recurrent": "Recurrent"}
 LENGTH = 128
-
-
-def silent(line: str) -> None:
-    """Takes a line of progress."""
 
 
 def example(folder: Path, name: str) -> tuple[str, Any]:

@@ -13,12 +13,12 @@ import tiny
 from bertserve.export import cli
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import CheckpointError
+from bundles import FAST, Run
 from checkpoints import bert, edit_json
-from outputs import FAST, Run
 from test_embeddings import encoder, sentence_transformers
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("command",)
+pytest_plugins = ("export_fixtures",)
 
 
 def test_modules_json_decides_for_embeddings(tmp_path: Path) -> None:

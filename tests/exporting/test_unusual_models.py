@@ -14,15 +14,12 @@ from bertserve.export.checkpoint import load, model_patches
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import ExportError
 from bertserve.export.pipeline import ExportSpec, export
+from bundles import silent
 from checkpoints import edit_json
 from families import FAMILIES, LENGTH, SIZES, bert_tokenizer, roberta_tokenizer, save_random
 from grid import exported, fp32_error
 
 pytestmark = pytest.mark.torch
-
-
-def silent(line: str) -> None:
-    """Takes a line of progress."""
 
 
 def refused(source: Path, folder: Path, **options: Any) -> str:

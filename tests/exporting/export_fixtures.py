@@ -1,0 +1,78 @@
+"""Fixtures of several files of tests, which name this module in their `pytest_plugins`. Imports no torch by itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertserve.export import cli
+from bundles import Run, Verify
+
+STAGED = ("text-classification", "token-classification", "question-answering", "fill-mask")
+
+
+@pytest.fixture(name="source")
+def source_checkpoint(tmp_path: Path) -> Path:
+    """The usual checkpoint."""
+    from checkpoints import bert
+
+    return bert(tmp_path)
+
+
+@pytest.fixture(name="played_back")
+def slow_stages_played_back(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An export of the usual checkpoint, unchanged, writes what its slow stages wrote once, and does not run them."""
+    from playback import play_back
+
+    play_back(monkeypatch, source)
+
+
+@pytest.fixture(name="output")
+def output_folder(tmp_path: Path) -> Path:
+    """A models folder that does not exist yet."""
+    return tmp_path / "models"
+
+
+@pytest.fixture(name="run")
+def run_export(output: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Returns `run(source, *flags)`, which gives the exit code and the one line that the command itself ended with."""
+
+    def run(source: object, *flags: object) -> tuple[int, str]:
+        code = cli.main([str(source), "--output", str(output), *map(str, flags)])
+        own = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bert-export: ")]
+        assert len(own) == (code != 0)
+        return code, own[0] if own else ""
+
+    return run
+
+
+@pytest.fixture(name="verify")
+def run_verify(capsys: pytest.CaptureFixture[str]) -> Verify:
+    """Returns `verify(bundle, *flags)`, which gives the exit code and the checks by name."""
+
+    def run(path: object, *flags: object) -> tuple[int, dict[str, Any]]:
+        capsys.readouterr()
+        code = cli.main(["verify", str(path), "--json", *map(str, flags)])
+        report = json.loads(capsys.readouterr().out)
+        assert report["passed"] is (code == 0)
+        return code, {check["name"]: check for check in report["checks"]}
+
+    return run
+
+
+@pytest.fixture(name="all_staged", scope="session")
+def all_staged_graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The graphs of a checkpoint of each task after each stage before quantization."""
+    from staged import checkpoint_of, stage
+
+    folder = tmp_path_factory.mktemp("staged")
+    return {task: stage(checkpoint_of(folder, task), folder / f"stages-{task}") for task in STAGED}
+
+
+@pytest.fixture(name="staged", params=STAGED)
+def staged_graphs(request: pytest.FixtureRequest, all_staged: dict[str, Any]) -> Any:
+    """The graphs of each task in turn."""
+    return all_staged[request.param]
