@@ -23,10 +23,7 @@ from task_runs import begin, decode, encode
 FAST = ("--precision", "fp32")
 Run = Callable[..., tuple[int, str]]
 Verify = Callable[..., tuple[int, dict[str, Any]]]
-
-
-def silent(line: str) -> None:
-    """Takes a line of progress."""
+Analyze = Callable[..., tuple[dict[str, Any], str]]
 
 
 def exported(source: str | Path, output: Path | None = None, **options: Any) -> Bundle:
@@ -93,7 +90,6 @@ def left_in(output: Path) -> list[str]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Returns the files of a folder by name."""
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 

@@ -48,7 +48,6 @@ def write(path: Path, document: Any) -> None:
 
 
 def encoder(folder: Path, name: str = "vectors", *, layers: int = 4, architecture: str = "BertModel", **labels: Any) -> Path:
-    """Writes a random BERT encoder and returns its path."""
     sizes = SIZES | {"num_hidden_layers": layers}
     return save(folder / name, architecture, BertConfig(vocab_size=ROWS, max_position_embeddings=POSITIONS, **sizes, **labels))
 
@@ -279,7 +278,6 @@ def test_both_forms_of_the_pooling_file_are_read(tmp_path: Path, given: dict[str
     ],
 )
 def test_broken_files_are_named(tmp_path: Path, file: str, content: str | None, named: str) -> None:
-    """A missing or broken file of sentence-transformers is an error that names it."""
     source = sentence_transformers(encoder(tmp_path, layers=1), "Transformer", "Pooling")
     (source / file).unlink() if content is None else (source / file).write_text(content)
     assert named in refused(source)

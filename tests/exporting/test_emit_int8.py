@@ -9,9 +9,10 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from bertserve.export.int8.graph_edits import MIN_ROWS, emit_embeddings
+from staged import graph_of
 
 pytestmark = pytest.mark.torch
 
@@ -22,14 +23,8 @@ TABLE = np.random.default_rng(0).normal(size=(MIN_ROWS, MIN_ROWS)).astype(np.flo
 def looked_up(axis: int | None) -> tuple[int, ir.Model, NDArray[np.float32]]:
     """Emits int8 for one lookup; returns how many lookups were replaced, the model, and what it gives for the indices 3 and 0."""
     attributes: dict[str, Any] = {} if axis is None else {"axis": axis}
-    graph = helper.make_graph(
-        [helper.make_node("Gather", ["table", "ids"], ["y"], **attributes)],
-        "g",
-        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["n"])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(TABLE, "table")],
-    )
-    model = ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9))
+    node = helper.make_node("Gather", ["table", "ids"], ["y"], **attributes)
+    model = ir.from_proto(graph_of([node], {"table": TABLE}, {"ids": ("n",)}, kind=TensorProto.INT64))
     count = emit_embeddings(model.graph)
     session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString())
     [values] = session.run(None, {"ids": np.array([3, 0])})

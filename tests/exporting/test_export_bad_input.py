@@ -34,34 +34,29 @@ from playback import play_back
 pytestmark = pytest.mark.torch
 pytest_plugins = ("export_fixtures",)
 
-Change = Callable[[Path], object]
+Change = Callable[[Path], object]  # of a checkpoint, in place
 
 
 # ---- checkpoints
 
 
 def remove(*names: str) -> Change:
-    """Returns a change that removes files of a checkpoint."""
     return lambda path: [(path / name).unlink() for name in names]
 
 
 def write(name: str, content: bytes) -> Change:
-    """Returns a change that replaces a file of a checkpoint."""
     return lambda path: (path / name).write_bytes(content)
 
 
 def configure(**changes: Any) -> Change:
-    """Returns a change of a checkpoint's config.json."""
     return lambda path: edit_json(path / "config.json", **changes)
 
 
 def weigh(edit: Callable[[dict[str, torch.Tensor]], object]) -> Change:
-    """Returns a change of a checkpoint's weights."""
     return lambda path: edit_weights(path, edit)
 
 
 def fill(name: str, value: float) -> Change:
-    """Returns a change that sets one weight of a tensor."""
     return weigh(lambda tensors: tensors[name].view(-1)[:1].fill_(value))
 
 
@@ -263,7 +258,6 @@ def test_a_hub_id_without_network_is_refused(name: str, output: Path, run: Run) 
 
 
 def test_a_task_that_does_not_fit_the_checkpoint_is_refused(source: Path, output: Path, run: Run) -> None:
-    """The message names both."""
     code, message = run(source, "--task", "token-classification")
 
     assert 1 == code

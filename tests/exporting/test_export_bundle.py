@@ -76,7 +76,6 @@ class Usual:
 
 @pytest.fixture(name="usual", scope="module")
 def usual_bundle(tmp_path_factory: pytest.TempPathFactory) -> Usual:
-    """The usual checkpoint, exported as fp32 and int8."""
     source = bert(tmp_path_factory.mktemp("exported"))
     return Usual(source, exported(source, precisions=("fp32", "int8"), calibration=few_texts(source.parent)))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +146,20 @@ def test_int8_of_a_small_vocabulary_keeps_its_table_in_float(tmp_path: Path, out
     tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(str(output / "tiny-bert" / graph.file)).graph.initializer}
     [table] = [value for name, value in tensors.items() if name.endswith("word_embeddings.weight")]
     np.testing.assert_array_equal(load_file(source / "model.safetensors")["bert.embeddings.word_embeddings.weight"], table)
+
+
+@pytest.mark.full_grid
+def test_a_checkpoint_is_exported_once_and_served(tmp_path: Path) -> None:
+    """`bert-serve --model CHECKPOINT`: the first run shows the stages of the export, the second none; both answer as the export did."""
+    bert(tmp_path, "reviews")
+    command = [Path(sys.executable).with_name("bert-serve"), "check", "--model", "reviews", "--cache-dir", "cache", "--precision", "fp32"]
+    first, second = (subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True) for _ in range(2))
+
+    assert "reviews: text-classification, cpu/fp32: ok\n" == first.stdout == second.stdout
+    assert "parity    cpu/fp32" in first.stderr
+    assert "" == second.stderr
+    assert "from dynamo opset 18" in first.stderr  # the tracer of the command itself; other tests have their own default
+    assert [".lock", "reviews"] == sorted(path.name for path in tmp_path.glob("cache/*/*"))
 
 
 # ---- wrong usage

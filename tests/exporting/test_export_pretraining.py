@@ -130,13 +130,11 @@ def test_bundles_of_pairs_check_and_verify(following: tuple[Path, Bundle], tmp_p
 
 @pytest.fixture(name="pretrained", scope="module")
 def pretraining_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A BERT as it is pretrained."""
     return bert(tmp_path_factory.mktemp("bert"), architecture="BertForPreTraining", rows=len(tiny.VOCABULARY))
 
 
 @pytest.fixture(name="albert", scope="module")
 def pretraining_albert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An ALBERT as it is pretrained."""
     config = AlbertConfig(vocab_size=len(tiny.VOCABULARY), max_position_embeddings=POSITIONS, embedding_size=16, **SIZES)
     return save(tmp_path_factory.mktemp("albert") / "albert", "AlbertForPreTraining", config)
 

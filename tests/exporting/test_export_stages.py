@@ -50,7 +50,6 @@ class Faulty:
         self.fault = fault
 
     def run(self, encodings: Sequence[Encoding]) -> list[Row]:
-        """Returns the engine's rows, changed."""
         rows = self.engine.run(encodings)
         return [{"logits": self.fault(row["logits"], encodings, i)} for i, row in enumerate(rows)]
 
@@ -67,7 +66,6 @@ class Stages:
     reference: Reference
 
     def engine(self, path: Path | None = None) -> OnnxEngine:
-        """Returns an engine on a variant of the fp32 graph."""
         return engine_of(self.bundle, path=path or self.fused)
 
     def tokenizer(self, **changes: Any) -> Tokenizer:
@@ -87,13 +85,11 @@ class Stages:
         return measure_parity(engine or self.engine(), tokenizer, reference, self.loaded, precision, quantization_error)
 
     def faulty(self, fault: Callable[[Array, Sequence[Encoding], int], Array]) -> Faulty:
-        """Returns an engine whose logits `fault` changes."""
         return Faulty(self.engine(), fault)
 
 
 @pytest.fixture(name="stages", scope="module")
 def all_stages(tmp_path_factory: pytest.TempPathFactory) -> Stages:
-    """The usual checkpoint after each stage."""
     folder = tmp_path_factory.mktemp("stages")
     source = bert(folder)
     loaded = load_checkpoint(str(source))
@@ -105,7 +101,6 @@ def all_stages(tmp_path_factory: pytest.TempPathFactory) -> Stages:
 
 
 def initializers(path: Path) -> dict[str, Array]:
-    """Returns the constants of a graph by name."""
     return {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(str(path)).graph.initializer}
 
 

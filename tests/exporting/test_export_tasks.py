@@ -16,16 +16,14 @@ from onnx import numpy_helper
 
 import bertserve.service.cli
 import tiny
-from bertserve.export.graph.rewrite import MIN_SIDE
 from bertserve.export.int8 import graph_edits
-from bertserve.export.int8.graph_edits import MIN_ROWS
 from bertserve.export.validation.agreement import MAX_ROW_ERROR
 from bertserve.service.backend.onnx_engine import OnnxEngine, Row
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 from bertserve.service.tasks import fill_mask, question_answering, token_classification
 from bundles import Served, exported, refused
-from checkpoints import POSITIONS, ROWS, SIZES, bert, edit_json, few_texts
+from checkpoints import POSITIONS, ROWS, bert, edit_json, few_texts
 
 pytestmark = pytest.mark.torch
 
@@ -76,7 +74,6 @@ REQUESTS: dict[str, list[Any]] = {
 
 
 def random_checkpoint(folder: Path, task: str, *, positions: int | None = None, **options: Any) -> Path:
-    """Writes a random BERT of a task and returns its path."""
     length = LENGTHS[task] if positions is None else positions
     options = {"positions": length, "model_max_length": length, **options}
     return bert(folder, f"tiny-{task}", labels=LABELS[task], architecture=ARCHITECTURES[task], **options)
@@ -153,7 +150,6 @@ class Exported:
 
     @property
     def requests(self) -> list[Any]:
-        """The requests that `rows` answers."""
         return REQUESTS[self.task]
 
     def graph(self, precision: Any) -> GraphSpec:
@@ -178,7 +174,6 @@ def all_exported_bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 @pytest.fixture(name="each", params=list(ARCHITECTURES))
 def exported_bundle(request: pytest.FixtureRequest, all_exported: dict[str, Exported]) -> Exported:
-    """The bundle of each task in turn."""
     return all_exported[request.param]
 
 
@@ -359,9 +354,6 @@ def test_int8_reports_what_was_quantized(each: Exported) -> None:
     assert [] == [list(dims) for dims in floats if np.prod(dims) > graph_edits.INPUT_CHANNELS * ROWS]
 
 
-# ---- the tied projection of fill-mask
-
-
 def test_int8_keeps_the_tied_projection(all_exported: dict[str, Exported]) -> None:
     """Embedding and projection of the int8 graph are both the checkpoint's one table, as near as their rounding keeps them.
 
@@ -406,9 +398,6 @@ def test_the_graph_projects_masks_only(all_exported: dict[str, Exported]) -> Non
     assert [(1, ROWS), (2, ROWS)] == [row["logits"].shape for row in served.engine.run(encodings)]
 
 
-# ---- padding on the left
-
-
 def test_padding_on_the_left_leaves_the_longest_row(each: Exported) -> None:
     """The longest row of a batch is the row alone; the others have position ids of their own, which BERT counts from the left."""
     graph, served = each.graph("fp32"), Served(each.bundle)
@@ -417,9 +406,6 @@ def test_padding_on_the_left_leaves_the_longest_row(each: Exported) -> None:
     longest = max(range(len(encodings)), key=lambda i: len(encodings[i]))
 
     assert_near(served.engine.run([encodings[longest]]), [left.run(encodings)[longest]], 1e-5)
-
-
-# ---- short checkpoints
 
 
 @pytest.mark.parametrize(
@@ -433,9 +419,6 @@ def test_a_short_checkpoint_is_answered_as_in_pytorch(tmp_path: Path, task: str)
     assert 64 == served.manifest.tokenizer.max_length
     for request in REQUESTS[task]:
         assert_near(pytorch.rows(request), served.alone(request), 1e-4)
-
-
-# ---- refusals
 
 
 def test_a_checkpoint_without_a_mask_token_is_refused(tmp_path: Path) -> None:
@@ -466,10 +449,3 @@ def test_a_checkpoint_of_another_task_is_refused(tmp_path: Path, task: str) -> N
     message = refused(random_checkpoint(tmp_path, task), task=other)
 
     assert all(fact in message for fact in (ARCHITECTURES[task], f"made for {task}", f"--task {other}"))
-
-
-def test_sizes_admit_quantization() -> None:
-    """The tiny checkpoints' matrices and vocabulary are as large as int8 needs, also with outlying units taken out of one."""
-    assert ROWS >= MIN_ROWS
-    assert SIZES["hidden_size"] >= MIN_SIDE
-    assert SIZES["intermediate_size"] - graph_edits.HIDDEN_UNITS >= MIN_SIDE

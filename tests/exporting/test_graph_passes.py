@@ -25,7 +25,7 @@ from bertserve.export.int8.graph_edits import fold_smoothing
 from bertserve.service.bundle.files import digest
 from checkpoints import SIZES
 from families import FAMILIES
-from staged import Staged, assert_equal_outputs, operators, padded, run, stage
+from staged import Staged, assert_equal_outputs, graph_of, operators, padded, run, stage
 
 pytestmark = pytest.mark.torch
 pytest_plugins = ("export_fixtures",)
@@ -40,7 +40,6 @@ Array = NDArray[Any]
 
 @pytest.fixture(name="classifier")
 def staged_classifier(all_staged: dict[str, Staged]) -> Staged:
-    """The graphs of the classifier."""
     return all_staged["text-classification"]
 
 
@@ -59,20 +58,11 @@ def handmade(
     inputs: Sequence[str] = ("x",),
 ) -> Path:
     """Writes a graph on float32 inputs [rows, LENGTH, WIDTH] and returns its path."""
-    made = helper.make_graph(
-        list(nodes),
-        "handmade",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", LENGTH, WIDTH]) for name in inputs],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
-        [numpy_helper.from_array(value, name) for name, value in constants.items()],
-    )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(CONTRIB, 1)]
-    onnx.save(helper.make_model(made, opset_imports=opsets, ir_version=9), str(path))
+    onnx.save(graph_of(nodes, constants, dict.fromkeys(inputs, ("rows", LENGTH, WIDTH)), outputs), str(path))
     return path
 
 
 def normal(*shape: int, seed: int = 0) -> Array:
-    """Returns random numbers, float32."""
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
@@ -86,7 +76,6 @@ def assert_same(expected: Path, actual: Path, atol: float = 1e-5) -> None:
 
 
 def changed(folder: Path, model: onnx.ModelProto, name: str = "other.onnx") -> Path:
-    """Writes a model and returns its path."""
     onnx.save(model, str(folder / name))
     return folder / name
 

@@ -18,7 +18,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 import bertserve.service.cli
 from bertserve.export import cli
@@ -29,6 +29,7 @@ from bertserve.service.text.tokenizer import Encoding
 from bundles import engine_of, exported
 from checkpoints import bert, few_texts
 from full_disk import largest_file
+from staged import graph_of
 
 pytestmark = pytest.mark.torch
 
@@ -46,10 +47,7 @@ def product(**constants: NDArray[Any]) -> ir.Model:
         helper.make_node("Add", ["product", "bias"], ["sum"]),
         helper.make_node("Reshape", ["sum", "shape"], ["y"]),
     ]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", SIZE]) for name in ("x", "y")]
-    values = [numpy_helper.from_array(value, name) for name, value in {**CONSTANTS, **constants}.items()]
-    made = helper.make_graph(nodes, "product", ends[:1], ends[1:], values)
-    return ir.from_proto(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9))
+    return ir.from_proto(graph_of(nodes, CONSTANTS | constants, {"x": ("rows", SIZE)}))
 
 
 SIZE = 64

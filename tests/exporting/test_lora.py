@@ -61,7 +61,6 @@ def merged(source: Path, scale: float) -> Any:
 
 
 def transformers_tensors(source: Path) -> dict[str, torch.Tensor]:
-    """Returns the tensors of an adapter."""
     return load_file(source / "adapter_model.safetensors")
 
 

@@ -20,7 +20,6 @@ class Terminal(io.StringIO):
     """A stream that says that it is a terminal."""
 
     def isatty(self) -> bool:
-        """Returns True."""
         return True
 
 
@@ -42,8 +41,10 @@ def test_a_stage_that_fails_says_nothing() -> None:
     assert ["trace     opset 17"] == [line.rpartition("  (")[0] for line in lines]
 
 
-def test_a_terminal_sees_how_far_a_loop_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The items come through as they are, and the bar names step, unit and total, and is wiped out at the end."""
+def test_a_terminal_sees_how_far_a_loop_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The bar names step, unit and total, and is wiped out at the end. Where stderr is no terminal, as in a log of CI, nothing is written."""
+    assert [1, 2, 3] == list(track([1, 2, 3], "count", unit="numbers"))
+    assert ("", "") == capsys.readouterr()
     terminal = terminal_on_stderr(monkeypatch)
     assert [1, 2, 3] == list(track([1, 2, 3], "count", unit="numbers"))
 
@@ -51,13 +52,6 @@ def test_a_terminal_sees_how_far_a_loop_is(monkeypatch: pytest.MonkeyPatch) -> N
     assert "count:   0%|" in seen
     assert "0/3 numbers, 00:00 so far, ? left" in seen
     assert seen.endswith("\r")
-
-
-def test_no_bar_goes_to_a_file(capsys: pytest.CaptureFixture[str]) -> None:
-    """Where stderr is no terminal, as in a log of CI, nothing is written."""
-    assert [1, 2, 3] == list(track([1, 2, 3], "count", unit="numbers"))
-
-    assert ("", "") == capsys.readouterr()
 
 
 def test_quantization_tells_of_every_matrix_and_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,6 @@ class Quantized:
 
     @property
     def task(self) -> str:
-        """The checkpoint's task."""
         return self.staged.loaded.task
 
 
@@ -93,12 +92,10 @@ def quantized_graphs(tmp_path_factory: pytest.TempPathFactory) -> QuantizedOf:
     params=[pytest.param(task, marks=() if task in SAMPLE else pytest.mark.full_grid) for task in ARCHITECTURES],
 )
 def quantized_graph(request: pytest.FixtureRequest, quantized_of: QuantizedOf) -> Quantized:
-    """The int8 graph of each task in turn."""
     return quantized_of(request.param)
 
 
 def products(path: Path) -> list[onnx.NodeProto]:
-    """Returns the int8 products of a graph."""
     return [node for node in onnx.load(str(path)).graph.node if node.op_type == "MatMulIntegerToFloat"]
 
 
@@ -107,9 +104,6 @@ def constants(path: Path, node: onnx.NodeProto, *places: int) -> list[Array]:
     initializers = rewrite.load(path).graph.initializers
     values = [rewrite.constant(initializers[node.input[place]]) for place in places]
     return [value for value in values if value is not None]
-
-
-# ---- near float
 
 
 def test_outputs_are_near_those_of_the_float_graph(quantized: Quantized) -> None:
@@ -158,9 +152,6 @@ def test_a_layer_whose_attention_is_zero_is_quantized(tmp_path: Path) -> None:
     assert inference.relative_error(inference.outputs(staged.packed, feeds), inference.outputs(tmp_path / "int8.onnx", feeds)) < 0.15
 
 
-# ---- the gate
-
-
 def test_over_the_limit_the_matrices_that_matter_most_stay_in_float(quantized_of: QuantizedOf, tmp_path: Path) -> None:
     """A limit below what int8 alone reaches is kept by leaving some products in float, and the error that is left is said."""
     quantized = quantized_of("token-classification")
@@ -184,18 +175,12 @@ def test_a_limit_that_nothing_reaches_ends_the_export(quantized_of: QuantizedOf,
         int8(staged, tmp_path / "int8.onnx", max_error=1e-9)
 
 
-# ---- multiplications
-
-
 def test_no_activation_of_attention_is_multiplied_before_it_is_stored(quantized: Quantized) -> None:
     """Attention outputs are scaled in the matrices around them, so what is stored of them is what attention gives out."""
     graph = rewrite.load(quantized.target).graph
     stored = [producer.op_type for node in graph if node.op_type == "QuantizeLinear" and (producer := node.inputs[0].producer())]
 
     assert stored.count("MultiHeadAttention") == sum(node.op_type == "MultiHeadAttention" for node in graph) > 0
-
-
-# ---- independent of the batch
 
 
 def test_a_row_in_a_padded_batch_is_the_row_alone(quantized: Quantized) -> None:
@@ -214,9 +199,6 @@ def test_a_row_in_a_padded_batch_is_the_row_alone(quantized: Quantized) -> None:
             np.testing.assert_allclose(row[0], kept, rtol=0, atol=1e-6)
 
 
-# ---- repeatable
-
-
 def test_the_same_graph_and_texts_give_the_same_bytes(quantized: Quantized, tmp_path: Path) -> None:
     """Quantization is deterministic, and leaves its source alone."""
     before = digest(quantized.staged.packed)
@@ -224,9 +206,6 @@ def test_the_same_graph_and_texts_give_the_same_bytes(quantized: Quantized, tmp_
 
     assert (quantized.counts, digest(quantized.target)) == (counts, digest(tmp_path / "again.onnx"))
     assert before == digest(quantized.staged.packed)
-
-
-# ---- the same on every CPU
 
 
 def observed(path: Path, feed: Feed) -> list[tuple[Array, Array]]:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bertserve.export.pipeline import ExportSpec, export
 from bertserve.export.validation.parity import MAX_ABS_ERROR
+from bundles import exported
 
 VARIABLE = "BERTSERVE_CHECKPOINTS"
 NAMES = ("sentiment", "ner", "qa", "fill-mask", "nli")
@@ -24,8 +24,7 @@ pytestmark = [
 def test_a_real_checkpoint_answers_as_in_pytorch(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The fp32 bundle's logits are within the bound and its labels are PyTorch's on every sample; the validation report is printed."""
     source = Path(os.environ[VARIABLE]) / name
-    _, manifest = export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), lambda line: None)
-    validation = manifest.graphs[0].evidence
+    validation = exported(source, tmp_path).manifest.graphs[0].evidence
     with capsys.disabled():
         print(f"\n{name}: {validation.model_dump_json()}")
 
