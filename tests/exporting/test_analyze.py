@@ -121,7 +121,6 @@ def test_a_bundle_is_analyzed_without_torch(tmp_path: Path) -> None:
 def test_plots_are_left_out_where_matplotlib_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Tables and JSON work, and one line says what to install."""
     monkeypatch.setattr("bertserve.export.analyze.report.find_spec", lambda name: None)
     assert 0 == cli.main(["analyze", str(MODELS / "sentiment"), "--lengths", "8", "--seconds", "0.1", "--output", str(tmp_path)])
 
@@ -143,7 +142,6 @@ def test_plots_are_left_out_where_matplotlib_is_missing(
     ],
 )
 def test_a_wrong_flag_of_analyze_is_a_usage_error(flags: tuple[str, ...], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2, before anything is built."""
     with pytest.raises(SystemExit) as exit_:
         cli.main(["analyze", *flags])
 
@@ -159,7 +157,6 @@ def test_a_wrong_flag_of_analyze_is_a_usage_error(flags: tuple[str, ...], reason
     ],
 )
 def test_what_a_bundle_does_not_have_is_an_error(flags: tuple[str, ...], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 1, and the message says what there is."""
     assert 512 == load_bundle(MODELS / "sentiment").manifest.tokenizer.max_length
     assert 1 == cli.main(["analyze", str(MODELS / "sentiment"), *flags])
 
@@ -167,7 +164,6 @@ def test_what_a_bundle_does_not_have_is_an_error(flags: tuple[str, ...], reason:
 
 
 def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 3."""
     monkeypatch.setattr("bertserve.export.flags.find_spec", lambda name: None)
 
     assert 3 == cli.main(["analyze", "bert-tiny"])

@@ -101,7 +101,6 @@ def test_json_lines_hold_pairs_and_texts(tmp_path: Path) -> None:
     "line", ["no JSON", "[1]", '{"label": 1}', '{"text": 1}', '{"question": "Who?", "choices": ["a", "b"]}', '{"text": ""}']
 )
 def test_json_lines_without_a_text_are_an_error(tmp_path: Path, line: str) -> None:
-    """The message has the number of the line."""
     (tmp_path / "pairs.jsonl").write_text('{"text": "good"}\n\n' + line, encoding="utf-8")
 
     with pytest.raises(CheckpointError, match=r"pairs.jsonl` line 3"):
@@ -177,7 +176,6 @@ def test_with_texts_for_validation_the_report_is_on_these(tmp_path: Path) -> Non
 
 
 def test_files_that_share_texts_are_an_error(tmp_path: Path) -> None:
-    """The message names both files, how many texts they share, and what to do; white space does not tell texts apart."""
     own, shared = numbered(40, tmp_path / "own.txt"), b"text  0\ntext  1\ntext  2\n"
     (tmp_path / "validation.txt").write_bytes(shared + b"".join(b"other %d\n" % i for i in range(20)))
 

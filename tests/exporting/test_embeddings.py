@@ -150,7 +150,6 @@ def test_tokens_are_those_of_the_feature_extraction_pipeline(source: Path, serve
 
 
 def test_similarities_are_cosines_of_pytorchs_vectors(pytorch: PyTorch, served: Served) -> None:
-    """Each sentence against the source, within 1e-4."""
     unit = pytorch.vectors(TEXTS, "mean")
     found = served.answer({"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}}, similarity.TASK)
     np.testing.assert_allclose(unit[1:] @ unit[0], found, rtol=0, atol=1e-4)
@@ -358,7 +357,6 @@ def test_a_pickle_in_such_a_folder_is_not_loaded(tmp_path: Path) -> None:
 
 
 def test_four_layers_need_four_layers_and_vectors(tmp_path: Path) -> None:
-    """`--layers last_four` of a shallow model, or of another task, ends with what to do."""
     assert "has 3 layers, but --layers last_four needs 4" in refused(encoder(tmp_path, layers=3), layers="last_four")
     assert "is for text-classification" in refused(bert(tmp_path), layers="last_four")
 

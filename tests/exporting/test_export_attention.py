@@ -176,7 +176,6 @@ def test_vectors_of_layers_stand_beside_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "BART" else pytest.mark.full_grid) for name in REFUSED])
 def test_a_model_without_such_weights_is_refused(name: str, tmp_path: Path) -> None:
-    """The message says what it returns in their place, and nothing is left behind."""
     assert REFUSED[name] in refused(checkpoint(name, CLASSIFIES, tmp_path), attentions=True)
 
 
@@ -211,7 +210,6 @@ def test_the_validation_says_how_near(both: tuple[Path, Bundle]) -> None:
 
 @pytest.mark.full_grid
 def test_verify_measures_it_again(both: tuple[Path, Bundle], capsys: pytest.CaptureFixture[str]) -> None:
-    """Against the checkpoint, of each graph."""
     source, bundle = both
 
     assert 0 == cli.main(["verify", str(bundle.path), "--checkpoint", str(source)])
@@ -261,7 +259,6 @@ def test_what_has_no_attention_is_wrong_usage(
 
 @pytest.mark.full_grid
 def test_other_weights_than_pytorchs_are_no_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error beyond the bound ends the export, and says how to go on."""
     monkeypatch.setattr("bertserve.export.validation.reference.MAX_ERROR", -1.0)
     assert "over the limit of -1e+00" in refused(checkpoint("BERT", CLASSIFIES, tmp_path), attentions=True)
 

@@ -174,7 +174,6 @@ BAD: dict[str, tuple[Change, list[str]]] = {
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.full_grid if "slow" in kind else ()) for kind in BAD])
 def test_a_checkpoint_that_cannot_be_exported_is_refused_in_one_line(source: Path, output: Path, run: Run, kind: str) -> None:
-    """Exit code 1, a line that names what is wrong, and nothing left in the output folder."""
     change, facts = BAD[kind]
     change(source)
     code, message = run(source, *FAST)
@@ -233,7 +232,6 @@ def test_leftovers_of_the_pretraining_do_not_matter(source: Path, output: Path, 
 
 
 def test_a_bundle_is_not_exported(tmp_path: Path, run: Run) -> None:
-    """The message says what to do with it."""
     bundle = tiny.bundle(tmp_path)
     code, message = run(bundle)
 
@@ -306,7 +304,6 @@ def test_an_output_that_is_a_file_is_said_to_be(source: Path, output: Path, run:
 def test_an_old_bundle_that_cannot_be_removed_does_not_fail_the_export(
     source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The new bundle is in place, which is what was asked for."""
     tiny.bundle(output, "tiny-bert")
     remove_tree = shutil.rmtree
 

@@ -308,7 +308,6 @@ def test_the_activation_follows_the_problem_type(tmp_path: Path, labels: tuple[s
     [(("negative", "positive"), None), (("toxic", "spam", "rude"), "multi_label_classification"), (("stars",), "regression")],
 )
 def test_scores_are_those_of_the_transformers_pipeline(tmp_path: Path, labels: tuple[str, ...], problem_type: str | None) -> None:
-    """Softmax, sigmoid and no activation give the pipeline's labels, scores and order."""
     source = bert(tmp_path, labels=labels, problem_type=problem_type)
     pipeline = transformers.pipeline("text-classification", model=str(source), top_k=None, device="cpu")
     [expected] = pipeline(["the film was not very good"])
@@ -346,7 +345,6 @@ def test_half_precision_weights_are_widened(tmp_path: Path) -> None:
 
 @pytest.mark.full_grid
 def test_sharded_weights_are_read(tmp_path: Path) -> None:
-    """A checkpoint of several safetensors files gives the graph of the same checkpoint in one."""
     source = bert(tmp_path)
     whole = exported(source, tmp_path / "whole").path
     model = transformers.AutoModelForSequenceClassification.from_pretrained(source)
@@ -371,7 +369,6 @@ def test_a_vocabulary_file_is_tokenizer_enough(served: Served, tmp_path: Path) -
 
 
 def test_the_task_can_be_given_where_the_architecture_does_not_say(tmp_path: Path) -> None:
-    """A checkpoint without `architectures` is exported when --task names the task."""
     source = bert(tmp_path)
     document = json.loads((source / "config.json").read_text())
     del document["architectures"]

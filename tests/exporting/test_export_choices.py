@@ -108,7 +108,6 @@ def test_a_model_of_choices_reads_rows(source: Path) -> None:
 @pytest.mark.full_grid
 @pytest.mark.parametrize("tracer", ["dynamo", "torchscript"])
 def test_both_tracers_read_rows(source: Path, tmp_path: Path, tracer: Tracer) -> None:
-    """The form names the exporter, and every answer of the samples is PyTorch's."""
     graph = exported(source, tmp_path, tracer=tracer).manifest.graphs[0]
 
     assert graph.form.startswith(tracer)

@@ -45,7 +45,6 @@ def usage_error(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 
 def test_the_validation_is_printed(source: Path, output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A finished export says on stdout where the bundle is and what was measured for each graph."""
     assert 0 == cli.main([str(source), "--output", str(output), "--calibration", str(few_texts(tmp_path))])
 
     first, fp32, int8 = capsys.readouterr().out.splitlines()
@@ -247,7 +246,6 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(
     source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch, module: str
 ) -> None:
-    """Without the export extra the exit code is 3."""
     monkeypatch.setattr("bertserve.export.flags.find_spec", lambda name: None if name == module else importlib.util.find_spec(name))
 
     code, message = run(source)
@@ -300,7 +298,6 @@ def test_overwrite_replaces_whatever_has_the_name(source: Path, output: Path, tm
 
 @pytest.mark.usefixtures("existing")
 def test_a_failed_export_keeps_the_existing_bundle(source: Path, output: Path, existing: dict[str, bytes], run: Run) -> None:
-    """--overwrite replaces only with a finished bundle."""
     edit_weights(source, lambda tensors: tensors.pop("classifier.weight"))
 
     assert 1 == run(source, *FAST, "--overwrite")[0]

@@ -258,7 +258,6 @@ def test_a_graph_in_which_nothing_is_quantized_is_an_error(tmp_path: Path) -> No
 
 
 def test_a_sound_graph_passes(stages: Stages) -> None:
-    """The fused graph is within the bound, agrees on every label and is batch-invariant."""
     found = stages.compare()
 
     assert (19, 1.0) == (found.samples, found.label_agreement)
@@ -289,7 +288,6 @@ def test_a_fault_in_the_weights_is_caught(stages: Stages, tmp_path: Path, name: 
 
 
 def test_the_worst_case_is_named(stages: Stages) -> None:
-    """Of several texts over the bound the message holds the one that is furthest off."""
     [good] = stages.tokenizer().tokenize(["good"])
 
     def fault(logits: Array, encodings: Sequence[Encoding], place: int) -> Array:
@@ -364,7 +362,6 @@ def test_a_checkpoint_of_large_logits_is_exported(tmp_path: Path) -> None:
     ],
 )
 def test_a_fault_in_the_tokenizers_facts_is_caught(stages: Stages, change: Callable[[TokenizerSpec], dict[str, Any]]) -> None:
-    """A wrong template or length is a ParityError."""
     with pytest.raises(ParityError, match="characters"):
         stages.compare(tokenizer=stages.tokenizer(**change(stages.bundle.manifest.tokenizer)))
 

@@ -478,7 +478,6 @@ def restricted_handmade(folder: Path, nodes: Sequence[onnx.NodeProto], **constan
 
 
 def test_rowwise_nodes_read_one_cut_of_their_input(tmp_path: Path) -> None:
-    """All three nodes are restricted, and what two of them read is cut once."""
     count, path = restricted_handmade(tmp_path, rowwise_nodes())
 
     assert (3, 1) == (count, operators(path)["Slice"])
@@ -553,7 +552,6 @@ def test_products_of_different_tensors_or_without_a_bias_stay_apart(tmp_path: Pa
 
 
 def test_products_without_a_bias_are_packed_too(tmp_path: Path) -> None:
-    """Two of them become one, with no addition."""
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y1"]), helper.make_node("MatMul", ["x", "wide"], ["y2"])]
     path = handmade(tmp_path / "apart.onnx", nodes, {"w": normal(WIDTH, WIDTH), "wide": normal(WIDTH, 12, seed=3)}, outputs=["y1", "y2"])
 
@@ -563,7 +561,6 @@ def test_products_without_a_bias_are_packed_too(tmp_path: Path) -> None:
 
 
 def test_equal_constants_are_kept_once(tmp_path: Path) -> None:
-    """Those of the same values and type are one; others stay."""
     weight = normal(16, WIDTH * 4).reshape(WIDTH, -1)
     nodes = [
         helper.make_node("Neg", ["x"], ["negative"]),

@@ -100,12 +100,10 @@ def test_layers_that_a_model_does_not_have_are_refused(
 
 
 def test_a_list_of_layers_is_for_vectors(tmp_path: Path) -> None:
-    """A classifier gives none out."""
     assert "--layers -2,-1 is for feature-extraction" in refused(bert(tmp_path), layers=(-2, -1))
 
 
 def test_layers_of_the_wrong_form_are_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A name that is none, and a list with other things in it."""
     for given in ("first", "1,x", "", "1;2"):
         with pytest.raises(SystemExit, match="2"):
             cli.main([str(tmp_path), "--output", str(tmp_path), f"--layers={given}"])

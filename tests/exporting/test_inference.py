@@ -53,7 +53,6 @@ def test_a_batch_has_no_more_tokens_than_one_long_text(all_staged: dict[str, Sta
 
 
 def test_results_come_in_the_order_of_the_inputs(all_staged: dict[str, Staged]) -> None:
-    """Whichever of several runs ends first."""
     staged = all_staged["text-classification"]
     feeds = staged.feeds([TEXTS[0] * 20, *TEXTS])
     found = inference.run(inference.open_session(staged.packed, threads=1), feeds)

@@ -13,6 +13,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+import tiny
 from bertserve.export import cli, inference
 from bertserve.export.calibration import Texts, hashes_of, split_digest
 from bertserve.export.errors import GraphError
@@ -20,7 +21,7 @@ from bertserve.export.int8 import quantize
 from bertserve.export.validation.parity import SpreadError
 from bertserve.export.validation.samples import text_requests
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, load_bundle
-from bertserve.service.bundle.manifest import MaskToken, SpecialPiece, TextPiece, TokenizerSpec
+from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.check import check
 from bertserve.service.settings import Settings
 from bertserve.service.tasks import classify, question_answering
@@ -84,57 +85,46 @@ def test_the_gate_does_not_run_the_texts_of_the_report(source: Path, output: Pat
     assert 36 == len({digest for split in split_of for digest in hashes_of(split)})
 
 
-def spec(max_length: int = 512) -> TokenizerSpec:
+def spec(folder: Path, max_length: int = 512) -> TokenizerSpec:
     """Returns what a manifest says of BERT's tokenizer."""
-    cls, sep = SpecialPiece(special="[CLS]", id=2, type_id=0), SpecialPiece(special="[SEP]", id=3, type_id=0)
-    text = TextPiece(text="a", type_id=0)
-    return TokenizerSpec(
-        sha256="",
-        max_length=max_length,
-        pad_id=0,
-        padding_side="right",
-        single=(cls, text, sep),
-        pair=(cls, text, sep, TextPiece(text="b", type_id=1), sep),
-        cls_index=0,
-        subword_prefix="##",
-        mask=MaskToken(token="[MASK]", id=4),
-    )
-
-
-def test_a_classifier_is_judged_on_pairs_too() -> None:
-    """Half of the texts with the next one too; pairs of the file as they are, and then no others."""
-    mixed = text_requests("text-classification", Texts(LINES[:2]), spec())
-    own = text_requests("text-classification", Texts(("alone",), pairs=(("a", "b"),)), spec())
-    questions = text_requests("question-answering", Texts(pairs=(("Who?", "He."),)), spec())
-
-    assert [classify.Request(LINES[0]), classify.Request(LINES[1]), classify.Request(LINES[1], LINES[0])] == mixed
-    assert [classify.Request("alone"), classify.Request("a", "b")] == own
-    assert [question_answering.Request("Who?", "He.")] == questions
+    return load_bundle(tiny.bundle(folder, task="fill-mask", max_length=max_length)).manifest.tokenizer
 
 
 LINES = ("a good film", "Who wrote the book?", "The bridge was built in Porto in 1886 and opened by the queen.")
 PASSAGE = " ".join(LINES[2:] * 12)
 
 
+def test_a_classifier_is_judged_on_pairs_too(tmp_path: Path) -> None:
+    """Half of the texts with the next one too; pairs of the file as they are, and then no others."""
+    bert = spec(tmp_path)
+    mixed = text_requests("text-classification", Texts(LINES[:2]), bert)
+    own = text_requests("text-classification", Texts(("alone",), pairs=(("a", "b"),)), bert)
+    questions = text_requests("question-answering", Texts(pairs=(("Who?", "He."),)), bert)
+
+    assert [classify.Request(LINES[0]), classify.Request(LINES[1]), classify.Request(LINES[1], LINES[0])] == mixed
+    assert [classify.Request("alone"), classify.Request("a", "b")] == own
+    assert [question_answering.Request("Who?", "He.")] == questions
+
+
 @pytest.mark.parametrize("task", ["token-classification", "question-answering", "fill-mask"])
-def test_each_text_and_each_passage_is_asked_once(task: str) -> None:
+def test_each_text_and_each_passage_is_asked_once(tmp_path: Path, task: str) -> None:
     """A passage whole; one that is a text too, not again; of embeddings, which decide nothing, none is."""
-    requests = text_requests(task, Texts(LINES, (PASSAGE, LINES[2])), spec())
+    bert = spec(tmp_path)
+    requests = text_requests(task, Texts(LINES, (PASSAGE, LINES[2])), bert)
     texts = [getattr(request, "context", None) or request.text for request in requests]
 
     assert 4 == len(requests)
     assert PASSAGE[:60] == texts[3][:60]
     assert abs(len(texts[3]) - len(PASSAGE)) < 20
     assert [task == "fill-mask"] * 4 == ["[MASK]" in text for text in texts]
-    assert [] == text_requests("feature-extraction", Texts(LINES), spec())
+    assert [] == text_requests("feature-extraction", Texts(LINES), bert)
 
 
 @pytest.mark.parametrize("max_length", [16, 160, 512])
-def test_questions_leave_room_for_a_window(max_length: int) -> None:
+def test_questions_leave_room_for_a_window(tmp_path: Path, max_length: int) -> None:
     """However many tokens a character is, half of the model's length is for the context."""
-    questions = [
-        request.question for request in text_requests("question-answering", Texts((PASSAGE,) * 2, (PASSAGE * 3,)), spec(max_length))
-    ]
+    requests = text_requests("question-answering", Texts((PASSAGE,) * 2, (PASSAGE * 3,)), spec(tmp_path, max_length))
+    questions = [request.question for request in requests]
 
     assert 3 == len(questions)
     assert max(map(len, questions)) <= max(15, max_length // 2)
@@ -175,7 +165,6 @@ def test_too_few_texts_to_round_well_are_said(
 
 
 def test_quick_is_handed_on_and_said(source: Path, output: Path, tmp_path: Path, run: Run, play: Played) -> None:
-    """The quantization is asked to be quick, and the manifest says of its graph alone that it was."""
     asked: list[bool] = []
     play(lambda played, *args, quick, **options: asked.append(quick) or played(*args, quick=quick, **options))
     texts = few_texts(tmp_path)
@@ -236,7 +225,6 @@ def test_int8_that_cannot_be_had_leaves_the_verified_float_graph(
 
 @pytest.mark.usefixtures("played_back")
 def test_a_bundle_with_int8_omits_nothing(source: Path, output: Path, tmp_path: Path, run: Run) -> None:
-    """The card has no paragraph on it either."""
     assert 0 == run(source, "--calibration", few_texts(tmp_path))[0]
 
     assert () == load_bundle(output / "tiny-bert").manifest.omitted

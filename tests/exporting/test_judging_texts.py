@@ -115,7 +115,6 @@ def test_one_sample_fills_the_models_length(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.usefixtures("played_back")
 def test_card_and_command_say_how_long_the_longest_sample_was(source: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Beside what the model takes."""
     assert 0 == cli.main([str(source), "--output", str(output), "--verbose"])
     manifest = load_bundle(output / "tiny-bert").manifest
 

@@ -323,7 +323,6 @@ def test_the_command_names_the_whole_size_and_the_service_takes_the_bundle(
     ],
 )
 def test_a_bundle_without_its_weights_is_refused(damaged: Path, damage: Any, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Missing, cut off or altered: one clear error, and `bert-export verify` says it too."""
     damage(damaged / f"{FP32}.data")
 
     with pytest.raises(BundleError, match=message):

@@ -155,7 +155,6 @@ def test_an_adapter_with_a_tokenizer_of_its_own_uses_it(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_understood_is_refused(tmp_path: Path, config: dict[str, Any], message: str) -> None:
-    """Each setting that would be merged wrongly is named."""
     with pytest.raises(CheckpointError) as caught:
         load_checkpoint(str(adapter(tmp_path, **config)))
 
@@ -252,7 +251,6 @@ def test_an_adapter_on_an_adapter_is_refused(tmp_path: Path) -> None:
 def test_without_peft_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verify: bool
 ) -> None:
-    """One line with the command that installs it, and the exit code of a missing extra."""
     source = adapter(tmp_path)
     monkeypatch.setattr("bertserve.export.checkpoint.lora.find_spec", lambda name: None)
     bundle = tiny.bundle(tmp_path / "models")
@@ -265,7 +263,6 @@ def test_without_peft_the_extra_is_named(
 
 
 def test_a_pickled_adapter_is_refused(tmp_path: Path) -> None:
-    """Weights in a pickle are never loaded."""
     source = adapter(tmp_path)
     (source / "adapter_model.safetensors").rename(source / "adapter_model.bin")
 
@@ -274,7 +271,6 @@ def test_a_pickled_adapter_is_refused(tmp_path: Path) -> None:
 
 
 def test_without_a_task_the_models_own_head_counts(tmp_path: Path) -> None:
-    """An adapter that says nothing of its task is merged into the head that the model has."""
     source = adapter(tmp_path, base_task="text-classification", task_type=None)
     save_file({name: value for name, value in transformers_tensors(source).items() if "lora" in name}, source / "adapter_model.safetensors")
     edit_json(source / "adapter_config.json", lora_alpha=0)

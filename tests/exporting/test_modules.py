@@ -225,7 +225,6 @@ def test_the_command_says_that_it_runs_code(tmp_path: Path, capsys: pytest.Captu
     ],
 )
 def test_what_does_not_fit_is_said(tmp_path: Path, change: tuple[str, str], message: str) -> None:
-    """Each mistake in a factory has a message with the value and what is allowed."""
     reference, _ = example(tmp_path, "tagger")
     path = Path(reference.removesuffix(":make"))
     code = path.read_text(encoding="utf-8")
@@ -239,6 +238,5 @@ def test_what_does_not_fit_is_said(tmp_path: Path, change: tuple[str, str], mess
 
 @pytest.mark.parametrize("reference", ["nothing.py:make", "nothing.py", ":make", "a.py:not a name"])
 def test_what_is_no_file_and_function_is_refused(reference: str) -> None:
-    """Before anything is run."""
     with pytest.raises(CheckpointError, match="give FILE:FACTORY"):
         load_module(reference)

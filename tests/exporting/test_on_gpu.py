@@ -62,7 +62,6 @@ def exported_models(source: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.mark.parametrize(("provider", "precision"), GRAPHS)
 def test_the_validation_is_of_the_gpu(models: Path, provider: Any, precision: Any) -> None:
-    """Where the provider is there, the export measures on it."""
     graph = files.load_bundle(models / "tiny-bert").graph(provider, precision)
 
     assert provider == graph.evidence.provider
@@ -106,7 +105,6 @@ def test_the_service_answers_from_the_gpu(models: Path, tmp_path: Path, provider
 
 @needs_tensorrt
 def test_engines_are_built_once(models: Path, tmp_path: Path) -> None:
-    """A second start finds the engine of the first and writes none."""
     settings = Settings(models=models, provider="tensorrt", precision="fp16", max_batch_tokens=1024, engine_cache=tmp_path / "engines")
     build(settings)
     first = {path: path.stat().st_mtime_ns for path in (tmp_path / "engines").rglob("*.engine")}

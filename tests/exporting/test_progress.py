@@ -31,7 +31,6 @@ def terminal_on_stderr(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 
 def test_a_stage_that_fails_says_nothing() -> None:
-    """A finished stage is one line with its seconds; one that fails is none."""
     lines: list[str] = []
     with stage(lines.append, "trace", "opset 17"):
         pass

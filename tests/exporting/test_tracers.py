@@ -83,7 +83,6 @@ def test_both_graphs_have_the_same_form(both: dict[Tracer, Graphs]) -> None:
 
 
 def test_both_graphs_answer_alike(both: dict[Tracer, Graphs]) -> None:
-    """Of one text, and of a batch with padding of any length."""
     for rows, length in ((1, 2), (3, 17)):
         mask = np.ones((rows, length), dtype=np.int64)
         mask[1:, 9:] = 0
@@ -139,7 +138,6 @@ def test_a_length_that_dynamo_kept_is_no_graph(small: Checkpoint, tmp_path: Path
 
 @pytest.mark.parametrize(("flags", "asked"), [([], None), (["--tracer", "dynamo"], "dynamo"), (["--tracer", "torchscript"], "torchscript")])
 def test_the_command_passes_the_tracer_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], asked: str | None) -> None:
-    """Without the flag none is asked for."""
     given = []
 
     def trace_nothing(_: Checkpoint, __: Path, tracer: Tracer | None) -> Any:

@@ -44,7 +44,6 @@ def test_other_heads_and_position_ids_are_harmless(architecture: str, name: str)
 
 @pytest.mark.parametrize("name", ["bert.encoder.layer.2.output.dense.weight", "bert.encoder.layer.11.output.dense.weight"])
 def test_more_layers_are_refused(name: str) -> None:
-    """The message has a weight of them and the field to set."""
     with pytest.raises(CheckpointError, match=rf"`ckpt`.* 1 would not be used, such as `{name}`.*num_hidden_layers"):
         refuse(name, "qa_outputs.weight")
 

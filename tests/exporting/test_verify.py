@@ -203,7 +203,6 @@ def test_a_false_claim_of_independence_fails(tmp_path: Path, verify: Verify) -> 
 
 @pytest.mark.parametrize("flags", [("--provider", "cuda"), ("--precision", "int8"), ("--provider", "cpu,tensorrt")])
 def test_a_graph_that_the_bundle_does_not_have_fails(tmp_path: Path, verify: Verify, flags: tuple[str, str]) -> None:
-    """The message says which one is missing, and which graphs there are."""
     code, checks = verify(sound(tmp_path), *flags)
 
     assert (1, {"files": True, "graphs": False}) == (code, passed(checks))
@@ -595,7 +594,6 @@ def test_accuracy_of_choices(tmp_path: Path, verify: Verify) -> None:
 def test_data_that_is_not_understood_is_a_usage_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str, line: Any, reason: str
 ) -> None:
-    """Exit code 2, one line that says where and what."""
     assert 2 == cli.main(["verify", str(sound(tmp_path, task)), "--data", str(data(tmp_path, line))])
     [own] = capsys.readouterr().err.splitlines()
     assert own.startswith("bert-export: ")
@@ -640,7 +638,6 @@ def test_a_value_that_is_no_number_is_a_usage_error(label: str) -> None:
 
 
 def test_data_that_is_not_there_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2, before any check."""
     assert 2 == cli.main(["verify", str(sound(tmp_path)), "--data", str(tmp_path / "none.jsonl")])
     captured = capsys.readouterr()
     assert ("none.jsonl" in captured.err, captured.out) == (True, "")
@@ -741,7 +738,6 @@ def test_a_bundle_passes_against_its_checkpoint(exported: tuple[Path, Path], ver
 def test_a_line_that_the_checkpoint_has_no_answer_to_is_a_failed_check(
     exported: tuple[Path, Path], verify: Verify, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checks of all graphs have its number, and what was wrong."""
     from bertserve.export.validation.reference import Reference
 
     class Diverging(Reference):

@@ -107,7 +107,6 @@ def test_a_decoded_text_leaves_special_added_tokens_out(marked: Path, tokenizer:
 
 
 def test_a_bundle_with_markers_answers_as_pytorch_does(marked: Path, tmp_path: Path) -> None:
-    """From the checkpoint to the service's answer, markers in the texts."""
     pytorch = PyTorch(marked)
     assert_answers(exported(marked, tmp_path), {text: pytorch.logits(text) for text in TEXTS})
 
