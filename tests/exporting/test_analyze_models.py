@@ -15,6 +15,7 @@ from bertserve.export.analyze.timing import Timing
 from bertserve.export.errors import CheckpointError
 from bundles import Analyze
 from checkpoints import bert
+from fakes import ManualClock
 
 pytestmark = pytest.mark.torch
 pytest_plugins = ("export_fixtures",)
@@ -94,18 +95,9 @@ def test_a_checkpoint_is_measured_with_its_own_weights(tmp_path: Path, monkeypat
     assert all(torch.isfinite(parameter).all() for parameter in drawn.model.parameters())
 
 
-class Clock:
-    """A clock that a test sets."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_the_budget_ends_what_would_not_be_done() -> None:
     """The first step is always begun; another one only where one as long as the longest so far would be done."""
-    clock = Clock()
+    clock = ManualClock()
     begun = []
     for name, fits in sweep.Budget(10, clock).steps("abcde"):
         begun.append((name, fits))

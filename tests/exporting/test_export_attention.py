@@ -129,14 +129,6 @@ def test_a_weight_of_pytorch_that_is_no_number_is_caught(tmp_path: Path, place: 
         measure_attention(Uniform(), Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer), samples, "fp32")
 
 
-@pytest.mark.full_grid
-def test_weights_of_int8_are_near_pytorchs(both: tuple[Path, Bundle]) -> None:
-    """They are another graph's, and as far off as rounding takes them."""
-    source, bundle = both
-
-    assert 1e-4 < worst_error(in_pytorch(source), bundle, precision="int8") < 0.5
-
-
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "BERT" else pytest.mark.full_grid) for name in GIVE])
 def test_weights_are_pytorchs(name: str, tmp_path: Path) -> None:
     """Of each layer and head of texts and a pair, alone and in a padded batch; the manifest says how many there are, and the worst error."""
@@ -194,28 +186,23 @@ def test_without_the_flag_all_is_as_ever(tmp_path: Path) -> None:
 
 
 @pytest.mark.full_grid
-def test_the_validation_says_how_near(both: tuple[Path, Bundle]) -> None:
-    """Matrices are quantized, the card has the errors of both graphs, and the service gives the stored answer."""
-    bundle = both[1]
-    fp32, int8 = bundle.manifest.graphs
-
-    assert int8.evidence.quantized["MatMulIntegerToFloat"] >= 1
-    assert fp32.evidence.attention_error is not None
-    assert int8.evidence.attention_error is not None
-    assert fp32.evidence.attention_error <= 1e-4 < int8.evidence.attention_error < 0.5
-    card = (bundle.path / "README.md").read_text(encoding="utf-8")
-    assert f"8 heads in 2 layers. Worst error of a weight to PyTorch: cpu/fp32 {fp32.evidence.attention_error:.1e}, cpu/int8 " in card
-    assert 0 == bertserve.service.cli.main(["check", "--models", str(bundle.path.parent)])
-
-
-@pytest.mark.full_grid
-def test_verify_measures_it_again(both: tuple[Path, Bundle], capsys: pytest.CaptureFixture[str]) -> None:
+def test_int8_is_near_pytorch_and_said_to_be(both: tuple[Path, Bundle], capsys: pytest.CaptureFixture[str]) -> None:
+    """As far off as rounding takes it: the card has the errors of both graphs, verify measures them again, and the service gives the stored answer."""
     source, bundle = both
+    fp32, int8 = (graph.evidence for graph in bundle.manifest.graphs)
 
+    assert 1e-4 < worst_error(in_pytorch(source), bundle, precision="int8") < 0.5
+    assert int8.quantized["MatMulIntegerToFloat"] >= 1
+    assert fp32.attention_error is not None
+    assert int8.attention_error is not None
+    assert fp32.attention_error <= 1e-4 < int8.attention_error < 0.5
+    card = (bundle.path / "README.md").read_text(encoding="utf-8")
+    assert f"8 heads in 2 layers. Worst error of a weight to PyTorch: cpu/fp32 {fp32.attention_error:.1e}, cpu/int8 " in card
+    assert 0 == bertserve.service.cli.main(["check", "--models", str(bundle.path.parent)])
     assert 0 == cli.main(["verify", str(bundle.path), "--checkpoint", str(source)])
     shown = capsys.readouterr().out
-    for graph in bundle.manifest.graphs:
-        assert f"worst error of an attention weight {graph.evidence.attention_error:.1e}" in shown
+    for error in (fp32.attention_error, int8.attention_error):
+        assert f"worst error of an attention weight {error:.1e}" in shown
 
 
 @pytest.mark.parametrize("made", ["bert", pytest.param("both", marks=pytest.mark.full_grid)])

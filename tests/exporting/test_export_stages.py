@@ -21,7 +21,6 @@ from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.cpu import attention_form, fuse
 from bertserve.export.errors import GraphError, ParityError
-from bertserve.export.graph.cpu_passes import pack_qkv, restrict_to_cls, unfuse
 from bertserve.export.int8.graph_edits import MIN_ROWS
 from bertserve.export.int8.quantize import quantize
 from bertserve.export.trace import OPSETS, trace
@@ -34,10 +33,11 @@ from bertserve.service.bundle.graph_spec import Precision
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bundles import engine_of, exported
-from checkpoints import POSITIONS, bert, edit_weights, few_texts
-from staged import operators
+from checkpoints import POSITIONS, bert, edit_weights
+from staged import Staged, operators
 
 pytestmark = pytest.mark.torch
+pytest_plugins = ("export_fixtures",)
 
 Array = NDArray[Any]
 
@@ -190,16 +190,12 @@ def edit_rows(words: Array) -> None:
 
 
 @pytest.fixture(name="quantized", scope="module")
-def quantized_graph(stages: Stages, tmp_path_factory: pytest.TempPathFactory) -> Quantized:
+def quantized_graph(all_staged: dict[str, Staged], tmp_path_factory: pytest.TempPathFactory) -> Quantized:
     """A float32 graph with rows of very different size, its int8 graph, and the reported counts."""
-    folder = tmp_path_factory.mktemp("quantized")
-    unfused, cls_only, packed = (folder / f"{name}.onnx" for name in ("unfused", "cls_only", "packed"))
-    unfuse(stages.fused, unfused)
-    restrict_to_cls(unfused, cls_only)
-    pack_qkv(cls_only, packed)
-    source = perturbed(packed, folder / "source.onnx", "word_embeddings.weight", edit_rows)
+    folder, staged = tmp_path_factory.mktemp("quantized"), all_staged["text-classification"]
+    source = perturbed(staged.packed, folder / "source.onnx", "word_embeddings.weight", edit_rows)
     before = digest(source)
-    feeds = calibration.make_feeds(calibration.Texts.of(calibration.read_texts(few_texts(folder))), stages.loaded, stages.tokenizer())
+    feeds = staged.feeds(calibration.read_texts(calibration.BUILT_IN)[:20])
     counts = quantize(source, folder / "int8.onnx", folder, feeds, feeds, max_error=1.0).counts
     assert before == digest(source)
     return source, folder / "int8.onnx", counts

@@ -277,16 +277,7 @@ def test_fillings_are_those_of_the_transformers_pipeline(all_exported: dict[str,
 
 
 def test_the_stored_examples_check(all_exported: dict[str, Exported], capsys: pytest.CaptureFixture[str]) -> None:
-    """`bert-serve check` gets each task's stored result from the default graph."""
-    models = all_exported[token_classification.TASK].bundle.path.parent
-
-    assert 0 == bertserve.service.cli.main(["check", "--models", str(models)])
-    out = capsys.readouterr().out
-    assert [True] * 3 == [f"tiny-{task}: {task}, cpu/int8: ok" in out for task in ARCHITECTURES]
-
-
-def test_examples_are_in_the_form_of_the_wire(all_exported: dict[str, Exported]) -> None:
-    """The stored answers have the fields of their task: entities a list, the answer a dict, fillings a list."""
+    """`bert-serve check` gets each task's stored result from the default graph: entities a list, the answer a dict, fillings a list."""
     ner, qa, mask = (all_exported[task].bundle.manifest.example for task in ARCHITECTURES)
 
     for item in ner.result:
@@ -295,6 +286,9 @@ def test_examples_are_in_the_form_of_the_wire(all_exported: dict[str, Exported])
     assert {"answer", "score", "start", "end"} == set(qa.result)
     assert [{"score", "token", "token_str", "sequence"}] == [set(item) for item in mask.result]
     assert "[MASK]" in mask.request["inputs"]
+    assert 0 == bertserve.service.cli.main(["check", "--models", str(all_exported[fill_mask.TASK].bundle.path.parent)])
+    out = capsys.readouterr().out
+    assert [True] * 3 == [f"tiny-{task}: {task}, cpu/int8: ok" in out for task in ARCHITECTURES]
 
 
 def test_the_manifest_has_what_its_task_needs(each: Exported) -> None:

@@ -51,20 +51,15 @@ def round_gptq(weight: Floats, scales: Floats, inputs: Floats, peak: NDArray[np.
 @pytest.mark.parametrize("rows", [1, 2, 7, 64, 65])
 @pytest.mark.parametrize("outliers", [0.0, 0.3, 1.0])
 def test_no_pair_of_products_leaves_16_bits(rows: int, outliers: float) -> None:
-    """With the column's scale weights rounded to nearest never add up to more than int16 holds, whatever activations meet them."""
+    """With the column's scale weights rounded to nearest never add up to more than int16 holds, whatever activations meet them.
+
+    With scales of the largest weight alone, of 64 rows some would.
+    """
     for seed in range(20):
         weight, peak = random_weight(seed, rows, 24, outliers), random_peak(seed, rows)
-        quantized = round_to_nearest(weight, column_scales(weight, peak))
-        assert max(largest_sums(quantized, peak)) <= MAX_INT16
-
-
-def test_scales_of_the_largest_weight_alone_would_leave_16_bits() -> None:
-    """The test above is one of the widening: without it the same weights saturate."""
-    weight, peak = random_weight(0, 64, 24), random_peak(0, 64)
+        assert max(largest_sums(round_to_nearest(weight, column_scales(weight, peak)), peak)) <= MAX_INT16
     unwidened = np.abs(weight).max(axis=0) / MAX_INT8
-
-    assert max(largest_sums(round_to_nearest(weight, unwidened), peak)) > MAX_INT16
-    assert (column_scales(weight, peak) > unwidened).any()
+    assert rows < 64 or max(largest_sums(round_to_nearest(weight, unwidened), peak)) > MAX_INT16
 
 
 def test_two_largest_weights_of_one_pair_are_room_enough() -> None:

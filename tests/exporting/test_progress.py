@@ -10,10 +10,10 @@ import pytest
 from bertserve.export import calibration
 from bertserve.export.int8.quantize import quantize
 from bertserve.export.progress import stage, track
-from staged import checkpoint_of
-from staged import stage as run_stages
+from staged import Staged
 
 pytestmark = pytest.mark.torch
+pytest_plugins = ("export_fixtures",)
 
 
 class Terminal(io.StringIO):
@@ -53,9 +53,11 @@ def test_a_terminal_sees_how_far_a_loop_is(monkeypatch: pytest.MonkeyPatch, caps
     assert seen.endswith("\r")
 
 
-def test_quantization_tells_of_every_matrix_and_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantization_tells_of_every_matrix_and_batch(
+    all_staged: dict[str, Staged], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its loops are the longest of an export: the texts, and the matrices for scales, for sensitivity, again, and for rounding."""
-    staged = run_stages(checkpoint_of(tmp_path, "text-classification"), tmp_path / "stages")
+    staged = all_staged["text-classification"]
     feeds = staged.feeds(calibration.read_texts(calibration.BUILT_IN)[:16])
     terminal = terminal_on_stderr(monkeypatch)
     quantize(staged.packed, tmp_path / "int8.onnx", tmp_path, feeds, feeds, max_error=1.0)

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, Repo
 from safetensors.torch import load_file
 
 import tiny
+from bertserve.export.checkpoint import task_head
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import CheckpointError
@@ -172,32 +174,18 @@ def test_the_digest_is_of_the_files_that_are_loaded(tmp_path: Path) -> None:
 
 def test_the_model_of_an_adapter_is_built_with_eager_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where only its shapes are looked at: its configuration may name a kernel of the hub."""
-    from bertserve.export.checkpoint import task_head
-
     asked: list[Any] = []
+    auto, original = transformers.AutoModelForSequenceClassification, transformers.AutoModelForSequenceClassification.from_config
 
-    original = transformers.AutoModelForSequenceClassification
+    def from_config(config: Any, **options: Any) -> Any:
+        asked.append(options.get("attn_implementation"))
+        return original(config, **options)
 
-    class Auto:
-        _model_mapping = original._model_mapping
-
-        @staticmethod
-        def from_config(config: Any, **options: Any) -> Any:
-            asked.append(options.get("attn_implementation"))
-            return original.from_config(config, **options)
-
-    class Adapter:
-        task = "text-classification"
-        folder = tmp_path
-
-        @staticmethod
-        def label_count(model: Any) -> None:
-            return None
-
-    monkeypatch.setattr(task_head, "_auto_class", lambda task: Auto)
+    monkeypatch.setattr(auto, "from_config", from_config)
     config = transformers.AutoConfig.from_pretrained(bert(tmp_path))
     config._attn_implementation_internal = None
-    task_head.choose_task(config, "auto", Adapter())  # type: ignore[arg-type]
+    adapter: Any = SimpleNamespace(task="text-classification", folder=tmp_path, label_count=lambda model: None)
+    task_head.choose_task(config, "auto", adapter)
     assert ["eager"] == asked
 
 
