@@ -114,7 +114,6 @@ def few_texts(folder: Path, count: int = 20) -> Path:
 
 
 def edit_json(path: Path, **changes: Any) -> None:
-    """Replaces fields of a JSON document."""
     path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
 
 

@@ -162,7 +162,6 @@ def _unigrams() -> tuple[tuple[str, float], ...]:
 
 
 def word_piece(made_by: Any, specials: Sequence[str]) -> Any:
-    """Returns a tokenizer of WordPiece."""
     return made_by(vocab={piece: i for i, piece in enumerate([*specials, *_word_pieces()])}, model_max_length=512)
 
 
@@ -179,7 +178,6 @@ def unigram(made_by: Any, specials: Sequence[str], last: Sequence[str] = (), **o
 
 
 def bert_tokenizer() -> Any:
-    """Returns BERT's tokenizer."""
     return word_piece(transformers.BertTokenizer, ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
 
 
@@ -191,7 +189,6 @@ def distilbert_tokenizer() -> Any:
 
 
 def roberta_tokenizer() -> Any:
-    """Returns RoBERTa's tokenizer."""
     return byte_pair(transformers.RobertaTokenizer, ["<s>", "<pad>", "</s>", "<unk>"], ["<mask>"])
 
 

@@ -11,14 +11,12 @@ import numpy as np
 import torch
 
 from bertserve.export import inference
-from bertserve.export.artifact import Tracer
 from bertserve.export.calibration import BUILT_IN
-from bertserve.export.pipeline import ExportSpec, export
-from bertserve.service.backend.onnx_engine import OnnxEngine, Row
-from bertserve.service.bundle.files import Bundle, load_bundle
-from bertserve.service.bundle.graph_spec import Precision
-from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.backend.onnx_engine import Row
+from bertserve.service.bundle.files import Bundle
+from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
+from bundles import engine_of, exported
 from checkpoints import few_texts
 from families import ALL_HEADS, FAMILIES
 
@@ -31,46 +29,47 @@ class Measured:
     """What was found of a family with a head.
 
     Attributes:
-        manifest: Of the bundle.
-        path: The bundle.
+        bundle: In fp32 and int8.
         error: Largest difference of an fp32 logit to PyTorch, over the grid.
         int8: Root mean square difference of the int8 logits to PyTorch over their standard deviation, over the grid.
     """
 
-    manifest: Manifest
-    path: Path
+    bundle: Bundle
     error: float
     int8: float
 
     @property
-    def on_validation(self) -> float:
-        """What the manifest says of int8."""
-        return self.manifest.graphs[1].evidence.quantization_error
+    def fp32_graph(self) -> GraphSpec:
+        return self.bundle.manifest.graphs[0]
+
+    @property
+    def int8_graph(self) -> GraphSpec:
+        return self.bundle.manifest.graphs[1]
 
     @property
     def errors(self) -> tuple[float, float, float]:
         """What the table says: in fp32, in int8 on the validation texts, and in int8 on others."""
-        return self.error, self.on_validation, self.int8
+        return self.error, self.int8_graph.evidence.quantization_error, self.int8
 
     @property
     def attention(self) -> str:
         """What became of the attention."""
-        return self.manifest.graphs[0].form.split(", ")[1]
+        return self.fp32_graph.form.split(", ")[1]
 
 
 def measure(name: str, task: str, folder: Path, **fields: Any) -> Measured:
     """Makes a checkpoint, exports it in fp32 and int8, and compares both graphs with PyTorch."""
-    source, path, manifest = exported(name, task, folder, **fields)
-    bundle, encodings, expected = compared(source, path, task)
+    source, bundle = save_bundle(name, task, folder, **fields)
+    encodings, expected = compared(source, bundle, task)
     int8 = rows(bundle, "int8", encodings)[0]
     flat = [[np.concatenate([row[key].ravel() for row in side]) for key in side[0]] for side in (expected, int8)]
-    return Measured(manifest, path, worst_error(expected, rows(bundle, "fp32", encodings)), inference.relative_error(*flat))
+    return Measured(bundle, worst_error(expected, rows(bundle, "fp32", encodings)), inference.relative_error(*flat))
 
 
 def fp32_error(name: str, task: str, folder: Path, **fields: Any) -> float:
     """Makes a checkpoint, exports it in fp32 alone, and returns the largest difference of a logit to PyTorch, over the grid."""
-    source, path, _ = exported(name, task, folder, precisions=("fp32",), **fields)
-    bundle, encodings, expected = compared(source, path, task)
+    source, bundle = save_bundle(name, task, folder, precisions=("fp32",), **fields)
+    encodings, expected = compared(source, bundle, task)
     return worst_error(expected, rows(bundle, "fp32", encodings))
 
 
@@ -87,38 +86,22 @@ def task_flag(name: str, task: str) -> str:
     return task if "ForConditionalGeneration" in str(FAMILIES[name].architecture(task)) else "auto"
 
 
-def exported(
-    name: str,
-    task: str,
-    folder: Path,
-    *,
-    precisions: Sequence[Precision] = ("fp32", "int8"),
-    tracer: Tracer | None = None,
-    **fields: Any,
-) -> tuple[Path, Path, Manifest]:
-    """Makes a checkpoint and exports it; returns checkpoint, bundle and manifest.
+def save_bundle(
+    name: str, task: str, folder: Path, *, precisions: Sequence[Precision] = ("fp32", "int8"), **fields: Any
+) -> tuple[Path, Bundle]:
+    """Makes a checkpoint and exports it; returns the checkpoint and its bundle.
 
     Random logits have no labels that int8 could keep, and their spread is small: the gate on int8 is wide open here.
     """
     source = FAMILIES[name].save(folder / "checkpoint", task, **fields)
-    spec = ExportSpec(
-        str(source),
-        folder / "models",
-        task=task_flag(name, task),
-        name="bundle",
-        precisions=precisions,
-        calibration=few_texts(folder),
-        max_int8_error=1.0,
-        tracer=tracer,
-    )
-    return source, *export(spec, lambda line: None)
+    options = {"task": task_flag(name, task), "name": "bundle", "precisions": precisions, "calibration": few_texts(folder)}
+    return source, exported(source, max_int8_error=1.0, **options)
 
 
-def compared(source: Path, path: Path, task: str) -> tuple[Bundle, list[Encoding], list[Row]]:
-    """Returns a bundle with the encodings of the grid and the checkpoint's outputs for them."""
-    bundle = load_bundle(path)
+def compared(source: Path, bundle: Bundle, task: str) -> tuple[list[Encoding], list[Row]]:
+    """Returns the encodings of the grid and the checkpoint's outputs for them."""
     encodings = grid(Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer), task)
-    return bundle, encodings, reference(source, task, bundle, encodings)
+    return encodings, reference(source, task, bundle, encodings)
 
 
 def worst_error(expected: Sequence[Row], found: Sequence[Sequence[Row]]) -> float:
@@ -167,6 +150,5 @@ def reference(source: Path, task: str, bundle: Bundle, encodings: Sequence[Encod
 
 def rows(bundle: Bundle, precision: Precision, encodings: Sequence[Encoding]) -> tuple[list[Row], list[Row]]:
     """Returns a graph's outputs for each encoding alone, and for all of them in one padded batch."""
-    graph, spec = bundle.graph("cpu", precision), bundle.manifest.tokenizer
-    engine = OnnxEngine(bundle.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
+    engine = engine_of(bundle, bundle.graph("cpu", precision))
     return [engine.run([encoding])[0] for encoding in encodings], engine.run(encodings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
 
 import tiny
 from bertserve.export import calibration, cpu, inference, trace
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.graph import cpu_passes
+from bertserve.export.graph.rewrite import CONTRIB
 from bertserve.export.inference import Feed
 from bertserve.service.bundle.files import TOKENIZER_FILE, digest
 from bertserve.service.text.tokenizer import Tokenizer
@@ -70,6 +72,25 @@ def stage(source: Path, folder: Path) -> Staged:
     return Staged(loaded, tokenizer, **after, nodes_restricted=nodes_restricted, products_merged=products_merged)
 
 
+def graph_of(
+    nodes: Sequence[onnx.NodeProto],
+    constants: Mapping[str, NDArray[Any]],
+    inputs: Mapping[str, Sequence[int | str]],
+    outputs: Sequence[str] = ("y",),
+    kind: int = TensorProto.FLOAT,
+) -> onnx.ModelProto:
+    """Returns a graph of nodes in order, with constants and the shapes of inputs of one kind by name, and float32 outputs."""
+    made = helper.make_graph(
+        list(nodes),
+        "handmade",
+        [helper.make_tensor_value_info(name, kind, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(CONTRIB, 1)]
+    return helper.make_model(made, opset_imports=opsets, ir_version=9)
+
+
 def padded(feeds: Sequence[Feed], length: int) -> Feed:
     """Returns one batch of several texts, each padded on the right to `length` tokens."""
     batch = {
@@ -83,13 +104,11 @@ def padded(feeds: Sequence[Feed], length: int) -> Feed:
 
 
 def run(path: Path, feed: Feed) -> list[NDArray[np.float32]]:
-    """Returns a graph's outputs."""
     outputs: list[NDArray[np.float32]] = inference.open_session(path).run(None, feed)
     return outputs
 
 
 def operators(path: Path) -> Counter[str]:
-    """Returns how often each operator stands in a graph."""
     return Counter(node.op_type for node in onnx.load(str(path)).graph.node)
 
 

@@ -14,7 +14,7 @@ from bertserve.export.int8.activations import Activations, Sample, observe, obse
 from staged import Staged, run
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("staging",)
+pytest_plugins = ("export_fixtures",)
 
 EMPTY = "\u200b"  # a text of which the tokenizer leaves nothing
 TEXTS = ["a good film", "the book was very dull !", EMPTY, "long " * 300, "a bad film"]

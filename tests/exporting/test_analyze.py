@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,10 +13,11 @@ from bertserve.export.analyze.profiling import Node, find_parts
 from bertserve.export.analyze.shapes import NAMED, Shape, choose_lengths, variants
 from bertserve.export.errors import CheckpointError
 from bertserve.service.bundle.files import load_bundle
+from bundles import Analyze
+
+pytest_plugins = ("export_fixtures",)
 
 MODELS = Path(__file__).parent.parent.parent / "models"
-
-# ---- shapes, and what they change
 
 
 def test_variants_differ_in_one_thing() -> None:
@@ -48,9 +46,6 @@ def test_lengths_beyond_the_model_are_an_error_where_asked_for() -> None:
     assert [16, 100] == choose_lengths((16, 100), (64,), 100)
     with pytest.raises(CheckpointError, match="takes at most 100 tokens, but --lengths has 101"):
         choose_lengths((16, 101), (64,), 100)
-
-
-# ---- layers
 
 
 def chain(*ops: str) -> list[Node]:
@@ -89,28 +84,10 @@ def test_attention_that_is_not_fused_has_a_softmax() -> None:
 
 
 def test_a_graph_without_attention_has_no_layers() -> None:
-    """Nothing is guessed."""
     assert ["head", "head"] == find_parts(chain("Gather", "MatMul"))
 
 
-# ---- bundles
-
-Report = Callable[..., tuple[dict[str, Any], str]]
-
-
-@pytest.fixture(name="analyze")
-def analyze_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Report:
-    """Returns `analyze(source, *flags)`, which gives the JSON and what was printed."""
-
-    def run(source: object, *flags: str) -> tuple[dict[str, Any], str]:
-        output = tmp_path / "report"
-        assert 0 == cli.main(["analyze", str(source), "--output", str(output), *flags])
-        return json.loads((output / analyze_cli.REPORT_FILE).read_text(encoding="utf-8")), capsys.readouterr().out
-
-    return run
-
-
-def test_a_bundle_is_analyzed_by_layer_and_operator(analyze: Report) -> None:
+def test_a_bundle_is_analyzed_by_layer_and_operator(analyze: Analyze) -> None:
     """Each kernel belongs to a part; six layers of twelve heads, of which the last computes the first token alone."""
     report, printed = analyze(MODELS / "sentiment", "--lengths", "16,64", "--seconds", "0.5")
     [graph] = report["graphs"]
@@ -144,7 +121,6 @@ def test_a_bundle_is_analyzed_without_torch(tmp_path: Path) -> None:
 def test_plots_are_left_out_where_matplotlib_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Tables and JSON work, and one line says what to install."""
     monkeypatch.setattr("bertserve.export.analyze.report.find_spec", lambda name: None)
     assert 0 == cli.main(["analyze", str(MODELS / "sentiment"), "--lengths", "8", "--seconds", "0.1", "--output", str(tmp_path)])
 
@@ -166,7 +142,6 @@ def test_plots_are_left_out_where_matplotlib_is_missing(
     ],
 )
 def test_a_wrong_flag_of_analyze_is_a_usage_error(flags: tuple[str, ...], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2, before anything is built."""
     with pytest.raises(SystemExit) as exit_:
         cli.main(["analyze", *flags])
 
@@ -182,7 +157,6 @@ def test_a_wrong_flag_of_analyze_is_a_usage_error(flags: tuple[str, ...], reason
     ],
 )
 def test_what_a_bundle_does_not_have_is_an_error(flags: tuple[str, ...], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 1, and the message says what there is."""
     assert 512 == load_bundle(MODELS / "sentiment").manifest.tokenizer.max_length
     assert 1 == cli.main(["analyze", str(MODELS / "sentiment"), *flags])
 
@@ -190,7 +164,6 @@ def test_what_a_bundle_does_not_have_is_an_error(flags: tuple[str, ...], reason:
 
 
 def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 3."""
     monkeypatch.setattr("bertserve.export.flags.find_spec", lambda name: None)
 
     assert 3 == cli.main(["analyze", "bert-tiny"])

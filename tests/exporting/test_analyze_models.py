@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from bertserve.export import analyze_cli, cli
+from bertserve.export import cli
 from bertserve.export.analyze import sweep
 from bertserve.export.analyze.timing import Timing
 from bertserve.export.errors import CheckpointError
+from bundles import Analyze
 from checkpoints import bert
+from fakes import ManualClock
 
 pytestmark = pytest.mark.torch
+pytest_plugins = ("export_fixtures",)
 
 TINY = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32, "intermediate_size": 64, "vocab_size": 100}
 TIMES = {"latency_p90_ms": 2.0, "runs": 3, "batch": 8, "latency_cpu_ms": 1.0, "cpu_ms": 1.5, "memory_mib": 7.0}
-Report = Callable[..., tuple[dict[str, Any], str]]
-
-
-@pytest.fixture(name="analyze")
-def analyze_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Report:
-    """Returns `analyze(source, *flags)`, which gives the JSON and what was printed."""
-
-    def run(source: object, *flags: str) -> tuple[dict[str, Any], str]:
-        output = tmp_path / "report"
-        assert 0 == cli.main(["analyze", str(source), "--output", str(output), *flags])
-        return json.loads((output / analyze_cli.REPORT_FILE).read_text(encoding="utf-8")), capsys.readouterr().out
-
-    return run
 
 
 def config(folder: Path, **fields: Any) -> Path:
@@ -43,7 +32,7 @@ def config(folder: Path, **fields: Any) -> Path:
 
 
 @pytest.mark.full_grid
-def test_a_configuration_is_measured_with_others_that_differ_in_one_thing(tmp_path: Path, analyze: Report) -> None:
+def test_a_configuration_is_measured_with_others_that_differ_in_one_thing(tmp_path: Path, analyze: Analyze) -> None:
     """fp32 and int8 at two lengths, and at one of them half the layers; weights, arithmetic and size follow the shape."""
     report, printed = analyze(config(tmp_path), "--lengths", "8,40", "--by", "layers", "--batch", "2", "--seconds", "1000")
     points = [(point["axis"], point["shape"]["layers"], point["precision"]) for point in report["points"]]
@@ -72,9 +61,7 @@ def test_a_configuration_of_no_encoder_is_an_error(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.full_grid
-def test_a_variant_that_cannot_be_measured_is_said(tmp_path: Path, analyze: Report, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model itself and the others are there."""
-
+def test_a_variant_that_cannot_be_measured_is_said(tmp_path: Path, analyze: Analyze, monkeypatch: pytest.MonkeyPatch) -> None:
     def timings(graph: Any, lengths: Any, **_: Any) -> list[Timing]:
         return [Timing(length=length, latency_ms=2.0, texts_per_s=9.0, **TIMES) for length in lengths]
 
@@ -108,18 +95,9 @@ def test_a_checkpoint_is_measured_with_its_own_weights(tmp_path: Path, monkeypat
     assert all(torch.isfinite(parameter).all() for parameter in drawn.model.parameters())
 
 
-class Clock:
-    """A clock that a test sets."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_the_budget_ends_what_would_not_be_done() -> None:
     """The first step is always begun; another one only where one as long as the longest so far would be done."""
-    clock = Clock()
+    clock = ManualClock()
     begun = []
     for name, fits in sweep.Budget(10, clock).steps("abcde"):
         begun.append((name, fits))

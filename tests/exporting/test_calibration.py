@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,25 +14,32 @@ from bertserve.export.errors import CheckpointError
 from bertserve.export.inference import Feed
 from bertserve.service.bundle.files import TOKENIZER_FILE, digest
 from bertserve.service.text.tokenizer import Tokenizer
+from bundles import json_lines
 from staged import Staged
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("staging",)
+pytest_plugins = ("export_fixtures",)
 
 EMPTY = "\u200b"  # a text of which the tokenizer leaves nothing
 TEXTS = ["a good film", "the book was very dull !", EMPTY, "long " * 300]
 
 
-def numbered(count: int) -> bytes:
-    """Returns a file of so many short texts."""
-    return b"".join(b"text %d\n" % i for i in range(count))
+def numbered(count: int, path: Path) -> Path:
+    """Writes a file of so many short texts, and returns its path."""
+    path.write_bytes(b"".join(b"text %d\n" % i for i in range(count)))
+    return path
+
+
+def assert_encoded(expected: list[Any], feeds: list[Feed]) -> None:
+    for encoded, feed in zip(expected, feeds, strict=True):
+        for name in feed:
+            np.testing.assert_array_equal(encoded[name], feed[name])
 
 
 # ---- texts
 
 
 def test_the_built_in_texts_are_700_distinct_ones() -> None:
-    """All lines are texts, and none stands there twice."""
     texts = calibration.read_texts(calibration.BUILT_IN)
 
     assert (700, 700) == (len(texts), len(set(texts)))
@@ -53,7 +60,7 @@ def test_a_sorted_file_gives_texts_of_all_classes(tmp_path: Path) -> None:
 
     for texts in (split.calibration, split.gate, split.report):
         assert pytest.approx(len(texts) / 2, rel=0.1) == sum(line.startswith("good") for line in texts.lines)
-    assert calibration.MAX_TEXTS == sum(map(len, (split.calibration, split.gate, split.report)))
+    assert calibration.MAX_TEXTS == sum(sizes(split))
     assert split == calibration.read_split(tmp_path / "texts.txt")
 
 
@@ -76,15 +83,9 @@ PAIRS = [
 ]
 
 
-def json_lines(path: Path, documents: list[dict[str, object]]) -> Path:
-    """Writes JSON Lines and returns the path."""
-    path.write_text("".join(json.dumps(document) + "\n" for document in documents), encoding="utf-8")
-    return path
-
-
 def test_json_lines_hold_pairs_and_texts(tmp_path: Path) -> None:
     """In the fields of a request, or as the data sets of GLUE name them."""
-    path = json_lines(tmp_path / "pairs.jsonl", [*PAIRS, *({"text": "a", "text_pair": str(i)} for i in range(16))])
+    path = json_lines(tmp_path / "pairs.jsonl", *PAIRS, *({"text": "a", "text_pair": str(i)} for i in range(16)))
     expected = [
         ("A man eats.", "Someone eats."),
         ("A man eats.", "Nobody eats."),
@@ -100,7 +101,6 @@ def test_json_lines_hold_pairs_and_texts(tmp_path: Path) -> None:
     "line", ["no JSON", "[1]", '{"label": 1}', '{"text": 1}', '{"question": "Who?", "choices": ["a", "b"]}', '{"text": ""}']
 )
 def test_json_lines_without_a_text_are_an_error(tmp_path: Path, line: str) -> None:
-    """The message has the number of the line."""
     (tmp_path / "pairs.jsonl").write_text('{"text": "good"}\n\n' + line, encoding="utf-8")
 
     with pytest.raises(CheckpointError, match=r"pairs.jsonl` line 3"):
@@ -119,12 +119,14 @@ def test_pairs_are_refused_for_a_task_of_single_texts() -> None:
     [
         pytest.param(None, "cannot be read: .*No such file", id="no file"),
         pytest.param(b"caf\xe9\n" * 20, "cannot be read: .*utf-8", id="not UTF-8"),
-        pytest.param(numbered(15), "has 15 different texts, but calibration needs at least 16, one per line", id="too few"),
+        pytest.param(
+            b"".join(b"text %d\n" % i for i in range(15)), "has 15 different texts, but calibration needs at least 16", id="too few"
+        ),
         pytest.param(b"text\n" * 100, "has 1 different text, but calibration needs at least 16", id="always the same"),
+        pytest.param(b"", "has 0 different texts", id="empty"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_an_error(tmp_path: Path, content: bytes | None, reason: str) -> None:
-    """The error names the file and what is wrong with it."""
     path = tmp_path / "texts.txt"
     if content is not None:
         path.write_bytes(content)
@@ -132,15 +134,6 @@ def test_a_file_that_cannot_be_used_is_an_error(tmp_path: Path, content: bytes |
     with pytest.raises(CheckpointError, match=reason) as caught:
         calibration.read_texts(path)
     assert f"`{path}`" in str(caught.value)
-
-
-def test_sixteen_texts_are_enough(tmp_path: Path) -> None:
-    """The least that is allowed is allowed, and all splits have some."""
-    (tmp_path / "texts.txt").write_bytes(numbered(16))
-    split = calibration.read_split(tmp_path / "texts.txt")
-
-    assert 16 == len(calibration.read_texts(tmp_path / "texts.txt"))
-    assert (11, 2, 3) == sizes(split)
 
 
 # ---- three splits
@@ -162,19 +155,20 @@ def test_every_third_text_is_held_out() -> None:
     assert sorted(map(str, texts)) == sorted(lines)
 
 
-def test_a_text_that_stands_there_twice_is_in_one_split(tmp_path: Path) -> None:
-    """What was calibrated on is judged on by no copy of it, with other white space either."""
-    (tmp_path / "texts.txt").write_bytes(numbered(30) * 2 + numbered(30).replace(b" ", b"  "))
-    split = calibration.read_split(tmp_path / "texts.txt")
+@pytest.mark.parametrize(("count", "expected"), [(16, (11, 2, 3)), (30, (20, 5, 5))])
+def test_a_text_that_stands_there_twice_is_in_one_split(tmp_path: Path, count: int, expected: tuple[int, int, int]) -> None:
+    """What was calibrated on is judged on by no copy of it, with other white space either. Sixteen texts are enough for all splits."""
+    content = numbered(count, tmp_path / "texts.txt").read_bytes()
+    (tmp_path / "texts.txt").write_bytes(content * 2 + content.replace(b" ", b"  "))
 
-    assert (20, 5, 5) == sizes(split)
+    assert expected == sizes(calibration.read_split(tmp_path / "texts.txt"))
 
 
 def test_with_texts_for_validation_the_report_is_on_these(tmp_path: Path) -> None:
     """Of the others only those of the gate are held out, and the rest is calibrated on."""
-    (tmp_path / "own.txt").write_bytes(numbered(40))
-    (tmp_path / "validation.txt").write_bytes(numbered(60).split(b"text 40\n")[1])
-    split = calibration.read_split(tmp_path / "own.txt", tmp_path / "validation.txt")
+    own = numbered(40, tmp_path / "own.txt")
+    (tmp_path / "validation.txt").write_bytes(b"".join(b"text %d\n" % i for i in range(41, 60)))
+    split = calibration.read_split(own, tmp_path / "validation.txt")
 
     assert (34, 6, 19) == sizes(split)
     assert {f"text {i}" for i in range(40)} == {*split.calibration.lines, *split.gate.lines}
@@ -182,26 +176,21 @@ def test_with_texts_for_validation_the_report_is_on_these(tmp_path: Path) -> Non
 
 
 def test_files_that_share_texts_are_an_error(tmp_path: Path) -> None:
-    """The message names both files, how many texts they share, and what to do; white space does not tell texts apart."""
-    (tmp_path / "own.txt").write_bytes(numbered(40))
-    (tmp_path / "validation.txt").write_bytes(numbered(3).replace(b" ", b"  ") + b"".join(b"other %d\n" % i for i in range(20)))
+    own, shared = numbered(40, tmp_path / "own.txt"), b"text  0\ntext  1\ntext  2\n"
+    (tmp_path / "validation.txt").write_bytes(shared + b"".join(b"other %d\n" % i for i in range(20)))
 
-    with pytest.raises(CheckpointError, match=r"own.txt` and `.*validation.txt` share 3 texts.*remove them.*remove --validation"):
-        calibration.read_split(tmp_path / "own.txt", tmp_path / "validation.txt")
+    with pytest.raises(CheckpointError, match=r"own.txt` and `.*validation.txt` share 3 texts"):
+        calibration.read_split(own, tmp_path / "validation.txt")
 
 
 def test_too_few_texts_for_validation_are_an_error(tmp_path: Path) -> None:
-    """The message says which file it is that has too few."""
-    (tmp_path / "validation.txt").write_bytes(numbered(3))
-
     with pytest.raises(CheckpointError, match=r"validation.txt` has 3 different texts, but validation needs at least 16"):
-        calibration.read_split(calibration.BUILT_IN, tmp_path / "validation.txt")
+        calibration.read_split(calibration.BUILT_IN, numbered(3, tmp_path / "validation.txt"))
 
 
 def test_of_very_many_texts_some_hundred_are_judged_on(tmp_path: Path) -> None:
     """With passages 350 at most, from the whole file."""
-    (tmp_path / "validation.txt").write_bytes(numbered(1000))
-    lines = calibration.read_split(calibration.BUILT_IN, tmp_path / "validation.txt").report.lines
+    lines = calibration.read_split(calibration.BUILT_IN, numbered(1000, tmp_path / "validation.txt")).report.lines
     numbers = [int(line.split()[1]) for line in lines]
 
     assert (332, 332, sorted(numbers)) == (len(lines), len(set(lines)), numbers)
@@ -256,9 +245,7 @@ def test_a_text_is_fed_as_the_checkpoints_tokenizer_encodes_it(all_staged: dict[
     assert [spec.name for spec in staged.loaded.inputs] == list(feeds[0])
     assert [1, 1, 1, 1] == [len(feed["input_ids"]) for feed in feeds]
     assert 130 == feeds[3]["input_ids"].shape[1]
-    for encoded, feed in zip(expected, feeds, strict=True):
-        for name in feed:
-            np.testing.assert_array_equal(encoded[name], feed[name])
+    assert_encoded(expected, feeds)
 
 
 def test_a_question_is_a_text_and_the_next_one(all_staged: dict[str, Staged]) -> None:
@@ -292,9 +279,7 @@ def test_a_classifier_is_fed_half_of_the_texts_as_pairs_too(all_staged: dict[str
     assert [130 + 22, 130 + 12] == [feeds.pop(4)["input_ids"].shape[1] for _ in range(2)]
 
     assert [{0}] * 4 + [{0, 1}] * 3 == [segments(feed) for feed in feeds]
-    for encoded, feed in zip(expected, feeds, strict=True):
-        for name in feed:
-            np.testing.assert_array_equal(encoded[name], feed[name])
+    assert_encoded(expected, feeds)
 
 
 @pytest.mark.parametrize(("task", "expected"), [("text-classification", [{0}, {0, 1}]), ("question-answering", [{0, 1}, {0, 1}])])

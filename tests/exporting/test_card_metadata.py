@@ -11,40 +11,44 @@ from bertserve.export.checkpoint.source import MAX_CARD_BYTES, CardMetadata, rea
 pytestmark = pytest.mark.torch
 
 
-def card(folder: Path, front_matter: str) -> Path:
-    """Writes a card with this front matter and returns its path."""
+def card(folder: Path, content: str | bytes) -> Path:
     path = folder / "README.md"
-    path.write_text(f"---\n{front_matter}\n---\n# A model\n", encoding="utf-8")
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
 
 
+def front(matter: str) -> str:
+    """Returns a card with this front matter."""
+    return f"---\n{matter}\n---\n# A model\n"
+
+
 @pytest.mark.parametrize(
-    ("front_matter", "expected"),
+    ("content", "expected"),
     [
-        ("license: mit", CardMetadata(license=("mit",))),
-        ("license: [mit, apache-2.0]\nlanguage: en", CardMetadata(license=("mit", "apache-2.0"), language=("en",))),
+        (front("license: mit"), CardMetadata(license=("mit",))),
+        ("---\r\nlicense: mit\r\n---\r\n".encode("utf-8-sig"), CardMetadata(license=("mit",))),  # with a byte order mark
+        (front("license: [mit, apache-2.0]\nlanguage: en"), CardMetadata(license=("mit", "apache-2.0"), language=("en",))),
         (
-            "license: other\nlicense_name: our-terms\nlicense_link: LICENSE.md",
+            front("license: other\nlicense_name: our-terms\nlicense_link: LICENSE.md"),
             CardMetadata(license=("other",), license_name="our-terms", license_link="LICENSE.md"),
         ),
-        ("language:\n- 'no'\n- zh\ndatasets:\n- stanfordnlp/sst2", CardMetadata(language=("no", "zh"), datasets=("stanfordnlp/sst2",))),
-        ("license:\nlanguage: []\ntags: {a: 1}\n5: x", CardMetadata()),
+        (
+            front("language:\n- 'no'\n- zh\ndatasets:\n- stanfordnlp/sst2"),
+            CardMetadata(language=("no", "zh"), datasets=("stanfordnlp/sst2",)),
+        ),
+        # other fields, and those without a value; no front matter at the beginning
+        (front("license:\nlanguage: []\ntags: {a: 1}\n5: x"), CardMetadata()),
+        (front(""), CardMetadata()),
         ("", CardMetadata()),
+        ("# A model", CardMetadata()),
+        ("license: mit", CardMetadata()),
+        ("---\nlicense: mit", CardMetadata()),
     ],
 )
-def test_what_a_card_says_is_read(tmp_path: Path, front_matter: str, expected: CardMetadata, caplog: pytest.LogCaptureFixture) -> None:
-    """A text is a list of one; other fields, and those without a value, are nothing to note."""
-    assert expected == read_card_metadata(card(tmp_path, front_matter))
-    assert "" == caplog.text
-
-
-@pytest.mark.parametrize("content", [None, "", "# A model", "license: mit", "---\nlicense: mit"])
-def test_a_checkpoint_without_front_matter_has_none(tmp_path: Path, content: str | None, caplog: pytest.LogCaptureFixture) -> None:
-    """No card, or none with a block of YAML at its beginning."""
-    if content is not None:
-        (tmp_path / "README.md").write_text(content, encoding="utf-8")
-
-    assert CardMetadata() == read_card_metadata(tmp_path / "README.md")
+def test_what_a_card_says_is_read(tmp_path: Path, content: str | bytes, expected: CardMetadata, caplog: pytest.LogCaptureFixture) -> None:
+    """A text is a list of one; what a card does not say is nothing to note, nor is a checkpoint without a card."""
+    assert expected == read_card_metadata(card(tmp_path, content))
+    assert CardMetadata() == read_card_metadata(tmp_path / "none.md")
     assert "" == caplog.text
 
 
@@ -64,54 +68,49 @@ def test_a_value_that_is_no_text_is_left_out_and_noted(
     tmp_path: Path, line: str, key: str, shown: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The note has key and value, and the other fields are read."""
-    found = read_card_metadata(card(tmp_path, f"{line}\n{'license' if key != 'license' else 'language'}: en"))
+    other = "license" if key != "license" else "language"
 
-    assert CardMetadata(**{"license" if key != "license" else "language": ("en",)}) == found
+    assert CardMetadata(**{other: ("en",)}) == read_card_metadata(card(tmp_path, front(f"{line}\n{other}: en")))
     assert caplog.text.count(f"`{key}` in the front matter of `{tmp_path / 'README.md'}` is ") == 1
     assert shown in caplog.text
 
 
+# Gigabytes once they are written out: nine lists of ten aliases each are 10^9 values, and merged keys multiply while they are read.
+LISTS = ["a0: &a0 [x, x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)), "license: *a9"]
+MERGED = ["a0: &a0 {x: 1}", *(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}" for i in range(1, 10))]
+
+
 @pytest.mark.parametrize(
-    "front_matter",
+    ("content", "note"),
     [
-        "- license",
-        "license: [mit",
-        "license: mit\n\tlanguage: en",
-        "a: !!python/object:os.system x",
-        "date: 2024-99-99",
-        "a: !!int ''",
-        "[" * 9999,
-        "a: &a [mit]\nlicense: *a",
+        *(
+            (front(matter), "is not a YAML object")
+            for matter in (
+                "- license",
+                "license: [mit",
+                "license: mit\n\tlanguage: en",
+                "a: !!python/object:os.system x",
+                "date: 2024-99-99",
+                "a: !!int ''",
+                "[" * 9999,
+                "a: &a [mit]\nlicense: *a",
+            )
+        ),
+        ("---\nlicense: mit\n---\n".encode("utf-16"), "is not a YAML object"),
+        (front("\n".join(LISTS)), "has an alias"),
+        (front("\n".join(MERGED)), "has an alias"),
     ],
+    ids=range(11),
 )
-def test_broken_front_matter_is_noted(tmp_path: Path, front_matter: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever YAML makes of it ends no export."""
-    assert CardMetadata() == read_card_metadata(card(tmp_path, front_matter))
-    assert "is not a YAML object" in caplog.text
-
-
-def test_a_card_that_is_not_in_utf_8_is_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Its bytes are not guessed at; one with a byte order mark is read."""
-    (tmp_path / "README.md").write_bytes("---\nlicense: mit\n---\n".encode("utf-16"))
-    assert CardMetadata() == read_card_metadata(tmp_path / "README.md")
-    assert "is not a YAML object" in caplog.text
-    (tmp_path / "README.md").write_bytes("---\r\nlicense: mit\r\n---\r\n".encode("utf-8-sig"))
-    assert ("mit",) == read_card_metadata(tmp_path / "README.md").license
-
-
-def test_a_card_that_is_gigabytes_once_it_is_written_out_is_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Nine lists of ten aliases each are 10^9 values; and merged keys multiply while they are read."""
-    lists = ["a0: &a0 [x, x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)), "license: *a9"]
-    merged = ["a0: &a0 {x: 1}", *(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}" for i in range(1, 10))]
-    for lines in (lists, merged):
-        caplog.clear()
-        assert CardMetadata() == read_card_metadata(card(tmp_path, "\n".join(lines)))
-        assert "has an alias" in caplog.text
+def test_broken_front_matter_is_noted(tmp_path: Path, content: str | bytes, note: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever YAML makes of it ends no export; bytes that are not UTF-8 are not guessed at."""
+    assert CardMetadata() == read_card_metadata(card(tmp_path, content))
+    assert note in caplog.text
 
 
 def test_a_card_without_end_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It is neither read nor quoted."""
-    path = card(tmp_path, "license: mit")
+    path = card(tmp_path, front("license: mit"))
     with path.open("r+b") as file:
         file.truncate(MAX_CARD_BYTES + 1)
     assert CardMetadata() == read_card_metadata(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,51 +29,20 @@ from bertserve.export.validation.agreement import MAX_ROW_ERROR
 from bertserve.export.validation.parity import INT8_SLACK, MAX_ABS_ERROR, measure_parity
 from bertserve.export.validation.reference import Reference
 from bertserve.export.validation.samples import text_requests
-from bertserve.service.backend.onnx_engine import OnnxEngine
-from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, digest, load_bundle
-from bertserve.service.bundle.graph_spec import GraphSpec, Precision
+from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, Bundle, digest, load_bundle
+from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.check import check
 from bertserve.service.settings import Settings
 from bertserve.service.tasks import classify
-from bertserve.service.text.tokenizer import Encoding, Tokenizer
-from checkpoints import CLASSIFICATION, POSITIONS, ROWS, SIZES, PyTorch, bert, few_texts, naming, save
+from bertserve.service.text.tokenizer import Tokenizer
+from bundles import Served, engine_of, exported
+from checkpoints import CLASSIFICATION, POSITIONS, PyTorch, bert, few_texts
 from playback import play_back
-from task_runs import decode, encode
 
 pytestmark = pytest.mark.torch
 
 LONG = "the film was not very good , but the book is great ! " * 40
-
-
-class Served:
-    """A bundle's graph behind the service's own tokenizer, engine and decoder."""
-
-    def __init__(self, path: Path, precision: Precision = "fp32") -> None:
-        bundle = load_bundle(path)
-        graph = bundle.graph("cpu", precision)
-        self.manifest = bundle.manifest
-        spec = bundle.manifest.tokenizer
-        self.tokenizer = Tokenizer(bundle.tokenizer_path, spec)
-        self.engine = OnnxEngine(path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
-
-    def encode(self, text: str, pair: str | None = None) -> Encoding:
-        """Returns the one encoding of a text or pair, truncated to the model's length."""
-        [encoding] = encode(classify, classify.Request(text, pair), self.tokenizer).encodings
-        return encoding
-
-    def logits(self, encodings: Sequence[Encoding]) -> list[NDArray[np.float32]]:
-        """Returns the logits of one batch, float32 [labels] each."""
-        return [row["logits"] for row in self.engine.run(encodings)]
-
-    def classify(self, text: str) -> list[classify.LabelScore]:
-        """Returns labels and scores, best first."""
-        rows = self.engine.run([self.encode(text)])
-        return list(decode(classify, classify.Request(text), rows, self.manifest, self.tokenizer))
-
-
-def silent(line: str) -> None:
-    """Takes a line of progress."""
 
 
 def words(tokens: int) -> str:
@@ -83,146 +52,113 @@ def words(tokens: int) -> str:
 
 
 @dataclass(frozen=True)
-class Exported:
-    """A checkpoint and its bundle."""
+class Usual:
+    """The usual checkpoint and its bundle."""
 
     source: Path
-    target: Path
-    manifest: Manifest
+    bundle: Bundle
 
-    def graph(self, precision: str) -> GraphSpec:
-        """Returns the entry of a graph."""
-        [graph] = [graph for graph in self.manifest.graphs if graph.precision == precision]
-        return graph
+    @property
+    def path(self) -> Path:
+        return self.bundle.path
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.bundle.manifest
+
+    @property
+    def card(self) -> str:
+        return (self.path / CARD_FILE).read_text(encoding="utf-8")
+
+    def graph(self, precision: Any) -> GraphSpec:
+        return self.bundle.graph("cpu", precision)
 
 
-@pytest.fixture(name="exported", scope="module")
-def exported_bundle(tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    """The usual checkpoint, exported as fp32 and int8."""
-    folder = tmp_path_factory.mktemp("exported")
-    source = bert(folder)
-    spec = ExportSpec(str(source), folder / "models", precisions=("fp32", "int8"), calibration=few_texts(folder))
-    target, manifest = export(spec, silent)
-    return Exported(source, target, manifest)
+@pytest.fixture(name="usual", scope="module")
+def usual_bundle(tmp_path_factory: pytest.TempPathFactory) -> Usual:
+    source = bert(tmp_path_factory.mktemp("exported"))
+    return Usual(source, exported(source, precisions=("fp32", "int8"), calibration=few_texts(source.parent)))
 
 
 @pytest.fixture(name="served", scope="module")
-def served_bundle(exported: Exported) -> Served:
-    """The usual bundle's fp32 graph in the service's hands."""
-    return Served(exported.target)
+def served_bundle(usual: Usual) -> Served:
+    return Served(usual.bundle)
 
 
 @pytest.fixture(name="pytorch", scope="module")
-def pytorch_checkpoint(exported: Exported) -> PyTorch:
-    """The usual checkpoint in transformers."""
-    return PyTorch(exported.source)
+def pytorch_checkpoint(usual: Usual) -> PyTorch:
+    return PyTorch(usual.source)
 
 
 # ---- the folder and the manifest
 
 
-def test_a_bundle_holds_manifest_tokenizer_card_and_graphs(exported: Exported) -> None:
-    """The folder has these five files and nothing else."""
-    expected = {CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, "model.cpu.fp32.onnx", "model.cpu.int8.onnx"}
+def test_a_bundle_holds_manifest_tokenizer_card_and_graphs(usual: Usual) -> None:
+    """The folder is alone, may be read by other users, and no file of it holds a path of the machine that it was made on."""
+    secrets = [str(usual.source.parent).encode(), b"site-packages"]
 
-    assert expected == {path.name for path in exported.target.iterdir()}
-
-
-def test_nothing_but_the_bundle_is_left_in_the_output_folder(exported: Exported) -> None:
-    """No temporary folder stays behind."""
-    assert [exported.target] == list(exported.target.parent.iterdir())
-
-
-def test_the_service_verifies_what_was_exported(exported: Exported) -> None:
-    """`bertserve.service.bundle.load` accepts the folder and reads the manifest that the export returned."""
-    assert exported.manifest == load_bundle(exported.target).manifest
+    assert {CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, "model.cpu.fp32.onnx", "model.cpu.int8.onnx"} == {
+        path.name for path in usual.path.iterdir()
+    }
+    assert [usual.path] == list(usual.path.parent.iterdir())
+    assert 0o755 == usual.path.stat().st_mode & 0o777
+    assert [] == [path.name for path in usual.path.iterdir() for secret in secrets if secret in path.read_bytes()]
 
 
-def test_another_user_may_read_the_bundle(exported: Exported) -> None:
-    """The folder does not keep the private mode of a temporary one."""
-    assert 0o755 == exported.target.stat().st_mode & 0o777
-
-
-def test_the_stored_example_checks(exported: Exported, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_stored_example_checks(usual: Usual, capsys: pytest.CaptureFixture[str]) -> None:
     """`bert-serve check` gets the stored result from the default graph."""
-    assert 0 == bertserve.service.cli.main(["check", "--models", str(exported.target.parent)])
+    assert 0 == bertserve.service.cli.main(["check", "--models", str(usual.path.parent)])
     assert "tiny-bert: text-classification, cpu/int8: ok" in capsys.readouterr().out
 
 
-def test_truncation_and_padding_of_the_training_are_gone(exported: Exported) -> None:
-    """`tokenizer.json` comes without both, although the checkpoint's has both."""
-    document = json.loads((exported.target / TOKENIZER_FILE).read_text(encoding="utf-8"))
-
-    assert (None, None) == (document["truncation"], document["padding"])
-
-
-def test_the_graph_names_no_path_of_the_exporting_machine(exported: Exported) -> None:
-    """No file of the bundle holds a path of the machine that it was made on."""
-    secrets = [str(exported.source.parent).encode(), b"site-packages"]
-
-    assert [] == [path.name for path in exported.target.iterdir() for secret in secrets if secret in path.read_bytes()]
-
-
-def test_templates_say_where_special_tokens_and_segments_are(exported: Exported) -> None:
-    """BERT's templates are read off the tokenizer, for one text and for two."""
+def test_the_tokenizer_is_that_of_the_checkpoint_without_its_training(usual: Usual) -> None:
+    """Without truncation and padding, which the checkpoint's file has; BERT's templates are read off it, for one text and for two."""
+    document = json.loads((usual.path / TOKENIZER_FILE).read_text(encoding="utf-8"))
     cls, sep = {"special": "[CLS]", "id": 2, "type_id": 0}, {"special": "[SEP]", "id": 3, "type_id": 0}
     a, b = {"text": "a", "type_id": 0}, {"text": "b", "type_id": 1}
-    spec = exported.manifest.tokenizer
+    spec = usual.manifest.tokenizer
 
+    assert (None, None) == (document["truncation"], document["padding"])
     assert [cls, a, sep] == [piece.model_dump() for piece in spec.single]
     assert [cls, a, sep, b, {**sep, "type_id": 1}] == [piece.model_dump() for piece in spec.pair]
 
 
-def test_inputs_are_named_with_what_fills_them(exported: Exported) -> None:
-    """Each of BERT's three inputs has its fill, and the output is one row of logits per text."""
-    expected = {"input_ids": "token_ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
-    graph = exported.graph("fp32")
-
-    assert expected == {spec.name: spec.fill for spec in graph.inputs}
-    assert [("logits", "per_text")] == [(spec.name, spec.kind) for spec in graph.outputs]
-
-
-def test_the_manifest_says_where_the_bundle_came_from(exported: Exported) -> None:
+def test_the_manifest_says_where_the_bundle_came_from(usual: Usual) -> None:
     """Name of the checkpoint without its path, no revision, and the versions that made it."""
-    source = exported.manifest.source
+    source = usual.manifest.source
 
     assert ("tiny-bert", None, 64) == (source.checkpoint, source.revision, len(source.weights_sha256))
     assert {"bertserve", "python", "torch", "transformers", "onnx", "onnxscript", "onnxruntime", "tokenizers"} == set(source.versions)
-
-
-def test_the_last_precision_is_the_default_graph(exported: Exported) -> None:
-    """`fp32,int8` makes int8 the default."""
-    assert ["int8"] == [graph.precision for graph in exported.manifest.graphs if graph.default]
+    assert ((), None, ()) == (source.license, source.license_name, source.datasets)
 
 
 @pytest.mark.full_grid
 def test_int8_that_answers_otherwise_is_no_default_unless_asked_for(
-    exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    usual: Usual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Then fp32 is; its answer is the stored example, and command and card warn of int8, which is there for those who name it."""
-    play_back(monkeypatch, exported.source)
+    play_back(monkeypatch, usual.source)
     monkeypatch.setattr("bertserve.service.bundle.validation_policy.ENOUGH_AGREEMENT", 1.01)
-    models, texts = tmp_path / "models", str(few_texts(tmp_path))
-    assert 0 == cli.main([str(exported.source), "--output", str(models), "--calibration", texts])
-    manifest = load_bundle(models / "tiny-bert").manifest
+    models = tmp_path / "models"
+    assert 0 == cli.main([str(usual.source), "--output", str(models), "--calibration", str(few_texts(tmp_path))])
+    bundle = load_bundle(models / "tiny-bert")
 
-    assert {"fp32": True, "int8": False} == {graph.precision: graph.default for graph in manifest.graphs}
+    assert {"fp32": True, "int8": False} == {graph.precision: graph.default for graph in bundle.manifest.graphs}
     warnings = [line for line in capsys.readouterr().err.splitlines() if "WARNING" in line]
     assert any("graph cpu/int8: answers agree on" in line and "it is not the default graph" in line for line in warnings)
-    assert "**Warning:** graph cpu/int8: answers agree on" in (models / "tiny-bert" / CARD_FILE).read_text(encoding="utf-8")
+    assert "**Warning:** graph cpu/int8: answers agree on" in (bundle.path / CARD_FILE).read_text(encoding="utf-8")
     assert 0 == asyncio.run(check(Settings(models=(models,))))
 
 
-def test_int8_is_compared_on_ordinary_texts_too(exported: Exported, tmp_path: Path) -> None:
+def test_int8_is_compared_on_ordinary_texts_too(usual: Usual) -> None:
     """On those that it was not calibrated on alone; its answers may differ, where those of fp32 may not."""
-    split = calibration.read_split(few_texts(tmp_path)).with_passages(
-        Tokenizer(exported.target / TOKENIZER_FILE, exported.manifest.tokenizer)
-    )
-    requests = text_requests("text-classification", split.report, exported.manifest.tokenizer)
+    tokenizer = Tokenizer(usual.bundle.tokenizer_path, usual.manifest.tokenizer)
+    split = calibration.read_split(usual.source.parent / "texts.txt").with_passages(tokenizer)
+    requests = text_requests("text-classification", split.report, usual.manifest.tokenizer)
 
     assert 3 == len(split.report.lines)
     assert 3 + 1 <= len(requests)  # every second text as a pair too
-    assert [19, 19 + len(requests)] == [exported.graph(precision).evidence.samples for precision in ("fp32", "int8")]
+    assert [19, 19 + len(requests)] == [usual.graph(precision).evidence.samples for precision in ("fp32", "int8")]
 
 
 BROKEN: dict[str, tuple[int, Callable[[NDArray[Any]], NDArray[Any]]]] = {
@@ -232,20 +168,20 @@ BROKEN: dict[str, tuple[int, Callable[[NDArray[Any]], NDArray[Any]]]] = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_int8_with_one_broken_matrix_is_refused(exported: Exported, tmp_path: Path, kind: str) -> None:
+def test_int8_with_one_broken_matrix_is_refused(usual: Usual, tmp_path: Path, kind: str) -> None:
     """Whichever of the ten it is; the graph as it was made is within the bound, which is relative to the spread of the outputs."""
-    graph, spec = exported.graph("int8"), exported.manifest.tokenizer
-    tokenizer = Tokenizer(exported.target / TOKENIZER_FILE, spec)
-    checkpoint = replace(load_checkpoint(str(exported.source)), inputs=graph.inputs)
+    graph = usual.graph("int8")
+    tokenizer = Tokenizer(usual.bundle.tokenizer_path, usual.manifest.tokenizer)
+    checkpoint = replace(load_checkpoint(str(usual.source)), inputs=graph.inputs)
     requests = [classify.Request(str(text)) for text in calibration.read_texts(calibration.BUILT_IN)[20:60:3]]
     reference = Reference(checkpoint, [], requests)
 
     def compare(path: Path) -> None:
-        engine = OnnxEngine(path, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
+        engine = engine_of(usual.bundle, graph, path)
         measure_parity(engine, tokenizer, reference, checkpoint, "int8", INT8_SLACK * graph.evidence.quantization_error)
 
-    compare(exported.target / graph.file)
-    model = onnx.load(str(exported.target / graph.file))
+    compare(usual.path / graph.file)
+    model = onnx.load(str(usual.path / graph.file))
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     place, broken = BROKEN[kind]
     products = [node for node in model.graph.node if node.op_type == "MatMulIntegerToFloat"]
@@ -254,92 +190,62 @@ def test_int8_with_one_broken_matrix_is_refused(exported: Exported, tmp_path: Pa
         whole = onnx.TensorProto.FromString(tensor.SerializeToString())
         tensor.CopyFrom(numpy_helper.from_array(broken(numpy_helper.to_array(whole)), whole.name))
         onnx.save(model, str(tmp_path / "broken.onnx"))
-        with pytest.raises(ParityError, match=r"int8 logits differ from the checkpoint's by .* of their spread.*--calibration"):
+        with pytest.raises(ParityError, match=r"int8 logits differ .* of their spread.*--calibration"):
             compare(tmp_path / "broken.onnx")
         tensor.CopyFrom(whole)
     assert 10 == len(products)
 
 
-def test_the_order_of_precisions_decides_the_default(exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`int8,fp32` makes fp32 the default."""
-    play_back(monkeypatch, exported.source)
-    _, manifest = export(ExportSpec(str(exported.source), tmp_path, precisions=("int8", "fp32"), calibration=few_texts(tmp_path)), silent)
+@pytest.mark.parametrize("precisions", [("int8", "fp32"), ("int8",)])
+def test_the_last_precision_is_the_default_graph(
+    usual: Usual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precisions: tuple[str, ...]
+) -> None:
+    """The other graphs are those that were asked for: without fp32 its graph is compared but not kept."""
+    play_back(monkeypatch, usual.source)
+    bundle = exported(usual.source, tmp_path, precisions=precisions, calibration=few_texts(tmp_path))
 
-    assert ["fp32"] == [graph.precision for graph in manifest.graphs if graph.default]
-
-
-def test_one_precision_alone_is_the_only_graph(exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With `int8` alone the fp32 graph is compared but not kept."""
-    play_back(monkeypatch, exported.source)
-    target, _ = export(ExportSpec(str(exported.source), tmp_path, precisions=("int8",), calibration=few_texts(tmp_path)), silent)
-
-    assert ["model.cpu.int8.onnx"] == [path.name for path in target.glob("*.onnx")]
+    assert {name: name == precisions[-1] for name in precisions} == {graph.precision: graph.default for graph in bundle.manifest.graphs}
+    assert {f"model.cpu.{name}.onnx" for name in precisions} == {path.name for path in bundle.path.glob("*.onnx")}
+    assert {"fp32": False, "int8": True} == {graph.precision: graph.default for graph in usual.manifest.graphs}
 
 
-def test_fp32_is_batch_invariant(exported: Exported) -> None:
-    """The measured difference of a row in a batch is within the bound, and the manifest says so."""
-    graph = exported.graph("fp32")
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_graph_stands_in_the_manifest_with_its_validation(usual: Usual, precision: str) -> None:
+    """What fills its inputs, its form, that neighbors move no row, its opset, its errors by length, and the speed of one text."""
+    graph = usual.graph(precision)
+    validation, lengths = graph.evidence, graph.evidence.lengths
+    opsets = {opset.domain: opset.version for opset in onnx.load(str(usual.path / graph.file)).opset_import}
 
-    assert (True, True) == (graph.batch_invariant, graph.evidence.worst_row_error <= MAX_ROW_ERROR)
+    fills = {"input_ids": "token_ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+    assert fills == {spec.name: spec.fill for spec in graph.inputs}
+    assert [("logits", "per_text")] == [(spec.name, spec.kind) for spec in graph.outputs]
+    assert "torchscript opset 17, packed MultiHeadAttention with key padding, last layer for the first token only" == graph.form
+    assert (True, True) == (graph.batch_invariant, validation.worst_row_error <= MAX_ROW_ERROR)
+    assert opsets[""] == validation.opset
+    # ranges of lengths double up to the model's, hold all rows, and the worst of them is the worst of all
+    assert [16, 32, 64, 128, 160] == [entry.up_to for entry in lengths]
+    assert sum(entry.rows for entry in lengths) > validation.samples  # some samples have several windows
+    assert validation.worst_abs_error == max(entry.worst_abs_error for entry in lengths)
+    assert validation.worst_rel_error == max(entry.worst_rel_error for entry in lengths)
+    assert all(entry.worst_abs_error > 0 for entry in lengths)
+    assert validation.speed is not None
+    assert [16, 64, 128, POSITIONS] == [timing.length for timing in validation.speed.timings]
+    assert all(timing.median_ms > 0 for timing in validation.speed.timings)
+    assert (True, 1) == (validation.speed.cpu != "", validation.speed.threads)
 
 
-def test_int8_is_batch_invariant(exported: Exported) -> None:
-    """Scales are fixed, so int8 is as independent of a row's neighbors as fp32, and the manifest says so."""
-    graph = exported.graph("int8")
-
-    assert (True, True) == (graph.batch_invariant, graph.evidence.worst_row_error <= MAX_ROW_ERROR)
-
-
-def test_the_form_says_that_the_last_layer_is_narrowed(exported: Exported) -> None:
-    """A classifier's graphs compute the last layer for the first token only, and both entries say so."""
-    forms = [graph.form for graph in exported.manifest.graphs]
-
-    assert ["torchscript opset 17, packed MultiHeadAttention with key padding, last layer for the first token only"] * 2 == forms
-
-
-def test_validation_of_fp32_is_complete(exported: Exported) -> None:
+def test_validation_of_fp32_is_complete(usual: Usual) -> None:
     """All samples within the bound, all labels agreeing, attention fused in both layers, nothing quantized."""
-    validation = exported.graph("fp32").evidence
+    validation = usual.graph("fp32").evidence
 
     assert (19, 1.0, 2, {}) == (validation.samples, validation.label_agreement, validation.fusions["Attention"], validation.quantized)
     assert 0 <= validation.worst_abs_error <= MAX_ABS_ERROR["fp32"]
     assert validation.nodes > 0
 
 
-@pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_errors_stand_by_length(exported: Exported, precision: str) -> None:
-    """Ranges double up to the model's length, hold all rows, and the worst of them is the worst of all."""
-    validation = exported.graph(precision).evidence
-    lengths = validation.lengths
-
-    assert [16, 32, 64, 128, 160] == [entry.up_to for entry in lengths]
-    assert sum(entry.rows for entry in lengths) > validation.samples  # some samples have several windows
-    assert validation.worst_abs_error == max(entry.worst_abs_error for entry in lengths)
-    assert validation.worst_rel_error == max(entry.worst_rel_error for entry in lengths)
-    assert all(entry.worst_abs_error > 0 for entry in lengths)
-
-
-def test_speed_is_of_the_usual_lengths_and_the_models_own(exported: Exported) -> None:
-    """Milliseconds of one text, with the processor's name."""
-    speed = exported.graph("int8").evidence.speed
-    assert speed is not None
-
-    assert [16, 64, 128, POSITIONS] == [timing.length for timing in speed.timings]
-    assert all(timing.median_ms > 0 for timing in speed.timings)
-    assert (True, 1) == (speed.cpu != "", speed.threads)
-
-
-def test_the_opset_stands_in_the_validation(exported: Exported) -> None:
-    """Of ONNX's own operators, as in the file."""
-    graph = exported.graph("fp32")
-    opsets = {opset.domain: opset.version for opset in onnx.load(str(exported.target / graph.file)).opset_import}
-
-    assert opsets[""] == graph.evidence.opset
-
-
-def test_validation_of_int8_counts_what_was_quantized(exported: Exported) -> None:
+def test_validation_of_int8_counts_what_was_quantized(usual: Usual) -> None:
     """Four products in the first layer, five in the last, where the query stands alone, the pooler, and the word embedding."""
-    quantized = exported.graph("int8").evidence.quantized
+    quantized = usual.graph("int8").evidence.quantized
 
     assert {"MatMulIntegerToFloat", "PerRowEmbedding", "FloatUnits", "FloatInputs"} <= set(quantized)
     assert (10, 1) == (quantized["MatMulIntegerToFloat"], quantized["PerRowEmbedding"])
@@ -353,26 +259,27 @@ def untimed(target: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
-def test_the_same_checkpoint_gives_the_same_files(exported: Exported, tmp_path: Path) -> None:
+def test_the_same_checkpoint_gives_the_same_files(usual: Usual, tmp_path: Path) -> None:
     """An export is repeatable to the byte, but for the times that it measured."""
-    again, _ = export(ExportSpec(str(exported.source), tmp_path, precisions=("fp32", "int8"), calibration=few_texts(tmp_path)), silent)
-    timed = {MANIFEST_FILE, CARD_FILE}
+    again = exported(usual.source, tmp_path, precisions=("fp32", "int8"), calibration=few_texts(tmp_path)).path
+    digests = [
+        {path.name: path.name in (MANIFEST_FILE, CARD_FILE) or digest(path) for path in folder.iterdir()} for folder in (usual.path, again)
+    ]
 
-    assert {p.name: p.name in timed or digest(p) for p in exported.target.iterdir()} == {
-        p.name: p.name in timed or digest(p) for p in again.iterdir()
-    }
-    assert untimed(exported.target) == untimed(again)
+    assert digests[0] == digests[1]
+    assert untimed(usual.path) == untimed(again)
 
 
 def test_every_stage_reports_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Progress has one line for each finished stage, and the built-in texts are what int8 is calibrated and judged on."""
+    """Progress has one line for each finished stage; the built-in texts are what int8 is calibrated and judged on; the manifest is the file's."""
     lines: list[str] = []
     play_back(monkeypatch, source := bert(tmp_path))
-    export(ExportSpec(str(source), tmp_path / "models"), lines.append)
+    target, manifest = export(ExportSpec(str(source), tmp_path / "models"), lines.append)
 
     stages = ["load", "trace", "optimize", "reference", "parity", "quantize", "parity", "package"]
     assert stages == [line.split()[0] for line in lines]
     assert re.match(r"quantize  int8, calibrated on 479 texts, judged on 70 others  \(", lines[5])
+    assert manifest == load_bundle(target).manifest
 
 
 # ---- checkpoints that differ
@@ -401,12 +308,10 @@ def test_the_activation_follows_the_problem_type(tmp_path: Path, labels: tuple[s
     [(("negative", "positive"), None), (("toxic", "spam", "rude"), "multi_label_classification"), (("stars",), "regression")],
 )
 def test_scores_are_those_of_the_transformers_pipeline(tmp_path: Path, labels: tuple[str, ...], problem_type: str | None) -> None:
-    """Softmax, sigmoid and no activation give the pipeline's labels, scores and order."""
     source = bert(tmp_path, labels=labels, problem_type=problem_type)
-    target, _ = export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), silent)
     pipeline = transformers.pipeline("text-classification", model=str(source), top_k=None, device="cpu")
     [expected] = pipeline(["the film was not very good"])
-    actual = Served(target).classify("the film was not very good")
+    [actual] = Served(exported(source)).answer({"inputs": "the film was not very good", "parameters": {"top_k": len(labels)}})
 
     assert [item["label"] for item in expected] == [item["label"] for item in actual]
     assert [item["score"] for item in expected] == pytest.approx([item["score"] for item in actual], abs=1e-5)
@@ -418,7 +323,6 @@ def test_scores_are_those_of_the_transformers_pipeline(tmp_path: Path, labels: t
 def test_the_usable_length_is_the_smaller_of_positions_and_tokenizer(
     tmp_path: Path, positions: int, model_max_length: int, expected: int
 ) -> None:
-    """Neither the position table nor the tokenizer's own limit is exceeded."""
     source = bert(tmp_path, positions=positions, model_max_length=model_max_length)
 
     assert expected == load_checkpoint(str(source)).tokenizer_spec.max_length
@@ -427,169 +331,108 @@ def test_the_usable_length_is_the_smaller_of_positions_and_tokenizer(
 @pytest.mark.parametrize("positions", [64, pytest.param(128, marks=pytest.mark.full_grid), pytest.param(130, marks=pytest.mark.full_grid)])
 def test_a_short_checkpoint_is_exported(tmp_path: Path, positions: int) -> None:
     """A length with no room for the usual stride of windows is no obstacle."""
-    source = bert(tmp_path, positions=positions)
-    _, manifest = export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), silent)
-
-    assert positions == manifest.tokenizer.max_length
+    assert positions == exported(bert(tmp_path, positions=positions)).manifest.tokenizer.max_length
 
 
 def test_half_precision_weights_are_widened(tmp_path: Path) -> None:
     """A checkpoint stored in float16 is exported from, and compared with, its weights in float32."""
     source = bert(tmp_path)
     transformers.AutoModelForSequenceClassification.from_pretrained(source).half().save_pretrained(source)
-    target, _ = export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), silent)
-    served = Served(target)
-    [actual] = served.logits([served.encode("a good film")])
+    [actual] = Served(exported(source)).alone(classify.Request("a good film"))
 
-    np.testing.assert_allclose(PyTorch(source).logits("a good film"), actual, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(PyTorch(source).logits("a good film"), actual["logits"], rtol=0, atol=1e-4)
 
 
 @pytest.mark.full_grid
 def test_sharded_weights_are_read(tmp_path: Path) -> None:
-    """A checkpoint of several safetensors files gives the graph of the same checkpoint in one."""
     source = bert(tmp_path)
-    whole, _ = export(ExportSpec(str(source), tmp_path / "whole", precisions=("fp32",)), silent)
+    whole = exported(source, tmp_path / "whole").path
     model = transformers.AutoModelForSequenceClassification.from_pretrained(source)
     (source / "model.safetensors").unlink()
     model.save_pretrained(source, max_shard_size="100KB")
     assert len(list(source.glob("*.safetensors"))) > 1
-    shards, _ = export(ExportSpec(str(source), tmp_path / "shards", precisions=("fp32",)), silent)
+    shards = exported(source, tmp_path / "shards").path
 
     assert digest(whole / "model.cpu.fp32.onnx") == digest(shards / "model.cpu.fp32.onnx")
 
 
-def test_a_vocabulary_file_is_tokenizer_enough(exported: Exported, tmp_path: Path) -> None:
+def test_a_vocabulary_file_is_tokenizer_enough(served: Served, tmp_path: Path) -> None:
     """An old checkpoint with `vocab.txt` in place of `tokenizer.json` tokenizes as the same one with it."""
     source = bert(tmp_path)
     (source / "tokenizer.json").unlink()
     (source / "vocab.txt").write_text("\n".join(tiny.VOCABULARY) + "\n", encoding="utf-8")
-    target, manifest = export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), silent)
-    text = "The film wasn't [bad], ünknown 看 words"
+    bundle = exported(source)
+    expected, actual = (each.encodings(classify.Request("The film wasn't [bad], ünknown 看 words")) for each in (served, Served(bundle)))
 
-    assert exported.manifest.tokenizer.pair == manifest.tokenizer.pair
-    assert Served(exported.target).encode(text).ids.tolist() == Served(target).encode(text).ids.tolist()
-
-
-FAMILIES: dict[str, tuple[str, Any, dict[str, Any]]] = {
-    "roberta": (
-        "RobertaForSequenceClassification",
-        transformers.RobertaConfig,
-        {**SIZES, "max_position_embeddings": POSITIONS + 1, "pad_token_id": 0},
-    ),
-    "electra": (
-        "ElectraForSequenceClassification",
-        transformers.ElectraConfig,
-        {**SIZES, "max_position_embeddings": POSITIONS, "embedding_size": 16},
-    ),
-    "distilbert": (
-        "DistilBertForSequenceClassification",
-        transformers.DistilBertConfig,
-        {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "max_position_embeddings": POSITIONS},
-    ),
-}
-
-
-@pytest.mark.full_grid
-@pytest.mark.parametrize("family", FAMILIES)
-def test_bert_relatives_answer_as_in_pytorch(tmp_path: Path, family: str) -> None:
-    """Relatives without token types, or with an offset of positions, answer a text of full length and a short one padded to it."""
-    architecture, config, fields = FAMILIES[family]
-    made = config(vocab_size=ROWS, **fields, **naming(tiny.LABELS))
-    source = save(tmp_path / family, architecture, made, tokenizer_class="PreTrainedTokenizerFast")
-    target, manifest = export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), silent)
-    served, pytorch = Served(target), PyTorch(source)
-    actual = served.logits([served.encode(LONG), served.encode("a good film")])
-
-    assert manifest.tokenizer.max_length == POSITIONS
-    np.testing.assert_allclose([pytorch.logits(LONG), pytorch.logits("a good film")], actual, rtol=0, atol=1e-4)
-
-
-# ---- answers
-
-
-@pytest.mark.parametrize("tokens", [*range(2, 65), POSITIONS - 1, POSITIONS])
-def test_a_text_of_each_length_is_answered_as_in_pytorch(served: Served, pytorch: PyTorch, tokens: int) -> None:
-    """From the empty text to the last position the logits are PyTorch's."""
-    encoding = served.encode(words(tokens))
-    [actual] = served.logits([encoding])
-
-    assert tokens == len(encoding)
-    np.testing.assert_allclose(pytorch.logits(words(tokens)), actual, rtol=0, atol=1e-4)
-
-
-TEXTS = [
-    "",
-    " \t\n",
-    "good",
-    "zebra",
-    "Ünïcödé 看 😴",
-    "bad " * 7,
-    "good " + "the " * 62,
-    "the " * 62 + "good",
-    words(POSITIONS),
-    LONG,
-]
-PAIRS = [("a film", "the book"), ("", "only the second"), ("good", LONG), (LONG, "bad"), (LONG, LONG), ("the first", "x " * 155)]
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_a_text_is_answered_as_in_pytorch(served: Served, pytorch: PyTorch, text: str) -> None:
-    """Empty, unknown, unicode and truncated texts have PyTorch's logits."""
-    [actual] = served.logits([served.encode(text)])
-
-    np.testing.assert_allclose(pytorch.logits(text), actual, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("pair", PAIRS)
-def test_a_pair_is_answered_as_in_pytorch(served: Served, pytorch: PyTorch, pair: tuple[str, str]) -> None:
-    """Two texts, either of them long or empty, have PyTorch's logits."""
-    [actual] = served.logits([served.encode(*pair)])
-
-    np.testing.assert_allclose(pytorch.logits(*pair), actual, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("text", ["good", "the " * 62 + "good", words(POSITIONS)])
-def test_a_padded_text_is_answered_as_in_pytorch(served: Served, pytorch: PyTorch, text: str) -> None:
-    """A text in a batch that is padded to the full length has PyTorch's logits of it alone."""
-    batch = served.logits([served.encode(LONG), served.encode(text), served.encode("a", "b"), served.encode("")])
-
-    np.testing.assert_allclose(pytorch.logits(text), batch[1], rtol=0, atol=1e-4)
-
-
-def test_a_row_in_a_batch_is_the_row_alone(served: Served) -> None:
-    """In fp32 the neighbors of a text do not move its logits, wherever it stands in the batch."""
-    encodings = [served.encode(text) for text in TEXTS] + [served.encode(*pair) for pair in PAIRS]
-    alone = [served.logits([encoding])[0] for encoding in encodings]
-
-    np.testing.assert_allclose(alone, served.logits(encodings), rtol=0, atol=MAX_ROW_ERROR)
-    np.testing.assert_allclose(alone[::-1], served.logits(encodings[::-1]), rtol=0, atol=MAX_ROW_ERROR)
-
-
-def test_word_order_and_segments_matter(served: Served) -> None:
-    """The comparison is not one of constants: positions and token types move the logits of the test model."""
-    texts = [("good film", None), ("film good", None), ("good", "film"), ("film", "good")]
-    logits = [served.logits([served.encode(*text)])[0].round(3).tolist() for text in texts]
-
-    assert 4 == len({tuple(row) for row in logits})
-
-
-def test_int8_is_near_pytorch(exported: Exported, pytorch: PyTorch) -> None:
-    """The int8 graph's logits stay within an error that the validation report admits, times two for texts it has not seen."""
-    served = Served(exported.target, "int8")
-    actual = [served.logits([served.encode(text)])[0] for text in TEXTS]
-    allowed = 2 * exported.graph("int8").evidence.worst_abs_error
-
-    np.testing.assert_allclose([pytorch.logits(text) for text in TEXTS], actual, rtol=0, atol=allowed)
+    assert served.manifest.tokenizer.pair == bundle.manifest.tokenizer.pair
+    assert expected[0].ids.tolist() == actual[0].ids.tolist()
 
 
 def test_the_task_can_be_given_where_the_architecture_does_not_say(tmp_path: Path) -> None:
-    """A checkpoint without `architectures` is exported when --task names the task."""
     source = bert(tmp_path)
     document = json.loads((source / "config.json").read_text())
     del document["architectures"]
     (source / "config.json").write_text(json.dumps(document))
 
     assert CLASSIFICATION == type(load_checkpoint(str(source), task="text-classification").model).__name__
+
+
+# ---- answers
+
+
+INPUTS: list[tuple[str, str | None]] = [
+    *((words(tokens), None) for tokens in [*range(2, 65), POSITIONS - 1, POSITIONS]),
+    ("", None),
+    (" \t\n", None),
+    ("good", None),
+    ("zebra", None),
+    ("Ünïcödé 看 😴", None),
+    ("bad " * 7, None),
+    ("good " + "the " * 62, None),
+    ("the " * 62 + "good", None),
+    (LONG, None),
+    ("a film", "the book"),
+    ("", "only the second"),
+    ("good", LONG),
+    (LONG, "bad"),
+    (LONG, LONG),
+    ("the first", "x " * 155),
+]
+
+
+def requests_of(inputs: list[tuple[str, str | None]]) -> list[classify.Request]:
+    return [classify.Request(*texts) for texts in inputs]
+
+
+def test_texts_and_pairs_are_answered_as_in_pytorch(served: Served, pytorch: PyTorch) -> None:
+    """From the empty text to the last position, unknown, unicode and truncated: alone, and padded in one batch in either order."""
+    encodings = served.encodings(*requests_of(INPUTS))
+    expected = [pytorch.logits(*texts) for texts in INPUTS]
+    alone = [served.engine.run([encoding])[0]["logits"] for encoding in encodings]
+
+    assert [*range(2, 65), POSITIONS - 1, POSITIONS] == [len(encoding) for encoding in encodings[:65]]
+    np.testing.assert_allclose(expected, alone, rtol=0, atol=1e-4)
+    for step in (1, -1):
+        together = [row["logits"] for row in served.engine.run(encodings[::step])][::step]
+        np.testing.assert_allclose(expected, together, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(alone, together, rtol=0, atol=MAX_ROW_ERROR)
+
+
+def test_word_order_and_segments_matter(served: Served) -> None:
+    """The comparison is not one of constants: positions and token types move the logits of the test model."""
+    texts = [("good film", None), ("film good", None), ("good", "film"), ("film", "good")]
+    logits = [served.alone(request)[0]["logits"].round(3).tolist() for request in requests_of(texts)]
+
+    assert 4 == len({tuple(row) for row in logits})
+
+
+def test_int8_is_near_pytorch(usual: Usual, pytorch: PyTorch) -> None:
+    """The int8 graph's logits stay within an error that the validation report admits, times two for texts it has not seen."""
+    served, inputs = Served(usual.bundle, "int8"), INPUTS[64:]
+    actual = [served.alone(request)[0]["logits"] for request in requests_of(inputs)]
+    allowed = 2 * usual.graph("int8").evidence.worst_abs_error
+
+    np.testing.assert_allclose([pytorch.logits(*texts) for texts in inputs], actual, rtol=0, atol=allowed)
 
 
 # ---- the card
@@ -617,61 +460,45 @@ def test_what_the_checkpoints_own_card_says_is_kept(tmp_path: Path) -> None:
     """
     source = bert(tmp_path)
     (source / "README.md").write_text(OWN_CARD, encoding="utf-8")
-    target, manifest = export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), silent)
+    target = exported(source).path
     card = (target / CARD_FILE).read_text(encoding="utf-8")
     said = {"license": "other", "license_name": "our-terms", "language": ["en", "no"], "datasets": ["stanfordnlp/sst2"]}
 
     assert said == metadata_load(target / CARD_FILE)
     stored = json.loads((target / MANIFEST_FILE).read_text(encoding="utf-8"))["source"]
     assert said | {"license": ["other"], "license_link": None} == {name: stored[name] for name in [*said, "license_link"]}
-    assert manifest.source == load_bundle(target).manifest.source
     assert card.endswith("The checkpoint has this card:\n\n## My model\n\nTrained on films.\n")
     assert "\n---\n# tiny-bert\n" in card
 
 
-def test_a_checkpoint_that_says_nothing_of_its_license_has_none(exported: Exported) -> None:
-    """The card then begins with its title, and the manifest has empty fields."""
-    assert ((), None, ()) == (exported.manifest.source.license, exported.manifest.source.license_name, exported.manifest.source.datasets)
-    assert (exported.target / CARD_FILE).read_text(encoding="utf-8").startswith(f"# {exported.manifest.name}\n")
-
-
-def test_the_card_has_a_row_of_validation_for_each_graph(exported: Exported) -> None:
-    """The table names each graph and its measured error."""
-    card = (exported.target / CARD_FILE).read_text(encoding="utf-8")
-    rows = {graph.file: next(line for line in card.splitlines() if f"`{graph.file}`" in line) for graph in exported.manifest.graphs}
-
-    assert {g.file: True for g in exported.manifest.graphs} == {
-        g.file: f"{g.evidence.worst_abs_error:.1e}" in rows[g.file] for g in exported.manifest.graphs
-    }
-
-
-def test_the_card_has_the_tables_of_the_manifest(exported: Exported) -> None:
-    """A row for each range of lengths and each timed length, the digests and versions."""
-    card = (exported.target / CARD_FILE).read_text(encoding="utf-8")
-    fp32, int8 = exported.graph("fp32").evidence, exported.graph("int8").evidence
+def test_the_card_has_the_tables_of_the_manifest(usual: Usual) -> None:
+    """A row for each graph, range of lengths and timed length, the digests and versions; without a license it begins with its title."""
+    fp32, int8 = usual.graph("fp32").evidence, usual.graph("int8").evidence
     assert fp32.speed is not None
     assert int8.speed is not None
 
+    assert usual.card.startswith(f"# {usual.manifest.name}\n")
+    for graph in usual.manifest.graphs:
+        row = next(line for line in usual.card.splitlines() if f"`{graph.file}`" in line)
+        assert f"{graph.evidence.worst_abs_error:.1e}" in row
+        assert graph.sha256 in usual.card
     for a, b in zip(fp32.lengths, int8.lengths, strict=True):
         cells = (
             f"up to {a.up_to}",
             f"{a.rows}" if a.rows == b.rows else f"{a.rows}, {b.rows}",
             *(f"{e.worst_abs_error:.1e}, {e.worst_rel_error:.1e}" for e in (a, b)),
         )
-        assert f"| {' | '.join(cells)} |" in card
+        assert f"| {' | '.join(cells)} |" in usual.card
     for c, d in zip(fp32.speed.timings, int8.speed.timings, strict=True):
-        assert f"| {c.length} | {c.median_ms:.1f} | {d.median_ms:.1f} |" in card
-    assert fp32.speed.cpu in card
-    assert [] == [graph.sha256 for graph in exported.manifest.graphs if graph.sha256 not in card]
-    assert exported.manifest.source.weights_sha256 in card
-    assert f"transformers {transformers.__version__}" in card
+        assert f"| {c.length} | {c.median_ms:.1f} | {d.median_ms:.1f} |" in usual.card
+    for fact in (fp32.speed.cpu, usual.manifest.source.weights_sha256, f"transformers {transformers.__version__}"):
+        assert fact in usual.card
 
 
-def test_a_card_of_a_manifest_without_the_later_fields_has_no_empty_tables(exported: Exported) -> None:
-    """What was not recorded is left out."""
+def test_a_card_of_a_manifest_without_the_later_fields_has_no_empty_tables(usual: Usual) -> None:
     bare = {"lengths": (), "speed": None, "span_agreement": None, "opset": None}
-    graphs = tuple(g.model_copy(update={"evidence": g.evidence.model_copy(update=bare)}) for g in exported.manifest.graphs)
-    card = model_card(exported.manifest.model_copy(update={"graphs": graphs}), exported.target, None)
+    graphs = tuple(g.model_copy(update={"evidence": g.evidence.model_copy(update=bare)}) for g in usual.manifest.graphs)
+    card = model_card(usual.manifest.model_copy(update={"graphs": graphs}), usual.path, None)
 
     assert [] == [title for title in ("Errors by length", "Speed at export", "F1 of the spans", "ONNX opset") if title in card]
     assert "\n\n\n" not in card

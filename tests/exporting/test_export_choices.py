@@ -13,14 +13,10 @@ import transformers
 import bertserve.service.cli
 from bertserve.export.artifact import Tracer
 from bertserve.export.checkpoint.load import load_checkpoint
-from bertserve.export.pipeline import ExportSpec, export
-from bertserve.service.backend.onnx_engine import OnnxEngine
-from bertserve.service.bundle.files import load_bundle
-from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.bundle.files import Bundle
 from bertserve.service.tasks import multiple_choice
-from bertserve.service.text.tokenizer import Tokenizer
+from bundles import Served, exported
 from checkpoints import POSITIONS, bert
-from task_runs import begin
 
 pytestmark = pytest.mark.torch
 
@@ -34,20 +30,14 @@ REQUESTS = [
 ]
 
 
-def silent(line: str) -> None:
-    """Takes a line of progress."""
-
-
 @pytest.fixture(name="source", scope="module")
 def random_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A BERT of multiple choice."""
     return bert(tmp_path_factory.mktemp("checkpoint"), "swag", architecture="BertForMultipleChoice")
 
 
-@pytest.fixture(name="exported", scope="module")
-def exported_bundle(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Manifest]:
-    """Its bundle, and the bundle's manifest."""
-    return export(ExportSpec(str(source), tmp_path_factory.mktemp("models"), precisions=("fp32",)), silent)
+@pytest.fixture(name="bundle", scope="module")
+def exported_bundle(source: Path) -> Bundle:
+    return exported(source)
 
 
 def in_transformers(source: Path, request: multiple_choice.Request) -> torch.Tensor:
@@ -65,26 +55,23 @@ def in_transformers(source: Path, request: multiple_choice.Request) -> torch.Ten
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: f"{request.question[:8]}-{len(request.choices)}")
-def test_choices_are_scored_as_in_transformers(source: Path, exported: tuple[Path, Manifest], request_: multiple_choice.Request) -> None:
+def test_choices_are_scored_as_in_transformers(source: Path, bundle: Bundle, request_: multiple_choice.Request) -> None:
     """Logits within 1e-4 and the softmax over them, with a context and without, of long texts and empty ones."""
-    path, manifest = exported
-    graph, spec = manifest.graphs[0], manifest.tokenizer
-    engine = OnnxEngine(path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
-    begun = begin(multiple_choice, request_, Tokenizer(load_bundle(path).tokenizer_path, spec))
-    rows = engine.run(begun.batch.encodings)
+    served = Served(bundle)
+    batch = served.encode(request_)
+    rows = served.engine.run(batch.encodings)
     expected = in_transformers(source, request_)
-    found = begun.finish(rows)
+    found = served.decode(request_, rows)
 
     assert expected.tolist() == pytest.approx([float(row["logits"][0]) for row in rows], abs=1e-4)
     assert expected.softmax(0).tolist() == pytest.approx([item["score"] for item in sorted(found, key=lambda i: i["index"])], abs=1e-4)
-    assert begun.batch.truncated is any(LONG in text for text in (request_.first, *request_.seconds))
+    assert batch.truncated is any(LONG in text for text in (request_.first, *request_.seconds))
     assert expected.std() > 0.01
 
 
-def test_the_manifest_says_what_it_is(exported: tuple[Path, Manifest]) -> None:
-    """No labels, one logit for each text, and a head on [CLS], so that the last layer is computed for that alone."""
-    manifest = exported[1]
-    graph = manifest.graphs[0]
+def test_the_manifest_says_what_it_is(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+    """No labels, one logit for each text, and a head on [CLS], so that the last layer is computed for that alone; the example is stored."""
+    manifest, graph = bundle.manifest, bundle.manifest.graphs[0]
 
     assert (multiple_choice.TASK, (), "softmax") == (manifest.task, manifest.labels, manifest.activation)
     assert [("logits", "per_text")] == [(output.name, output.kind) for output in graph.outputs]
@@ -92,20 +79,16 @@ def test_the_manifest_says_what_it_is(exported: tuple[Path, Manifest]) -> None:
     assert "last layer for the first token only" in graph.form
     assert (1, True) == (graph.evidence.label_agreement, graph.batch_invariant)
     assert graph.evidence.samples >= 10
+    assert 0 == bertserve.service.cli.main(["check", "--models", str(bundle.path.parent)])
+    assert capsys.readouterr().out.endswith("cpu/fp32: ok\n")
 
 
-def test_nothing_is_left_of_the_axis_of_choices(exported: tuple[Path, Manifest]) -> None:
+def test_nothing_is_left_of_the_axis_of_choices(bundle: Bundle) -> None:
     """The graph reads rows as they come: its token ids go into the embedding, not through a reshape."""
-    graph = onnx.load(str(exported[0] / exported[1].graphs[0].file)).graph
+    graph = onnx.load(str(bundle.path / bundle.manifest.graphs[0].file)).graph
     readers = {node.op_type for node in graph.node if "input_ids" in node.input}
 
     assert readers <= {"Gather", "Shape", "EmbedLayerNormalization"}
-
-
-def test_the_stored_example_checks(exported: tuple[Path, Manifest], capsys: pytest.CaptureFixture[str]) -> None:
-    """The service gives the answer that was stored at export."""
-    assert 0 == bertserve.service.cli.main(["check", "--models", str(exported[0].parent)])
-    assert capsys.readouterr().out.endswith("cpu/fp32: ok\n")
 
 
 def test_a_model_of_choices_reads_rows(source: Path) -> None:
@@ -125,8 +108,7 @@ def test_a_model_of_choices_reads_rows(source: Path) -> None:
 @pytest.mark.full_grid
 @pytest.mark.parametrize("tracer", ["dynamo", "torchscript"])
 def test_both_tracers_read_rows(source: Path, tmp_path: Path, tracer: Tracer) -> None:
-    """The form names the exporter, and every answer of the samples is PyTorch's."""
-    manifest = export(ExportSpec(str(source), tmp_path, precisions=("fp32",), tracer=tracer), silent)[1]
+    graph = exported(source, tmp_path, tracer=tracer).manifest.graphs[0]
 
-    assert manifest.graphs[0].form.startswith(tracer)
-    assert manifest.graphs[0].evidence.worst_abs_error <= 1e-4
+    assert graph.form.startswith(tracer)
+    assert graph.evidence.worst_abs_error <= 1e-4

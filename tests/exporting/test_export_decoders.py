@@ -17,12 +17,11 @@ import transformers
 from bertserve.export import cpu, trace
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
-from bertserve.export.errors import ExportError
-from bertserve.export.pipeline import ExportSpec, export
 from bertserve.service.backend.onnx_engine import OnnxEngine, Row
-from bertserve.service.bundle.files import load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
+from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.text.tokenizer import Encoding
+from bundles import engine_of, exported, refused
 from checkpoints import edit_json
 from families import FAMILIES, HEADS, LENGTH, gpt2_tokenizer, llama_tokenizer
 
@@ -31,10 +30,6 @@ pytestmark = pytest.mark.torch
 CLASSIFIES = "text-classification"
 TEXTS = ("good", "A warm, funny and thoroughly engaging film.", "No.", "It isn't that the acting is bad; it's that there is none of it.")
 FULL = pytest.mark.full_grid
-
-
-def silent(line: str) -> None:
-    """Takes a line of progress."""
 
 
 def engine(checkpoint: Checkpoint, folder: Path) -> OnnxEngine:
@@ -48,13 +43,17 @@ def engine(checkpoint: Checkpoint, folder: Path) -> OnnxEngine:
     return OnnxEngine(optimized.path, spec, pad_id=checkpoint.tokenizer_spec.pad_id, padding_side=checkpoint.tokenizer_spec.padding_side)
 
 
+def encoding_of(feed: Any) -> Encoding:
+    return Encoding(np.array(feed["input_ids"]), np.zeros(len(feed["input_ids"]), dtype=np.int64))
+
+
 def alone(source: Path, task: str, tokenizer: Any, texts: Any = TEXTS) -> tuple[list[Encoding], list[Row]]:
     """Returns each text as transformers' tokenizer encodes it, and what the unchanged checkpoint answers to it alone."""
     model = HEADS[task][1].from_pretrained(source, dtype=torch.float32).eval()  # type: ignore[attr-defined]
     encodings, rows = [], []
     for text in texts:
         feed = tokenizer(*text) if isinstance(text, tuple) else tokenizer(text)
-        encodings.append(Encoding(np.array(feed["input_ids"]), np.zeros(len(feed["input_ids"]), dtype=np.int64)))
+        encodings.append(encoding_of(feed))
         with torch.no_grad():
             outputs = model(**{name: torch.tensor([feed[name]]) for name in ("input_ids", "attention_mask")})
         rows.append({name: outputs[name][0].numpy() for name in outputs if "logits" in name})
@@ -68,7 +67,12 @@ def assert_equal(expected: list[Row], found: list[Row]) -> None:
             np.testing.assert_allclose(values, b[name], rtol=0, atol=1e-4)
 
 
-# ---- the token that is read, and padding
+def assert_answers(source: Path, folder: Path, task: str, tokenizer: Any, texts: Any = TEXTS) -> TokenizerSpec:
+    """Asserts that a row of a batch is what transformers says of that text alone; returns what was found of the tokenizer."""
+    loaded = load_checkpoint(str(source))
+    encodings, expected = alone(source, task, tokenizer, texts)
+    assert_equal(expected, engine(loaded, folder).run(encodings))
+    return loaded.tokenizer_spec
 
 
 @pytest.mark.parametrize("declared", ["left", pytest.param("right", marks=FULL)])
@@ -88,15 +92,7 @@ def test_padding_moves_no_answer(tmp_path: Path, family: str, task: str, declare
     """Whatever side the tokenizer pads on, a row of a batch is what transformers says of that text alone."""
     source = FAMILIES[family].save(tmp_path / "checkpoint", task)
     edit_json(source / "tokenizer_config.json", padding_side=declared)
-    loaded = load_checkpoint(str(source))
-    encodings, expected = alone(source, task, FAMILIES[family].tokenizer())
-
-    assert_equal(expected, engine(loaded, tmp_path / "graph").run(encodings))
-
-
-def ids_of(config: int | None, tokenizer: int | None) -> Any:
-    """Returns a case of the next test: the padding's id of the configuration and of the tokenizer, None for none."""
-    return pytest.param(config, tokenizer, id=f"{config}-{tokenizer}")
+    assert_answers(source, tmp_path / "graph", task, FAMILIES[family].tokenizer())
 
 
 EOS, OTHER = 1100, 7  # of the tokenizer below: its only special token, and one that texts have not
@@ -104,10 +100,7 @@ EOS, OTHER = 1100, 7  # of the tokenizer below: its only special token, and one 
 
 @pytest.mark.parametrize(
     ("configured", "declared"),
-    [
-        ids_of(None, None),
-        *(pytest.param(*case.values, id=case.id, marks=FULL) for case in (ids_of(OTHER, EOS), ids_of(None, EOS), ids_of(EOS, None))),
-    ],
+    [(None, None), *(pytest.param(*ids, marks=FULL) for ids in ((OTHER, EOS), (None, EOS), (EOS, None)))],
 )
 def test_a_padding_token_is_found_where_none_is_said(tmp_path: Path, configured: int | None, declared: int | None) -> None:
     """Without one transformers reads the last position of a single text, and refuses batches; with two the model's own counts."""
@@ -115,11 +108,9 @@ def test_a_padding_token_is_found_where_none_is_said(tmp_path: Path, configured:
     tokenizer = gpt2_tokenizer(pad=None if declared is None else "<|endoftext|>")
     tokenizer.save_pretrained(source)
     edit_json(source / "config.json", pad_token_id=configured, eos_token_id=None, bos_token_id=None)
-    loaded = load_checkpoint(str(source))
-    encodings, expected = alone(source, CLASSIFIES, tokenizer)
+    spec = assert_answers(source, tmp_path / "graph", CLASSIFIES, tokenizer)
 
-    assert (EOS if configured is None else configured, "right") == (loaded.tokenizer_spec.pad_id, loaded.tokenizer_spec.padding_side)
-    assert_equal(expected, engine(loaded, tmp_path / "graph").run(encodings))
+    assert (EOS if configured is None else configured, "right") == (spec.pad_id, spec.padding_side)
 
 
 @pytest.mark.full_grid
@@ -136,11 +127,8 @@ def test_a_token_that_ends_each_text_is_no_padding(tmp_path: Path) -> None:
     tokenizer.pad_token, tokenizer.unk_token = end, "<|pad|>"
     tokenizer.save_pretrained(source)
     edit_json(source / "config.json", pad_token_id=None)
-    loaded = load_checkpoint(str(source))
-    encodings, expected = alone(source, CLASSIFIES, tokenizer)
 
-    assert tokenizer.unk_token_id == loaded.tokenizer_spec.pad_id
-    assert_equal(expected, engine(loaded, tmp_path / "graph").run(encodings))
+    assert tokenizer.unk_token_id == assert_answers(source, tmp_path / "graph", CLASSIFIES, tokenizer).pad_id
 
 
 @pytest.mark.full_grid
@@ -148,11 +136,9 @@ def test_a_token_that_ends_each_text_is_no_padding(tmp_path: Path) -> None:
 def test_texts_and_pairs_share_a_batch(tmp_path: Path, family: str) -> None:
     """A pair ends in its second `</s>`, or its third; transformers refuses rows with different numbers of them."""
     source = FAMILIES[family].save(tmp_path / "checkpoint", CLASSIFIES)
-    encodings, expected = alone(
-        source, CLASSIFIES, FAMILIES[family].tokenizer(), (*TEXTS, ("Someone eats.", "A man is eating food."), TEXTS[1:3])
-    )
+    texts = (*TEXTS, ("Someone eats.", "A man is eating food."), TEXTS[1:3])
 
-    assert_equal(expected, engine(load_checkpoint(str(source)), tmp_path / "graph").run(encodings))
+    assert_answers(source, tmp_path / "graph", CLASSIFIES, FAMILIES[family].tokenizer(), texts)
 
 
 def test_the_embedding_decides_what_can_be_padding(tmp_path: Path) -> None:
@@ -164,22 +150,11 @@ def test_the_embedding_decides_what_can_be_padding(tmp_path: Path) -> None:
     assert ("left", llama_tokenizer().pad_token_id) == (loaded.tokenizer_spec.padding_side, loaded.tokenizer_spec.pad_id)
 
 
-# ---- refused, and features
-
-
-def refused(source: Path, folder: Path, **options: Any) -> str:
-    """Returns why a checkpoint is refused, and asserts that nothing was left behind."""
-    with pytest.raises(ExportError) as caught:
-        export(ExportSpec(str(source), folder / "models", precisions=("fp32",), **options), silent)
-    assert not list((folder / "models").glob("*"))
-    return str(caught.value)
-
-
 def test_what_writes_texts_is_taken_for_nothing_else(tmp_path: Path) -> None:
     """A summarizer can fill masks in transformers; it is not taken for a masked language model without being asked."""
     source = FAMILIES["BART"].save(tmp_path / "bart", "fill-mask")
 
-    assert "cannot tell the task of architecture ['BartForConditionalGeneration']; give --task" in refused(source, tmp_path)
+    assert "cannot tell the task of architecture ['BartForConditionalGeneration']; give --task" in refused(source)
     assert "fill-mask" == load_checkpoint(str(source), task="fill-mask").task
 
 
@@ -192,7 +167,7 @@ def test_a_decoder_that_no_text_fills_is_refused(tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path / "marian")
     edit_json(tmp_path / "marian" / "tokenizer_config.json", tokenizer_class="BertTokenizer")
 
-    assert "has a decoder whose inputs cannot be made from a text" in refused(tmp_path / "marian", tmp_path, task="feature-extraction")
+    assert "has a decoder whose inputs cannot be made from a text" in refused(tmp_path / "marian", task="feature-extraction")
 
 
 @FULL
@@ -205,14 +180,11 @@ def test_the_encoder_of_t5_gives_features(tmp_path: Path) -> None:
     torch.manual_seed(0)
     transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
     tokenizer.save_pretrained(tmp_path / "t5")
-    spec = ExportSpec(str(tmp_path / "t5"), tmp_path / "models", task="feature-extraction", precisions=("fp32",))
-    bundle = load_bundle(export(spec, silent)[0])
-    graph = bundle.graph("cpu", "fp32")
+    bundle = exported(tmp_path / "t5", task="feature-extraction")
     model = transformers.T5EncoderModel.from_pretrained(tmp_path / "t5").eval()
-    made = [Encoding(np.array(tokenizer(text)["input_ids"]), np.zeros(len(tokenizer(text)["input_ids"]), dtype=np.int64)) for text in TEXTS]
+    made = [encoding_of(tokenizer(text)) for text in TEXTS]
     with torch.no_grad():
         expected = [model(input_ids=torch.tensor(encoding.ids)[None]).last_hidden_state[0].numpy() for encoding in made]
-    found = OnnxEngine(bundle.path / graph.file, graph, pad_id=bundle.manifest.tokenizer.pad_id, padding_side="right").run(made)
 
-    assert graph.batch_invariant
-    assert_equal([{"last_hidden_state": values} for values in expected], found)
+    assert bundle.graph("cpu", "fp32").batch_invariant
+    assert_equal([{"last_hidden_state": values} for values in expected], engine_of(bundle).run(made))

@@ -18,10 +18,6 @@ from grid import Measured, measure, most_of_int8
 pytestmark = pytest.mark.torch
 
 
-def silent(line: str) -> None:
-    """Takes a line of progress."""
-
-
 def parameter(case: tuple[str, str]) -> Any:
     """Returns a case as a parameter, which `make test` runs where it is of the sample."""
     return pytest.param(case, id="-".join(case).replace(" ", "-"), marks=() if case in SAMPLE else pytest.mark.full_grid)
@@ -35,40 +31,35 @@ def measured_case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
 
 def test_a_bundle_answers_as_pytorch(measured: tuple[str, str, Measured]) -> None:
-    """Logits of every length, alone and padded, are within 1e-4 of PyTorch's, and every decoded answer of the samples is equal."""
+    """Logits of every length, alone and padded, are within 1e-4 of PyTorch's, and every decoded answer of the samples is equal.
+
+    The usable length is that of the position table, or of the tokenizer where positions are relative.
+    """
     found = measured[2]
-    validation = found.manifest.graphs[0].evidence
+    validation = found.fp32_graph.evidence
 
     assert found.error <= MAX_ABS_ERROR["fp32"]
     assert validation.worst_abs_error <= MAX_ABS_ERROR["fp32"]
     assert validation.agreement is not None
     assert pytest.approx(1, abs=1e-3) == validation.agreement.value
     assert validation.samples >= 10
-
-
-def test_a_bundle_holds_the_whole_length(measured: tuple[str, str, Measured]) -> None:
-    """The usable length is that of the position table, or of the tokenizer where positions are relative."""
-    assert LENGTH == measured[2].manifest.tokenizer.max_length
-
-
-def test_neighbors_move_nothing(measured: tuple[str, str, Measured]) -> None:
-    """Both graphs give a row in a padded batch what they give the row alone, and the manifest says what was measured."""
-    assert all(graph.batch_invariant for graph in measured[2].manifest.graphs)
+    assert LENGTH == found.bundle.manifest.tokenizer.max_length
 
 
 def test_int8_stays_near(measured: tuple[str, str, Measured]) -> None:
     """Products are in int8, and what that does to the outputs is a part of what they vary by, on other texts too."""
     found, most = measured[2], most_of_int8(measured[1])
-    validation = found.manifest.graphs[1].evidence
+    validation = found.int8_graph.evidence
 
     assert validation.quantized["MatMulIntegerToFloat"] >= 1 + (measured[1] != "multiple-choice")
-    assert 0 < found.on_validation < most
+    assert 0 < validation.quantization_error < most
     assert 0 < found.int8 < most
 
 
 def test_the_service_gives_the_stored_answer(measured: tuple[str, str, Measured], capsys: pytest.CaptureFixture[str]) -> None:
-    """`bert-serve check` loads the bundle knowing nothing of its family, and its answer is the one stored at export."""
-    assert 0 == bertserve.service.cli.main(["check", "--models", str(measured[2].path.parent)])
+    """`bert-serve check` knows nothing of the family; both graphs give a row in a padded batch what they give the row alone."""
+    assert all(graph.batch_invariant for graph in measured[2].bundle.manifest.graphs)
+    assert 0 == bertserve.service.cli.main(["check", "--models", str(measured[2].bundle.path.parent)])
     assert capsys.readouterr().out.endswith("cpu/int8: ok\n")
 
 

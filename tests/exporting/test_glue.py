@@ -5,12 +5,10 @@ Beside them a model of independent labels, which GLUE has none of. Metrics are t
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,19 +16,13 @@ from numpy.typing import NDArray
 from scipy import stats
 from sklearn import metrics
 
-from bertserve.export import cli
-from bertserve.export.pipeline import ExportSpec, export
-from bertserve.export.validation.samples import predict
-from bertserve.service.backend.onnx_engine import OnnxEngine
-from bertserve.service.bundle.files import load_bundle
-from bertserve.service.tasks.body import Limits
-from bertserve.service.text.tokenizer import Tokenizer
-from bertserve.service.wire.reading import read_body
+from bertserve.service.tasks import classify
+from bundles import Served, Verify, exported, json_lines
 from checkpoints import PyTorch, bert
 
 pytestmark = pytest.mark.torch
+pytest_plugins = ("export_fixtures",)
 
-Verify = Callable[..., tuple[int, dict[str, Any]]]
 POSITIONS = 64
 SIZES = {"positions": POSITIONS, "model_max_length": POSITIONS, "rows": 128}
 TEXTS = [f"{a} {b} {c}" for a, b, c in product(("the film", "a book"), ("was very", "is not"), ("good .", "bad !", "great , but long"))]
@@ -73,30 +65,19 @@ class Exported:
 
     def __init__(self, folder: Path, labels: tuple[str, ...], problem_type: str, *, pair: bool) -> None:
         self.source = bert(folder, labels=labels, problem_type=problem_type, **SIZES)
-        self.bundle, _ = export(ExportSpec(str(self.source), folder / "models", precisions=("fp32",)), lambda line: None)
+        self.bundle = exported(self.source)
         self.texts: list[tuple[str, ...]] = list(zip(TEXTS, OTHERS, strict=True)) if pair else [(text,) for text in TEXTS]
         model = PyTorch(self.source)
         self.logits = np.stack([model.logits(*texts, max_length=POSITIONS) for texts in self.texts]).astype(np.float64)
 
-    def answers(self) -> list[dict[str, float]]:
-        """Returns the service's scores of each text, by label."""
-        bundle = load_bundle(self.bundle)
-        manifest, spec = bundle.manifest, bundle.manifest.tokenizer
-        graph = bundle.graph("cpu", "fp32")
-        engine = OnnxEngine(bundle.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
-        tokenizer = Tokenizer(bundle.tokenizer_path, spec)
-        scores = []
-        for texts in self.texts:
-            inputs = texts[0] if len(texts) == 1 else dict(zip(("text", "text_pair"), texts, strict=True))
-            [request] = read_body(manifest.task, json.dumps({"inputs": inputs}).encode(), Limits(max_inputs=1, max_chars=1000)).requests()
-            result = predict(manifest.task, request, tokenizer, engine, manifest)
-            scores.append({item["label"]: item["score"] for item in result})
-        return scores
-
     def assert_answers(self, expected: NDArray[np.float64], labels: Sequence[str]) -> None:
         """Asserts that the service gives these scores, one row a text, of the labels in the order of their ids."""
-        actual = [[scores[label] for label in labels] for scores in self.answers()]
-
+        served = Served(self.bundle)
+        actual = []
+        for texts in self.texts:
+            request = classify.Request(*texts)
+            scores = {item["label"]: item["score"] for item in served.decode(request, served.alone(request))}
+            actual.append([scores[label] for label in labels])
         np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
 
 
@@ -110,26 +91,13 @@ class Exported:
 )
 def test_the_validation_has_the_measure_of_the_head(tmp_path: Path, labels: tuple[str, ...], problem_type: str, measure: str) -> None:
     """Full agreement by a measure that could fail, with what it rests on; the share of equal labels only where there is a best label."""
-    [graph] = load_bundle(Exported(tmp_path, labels, problem_type, pair=False).bundle).manifest.graphs
+    [graph] = Exported(tmp_path, labels, problem_type, pair=False).bundle.manifest.graphs
     validation = graph.evidence
 
     assert validation.agreement is not None
     assert (measure, 1.0) == (validation.agreement.measure, pytest.approx(validation.agreement.value))
     assert 0 < validation.agreement.decisions <= validation.samples
     assert (1.0 if measure == "label" else None) == validation.label_agreement
-
-
-@pytest.fixture(name="verify")
-def verify_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Verify:
-    """Returns `verify(exported, lines, *flags)`, which gives the exit code and the checks by name."""
-
-    def run(exported: Exported, lines: Sequence[dict[str, Any]], *flags: str) -> tuple[int, dict[str, Any]]:
-        path = tmp_path / "data.jsonl"
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-        code = cli.main(["verify", str(exported.bundle), "--data", str(path), "--json", *flags])
-        return code, {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
-
-    return run
 
 
 def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -161,25 +129,25 @@ def test_a_task_of_glue(tmp_path: Path, verify: Verify, name: str) -> None:
     task = GLUE[name]
     regression = task.labels == VALUE
     kind = "regression" if regression else "single_label_classification"
-    exported = Exported(tmp_path, task.labels, kind, pair=len(task.columns) == 2)
-    exported.assert_answers(exported.logits if regression else softmax(exported.logits), task.labels)
+    model = Exported(tmp_path, task.labels, kind, pair=len(task.columns) == 2)
+    model.assert_answers(model.logits if regression else softmax(model.logits), task.labels)
 
     if regression:  # to 0..5 as people judged, with ties
-        ranks = exported.logits[:, 0].argsort().argsort()
+        ranks = model.logits[:, 0].argsort().argsort()
         gold = np.round(5 * np.roll(ranks, 1) / ranks.max())
         assert len(set(gold)) < len(gold)
     else:
-        gold = exported.logits.argmax(axis=1)
+        gold = model.logits.argmax(axis=1)
         gold[::3] = (gold[::3] + 1) % len(task.labels)
     ids = [float(value) if regression else int(value) for value in gold]
     lines = [
         dict(zip(task.columns, texts, strict=True)) | {"label": id_, "idx": i}
-        for i, (texts, id_) in enumerate(zip(exported.texts, ids, strict=True))
+        for i, (texts, id_) in enumerate(zip(model.texts, ids, strict=True))
     ]
-    code, checks = verify(exported, lines)
+    code, checks = verify(model.bundle.path, "--data", json_lines(tmp_path / "data.jsonl", *lines))
 
     assert 0 == code
-    expected = expected_metrics(gold, exported.logits)
+    expected = expected_metrics(gold, model.logits)
     assert set(task.figures) <= expected.keys()
     for metric, value in expected.items():
         assert -1 < value < 1 or metric == "mean absolute error"
@@ -190,16 +158,16 @@ def test_a_task_of_glue(tmp_path: Path, verify: Verify, name: str) -> None:
 def test_labels_that_exclude_no_other(tmp_path: Path, verify: Verify) -> None:
     """Scores through a sigmoid each; the set from one half on against the right one, and micro F1 over all labels of all texts."""
     labels = ("joy", "anger", "fear", "surprise")
-    exported = Exported(tmp_path, labels, "multi_label_classification", pair=False)
-    scores = 1 / (1 + np.exp(-exported.logits))
-    exported.assert_answers(scores, labels)
+    model = Exported(tmp_path, labels, "multi_label_classification", pair=False)
+    scores = 1 / (1 + np.exp(-model.logits))
+    model.assert_answers(scores, labels)
 
     chosen = scores >= 0.5
     gold = chosen.copy()
     gold[::4, 1] ^= True
     assert {0, 1} < set(gold.sum(axis=1))  # no label, one, several
-    lines = [{"text": text, "label": [labels[i] for i in np.flatnonzero(row)]} for (text,), row in zip(exported.texts, gold, strict=True)]
-    code, checks = verify(exported, lines, "--min-metric", "micro-f1=0.99")
+    lines = [{"text": text, "label": [labels[i] for i in np.flatnonzero(row)]} for (text,), row in zip(model.texts, gold, strict=True)]
+    code, checks = verify(model.bundle.path, "--data", json_lines(tmp_path / "data.jsonl", *lines), "--min-metric", "micro-f1=0.99")
 
     expected = metrics.f1_score(gold, chosen, average="micro")
     assert (1, False) == (code, checks["micro F1 cpu/fp32"]["passed"])

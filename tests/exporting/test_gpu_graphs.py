@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,21 +17,18 @@ from onnx import TensorProto, helper, numpy_helper
 from bertserve.export import calibration, gpu
 from bertserve.export.artifact import choose_precisions
 from bertserve.export.gpu import FUSED_FORM, PARTLY_FUSED_FORM
-from bertserve.export.pipeline import ExportSpec, export
 from bertserve.export.validation.parity import MAX_ABS_ERROR
-from bertserve.service.backend.onnx_engine import OnnxEngine, Row
-from bertserve.service.bundle.files import Bundle, load_bundle
-from bertserve.service.bundle.graph_spec import GraphSpec
+from bertserve.service.bundle.files import Bundle
 from bertserve.service.tasks import classify, fill_mask, question_answering, token_classification
-from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.text.tokenizer import Tokenizer
+from bundles import Served, engine_of, exported
 from checkpoints import POSITIONS, SIZES, PyTorch, bert, edit_json, edit_weights, few_texts
-from staged import ARCHITECTURES, checkpoint_of, stage
-from task_runs import encode
+from staged import ARCHITECTURES, checkpoint_of, operators, stage
 
 pytestmark = pytest.mark.torch
 
+CLASSIFIES = "text-classification"
 LAYERS = SIZES["num_hidden_layers"]
+BOUNDS = {("cuda", "fp16"): 0.05}
 TEXTS = ["good", "a very good film , but the book is great !", "1 2 3 4 5 6 7 8 9", "the film was not very good " * 40]
 REQUESTS: dict[str, Any] = {
     "text-classification": classify.Request,
@@ -45,15 +41,10 @@ SAMPLE = {"text-classification", "fill-mask"}
 GRAPHS = [("cuda", "fp32"), ("cuda", "fp16"), ("tensorrt", "fp32"), ("tensorrt", "fp16")]
 
 
-def silent(line: str) -> None:
-    """Takes a line of progress."""
-
-
-def exported(source: Path, folder: Path, **changes: Any) -> Bundle:
+def save_bundle(source: Path, folder: Path, **changes: Any) -> Bundle:
     """Returns the bundle of a checkpoint with graphs for all providers."""
-    spec: dict[str, Any] = {"precisions": ("fp32", "fp16"), "providers": ("cpu", "cuda", "tensorrt")} | changes
-    target, _ = export(ExportSpec(source=str(source), output=folder, calibration=few_texts(folder.parent), **spec), silent)
-    return load_bundle(target)
+    options: dict[str, Any] = {"precisions": ("fp32", "fp16"), "providers": ("cpu", "cuda", "tensorrt")} | changes
+    return exported(source, folder, calibration=few_texts(folder.parent), **options)
 
 
 class All:
@@ -61,12 +52,11 @@ class All:
 
     def __init__(self, folder: Path) -> None:
         self.source = functools.cache(lambda task: checkpoint_of(folder, task))
-        self.bundle = functools.cache(lambda task: exported(self.source(task), folder / "models"))
+        self.bundle = functools.cache(lambda task: save_bundle(self.source(task), folder / "models"))
 
 
 @pytest.fixture(name="all_", scope="module")
 def all_bundles(tmp_path_factory: pytest.TempPathFactory) -> All:
-    """The bundles of all tasks."""
     return All(tmp_path_factory.mktemp("gpu"))
 
 
@@ -75,30 +65,11 @@ def all_bundles(tmp_path_factory: pytest.TempPathFactory) -> All:
     params=[pytest.param(task, marks=() if task in SAMPLE else pytest.mark.full_grid) for task in ARCHITECTURES],
 )
 def one_bundle(request: pytest.FixtureRequest, all_: All) -> Bundle:
-    """The bundle of each task in turn."""
     return all_.bundle(request.param)
 
 
-@pytest.fixture(name="classifier")
-def classifier_bundle(all_: All) -> Bundle:
-    """The classifier's bundle."""
-    return all_.bundle("text-classification")
-
-
-def on_cpu(bundle: Bundle, graph: GraphSpec, path: Path | None = None) -> OnnxEngine:
-    """Returns an engine that runs a graph on the CPU, whatever it was made for; of another file where a path is given."""
-    spec = bundle.manifest.tokenizer
-    return OnnxEngine(path or bundle.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, provider="cpu")
-
-
 def model_of(bundle: Bundle, provider: Any, precision: Any) -> onnx.ModelProto:
-    """Returns a graph of a bundle."""
     return onnx.load(str(bundle.path / bundle.graph(provider, precision).file))
-
-
-def operators(model: onnx.ModelProto) -> Counter[str]:
-    """Returns how often each operator stands in a model."""
-    return Counter(node.op_type for node in model.graph.node)
 
 
 # ---- what is made
@@ -136,32 +107,28 @@ def test_float32_forms_answer_as_pytorch(bundle: Bundle) -> None:
 @pytest.mark.parametrize(("provider", "precision"), GRAPHS)
 def test_logits_are_those_of_pytorch(all_: All, provider: Any, precision: Any) -> None:
     """Alone and in one batch, from short to cut, nothing of the exporter takes part in the comparison."""
-    bundle = all_.bundle("text-classification")
-    pytorch = PyTorch(all_.source("text-classification"))
-    tokenizer = Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)
-    engine = on_cpu(bundle, bundle.graph(provider, precision))
-    encodings = [encoding for text in TEXTS for encoding in encode(classify, classify.Request(text), tokenizer).encodings]
-    atol = 1e-4 if (provider, precision) != ("cuda", "fp16") else 0.05
-    together = engine.run(encodings)
+    pytorch = PyTorch(all_.source(CLASSIFIES))
+    served = Served(all_.bundle(CLASSIFIES), precision, provider)
+    encodings = served.encodings(*map(classify.Request, TEXTS))
+    expected = [pytorch.logits(text) for text in TEXTS]
 
-    for text, encoding, row in zip(TEXTS, encodings, together, strict=True):
-        expected = pytorch.logits(text)
-        np.testing.assert_allclose(expected, row["logits"], rtol=0, atol=atol)
-        np.testing.assert_allclose(expected, engine.run([encoding])[0]["logits"], rtol=0, atol=atol)
+    for rows in (served.engine.run(encodings), [served.engine.run([encoding])[0] for encoding in encodings]):
+        np.testing.assert_allclose(expected, [row["logits"] for row in rows], rtol=0, atol=BOUNDS.get((provider, precision), 1e-4))
 
 
 def test_cuda_is_fused_and_takes_lengths(bundle: Bundle) -> None:
     """Attention of every layer is one operator on the rows' lengths, norms and activations are fused, and no mask is left."""
     graph = bundle.graph("cuda", "fp32")
     model = model_of(bundle, "cuda", "fp32")
+    counts = operators(bundle.path / graph.file)
     attention = [node for node in model.graph.node if node.op_type == "Attention"]
 
     assert f"torchscript opset 17, {FUSED_FORM}" == graph.form
     # a language model's head has an activation of its own
     activations = LAYERS + (bundle.manifest.task == "fill-mask")
-    assert [LAYERS, activations, 1] == [operators(model)[name] for name in ("Attention", "BiasGelu", "EmbedLayerNormalization")]
+    assert [LAYERS, activations, 1] == [counts[name] for name in ("Attention", "BiasGelu", "EmbedLayerNormalization")]
     # of each layer both, of which a fused embedding has the first
-    assert 2 * LAYERS == operators(model)["SkipLayerNormalization"]
+    assert 2 * LAYERS == counts["SkipLayerNormalization"]
     assert ["lengths"] * LAYERS == [node.input[3] for node in attention]
     types = {value.name: (value.type.tensor_type.elem_type, len(value.type.tensor_type.shape.dim)) for value in model.graph.input}
     expected = {"input_ids": (TensorProto.INT32, 2), "token_type_ids": (TensorProto.INT32, 2), "lengths": (TensorProto.INT32, 1)}
@@ -171,7 +138,7 @@ def test_cuda_is_fused_and_takes_lengths(bundle: Bundle) -> None:
     assert {name: ("int32" if kind == TensorProto.INT32 else "int64") for name, (kind, _) in types.items()} == {
         spec.name: spec.dtype for spec in graph.inputs
     }
-    assert "Cast" not in operators(model)
+    assert "Cast" not in counts
 
 
 def test_half_precision_is_in_the_weights(bundle: Bundle) -> None:
@@ -195,35 +162,31 @@ def test_tensorrt_gets_standard_operators(bundle: Bundle) -> None:
     assert {} == bundle.graph("tensorrt", "fp32").evidence.fusions
 
 
+INPUTS = {
+    "text-classification": [(TEXTS[1],)],
+    "token-classification": [(TEXTS[1],)],
+    "question-answering": [("good ?", "a very good film"), ("a ?", "the book is great " * 30)],
+    "fill-mask": [("the [MASK] was [MASK] good",), ("[MASK]",)],
+}
+
+
 @pytest.mark.parametrize(("provider", "precision"), GRAPHS)
 def test_masks_and_spans_and_tags_are_decoded_alike(bundle: Bundle, provider: Any, precision: Any) -> None:
     """Each task's outputs have the shapes that its decoder reads, in batches filled up to the plan."""
-    tokenizer = Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)
-    task = TASKS[bundle.manifest.task]
-    texts = (
-        [("good ?", "a very good film"), ("a ?", "the book is great " * 30)]
-        if bundle.manifest.task == "question-answering"
-        else [(TEXTS[1],)]
-    )
-    if bundle.manifest.task == "fill-mask":
-        texts = [("the [MASK] was [MASK] good",), ("[MASK]",)]
-    encodings = [encoding for text in texts * 3 for encoding in encode(task, REQUESTS[task.name](*text), tokenizer).encodings]
-    rows, alone = on_cpu(bundle, bundle.graph(provider, precision)).run(encodings), on_cpu(bundle, bundle.graph("cpu")).run(encodings)
+    task = bundle.manifest.task
+    served, on_cpu = Served(bundle, precision, provider), Served(bundle)
+    encodings = served.encodings(*(REQUESTS[task](*texts) for texts in INPUTS[task] * 3))
 
-    for a, b in zip(alone, rows, strict=True):
-        _assert_close(a, b, 2e-4 if (provider, precision) != ("cuda", "fp16") else 0.05)
-
-
-def _assert_close(expected: Row, actual: Row, atol: float) -> None:
-    assert {name: value.shape for name, value in expected.items()} == {name: value.shape for name, value in actual.items()}
-    for name, value in expected.items():
-        np.testing.assert_allclose(value, actual[name], rtol=0, atol=atol)
+    for expected, actual in zip(on_cpu.engine.run(encodings), served.engine.run(encodings), strict=True):
+        assert {name: value.shape for name, value in expected.items()} == {name: value.shape for name, value in actual.items()}
+        for name, value in expected.items():
+            np.testing.assert_allclose(value, actual[name], rtol=0, atol=BOUNDS.get((provider, precision), 2e-4))
 
 
 @pytest.mark.full_grid
 def test_a_gpu_alone_is_enough(all_: All, tmp_path: Path) -> None:
     """Without the CPU among the providers the stored example is answered by the first GPU graph, and only what was asked for is kept."""
-    bundle = exported(all_.source("text-classification"), tmp_path / "models", providers=("cuda",), precisions=("fp16",))
+    bundle = save_bundle(all_.source(CLASSIFIES), tmp_path / "models", providers=("cuda",), precisions=("fp16",))
 
     assert ["model.cuda.fp16.onnx"] == sorted(path.name for path in bundle.path.glob("*.onnx"))
     assert ["fp16"] == [graph.precision for graph in bundle.manifest.graphs]
@@ -233,16 +196,16 @@ def test_a_gpu_alone_is_enough(all_: All, tmp_path: Path) -> None:
 @pytest.mark.full_grid
 def test_the_cpu_graph_is_the_same_beside_others(all_: All, tmp_path: Path) -> None:
     """What is made for GPUs changes no byte of what is made for the CPU."""
-    alone = exported(all_.source("text-classification"), tmp_path / "models", providers=("cpu",), precisions=("fp32",))
+    alone = save_bundle(all_.source(CLASSIFIES), tmp_path / "models", providers=("cpu",), precisions=("fp32",))
 
-    assert alone.graph("cpu").sha256 == all_.bundle("text-classification").graph("cpu").sha256
+    assert alone.graph("cpu").sha256 == all_.bundle(CLASSIFIES).graph("cpu").sha256
 
 
 @pytest.mark.full_grid
 def test_attention_that_is_not_fused_keeps_its_mask(all_: All, tmp_path: Path) -> None:
     """Padding on the left cannot be told by lengths: attention stays in standard operators, in half precision with its mask in float32."""
-    bundle = all_.bundle("text-classification")
-    made = stage(all_.source("text-classification"), tmp_path / "stages")
+    bundle = all_.bundle(CLASSIFIES)
+    made = stage(all_.source(CLASSIFIES), tmp_path / "stages")
     left = replace(made.loaded, tokenizer_spec=made.loaded.tokenizer_spec.model_copy(update={"padding_side": "left"}))
     fused = gpu.fuse(tmp_path / "stages/raw.onnx", tmp_path / "partly.onnx", left)
     feeds = calibration.make_feeds(calibration.Texts(tuple(TEXTS[:3] * 5)), left, made.tokenizer, fused.inputs)
@@ -257,11 +220,12 @@ def test_attention_that_is_not_fused_keeps_its_mask(all_: All, tmp_path: Path) -
     assert halved["KeptFloat"] >= unpadded["KeptFloat"]
     assert halved["KeptFloat"] >= LAYERS
     assert [0, 0] == padded[0]["attention_mask"][0, -2:].tolist()
-    encodings = [encoding for text in TEXTS for encoding in encode(classify, classify.Request(text), made.tokenizer).encodings]
-    expected = on_cpu(bundle, bundle.graph("cpu")).run(encodings)
+    served = Served(bundle)
+    encodings = served.encodings(*map(classify.Request, TEXTS))
+    expected = served.engine.run(encodings)
     graph = bundle.graph("cuda", "fp32").model_copy(update={"inputs": fused.inputs})
     for name, atol in (("partly.onnx", 1e-4), ("half.onnx", 0.05)):
-        for a, b in zip(expected, on_cpu(bundle, graph, tmp_path / name).run(encodings), strict=True):
+        for a, b in zip(expected, engine_of(bundle, graph, tmp_path / name).run(encodings), strict=True):
             np.testing.assert_allclose(a["logits"], b["logits"], rtol=0, atol=atol)
 
 
@@ -270,7 +234,7 @@ def test_padding_that_would_move_positions_goes_to_the_right(tmp_path: Path) -> 
     """A model with absolute positions whose tokenizer says left is padded on the right, so a GPU's planned lengths do not move its answers."""
     source = bert(tmp_path, "left")
     edit_json(source / "tokenizer_config.json", padding_side="left")
-    bundle = exported(source, tmp_path / "models", providers=("tensorrt",))
+    bundle = save_bundle(source, tmp_path / "models", providers=("tensorrt",))
 
     assert "right" == bundle.manifest.tokenizer.padding_side
     assert bundle.graph("tensorrt").batch_invariant
@@ -292,14 +256,13 @@ def test_what_overflows_stays_in_float32(tmp_path: Path) -> None:
 
     source = bert(tmp_path, "large", hidden_act="relu")
     edit_weights(source, blow_up)
-    bundle = exported(source, tmp_path / "models", providers=("cuda",))
+    bundle = save_bundle(source, tmp_path / "models", providers=("cuda",))
     graph = bundle.graph("cuda", "fp16")
 
     assert 3 <= graph.evidence.quantized["KeptFloat"] < graph.evidence.quantized["Float16"]
     assert graph.evidence.worst_abs_error < MAX_ABS_ERROR["fp16"]
-    encodings = encode(classify, classify.Request(TEXTS[1]), Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)).encodings
-    expected = PyTorch(source).logits(TEXTS[1])
-    np.testing.assert_allclose(expected, on_cpu(bundle, graph).run(encodings)[0]["logits"], rtol=0, atol=0.05)
+    [row] = Served(bundle, "fp16", "cuda").alone(classify.Request(TEXTS[1]))
+    np.testing.assert_allclose(PyTorch(source).logits(TEXTS[1]), row["logits"], rtol=0, atol=0.05)
 
 
 def test_writers_and_readers_of_a_large_tensor_are_kept() -> None:
@@ -316,18 +279,7 @@ def test_writers_and_readers_of_a_large_tensor_are_kept() -> None:
     tensors = [numpy_helper.from_array(np.float32([value]), name) for name, value in (("big", -3.4e38), ("gamma", 1.0), ("beta", 0.0))]
     model = helper.make_model(helper.make_graph(nodes, "g", [], [], tensors))
     limit = gpu.LIMIT
-    peaks = {
-        "x": 1.0,
-        "a": 0.0,
-        "b": limit * 1.01,
-        "c": 1.0,
-        "d": limit * 0.6,
-        "e": limit * 0.6,
-        "f": 1.0,
-        "g": 1.0,
-        "h": float("nan"),
-        "i": limit,
-    }
+    peaks = dict.fromkeys("xcfg", 1.0) | {"a": 0.0, "b": limit * 1.01, "d": limit * 0.6, "e": limit * 0.6, "h": float("nan"), "i": limit}
 
     assert {"constant", "writer", "reader", "sum", "not_finite"} == gpu.overflowing(model, peaks)
 

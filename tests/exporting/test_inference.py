@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from bertserve.export import inference
-from staged import ARCHITECTURES, Staged, run
+from staged import Staged, run
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("staging",)
+pytest_plugins = ("export_fixtures",)
 
 TEXTS = ["a good film", "the book was very dull !", "a bad film", "good", "the film was very good !", "a fine book"]
 
@@ -31,10 +31,8 @@ def test_a_batch_has_texts_of_one_length(staged: Staged, monkeypatch: pytest.Mon
             np.testing.assert_allclose(np.concatenate([outputs[place] for outputs in expected]), together, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("task", ARCHITECTURES)
-def test_outputs_are_those_of_all_texts(all_staged: dict[str, Staged], task: str) -> None:
+def test_outputs_are_those_of_all_texts(staged: Staged) -> None:
     """Each output is one flat array over all texts, in the same order for each graph."""
-    staged = all_staged[task]
     feeds = staged.feeds(TEXTS)
     runs = [run(staged.packed, feed) for feed in sorted(feeds, key=inference.tokens, reverse=True)]
     found = inference.outputs(staged.packed, feeds)
@@ -53,7 +51,6 @@ def test_a_batch_has_no_more_tokens_than_one_long_text(all_staged: dict[str, Sta
 
 
 def test_results_come_in_the_order_of_the_inputs(all_staged: dict[str, Staged]) -> None:
-    """Whichever of several runs ends first."""
     staged = all_staged["text-classification"]
     feeds = staged.feeds([TEXTS[0] * 20, *TEXTS])
     found = inference.run(inference.open_session(staged.packed, threads=1), feeds)

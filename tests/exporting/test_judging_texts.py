@@ -20,17 +20,17 @@ from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_F
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.text.tokenizer import Tokenizer
+from bundles import Run, Verify
 from checkpoints import bert
 from playback import play_back
 from staged import ARCHITECTURES, LABELS
 from task_runs import encode
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("command",)
+pytest_plugins = ("export_fixtures",)
 
 
 def numbered(path: Path, numbers: Sequence[int]) -> Path:
-    """Writes a file of numbered texts and returns its path."""
     path.write_text("".join(f"text {i}\n" for i in numbers), encoding="utf-8")
     return path
 
@@ -44,9 +44,6 @@ def any_manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
 def made_with(manifest: Manifest, split: Split) -> Manifest:
     """Returns the manifest of a bundle whose int8 was made with these texts."""
     return manifest.model_copy(update={"int8_texts": split.digests()})
-
-
-# ---- texts
 
 
 def test_int8_is_judged_again_on_the_same_texts(manifest: Manifest, tmp_path: Path) -> None:
@@ -83,29 +80,22 @@ def test_an_older_manifest_is_judged_on_the_texts_that_were_held_out_then(manife
 
 
 def test_update_refuses_the_calibration_texts(
-    source: Path, output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    source: Path, output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run, verify: Verify
 ) -> None:
     """After --validation the built-in texts would judge what they calibrated; nothing is written. The file of the export is taken."""
+    own = numbered(tmp_path / "own.txt", range(17))
     with monkeypatch.context() as patch:
         play_back(patch, source)
-        own = tmp_path / "own.txt"
-        own.write_text("".join(f"a film {i}\n" for i in range(17)), encoding="utf-8")
-        assert 0 == cli.main([str(source), "--output", str(output), "--validation", str(own)])
-    bundle = output / "tiny-bert"
-    before = (bundle / MANIFEST_FILE).read_bytes()
-    command = ["verify", str(bundle), "--checkpoint", str(source), "--update", "--json"]
-    capsys.readouterr()
+        assert 0 == run(source, "--validation", own)[0]
+    manifest = output / "tiny-bert" / MANIFEST_FILE
+    before = manifest.read_bytes()
 
-    assert 1 == cli.main(command)
-    assert "17 texts of a file" in json.loads(capsys.readouterr().out)["checks"][-1]["detail"]
-    assert 1 == cli.main([*command, "--validation", str(calibration.BUILT_IN)])
-    assert "made with 700 of the 700 texts" in json.loads(capsys.readouterr().out)["checks"][-1]["detail"]
-    assert before == (bundle / MANIFEST_FILE).read_bytes()
-    assert 0 == cli.main([*command, "--validation", str(own)])
-    assert json.loads(before)["int8_texts"] == json.loads((bundle / MANIFEST_FILE).read_bytes())["int8_texts"]
-
-
-# ---- lengths
+    for flags, word in (((), "17 texts of a file"), (("--validation", calibration.BUILT_IN), "700 of the 700 texts")):
+        code, checks = verify(output / "tiny-bert", "--checkpoint", source, "--update", *flags)
+        assert (1, before) == (code, manifest.read_bytes())
+        assert word in list(checks.values())[-1]["detail"]
+    assert 0 == verify(output / "tiny-bert", "--checkpoint", source, "--update", "--validation", own)[0]
+    assert json.loads(before)["int8_texts"] == json.loads(manifest.read_bytes())["int8_texts"]
 
 
 @pytest.mark.parametrize("task", ARCHITECTURES)
@@ -125,7 +115,6 @@ def test_one_sample_fills_the_models_length(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.usefixtures("played_back")
 def test_card_and_command_say_how_long_the_longest_sample_was(source: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Beside what the model takes."""
     assert 0 == cli.main([str(source), "--output", str(output), "--verbose"])
     manifest = load_bundle(output / "tiny-bert").manifest
 

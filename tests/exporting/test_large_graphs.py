@@ -18,18 +18,18 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 import bertserve.service.cli
 from bertserve.export import cli
 from bertserve.export.graph import onnx_files, rewrite
-from bertserve.export.pipeline import ExportSpec, export
-from bertserve.service.backend.onnx_engine import OnnxEngine
-from bertserve.service.bundle import files as bundles
+from bertserve.service.bundle import files
 from bertserve.service.errors import BundleError
 from bertserve.service.text.tokenizer import Encoding
+from bundles import engine_of, exported
 from checkpoints import bert, few_texts
 from full_disk import largest_file
+from staged import graph_of
 
 pytestmark = pytest.mark.torch
 
@@ -47,10 +47,7 @@ def product(**constants: NDArray[Any]) -> ir.Model:
         helper.make_node("Add", ["product", "bias"], ["sum"]),
         helper.make_node("Reshape", ["sum", "shape"], ["y"]),
     ]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", SIZE]) for name in ("x", "y")]
-    values = [numpy_helper.from_array(value, name) for name, value in {**CONSTANTS, **constants}.items()]
-    made = helper.make_graph(nodes, "product", ends[:1], ends[1:], values)
-    return ir.from_proto(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9))
+    return ir.from_proto(graph_of(nodes, CONSTANTS | constants, {"x": ("rows", SIZE)}))
 
 
 SIZE = 64
@@ -62,7 +59,6 @@ CONSTANTS: dict[str, NDArray[Any]] = {
 
 
 def constants(model: ir.Model) -> dict[str, NDArray[Any]]:
-    """Returns the constants of a model by name."""
     return {name: value.const_value.numpy() for name, value in model.graph.initializers.items() if value.const_value is not None}
 
 
@@ -141,10 +137,10 @@ def test_threads_may_ask_for_the_same_constant(tmp_path: Path, monkeypatch: pyte
     onnx_files.save(product(), tmp_path / "model.onnx", max_bytes=0)
     matrix = ir.load(tmp_path / "model.onnx").graph.initializers["matrix"]
 
-    files = []
+    mapped = []
 
     def mapped_in_a_while(*args: Any, map_file: Any = mmap.mmap, **kwargs: Any) -> mmap.mmap:
-        files.append(args)
+        mapped.append(args)
         time.sleep(0.05)
         return map_file(*args, **kwargs)
 
@@ -152,7 +148,7 @@ def test_threads_may_ask_for_the_same_constant(tmp_path: Path, monkeypatch: pyte
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(rewrite.constant, [matrix] * 4))
 
-    assert 1 == len(files)
+    assert 1 == len(mapped)
     for value in found:
         np.testing.assert_array_equal(value, CONSTANTS["matrix"])
 
@@ -215,7 +211,6 @@ def test_a_full_disk_is_said_to_be_full(tmp_path: Path, max_bytes: int) -> None:
 
 @pytest.fixture(name="source", scope="module")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The usual tiny checkpoint."""
     return bert(tmp_path_factory.mktemp("checkpoint"))
 
 
@@ -235,24 +230,18 @@ def small_bundle(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def for_every_provider(source: Path, folder: Path) -> Path:
-    """Exports a checkpoint in every precision for every provider."""
-    spec = ExportSpec(str(source), folder / "models", providers=("cpu", "cuda", "tensorrt"), calibration=few_texts(folder))
-    return export(spec, lambda line: None)[0]
+    return exported(source, folder, precisions=None, providers=("cpu", "cuda", "tensorrt"), calibration=few_texts(folder.parent)).path
 
 
 @pytest.fixture(name="damaged")
 def copy_to_damage(large: Path, tmp_path: Path) -> Path:
-    """A copy of that bundle."""
     return Path(shutil.copytree(large, tmp_path / large.name))
 
 
 def logits(path: Path, provider: Any = "cpu", precision: Any = "fp32") -> NDArray[np.float32]:
     """Returns what a bundle's graph answers to a few tokens, on the CPU."""
-    loaded = bundles.load_bundle(path)
-    graph, spec = loaded.graph(provider, precision), loaded.manifest.tokenizer
-    engine = OnnxEngine(path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, provider="cpu")
-    ids = np.array([2, 8, 9, 10, 3])
-    return engine.run([Encoding(ids, np.zeros_like(ids))])[0]["logits"]
+    bundle, ids = files.load_bundle(path), np.array([2, 8, 9, 10, 3])
+    return engine_of(bundle, bundle.graph(provider, precision)).run([Encoding(ids, np.zeros_like(ids))])[0]["logits"]
 
 
 @pytest.mark.full_grid
@@ -260,7 +249,7 @@ def test_graphs_over_the_bound_have_one_file_beside_them(large: Path) -> None:
     """fp32 has, int8 and fp16 have not; nothing of the stages is left."""
     two = {f"model.{provider}.fp32.onnx" for provider in ("cpu", "cuda", "tensorrt")}
     one = {"model.cpu.int8.onnx", "model.cuda.fp16.onnx"}
-    others = {bundles.MANIFEST_FILE, bundles.TOKENIZER_FILE, bundles.CARD_FILE}
+    others = {files.MANIFEST_FILE, files.TOKENIZER_FILE, files.CARD_FILE}
 
     assert two | one | others | {f"{name}.data" for name in two} == {path.name for path in large.iterdir()}
     assert [large.name] == [path.name for path in large.parent.iterdir()]
@@ -269,10 +258,10 @@ def test_graphs_over_the_bound_have_one_file_beside_them(large: Path) -> None:
 @pytest.mark.full_grid
 def test_the_manifest_has_every_file_with_digest_and_size(large: Path) -> None:
     """A graph's own file and what is beside it; what identifies it covers both."""
-    manifest = bundles.load_bundle(large).manifest
-    files = {file.file: (file.sha256, file.size_bytes) for graph in manifest.graphs for file in graph.files}
+    manifest = files.load_bundle(large).manifest
+    listed = {file.file: (file.sha256, file.size_bytes) for graph in manifest.graphs for file in graph.files}
 
-    assert {path.name: (bundles.digest(path), path.stat().st_size) for path in large.iterdir() if path.name.startswith("model.")} == files
+    assert {path.name: (files.digest(path), path.stat().st_size) for path in large.iterdir() if path.name.startswith("model.")} == listed
     fp32, int8 = (next(graph for graph in manifest.graphs if graph.provider == "cpu" and graph.precision == p) for p in ("fp32", "int8"))
     assert (int8.sha256, ()) == (int8.identity, int8.data)
     changed = fp32.model_copy(update={"data": (fp32.data[0].model_copy(update={"sha256": "0" * 64}),)})
@@ -285,7 +274,7 @@ def test_the_manifest_has_every_file_with_digest_and_size(large: Path) -> None:
 )
 def test_a_large_bundle_answers_as_a_small_one(small: Path, large: Path, provider: Any, precision: Any) -> None:
     """Where the weights stand changes no bit of an answer."""
-    assert () == bundles.load_bundle(small).graph(provider, precision).data
+    assert () == files.load_bundle(small).graph(provider, precision).data
     assert np.array_equal(logits(small, provider, precision), logits(large, provider, precision))
 
 
@@ -294,9 +283,9 @@ def test_a_large_bundle_passes_the_checks(large: Path, capsys: pytest.CaptureFix
     """`bert-export verify` runs every graph; the card has all digests and the whole size."""
     assert 0 == cli.main(["verify", str(large)])
     capsys.readouterr()
-    card = (large / bundles.CARD_FILE).read_text(encoding="utf-8")
+    card = (large / files.CARD_FILE).read_text(encoding="utf-8")
 
-    assert [] == [file.file for graph in bundles.load_bundle(large).manifest.graphs for file in graph.files if file.sha256 not in card]
+    assert [] == [file.file for graph in files.load_bundle(large).manifest.graphs for file in graph.files if file.sha256 not in card]
     size = sum((large / name).stat().st_size for name in (FP32, f"{FP32}.data"))
     assert f"| `{FP32}` (default) | cpu | fp32 | {size / 2**20:.1f} |" in card  # int8 of random weights agrees too seldom to be it
 
@@ -304,12 +293,12 @@ def test_a_large_bundle_passes_the_checks(large: Path, capsys: pytest.CaptureFix
 @pytest.mark.full_grid
 def test_an_update_leaves_the_files_as_they_are(source: Path, damaged: Path) -> None:
     """`bert-export verify --update` measures again, and writes manifest and card alone."""
-    before = {path.name: bundles.digest(path) for path in damaged.iterdir() if path.name.startswith("model.")}
-    files = [graph.files for graph in bundles.load_bundle(damaged).manifest.graphs]
+    before = {path.name: files.digest(path) for path in damaged.iterdir() if path.name.startswith("model.")}
+    listed = [graph.files for graph in files.load_bundle(damaged).manifest.graphs]
     assert 0 == cli.main(["verify", str(damaged), "--checkpoint", str(source), "--update"])
 
-    assert before == {path.name: bundles.digest(path) for path in damaged.iterdir() if path.name.startswith("model.")}
-    assert files == [graph.files for graph in bundles.load_bundle(damaged).manifest.graphs]
+    assert before == {path.name: files.digest(path) for path in damaged.iterdir() if path.name.startswith("model.")}
+    assert listed == [graph.files for graph in files.load_bundle(damaged).manifest.graphs]
 
 
 def test_the_command_names_the_whole_size_and_the_service_takes_the_bundle(
@@ -328,19 +317,15 @@ def test_the_command_names_the_whole_size_and_the_service_takes_the_bundle(
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda data: data.unlink(), r"fp32\.onnx\.data` cannot be read \(No such file"),
-        (
-            lambda data: data.write_bytes(data.read_bytes()[:-1]),
-            r"fp32\.onnx\.data` has \d+ bytes, but the manifest says \d+.*not copied completely",
-        ),
+        (lambda data: data.unlink(), r"fp32\.onnx\.data` cannot be read"),
+        (lambda data: data.write_bytes(data.read_bytes()[:-1]), r"fp32\.onnx\.data` has \d+ bytes"),
         (lambda data: data.write_bytes(b"\1" + data.read_bytes()[1:]), r"fp32\.onnx\.data` was altered"),
     ],
 )
 def test_a_bundle_without_its_weights_is_refused(damaged: Path, damage: Any, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Missing, cut off or altered: one clear error, and `bert-export verify` says it too."""
     damage(damaged / f"{FP32}.data")
 
     with pytest.raises(BundleError, match=message):
-        bundles.load_bundle(damaged)
+        files.load_bundle(damaged)
     assert 1 == cli.main(["verify", str(damaged)])
     assert "fp32.onnx.data" in capsys.readouterr().out

@@ -32,7 +32,6 @@ class Fake:
 
 
 def encoding(length: int) -> Encoding:
-    """Returns an encoding of this length."""
     return Encoding(np.ones(length, dtype=np.int64), np.zeros(length, dtype=np.int64))
 
 
@@ -69,12 +68,13 @@ def test_lengths_are_those_that_the_model_takes(longest: int, lengths: list[int]
     assert dict.fromkeys(lengths, measure.RUNS[1] + 1) == {length: engine.lengths.count(length) for length in lengths}
 
 
-def test_rows_are_compared_with_themselves_alone() -> None:
-    """The worst difference counts, also in the last batch, which may be smaller."""
-    encodings = [encoding(length) for length in (3, 5, 4, 9, 2)]
-    for leak, expected in ((0.0, 0.0), (0.5, 0.5 * (agreement.BATCH_ROWS - 1))):
-        engine = Fake(leak)
-        assert expected == agreement.measure_row_errors(engine, encodings, [engine.run([one])[0] for one in encodings]).worst
+@pytest.mark.parametrize(("leak", "worst", "share"), [(0.0, 0.0, 0.0), (0.5, 0.5 * (agreement.BATCH_ROWS - 1), 0.8)])
+def test_rows_are_compared_with_themselves_alone(leak: float, worst: float, share: float) -> None:
+    """The worst difference counts, and the share of rows that differ: all but the last, which is alone in its batch."""
+    encodings, engine = [encoding(length) for length in (3, 5, 4, 9, 2)], Fake(leak)
+    found = measure_row_errors(engine, encodings, [engine.run([one])[0] for one in encodings])
+
+    assert (worst, share) == (found.worst, found.share)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_rows_are_compared_with_themselves_alone() -> None:
 )
 def test_rounding_of_large_outputs_is_no_sign_of_neighbors(largest: float, error: float, expected: bool) -> None:
     """A row may move by a share of its largest output: with logits near 100 the last bit of float32 is 8e-6."""
-    errors = agreement.measure_row_errors(Shifted(largest, error), [encoding(3), encoding(3)], [{"logits": np.float32([largest, 1])}] * 2)
+    errors = measure_row_errors(Shifted(largest, error), [encoding(3), encoding(3)], [{"logits": np.float32([largest, 1])}] * 2)
     assert expected is errors.is_rounding("fp32")
 
 
@@ -95,14 +95,6 @@ def test_int8_may_move_few_rows_by_a_step(error: float, share: float, expected: 
     assert expected is RowErrors(error, error / TRAINED_LARGEST, share).is_rounding("int8")
 
 
-def test_the_share_of_rows_that_differ_is_counted() -> None:
-    """With no difference it is 0; with one for each neighbor all rows differ, but the last, which is alone in its batch."""
-    encodings = [encoding(length) for length in (3, 5, 4, 9, 2)]
-    for leak, expected in ((0.0, 0.0), (0.5, 0.8)):
-        engine = Fake(leak)
-        assert expected == measure_row_errors(engine, encodings, [engine.run([one])[0] for one in encodings]).share
-
-
 class Shifted:
     """An engine whose rows in a batch are off by a constant."""
 
@@ -110,5 +102,4 @@ class Shifted:
         self._row = np.array([largest + error, 1 + error], dtype=np.float32)
 
     def run(self, encodings: Any) -> Any:
-        """Returns a row for each encoding."""
         return [{"logits": self._row} for _ in encodings]

@@ -19,10 +19,8 @@ from bertserve.export import cli
 from bertserve.export.checkpoint import lora
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import CheckpointError
-from bertserve.export.pipeline import ExportSpec, export
-from bertserve.service.backend.onnx_engine import OnnxEngine
-from bertserve.service.bundle.files import load_bundle
-from bertserve.service.text.tokenizer import Encoding, Tokenizer
+from bertserve.service.tasks import classify
+from bundles import Served, exported
 from checkpoints import edit_json
 from families import FAMILIES
 
@@ -38,15 +36,12 @@ def adapter(folder: Path, *, base_task: str = "fill-mask", **config: Any) -> Pat
     base = FAMILIES["BERT"].save(folder / "base", base_task)
     path = folder / "adapter"
     path.mkdir(parents=True)
+    shapes = {f"{name}.lora_{part}.weight": shape for part, shape in (("A", (RANK, 32)), ("B", (32, RANK))) for name in LAYERS}
+    shapes |= {"bert.pooler.dense.weight": (32, 32), "bert.pooler.dense.bias": (32,)}
+    shapes |= {"classifier.weight": (LABELS, 32), "classifier.bias": (LABELS,)}
     rng = torch.Generator().manual_seed(1)
-    tensors = {f"base_model.model.{name}.lora_A.weight": 0.3 * torch.randn(RANK, 32, generator=rng) for name in LAYERS}
-    tensors |= {f"base_model.model.{name}.lora_B.weight": 0.3 * torch.randn(32, RANK, generator=rng) for name in LAYERS}
-    tensors |= {
-        "base_model.model.bert.pooler.dense.weight": torch.randn(32, 32, generator=rng),
-        "base_model.model.bert.pooler.dense.bias": torch.randn(32, generator=rng),
-        "base_model.model.classifier.weight": torch.randn(LABELS, 32, generator=rng),
-        "base_model.model.classifier.bias": torch.randn(LABELS, generator=rng),
-    }
+    scales = {name: 0.3 if "lora" in name else 1 for name in shapes}
+    tensors = {f"base_model.model.{name}": scales[name] * torch.randn(*shape, generator=rng) for name, shape in shapes.items()}
     save_file(tensors, path / "adapter_model.safetensors")
     fields = {"peft_type": "LORA", "task_type": "SEQ_CLS", "r": RANK, "lora_alpha": ALPHA, "base_model_name_or_path": str(base)}
     (path / "adapter_config.json").write_text(json.dumps(fields | config), encoding="utf-8")
@@ -66,62 +61,41 @@ def merged(source: Path, scale: float) -> Any:
 
 
 def transformers_tensors(source: Path) -> dict[str, torch.Tensor]:
-    """Returns the tensors of an adapter."""
     return load_file(source / "adapter_model.safetensors")
 
 
-def trained_by_peft(folder: Path, **settings: Any) -> Path:
-    """Writes a base model, and an adapter as peft trains and saves one, its tensors random; returns the adapter's folder."""
-    base = FAMILIES["BERT"].save(folder / "base", "fill-mask")
-    model = transformers.BertForSequenceClassification.from_pretrained(base, num_labels=LABELS)
-    config = LoraConfig(
-        task_type="SEQ_CLS",
-        r=RANK,
-        lora_alpha=ALPHA,
-        target_modules=["query", "value"],
-        modules_to_save=["pooler", "classifier"],
-        **settings,
-    )
-    adapted = get_peft_model(model, config)
+def train(model: Any, folder: Path, **config: Any) -> Any:
+    """Saves an adapter as peft trains one, its tensors random, to a folder, and returns the adapted model."""
+    adapted = get_peft_model(model, LoraConfig(r=RANK, **config)).eval()
     rng = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in adapted.parameters():
             if parameter.requires_grad:
                 parameter.add_(0.3 * torch.randn(parameter.shape, generator=rng))
-    adapted.save_pretrained(folder / "adapter")
-    return folder / "adapter"
+    adapted.save_pretrained(folder)
+    return adapted
 
 
-def bundle_logits(path: Path) -> Any:
-    """Returns the logits of a bundle's fp32 graph for one text, float32 [labels]."""
-    bundle = load_bundle(path)
-    spec = bundle.manifest.tokenizer
-    engine = OnnxEngine(path / bundle.graph("cpu").file, bundle.graph("cpu"), pad_id=spec.pad_id, padding_side="right")
-    return engine.run([encode(path)])[0]["logits"]
+TEXT = classify.Request("A warm, funny and thoroughly engaging film.")
 
 
-def encode(path: Path) -> Encoding:
-    """Returns the encoding of one text by a bundle's tokenizer."""
-    bundle = load_bundle(path)
-    tokenizer = Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)
-    return tokenizer.assemble(tokenizer.tokenize(["A warm, funny and thoroughly engaging film."])[0].ids)
+def assert_logits(model: Any, served: Served) -> None:
+    """Asserts that a bundle answers to a text as a model does."""
+    [encoding], [row] = served.encodings(TEXT), served.alone(TEXT)
+    with torch.no_grad():
+        np.testing.assert_allclose(model(torch.tensor(encoding.ids)[None]).logits[0].numpy(), row["logits"], rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(("rooted", "scale"), [(False, ALPHA / RANK), pytest.param(True, ALPHA / 2, marks=pytest.mark.full_grid)])
 def test_a_bundle_answers_as_base_and_adapter_together(tmp_path: Path, rooted: bool, scale: float) -> None:
     """The base is a masked language model without a classifier or pooler: the adapter brings both, with its number of labels."""
     source = adapter(tmp_path, use_rslora=rooted)
-    path, manifest = export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), lambda line: None)
-    model = merged(source, scale)
-    ids = torch.tensor(encode(path).ids)[None]
-    with torch.no_grad():
-        expected = model(ids).logits[0].numpy()
-        plain = merged(source, 0.0)(ids).logits[0].numpy()
+    served = Served(exported(source))
 
-    assert "text-classification" == manifest.task
-    assert LABELS == len(manifest.labels)
-    np.testing.assert_allclose(expected, bundle_logits(path), rtol=0, atol=1e-4)
-    assert np.abs(expected - plain).max() > 0.1  # else nothing of the adapter would show
+    assert ("text-classification", LABELS) == (served.manifest.task, len(served.manifest.labels))
+    assert_logits(merged(source, scale), served)
+    with pytest.raises(AssertionError):  # else nothing of the adapter would show
+        assert_logits(merged(source, 0.0), served)
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # by peft's own model class
@@ -136,19 +110,19 @@ def test_a_bundle_answers_as_base_and_adapter_together(tmp_path: Path, rooted: b
 )
 def test_weights_are_those_that_peft_merges(tmp_path: Path, settings: dict[str, Any]) -> None:
     """LoRA and DoRA, trained and saved by peft, become the model that peft itself makes of its files, and so does the bundle."""
-    source = trained_by_peft(tmp_path, **settings)
-    base = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "base", num_labels=LABELS)
+    path, source = FAMILIES["BERT"].save(tmp_path / "base", "fill-mask"), tmp_path / "adapter"
+    base, trained = (transformers.BertForSequenceClassification.from_pretrained(path, num_labels=LABELS) for _ in range(2))
+    modules: dict[str, Any] = {"target_modules": ["query", "value"], "modules_to_save": ["pooler", "classifier"]}
+    train(trained, source, task_type="SEQ_CLS", lora_alpha=ALPHA, **modules, **settings)
     plain = {name: tensor.clone() for name, tensor in base.state_dict().items()}
     model = PeftModel.from_pretrained(base, source).merge_and_unload().eval()
     expected = model.state_dict()
-    path, _ = export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), lambda line: None)
     actual = load_checkpoint(str(source)).model.state_dict()
 
     assert expected.keys() == actual.keys()
     assert 0.0 == max(float((expected[name] - actual[name]).abs().max()) for name in expected)
     assert LAYERS == [name for name in LAYERS if (expected[f"{name}.weight"] - plain[f"{name}.weight"]).abs().max() > 0.1]
-    with torch.no_grad():
-        np.testing.assert_allclose(model(torch.tensor(encode(path).ids)[None]).logits[0].numpy(), bundle_logits(path), rtol=0, atol=1e-4)
+    assert_logits(model, Served(exported(source)))
 
 
 def test_an_adapter_with_a_tokenizer_of_its_own_uses_it(tmp_path: Path) -> None:
@@ -163,25 +137,24 @@ def test_an_adapter_with_a_tokenizer_of_its_own_uses_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"peft_type": "IA3"}, "the type IA3, but only LORA is supported"),
-        ({"use_dora": True}, "lacks the magnitudes of `bert.encoder.layer.0.attention.self.query`, and has `use_dora`"),
-        ({"alora_invocation_tokens": [5, 6]}, "`alora_invocation_tokens` = [5, 6], which is not supported"),
+        ({"peft_type": "IA3"}, "IA3"),
+        ({"use_dora": True}, "magnitudes of `bert.encoder.layer.0.attention.self.query`"),
+        ({"alora_invocation_tokens": [5, 6]}, "`alora_invocation_tokens` = [5, 6]"),
         ({"alpha_pattern": {"query": 2}}, "`alpha_pattern` = {'query': 2}"),
-        ({"lora_bias": True}, "`lora_bias` = True, which is not supported"),
+        ({"lora_bias": True}, "`lora_bias` = True"),
         ({"bias": "some"}, "`bias` = 'some'"),
         ({"use_rslora": "yes"}, "`use_rslora` = 'yes'"),
         ({"trainable_token_indices": [5]}, "`trainable_token_indices` = [5]"),
         ({"velora_config": {"rank": 4}}, "`velora_config` = {'rank': 4}"),
         ({"loftq_config": {"loftq_bits": 4}}, "`loftq_config` = {'loftq_bits': 4}"),
         ({"a_setting_of_next_year": "x" * 999}, f"`a_setting_of_next_year` = '{'x' * 79}…, which is not supported"),
-        ({"lora_alpha": None}, "`lora_alpha` = None in adapter_config.json, which must be a number"),
+        ({"lora_alpha": None}, "`lora_alpha` = None"),
         ({"init_lora_weights": "pissa"}, "`init_lora_weights` = 'pissa'"),
-        ({"base_model_name_or_path": None}, "does not name the model that it was trained on"),
-        ({"base_model_name_or_path": "./nowhere"}, "the folder `./nowhere` does not exist"),
+        ({"base_model_name_or_path": None}, "model that it was trained on"),
+        ({"base_model_name_or_path": "./nowhere"}, "`./nowhere`"),
     ],
 )
 def test_what_is_not_understood_is_refused(tmp_path: Path, config: dict[str, Any], message: str) -> None:
-    """Each setting that would be merged wrongly is named."""
     with pytest.raises(CheckpointError) as caught:
         load_checkpoint(str(adapter(tmp_path, **config)))
 
@@ -223,12 +196,9 @@ def test_a_configuration_as_peft_writes_it_has_no_unknown_settings() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"modules_to_save": ["word_embeddings"]},
-            "only `bert.embeddings.word_embeddings.weight`, which BertForMaskedLM shares with `cls.pred",
-        ),
-        ({"modules_to_save": ["decoder"]}, "changes only `cls.predictions.decoder.weight`"),
-        ({"target_modules": ["query", "decoder"]}, "changes only `cls.predictions.decoder.weight`"),
+        ({"modules_to_save": ["word_embeddings"]}, "only `bert.embeddings.word_embeddings.weight`"),
+        ({"modules_to_save": ["decoder"]}, "only `cls.predictions.decoder.weight`"),
+        ({"target_modules": ["query", "decoder"]}, "only `cls.predictions.decoder.weight`"),
         ({"bias": "all", "modules_to_save": ["transform"]}, None),
     ],
 )
@@ -237,13 +207,7 @@ def test_what_a_language_model_shares_is_changed_in_both_places_or_refused(
 ) -> None:
     """Peft trains a copy of a matrix that two modules share, so merged into the one tensor it would answer otherwise; a bias is trained as one."""
     base = transformers.BertForMaskedLM.from_pretrained(FAMILIES["BERT"].save(tmp_path / "base", "fill-mask"))
-    adapted = get_peft_model(base, LoraConfig(**{"r": RANK, "target_modules": ["query"], **settings})).eval()
-    rng = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in adapted.parameters():
-            if parameter.requires_grad:
-                parameter.add_(0.3 * torch.randn(parameter.shape, generator=rng))
-    adapted.save_pretrained(tmp_path / "adapter")
+    adapted = train(base, tmp_path / "adapter", **{"target_modules": ["query"], **settings})
     if message is not None:
         with pytest.raises(CheckpointError, match=re.escape(message)):
             load_checkpoint(str(tmp_path / "adapter"))
@@ -257,12 +221,12 @@ def test_what_a_language_model_shares_is_changed_in_both_places_or_refused(
 @pytest.mark.parametrize(
     ("name", "tensor", "message"),
     [
-        ("bert.embeddings.word_embeddings.lora_embedding_A", torch.zeros(4, 32), "which is not supported; only linear layers are"),
+        ("bert.embeddings.word_embeddings.lora_embedding_A", torch.zeros(4, 32), "only linear layers"),
         ("bert.encoder.layer.0.attention.self.query.lora_magnitude_vector", torch.zeros(32), "which is not supported"),
-        ("bert.encoder.layer.9.output.dense.lora_A.weight", torch.zeros(4, 32), "lacks one of the two matrices"),
+        ("bert.encoder.layer.9.output.dense.lora_A.weight", torch.zeros(4, 32), "one of the two matrices"),
         ("bert.encoder.layer.0.attention.self.query.lora_A.weight", torch.zeros(4, 31), "by 32 x 31, but the layer is 32 x 32"),
         ("bert.encoder.layer.0.attention.self.query.lora_B.weight", torch.zeros(32, 5), "shapes do not match"),
-        ("bert.nothing.weight", torch.zeros(4), "which BertForSequenceClassification has not"),
+        ("bert.nothing.weight", torch.zeros(4), "BertForSequenceClassification"),
     ],
 )
 def test_an_adapter_of_another_model_is_refused(tmp_path: Path, name: str, tensor: torch.Tensor, message: str) -> None:
@@ -287,7 +251,6 @@ def test_an_adapter_on_an_adapter_is_refused(tmp_path: Path) -> None:
 def test_without_peft_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verify: bool
 ) -> None:
-    """One line with the command that installs it, and the exit code of a missing extra."""
     source = adapter(tmp_path)
     monkeypatch.setattr("bertserve.export.checkpoint.lora.find_spec", lambda name: None)
     bundle = tiny.bundle(tmp_path / "models")
@@ -295,11 +258,11 @@ def test_without_peft_the_extra_is_named(
 
     assert 3 == cli.main(command)
     [message] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bert-export: ")]
-    assert message.startswith("bert-export: `adapter` is a LoRA adapter; merging it needs peft: pip install 'peft<")
+    assert "`adapter` is a LoRA adapter" in message
+    assert "pip install 'peft<" in message
 
 
 def test_a_pickled_adapter_is_refused(tmp_path: Path) -> None:
-    """Weights in a pickle are never loaded."""
     source = adapter(tmp_path)
     (source / "adapter_model.safetensors").rename(source / "adapter_model.bin")
 
@@ -308,7 +271,6 @@ def test_a_pickled_adapter_is_refused(tmp_path: Path) -> None:
 
 
 def test_without_a_task_the_models_own_head_counts(tmp_path: Path) -> None:
-    """An adapter that says nothing of its task is merged into the head that the model has."""
     source = adapter(tmp_path, base_task="text-classification", task_type=None)
     save_file({name: value for name, value in transformers_tensors(source).items() if "lora" in name}, source / "adapter_model.safetensors")
     edit_json(source / "adapter_config.json", lora_alpha=0)

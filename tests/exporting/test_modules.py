@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -17,13 +16,11 @@ import tiny
 from bertserve.export import cli
 from bertserve.export.checkpoint.module import load_module
 from bertserve.export.errors import CheckpointError
-from bertserve.export.pipeline import ExportSpec, export
-from bertserve.service.bundle.files import load_bundle
-from bertserve.service.bundle.graph_spec import Precision
-from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.bundle.files import Bundle
 from bertserve.service.text.tokenizer import Tokenizer
+from bundles import exported
 from checkpoints import few_texts
-from grid import grid, rows
+from grid import grid, rows, worst_error
 
 pytestmark = pytest.mark.torch
 
@@ -32,10 +29,6 @@ PAGE = ROOT / "docs" / "how-to" / "export-a-module.md"
 FULL = pytest.mark.full_grid
 EXAMPLES = {"tagger": "Tagger", "recurrent": "Recurrent"}
 LENGTH = 128
-
-
-def silent(line: str) -> None:
-    """Takes a line of progress."""
 
 
 def example(folder: Path, name: str) -> tuple[str, Any]:
@@ -61,35 +54,26 @@ def example(folder: Path, name: str) -> tuple[str, Any]:
     return f"{path}:make", module
 
 
-def differences(
-    reference: str, module: Any, folder: Path, precisions: tuple[Precision, ...], **options: Any
-) -> tuple[Path, Manifest, list[Any]]:
-    """Exports a module; returns the bundle, its manifest, and for each precision the largest differences of logits, alone and in a batch."""
-    spec = ExportSpec(
-        reference, folder / "models", module=True, precisions=precisions, calibration=few_texts(folder), max_int8_error=1.0, **options
-    )
-    path, manifest = export(spec, silent)
-    bundle = load_bundle(path)
-    encodings = grid(Tokenizer(bundle.tokenizer_path, manifest.tokenizer), manifest.task)
+def bundle_of(reference: str, folder: Path, **options: Any) -> Bundle:
+    return exported(reference, folder / "models", module=True, calibration=few_texts(folder), max_int8_error=1.0, **options)
+
+
+def worst_difference(bundle: Bundle, module: Any, precision: Any = "fp32") -> float:
+    """Returns the largest difference of a logit to the module, over the grid of lengths, alone and in a batch."""
+    encodings = grid(Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer), bundle.manifest.task)
     with torch.no_grad():
         expected = [module(torch.tensor(e.ids)[None], torch.ones(1, len(e), dtype=torch.int64))[0].numpy() for e in encodings]
-    found = [
-        [
-            max(float(np.abs(a - row["logits"]).max()) for a, row in zip(expected, side, strict=True))
-            for side in rows(bundle, each, encodings)
-        ]
-        for each in precisions
-    ]
-    return path, manifest, found
+    return worst_error([{"logits": logits} for logits in expected], rows(bundle, precision, encodings))
 
 
 @pytest.mark.parametrize("name", ["tagger", pytest.param("recurrent", marks=pytest.mark.full_grid)])
 def test_an_example_answers_as_the_module(name: str, tmp_path: Path) -> None:
     """Each length up to the longest, alone and in a padded batch, is within 1e-4 of the module; the manifest says where it came from."""
     reference, module = example(tmp_path, name)
-    _, manifest, found = differences(reference, module, tmp_path, ("fp32",))
+    bundle = bundle_of(reference, tmp_path)
+    manifest = bundle.manifest
 
-    assert max(found[0]) <= 1e-4
+    assert worst_difference(bundle, module) <= 1e-4
     assert manifest.graphs[0].batch_invariant
     assert (name, f"{name}.py:make", LENGTH, "right") == (
         manifest.name,
@@ -102,7 +86,7 @@ def test_an_example_answers_as_the_module(name: str, tmp_path: Path) -> None:
 def test_a_bundle_is_verified_against_its_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With the flags of its export; with other weights parity fails, and with --checkpoint it is said which flags those are."""
     reference, module = example(tmp_path, "tagger")
-    path, _ = export(ExportSpec(reference, tmp_path / "models", module=True, precisions=("fp32",), calibration=few_texts(tmp_path)), silent)
+    path = bundle_of(reference, tmp_path).path
     trusted = ["verify", str(path), "--module", reference, "--trust-module"]
     assert 0 == cli.main(trusted)
     assert "ok      parity cpu/fp32" in capsys.readouterr().out
@@ -119,11 +103,12 @@ def test_a_bundle_is_verified_against_its_module(tmp_path: Path, capsys: pytest.
 @FULL
 def test_linear_layers_are_quantized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Those of the second example; and the service, which knows nothing of the module, gives the stored answer."""
-    path, manifest, found = differences(*example(tmp_path, "recurrent"), tmp_path, ("fp32", "int8"))
+    reference, module = example(tmp_path, "recurrent")
+    bundle = bundle_of(reference, tmp_path, precisions=("fp32", "int8"))
 
-    assert manifest.graphs[1].evidence.quantized["MatMulIntegerToFloat"] >= 2
-    assert max(found[1]) <= 0.5
-    assert 0 == bertserve.service.cli.main(["check", "--models", str(path.parent)])
+    assert bundle.manifest.graphs[1].evidence.quantized["MatMulIntegerToFloat"] >= 2
+    assert worst_difference(bundle, module, "int8") <= 0.5
+    assert 0 == bertserve.service.cli.main(["check", "--models", str(bundle.path.parent)])
     assert capsys.readouterr().out.endswith("cpu/int8: ok\n")
 
 
@@ -131,19 +116,21 @@ def test_linear_layers_are_quantized(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_an_lstm_stays_in_float(tmp_path: Path) -> None:
     """Where nothing is left to quantize the bundle has fp32, and says why."""
     reference, _ = example(tmp_path, "tagger")
-    _, manifest = export(ExportSpec(reference, tmp_path / "models", module=True, calibration=few_texts(tmp_path)), silent)
+    manifest = bundle_of(reference, tmp_path, precisions=None).manifest
 
     assert ["fp32"] == [graph.precision for graph in manifest.graphs]
     assert "no matrix to quantize" in manifest.omitted[0].reason
 
 
 @FULL
-def test_dynamo_traces_both(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_dynamo_traces_both(tmp_path: Path, name: str) -> None:
     """Segment recurrence as a mask, and an LSTM as one operator, for every length."""
-    for name in EXAMPLES:
-        _, manifest, found = differences(*example(tmp_path, name), tmp_path, ("fp32",), tracer="dynamo")
-        assert max(found[0]) <= 1e-4
-        assert manifest.graphs[0].form.startswith("dynamo")
+    reference, module = example(tmp_path, name)
+    bundle = bundle_of(reference, tmp_path, tracer="dynamo")
+
+    assert worst_difference(bundle, module) <= 1e-4
+    assert bundle.manifest.graphs[0].form.startswith("dynamo")
 
 
 def test_segments_are_a_mask(tmp_path: Path) -> None:
@@ -177,39 +164,31 @@ def test_what_padding_moves_runs_alone(tmp_path: Path) -> None:
     path.write_text(
         code.replace("place < count, count - 1 - place, place", "place < count + 999, place.flip(0) + 0 * count, place"), encoding="utf-8"
     )
-    spec = ExportSpec(reference, tmp_path / "models", module=True, precisions=("fp32",))
 
-    assert not export(spec, silent)[1].graphs[0].batch_invariant
-
-
-# ---- asked for loudly, and refused
+    assert not bundle_of(reference, tmp_path).manifest.graphs[0].batch_invariant
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--module", "m.py:make"], "would run the code of `m.py:make` with your rights"),
-        (["folder", "--module", "m.py:make", "--trust-module"], "give a SOURCE, or --module FILE:FACTORY instead"),
-        ([], "give a SOURCE, or --module FILE:FACTORY instead"),
-        (["folder", "--trust-module"], "code of a checkpoint is never run"),
-        (["--module", "m.py:make", "--trust-module", "--task", "fill-mask"], "the factory sets the task"),
+        (["--module", "loud.py:make"], "code of `loud.py:make`"),
+        (["folder", "--module", "loud.py:make", "--trust-module"], "give a SOURCE, or --module"),
+        ([], "give a SOURCE, or --module"),
+        (["folder", "--trust-module"], "never run"),
+        (["--module", "loud.py:make", "--trust-module", "--task", "fill-mask"], "the factory sets the task"),
     ],
 )
-def test_code_is_not_run_unasked(arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both flags or neither, and one source."""
+def test_code_is_not_run_unasked(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both flags or neither, and one source: otherwise not even the file's first line runs."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loud.py").write_text("open('ran', 'w')\n", encoding="utf-8")
     with pytest.raises(SystemExit) as caught:
-        cli.main([*arguments, "--output", str(tmp_path / "models")])
+        cli.main([*arguments, "--output", "models"])
 
     assert 2 == caught.value.code
     assert message in " ".join(capsys.readouterr().err.split())
-
-
-def test_untrusted_code_is_not_even_read(tmp_path: Path) -> None:
-    """Without the second flag the file's first line does not run."""
-    (tmp_path / "loud.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n", encoding="utf-8")
-    with pytest.raises(SystemExit):
-        cli.main(["--module", f"{tmp_path / 'loud.py'}:make", "--output", str(tmp_path / "models")])
-
     assert not (tmp_path / "ran").exists()
 
 
@@ -246,7 +225,6 @@ def test_the_command_says_that_it_runs_code(tmp_path: Path, capsys: pytest.Captu
     ],
 )
 def test_what_does_not_fit_is_said(tmp_path: Path, change: tuple[str, str], message: str) -> None:
-    """Each mistake in a factory has a message with the value and what is allowed."""
     reference, _ = example(tmp_path, "tagger")
     path = Path(reference.removesuffix(":make"))
     code = path.read_text(encoding="utf-8")
@@ -260,6 +238,5 @@ def test_what_does_not_fit_is_said(tmp_path: Path, change: tuple[str, str], mess
 
 @pytest.mark.parametrize("reference", ["nothing.py:make", "nothing.py", ":make", "a.py:not a name"])
 def test_what_is_no_file_and_function_is_refused(reference: str) -> None:
-    """Before anything is run."""
     with pytest.raises(CheckpointError, match="give FILE:FACTORY"):
         load_module(reference)

@@ -12,7 +12,6 @@ import torch
 from transformers import BertConfig
 
 import tiny
-from bertserve.export.pipeline import ExportSpec, export
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.backend.sessions import why_not
 from bertserve.service.bundle import files
@@ -20,6 +19,7 @@ from bertserve.service.serving.build import AppState, build
 from bertserve.service.settings import Settings
 from bertserve.service.tasks import classify
 from bertserve.service.text.tokenizer import Tokenizer
+from bundles import exported
 from checkpoints import CLASSIFICATION, POSITIONS, ROWS, PyTorch, edit_weights, few_texts, naming, save
 from task_runs import encode
 
@@ -56,16 +56,12 @@ def exported_models(source: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     """The classifier's bundle, exported with what this machine has."""
     folder = tmp_path_factory.mktemp("gpu")
     providers = ["cpu", *(["cuda"] if CUDA is None else []), *(["tensorrt"] if TENSORRT is None else [])]
-    spec = ExportSpec(
-        source=str(source), output=folder / "models", precisions=("fp32", "fp16"), providers=providers, calibration=few_texts(folder)
-    )
-    export(spec, lambda line: None)
+    exported(source, folder / "models", precisions=("fp32", "fp16"), providers=providers, calibration=few_texts(folder))
     return folder / "models"
 
 
 @pytest.mark.parametrize(("provider", "precision"), GRAPHS)
 def test_the_validation_is_of_the_gpu(models: Path, provider: Any, precision: Any) -> None:
-    """Where the provider is there, the export measures on it."""
     graph = files.load_bundle(models / "tiny-bert").graph(provider, precision)
 
     assert provider == graph.evidence.provider
@@ -109,7 +105,6 @@ def test_the_service_answers_from_the_gpu(models: Path, tmp_path: Path, provider
 
 @needs_tensorrt
 def test_engines_are_built_once(models: Path, tmp_path: Path) -> None:
-    """A second start finds the engine of the first and writes none."""
     settings = Settings(models=models, provider="tensorrt", precision="fp16", max_batch_tokens=1024, engine_cache=tmp_path / "engines")
     build(settings)
     first = {path: path.stat().st_mtime_ns for path in (tmp_path / "engines").rglob("*.engine")}

@@ -10,17 +10,16 @@ import pytest
 from bertserve.export import calibration
 from bertserve.export.int8.quantize import quantize
 from bertserve.export.progress import stage, track
-from staged import checkpoint_of
-from staged import stage as run_stages
+from staged import Staged
 
 pytestmark = pytest.mark.torch
+pytest_plugins = ("export_fixtures",)
 
 
 class Terminal(io.StringIO):
     """A stream that says that it is a terminal."""
 
     def isatty(self) -> bool:
-        """Returns True."""
         return True
 
 
@@ -32,7 +31,6 @@ def terminal_on_stderr(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 
 def test_a_stage_that_fails_says_nothing() -> None:
-    """A finished stage is one line with its seconds; one that fails is none."""
     lines: list[str] = []
     with stage(lines.append, "trace", "opset 17"):
         pass
@@ -42,8 +40,10 @@ def test_a_stage_that_fails_says_nothing() -> None:
     assert ["trace     opset 17"] == [line.rpartition("  (")[0] for line in lines]
 
 
-def test_a_terminal_sees_how_far_a_loop_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The items come through as they are, and the bar names step, unit and total, and is wiped out at the end."""
+def test_a_terminal_sees_how_far_a_loop_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The bar names step, unit and total, and is wiped out at the end. Where stderr is no terminal, as in a log of CI, nothing is written."""
+    assert [1, 2, 3] == list(track([1, 2, 3], "count", unit="numbers"))
+    assert ("", "") == capsys.readouterr()
     terminal = terminal_on_stderr(monkeypatch)
     assert [1, 2, 3] == list(track([1, 2, 3], "count", unit="numbers"))
 
@@ -53,16 +53,11 @@ def test_a_terminal_sees_how_far_a_loop_is(monkeypatch: pytest.MonkeyPatch) -> N
     assert seen.endswith("\r")
 
 
-def test_no_bar_goes_to_a_file(capsys: pytest.CaptureFixture[str]) -> None:
-    """Where stderr is no terminal, as in a log of CI, nothing is written."""
-    assert [1, 2, 3] == list(track([1, 2, 3], "count", unit="numbers"))
-
-    assert ("", "") == capsys.readouterr()
-
-
-def test_quantization_tells_of_every_matrix_and_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantization_tells_of_every_matrix_and_batch(
+    all_staged: dict[str, Staged], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its loops are the longest of an export: the texts, and the matrices for scales, for sensitivity, again, and for rounding."""
-    staged = run_stages(checkpoint_of(tmp_path, "text-classification"), tmp_path / "stages")
+    staged = all_staged["text-classification"]
     feeds = staged.feeds(calibration.read_texts(calibration.BUILT_IN)[:16])
     terminal = terminal_on_stderr(monkeypatch)
     quantize(staged.packed, tmp_path / "int8.onnx", tmp_path, feeds, feeds, max_error=1.0)

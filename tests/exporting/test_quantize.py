@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
+import onnxruntime
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -20,10 +22,11 @@ from bertserve.export.errors import GraphError
 from bertserve.export.graph import rewrite
 from bertserve.export.inference import Feed
 from bertserve.export.int8.gptq import MAX_INT8, MAX_INT16
+from bertserve.export.int8.graph_edits import MIN_ROWS, emit_embeddings
 from bertserve.export.int8.quantize import Int8Graph, quantize
 from bertserve.service.bundle.files import digest
 from checkpoints import edit_weights
-from staged import ARCHITECTURES, Staged, checkpoint_of, padded, run, stage
+from staged import ARCHITECTURES, Staged, checkpoint_of, graph_of, padded, run, stage
 
 pytestmark = pytest.mark.torch
 
@@ -65,7 +68,6 @@ class Quantized:
 
     @property
     def task(self) -> str:
-        """The checkpoint's task."""
         return self.staged.loaded.task
 
 
@@ -93,12 +95,10 @@ def quantized_graphs(tmp_path_factory: pytest.TempPathFactory) -> QuantizedOf:
     params=[pytest.param(task, marks=() if task in SAMPLE else pytest.mark.full_grid) for task in ARCHITECTURES],
 )
 def quantized_graph(request: pytest.FixtureRequest, quantized_of: QuantizedOf) -> Quantized:
-    """The int8 graph of each task in turn."""
     return quantized_of(request.param)
 
 
 def products(path: Path) -> list[onnx.NodeProto]:
-    """Returns the int8 products of a graph."""
     return [node for node in onnx.load(str(path)).graph.node if node.op_type == "MatMulIntegerToFloat"]
 
 
@@ -107,9 +107,6 @@ def constants(path: Path, node: onnx.NodeProto, *places: int) -> list[Array]:
     initializers = rewrite.load(path).graph.initializers
     values = [rewrite.constant(initializers[node.input[place]]) for place in places]
     return [value for value in values if value is not None]
-
-
-# ---- near float
 
 
 def test_outputs_are_near_those_of_the_float_graph(quantized: Quantized) -> None:
@@ -158,9 +155,6 @@ def test_a_layer_whose_attention_is_zero_is_quantized(tmp_path: Path) -> None:
     assert inference.relative_error(inference.outputs(staged.packed, feeds), inference.outputs(tmp_path / "int8.onnx", feeds)) < 0.15
 
 
-# ---- the gate
-
-
 def test_over_the_limit_the_matrices_that_matter_most_stay_in_float(quantized_of: QuantizedOf, tmp_path: Path) -> None:
     """A limit below what int8 alone reaches is kept by leaving some products in float, and the error that is left is said."""
     quantized = quantized_of("token-classification")
@@ -176,15 +170,11 @@ def test_over_the_limit_the_matrices_that_matter_most_stay_in_float(quantized_of
 
 
 def test_a_limit_that_nothing_reaches_ends_the_export(quantized_of: QuantizedOf, tmp_path: Path) -> None:
-    """The message says the error, the limit and what to do."""
     staged = quantized_of("text-classification").staged
     with pytest.raises(
         GraphError, match=r"changes the model's outputs by .* over the limit of 1e-09, .*--calibration.*--max-int8-error.*fp32"
     ):
         int8(staged, tmp_path / "int8.onnx", max_error=1e-9)
-
-
-# ---- multiplications
 
 
 def test_no_activation_of_attention_is_multiplied_before_it_is_stored(quantized: Quantized) -> None:
@@ -195,11 +185,7 @@ def test_no_activation_of_attention_is_multiplied_before_it_is_stored(quantized:
     assert stored.count("MultiHeadAttention") == sum(node.op_type == "MultiHeadAttention" for node in graph) > 0
 
 
-# ---- independent of the batch
-
-
 def test_a_row_in_a_padded_batch_is_the_row_alone(quantized: Quantized) -> None:
-    """Neither neighbors nor padding move an output by more than float rounding."""
     feeds = quantized.staged.feeds(["good", "a very good film , but the book is great !", "1 2 3", UNSEEN[0][:90]])
     lengths = [feed["input_ids"].shape[1] for feed in feeds]
     together = run(quantized.target, padded(feeds, max(lengths) + 3))
@@ -214,19 +200,12 @@ def test_a_row_in_a_padded_batch_is_the_row_alone(quantized: Quantized) -> None:
             np.testing.assert_allclose(row[0], kept, rtol=0, atol=1e-6)
 
 
-# ---- repeatable
-
-
 def test_the_same_graph_and_texts_give_the_same_bytes(quantized: Quantized, tmp_path: Path) -> None:
-    """Quantization is deterministic, and leaves its source alone."""
     before = digest(quantized.staged.packed)
     counts = int8(quantized.staged, tmp_path / "again.onnx").counts
 
     assert (quantized.counts, digest(quantized.target)) == (counts, digest(tmp_path / "again.onnx"))
     assert before == digest(quantized.staged.packed)
-
-
-# ---- the same on every CPU
 
 
 def observed(path: Path, feed: Feed) -> list[tuple[Array, Array]]:
@@ -275,3 +254,38 @@ def test_products_are_what_onnx_runtime_computes(quantized: Quantized) -> None:
         integers = (inputs.astype(np.int64) - int(zero)) @ steps.astype(np.int64)
         assert not zeros.any()
         np.testing.assert_allclose(integers * (scale * scales) + bias, outputs, rtol=1e-4, atol=1e-4)
+
+
+# ---- embeddings
+
+# square and large in both directions, so that nothing but the axis tells rows from columns
+TABLE = np.random.default_rng(0).normal(size=(MIN_ROWS, MIN_ROWS)).astype(np.float32) * np.geomspace(0.01, 100, MIN_ROWS, dtype=np.float32)
+
+
+def looked_up(axis: int | None) -> tuple[int, ir.Model, NDArray[np.float32]]:
+    """Emits int8 for one lookup; returns how many lookups were replaced, the model, and what it gives for the indices 3 and 0."""
+    attributes: dict[str, Any] = {} if axis is None else {"axis": axis}
+    node = helper.make_node("Gather", ["table", "ids"], ["y"], **attributes)
+    model = ir.from_proto(graph_of([node], {"table": TABLE}, {"ids": ("n",)}, kind=TensorProto.INT64))
+    count = emit_embeddings(model.graph)
+    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString())
+    [values] = session.run(None, {"ids": np.array([3, 0])})
+    return count, model, values
+
+
+@pytest.mark.parametrize("axis", [None, 0])
+def test_lookups_of_rows_are_of_integers(axis: int | None) -> None:
+    """Each row within half a step of its scale; without the attribute the axis is 0."""
+    count, model, values = looked_up(axis)
+    assert 1 == count
+    assert "table" not in {name for node in model.graph for name in (value.name for value in node.inputs if value is not None)}
+    steps = np.abs(TABLE[[3, 0]]).max(axis=1, keepdims=True) / 127
+    assert (np.abs(values - TABLE[[3, 0]]) <= 0.501 * steps).all()
+
+
+@pytest.mark.parametrize("axis", [1, -1])
+def test_lookups_of_columns_stay_in_float(axis: int) -> None:
+    """The scales are of rows, so that columns would be others altogether."""
+    count, model, values = looked_up(axis)
+    assert (0, ["Gather"]) == (count, [node.op_type for node in model.graph])
+    np.testing.assert_array_equal(TABLE[:, [3, 0]], values)

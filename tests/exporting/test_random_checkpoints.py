@@ -19,15 +19,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from bertserve.export.errors import ExportError
-from bertserve.export.pipeline import ExportSpec, export
-from bertserve.service.backend.onnx_engine import OnnxEngine
-from bertserve.service.bundle.files import load_bundle
+from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import classify, embed, fill_mask, multiple_choice, question_answering, token_classification
-from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.text.tokenizer import Tokenizer
 from bertserve.service.text.windows import default_stride
+from bundles import Served, exported
 from checkpoints import few_texts
 from random_checkpoint_files import write
 from random_checkpoints import AUTO, EMBED, Case, cases
@@ -128,31 +125,28 @@ def test_a_random_checkpoint_answers_as_pytorch_or_is_refused(number: int, monke
 def _check(case: Case, texts: list[str], folder: Path) -> None:
     source = write(case, folder)
     try:
-        spec = ExportSpec(str(source), folder / "models", name="bundle", precisions=("fp32",), calibration=few_texts(folder))
-        path, _ = export(spec, lambda line: None)
+        bundle = exported(source, folder / "models", name="bundle", calibration=few_texts(folder))
     except ExportError as error:
         note(f"refused: {error}")
         assert any(reason in str(error) for reason in case.reasons), f"it names none of {case.reasons}: {error}"
         return
     assert not case.must_be_refused, "a checkpoint that must be refused was exported"
-    _compare(case, User(case, source), path, texts)
+    _compare(case, User(case, source), bundle, texts)
 
 
-def _compare(case: Case, user: User, path: Path, texts: Sequence[str]) -> None:
-    bundle = load_bundle(path)
-    spec, graph = bundle.manifest.tokenizer, bundle.graph("cpu")
-    tokenizer = Tokenizer(bundle.tokenizer_path, spec)
-    engine = OnnxEngine(path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
+def _compare(case: Case, user: User, bundle: Bundle, texts: Sequence[str]) -> None:
+    served = Served(bundle)
+    tokenizer, engine = served.tokenizer, served.engine
     assert case.limit == tokenizer.max_length
     if case.task == "token-classification":
         assert [user.model.config.id2label[i] for i in range(case.labels)] == list(bundle.manifest.labels)
     text, ids = user.spelled()
     assert ids == tokenizer.tokenize([text])[0].ids
-    task, batch, expected = TASKS[case.task], [], []
+    batch, expected = [], []
     for text in (*texts, *FIXED):
         for request, windows in _requests(case, user, bundle.manifest, text, texts[-1]):
             try:
-                begun = begin(task, request, tokenizer, bundle.manifest)
+                begun = begin(served.task, request, tokenizer, bundle.manifest)
             except InvalidValueError as error:
                 assert "empty" in str(error) or "room for" in str(error), request
                 continue
@@ -166,7 +160,7 @@ def _compare(case: Case, user: User, path: Path, texts: Sequence[str]) -> None:
             _assert_decoded(user.decoded(right[0]), begun.finish(alone))
             batch += encodings
             expected += right
-    if graph.batch_invariant:
+    if bundle.graph("cpu").batch_invariant:
         _assert_close(expected, engine.run(batch))
 
 

@@ -1,4 +1,6 @@
-"""Models in their real sizes with random weights. Minutes, and gigabytes; int8 takes much longer than fp32.
+"""Models in their real sizes with random weights, and real checkpoints (`make parity CHECKPOINTS=DIR`).
+
+Sizes take minutes, and gigabytes; int8 takes much longer than fp32.
 
 BERT base and large, ALBERT, whose layers share weights, and one as large as XLM-RoBERTa large, whose graph needs two files.
 
@@ -20,6 +22,7 @@ import pytest
 from bertserve.export import calibration
 from bertserve.export.validation.parity import MAX_ABS_ERROR
 from bertserve.service.bundle import files
+from bundles import exported
 from families import FAMILIES
 
 VARIABLE = "BERTSERVE_SIZES"
@@ -62,13 +65,25 @@ engine.time_runs([(1, 32)], repeats=1)
 print((resident() - before) / 1024)
 """
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.checkpoints,
-    pytest.mark.skipif(VARIABLE not in os.environ, reason=f"takes minutes: set {VARIABLE} to some of {', '.join(SIZES)}"),
-]
+CHECKPOINTS = "BERTSERVE_CHECKPOINTS"
+
+pytestmark = [pytest.mark.torch, pytest.mark.checkpoints]
 
 
+@pytest.mark.skipif(CHECKPOINTS not in os.environ, reason=f"needs real checkpoints: set {CHECKPOINTS} to a folder of checkpoint folders")
+@pytest.mark.parametrize("name", ["sentiment", "ner", "qa", "fill-mask", "nli"])
+def test_a_real_checkpoint_answers_as_in_pytorch(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The fp32 bundle's logits are within the bound and its labels are PyTorch's on every sample; the validation report is printed."""
+    validation = exported(Path(os.environ[CHECKPOINTS]) / name, tmp_path).manifest.graphs[0].evidence
+    with capsys.disabled():
+        print(f"\n{name}: {validation.model_dump_json()}")
+
+    assert validation.agreement is not None
+    assert pytest.approx(1, abs=1e-3) == validation.agreement.value
+    assert validation.worst_abs_error <= MAX_ABS_ERROR["fp32"]
+
+
+@pytest.mark.skipif(VARIABLE not in os.environ, reason=f"takes minutes: set {VARIABLE} to some of {', '.join(SIZES)}")
 @pytest.mark.parametrize("size", [size for size in SIZES if size in os.environ.get(VARIABLE, "").split(",")])
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_a_real_size_is_exported(size: str, precision: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

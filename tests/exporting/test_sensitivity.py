@@ -16,7 +16,7 @@ from bertserve.export.int8.smoothquant import QuantParams
 from staged import Staged
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("staging",)
+pytest_plugins = ("export_fixtures",)
 
 
 def quantized(staged: Staged, folder: Path) -> dict[str, QuantParams]:

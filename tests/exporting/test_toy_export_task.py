@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +12,11 @@ import transformers
 import bertserve.export.tasks.catalog
 import bertserve.service.tasks.catalog
 import toy_export_task
-from bertserve.export import cli
-from bertserve.service.bundle.files import load_bundle
+from bundles import Verify, exported, json_lines
 from checkpoints import bert, edit_json, few_texts
 
 pytestmark = pytest.mark.torch
+pytest_plugins = ("export_fixtures",)
 
 TEXTS = ("a good film", "a bad book", "very dull !", "the film was not great")
 LABELS = ("low", "middle", "high")
@@ -25,28 +24,23 @@ LABELS = ("low", "middle", "high")
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The toy task is in both lists."""
     monkeypatch.setitem(bertserve.export.tasks.catalog.TASKS, toy_export_task.NAME, toy_export_task.TASK)
     monkeypatch.setitem(bertserve.service.tasks.catalog.TASKS, toy_export_task.NAME, toy_export_task.SPEC)  # type: ignore[arg-type]
 
 
 def grades(checkpoint: Path) -> list[int]:
-    """Returns the grades that PyTorch gives the texts."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(checkpoint).eval()
     with torch.no_grad():
         return [int(np.argmax(model(**tokenizer(text, return_tensors="pt")).logits[0].numpy())) for text in TEXTS]
 
 
-def test_a_task_of_ones_own_is_exported_and_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_task_of_ones_own_is_exported_and_verified(tmp_path: Path, verify: Verify) -> None:
     """Its task is read from the architecture; fp32 and int8 are measured by its decision, and its data by its own metric."""
     checkpoint = bert(tmp_path, labels=LABELS)
     edit_json(checkpoint / "config.json", architectures=["BertForTextGrading"])
-    bundle = tmp_path / "models" / "tiny-bert"
-    assert 0 == cli.main(
-        [str(checkpoint), "--output", str(bundle.parent), "--precision", "fp32,int8", "--calibration", str(few_texts(tmp_path, 120))]
-    )
-    manifest = load_bundle(bundle).manifest
+    bundle = exported(checkpoint, precisions=("fp32", "int8"), calibration=few_texts(tmp_path, 120))
+    manifest = bundle.manifest
     assert toy_export_task.NAME == manifest.task
     assert {"grade", "score"} == manifest.example.result.keys()
     agreements = [graph.evidence.agreement for graph in manifest.graphs]
@@ -55,14 +49,9 @@ def test_a_task_of_ones_own_is_exported_and_verified(tmp_path: Path, capsys: pyt
     assert 1 == agreements[0].value
 
     expected = grades(checkpoint)
-    data = tmp_path / "data.jsonl"
-    lines = [{"text": text, "grade": grade} for text, grade in zip(TEXTS, expected, strict=True)]
-    lines[0]["grade"] = -1
-    data.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    command = ["verify", str(bundle), "--checkpoint", str(checkpoint), "--data", str(data), "--json"]
-    capsys.readouterr()
-    assert 0 == cli.main([*command, "--min-metric", "same-grade=0.5"])
-    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
-    assert {"graph": 0.75, "reference": 0.75} == checks["same grade cpu/fp32"]["metrics"]
+    lines = [{"text": text, "grade": grade} for text, grade in zip(TEXTS, [-1, *expected[1:]], strict=True)]
+    flags = (bundle.path, "--checkpoint", checkpoint, "--data", json_lines(tmp_path / "data.jsonl", *lines), "--min-metric")
+    code, checks = verify(*flags, "same-grade=0.5")
+    assert (0, {"graph": 0.75, "reference": 0.75}) == (code, checks["same grade cpu/fp32"]["metrics"])
     assert 1 == checks["agreement cpu/fp32"]["metrics"]["agreement"]
-    assert 1 == cli.main([*command, "--min-metric", "same-grade=0.9"])
+    assert 1 == verify(*flags, "same-grade=0.9")[0]

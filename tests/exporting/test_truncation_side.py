@@ -13,13 +13,11 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 import tiny
-from bertserve.export import cli
-from bertserve.export.checkpoint.load import load_checkpoint
-from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.tasks import classify, embed, multiple_choice, question_answering, rerank, token_classification, tokens, zero_shot
 from bertserve.service.tasks.batch import Batch, ReadSpan
 from bertserve.service.text.tokenizer import Tokenizer
+from bundles import Served, exported
 from checkpoints import PyTorch, bert, edit_json
 from fakes import Head
 from task_runs import begin, decode, encode, send
@@ -145,9 +143,6 @@ def test_tokens_are_shown_of_the_whole_text(left: Tokenizer) -> None:
     assert transformers_tokenizer()(text, add_special_tokens=False)["input_ids"] == [token["id"] for token in shown]
 
 
-# ---- from the checkpoint
-
-
 def cut_at_the_beginning(folder: Path, **options: Any) -> Path:
     """Writes a checkpoint whose tokenizer has `truncation_side: left`."""
     source = bert(folder, **options)
@@ -158,25 +153,18 @@ def cut_at_the_beginning(folder: Path, **options: Any) -> Path:
 @pytest.mark.parametrize("head", ["ForTokenClassification", "ForQuestionAnswering", "Model", "ForMultipleChoice"])
 def test_checkpoints_of_other_tasks_are_exported(tmp_path: Path, head: str) -> None:
     """The samples have texts over the length, in windows and cut, so that parity compares both."""
-    source = cut_at_the_beginning(tmp_path, architecture=f"Bert{head}", positions=64, labels=("first", "second"))
-    assert 0 == cli.main([str(source), "--output", str(tmp_path / "models"), "--precision", "fp32"])
+    exported(cut_at_the_beginning(tmp_path, architecture=f"Bert{head}", positions=64, labels=("first", "second")))
 
 
 def test_a_bundle_answers_as_pytorch_does(tmp_path: Path) -> None:
     """Long texts and long pairs, and the manifest says which end is cut."""
     source = cut_at_the_beginning(tmp_path, positions=64)
-    assert load_checkpoint(str(source)).tokenizer_spec.truncation_side == "left"
-    assert 0 == cli.main([str(source), "--output", str(tmp_path / "models"), "--precision", "fp32"])
-    bundle = load_bundle(tmp_path / "models" / source.name)
-    spec = bundle.manifest.tokenizer
-    assert spec.truncation_side == "left"
-    tokenizer = Tokenizer(bundle.tokenizer_path, spec)
-    engine = OnnxEngine(bundle.path / bundle.manifest.graphs[0].file, bundle.manifest.graphs[0], pad_id=spec.pad_id, padding_side="right")
-    pytorch = PyTorch(source)
+    served, pytorch = Served(exported(source)), PyTorch(source)
+    assert served.manifest.tokenizer.truncation_side == "left"
     end = " ".join(WORDS * 9)
     pairs: Sequence[tuple[str, str | None]] = [("bad " * 99 + end, None), ("a film", "bad " * 99 + end), ("bad " * 99 + end, end)]
     for text, pair in pairs:
-        [row] = engine.run(encode(classify, classify.Request(text, pair), tokenizer).encodings)
+        [row] = served.alone(classify.Request(text, pair))
         np.testing.assert_allclose(pytorch.logits(text, pair, max_length=64), row["logits"], rtol=0, atol=1e-4)
 
 

@@ -12,54 +12,35 @@ import transformers
 
 from bertserve.export.checkpoint import load, model_patches
 from bertserve.export.checkpoint.load import load_checkpoint
-from bertserve.export.errors import ExportError
-from bertserve.export.pipeline import ExportSpec, export
+from bundles import refused
 from checkpoints import edit_json
 from families import FAMILIES, LENGTH, SIZES, bert_tokenizer, roberta_tokenizer, save_random
-from grid import exported, fp32_error
+from grid import fp32_error, save_bundle
 
 pytestmark = pytest.mark.torch
 
 
-def silent(line: str) -> None:
-    """Takes a line of progress."""
-
-
-def refused(source: Path, folder: Path, **options: Any) -> str:
-    """Returns why a checkpoint is refused, and asserts that nothing was left behind."""
-    with pytest.raises(ExportError) as caught:
-        export(ExportSpec(str(source), folder / "models", precisions=("fp32",), **options), silent)
-    assert not list((folder / "models").glob("*"))
-    return str(caught.value)
-
-
-def with_tokenizer(path: Path, tokenizer: Any) -> Path:
-    """Saves a tokenizer beside a model and returns the path."""
+def saved(path: Path, architecture: Any, config: Any, tokenizer: Any) -> Path:
+    save_random(path, architecture, config)
     tokenizer.save_pretrained(path)
     return path
 
 
-# ---- refused
+@pytest.mark.parametrize(
+    ("architecture", "config", "task"),
+    [
+        ("GPT2LMHeadModel", transformers.GPT2Config(vocab_size=2000, n_embd=32, n_layer=2, n_head=4, n_positions=LENGTH), "fill-mask"),
+        ("ViTForImageClassification", transformers.ViTConfig(image_size=16, patch_size=8, **SIZES), "text-classification"),
+    ],
+)
+def test_a_model_without_a_task_here_is_refused(tmp_path: Path, architecture: str, config: Any, task: str) -> None:
+    """A language model that writes text, and a model of images; another task's flag does not help."""
+    tokenizer = roberta_tokenizer() if task == "fill-mask" else bert_tokenizer()
+    source = saved(tmp_path / "other", getattr(transformers, architecture), config, tokenizer)
+    message = refused(source)
 
-
-def test_a_language_model_is_refused(tmp_path: Path) -> None:
-    """A language model that writes text has no task here, whatever flag is given."""
-    config = transformers.GPT2Config(vocab_size=2000, n_embd=32, n_layer=2, n_head=4, n_positions=LENGTH)
-    source = with_tokenizer(save_random(tmp_path / "gpt2", transformers.GPT2LMHeadModel, config), roberta_tokenizer())
-
-    assert "cannot tell the task of architecture ['GPT2LMHeadModel']; give --task" in refused(source, tmp_path)
-    assert "transformers has no head for fill-mask on a GPT2Config (architecture ['GPT2LMHeadModel'])" in refused(
-        source, tmp_path, task="fill-mask"
-    )
-
-
-def test_a_model_of_images_is_refused(tmp_path: Path) -> None:
-    """A vision model has none of the heads, and another task's flag does not help."""
-    config = transformers.ViTConfig(image_size=16, patch_size=8, **SIZES)
-    source = with_tokenizer(save_random(tmp_path / "vit", transformers.ViTForImageClassification, config), bert_tokenizer())
-
-    assert "cannot tell the task of architecture ['ViTForImageClassification']" in refused(source, tmp_path)
-    assert "has no head for text-classification on a ViTConfig" in refused(source, tmp_path, task="text-classification")
+    assert all(fact in message for fact in ("cannot tell the task", architecture, "--task"))
+    assert f"has no head for {task} on a {type(config).__name__}" in refused(source, task=task)
 
 
 def test_an_input_that_nothing_fills_is_refused(tmp_path: Path) -> None:
@@ -67,7 +48,7 @@ def test_an_input_that_nothing_fills_is_refused(tmp_path: Path) -> None:
     source = FAMILIES["BERT"].save(tmp_path / "boxes", "text-classification")
     edit_json(source / "tokenizer_config.json", model_input_names=["input_ids", "attention_mask", "bbox"])
 
-    assert "the tokenizer gives inputs that are not supported: bbox" in refused(source, tmp_path)
+    assert "tokenizer gives inputs that are not supported: bbox" in refused(source)
 
 
 def test_an_input_that_the_model_needs_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -80,57 +61,46 @@ def test_an_input_that_the_model_needs_is_refused(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(transformers.BertForSequenceClassification, "forward", needy)
 
-    assert "BertForSequenceClassification needs inputs that are not supported: bbox" in refused(source, tmp_path)
+    assert "needs inputs that are not supported: bbox" in refused(source)
 
 
 def test_another_head_of_the_same_name_is_refused(tmp_path: Path) -> None:
     """XLNet's beam search over spans is not the head that transformers loads for question answering, and is said not to be."""
-    family = FAMILIES["XLNet"]
-    tokenizer = family.tokenizer()
+    family, tokenizer = FAMILIES["XLNet"], FAMILIES["XLNet"].tokenizer()
     config = family.config(vocab_size=len(tokenizer), d_model=32, n_layer=2, n_head=4, d_inner=64)
-    source = with_tokenizer(save_random(tmp_path / "beam", transformers.XLNetForQuestionAnswering, config), tokenizer)
-    message = refused(source, tmp_path)
+    source = saved(tmp_path / "beam", transformers.XLNetForQuestionAnswering, config, tokenizer)
 
-    assert "['XLNetForQuestionAnswering'] is not XLNetForQuestionAnsweringSimple" in message
+    assert "['XLNetForQuestionAnswering'] is not XLNetForQuestionAnsweringSimple" in refused(source)
 
 
 def test_types_that_the_model_has_no_row_for_are_refused(tmp_path: Path) -> None:
     """A tokenizer of two token types on a model of one would stop PyTorch at the first pair."""
     source = FAMILIES["BERT"].save(tmp_path / "types", "text-classification", type_vocab_size=1)
 
-    assert "gives token types up to 1, but the model has 1" in refused(source, tmp_path)
+    assert "token types up to 1, but the model has 1" in refused(source)
 
 
-def test_a_model_without_an_embedding_of_tokens_is_refused(tmp_path: Path) -> None:
-    """CANINE hashes characters; it has nothing that a vocabulary could be compared with."""
-    source = with_tokenizer(
-        save_random(tmp_path / "canine", transformers.CanineForSequenceClassification, transformers.CanineConfig(**SIZES)), bert_tokenizer()
-    )
-
-    assert "CanineForSequenceClassification of" in (message := refused(source, tmp_path))
-    assert "has no embedding of token ids" in message
+FUNNEL = {"d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 64, "block_sizes": [1, 1, 1]}
 
 
-def test_an_operator_that_onnx_has_not_is_refused(tmp_path: Path) -> None:
-    """FNet mixes tokens by a Fourier transform, which TorchScript has no operators for."""
-    config = transformers.FNetConfig(vocab_size=2000, max_position_embeddings=LENGTH, **SIZES)
-    source = with_tokenizer(save_random(tmp_path / "fnet", transformers.FNetForSequenceClassification, config), bert_tokenizer())
+@pytest.mark.parametrize(
+    ("model", "fields", "reason"),
+    [
+        # hashes characters, and has nothing that a vocabulary could be compared with
+        ("Canine", SIZES, "has no embedding of token ids"),
+        # mixes tokens by a Fourier transform, which TorchScript has no operators for
+        ("FNet", {"vocab_size": 2000, **SIZES}, "cannot be traced by torchscript: UnsupportedOperatorError: "),
+        # cannot read a text of two tokens: the first run, which finds the padding, fails and names the cause
+        pytest.param("Funnel", {"vocab_size": 2000, **FUNNEL}, "RuntimeError: output with shape [1, 4, 2, 1]", marks=pytest.mark.full_grid),
+    ],
+)
+def test_a_model_that_cannot_be_run_or_traced_is_refused(tmp_path: Path, model: str, fields: dict[str, Any], reason: str) -> None:
+    architecture = f"{model}ForSequenceClassification"
+    config = getattr(transformers, f"{model}Config")(**fields)
+    message = refused(saved(tmp_path / "other", getattr(transformers, architecture), config, bert_tokenizer()))
 
-    assert "FNetForSequenceClassification cannot be traced by torchscript: UnsupportedOperatorError: " in refused(source, tmp_path)
-
-
-@pytest.mark.full_grid
-def test_a_model_that_fails_in_pytorch_is_refused(tmp_path: Path) -> None:
-    """Funnel cannot read a text of two tokens: the first run, which finds the padding, fails and names the cause."""
-    config = transformers.FunnelConfig(vocab_size=2000, d_model=32, n_head=4, d_head=8, d_inner=64, block_sizes=[1, 1, 1])
-    source = with_tokenizer(save_random(tmp_path / "funnel", transformers.FunnelForSequenceClassification, config), bert_tokenizer())
-
-    reason = refused(source, tmp_path)
-    assert "FunnelForSequenceClassification of " in reason
-    assert "fails on the inputs of its tokenizer: RuntimeError: output with shape [1, 4, 2, 1]" in reason
-
-
-# ---- understood
+    assert architecture in message
+    assert reason in message
 
 
 def test_padding_goes_where_the_model_bears_it(tmp_path: Path) -> None:
@@ -211,8 +181,8 @@ def test_layers_that_share_weights_are_stored_once(tmp_path: Path) -> None:
     """Twice the layers make a graph larger by its nodes alone, in float and in int8."""
     sizes = []
     for layers in (1, 2):
-        _, path, manifest = exported("ALBERT", "token-classification", tmp_path / str(layers), num_hidden_layers=layers)
-        models = [onnx.load(str(path / graph.file)) for graph in manifest.graphs]
+        _, bundle = save_bundle("ALBERT", "token-classification", tmp_path / str(layers), num_hidden_layers=layers)
+        models = [onnx.load(str(bundle.path / graph.file)) for graph in bundle.manifest.graphs]
         sizes.append([sum(len(tensor.raw_data) for tensor in model.graph.initializer if len(tensor.dims) == 2) for model in models])
 
     assert sizes[0] == sizes[1]

@@ -1,4 +1,4 @@
-"""Checkpoints that were once exported with other answers than PyTorch's: each is equal now, or refused with a reason that names the cause."""
+"""Checkpoints that were once exported with other answers than PyTorch's, or refused for another cause: each is equal now, or refused by its cause."""
 
 from __future__ import annotations
 
@@ -7,22 +7,32 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
 import transformers
+from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 from safetensors.torch import load_file
 
-from bertserve.export import cli
+import tiny
+from bertserve.export.checkpoint import task_head
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import CheckpointError
 from bertserve.export.validation.samples import sample_requests
+from bertserve.service.bundle.files import Bundle
 from bertserve.service.tasks import classify
 from bertserve.service.text.tokenizer import Tokenizer
+from bundles import FAST, Run, Served, exported, refused
 from checkpoints import PyTorch, bert, edit_json, edit_weights
+from test_embeddings import encoder, sentence_transformers
+
+pytestmark = pytest.mark.torch
+pytest_plugins = ("export_fixtures",)
 
 MARKERS = ("[E1]", "[/E1]", "<url>", "CO2")
 TEXTS = [
@@ -37,16 +47,6 @@ TEXTS = [
 INERT = ["good [SEP] bad", "[CLS] good", "good [PAD] [PAD]", "[MASK] film", "[UNK] film"]
 
 
-def with_markers(folder: Path, **options: Any) -> Path:
-    """Writes a classifier whose tokenizer has markers of entities, as its training added them, and returns its path."""
-    source = bert(folder, **options)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-    tokenizer.add_special_tokens({"additional_special_tokens": list(MARKERS[:3])})
-    tokenizer.add_tokens([MARKERS[3]])
-    tokenizer.save_pretrained(source)
-    return source
-
-
 def service_tokenizer(checkpoint: Checkpoint, folder: Path) -> Tokenizer:
     """Returns the service's tokenizer of a checkpoint, as a bundle has it."""
     path = folder / "tokenizer.json"
@@ -56,105 +56,78 @@ def service_tokenizer(checkpoint: Checkpoint, folder: Path) -> Tokenizer:
 
 @pytest.fixture(name="marked", scope="module")
 def a_checkpoint_with_markers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A classifier with markers of entities."""
-    return with_markers(tmp_path_factory.mktemp("marked"))
+    """A classifier whose tokenizer has markers of entities, as its training added them."""
+    source = bert(tmp_path_factory.mktemp("marked"))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(MARKERS[:3])})
+    tokenizer.add_tokens([MARKERS[3]])
+    tokenizer.save_pretrained(source)
+    return source
+
+
+@pytest.fixture(name="loaded", scope="module")
+def loaded_checkpoint(marked: Path) -> Checkpoint:
+    return load_checkpoint(str(marked))
+
+
+@pytest.fixture(name="tokenizer", scope="module")
+def its_tokenizer(loaded: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return service_tokenizer(loaded, tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_added_tokens_of_a_text_are_matched(marked: Path, tmp_path: Path, text: str) -> None:
+def test_added_tokens_of_a_text_are_matched(marked: Path, tokenizer: Tokenizer, text: str) -> None:
     """Markers of entities and placeholders have the ids that training gave them, special or not."""
-    checkpoint = load_checkpoint(str(marked))
     expected = transformers.AutoTokenizer.from_pretrained(marked)(text, add_special_tokens=False)["input_ids"]
-    [tokens] = service_tokenizer(checkpoint, tmp_path).tokenize([text])
-    assert expected == tokens.ids
+    assert expected == tokenizer.tokenize([text])[0].ids
 
 
 @pytest.mark.parametrize("text", INERT)
-def test_tokens_of_the_template_stay_text(marked: Path, tmp_path: Path, text: str) -> None:
+def test_tokens_of_the_template_stay_text(loaded: Checkpoint, tokenizer: Tokenizer, text: str) -> None:
     """A passage cannot smuggle in the end of a text, padding or a mask, next to markers neither."""
-    checkpoint = load_checkpoint(str(marked))
-    reserved = {checkpoint.tokenizer.convert_tokens_to_ids(token) for token in ("[CLS]", "[SEP]", "[PAD]", "[MASK]")}
-    [tokens] = service_tokenizer(checkpoint, tmp_path).tokenize([f"[E1] {text}"])
-    assert checkpoint.tokenizer.convert_tokens_to_ids("[E1]") == tokens.ids[0]
-    assert reserved.isdisjoint(tokens.ids)
+    marker, *reserved = (loaded.tokenizer.convert_tokens_to_ids(token) for token in ("[E1]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"))
+    [tokens] = tokenizer.tokenize([f"[E1] {text}"])
+    assert marker == tokens.ids[0]
+    assert set(reserved).isdisjoint(tokens.ids)
 
 
-def test_the_manifest_and_the_samples_have_each_added_token(marked: Path) -> None:
+def test_the_manifest_and_the_samples_have_each_added_token(loaded: Checkpoint) -> None:
     """What the validation report says of a model is measured with its markers too."""
-    checkpoint = load_checkpoint(str(marked))
-    spec = checkpoint.tokenizer_spec.model_copy(update={"sha256": "0" * 64})
+    spec = loaded.tokenizer_spec.model_copy(update={"sha256": "0" * 64})
     texts = " ".join(request.text for request in sample_requests("text-classification", spec) if isinstance(request, classify.Request))
     assert {(token, token != "CO2") for token in MARKERS} == {(token.token, token.special) for token in spec.added_tokens}
     assert [] == [token for token in MARKERS if token not in texts]
 
 
-def test_a_decoded_text_leaves_special_added_tokens_out(marked: Path, tmp_path: Path) -> None:
+def test_a_decoded_text_leaves_special_added_tokens_out(marked: Path, tokenizer: Tokenizer) -> None:
     """As transformers does with `skip_special_tokens`."""
     reference = transformers.AutoTokenizer.from_pretrained(marked)
     ids = reference("the [E1] good [/E1] film CO2")["input_ids"]
-    tokenizer = service_tokenizer(load_checkpoint(str(marked)), tmp_path)
     for skip in (True, False):
         expected = reference.decode(ids, skip_special_tokens=skip)
         assert [expected, expected] == [tokenizer.decode(ids, skip_special=skip), *tokenizer.decode_all([ids], skip_special=skip)]
 
 
 def test_a_bundle_with_markers_answers_as_pytorch_does(marked: Path, tmp_path: Path) -> None:
-    """From the checkpoint to the service's answer, markers in the texts."""
     pytorch = PyTorch(marked)
-    assert_answers(marked, tmp_path, {text: pytorch.logits(text) for text in TEXTS})
+    assert_answers(exported(marked, tmp_path), {text: pytorch.logits(text) for text in TEXTS})
 
 
-def assert_answers(source: Path, output: Path, logits: dict[str, Any]) -> None:
-    """Exports a classifier, and asserts its logits for each text."""
-    from bertserve.service.backend.onnx_engine import OnnxEngine
-    from bertserve.service.bundle.files import load_bundle
-
-    assert 0 == cli.main([str(source), "--output", str(output), "--precision", "fp32", "--name", "exported"])
-    bundle = load_bundle(output / "exported")
-    manifest = bundle.manifest
-    tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
-    graph = manifest.graphs[0]
-    engine = OnnxEngine(bundle.path / graph.file, graph, pad_id=manifest.tokenizer.pad_id, padding_side=manifest.tokenizer.padding_side)
+def assert_answers(bundle: Bundle, logits: dict[str, Any]) -> None:
+    served = Served(bundle)
     for text, expected in logits.items():
-        [row] = engine.run([tokenizer.assemble(tokenizer.tokenize([text])[0].ids)])
-        np.testing.assert_allclose(expected, row["logits"], rtol=0, atol=1e-4)
+        np.testing.assert_allclose(expected, served.alone(classify.Request(text))[0]["logits"], rtol=0, atol=1e-4)
 
 
-# ---- weights that the model leaves unused
-
-
-def with_weights(folder: Path, weights: dict[str, torch.Tensor], architecture: str) -> Path:
-    """Returns a checkpoint with more weights than its architecture has."""
-    source = bert(folder, architecture=architecture)
-    edit_weights(source, lambda tensors: tensors.update(weights))
-    return source
-
-
-UNUSED = {
-    "relative positions": {"encoder.layer.0.attention.self.distance_embedding.weight": torch.zeros(3, 8)},
-    "LoRA that was not merged": {"encoder.layer.0.attention.self.query.lora_A.default.weight": torch.zeros(2, 32)},
-    "an adapter": {"encoder.layer.0.output.adapters.nli.adapter_down.0.weight": torch.zeros(2, 32)},
-    "a module beside the encoder": {"lstm.weight_ih_l0": torch.zeros(64, 32)},
-    "a CRF": {"crf.transitions": torch.zeros(3, 3)},
-}
-
-
-@pytest.mark.parametrize("architecture", ["BertModel", "BertForSequenceClassification"])
-@pytest.mark.parametrize("kind", UNUSED)
-def test_weights_that_no_head_of_the_architecture_has_are_refused(tmp_path: Path, architecture: str, kind: str) -> None:
-    """Of a bare encoder as with a head: it was trained with a part that transformers would leave out."""
-    prefix = "" if architecture == "BertModel" else "bert."
-    weights = {name if name.startswith(("lstm", "crf")) else prefix + name: value for name, value in UNUSED[kind].items()}
-    source = with_weights(tmp_path, weights, architecture)
-    with pytest.raises(CheckpointError, match=f"`{next(iter(weights))}`.*--ignore-weights"):
-        load_checkpoint(str(source))
+# ---- weights that the model leaves unused (test_unexpected_weights.py has all kinds)
 
 
 def test_a_user_can_say_that_weights_do_not_matter(tmp_path: Path) -> None:
     """By a pattern, which the manifest then has, so that `verify` loads the checkpoint in the same way."""
-    source = with_weights(tmp_path, UNUSED["a CRF"], "BertForSequenceClassification")
+    source = bert(tmp_path)
+    edit_weights(source, lambda tensors: tensors.update({"crf.transitions": torch.zeros(3, 3)}))
     assert ("crf.*",) == load_checkpoint(str(source), ignored_weights=["crf.*"]).ignored_weights
-    with pytest.raises(CheckpointError, match=r"crf\.transitions"):
+    with pytest.raises(CheckpointError, match=r"`crf\.transitions`.*--ignore-weights"):
         load_checkpoint(str(source), ignored_weights=["lstm.*"])
 
 
@@ -201,41 +174,22 @@ def test_the_digest_is_of_the_files_that_are_loaded(tmp_path: Path) -> None:
 
 def test_the_model_of_an_adapter_is_built_with_eager_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where only its shapes are looked at: its configuration may name a kernel of the hub."""
-    from bertserve.export.checkpoint import task_head
-
     asked: list[Any] = []
+    auto, original = transformers.AutoModelForSequenceClassification, transformers.AutoModelForSequenceClassification.from_config
 
-    original = transformers.AutoModelForSequenceClassification
+    def from_config(config: Any, **options: Any) -> Any:
+        asked.append(options.get("attn_implementation"))
+        return original(config, **options)
 
-    class Auto:
-        _model_mapping = original._model_mapping
-
-        @staticmethod
-        def from_config(config: Any, **options: Any) -> Any:
-            asked.append(options.get("attn_implementation"))
-            return original.from_config(config, **options)
-
-    class Adapter:
-        task = "text-classification"
-        folder = tmp_path
-
-        @staticmethod
-        def label_count(model: Any) -> None:
-            return None
-
-    monkeypatch.setattr(task_head, "_auto_class", lambda task: Auto)
+    monkeypatch.setattr(auto, "from_config", from_config)
     config = transformers.AutoConfig.from_pretrained(bert(tmp_path))
     config._attn_implementation_internal = None
-    task_head.choose_task(config, "auto", Adapter())  # type: ignore[arg-type]
+    adapter: Any = SimpleNamespace(task="text-classification", folder=tmp_path, label_count=lambda model: None)
+    task_head.choose_task(config, "auto", adapter)
     assert ["eager"] == asked
 
 
 # ---- found with random checkpoints (test_random_checkpoints.py)
-
-
-def test_a_model_with_few_positions_is_loaded(tmp_path: Path) -> None:
-    """The texts that its padding is tried with are cut to its length."""
-    assert 16 == load_checkpoint(str(bert(tmp_path, positions=24, model_max_length=16))).tokenizer_spec.max_length
 
 
 @pytest.mark.parametrize("fields", [{"return_dict": False}, {"chunk_size_feed_forward": 2}], ids=str)
@@ -244,7 +198,7 @@ def test_options_of_the_call_do_not_matter(tmp_path: Path, fields: dict[str, Any
     source = bert(tmp_path)
     pytorch = PyTorch(source)
     edit_json(source / "config.json", **fields)
-    assert_answers(source, tmp_path, {text: pytorch.logits(text) for text in ("good", "good film", "not a bad film")})
+    assert_answers(exported(source), {text: pytorch.logits(text) for text in ("good", "good film", "not a bad film")})
 
 
 @pytest.mark.parametrize("special", [True, False])
@@ -287,8 +241,84 @@ def test_a_tokenizer_that_the_task_cannot_use_is_refused(
         load_checkpoint(str(source))
 
 
-def test_a_model_too_short_for_questions_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The library panics where a window has no room for its overlap; that is an error of one line."""
-    source = bert(tmp_path, architecture="BertForQuestionAnswering", labels=("LABEL_0", "LABEL_1"), model_max_length=40)
-    assert 1 == cli.main([str(source), "--output", str(tmp_path / "models"), "--precision", "fp32"])
-    assert "a window of 40 tokens has no room" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("length", "fact"),
+    [({"model_max_length": 40}, "a window of 40 tokens has no room"), ({"positions": 24}, "cannot run all samples of up to 24 tokens")],
+)
+def test_a_model_too_short_for_questions_is_refused(tmp_path: Path, length: dict[str, int], fact: str) -> None:
+    """The library panics where a window has no room for its overlap, or a question leaves none for a passage; that is an error of one line."""
+    source = bert(tmp_path, architecture="BertForQuestionAnswering", labels=("LABEL_0", "LABEL_1"), **length)
+    assert fact in refused(source)
+
+
+# ---- once refused, or ended, with an error about something else
+
+
+def test_modules_json_decides_for_embeddings(tmp_path: Path) -> None:
+    """all-mpnet-base-v2's configuration names the class that its base was trained in, and its weights have no such head."""
+    source = sentence_transformers(encoder(tmp_path), "Transformer", "Pooling", "Normalize")
+    edit_json(source / "config.json", architectures=["BertForMaskedLM"])
+    checkpoint = load_checkpoint(str(source))
+    assert "feature-extraction" == checkpoint.task
+    assert checkpoint.embedding is not None
+    assert ("mean", True) == (checkpoint.embedding.pooling, checkpoint.embedding.normalize)
+
+
+def test_modules_without_pooling_decide_nothing(tmp_path: Path) -> None:
+    """A cross-encoder that lists its one module is a classifier still, and --task goes over both."""
+    source = bert(tmp_path)
+    (source / "modules.json").write_text('[{"idx": 0, "path": "", "type": "sentence_transformers.models.Transformer"}]', encoding="utf-8")
+    assert "text-classification" == load_checkpoint(str(source)).task
+    masked = sentence_transformers(bert(tmp_path, "masked", architecture="BertForMaskedLM"), "Transformer", "Pooling")
+    assert "fill-mask" == load_checkpoint(str(masked), task="fill-mask").task
+
+
+@pytest.mark.parametrize(("architecture", "positions"), [("BertForSequenceClassification", 16), ("BertForMaskedLM", 32)])
+def test_a_short_position_table_is_long_enough(tmp_path: Path, architecture: str, positions: int) -> None:
+    """The texts with which padding is found are cut to it."""
+    assert positions == exported(bert(tmp_path, positions=positions, architecture=architecture)).manifest.tokenizer.max_length
+
+
+def test_too_few_positions_are_refused_by_name(tmp_path: Path) -> None:
+    """Not by sizes of tensors."""
+    with pytest.raises(CheckpointError, match=r"usable length of 8 tokens.* needs 16.*max_position_embeddings"):
+        load_checkpoint(str(bert(tmp_path, positions=8)))
+
+
+@pytest.mark.parametrize("token", ["the", "!"])
+def test_padding_by_an_ordinary_token_is_refused(tmp_path: Path, run: Run, token: str) -> None:
+    """Which the service would read as unknown text, so that parity failed without a cause."""
+    source = bert(tmp_path, "padded")
+    edit_json(source / "tokenizer_config.json", pad_token=token)
+    edit_json(source / "config.json", pad_token_id=tiny.VOCABULARY.index(token))
+    code, message = run(source, *FAST)
+    assert 1 == code
+    assert f"`{token}` (id {tiny.VOCABULARY.index(token)}), which is an ordinary token" in message
+
+
+def response(status: int) -> Any:
+    return httpx.Response(status, request=httpx.Request("GET", "http://hub"))
+
+
+def uncached() -> Exception:
+    """Returns what huggingface_hub raises for a gated repository of which nothing is in the cache."""
+    error = LocalEntryNotFoundError("not in the cache")
+    error.__cause__ = GATED
+    return error
+
+
+GATED = GatedRepoError("403 Client Error.", response=response(403))
+PRIVATE = RepositoryNotFoundError("401 Client Error.", response=response(401))  # or one that does not exist
+
+
+@pytest.mark.parametrize(("error", "named"), [(GATED, "gated"), (uncached(), "gated"), (PRIVATE, "private")])
+def test_a_repository_that_needs_a_token_says_so(run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, named: str) -> None:
+    """And how one is given."""
+
+    def download(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("bertserve.export.checkpoint.source.snapshot_download", download)
+    code, message = run("org/model", *FAST)
+    assert 1 == code
+    assert all(fact in message for fact in (named, "HF_TOKEN", "hf auth login"))

@@ -28,7 +28,6 @@ class GradeRequest:
 
     @property
     def chars(self) -> int:
-        """Characters that have to be tokenized."""
         return len(self.text)
 
 
@@ -46,7 +45,6 @@ class GradeBody(TaskBody):
     parameters: GradeParameters | None = None
 
     def request(self, item: Any, parameters: GradeParameters) -> GradeRequest:
-        """Returns the request of a text."""
         return GradeRequest(item)
 
 

@@ -1,0 +1,99 @@
+"""Bundles that tests export, and what the service's own tokenizer, engine and decoders make of them. Imports no torch by itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertserve.service.backend.onnx_engine import OnnxEngine, Row
+from bertserve.service.bundle.files import Bundle, load_bundle
+from bertserve.service.bundle.graph_spec import GraphSpec
+from bertserve.service.tasks.batch import Batch
+from bertserve.service.tasks.body import Limits
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.text.tokenizer import Encoding, Tokenizer
+from bertserve.service.wire.json_text import to_plain
+from bertserve.service.wire.reading import read_body
+from task_runs import begin, decode, encode
+
+FAST = ("--precision", "fp32")
+Run = Callable[..., tuple[int, str]]
+Verify = Callable[..., tuple[int, dict[str, Any]]]
+Analyze = Callable[..., tuple[dict[str, Any], str]]
+
+
+def exported(source: str | Path, output: Path | None = None, **options: Any) -> Bundle:
+    """Exports a checkpoint in fp32, unless `options` of the export say otherwise, to `models` beside it, unless `output` is given."""
+    from bertserve.export.pipeline import ExportSpec, export
+
+    spec = ExportSpec(str(source), output or Path(source).parent / "models", **{"precisions": ("fp32",), **options})
+    return load_bundle(export(spec, lambda line: None)[0])
+
+
+def refused(source: Path, **options: Any) -> str:
+    """Returns why a checkpoint is not exported, and asserts that nothing is left of the export."""
+    from bertserve.export.errors import ExportError
+
+    with pytest.raises(ExportError) as caught:
+        exported(source, **options)
+    assert not list((source.parent / "models").glob("*"))
+    return str(caught.value)
+
+
+def engine_of(bundle: Bundle, graph: GraphSpec | None = None, path: Path | None = None) -> OnnxEngine:
+    """Returns an engine that runs a graph on the CPU, whatever it was made for; `path` replaces the graph's file."""
+    graph, spec = graph or bundle.graph("cpu"), bundle.manifest.tokenizer
+    return OnnxEngine(path or bundle.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, provider="cpu")
+
+
+class Served:
+    """A bundle behind the service's own reader, tokenizer, engine and decoder."""
+
+    def __init__(self, bundle: Bundle, precision: Any = "fp32", provider: Any = "cpu") -> None:
+        self.manifest = bundle.manifest
+        self.task = TASKS[bundle.manifest.task]
+        self.tokenizer = Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)
+        self.engine = engine_of(bundle, bundle.graph(provider, precision))
+
+    def encode(self, request: Any) -> Batch:
+        """Returns the batch of a request of the bundle's task."""
+        return encode(self.task, request, self.tokenizer, self.manifest)
+
+    def encodings(self, *requests: Any) -> list[Encoding]:
+        """Returns the encodings of several requests."""
+        return [encoding for request in requests for encoding in self.encode(request).encodings]
+
+    def alone(self, request: Any) -> list[Row]:
+        """Returns the rows of a request, each encoding run alone."""
+        return [self.engine.run([encoding])[0] for encoding in self.encodings(request)]
+
+    def decode(self, request: Any, rows: list[Row]) -> Any:
+        """Returns the answer that rows decode to."""
+        return decode(self.task, request, rows, self.manifest, self.tokenizer)
+
+    def answer(self, body: dict[str, Any], task: str | None = None) -> Any:
+        """Returns the answer to a request body; its inputs share one padded batch."""
+        task = task or self.manifest.task
+        read = read_body(task, json.dumps(body).encode(), Limits(max_inputs=64, max_chars=100_000))
+        begun = [begin(TASKS[task], request, self.tokenizer, self.manifest) for request in read.requests(self.manifest)]
+        rows = iter(self.engine.run([encoding for item in begun for encoding in item.batch.encodings]))
+        return to_plain(read.answer([item.finish([next(rows) for _ in item.batch.encodings]) for item in begun]))
+
+
+def left_in(output: Path) -> list[str]:
+    """Returns the names of everything in the output folder, hidden things too."""
+    return sorted(path.name for path in output.iterdir()) if output.exists() else []
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def json_lines(path: Path, *lines: Any) -> Path:
+    """Writes JSON Lines, of texts as they are and of other values as JSON, and returns the path."""
+    path.write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path

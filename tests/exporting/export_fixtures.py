@@ -1,0 +1,91 @@
+"""Fixtures of several files of tests, which name this module in their `pytest_plugins`. Imports no torch by itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertserve.export import analyze_cli, cli
+from bundles import Analyze, Run, Verify
+
+STAGED = ("text-classification", "token-classification", "question-answering", "fill-mask")
+
+
+@pytest.fixture(name="source")
+def source_checkpoint(tmp_path: Path) -> Path:
+    """The usual checkpoint."""
+    from checkpoints import bert
+
+    return bert(tmp_path)
+
+
+@pytest.fixture(name="played_back")
+def slow_stages_played_back(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An export of the usual checkpoint, unchanged, writes what its slow stages wrote once, and does not run them."""
+    from playback import play_back
+
+    play_back(monkeypatch, source)
+
+
+@pytest.fixture(name="output")
+def output_folder(tmp_path: Path) -> Path:
+    """A models folder that does not exist yet."""
+    return tmp_path / "models"
+
+
+@pytest.fixture(name="run")
+def run_export(output: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Returns `run(source, *flags)`, which gives the exit code and the one line, if no warning, that the command itself ended with."""
+
+    def run(source: object, *flags: object) -> tuple[int, str]:
+        code = cli.main([str(source), "--output", str(output), *map(str, flags)])
+        lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bert-export: ")]
+        own = [line for line in lines if not line.startswith("bert-export: WARNING: ")]
+        assert len(own) == (code != 0)
+        return code, own[0] if own else ""
+
+    return run
+
+
+@pytest.fixture(name="verify")
+def run_verify(capsys: pytest.CaptureFixture[str]) -> Verify:
+    """Returns `verify(bundle, *flags)`, which gives the exit code and the checks by name."""
+
+    def run(path: object, *flags: object) -> tuple[int, dict[str, Any]]:
+        capsys.readouterr()
+        code = cli.main(["verify", str(path), "--json", *map(str, flags)])
+        report = json.loads(capsys.readouterr().out)
+        assert report["passed"] is (code == 0)
+        return code, {check["name"]: check for check in report["checks"]}
+
+    return run
+
+
+@pytest.fixture(name="all_staged", scope="session")
+def all_staged_graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The graphs of a checkpoint of each task after each stage before quantization."""
+    from staged import checkpoint_of, stage
+
+    folder = tmp_path_factory.mktemp("staged")
+    return {task: stage(checkpoint_of(folder, task), folder / f"stages-{task}") for task in STAGED}
+
+
+@pytest.fixture(name="staged", params=STAGED)
+def staged_graphs(request: pytest.FixtureRequest, all_staged: dict[str, Any]) -> Any:
+    """The graphs of each task in turn."""
+    return all_staged[request.param]
+
+
+@pytest.fixture(name="analyze")
+def run_analyze(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Analyze:
+    """Returns `analyze(source, *flags)`, which gives the JSON and what was printed."""
+
+    def run(source: object, *flags: str) -> tuple[dict[str, Any], str]:
+        output = tmp_path / "report"
+        assert 0 == cli.main(["analyze", str(source), "--output", str(output), *flags])
+        return json.loads((output / analyze_cli.REPORT_FILE).read_text(encoding="utf-8")), capsys.readouterr().out
+
+    return run
