@@ -99,7 +99,7 @@ class ApiKeys:
         """Returns name and digest of a line; a message never quotes it, because it can be a key."""
         if named := _DIGEST.fullmatch(line):
             return named[1], bytes.fromhex(named[2])
-        if _PLAIN.fullmatch(line):
+        if _PLAIN.fullmatch(line) and not line.startswith("sha256:"):  # else whoever reads a digest without its name has a key
             return ONLY if alone else f"line-{number}", hashlib.sha256(line.encode()).digest()
         raise SettingsError(
             f"line {number} of {self._flag} `{self._path}` is not a key: write `NAME sha256:DIGEST`, as `bert-serve "

@@ -214,7 +214,7 @@ class ValidationReport(Record):
 
 
 # within the bundle: no path leads out of its folder
-FileName = Annotated[str, Field(pattern=r"^[^/\\]+$")]
+FileName = Annotated[str, Field(pattern=r"^[^/\\\x00]+$")]  # no path, and no character that no file name has
 
 
 class GraphFile(Record):

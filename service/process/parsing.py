@@ -241,6 +241,7 @@ class RequestParser(HttpToolsProtocol):
             self.parser.feed_data(data[start:end])
         except httptools.HttpParserUpgrade:  # the parser would not read what follows as HTTP
             head, self._read_again = self._read_again, b""
+            self.parser = httptools.HttpRequestParser(self)  # the other one reads nothing behind `connection: close`
             self.parser.feed_data(head)
         if self._stage == HEAD:
             self._check_headers()

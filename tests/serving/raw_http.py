@@ -184,6 +184,11 @@ CORPUS: dict[str, tuple[bytes, list[int]]] = {
     "an expectation that nobody knows": (post(b"expect: 200-ok") + CLEAN, [200, 200]),
     **{f"an upgrade to {name}": (get(*headers) + CLEAN, [200, 200]) for name, headers in UPGRADES.items()},
     **{f"a post with an upgrade to {name}": (post(*headers) + CLEAN, [200, 200]) for name, headers in UPGRADES.items()},
+    **{f"an upgrade to {name} that closes": (get(b"connection: close", *headers) + CLEAN, [200]) for name, headers in UPGRADES.items()},
+    **{
+        f"a post with an upgrade to {name} that closes": (post(b"connection: close", *headers) + CLEAN, [200])
+        for name, headers in UPGRADES.items()
+    },
     **{f"a smuggled body of {name}": (post(*headers, body=SMUGGLED) + CLEAN, [400, 200]) for name, headers in UPGRADES.items()},
     "chunks with an upgrade": (
         framed(*UPGRADES["h2c"], b"transfer-encoding: chunked", body=b"11\r\n" + BODY + b"\r\n0\r\n\r\n") + CLEAN,

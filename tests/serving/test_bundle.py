@@ -47,6 +47,7 @@ def edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
         (lambda path: (path / "model.cpu.fp32.onnx").write_bytes(b"x"), r"model\.cpu\.fp32\.onnx` was altered"),
         (edit(lambda m: m.update(format_version=2)), r"has format 2, but this version reads format 1; update bertserve"),
         (edit(lambda m: m["graphs"][0].update(file="../tiny/model.cpu.fp32.onnx")), r"graphs\.0\.file"),
+        (edit(lambda m: m["graphs"][0].update(file="model\0.onnx")), r"graphs\.0\.file"),
         (edit(lambda m: m.update(surprise=1)), r"surprise: Extra inputs"),
         (edit(lambda m: m["tokenizer"].update(max_length="32")), r"tokenizer\.max_length"),
         (edit(lambda m: m.update(name="other")), r"has the name `other`"),

@@ -529,7 +529,7 @@ def test_columns_of_one_name_are_refused(models: Path, tmp_path: Path, capsys: p
     (tmp_path / "in.csv").write_text(",".join(names) + "\n")
     start = time.monotonic()
     assert 2 == run(models, tmp_path / "in.csv", tmp_path / "out.csv")
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20
 
 
 def test_stdout_ends_at_the_first_bad_row_unless_there_is_a_file_for_it(

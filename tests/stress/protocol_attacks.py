@@ -18,6 +18,7 @@ from hostile_values import MAX_BODY, prose, repeated
 GET_LIVE = b"GET /health/live HTTP/1.1\r\nhost: t\r\n\r\n"
 HEAD_BYTES: int = Settings.model_fields["max_header_bytes"].default
 SHORT = b'{"inputs":"A warm, funny film."}'
+PAIRS = json.dumps({"inputs": [{"text": "a", "text_pair": "b"}] * 220}).encode() + b"\n"
 BYTE_EVERY_S = 0.2
 MANY = 64  # connections that one attacker opens where each of them costs the service something
 FLOOD = 1 << 20
@@ -242,6 +243,7 @@ PROTOCOL: dict[str, tuple[Run, int]] = {
     "a stream of tiny lines": (lines(chunk(b"1\n" * (FLOOD // 2))), 1),
     "a stream of empty lines": (lines(chunk(b"\n" * FLOOD)), 1),
     "a stream of short texts": (lines(chunk(b'{"inputs":"good"}\n' * 4000)), 1),
+    "a stream of lists of pairs": (lines(chunk(PAIRS * 32)), 1),
     "a stream of one line": (lines(chunk(b"[]," * (FLOOD // 3))), 1),
     "a stream of lines of containers": (lines(*[chunk(b"[],[]," * (FLOOD // 6))] * 6, chunk(b"[]\n")), 1),
     "a stream in chunks of a byte": (lines(b"1\r\n1\r\n1\r\n\n\r\n" * 50_000), 1),
