@@ -127,7 +127,7 @@ def trace_run(
 
     Args:
         works: What ran.
-        model: What is said of the model and its graph.
+        model: Attributes of the model and its graph.
         shape: Padded rows and length.
         start: Seconds, by `time.perf_counter`.
         multi_threaded: Whether it took several threads.
