@@ -291,7 +291,7 @@ def run_sweep(spec: SweepSpec, progress: Progress) -> Sweep:
 
     Raises:
         CheckpointError: The source cannot be read, or does not take a length.
-        ExportError: The base cannot be measured; of the other shapes that is said in the result.
+        ExportError: The base cannot be measured. For other shapes, the result has the error.
     """
     checkpoint, config = _base(spec.source)
     base = shape_of(config)

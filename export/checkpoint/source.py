@@ -1,6 +1,6 @@
 """Finds a checkpoint's files in a local folder or on the hub, and has transformers read them: never a pickle, never code.
 
-The front matter of its card says license, language and data. A bundle is redistributed under what is said there.
+The front matter of its card has the license, languages and data sets. A bundle has the same license.
 
     ---
     license: apache-2.0

@@ -58,7 +58,7 @@ def serve(settings: Settings, with_sources: Callable[[Settings], Settings]) -> N
             "Set --api-key-file, or listen on 127.0.0.1 behind a proxy.",
             settings.host,
         )
-    # bound before the models are loaded, so that a port in use is said at once
+    # bound before the models are loaded, so that a port in use is an error at once
     with bind(settings.host, settings.port) as listener, pid_file(settings.pid_file):
         settings = with_sources(settings)  # once, and before there are workers
 

@@ -331,7 +331,7 @@ class Supervisor:
                 logger.error("worker %d, process %d, %s for %.1f s and is killed", worker.index, worker.process.pid, what, silent_s)
                 worker.process.kill()
                 worker.hung = True
-                self._watch_from(worker, now)  # it takes a moment to end, and is said once
+                self._watch_from(worker, now)  # it needs a moment to end, and is logged once
 
     def _watch_from(self, worker: _Worker, started: float) -> None:
         """Takes a worker for one that was heard of now, and whose start began then."""

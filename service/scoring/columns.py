@@ -37,7 +37,7 @@ class InputField:
 
 
 def input_fields(spec: TaskSpec) -> dict[str, InputField]:
-    """Returns the inputs of a task by name: those of an object within `inputs`, `text` where that may be a text, or what stands in its place."""
+    """Returns the inputs of a task by name: those of an object within `inputs`, `text` if that can be a text, or the fields that replace it."""
     keys = required(spec.body)
     if keys != ["inputs"]:
         found = {name: spec.body.model_fields[name] for name in keys}

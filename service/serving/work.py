@@ -99,7 +99,7 @@ def trace_run(
 
     Args:
         traces: Those of what ran, at least one; a request with several items in it has one for each.
-        model: What is said of the model and its graph.
+        model: Attributes of the model and its graph.
         lengths: Tokens of each row.
         padded: Tokens that ran, padding included.
         start: Seconds, by `time.perf_counter`.

@@ -2,7 +2,7 @@
 
 Each choice makes a pair with what it is for, and the model gives it one logit; the softmax over the choices of a question are its scores.
 Pairs are those of the `run_swag` and RACE examples of transformers: without a context the question and the choice, with one the context and
-"question choice", joined by a space. A pair over the model's length is cut as there, the longer text first, and that is said.
+"question choice", joined by a space. A pair over the model's length is truncated as there, the longer text first, with a warning.
 """
 
 from __future__ import annotations

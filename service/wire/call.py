@@ -1,4 +1,4 @@
-"""Call: what a request asks of a model, whatever wire format it came in; and Incoming, of which a format makes one."""
+"""Call: the request to a model, independent of its wire format; and Incoming, from which a format makes a Call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bertserve.service.tasks.spec import TaskSpec
 
 
 class Asked(Protocol):
-    """What a request asks, as far as running it needs it; a task's body, or what stands in its place."""
+    """The inputs of a request, as far as a run needs them: the body of a task, or a replacement."""
 
     @property
     def is_list(self) -> bool:
@@ -33,14 +33,14 @@ class Asked(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A request of which nothing was read yet.
+    """A request whose body is not read yet.
 
     Attributes:
         raw: Its body.
         headers: Its headers, found by their names in lower case.
-        model: The model that its path names; None where it names none.
+        model: The model that its path names, or None.
         models: All models.
-        limits: What it may measure.
+        limits: Its limits.
         version: The version of the model that its path names, or None.
         request_id: Its id, which the answer's header has.
     """
@@ -60,7 +60,7 @@ class Content:
 
     Attributes:
         data: The body.
-        media_type: What it is.
+        media_type: Its media type.
         headers: More headers, each name in lower case.
     """
 
@@ -71,15 +71,15 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a request asks for.
+    """A request to a model.
 
     Attributes:
         task: The task, one of the model's.
-        model: Who answers.
+        model: The model that answers.
         body: The inputs.
-        answer: Makes of what the model answered what the response holds: a value for JSON, or Content.
-        timeout_s: Seconds until it must have started, where the format says it in the body; None leaves it to the header.
-        spec: What runs in place of the task, which then only counts it; None for the task itself.
+        answer: Converts the prediction to the content of the response: a value for JSON, or Content.
+        timeout_s: Seconds until it must have started, if the format has them in the body. None means that the header decides.
+        spec: The spec that runs instead of the task, or None for the task itself. Metrics count the task.
     """
 
     task: str
