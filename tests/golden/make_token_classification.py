@@ -1,8 +1,8 @@
 """Makes the golden answers of token classification with PyTorch and the Hugging Face pipeline.
 
-    python tests/golden/make_token_classification.py CHECKPOINT_DIR > tests/golden/token_classification.jsonl
+    python tests/golden/make_token_classification.py CHECKPOINT_DIR
 
-Each line is one case of `token_classification_cases.py` with
+The cases are those of `token_classification.jsonl`, which this replaces. Each line has `id` and `request`, and
 
 - `windows`: for each input its windows, each with `first`, the index of its first text token, `count`, how many text
   tokens it holds, and their `logits`, to seven digits, without those of the special tokens; from running the window
@@ -24,19 +24,17 @@ Needs torch and transformers.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import cases
 import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
-from token_classification_cases import cases
 
 Floats = NDArray[np.float32]
 Entity = dict[str, Any]
@@ -46,8 +44,6 @@ DEFAULT_STRATEGY = "simple"
 DEFAULT_STRIDE = 128
 DEFAULT_IGNORED = ("O",)
 TOLERANCE = 1e-6
-# JSON may hold these as they are, but str.splitlines() ends a line at them.
-LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\u0085\u2028\u2029"})
 REASONS = {
     "words": "words: a token whose length differs from its text's is taken for the continuation of a word",
     "marks": "marks: an entity ends before the combining mark of its last letter",
@@ -293,14 +289,14 @@ def _same(ours: list[Entity], theirs: list[Entity]) -> bool:
 
 
 def main() -> None:
-    """Writes the golden lines to standard output."""
+    """Replaces the golden file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT_DIR", help="folder of the fine-tuned token classifier")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     reference = Reference(arguments.checkpoint)
-    lines = [json.dumps(golden(case, reference), ensure_ascii=False).translate(LINE_ENDS) for case in cases()]
-    sys.stdout.buffer.write("".join(f"{line}\n" for line in lines).encode())
+    rows = [golden(case, reference) for case in cases.requests("token_classification")]
+    cases.write("token_classification", rows)
 
 
 if __name__ == "__main__":

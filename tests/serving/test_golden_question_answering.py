@@ -14,9 +14,10 @@ import pytest
 
 import embedded
 from bertserve.service.tasks import question_answering
+from golden import cases
 from task_runs import decode
 
-CASES = embedded.golden("question_answering")
+CASES = cases.read("question_answering")
 QA = embedded.load("qa")
 FLOOR = 0.9
 
