@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -74,6 +75,15 @@ def models_folder(tmp_path: Path) -> Path:
     folder = tmp_path / "models"
     tiny.bundle(folder)
     return folder
+
+
+@pytest.fixture(name="api", scope="session")
+def service_of_every_task(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
+    """Sends requests to a service with a tiny model of every kind; files that need other models have their own `api`."""
+    from application import started
+
+    with started(tiny.every_kind(tmp_path_factory.mktemp("models"))) as send:
+        yield send
 
 
 def without_shutdown(log: str) -> list[str]:

@@ -53,20 +53,6 @@ def test_a_pair_is_scored_as_one_input(models: Path) -> None:
     assert results(models, "good") == [alone]
 
 
-def test_a_list_is_answered_in_its_order(models: Path) -> None:
-    """A list gives a result for each item, in order."""
-    texts = ["good", "a very poor book", "film", "bad"]
-    expected = [score for text in texts for score in results(models, text)[0]]
-    assert [item["label"] for item in expected] == [item["label"] for result in results(models, texts) for item in result]
-    assert [item["score"] for item in expected] == pytest.approx([item["score"] for result in results(models, texts) for item in result])
-
-
-@pytest.mark.parametrize(("inputs", "count"), [(["good"], 1), ([], 0), ([{"text": "good", "text_pair": "bad"}, "good", ""], 3)])
-def test_a_list_in_is_a_list_out(models: Path, inputs: list[Any], count: int) -> None:
-    """A list of one, of none and of mixed kinds each give a list as long."""
-    assert len(results(models, inputs)) == count
-
-
 def test_an_empty_text_is_scored(models: Path) -> None:
     """An empty text has scores as any other."""
     [result] = results(models, "")
@@ -125,43 +111,6 @@ def test_the_content_type_does_not_matter(models: Path, content_type: str) -> No
 
 
 @pytest.mark.parametrize(
-    "more", [{"options": {"wait_for_model": True}}, {"parameters": None}, {"parameters": {}}, {"model": None, "user": "me"}]
-)
-def test_keys_that_say_nothing_are_allowed(models: Path, more: dict[str, Any]) -> None:
-    """Keys that clients of others send beside `inputs` are let pass, and null parameters are none."""
-    assert classify(models, {"inputs": "good", **more}).json() == results(models, "good")
-
-
-@pytest.mark.parametrize(("name", "near"), [("topk", "top_k"), ("function_to_aply", "function_to_apply"), ("truncate", "truncation")])
-def test_an_unknown_parameter_is_an_error_that_names_the_nearest(models: Path, name: str, near: str) -> None:
-    """A misspelled parameter is refused, because it would silently do nothing."""
-    message = rejected(classify(models, {"inputs": "good", "parameters": {name: 1}}), 422, "invalid_value")
-    assert f"no `{name}`; did you mean `{near}`?" in message
-
-
-@pytest.mark.parametrize(
-    ("body", "path"),
-    [
-        ({}, "inputs"),
-        ({"inputs": None}, "inputs"),
-        ({"inputs": 5}, "inputs"),
-        ({"inputs": ["good", 5]}, "inputs[1]"),
-        ({"inputs": ["good", ["bad"]]}, "inputs[1]"),
-        ({"inputs": {"text": 1}}, "inputs.text"),
-        ({"inputs": {"text_pair": "good"}}, "inputs.text"),
-        ({"inputs": ["good", {"text": "bad", "text_pair": []}]}, "inputs[1].text_pair"),
-        ({"inputs": "good", "parameters": []}, "parameters"),
-        ({"inputs": "good", "model": 5}, "model"),
-    ],
-)
-def test_a_wrong_value_is_named_by_its_path(models: Path, body: Any, path: str) -> None:
-    """A value of a wrong type or out of range is 422 and named by where it stands."""
-    assert rejected(classify(models, body), 422, "invalid_value").startswith(
-        (f"`{path}` is wrong: ", f"`{path}` is missing; send JSON such as ")
-    )
-
-
-@pytest.mark.parametrize(
     "raw",
     [
         pytest.param(b"", id="nothing"),
@@ -186,26 +135,6 @@ def test_unicode_is_read_as_it_is(models: Path) -> None:
     raw = '{"inputs": "good 😀 日本 é"}'.encode()
     escaped = b'{"inputs": "good \\ud83d\\ude00 \\u65e5\\u672c \\u00e9"}'
     assert classify(models, raw).json() == classify(models, escaped).json()
-
-
-def test_the_first_model_by_name_is_the_default(tmp_path: Path) -> None:
-    """A task's endpoint answers with its first model by name, until `--default` names another."""
-    tiny.bundle(tmp_path, "zebra", seed=1)
-    tiny.bundle(tmp_path, "ant", seed=2)
-    body = {"inputs": "good"}
-    assert classify(tmp_path, body).headers["x-model"] == "ant"
-    for task in ("classify", "text-classification"):
-        assert classify(tmp_path, body, settings={"default": {task: "zebra"}}).headers["x-model"] == "zebra"
-
-
-@pytest.mark.parametrize(("path", "named"), [("/classify", {"model": "b"}), ("/models/b", {}), ("/models/b", {"model": "b"})])
-def test_a_model_is_chosen_by_body_or_path(tmp_path: Path, path: str, named: dict[str, str]) -> None:
-    """`model` beside `inputs` and `/models/{name}` choose the same model."""
-    tiny.bundle(tmp_path, "a", seed=1)
-    tiny.bundle(tmp_path, "b", seed=2)
-    response = classify(tmp_path, {"inputs": "good", **named}, path=path)
-    assert response.headers["x-model"] == "b"
-    assert response.json() != results(tmp_path, "good")
 
 
 @pytest.mark.parametrize(("path", "named"), [("/classify", {"model": "tinny"}), ("/models/tinny", {})])

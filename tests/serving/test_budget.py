@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 import tiny
-from application import Send, answered, ask, faked, play, post, rejected, started
+from application import Send, answered, ask, faked, play, post, rejected
 from bertserve.service.bundle import files
 from bertserve.service.errors import TooLargeError
 from bertserve.service.tasks import classify, fill_mask, question_answering, token_classification
@@ -25,24 +24,6 @@ from fakes import FakeEngine, Head
 from task_runs import encode
 
 HUGE = 2**64
-
-
-@pytest.fixture(name="api", scope="module")
-def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
-    """A service with a model for each of the tasks."""
-    models = tmp_path_factory.mktemp("models")
-    for name, task in (
-        ("mask", fill_mask.TASK),
-        ("ner", token_classification.TASK),
-        ("qa", question_answering.TASK),
-        ("embed", "feature-extraction"),
-    ):
-        tiny.bundle(models, name, task=task)
-    tiny.bundle(models, "nli", labels=("contradiction", "neutral", "entailment"))
-    tiny.bundle(models, "ranker", labels=("LABEL_0",), activation="none")
-    tiny.bundle(models, "choose", task="multiple-choice")
-    with started(models) as send:
-        yield send
 
 
 @pytest.fixture(name="allowed")
@@ -107,7 +88,7 @@ def test_a_text_is_no_longer_in_an_answer_than_it_counts(text: str) -> None:
         ("/tokenize", {"inputs": "film " * 20, "model": "nli"}),
         ("/decode", {"ids": [[6] * 400], "model": "nli"}),
         ("/v2/models/nli/infer", {"inputs": [{"name": "inputs", "shape": [64], "datatype": "BYTES", "data": ["good"] * 64}]}),
-        ("/v2/models/embed/infer", {"inputs": [{"name": "input_ids", "shape": [1, 16], "datatype": "INT64", "data": [5] * 16}]}),
+        ("/v2/models/vectors/infer", {"inputs": [{"name": "input_ids", "shape": [1, 16], "datatype": "INT64", "data": [5] * 16}]}),
         ("/v1/models/nli:predict", {"instances": ["good"] * 64}),
         ("/classify", {"inputs": "good film " * 10, "model": "nli", "parameters": {"explain": True}}),
     ],

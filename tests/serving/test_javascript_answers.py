@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-import tiny
-from application import Send, post, rejected, started
+from application import Send, post, rejected
 
 AGENT = {"user-agent": "@huggingface/inference/4.13.30 Node.js/22"}
 QUESTION = {"question": "good ?", "context": "a film"}
 LABELS = {"parameters": {"candidate_labels": ["film", "book"]}}
-
-
-@pytest.fixture(name="api", scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
-    """Sends requests to a service that answers what the client asks."""
-    folder = tmp_path_factory.mktemp("models")
-    tiny.bundle(folder, "nli", labels=("contradiction", "entailment"))
-    for task in ("token-classification", "question-answering", "fill-mask", "feature-extraction"):
-        tiny.bundle(folder, task, task=task)
-    with started(folder) as send:
-        yield send
 
 
 @pytest.mark.parametrize(

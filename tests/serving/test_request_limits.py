@@ -299,12 +299,3 @@ def test_spans_of_one_window_are_held_at_a_time(models_of_all: dict[str, Model],
         tracemalloc.stop()
 
     assert peaks[1][0] - peaks[0][0] < peaks[1][1] / 4  # spans of 20 bytes, of which a window of 30 tokens has 465
-
-
-def test_an_answer_has_a_longest_length(tmp_path: Path) -> None:
-    """Of 512 tokens."""
-    tiny.bundle(tmp_path, task="question-answering")
-    body = {"inputs": {"question": "good?", "context": "a good film"}, "parameters": {"max_answer_len": 513}}
-    assert "`parameters.max_answer_len` is wrong: must be at most 512; it is 513" in rejected(
-        classify(tmp_path, body, path="/answer"), 422, "invalid_value"
-    )
