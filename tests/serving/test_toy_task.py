@@ -159,7 +159,7 @@ def test_a_task_in_the_list_is_served(models: Path, monkeypatch: pytest.MonkeyPa
     spec = replace(
         classify.SPEC,
         name="token-counting",
-        path="count",
+        path="length",
         body=_LengthBody,
         answer=list[int],
         estimate=lambda request, max_length: 8,
@@ -171,12 +171,12 @@ def test_a_task_in_the_list_is_served(models: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(TASKS, spec.name, spec)  # type: ignore[arg-type]  # a dict, which only tests change
     body = {"inputs": ["good", "a good film"], "count_tokens": True}
     with started(models) as send:
-        answers = [send("POST", path, json=body) for path in ("/count", "/models/tiny")]
+        answers = [send("POST", path, json=body) for path in ("/length", "/models/tiny")]
         described = send("GET", "/models/tiny").json()
         documented = send("GET", "/openapi.json").json()
-        wrong = send("GET", "/count")
+        wrong = send("GET", "/length")
 
     assert [(200, [3, 5])] * 2 == [(answer.status_code, answer.json()) for answer in answers]
-    assert ["/classify", "/count"] == described["endpoints"]
-    assert "#/components/schemas/_LengthBody" in json.dumps(documented["paths"]["/count"]["post"]["requestBody"])
+    assert ["/classify", "/length"] == described["endpoints"]
+    assert "#/components/schemas/_LengthBody" in json.dumps(documented["paths"]["/length"]["post"]["requestBody"])
     assert (405, "POST") == (wrong.status_code, wrong.headers["allow"])
