@@ -42,7 +42,6 @@ def default(name: str) -> float:
 
 @needs_haproxy
 def test_haproxy_reads_it() -> None:
-    """Without a warning."""
     done = subprocess.run(["haproxy", "-c", "-f", CONFIGURATION], capture_output=True, text=True, check=False)
     assert (0, "") == (done.returncode, done.stderr.replace("Configuration file is valid\n", ""))
 
@@ -97,7 +96,6 @@ def shown() -> list[Settings]:
 
 
 def test_probes_are_paths_of_the_service() -> None:
-    """The one that says whether it is ready."""
     [uri] = re.findall(r"http-check send meth GET uri (\S+)", TEXT)
     assert uri == "/health/ready"
     assert uri in auth.PROBES

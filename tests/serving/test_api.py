@@ -46,7 +46,6 @@ def test_a_text_is_answered_with_a_list_of_one_result(models: Path) -> None:
 
 
 def test_a_pair_is_scored_as_one_input(models: Path) -> None:
-    """A pair is one input, and its second text counts."""
     [pair] = results(models, {"text": "good", "text_pair": "bad"})
     [alone] = results(models, {"text": "good"})
     assert pair != alone
@@ -54,7 +53,6 @@ def test_a_pair_is_scored_as_one_input(models: Path) -> None:
 
 
 def test_an_empty_text_is_scored(models: Path) -> None:
-    """An empty text has scores as any other."""
     [result] = results(models, "")
     assert sum(item["score"] for item in result) == pytest.approx(1, abs=1e-6)
 

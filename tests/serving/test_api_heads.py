@@ -44,7 +44,6 @@ def test_a_model_of_inference_still_classifies(api: Send) -> None:
 
 
 def test_a_text_and_a_list_give_rows_of_vectors(api: Send) -> None:
-    """One text gives a list of one vector, a list one for each, and no text none; all vectors are of one length."""
     one, other = answered(api, EMBED, "a good film"), answered(api, EMBED, "")
     assert [tiny.HIDDEN] == [len(vector) for vector in one]
     assert_same([*one, *other], answered(api, EMBED, ["a good film", ""]))
@@ -111,7 +110,6 @@ def test_a_prompt_stands_before_the_text(api: Send) -> None:
 
 @pytest.mark.parametrize("direction", ["left", "RIGHT"])
 def test_a_text_is_cut_at_the_end_that_is_named(api: Send, direction: str) -> None:
-    """What is left is embedded as if it were all."""
     words = LONG.split()
     kept = words[-30:] if direction == "left" else words[:30]
     assert_same(answered(api, EMBED, " ".join(kept)), answered(api, EMBED, LONG, truncation_direction=direction))

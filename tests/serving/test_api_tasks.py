@@ -43,7 +43,6 @@ def test_one_text_gives_a_list_of_objects(api: Send, path: str) -> None:
 
 
 def test_one_question_gives_an_object(api: Send) -> None:
-    """A question gives one answer, not a list."""
     assert FIELDS[ANSWER] == sorted(answered(api, ANSWER, QUESTION))
 
 
@@ -266,7 +265,6 @@ def test_offsets_of_answers_are_slices(api: Send, text: str, longest: int) -> No
 
 
 def test_an_answer_keeps_its_combining_marks(api: Send) -> None:
-    """An answer that ends in a letter with a combining mark ends behind the mark."""
     found = answered(api, ANSWER, {"question": "good?", "context": "a cafe\u0301 film"}, top_k=9, max_answer_len=1)
     assert {"a", "cafe\u0301", "film"} == {answer["answer"] for answer in found}
 

@@ -40,7 +40,6 @@ def test_the_only_model_answers(tmp_path: Path, task: str) -> None:
 
 
 def test_the_only_model_answers_its_other_tasks(tmp_path: Path) -> None:
-    """As the body asks."""
     tiny.bundle(tmp_path, "nli", labels=("contradiction", "entailment"))
     assert [{"label": "film", "score": 1.0}] == [
         item | {"score": round(item["score"] + 0.5)} for item in call(tmp_path, "POST", "/", json=ZERO).json()
@@ -83,18 +82,15 @@ def test_of_several_models_the_body_decides(api: Send, body: dict[str, Any], nam
     ],
 )
 def test_a_body_that_may_be_for_several_tasks_is_refused(api: Send, body: Any, said: str) -> None:
-    """With the paths that it could go to."""
     assert said in rejected(post(api, body, path="/"), 422, "invalid_value")
 
 
 def test_a_body_over_a_limit_is_told_so(api: Send) -> None:
-    """It is of its task all the same."""
     body = {"inputs": [QUESTION["inputs"]] * 600}
     assert "`inputs` has 600 items" in rejected(post(api, body, path="/"), 413, "too_large")
 
 
 def test_a_wrong_model_is_not_found(api: Send) -> None:
-    """By its name in the body."""
     assert "did you mean `masks`" in rejected(post(api, {"inputs": "good", "model": "maskss"}, path="/"), 404, "not_found")
     assert "it looks like form data" in rejected(api("POST", "/", content=b"inputs=good"), 400, "malformed")
 

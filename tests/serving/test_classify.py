@@ -61,7 +61,6 @@ def test_decode_equals_brute_force(logits: list[list[float]], activation: str, w
 
 
 def test_equal_scores_keep_the_order_of_the_labels() -> None:
-    """Ties are broken by label id."""
     rows = [{"logits": np.array([1.0, 2.0, 1.0, 2.0], dtype=np.float32)}]
 
     assert list("bdac") == [item["label"] for item in decode(classify, classify.Request(""), rows, Head(tuple("abcd")))]

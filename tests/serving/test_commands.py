@@ -44,7 +44,6 @@ def edit(path: Path, **changes: Any) -> None:
 @pytest.mark.parametrize("command", ["serve", "check"])
 @pytest.mark.parametrize("name", ["model.cpu.fp32.onnx", "tokenizer.json"])
 def test_an_altered_file_stops_the_start(models: Path, command: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file that is not as exported is named, with what to do."""
     with (models / "tiny" / name).open("ab") as file:
         file.write(b" ")
     assert f"`{models}/tiny/{name}` was altered" in failure(capsys, 1, command, "--models", str(models))
@@ -52,7 +51,6 @@ def test_an_altered_file_stops_the_start(models: Path, command: str, name: str, 
 
 @pytest.mark.parametrize("name", ["model.cpu.fp32.onnx", "tokenizer.json", "manifest.json"])
 def test_a_missing_file_stops_the_start(models: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file that is not there is named."""
     (models / "tiny" / name).unlink()
     message = failure(capsys, 1, "serve", "--models", str(models))
     assert name in message
@@ -78,13 +76,11 @@ def test_a_bad_manifest_stops_the_start(models: Path, changes: dict[str, Any], w
 
 
 def test_a_manifest_that_is_no_json_stops_the_start(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A manifest that cannot be parsed is named."""
     (models / "tiny/manifest.json").write_text("{")
     assert "manifest.json" in failure(capsys, 1, "serve", "--models", str(models))
 
 
 def test_one_broken_bundle_among_good_ones_stops_the_start(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A service does not start with less than all of its models."""
     (tiny.bundle(models, "other") / "tokenizer.json").unlink()
     assert f"{models}/other/tokenizer.json" in failure(capsys, 1, "serve", "--models", str(models))
 
@@ -122,7 +118,6 @@ def test_wrong_settings_are_wrong_usage(models: Path, flags: list[str], words: l
 
 
 def test_a_precision_that_a_bundle_lacks_stops_the_start(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A graph that the bundle does not have is refused with those that it has."""
     assert "cpu/fp32" in failure(capsys, 1, "serve", "--models", str(models), "--precision", "int8")
 
 
@@ -155,7 +150,6 @@ def test_an_open_address_without_a_key_is_a_loud_warning(tmp_path: Path, host: s
 
 
 def test_an_open_address_with_a_key_is_not_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """With an API key the warning is not needed."""
     (tmp_path / "key").write_text("swordfish\n")
     main(["serve", "--models", str(tmp_path / "none"), "--host", "0.0.0.0", "--api-key-file", str(tmp_path / "key")])
     assert caplog.text == ""

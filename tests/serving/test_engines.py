@@ -112,7 +112,6 @@ def test_both_sessions_are_of_what_was_loaded(
 
 
 def test_the_second_session_answers_as_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it is made for a model that is served."""
     tiny.bundle(tmp_path)
     monkeypatch.setattr(loading, "min_multi_threaded_tokens", lambda cost, nodes, longest: 1)
     engines = build(Settings(models=tmp_path, threads=2)).registry.get("tiny").engines

@@ -81,7 +81,6 @@ def schema_of(path: str) -> dict[str, Any]:
 
 
 def test_every_task_is_tried() -> None:
-    """The bodies above are of all endpoints."""
     assert set(SPECS) == set(BODIES) == set(MODELS)
 
 
@@ -500,7 +499,6 @@ def test_null_is_the_default(api: Send, path: str) -> None:
     ],
 )
 def test_a_text_over_the_limit_is_too_large(limited: Path, path: str, body: Any, where: str) -> None:
-    """Each text of an input counts for the limit of characters."""
     response = classify(limited, body, path=path, settings={"max_chars": 100})
     assert rejected(response, 413, "too_large").startswith(f"{where}: the text has 101 characters and 100 are allowed")
 
@@ -539,7 +537,6 @@ def folder_of_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_a_cut_text_is_said(api: Send, path: str, body: Any) -> None:
-    """Long texts are cut, with the header and the warning."""
     response = post(api, body, path=path)
     assert "1" == response.headers["x-truncated"]
     assert "inputs cut to the model's 32 tokens" in response.headers["x-hf-warning"]

@@ -58,7 +58,6 @@ EXPECTED = [200, 422, 404, 422] * 4
 
 @pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
 def test_a_log_that_nobody_can_write_stops_nothing(models: Path) -> None:
-    """Lines are lost, requests are not."""
     with FULL.open("w") as full, started([*COMMAND, "--models", str(models), "--access-log"], stderr=full) as (_, client):
         for _ in range(5):
             assert EXPECTED == answers(client)

@@ -280,7 +280,6 @@ def test_layers_are_counted_from_either_end(embedding: Embedding, asked: Any, pl
 @pytest.mark.parametrize("embedding", [spec("last"), spec("last_four"), spec((0, 6))])
 @pytest.mark.parametrize("asked", [None, "last", [-1]])
 def test_the_last_layer_alone_is_an_output_of_its_own(embedding: Embedding, asked: Any) -> None:
-    """Every bundle has it."""
     assert choose(asked, "sum", embedding) == LAST_LAYER
 
 
@@ -299,7 +298,6 @@ def test_the_last_layer_alone_is_an_output_of_its_own(embedding: Embedding, aske
     ],
 )
 def test_layers_that_a_bundle_does_not_have_are_refused(embedding: Embedding, asked: Any, message: str) -> None:
-    """The message has the layer, those that there are, and what to do."""
     with pytest.raises(InvalidValueError) as refusal:
         choose(asked, None, embedding)
     assert message in refusal.value.message
@@ -315,7 +313,6 @@ def test_layers_that_a_bundle_does_not_have_are_refused(embedding: Embedding, as
     ],
 )
 def test_a_manifest_of_impossible_layers_is_wrong(fields: dict[str, Any], message: str) -> None:
-    """It could not be served."""
     with pytest.raises(ValueError, match=message):
         spec(fields.pop("layers"), **fields)
 
@@ -332,7 +329,6 @@ def test_base64_has_the_bytes_of_the_values(pooling: Any) -> None:
 
 
 def test_a_vector_of_zeros_stays_one() -> None:
-    """Normalizing nothing is no division by zero."""
     assert [0.0, 0.0] == embed.normalized(np.zeros(2, dtype=np.float32)).tolist()
 
 
@@ -367,7 +363,6 @@ def test_what_is_left_open_is_as_the_bundle_says() -> None:
     ],
 )
 def test_what_a_bundle_does_not_have_is_refused(options: dict[str, Any], message: str) -> None:
-    """The message has what was asked for and what there is."""
     with pytest.raises(InvalidValueError) as refusal:
         embed.resolve(embed.EmbedParameters(**options), Embedding(pooling="cls", normalize=False, dimensions=8, prompts={"query": "q: "}))
     assert message in refusal.value.message

@@ -45,7 +45,6 @@ def service(models: Path, **held: int) -> AppState:
 
 
 def test_a_reservation_is_released_whatever_happens() -> None:
-    """Also one that could not grow."""
     held = HeldBytes(1)
     held.limit = 10
     with pytest.raises(UnavailableError), Reservation(held) as reservation:
@@ -79,7 +78,6 @@ def test_unfinished_bodies_hold_a_limited_number_of_bytes(models: Path, begin: b
 
 
 def test_a_long_answer_that_does_not_fit_is_refused(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before it is written; an answer that is not long is given."""
     state = service(models)
     state.held_bytes.add(2 * BODY_BYTES)
 
@@ -101,8 +99,6 @@ def test_a_long_answer_that_does_not_fit_is_refused(models: Path, monkeypatch: p
 
 @pytest.mark.parametrize("reads", [True, False])
 def test_an_answer_counts_until_the_client_has_taken_it(reads: bool) -> None:
-    """Or has left."""
-
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await body_of(receive)
         await answer(send, b"x" * 8_000_000)

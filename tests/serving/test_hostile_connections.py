@@ -74,8 +74,6 @@ def test_trailers_and_chunk_extensions_have_a_limit(framing: bytes) -> None:
 
 
 def test_many_small_chunks_are_a_body() -> None:
-    """What is needed to frame them does not count."""
-
     async def check() -> None:
         body = b"1\r\n{\r\n" * 20_000 + b"0\r\n\r\n"
         received, _ = await replies(CHUNKED.replace(b"host: test", b"connection: close") + body)
@@ -96,8 +94,6 @@ def test_a_request_has_few_headers(more: int, status: bytes) -> None:
 
 
 def test_empty_lines_before_a_request_have_a_limit() -> None:
-    """They count as its head."""
-
     async def check() -> None:
         received, ends = await replies(b"\r\n" * 3000 + GET)
         assert (True, ["head_too_large"]) == (received.startswith(b"HTTP/1.1 431 "), ends)
@@ -147,8 +143,6 @@ class Unread(asyncio.Transport):
 
 @pytest.mark.parametrize(("per_second", "slow_after"), [(0, 31), (1, 31), (99, 31), (101, None)])
 def test_a_client_must_take_its_answers_at_the_lowest_rate(per_second: int, slow_after: int | None) -> None:
-    """One byte now and then is not enough."""
-
     async def check() -> None:
         raw = Unread()
         transport = CoalescingTransport(raw)

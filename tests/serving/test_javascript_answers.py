@@ -27,7 +27,6 @@ LABELS = {"parameters": {"candidate_labels": ["film", "book"]}}
     ],
 )
 def test_a_list_of_one_is_answered_like_the_one(api: Send, path: str, one: Any, more: dict[str, Any]) -> None:
-    """To this client alone; it reads no list of lists."""
     expected = post(api, {"inputs": one, **more}, path=path).json()
     assert expected == post(api, {"inputs": [one], **more}, path=path, headers=AGENT).json()
     if path not in ("/classify", "/embed"):
@@ -36,13 +35,11 @@ def test_a_list_of_one_is_answered_like_the_one(api: Send, path: str, one: Any, 
 
 @pytest.mark.parametrize("inputs", ["a [MASK] [MASK]", ["a [MASK] [MASK]"]])
 def test_several_masks_make_one_list(api: Send, inputs: Any) -> None:
-    """The candidates of the first mask come first."""
     first, second = post(api, {"inputs": "a [MASK] [MASK]"}, path="/fill-mask").json()
     assert first + second == post(api, {"inputs": inputs}, path="/fill-mask", headers=AGENT).json()
 
 
 def test_tokens_have_a_group(api: Send) -> None:
-    """The tag itself, beside all that they have for others."""
     body = {"inputs": "a film", "parameters": {"aggregation_strategy": "none", "ignore_labels": []}}
     expected = post(api, body, path="/ner").json()
     assert expected

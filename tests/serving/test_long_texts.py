@@ -83,7 +83,6 @@ def test_a_text_that_just_fits_is_not_cut(models: Path, parameters: dict[str, An
 
 
 def test_a_long_pair_is_cut_at_its_longer_text(models: Path) -> None:
-    """The longer text of a pair is cut first, down to the length of the other."""
     short, long = words(5).split(), words(50).split()
     response = classify(models, {"inputs": {"text": words(5), "text_pair": words(50)}})
     [expected] = scores_of(models, [["[CLS]", *short, "[SEP]", *long[: ROOM - 1 - 5], "[SEP]"]])

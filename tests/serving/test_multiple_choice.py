@@ -135,7 +135,6 @@ def test_models_and_tensors_answer_alike(api: Send) -> None:
 
 
 def test_tensors_have_a_context_too(api: Send) -> None:
-    """One, as there is one question."""
     names = {"question": [QUESTION["question"]], "context": ["the book was dull"], "choices": QUESTION["choices"]}
     tensors = [{"name": name, "shape": [len(data)], "datatype": "BYTES", "data": data} for name, data in names.items()]
     (scores,) = post(api, {"inputs": tensors, "outputs": [{"name": "score"}]}, path="/v2/models/choices/infer").json()["outputs"]
@@ -238,7 +237,6 @@ def test_a_graph_of_several_logits_is_refused(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_error_of_a_pair_says_how_long_it_is(tokenizer: Tokenizer) -> None:
-    """Of the first that is too long."""
     request = multiple_choice.Request("good", ("bad", LONG), parameters=multiple_choice.ChooseParameters(truncation=False))
     with pytest.raises(
         InvalidValueError, match=r"`choices\[1\]` has 61 tokens together with its question or prompt, and the model takes 29"

@@ -55,7 +55,6 @@ def test_all_models_are_listed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/models/tinny", "/models/tinny/info"])
 def test_a_model_that_is_not_loaded_has_no_pages(models: Path, path: str) -> None:
-    """Pages of a model that is not loaded are 404 with the nearest name."""
     assert "`tiny`" in rejected(call(models, "GET", path), 404, "not_found")
 
 
@@ -167,7 +166,6 @@ def test_a_missing_or_odd_request_id_is_replaced(models: Path, given: str | None
 
 @pytest.mark.parametrize("path", ["/", "/docs", "/info", "/metrics", "/health", "/nowhere", "/docs/static/swagger-ui.css"])
 def test_every_answer_has_a_request_id(models: Path, path: str) -> None:
-    """Whatever is asked for, the answer has one id."""
     assert call(models, "GET", path, headers={"x-request-id": "r-1"}).headers.get_list("x-request-id") == ["r-1"]
 
 

@@ -67,7 +67,6 @@ def test_what_is_allowed_is_parsed() -> None:
 
 @pytest.mark.parametrize("path", ["/", "/classify", "/models/classifier", "/v1/models/classifier:predict", "/v2/models/classifier/infer"])
 def test_a_body_of_brackets_is_too_large(api: Send, path: str) -> None:
-    """Whatever path it is sent to."""
     raw = b'{"inputs": [' + b"[[]]," * MAX_CONTAINERS + b"[]]}"
     assert "131075 lists and objects and 65536 are allowed" in rejected(api("POST", path, content=raw), 413, "too_large")
 
@@ -83,7 +82,6 @@ def test_a_body_of_brackets_is_too_large(api: Send, path: str) -> None:
     ],
 )
 def test_a_body_is_parsed_once(api: Send, parsed: list[tuple[int, bool]], path: str, body: dict[str, Any]) -> None:
-    """Also where it has to say for which task it is."""
     post(api, body, path=path)
     assert 1 == len(parsed)
 
@@ -101,7 +99,6 @@ def test_the_collector_is_paused_while_a_long_body_is_parsed(parsed: list[tuple[
 
 
 def test_a_paused_collector_stays_paused() -> None:
-    """A collector that the caller has paused is not started."""
     gc.disable()
     try:
         parse(b"[" + b"0," * 5000 + b"0]")

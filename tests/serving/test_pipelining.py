@@ -114,7 +114,6 @@ def test_requests_of_all_kinds_are_answered_in_order(size: int) -> None:
 
 
 def test_a_client_that_leaves_cancels_the_request_that_is_answered() -> None:
-    """Also if it has sent others behind it."""
     entered, told = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -133,8 +132,6 @@ def test_a_client_that_leaves_cancels_the_request_that_is_answered() -> None:
 
 
 def test_complete_requests_before_a_malformed_one_are_answered() -> None:
-    """And the connection ends behind them."""
-
     async def check() -> None:
         async with listening(echo) as served, client(served, posted(b"/a") + posted(b"/b") + b"NONSENSE\r\n\r\n") as (reader, _):
             assert [b"/a", b"/b"] == re.findall(rb"\n(/\w)", await everything(reader))

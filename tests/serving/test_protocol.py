@@ -85,7 +85,6 @@ def test_the_permission_to_send_a_body_does_not_wait() -> None:
 
 
 def test_bytes_that_are_no_head_are_written_at_once() -> None:
-    """Nothing is reordered."""
     assert [b"a", b"b", HEAD + b"c"] == written(b"a", b"b", HEAD, b"c")
 
 

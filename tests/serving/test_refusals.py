@@ -63,7 +63,6 @@ def test_a_large_body_is_refused(models: Path, body: Any) -> None:
 
 
 def test_a_body_of_the_limit_is_read(models: Path) -> None:
-    """A body of exactly the limit is answered."""
     raw = json.dumps({"inputs": "good"}).encode().ljust(1024)
     assert classify(models, raw, settings={"max_body_bytes": 1024, "max_chars": 1000}).status_code == 200
 
@@ -93,7 +92,6 @@ def test_a_wrong_deadline_is_refused(models: Path, given: str) -> None:
 
 @pytest.mark.parametrize("given", ["1000", "120000", "0001000"])
 def test_a_deadline_in_bounds_is_taken(models: Path, given: str) -> None:
-    """Deadlines up to the longest are accepted."""
     assert classify(models, {"inputs": "good"}, headers={"x-request-timeout-ms": given}).status_code == 200
 
 

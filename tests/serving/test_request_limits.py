@@ -65,7 +65,6 @@ def rows_of(model: Model, task: str, requests: list[Any]) -> list[dict[str, Any]
 
 
 def test_targets_are_tokenized_once_for_all_texts(models_of_all: dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many texts as may be have the targets looked up once."""
     asked: list[int] = []
     tokenize = Tokenizer.tokenize
     monkeypatch.setattr(Tokenizer, "tokenize", lambda self, texts: asked.append(len(texts)) or tokenize(self, texts))
@@ -121,7 +120,6 @@ def test_many_targets_do_not_keep_others_waiting(tmp_path: Path, monkeypatch: py
     ],
 )
 def test_targets_have_limits(tmp_path: Path, targets: Any, message: str) -> None:
-    """Of each, of all together and of their number."""
     tiny.bundle(tmp_path, task="fill-mask")
     body = {"inputs": "a [MASK]", "parameters": {"targets": targets}}
     assert message in rejected(classify(tmp_path, body, path="/fill-mask"), 422, "invalid_value")

@@ -38,13 +38,11 @@ def test_several_models_want_a_name(api: Send, body: dict[str, Any]) -> None:
 
 
 def test_an_unknown_model_is_not_found(api: Send) -> None:
-    """The message names the nearest."""
     assert "did you mean `names`?" in rejected(post(api, {"inputs": "a", "model": "name"}, path=PATH), 404, "not_found")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"model": '])
 def test_what_is_no_json_is_malformed(models: Path, content: bytes) -> None:
-    """As at every path."""
     rejected(call(models, "POST", PATH, content=content), 400, "malformed")
 
 

@@ -269,7 +269,6 @@ def test_each_input_of_a_task_has_a_flag() -> None:
 def test_a_setting_without_effect_is_refused(
     models: Path, tmp_path: Path, flag: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As a flag; a variable may be there for the service."""
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}])
     assert 2 == run(models, source, tmp_path / "out.jsonl", *flag)
     assert f"{flag[0]} is a flag of `bert-serve serve`" in capsys.readouterr().err
@@ -521,7 +520,6 @@ def test_a_column_without_a_form_is_named(
 
 
 def test_columns_of_one_name_are_refused(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of two values one would be lost."""
     pq.write_table(pa.table([pa.array(["good"]), pa.array([1]), pa.array([2])], ["text", "a", "a"]), tmp_path / "in.parquet")
     assert 2 == run(models, tmp_path / "in.parquet", tmp_path / "out.parquet")
     assert "has the column `a` twice" in capsys.readouterr().err

@@ -57,7 +57,6 @@ def test_each_line_is_answered_in_order(models: Path, path: str) -> None:
 
 @pytest.mark.parametrize("kind", ["application/jsonl", "application/x-ndjson; charset=utf-8", "Application/JSONLines"])
 def test_a_stream_is_known_by_its_content_type(models: Path, kind: str) -> None:
-    """By each of the names that it has; any other body is one body."""
     assert 2 == len(streamed(models, written({"inputs": "a"}, {"inputs": "b"}), headers={"content-type": kind}))
     answer = call(models, "POST", "/classify", content=written({"inputs": "a"}, {"inputs": "b"}), headers={"content-type": "text/plain"})
     rejected(answer, 400, "malformed")

@@ -75,7 +75,6 @@ def test_each_token_has_a_vector(api: Send) -> None:
 
 
 def test_no_model_has_sparse_vectors(api: Send) -> None:
-    """That path is not found."""
     rejected(post(api, {"inputs": "good"}, path="/embed_sparse"), 404, "not_found")
 
 

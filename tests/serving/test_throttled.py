@@ -34,7 +34,6 @@ def test_calls_share_runs_that_start_after_them() -> None:
 
 
 def test_a_failure_is_that_of_all_callers_and_the_next_run_may_succeed() -> None:
-    """Nothing of it stays."""
     results = iter([ValueError("no"), 7])
 
     def function() -> int:

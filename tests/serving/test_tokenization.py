@@ -78,7 +78,6 @@ def test_room_is_what_the_special_tokens_leave(tokenizer: Tokenizer) -> None:
 
 
 def test_a_broken_file_is_named(models: Path) -> None:
-    """What is not a tokenizer is an error of the bundle."""
     loaded = files.load_bundle(models / "tiny")
     loaded.tokenizer_path.write_text("{}")
 

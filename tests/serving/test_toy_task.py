@@ -64,7 +64,6 @@ def test_it_is_answered_at_every_path(api: Send, path: str) -> None:
 
 
 def test_wrong_bodies_are_refused_as_those_of_other_tasks(api: Send) -> None:
-    """With what is wrong and where."""
     assert "`inputs" in rejected(api("POST", "/count", json={"inputs": {"left": "a"}}), 422, "invalid_value")
     message = rejected(api("POST", "/count", json={"inputs": PAIR, "parameters": {"factr": 2}}), 422, "invalid_value")
     assert "did you mean `factor`" in message
@@ -84,7 +83,6 @@ def test_it_is_described(api: Send) -> None:
 
 
 def test_it_answers_tensors_and_instances(api: Send) -> None:
-    """Of texts and of token ids."""
     described = api("GET", "/v2/models/toy").json()
     assert ["left", "right"] == [tensor["name"] for tensor in described["inputs"]]
     assert ["tokens", "json"] == [tensor["name"] for tensor in described["outputs"]]
@@ -101,7 +99,6 @@ def test_it_answers_tensors_and_instances(api: Send) -> None:
 
 
 def test_it_has_a_form_on_the_playground(api: Send) -> None:
-    """With its controls."""
     form = api("GET", "/playground/forms.json").json()["/count"]
     assert ("Count", "json", ["inputs.left", "inputs.right"]) == (form["title"], form["view"], [field["to"] for field in form["fields"]])
 
