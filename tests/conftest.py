@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import subprocess
 import sys
@@ -16,7 +17,10 @@ import hypothesis
 import pytest
 
 import tiny
+from bertserve.service.bundle.files import load_bundle
 from bertserve.service.http import throttled
+from bertserve.service.process import logs
+from bertserve.service.text.tokenizer import Tokenizer
 
 # `bert-serve`, but for the time between two runs of what is throttled
 BERT_SERVE = "import sys; from bertserve.service.http import throttled; throttled.INTERVAL_S = 0.0; from bertserve.service.cli import main; sys.exit(main())"
@@ -77,6 +81,22 @@ def models_folder(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture(name="tokenizer", scope="session")
+def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """The tokenizer of the tiny bundle: room for 30 tokens of a text, 29 of a pair."""
+    loaded = load_bundle(tiny.bundle(tmp_path_factory.mktemp("tokenizer")))
+    return Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
+
+
+@pytest.fixture
+def logging_of_pytest(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A command must not replace the log handlers of the test run, nor their level."""
+    monkeypatch.setattr(logs, "configure_logging", lambda _: None)
+    level = logging.getLogger().level
+    yield
+    logging.getLogger().setLevel(level)
+
+
 @pytest.fixture(name="api", scope="session")
 def service_of_every_task(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
     """Sends requests to a service with a tiny model of every kind; files that need other models have their own `api`."""
@@ -84,6 +104,14 @@ def service_of_every_task(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
     with started(tiny.every_kind(tmp_path_factory.mktemp("models"))) as send:
         yield send
+
+
+def wait_until(holds: Callable[[], bool], limit_s: float = 60) -> None:
+    """Waits until something holds, and fails when that never happens: a minute is far more than it takes on a busy machine."""
+    end = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.02)
 
 
 def without_shutdown(log: str) -> list[str]:

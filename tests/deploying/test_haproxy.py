@@ -15,10 +15,11 @@ import pytest
 
 import slow
 import tiny
-from balanced import Balanced, balanced, entries, wait_until
+from balanced import Balanced, balanced, entries
 from bertserve.bench.overhead import replica
 from bertserve.service.http import auth, streaming
 from bertserve.service.settings import Settings, parse
+from conftest import wait_until
 from manifests import DEPLOY, ROOT
 
 CONFIGURATION = DEPLOY / "haproxy/haproxy.cfg"

@@ -84,13 +84,6 @@ def test_vectors_come_as_base64(api: Send, options: dict[str, Any]) -> None:
     assert [] == answered(api, EMBED, [], encoding_format="base64")
 
 
-def test_the_last_four_layers_stand_side_by_side(api: Send) -> None:
-    """`layers: last_four` gives four times the values, the last layer's at the end."""
-    four = answered(api, EMBED, "a good film", layers="last_four")
-    assert [4 * tiny.HIDDEN] == [len(vector) for vector in four]
-    np.testing.assert_allclose(answered(api, EMBED, "a good film")[0], four[0][-tiny.HIDDEN :], atol=1e-5)
-
-
 def test_layers_are_chosen_and_combined(api: Send) -> None:
     """A list of layers, side by side by default, or their sum or mean; `last_four` is such a list."""
     tokens = np.array(answered(api, EMBED, "a good film", layers="last_four", pooling="none")[0])
@@ -106,13 +99,6 @@ def test_layers_are_chosen_and_combined(api: Send) -> None:
 def test_a_prompt_stands_before_the_text(api: Send) -> None:
     """`prompt_name` puts the bundle's prompt before each text."""
     assert_same(answered(api, EMBED, "the book was good"), result(api, EMBED, {"inputs": "was good", "prompt_name": "query"}))
-
-
-@pytest.mark.parametrize("direction", ["left", "RIGHT"])
-def test_a_text_is_cut_at_the_end_that_is_named(api: Send, direction: str) -> None:
-    words = LONG.split()
-    kept = words[-30:] if direction == "left" else words[:30]
-    assert_same(answered(api, EMBED, " ".join(kept)), answered(api, EMBED, LONG, truncation_direction=direction))
 
 
 @pytest.mark.parametrize(

@@ -390,7 +390,7 @@ def test_headers_have_printable_ascii_only(models: Path) -> None:
     assert all(32 <= byte < 127 for _, value in answer.headers for byte in value)
 
 
-@pytest.mark.parametrize("targets", ["", [""], ["", " \n"]])
+@pytest.mark.parametrize("targets", ["", [""], ["", " \n", "\u200b"]])
 def test_targets_without_a_token_are_an_error(api: Send, targets: Any) -> None:
     """Targets that the tokenizer finds nothing in are refused."""
     assert "`targets` has no word" in refused(api, FILL, INPUTS[FILL], targets=targets)

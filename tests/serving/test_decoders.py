@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 import tiny
 from bertserve.service.bundle import files
-from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import fill_mask, question_answering, token_classification
 from bertserve.service.tasks.decoding import spans
 from bertserve.service.tasks.decoding.scores import Floats, activate
@@ -451,14 +450,6 @@ def test_a_long_text_has_a_window_around_each_mask(text: str, max_length: int) -
             expected.append(([2, *ids[start : start + room], 3], (mask - start + 1,)))
 
     assert expected == [(encoding.ids.tolist(), encoding.masks) for encoding in encodings]
-
-
-def test_targets_without_a_token_are_an_error() -> None:
-    """Targets that normalize to nothing leave nothing to choose from."""
-    with pytest.raises(InvalidValueError, match="`targets` has no word of the model's vocabulary"):
-        encode(
-            fill_mask, fill_mask.Request("a [MASK]", fill_mask.FillMaskParameters(targets=["", "\u200b"])), tokenizer_of(fill_mask.TASK, 32)
-        )
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=600), st.integers(1, 5))

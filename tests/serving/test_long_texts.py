@@ -121,13 +121,6 @@ def test_windows_of_a_pair_cut_the_second_text(models: Path) -> None:
     assert by_label(result) == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_stride_that_leaves_no_room_is_an_error(models: Path) -> None:
-    """A stride of a window's length or more is refused and the numbers named."""
-    parameters = {"window": "max", "stride": ROOM}
-    message = rejected(classify(models, {"inputs": ["good", LONG], "parameters": parameters}), 422, "invalid_value")
-    assert message.startswith(f"inputs[1]: `stride` is {ROOM}")
-
-
 def test_the_default_stride_suits_the_model(models: Path) -> None:
     """Without a stride windows overlap by half where 128 tokens would leave no room."""
     assert results(models, LONG, window="max", stride=ROOM // 2) == results(models, LONG, window="max")

@@ -43,13 +43,6 @@ def started_service(folder: Path) -> Iterator[Send]:
         yield send
 
 
-@pytest.fixture(scope="module", name="tokenizer")
-def tiny_tokenizer(folder: Path) -> Tokenizer:
-    """Its tokenizer, for 32 tokens."""
-    loaded = load_bundle(folder / "choices")
-    return Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
-
-
 def result(api: Send, inputs: Any, path: str = CHOOSE, **more: Any) -> Any:
     """Returns the answer to inputs that must be answered."""
     response = post(api, {"inputs": inputs, **more}, path=path)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-import logging
 import os
 import signal
 import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -36,17 +35,10 @@ from bertserve.service.serving.build import build
 from bertserve.service.settings import ModelSettings, Settings
 from bertserve.service.tasks.catalog import TASKS
 
+pytestmark = pytest.mark.usefixtures("logging_of_pytest")
+
 WORDS = "a good bad film very the was book".split()
 TEXTS = [" ".join(WORDS[(i * k) % 8] for k in range(1 + i * 7 % 19)) for i in range(90)]
-
-
-@pytest.fixture(autouse=True)
-def logging_of_pytest(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The command must not replace the log handlers of the test run, nor their level."""
-    monkeypatch.setattr(logs, "configure_logging", lambda _: None)
-    level = logging.getLogger().level
-    yield
-    logging.getLogger().setLevel(level)
 
 
 @pytest.fixture(autouse=True)

@@ -15,15 +15,10 @@ import pytest
 
 from bertserve.service.cli import main
 from bertserve.service.errors import SettingsError, StartError
-from bertserve.service.process import logs
 from bertserve.service.scoring.order import Order
 from bertserve.service.scoring.parquet_folder import FileFacts, NewFile, ParquetFolder, undone
 
-
-@pytest.fixture(autouse=True)
-def logging_of_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command must not replace the log handlers of the test run."""
-    monkeypatch.setattr(logs, "configure_logging", lambda _: None)
+pytestmark = pytest.mark.usefixtures("logging_of_pytest")
 
 
 def write(path: Path) -> Path:

@@ -23,9 +23,10 @@ from bertserve.service import sources
 from bertserve.service.bundle.files import find_bundles
 from bertserve.service.cli import main
 from bertserve.service.errors import SettingsError, StartError
-from bertserve.service.process import logs
 from bertserve.service.settings import Settings, parse
 from bertserve.service.sources import Source, export_options, read_source, with_sources
+
+pytestmark = pytest.mark.usefixtures("logging_of_pytest")
 
 # an exporter in the place of bert-export: it copies a finished bundle, or waits, or fails
 FAKE = """
@@ -37,12 +38,6 @@ FAKE = """
     {behavior}
     shutil.copytree("{finished}", output / name)
 """
-
-
-@pytest.fixture(autouse=True)
-def logging_of_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command must not replace the log handlers of the test run."""
-    monkeypatch.setattr(logs, "configure_logging", lambda _: None)
 
 
 @pytest.fixture(name="checkpoint")
