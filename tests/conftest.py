@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 import logging
 import os
 import subprocess
@@ -15,6 +17,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+import uvloop
 
 import tiny
 from bertserve.service.bundle.files import load_bundle
@@ -34,6 +37,18 @@ def pytest_collection_finish() -> None:
     """Takes libraries and tests, which stay to the end, out of what the garbage collector looks at: a fifteenth of the time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs a test that is a coroutine in uvloop, within 20 seconds."""
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+    fixtures = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(asyncio.wait_for(test(**fixtures), 20))
+    return True
 
 
 @pytest.fixture(autouse=True, scope="session")
