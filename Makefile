@@ -109,10 +109,10 @@ families: dev ## export every family with every head and rewrite the table in be
 
 golden: dev .venv-qa/.installed ## remake the golden files: make golden CHECKPOINTS=DIR
 	@test -n "$(CHECKPOINTS)" || { echo "give CHECKPOINTS=DIR, a folder with one checkpoint folder a model" >&2; exit 2; }
-	.venv-dev/bin/python tests/golden/make_text_classification.py $(CHECKPOINTS)/sentiment > tests/golden/text_classification.jsonl
-	.venv-dev/bin/python tests/golden/make_token_classification.py $(CHECKPOINTS)/ner > tests/golden/token_classification.jsonl
-	.venv-dev/bin/python tests/golden/make_fill_mask.py $(CHECKPOINTS)/fill-mask > tests/golden/fill_mask.jsonl
-	.venv-qa/bin/python tests/golden/make_question_answering.py $(CHECKPOINTS)/qa > tests/golden/question_answering.jsonl
+	.venv-dev/bin/python tests/golden/make_text_classification.py $(CHECKPOINTS)/sentiment
+	.venv-dev/bin/python tests/golden/make_token_classification.py $(CHECKPOINTS)/ner
+	.venv-dev/bin/python tests/golden/make_fill_mask.py $(CHECKPOINTS)/fill-mask
+	.venv-qa/bin/python tests/golden/make_question_answering.py $(CHECKPOINTS)/qa
 
 lock: ## write locks/: what the image installs, with hashes
 	$(PYTHON) -m venv .venv-lock

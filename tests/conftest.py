@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
+import logging
 import os
 import subprocess
 import sys
@@ -10,12 +13,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
+import uvloop
 
 import tiny
+from bertserve.service.bundle.files import load_bundle
 from bertserve.service.http import throttled
+from bertserve.service.process import logs
+from bertserve.service.text.tokenizer import Tokenizer
 
 # `bert-serve`, but for the time between two runs of what is throttled
 BERT_SERVE = "import sys; from bertserve.service.http import throttled; throttled.INTERVAL_S = 0.0; from bertserve.service.cli import main; sys.exit(main())"
@@ -29,6 +37,18 @@ def pytest_collection_finish() -> None:
     """Takes libraries and tests, which stay to the end, out of what the garbage collector looks at: a fifteenth of the time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs a test that is a coroutine in uvloop, within 20 seconds."""
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+    fixtures = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(asyncio.wait_for(test(**fixtures), 20))
+    return True
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -74,6 +94,39 @@ def models_folder(tmp_path: Path) -> Path:
     folder = tmp_path / "models"
     tiny.bundle(folder)
     return folder
+
+
+@pytest.fixture(name="tokenizer", scope="session")
+def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """The tokenizer of the tiny bundle: room for 30 tokens of a text, 29 of a pair."""
+    loaded = load_bundle(tiny.bundle(tmp_path_factory.mktemp("tokenizer")))
+    return Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
+
+
+@pytest.fixture
+def logging_of_pytest(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A command must not replace the log handlers of the test run, nor their level."""
+    monkeypatch.setattr(logs, "configure_logging", lambda _: None)
+    level = logging.getLogger().level
+    yield
+    logging.getLogger().setLevel(level)
+
+
+@pytest.fixture(name="api", scope="session")
+def service_of_every_task(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
+    """Sends requests to a service with a tiny model of every kind; files that need other models have their own `api`."""
+    from application import started
+
+    with started(tiny.every_kind(tmp_path_factory.mktemp("models"))) as send:
+        yield send
+
+
+def wait_until(holds: Callable[[], bool], limit_s: float = 60) -> None:
+    """Waits until something holds, and fails when that never happens: a minute is far more than it takes on a busy machine."""
+    end = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.02)
 
 
 def without_shutdown(log: str) -> list[str]:

@@ -33,7 +33,6 @@ def first_cells(text: str) -> list[str]:
 
 
 def test_every_error_is_described() -> None:
-    """The table of errors has each status with its error type, and no other."""
     rows = re.findall(r"^\| (\d{3}) \| `(\w+)` \|", section("http-api.md", "Errors"), re.MULTILINE)
 
     assert sorted({*errors.ERROR_STATUSES.values(), errors.INTERNAL}) == sorted((int(status), kind) for status, kind in rows)
@@ -64,7 +63,6 @@ def test_every_manifest_field_is_specified(record: type[Record]) -> None:
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
 def test_manifest_fields_that_may_be_missing_are_marked(record: type[Record]) -> None:
-    """Exactly the fields with a default may be missing."""
     optional = {name for name, field in record.model_fields.items() if not field.is_required()}
     rows = section("manifest.md", record.__name__).splitlines()
     marked = {name for row in rows if "*Optional*" in row for name in first_cells(row)}
@@ -91,7 +89,6 @@ def test_every_metric_of_a_target_is_named() -> None:
 
 
 def test_every_mix_is_described() -> None:
-    """The table of workloads has each built-in one, and no other."""
     rows = [name for name in first_cells(section("bench-flags.md", "Workloads")) if not name.startswith("/")]
 
     assert sorted(workloads.NAMES) == sorted(rows)

@@ -114,7 +114,6 @@ def test_a_busy_service_is_asked_again(language: str, refusing: Refusing) -> Non
 @each_language
 @pytest.mark.parametrize("refusing", [[422], [504], [500]], indirect=True, ids=str)
 def test_what_would_fail_again_is_not_repeated(language: str, refusing: Refusing) -> None:
-    """One request, and the error."""
     code, _, pauses = run(language, refusing)
 
     assert (1, [], 1) == (code, pauses, len(refusing.asked))

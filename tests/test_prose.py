@@ -53,7 +53,6 @@ def findings(path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_prose_is_plain(path: Path) -> None:
-    """No line of a file has one of the patterns."""
     assert [] == list(findings(path))
 
 

@@ -85,14 +85,12 @@ def test_no_other_name_is_taken(run: Run) -> None:
 @pytest.mark.full_grid
 @pytest.mark.parametrize("command", ["bert-serve", "bert-export", "bert-bench"])
 def test_commands_start(command: str, run: Run) -> None:
-    """Each says what it does, and its version."""
     assert 0 == run(command, "--help").returncode
     assert f"{command} 0.1.0\n" == run(command, "--version").stdout
 
 
 @pytest.mark.full_grid
 def test_the_embedded_models_answer(run: Run) -> None:
-    """As they do from the repository, and are listed."""
     checked = run("bert-serve", "check", "--models", str(ROOT / "models"))
 
     assert 6 == checked.stdout.count(": ok\n"), checked.stderr

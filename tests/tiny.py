@@ -228,3 +228,20 @@ def bundle(
     manifest = Manifest.model_validate(fields | changes)
     (path / MANIFEST_FILE).write_text(manifest.model_dump_json(), encoding="utf-8")
     return path
+
+
+def every_kind(folder: Path, *, max_length: int = 32) -> Path:
+    """Writes a bundle of every kind to a models folder and returns that."""
+    for name, task in (
+        ("names", "token-classification"),
+        ("passages", "question-answering"),
+        ("masks", "fill-mask"),
+        ("choices", "multiple-choice"),
+    ):
+        bundle(folder, name, task=task, max_length=max_length)
+    bundle(folder, "vectors", task="feature-extraction", max_length=max_length, embedding=EMBEDDING | {"prompts": {"query": "the book "}})
+    bundle(folder, "classifier", max_length=max_length)
+    bundle(folder, "attentive", max_length=max_length, attention_heads=(2, 2))
+    bundle(folder, "nli", max_length=max_length, labels=("contradiction", "neutral", "entailment"))
+    bundle(folder, "ranker", max_length=max_length, labels=("LABEL_0",), activation="none")
+    return folder

@@ -142,7 +142,6 @@ def test_the_report_can_take_the_place_of_the_summary(capsys: pytest.CaptureFixt
 
 
 def test_a_missed_target_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
-    """An objective that is missed is named."""
     with listening(ok) as server:
         assert 1 == load(server.port, "--slo", "p99_ms=0.0001")
     assert "MISSED: p99_ms <= 0.0001" in capsys.readouterr().out
@@ -354,7 +353,6 @@ def test_a_sweep_whose_generator_is_late_is_inconclusive(
 
 
 def test_a_sweep_that_is_late_once_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second try counts."""
     late = iter([True, False])
     monkeypatch.setattr(measurement.GeneratorStats, "was_late", property(lambda _: next(late, False)))
     code, document = sweep(tmp_path, "--slo", "p99_ms=10000", "--max-rate", 40)

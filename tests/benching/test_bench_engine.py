@@ -86,7 +86,6 @@ def test_a_graph_that_cannot_be_fed_is_refused(models: Path, tmp_path: Path) -> 
 
 
 def test_a_bundles_own_mask_is_what_its_texts_have(tmp_path: Path) -> None:
-    """A model that fills no masks has none."""
     made = [OnnxLoop(tiny.bundle(tmp_path, task, task=task)) for task in ("fill-mask", "text-classification")]
 
     assert ["[MASK]", None] == [engine.mask for engine in made]

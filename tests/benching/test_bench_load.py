@@ -133,8 +133,6 @@ def test_an_open_loop_takes_as_many_connections_as_it_needs() -> None:
 
 
 def test_answers_other_than_200_are_counted_by_status() -> None:
-    """Half of the answers are 503."""
-
     async def alternate(i: int) -> bytes:
         return BUSY if i % 2 else OK
 
@@ -230,7 +228,6 @@ def test_the_end_of_the_connection_ends_only_a_body_without_a_length(head: bytes
 
 
 def test_an_answer_in_pieces_is_read_whole() -> None:
-    """An answer longer than a read counts once."""
     long = b"x" * 3_000_000
 
     async def big(_: int) -> bytes:

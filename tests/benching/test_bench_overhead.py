@@ -66,20 +66,17 @@ def test_a_ratio_is_of_one_round() -> None:
 
 
 def test_a_candidate_that_answers_nothing_is_an_error() -> None:
-    """With its name and the load."""
     with pytest.raises(BenchError, match="busy did not answer any request with short texts over 1 connections"):
         comparison(candidate("busy", BUSY)).run_round()
 
 
 def test_thresholds_are_for_candidates_that_there_are() -> None:
-    """Each names two of them."""
     assert {threshold.candidate for threshold in THRESHOLDS} | {threshold.of for threshold in THRESHOLDS} == {
         candidate.name for candidate in CANDIDATES
     }
 
 
 def test_the_configuration_has_other_ports_and_any_number_of_replicas() -> None:
-    """All else is the one of deploy/haproxy."""
     text = replica.configuration(1, 2, [3, 4, 5])
 
     assert ["1", "2"] == [line.split(":")[1].split()[0] for line in text.splitlines() if line.strip().startswith("bind ")]
@@ -90,7 +87,6 @@ def test_the_configuration_has_other_ports_and_any_number_of_replicas() -> None:
 
 
 def test_a_replica_that_does_not_start_says_why(tmp_path: Path) -> None:
-    """With what it wrote."""
     with pytest.raises(BenchError, match=r"bert-serve did not start: .*nowhere"):
         Replica(tmp_path / "nowhere", free_ports(1)[0], tmp_path / "log").start()
 
@@ -111,6 +107,5 @@ def test_free_ports_are_those_that_the_system_gives_to_nobody(monkeypatch: pytes
 
 
 def test_an_unknown_commit_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """Before anything is started."""
     assert commits.main(["no-such-commit"]) == 2
     assert "no-such-commit" in capsys.readouterr().err

@@ -34,7 +34,6 @@ def test_a_distribution_keeps_its_tail() -> None:
 
 
 def test_nothing_has_no_distribution() -> None:
-    """Where nothing was answered there is no percentile to pass."""
     assert None is latency_distribution([])
 
 
@@ -92,7 +91,6 @@ def test_targets_bound_from_the_right_side(given: str, measured: float | None, p
 
 
 def test_targets_are_read_from_lists_and_bound_errors_too() -> None:
-    """Without a target for errors theirs is 1 %."""
     assert ["p99_ms <= 50", "rps >= 10", "error_rate <= 0.01"] == [str(c) for c in slo.parse_objectives(["p99_ms=50, rps=10"])]
     assert ["error_rate <= 0.5"] == [str(c) for c in slo.parse_objectives(["error_rate=0.5"])]
     assert () == slo.parse_objectives([])
@@ -100,7 +98,6 @@ def test_targets_are_read_from_lists_and_bound_errors_too() -> None:
 
 @pytest.mark.parametrize("text", ["p99_ms", "p99=50", "p99_ms=fast", "p99_ms=-1", "p99_ms=nan", ""])
 def test_a_wrong_target_is_refused(text: str) -> None:
-    """The message lists the metrics."""
     with pytest.raises(BenchError, match="p99_ms"):
         slo.parse_objectives([text])
 

@@ -99,7 +99,6 @@ def test_tail_latency_is_held_against_an_ideal_queue(service: Service, tmp_path:
 
 
 def test_concurrent_targets_are_loaded_alone_and_at_once(service: Service, tmp_path: Path) -> None:
-    """A round is each target alone, then both."""
     targets = [f"{service.url}/{path}={service.texts}" for path in ("classify", "ner")]
     given = ("--target", targets[0], "--target", targets[1], "--connections", 2, "--rounds", 1)
     document = measure(tmp_path, "concurrent-targets", *SHORT, *given)

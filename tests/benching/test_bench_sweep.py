@@ -101,6 +101,5 @@ def test_a_generator_that_is_late_ends_the_search_upward() -> None:
 
 
 def test_a_closed_loop_without_an_answer_is_an_error() -> None:
-    """There is no rate to begin with."""
     with pytest.raises(BenchError, match="no request of the closed loop was answered"):
         Service(closed=0).sweep()

@@ -112,7 +112,6 @@ def test_a_service_without_metrics_has_none(answer: bytes) -> None:
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://a/b", "http://", "http://a:b/", "http://a b/", "http://[::1/x"])
 def test_a_wrong_address_is_refused(url: str) -> None:
-    """The message shows one that is right."""
     with pytest.raises(BenchError, match=r"http://127\.0\.0\.1:8000/classify"):
         parse_url(url)
 

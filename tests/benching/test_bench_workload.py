@@ -150,7 +150,6 @@ def test_a_wrong_file_is_refused(tmp_path: Path, content: str | None, message: s
 
 
 def test_whole_bodies_are_not_grouped(tmp_path: Path) -> None:
-    """--texts is for texts."""
     file = tmp_path / "bodies.jsonl"
     file.write_text('{"inputs": "a"}\n', encoding="utf-8")
 

@@ -1,6 +1,6 @@
 """huggingface_hub: every method for the tasks of encoders, with the version that LangChain brings and one of before the classes changed.
 
-Version 2 is tested in tests/serving/test_client*.py.
+Version 2 is tested in tests/serving/test_client.py.
 """
 
 from __future__ import annotations

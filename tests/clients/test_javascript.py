@@ -71,14 +71,12 @@ def test_one_mask_and_two_are_filled(said: dict[str, Any], url: str) -> None:
 
 
 def test_vectors_are_read(said: dict[str, Any]) -> None:
-    """One for a text, and one for each of several."""
     [vector] = result(said, "embed")
     assert 4 == len(vector)
     assert 2 == len(result(said, "embedLists"))
 
 
 def test_sentences_are_compared(said: dict[str, Any]) -> None:
-    """A number for each."""
     assert pytest.approx(1.0, abs=1e-5) == result(said, "similarity")[1]
 
 

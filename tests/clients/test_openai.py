@@ -54,8 +54,6 @@ def test_one_text_of_fewer_dimensions(client: openai.OpenAI) -> None:
 
 
 def test_the_async_client(url: str) -> None:
-    """It asks in the same way."""
-
     async def ask() -> int:
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
             return len((await client.embeddings.create(model="embed", input=TEXTS)).data)
@@ -64,7 +62,6 @@ def test_the_async_client(url: str) -> None:
 
 
 def test_models_are_listed_and_retrieved(client: openai.OpenAI) -> None:
-    """Each loaded model is one of the list."""
     assert {"embed", "rank", "nli", "sentiment"} <= {model.id for model in client.models.list()}
     assert "embed" == client.models.retrieve("embed").id
 
@@ -88,13 +85,11 @@ def test_wrong_values_are_bad_requests(client: openai.OpenAI, wrong: dict[str, o
 
 
 def test_other_paths_are_not_found(client: openai.OpenAI) -> None:
-    """A chat is nothing that an encoder can do."""
     with pytest.raises(openai.NotFoundError, match="there is no path `/v1/chat/completions`"):
         client.chat.completions.create(model="embed", messages=[{"role": "user", "content": "hello"}])
 
 
 def test_a_wrong_key_is_an_authentication_error(locked: str) -> None:
-    """The right one is taken."""
     with openai.OpenAI(base_url=f"{locked}/v1", api_key="wrong") as client, pytest.raises(openai.AuthenticationError, match="API key"):
         client.models.list()
     with openai.OpenAI(base_url=f"{locked}/v1", api_key=KEY) as client:

@@ -75,7 +75,6 @@ def test_outputs_as_they_are_asked_for(client: triton.InferenceServerClient) -> 
 
 
 def test_questions_and_vectors(client: triton.InferenceServerClient) -> None:
-    """Tasks with other inputs and outputs."""
     context = "The bridge was built in Porto in 1886."
     inputs = [text_input("question", "Where was the bridge built?"), text_input("context", context)]
     found = client.infer("qa", inputs, parameters={"top_k": 2})

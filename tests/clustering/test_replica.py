@@ -24,7 +24,6 @@ def module() -> ModuleType:
 
 @pytest.mark.parametrize("name", ["port", "workers", "tls_cert", "shutdown_timeout_s", "admin_key_file", "forwarded_allow_ips"])
 def test_what_ray_decides_is_no_setting(replica: ModuleType, name: str) -> None:
-    """The error says so, and who decides."""
     value: Any = {"port": 1, "workers": 1, "shutdown_timeout_s": 1.0, "forwarded_allow_ips": ["127.0.0.1"]}.get(name, "a")
     with pytest.raises(ValidationError) as caught:
         replica.ReplicaSettings.model_validate({name: value, "models": "."})
@@ -38,7 +37,6 @@ def test_all_that_is_left_to_ray_is_a_setting(replica: ModuleType) -> None:
 
 
 def test_others_are_settings_as_everywhere(replica: ModuleType) -> None:
-    """With the values of the command."""
     settings = replica.ReplicaSettings.model_validate({"models": ".", "max_inputs": 7})
     assert (7, 8192) == (settings.max_inputs, settings.max_batch_tokens)
     with pytest.raises(ValidationError, match="Extra inputs are not permitted"):

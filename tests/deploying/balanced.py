@@ -7,7 +7,7 @@ import io
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -91,11 +91,3 @@ def entries(replica: Replica) -> float:
     """Returns the entries that wait at a replica."""
     page = httpx.get(f"{replica.url}/metrics", trust_env=False).text
     return next(float(line.split()[1]) for line in page.splitlines() if line.startswith("bertserve_queue_items "))
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Waits until something holds, and fails when that never happens: a minute is far more than it takes on a busy machine."""
-    end = time.monotonic() + LIMIT_S
-    while not holds():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.02)

@@ -22,7 +22,6 @@ def mounted() -> dict[str, str]:
 
 
 def test_the_composition_builds_the_image_of_the_repository() -> None:
-    """Its context is the folder of the Dockerfile."""
     assert (COMPOSE.parent / SERVICES["bertserve"]["build"]["context"] / "Dockerfile").resolve() == ROOT / "Dockerfile"
 
 
@@ -66,7 +65,6 @@ def test_prometheus_and_grafana_find_each_other() -> None:
 
 
 def test_the_unit_runs_a_command_of_ours() -> None:
-    """With flags that it has, and variables that are settings."""
     program, command, *flags = shlex.split(manifests.unit()["ExecStart"][0])
     assert ("bert-serve", "serve") == (program.rpartition("/")[2], command)
     assert {flag for flag in flags if flag.startswith("--")} <= {f"--{name.replace('_', '-')}" for name in Settings.model_fields}

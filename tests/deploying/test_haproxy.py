@@ -15,11 +15,12 @@ import pytest
 
 import slow
 import tiny
-from balanced import Balanced, balanced, entries, wait_until
+from balanced import Balanced, balanced, entries
 from bertserve.bench.overhead import replica
 from bertserve.service import errors
 from bertserve.service.http import auth, streaming
 from bertserve.service.settings import Settings, parse
+from conftest import wait_until
 from manifests import DEPLOY, ROOT
 
 CONFIGURATION = DEPLOY / "haproxy/haproxy.cfg"
@@ -43,7 +44,6 @@ def default(name: str) -> float:
 
 @needs_haproxy
 def test_haproxy_reads_it() -> None:
-    """Without a warning."""
     done = subprocess.run(["haproxy", "-c", "-f", CONFIGURATION], capture_output=True, text=True, check=False)
     assert (0, "") == (done.returncode, done.stderr.replace("Configuration file is valid\n", ""))
 
@@ -98,7 +98,6 @@ def shown() -> list[Settings]:
 
 
 def test_probes_are_paths_of_the_service() -> None:
-    """The one that says whether it is ready."""
     [uri] = re.findall(r"http-check send meth GET uri (\S+)", TEXT)
     assert uri == "/health/ready"
     assert uri in auth.PROBES

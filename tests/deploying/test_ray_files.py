@@ -43,7 +43,6 @@ def test_ray_takes_both_configurations() -> None:
 
 
 def test_arguments_are_settings_that_a_replica_takes() -> None:
-    """And the grace of a replica is longer than a request may take."""
     settings = ray("bertserve.service.ray_serve").ReplicaSettings
     for config in (SERVE, ON_KUBERNETES):
         (application,) = config["applications"]

@@ -11,9 +11,10 @@ import httpx
 import pytest
 
 import slow
-from balanced import Balanced, balanced, entries, load, wait_until
+from balanced import Balanced, balanced, entries, load
 from bertserve.bench.overhead import replica
 from bertserve.bench.overhead.replica import Replica
+from conftest import wait_until
 
 pytestmark = [
     pytest.mark.serial,

@@ -78,12 +78,10 @@ def test_what_is_rendered_has_registry_and_tag(rendered: Path) -> None:
 
 
 def test_the_composition_keeps_to_its_schema() -> None:
-    """That of the Compose Specification."""
     said(installed("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", COMPOSE)
 
 
 def test_hadolint_finds_nothing() -> None:
-    """Also nothing that it only informs of."""
     assert "" == said(installed("hadolint"), "--failure-threshold", "style", ROOT / "Dockerfile")
 
 
@@ -96,7 +94,6 @@ def unit_with_a_program(tmp_path: Path) -> Path:
 
 
 def test_systemd_reads_the_unit(unit: Path) -> None:
-    """Without a warning."""
     assert "" == said(of_the_system("systemd-analyze"), "verify", "--man=no", unit)
 
 

@@ -1,8 +1,8 @@
 """Makes the golden answers of filling masks with PyTorch and the Hugging Face pipeline.
 
-    python tests/golden/make_fill_mask.py CHECKPOINT_DIR > tests/golden/fill_mask.jsonl
+    python tests/golden/make_fill_mask.py CHECKPOINT_DIR
 
-Each line is one case of `fill_mask_cases.py` with
+The cases are those of `fill_mask.jsonl`, which this replaces. Each line has `id` and `request`, and
 
 - `masks`: for each input, for each mask of it, from running its window alone, without padding: the `best` 100 ids and
   their logits, descending, equal ones by id; those of the `targets`, if there are any, in order of their first mention;
@@ -24,15 +24,14 @@ Needs torch and transformers.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
+import cases
 import numpy as np
 import torch
 import transformers
-from fill_mask_cases import cases
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
@@ -44,8 +43,6 @@ BEST = 100
 DEFAULT_TOP_K = 5
 TOLERANCE = 1e-6
 SUMMATION = 1e-4  # relative, of PyTorch's float32 softmax over a vocabulary
-# JSON may hold these as they are, but str.splitlines() ends a line at them.
-LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\u0085\u2028\u2029"})
 
 
 class Reference:
@@ -203,15 +200,15 @@ def _check_equal(case_id: str, computed: list[Any], piped: list[Any], relative: 
 
 
 def main() -> None:
-    """Writes the golden lines to standard output."""
+    """Replaces the golden file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT_DIR", help="folder of the masked language model")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()  # the pipeline warns of every target that is not in the vocabulary
     reference = Reference(arguments.checkpoint)
-    lines = [json.dumps(golden(case, reference), ensure_ascii=False).translate(LINE_ENDS) for case in cases()]
-    sys.stdout.buffer.write("".join(f"{line}\n" for line in lines).encode())
+    rows = [golden(case, reference) for case in cases.requests("fill_mask")]
+    cases.write("fill_mask", rows)
 
 
 if __name__ == "__main__":

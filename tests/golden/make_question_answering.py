@@ -3,9 +3,9 @@
     python3 -m venv ENV
     ENV/bin/pip install torch==2.13.0
     ENV/bin/pip install transformers==5.2.0
-    ENV/bin/python tests/golden/make_question_answering.py CHECKPOINT_DIR > tests/golden/question_answering.jsonl
+    ENV/bin/python tests/golden/make_question_answering.py CHECKPOINT_DIR
 
-Each line is one case of `question_answering_cases.py` with
+The cases are those of `question_answering.jsonl`, which this replaces. Each line has `id` and `request`, and
 
 - `windows`: for each input its windows in order, each run alone, without padding, in float32:
   `start` and `end`, the logits of every token, special tokens included ([CLS] question [SEP] passage part [SEP]), with 8
@@ -24,18 +24,16 @@ the empty text, where `top_k` has room for them.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import cases
 import torch
 import transformers
-from question_answering_cases import cases
 
 Answer = dict[str, Any]
 Window = dict[str, Any]
@@ -44,8 +42,6 @@ Parameters = dict[str, Any]
 VERSION = "5.2.0"
 DIGITS = 8
 TOLERANCE = 1e-6
-# JSON may hold these as they are, but str.splitlines() ends a line at them.
-LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\u0085\u2028\u2029"})
 
 
 @dataclass(frozen=True)
@@ -215,7 +211,7 @@ def _spans(answers: list[Answer], scored: list[Answer]) -> list[list[tuple[int, 
 
 
 def main() -> None:
-    """Writes the golden lines to standard output."""
+    """Replaces the golden file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT_DIR", help="folder of the fine-tuned model")
     arguments = parser.parse_args()
@@ -223,8 +219,8 @@ def main() -> None:
         raise SystemExit(f"The answers are those of transformers {VERSION}, this is {transformers.__version__}.")
     torch.set_num_threads(1)
     reference = Reference(arguments.checkpoint)
-    lines = [json.dumps(golden(case, reference), ensure_ascii=False, separators=(",", ":")).translate(LINE_ENDS) for case in cases()]
-    sys.stdout.buffer.write("".join(f"{line}\n" for line in lines).encode())
+    rows = [golden(case, reference) for case in cases.requests("question_answering")]
+    cases.write("question_answering", rows, separators=(",", ":"))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Makes the golden answers of text classification with PyTorch and the Hugging Face pipeline.
 
-    python tests/golden/make_text_classification.py CHECKPOINT_DIR > tests/golden/text_classification.jsonl
+    python tests/golden/make_text_classification.py CHECKPOINT_DIR
 
-Each line is one case of `text_classification_cases.py` with
+The cases are those of `text_classification.jsonl`, which this replaces. Each line has `id` and `request`, and
 
 - `logits`: for each input, for each window of it, the raw float32 logits of that window run alone, without padding;
 - `answer`: for each input the labels and scores, best first. From the pipeline, truncating the longest text of a pair
@@ -15,16 +15,14 @@ Needs torch and transformers.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
+import cases
 import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
-from text_classification_cases import cases
 
 Floats = NDArray[np.float32]
 Item = str | dict[str, str]
@@ -32,8 +30,6 @@ Item = str | dict[str, str]
 MAX_LENGTH = 512
 DEFAULT_STRIDE = 128
 TOLERANCE = 1e-6
-# JSON may hold these as they are, but str.splitlines() ends a line at them.
-LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\u0085\u2028\u2029"})
 
 
 class Reference:
@@ -142,14 +138,14 @@ def _check_equal(case_id: str, computed: list[dict[str, Any]], piped: list[dict[
 
 
 def main() -> None:
-    """Writes the golden lines to standard output."""
+    """Replaces the golden file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT_DIR", help="folder of the fine-tuned classifier")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     reference = Reference(arguments.checkpoint)
-    lines = [json.dumps(golden(case, reference), ensure_ascii=False).translate(LINE_ENDS) for case in cases()]
-    sys.stdout.buffer.write("".join(f"{line}\n" for line in lines).encode())
+    rows = [golden(case, reference) for case in cases.requests("text_classification")]
+    cases.write("text_classification", rows)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Makes the golden answers of token classification with PyTorch and the Hugging Face pipeline.
 
-    python tests/golden/make_token_classification.py CHECKPOINT_DIR > tests/golden/token_classification.jsonl
+    python tests/golden/make_token_classification.py CHECKPOINT_DIR
 
-Each line is one case of `token_classification_cases.py` with
+The cases are those of `token_classification.jsonl`, which this replaces. Each line has `id` and `request`, and
 
 - `windows`: for each input its windows, each with `first`, the index of its first text token, `count`, how many text
   tokens it holds, and their `logits`, to seven digits, without those of the special tokens; from running the window
@@ -24,60 +24,27 @@ Needs torch and transformers.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cases
 import numpy as np
 import torch
 import transformers
-from numpy.typing import NDArray
-from token_classification_cases import cases
-
-Floats = NDArray[np.float32]
-Entity = dict[str, Any]
+from aggregation import Entity, Floats, Token, aggregate, softmax
 
 ROOM = 510  # text tokens beside [CLS] and [SEP]
 DEFAULT_STRATEGY = "simple"
 DEFAULT_STRIDE = 128
 DEFAULT_IGNORED = ("O",)
 TOLERANCE = 1e-6
-# JSON may hold these as they are, but str.splitlines() ends a line at them.
-LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\u0085\u2028\u2029"})
 REASONS = {
     "words": "words: a token whose length differs from its text's is taken for the continuation of a word",
     "marks": "marks: an entity ends before the combining mark of its last letter",
 }
-
-
-@dataclass(frozen=True)
-class Token:
-    """One token of a text.
-
-    Attributes:
-        word: The token as in the vocabulary, or its text where it is unknown.
-        start: Where its text starts.
-        end: Where its text ends.
-        is_subword: Whether it continues the word of the token before.
-    """
-
-    word: str
-    start: int
-    end: int
-    is_subword: bool
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Neighboring words of one entity: its label, the score of each word, and the indices of all tokens."""
-
-    label: str
-    scores: list[np.float32]
-    tokens: list[int]
 
 
 class Reference:
@@ -140,64 +107,6 @@ def combine(spans: list[range], logits: list[Floats]) -> Floats:
         number = best_window(token, spans, count)
         rows.append(logits[number][token - spans[number].start])
     return np.array(rows, np.float32)
-
-
-def softmax(logits: Floats) -> Floats:
-    """Returns the probabilities over the last axis."""
-    exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    probabilities: Floats = exponentials / exponentials.sum(axis=-1, keepdims=True)
-    return probabilities
-
-
-def aggregate(
-    text: str, tokens: list[Token], scores: Floats, labels: list[str], strategy: str, ignore_labels: Sequence[str]
-) -> list[Entity]:
-    """Returns the entities of a text from the label scores of its tokens, float32 [tokens, labels].
-
-    With strategy "none" one per token. Else of tokens ("simple") or words ("first", "average", "max"), each with one
-    label, those are joined that follow each other with the same tag and have no "B-" within.
-    """
-    entities: list[Entity] = []
-    if strategy == "none":
-        for index, (token, row) in enumerate(zip(tokens, scores, strict=True), 1):
-            best = int(row.argmax())
-            entity = {"entity": labels[best], "score": float(row[best]), "index": index}
-            entities.append({**entity, "word": token.word, "start": token.start, "end": token.end})
-        return [entity for entity in entities if entity["entity"] not in ignore_labels]
-
-    words: list[list[int]] = []
-    for number, token in enumerate(tokens):
-        if strategy != "simple" and token.is_subword and words:
-            words[-1].append(number)
-        else:
-            words.append([number])
-
-    groups: list[_Group] = []
-    previous = None
-    for word in words:
-        row = word_scores(scores[word], strategy)
-        label = labels[int(row.argmax())]
-        tag = label[2:] if label.startswith(("B-", "I-")) else label
-        if tag != previous or label.startswith("B-"):
-            groups.append(_Group(label.split("-", 1)[-1], [], []))
-        groups[-1].scores.append(row.max())
-        groups[-1].tokens.extend(word)
-        previous = tag
-
-    for group in groups:
-        start, end = tokens[group.tokens[0]].start, tokens[group.tokens[-1]].end
-        score = float(np.mean(group.scores, dtype=np.float32))
-        entities.append({"entity_group": group.label, "score": score, "word": text[start:end], "start": start, "end": end})
-    return [entity for entity in entities if entity["entity_group"] not in ignore_labels]
-
-
-def word_scores(rows: Floats, strategy: str) -> Floats:
-    """Returns the label scores of a word from those of its tokens."""
-    if strategy == "average":
-        mean: Floats = rows.mean(axis=0)
-        return mean
-    # Of equal maxima the first token's.
-    return rows[int(rows.max(axis=1).argmax())] if strategy == "max" else rows[0]
 
 
 def corrected(text: str, tokens: list[Token], ids: list[int], to_word: Callable[[int], str]) -> dict[str, list[Token]]:
@@ -293,14 +202,14 @@ def _same(ours: list[Entity], theirs: list[Entity]) -> bool:
 
 
 def main() -> None:
-    """Writes the golden lines to standard output."""
+    """Replaces the golden file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT_DIR", help="folder of the fine-tuned token classifier")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     reference = Reference(arguments.checkpoint)
-    lines = [json.dumps(golden(case, reference), ensure_ascii=False).translate(LINE_ENDS) for case in cases()]
-    sys.stdout.buffer.write("".join(f"{line}\n" for line in lines).encode())
+    rows = [golden(case, reference) for case in cases.requests("token_classification")]
+    cases.write("token_classification", rows)
 
 
 if __name__ == "__main__":

@@ -162,16 +162,26 @@ def ask(api: Send, path: str, inputs: Any, **parameters: Any) -> httpx.Response:
     return post(api, {"inputs": inputs, "parameters": parameters}, path=path)
 
 
-def answered(api: Send, path: str, inputs: Any, **parameters: Any) -> Any:
-    """Returns the result of a request that must succeed."""
-    response = ask(api, path, inputs, **parameters)
+def result(api: Send, path: str, body: Any, **options: Any) -> Any:
+    """Returns the result of a body that must be answered."""
+    response = post(api, body, path=path, **options)
     assert response.status_code == 200, response.text
     return response.json()
 
 
+def wrong(api: Send, path: str, body: Any, **options: Any) -> str:
+    """Returns the message of a body that must be 422."""
+    return rejected(post(api, body, path=path, **options), 422, "invalid_value")
+
+
+def answered(api: Send, path: str, inputs: Any, **parameters: Any) -> Any:
+    """Returns the result of a request that must succeed."""
+    return result(api, path, {"inputs": inputs, "parameters": parameters})
+
+
 def refused(api: Send, path: str, inputs: Any, **parameters: Any) -> str:
     """Returns the message of a request that must be 422."""
-    return rejected(ask(api, path, inputs, **parameters), 422, "invalid_value")
+    return wrong(api, path, {"inputs": inputs, "parameters": parameters})
 
 
 def assert_same(expected: Any, actual: Any, *, tolerance: float = 1e-5, ignored: Sequence[str] = ()) -> None:

@@ -1,4 +1,4 @@
-"""The embedded bundles and the golden files, for the tests that compare them."""
+"""The embedded bundles, for the tests that compare them with the golden files."""
 
 from __future__ import annotations
 
@@ -42,12 +42,6 @@ def load(name: str) -> Embedded:
     spec, graph = loaded.manifest.tokenizer, loaded.graph("cpu")
     engine = OnnxEngine(loaded.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
     return Embedded(loaded.manifest, Tokenizer(loaded.tokenizer_path, spec), engine)
-
-
-def golden(name: str) -> list[dict[str, Any]]:
-    """Returns the rows of a golden file."""
-    text = (ROOT / f"tests/golden/{name}.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.split("\n") if line]
 
 
 def read(task: str, request: dict[str, Any]) -> Any:

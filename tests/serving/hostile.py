@@ -5,13 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 
-import tiny
 from bertserve.service.tasks.catalog import TASKS
 
 CASES = int(os.environ.get("STRESS_CASES", "1000"))  # of all hostile tests together
@@ -53,20 +51,6 @@ values = st.recursive(
 def cases(share: float) -> settings:
     """Returns the settings of a test that has a share of all cases: in `make test` always the same ones, in `make stress` others each time."""
     return settings(max_examples=max(1, round(CASES * share)), derandomize="STRESS_CASES" not in os.environ)
-
-
-def every_model(folder: Path) -> Path:
-    """Writes a tiny bundle of every kind to a models folder and returns that."""
-    tiny.bundle(folder, "classifier", max_length=64)
-    tiny.bundle(folder, "names", max_length=64, task="token-classification")
-    tiny.bundle(folder, "nli", max_length=64, labels=("contradiction", "entailment"))
-    tiny.bundle(folder, "ranker", max_length=64, labels=("LABEL_0",), activation="none")
-    tiny.bundle(folder, "passages", max_length=64, task="question-answering")
-    tiny.bundle(folder, "masks", max_length=64, task="fill-mask")
-    tiny.bundle(folder, "choices", max_length=64, task="multiple-choice")
-    tiny.bundle(folder, "attentive", max_length=64, attention_heads=(2, 2))
-    tiny.bundle(folder, "vectors", max_length=64, task="feature-extraction", embedding=tiny.EMBEDDING)
-    return folder
 
 
 def _example(task: str) -> dict[str, Any]:

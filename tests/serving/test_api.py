@@ -7,14 +7,10 @@ from typing import Any
 
 import httpx
 import numpy as np
-import onnx
 import pytest
-from onnx import numpy_helper
 
 import tiny
 from application import call, classify, play, rejected, results, started
-from bertserve.service.bundle.files import MANIFEST_FILE, digest
-from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.http import openapi
 from bertserve.service.serving.build import build
 from bertserve.service.settings import Settings
@@ -29,15 +25,6 @@ def labels(result: list[dict[str, Any]]) -> list[str]:
     return [item["label"] for item in result]
 
 
-def replace_graph(path: Path, graph: onnx.ModelProto) -> None:
-    """Puts another graph into a bundle and its digest into the manifest."""
-    manifest = Manifest.model_validate_json((path / MANIFEST_FILE).read_bytes())
-    file = path / manifest.graphs[0].file
-    onnx.save(graph, str(file))
-    graphs = (manifest.graphs[0].model_copy(update={"sha256": digest(file)}),)
-    (path / MANIFEST_FILE).write_text(manifest.model_copy(update={"graphs": graphs}).model_dump_json())
-
-
 def test_a_text_is_answered_with_a_list_of_one_result(models: Path) -> None:
     """One text gives a list with one list of all labels, each an object of label and score."""
     [result] = results(models, "a good film")
@@ -46,39 +33,15 @@ def test_a_text_is_answered_with_a_list_of_one_result(models: Path) -> None:
 
 
 def test_a_pair_is_scored_as_one_input(models: Path) -> None:
-    """A pair is one input, and its second text counts."""
     [pair] = results(models, {"text": "good", "text_pair": "bad"})
     [alone] = results(models, {"text": "good"})
     assert pair != alone
     assert results(models, "good") == [alone]
 
 
-def test_a_list_is_answered_in_its_order(models: Path) -> None:
-    """A list gives a result for each item, in order."""
-    texts = ["good", "a very poor book", "film", "bad"]
-    expected = [score for text in texts for score in results(models, text)[0]]
-    assert [item["label"] for item in expected] == [item["label"] for result in results(models, texts) for item in result]
-    assert [item["score"] for item in expected] == pytest.approx([item["score"] for result in results(models, texts) for item in result])
-
-
-@pytest.mark.parametrize(("inputs", "count"), [(["good"], 1), ([], 0), ([{"text": "good", "text_pair": "bad"}, "good", ""], 3)])
-def test_a_list_in_is_a_list_out(models: Path, inputs: list[Any], count: int) -> None:
-    """A list of one, of none and of mixed kinds each give a list as long."""
-    assert len(results(models, inputs)) == count
-
-
 def test_an_empty_text_is_scored(models: Path) -> None:
-    """An empty text has scores as any other."""
     [result] = results(models, "")
     assert sum(item["score"] for item in result) == pytest.approx(1, abs=1e-6)
-
-
-def test_the_best_label_is_first(models: Path) -> None:
-    """Labels come by falling score, and softmax scores add up to 1."""
-    [result] = results(models, "a great film")
-    scores = [item["score"] for item in result]
-    assert scores == sorted(scores, reverse=True)
-    assert sum(scores) == pytest.approx(1, abs=1e-6)
 
 
 @pytest.mark.parametrize(("top_k", "count"), [(1, 1), (2, 2), (99, 3), (None, 3)])
@@ -101,17 +64,6 @@ def test_sigmoid_and_none_replace_the_activation(models: Path) -> None:
         assert item["score"] == pytest.approx(1 / (1 + np.exp(-logits[item["label"]])), abs=1e-6)
 
 
-def test_equal_scores_keep_the_order_of_the_labels(models: Path) -> None:
-    """Labels with equal scores come by label id, also when cut by `top_k`."""
-    graph = tiny.graph()
-    for tensor in graph.graph.initializer:
-        if tensor.name in ("dense", "bias"):
-            tensor.CopyFrom(numpy_helper.from_array(np.zeros_like(numpy_helper.to_array(tensor)), tensor.name))
-    replace_graph(models / "tiny", graph)
-    assert labels(results(models, "good")[0]) == list(tiny.LABELS)
-    assert labels(results(models, "good", top_k=2)[0]) == list(tiny.LABELS[:2])
-
-
 def test_special_tokens_in_a_text_are_text(models: Path) -> None:
     """A text that spells `[SEP]` is read letter by letter, as are the words that it consists of."""
     assert results(models, "good [SEP] bad") == results(models, "good [ sep ] bad")
@@ -122,43 +74,6 @@ def test_the_content_type_does_not_matter(models: Path, content_type: str) -> No
     """JSON is read whatever the content type says, as `curl -d` says a form."""
     response = classify(models, {"inputs": "good"}, headers={"content-type": content_type})
     assert response.json() == results(models, "good")
-
-
-@pytest.mark.parametrize(
-    "more", [{"options": {"wait_for_model": True}}, {"parameters": None}, {"parameters": {}}, {"model": None, "user": "me"}]
-)
-def test_keys_that_say_nothing_are_allowed(models: Path, more: dict[str, Any]) -> None:
-    """Keys that clients of others send beside `inputs` are let pass, and null parameters are none."""
-    assert classify(models, {"inputs": "good", **more}).json() == results(models, "good")
-
-
-@pytest.mark.parametrize(("name", "near"), [("topk", "top_k"), ("function_to_aply", "function_to_apply"), ("truncate", "truncation")])
-def test_an_unknown_parameter_is_an_error_that_names_the_nearest(models: Path, name: str, near: str) -> None:
-    """A misspelled parameter is refused, because it would silently do nothing."""
-    message = rejected(classify(models, {"inputs": "good", "parameters": {name: 1}}), 422, "invalid_value")
-    assert f"no `{name}`; did you mean `{near}`?" in message
-
-
-@pytest.mark.parametrize(
-    ("body", "path"),
-    [
-        ({}, "inputs"),
-        ({"inputs": None}, "inputs"),
-        ({"inputs": 5}, "inputs"),
-        ({"inputs": ["good", 5]}, "inputs[1]"),
-        ({"inputs": ["good", ["bad"]]}, "inputs[1]"),
-        ({"inputs": {"text": 1}}, "inputs.text"),
-        ({"inputs": {"text_pair": "good"}}, "inputs.text"),
-        ({"inputs": ["good", {"text": "bad", "text_pair": []}]}, "inputs[1].text_pair"),
-        ({"inputs": "good", "parameters": []}, "parameters"),
-        ({"inputs": "good", "model": 5}, "model"),
-    ],
-)
-def test_a_wrong_value_is_named_by_its_path(models: Path, body: Any, path: str) -> None:
-    """A value of a wrong type or out of range is 422 and named by where it stands."""
-    assert rejected(classify(models, body), 422, "invalid_value").startswith(
-        (f"`{path}` is wrong: ", f"`{path}` is missing; send JSON such as ")
-    )
 
 
 @pytest.mark.parametrize(
@@ -186,26 +101,6 @@ def test_unicode_is_read_as_it_is(models: Path) -> None:
     raw = '{"inputs": "good 😀 日本 é"}'.encode()
     escaped = b'{"inputs": "good \\ud83d\\ude00 \\u65e5\\u672c \\u00e9"}'
     assert classify(models, raw).json() == classify(models, escaped).json()
-
-
-def test_the_first_model_by_name_is_the_default(tmp_path: Path) -> None:
-    """A task's endpoint answers with its first model by name, until `--default` names another."""
-    tiny.bundle(tmp_path, "zebra", seed=1)
-    tiny.bundle(tmp_path, "ant", seed=2)
-    body = {"inputs": "good"}
-    assert classify(tmp_path, body).headers["x-model"] == "ant"
-    for task in ("classify", "text-classification"):
-        assert classify(tmp_path, body, settings={"default": {task: "zebra"}}).headers["x-model"] == "zebra"
-
-
-@pytest.mark.parametrize(("path", "named"), [("/classify", {"model": "b"}), ("/models/b", {}), ("/models/b", {"model": "b"})])
-def test_a_model_is_chosen_by_body_or_path(tmp_path: Path, path: str, named: dict[str, str]) -> None:
-    """`model` beside `inputs` and `/models/{name}` choose the same model."""
-    tiny.bundle(tmp_path, "a", seed=1)
-    tiny.bundle(tmp_path, "b", seed=2)
-    response = classify(tmp_path, {"inputs": "good", **named}, path=path)
-    assert response.headers["x-model"] == "b"
-    assert response.json() != results(tmp_path, "good")
 
 
 @pytest.mark.parametrize(("path", "named"), [("/classify", {"model": "tinny"}), ("/models/tinny", {})])

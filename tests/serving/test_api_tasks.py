@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 import tiny
-from application import LONG, Send, answered, ask, assert_same, call, classify, play, post, refused, rejected, started
+from application import LONG, Send, answered, ask, assert_same, classify, refused, rejected
 from bertserve.service.http.inference import _headers
 from bertserve.service.serving.build import build
 from bertserve.service.serving.work import Prediction
@@ -22,29 +19,9 @@ from bertserve.service.tasks.body import Limits
 from bertserve.service.wire.call import Call, Content
 from bertserve.service.wire.reading import validate_body
 
-# path -> the tiny bundle that answers there, its task, its parameters, and an input
 NER, ANSWER, FILL = "/ner", "/answer", "/fill-mask"
-NAMES = {"/classify": "sentiment", NER: "ner", ANSWER: "qa", FILL: "mask"}
-TASKS = {"/classify": "text-classification", NER: "token-classification", ANSWER: "question-answering", FILL: "fill-mask"}
-KNOWN = {
-    NER: ["aggregation_strategy", "ignore_labels", "stride", "offset_unit"],
-    ANSWER: [
-        "top_k",
-        "doc_stride",
-        "max_answer_len",
-        "max_question_len",
-        "max_seq_len",
-        "handle_impossible_answer",
-        "align_to_words",
-        "duplicates",
-        "offset_unit",
-        "explain",
-    ],
-    FILL: ["top_k", "targets", "joint", "beam"],
-}
 QUESTION = {"question": "good?", "context": "a great film and a dull book"}
 INPUTS: dict[str, Any] = {"/classify": "good", NER: "a good film was bad", ANSWER: QUESTION, FILL: "a [MASK] film"}
-OTHERS: dict[str, Any] = {NER: "poor", ANSWER: {"question": "who?", "context": "x y z"}, FILL: "the [MASK] was dull"}
 FIELDS = {
     NER: ["end", "entity_group", "score", "start", "word"],
     ANSWER: ["answer", "end", "score", "start"],
@@ -54,27 +31,6 @@ EVERYTHING: dict[str, Any] = {"ignore_labels": []}
 ROOM = 30  # text tokens that a tiny bundle takes
 UNICODE = "a cafe\u0301 \U0001f600 日本語 was good\r\nfilm,\tbad\u200b book \U0001f469\u200d\U0001f469\u200d\U0001f467 x\ufe0f n\u0303o. "
 WINDOWED = UNICODE * 4  # several windows
-
-
-@pytest.fixture(scope="module", name="folder")
-def folder_of_all_tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A models folder with a tiny bundle of each task."""
-    folder = tmp_path_factory.mktemp("tasks")
-    for path, name in NAMES.items():
-        tiny.bundle(folder, name, task=TASKS[path])
-    return folder
-
-
-@pytest.fixture(scope="module", name="api")
-def started_service(folder: Path) -> Iterator[Send]:
-    """Sends requests to one started application with these bundles."""
-    with started(folder) as send:
-        yield send
-
-
-def long_of(path: str) -> Any:
-    """Returns an input of a task that takes several windows."""
-    return {NER: LONG, ANSWER: {"question": "good?", "context": LONG}, FILL: f"[MASK] {LONG} [MASK]"}[path]
 
 
 # Shapes
@@ -89,22 +45,7 @@ def test_one_text_gives_a_list_of_objects(api: Send, path: str) -> None:
 
 
 def test_one_question_gives_an_object(api: Send) -> None:
-    """A question gives one answer, not a list."""
     assert FIELDS[ANSWER] == sorted(answered(api, ANSWER, QUESTION))
-
-
-@pytest.mark.parametrize("path", [NER, ANSWER, FILL])
-def test_a_list_gives_the_result_of_each(api: Send, path: str) -> None:
-    """A list gives, in order, what each input gets alone; so does a list of one."""
-    one, other = answered(api, path, INPUTS[path]), answered(api, path, OTHERS[path])
-    assert_same([one, other, one], answered(api, path, [INPUTS[path], OTHERS[path], INPUTS[path]]))
-    assert_same([one], answered(api, path, [INPUTS[path]]))
-
-
-@pytest.mark.parametrize("path", [NER, ANSWER, FILL])
-def test_an_empty_list_gives_an_empty_list(api: Send, path: str) -> None:
-    """No inputs have no results."""
-    assert [] == answered(api, path, [])
 
 
 @pytest.mark.parametrize("text", ["", " \r\n\t", "\u200b"])
@@ -134,215 +75,7 @@ def test_a_text_without_a_mask_is_an_error(api: Send, inputs: Any, name: str) ->
     assert refused(api, FILL, inputs).startswith(f"{name}: the text has no mask; write `[MASK]`")
 
 
-@pytest.mark.parametrize("path", [NER, ANSWER, FILL])
-@pytest.mark.parametrize("more", [{"options": {"wait_for_model": True}}, {"parameters": None}, {"model": None, "stream": False}])
-def test_keys_that_say_nothing_are_allowed(api: Send, path: str, more: dict[str, Any]) -> None:
-    """Keys that clients of others send beside `inputs` are let pass, and null parameters are none."""
-    assert answered(api, path, INPUTS[path]) == post(api, {"inputs": INPUTS[path], **more}, path=path).json()
-
-
 # What is refused
-
-
-@pytest.mark.parametrize(
-    ("path", "name", "near"),
-    [
-        (NER, "agregation_strategy", "aggregation_strategy"),
-        (NER, "ignore_label", "ignore_labels"),
-        (NER, "strides", "stride"),
-        (ANSWER, "topk", "top_k"),
-        (ANSWER, "stride", "doc_stride"),
-        (ANSWER, "max_answer_length", "max_answer_len"),
-        (ANSWER, "max_question_length", "max_question_len"),
-        (ANSWER, "max_seq_length", "max_seq_len"),
-        (ANSWER, "handle_impossible", "handle_impossible_answer"),
-        (ANSWER, "align_to_word", "align_to_words"),
-        (ANSWER, "duplicate", "duplicates"),
-        (FILL, "topk", "top_k"),
-        (FILL, "target", "targets"),
-    ],
-)
-def test_an_unknown_parameter_names_the_nearest_of_the_task(api: Send, path: str, name: str, near: str) -> None:
-    """A misspelled parameter is refused with the nearest that this task has, and all that it has."""
-    known = ", ".join(f"`{known}`" for known in KNOWN[path])
-    message = f"`parameters` has no `{name}`; did you mean `{near}`? Known names are {known}."
-    assert message == refused(api, path, INPUTS[path], **{name: 1})
-
-
-@pytest.mark.parametrize(("path", "name"), [(NER, "top_k"), (NER, "targets"), (ANSWER, "ignore_labels"), (FILL, "doc_stride")])
-def test_a_parameter_of_another_task_is_unknown(api: Send, path: str, name: str) -> None:
-    """What another task takes is refused here, with what this one takes and nothing else."""
-    known = ", ".join(f"`{known}`" for known in KNOWN[path])
-    message = refused(api, path, INPUTS[path], **{name: 1})
-    assert message.startswith(f"`parameters` has no `{name}`; ")
-    assert message.endswith(f"nown names are {known}.")
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "where"),
-    [
-        *((path, body, where) for path in (NER, ANSWER, FILL) for body, where in (({}, "inputs"), ({"inputs": None}, "inputs"))),
-        *((path, {"inputs": 5}, "inputs") for path in (NER, ANSWER, FILL)),
-        *((path, {"inputs": [INPUTS[path], 5]}, "inputs[1]") for path in (NER, ANSWER, FILL)),
-        *((path, {"inputs": INPUTS[path], "parameters": []}, "parameters") for path in (NER, ANSWER, FILL)),
-        *((path, {"inputs": INPUTS[path], "model": 5}, "model") for path in (NER, ANSWER, FILL)),
-        (NER, {"inputs": QUESTION}, "inputs"),
-        (NER, {"inputs": ["good", ["bad"]]}, "inputs[1]"),
-        (FILL, {"inputs": {"text": "a [MASK]"}}, "inputs"),
-        (ANSWER, {"inputs": "good?"}, "inputs"),
-        (ANSWER, {"inputs": {"question": "good?"}}, "inputs.context"),
-        (ANSWER, {"inputs": {"context": "good"}}, "inputs.question"),
-        (ANSWER, {"inputs": {"question": "good?", "context": ["good"]}}, "inputs.context"),
-        (ANSWER, {"inputs": [QUESTION, "good?"]}, "inputs[1]"),
-        (ANSWER, {"inputs": [QUESTION, {"question": None, "context": "good"}]}, "inputs[1].question"),
-    ],
-)
-def test_a_wrong_body_is_named_by_its_path(api: Send, path: str, body: Any, where: str) -> None:
-    """What is no input of the task is 422 and named by where it stands."""
-    assert rejected(post(api, body, path=path), 422, "invalid_value").startswith((f"`{where}` is wrong: ", f"`{where}` is missing; send"))
-
-
-@pytest.mark.parametrize(
-    ("path", "inputs", "where"),
-    [
-        (NER, "x" * 101, "inputs"),
-        (NER, ["x", "x" * 101], "inputs[1]"),
-        (ANSWER, {"question": "x" * 101, "context": "x"}, "inputs"),
-        (ANSWER, [QUESTION, {"question": "x", "context": "x" * 101}], "inputs[1]"),
-        (FILL, ["[MASK]", "[MASK]" + "x" * 95], "inputs[1]"),
-    ],
-)
-def test_a_text_over_the_limit_is_too_large(folder: Path, path: str, inputs: Any, where: str) -> None:
-    """Each text of an input counts for the limit of characters, questions and passages too."""
-    response = classify(folder, {"inputs": inputs}, path=path, settings={"max_chars": 100})
-    assert rejected(response, 413, "too_large").startswith(f"{where}: the text has 101 characters and 100 are allowed")
-
-
-@pytest.mark.parametrize(
-    ("path", "name"), [(NER, "stride"), (ANSWER, "doc_stride"), (ANSWER, "max_question_len"), (ANSWER, "max_seq_len"), (FILL, "targets")]
-)
-def test_null_is_the_default(api: Send, path: str, name: str) -> None:
-    """A parameter that may be null means what it means when absent."""
-    assert_same(answered(api, path, INPUTS[path]), answered(api, path, INPUTS[path], **{name: None}))
-
-
-# Models and endpoints
-
-
-@pytest.mark.parametrize("path", list(NAMES))
-def test_a_model_answers_in_the_form_of_its_task(api: Send, path: str) -> None:
-    """POST /models/{name} is what the task's endpoint is, `model` in the body or not."""
-    expected = answered(api, path, INPUTS[path])
-    for place, named in ((f"/models/{NAMES[path]}", {}), (path, {"model": NAMES[path]})):
-        response = post(api, {"inputs": INPUTS[path], **named}, path=place)
-        assert expected == response.json()
-        assert NAMES[path] == response.headers["x-model"]
-
-
-@pytest.mark.parametrize("path", [NER, ANSWER, FILL])
-def test_a_models_path_takes_its_tasks_parameters(api: Send, path: str) -> None:
-    """At /models/{name}, too, an unknown parameter is held against those of the model's task."""
-    message = refused(api, f"/models/{NAMES[path]}", INPUTS[path], top_kk=1)
-    assert all(f"`{name}`" in message for name in KNOWN[path])
-    assert "`truncation`" not in message
-
-
-@pytest.mark.parametrize("path", list(NAMES))
-def test_a_model_of_another_task_is_refused_by_its_task(api: Send, path: str) -> None:
-    """A model that is for something else is 422, with what it is for and where it answers."""
-    for other in set(NAMES) - {path}:
-        message = rejected(post(api, {"inputs": INPUTS[path], "model": NAMES[other]}, path=path), 422, "invalid_value")
-        assert f"the model `{NAMES[other]}` is for {TASKS[other]}, but this endpoint is for {TASKS[path]}" in message
-        assert f"/models/{NAMES[other]}" in message
-
-
-@pytest.mark.parametrize("path", [NER, ANSWER, FILL])
-def test_a_task_without_a_model_is_not_found(models: Path, path: str) -> None:
-    """Where no model of the task is loaded its endpoint and the page below it are 404, with what there is; a probe names no models."""
-    expected = (
-        f"no model for {TASKS[path]} is loaded; loaded are: tiny (text-classification). "
-        f"The operator can export one with `bert-export CHECKPOINT --task {TASKS[path]}`."
-    )
-    assert expected == rejected(classify(models, {"inputs": INPUTS[path]}, path=path), 404, "not_found")
-    assert expected == rejected(call(models, "GET", f"{path}/info"), 404, "not_found")
-    assert "tiny" not in rejected(call(models, "GET", f"{path}/health"), 404, "not_found")
-
-
-@pytest.mark.parametrize("path", [NER, ANSWER, FILL])
-def test_a_default_model_is_chosen_by_path_or_task(tmp_path: Path, path: str) -> None:
-    """`--default` takes the task's path or its Hugging Face name; without it the first by name answers."""
-    tiny.bundle(tmp_path, "ant", task=TASKS[path], seed=1)
-    tiny.bundle(tmp_path, "zebra", task=TASKS[path], seed=2)
-    for default, name in (({}, "ant"), ({path[1:]: "zebra"}, "zebra"), ({TASKS[path]: "zebra"}, "zebra")):
-        response = classify(tmp_path, {"inputs": INPUTS[path]}, path=path, settings={"default": default})
-        assert name == response.headers["x-model"]
-
-
-@pytest.mark.parametrize("path", list(NAMES))
-def test_each_base_has_info_and_health(api: Send, path: str) -> None:
-    """Below a task's endpoint and below a model's path stand the model's page and its health."""
-    for base in (path, f"/models/{NAMES[path]}"):
-        page = api("GET", f"{base}/info").json()
-        assert (NAMES[path], TASKS[path], path) == (page["name"], page["task"], page["endpoint"])
-        health = api("GET", f"{base}/health")
-        assert (200, True) == (health.status_code, health.json()["ready"])
-
-
-@pytest.mark.parametrize("path", [NER, ANSWER, FILL])
-def test_a_wrong_method_names_the_right_one(api: Send, path: str) -> None:
-    """GET of an endpoint is 405 with POST in `Allow`."""
-    response = api("GET", path)
-    rejected(response, 405, "method_not_allowed")
-    assert "POST" == response.headers["allow"]
-
-
-def test_requests_are_counted_under_the_tasks_name(folder: Path) -> None:
-    """Metrics are labeled with the Hugging Face name of the task, answered or not, at either path."""
-
-    async def check(client: httpx.AsyncClient) -> str:
-        for path, name in NAMES.items():
-            await client.post(path, json={"inputs": INPUTS[path]})
-            await client.post(f"/models/{name}", json={"inputs": INPUTS[path]})
-            await client.post(path, json={"inputs": 5})
-            await client.post(path, json={"inputs": INPUTS[path], "model": name, "parameters": {"x": 1}})
-        return (await client.get("/metrics")).text
-
-    page = play(build(Settings(models=folder)), check)
-    samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
-    counted = {
-        (sample.labels["task"], sample.labels["model"], sample.labels["status"]): sample.value
-        for sample in samples
-        if sample.name == "bertserve_requests_total" and sample.value
-    }
-    good = {(TASKS[path], name, "200"): 2 for path, name in NAMES.items()}
-    assert good | {(task, "unknown", "422"): 2 for task in TASKS.values()} == counted
-    rows = {sample.labels["task"]: sample.value for sample in samples if sample.name == "bertserve_batch_rows_sum"}
-    assert dict.fromkeys(TASKS.values(), 2) == rows
-
-
-@pytest.mark.parametrize("path", [NER, ANSWER, FILL])
-def test_openapi_describes_the_task(api: Send, path: str, tmp_path: Path) -> None:
-    """The document has each task's body with every parameter described, an example that is answered, and its result's fields."""
-    document = api("GET", "/openapi.json").json()
-    schemas, operation = document["components"]["schemas"], document["paths"][path]["post"]
-    reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
-    body = schemas[reference.rpartition("/")[2]]
-    parameters = schemas[body["title"].replace("Body", "Parameters")]["properties"]
-    assert KNOWN[path] == list(parameters)
-    assert all(parameter["description"] for parameter in parameters.values())
-    tiny.bundle(tmp_path, task=TASKS[path], max_length=384)
-    assert 200 == classify(tmp_path, body["examples"][0], path=path).status_code
-    result = {NER: "Entity", ANSWER: "Answer", FILL: "Filled"}[path]
-    assert f"#/components/schemas/{result}" in str(operation["responses"]["200"]["content"]["application/json"]["schema"])
-    assert set(FIELDS[path]) <= set(schemas[result]["properties"])
-
-
-def test_openapi_does_not_promise_one_tasks_body_for_every_model(api: Send) -> None:
-    """POST /models/{name}, which goes by the model's task, is documented with the bodies and results of all tasks."""
-    operation = api("GET", "/openapi.json").json()["paths"]["/models/{name}"]["post"]
-    tasks = ("Classify", "Ner", "Answer", "FillMask", "Embed", "Similarity", "Rerank", "ZeroShot")
-    assert all(f"schemas/{task}Body" in str(operation["requestBody"]) for task in tasks)
-    assert all(f"schemas/{result}" in str(operation["responses"]["200"]) for result in ("LabelScore", "Entity", "Answer", "Filled"))
 
 
 # /ner
@@ -430,11 +163,11 @@ def test_a_stride_that_leaves_no_room_names_the_numbers(api: Send) -> None:
         (ANSWER, {"question": "good " * 40, "context": LONG}, {}),
     ],
 )
-def test_what_has_no_room_is_not_refused_for_its_size(folder: Path, path: str, inputs: Any, parameters: dict[str, Any]) -> None:
+def test_what_has_no_room_is_not_refused_for_its_size(tmp_path: Path, path: str, inputs: Any, parameters: dict[str, Any]) -> None:
     """A stride or a question that never fits is 422 and not 413 or 429, however small the queue: it would never run."""
-    response = classify(
-        folder, {"inputs": inputs, "parameters": parameters}, path=path, settings={"max_batch_tokens": 64, "max_queue_tokens": 512}
-    )
+    tiny.bundle(tmp_path, task="token-classification" if path == NER else "question-answering")
+    settings = {"max_batch_tokens": 64, "max_queue_tokens": 512}
+    response = classify(tmp_path, {"inputs": inputs, "parameters": parameters}, path=path, settings=settings)
     assert "stride" in rejected(response, 422, "invalid_value")
 
 
@@ -534,7 +267,6 @@ def test_offsets_of_answers_are_slices(api: Send, text: str, longest: int) -> No
 
 
 def test_an_answer_keeps_its_combining_marks(api: Send) -> None:
-    """An answer that ends in a letter with a combining mark ends behind the mark."""
     found = answered(api, ANSWER, {"question": "good?", "context": "a cafe\u0301 film"}, top_k=9, max_answer_len=1)
     assert {"a", "cafe\u0301", "film"} == {answer["answer"] for answer in found}
 
@@ -556,7 +288,7 @@ def test_no_room_for_the_passage_names_the_numbers(
     inputs = {"question": " ".join(["good"] * question), "context": LONG}
     length, room, asked, stride = numbers
     expected = f"inputs[1]: `doc_stride` is {stride}, but a window of {length} tokens has room for {room} tokens of the passage after a question of {asked};"
-    assert refused(api, ANSWER, [OTHERS[ANSWER], inputs] if length > 8 else [inputs], **parameters).startswith(
+    assert refused(api, ANSWER, [{"question": "who?", "context": "x y z"}, inputs] if length > 8 else [inputs], **parameters).startswith(
         expected if length > 8 else expected.replace("inputs[1]", "inputs[0]")
     )
 
@@ -648,18 +380,18 @@ def test_a_warning_is_a_header_whatever_the_target(api: Send) -> None:
     assert "x-evil" not in response.headers
 
 
-def test_headers_have_printable_ascii_only(folder: Path) -> None:
+def test_headers_have_printable_ascii_only(models: Path) -> None:
     """A piece of a vocabulary with a newline, or a letter of no Latin alphabet, does not end a header's line or break it."""
     prediction = Prediction([[]], [], ["targets; the first pieces were used: \n\r\x00\x7f, é, 日, \U0001f600, a\\b"], warned=[0])
-    model = build(Settings(models=folder)).registry.models["mask"]
-    body = validate_body("fill-mask", {"inputs": "[MASK]"}, Limits(1, 9))
-    headers = _headers(Call("fill-mask", model, body, lambda _: []), Content(b"[]", "application/json", {}), prediction)
+    model = build(Settings(models=models)).registry.models["tiny"]
+    body = validate_body("text-classification", {"inputs": "good"}, Limits(1, 9))
+    headers = _headers(Call("text-classification", model, body, lambda _: []), Content(b"[]", "application/json", {}), prediction)
 
     assert r"targets; the first pieces were used: \n\r\x00\x7f, \xe9, \u65e5, \U0001f600, a\\b" == dict(headers)[b"x-hf-warning"].decode()
     assert all(32 <= byte < 127 for _, value in headers for byte in value)
 
 
-@pytest.mark.parametrize("targets", ["", [""], ["", " \n"]])
+@pytest.mark.parametrize("targets", ["", [""], ["", " \n", "\u200b"]])
 def test_targets_without_a_token_are_an_error(api: Send, targets: Any) -> None:
     """Targets that the tokenizer finds nothing in are refused."""
     assert "`targets` has no word" in refused(api, FILL, INPUTS[FILL], targets=targets)
@@ -722,18 +454,6 @@ def test_each_mask_of_a_long_text_has_its_window(api: Send) -> None:
 # All three
 
 
-@pytest.mark.parametrize("path", [NER, ANSWER, FILL])
-def test_a_long_text_is_not_cut(api: Send, path: str) -> None:
-    """A text of several windows is answered without any note of a cut, within a list as alone."""
-    alone = ask(api, path, long_of(path))
-    together = ask(api, path, [INPUTS[path], long_of(path), OTHERS[path]])
-    for response in (alone, together):
-        assert 200 == response.status_code
-        assert {"x-truncated", "x-hf-warning"}.isdisjoint(response.headers)
-    expected = [answered(api, path, INPUTS[path]), alone.json(), answered(api, path, OTHERS[path])]
-    assert_same(expected, together.json())
-
-
 def test_special_tokens_in_a_text_are_text(api: Send) -> None:
     """Special tokens that a caller spells are read as the words and brackets that they consist of."""
     spelled = {token: ["[", token[1:-1].lower(), "]"] for token in ("[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]")}
@@ -744,13 +464,3 @@ def test_special_tokens_in_a_text_are_text(api: Send) -> None:
     assert set(spelled) <= {answer["answer"] for answer in found}
     [item] = answered(api, FILL, "[CLS] [MASK] [SEP] [PAD]", targets=["good"])
     assert "[ cls ] good [ sep ] [ pad ]" == item["sequence"]
-
-
-@pytest.mark.parametrize("path", [NER, ANSWER, FILL])
-def test_an_answer_has_the_headers(api: Send, path: str) -> None:
-    """Each answer names its model, its request and its times."""
-    response = post(api, {"inputs": INPUTS[path]}, path=path, headers={"x-request-id": "my-id"})
-    assert ("my-id", NAMES[path]) == (response.headers["x-request-id"], response.headers["x-model"])
-    assert ["tokenize", "queue", "inference", "decode"] == [
-        part.split(";")[0].strip() for part in response.headers["server-timing"].split(",")
-    ]

@@ -69,13 +69,6 @@ def tiny_engine(folder: Path) -> OnnxEngine:
     return OnnxEngine(folder / "classifier" / graph.file, graph, pad_id=0, padding_side="right")
 
 
-@pytest.fixture(scope="module", name="tokenizer")
-def tiny_tokenizer(folder: Path) -> Tokenizer:
-    """Its tokenizer, for 32 tokens."""
-    loaded = load_bundle(folder / "classifier")
-    return Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
-
-
 def result(api: Send, inputs: Any, path: str = ATTENTION, model: str | None = "classifier", **parameters: Any) -> Any:
     """Returns the answer to inputs that must be answered."""
     response = post(api, {"inputs": inputs, "parameters": parameters, **({"model": model} if model else {})}, path=path)

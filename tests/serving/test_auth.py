@@ -119,14 +119,11 @@ def test_a_model_may_be_called_as_an_open_path_is(tmp_path: Path, name: str) -> 
     ],
 )
 def test_what_looks_like_an_open_path_is_none(models: Path, path: str) -> None:
-    """No route has such a path."""
     rejected(guarded(models, lambda client: client.get(path)), 404, "not_found")
 
 
 @pytest.mark.parametrize(("options", "path"), [({"public_health": False}, "/health/live"), ({"public_metrics": False}, "/metrics")])
 def test_health_and_metrics_can_be_closed(models: Path, options: dict[str, bool], path: str) -> None:
-    """Each by its own setting."""
-
     async def check(client: httpx.AsyncClient) -> list[int]:
         answers = [await client.get(asked, headers=headers) for asked in ("/health/live", "/metrics") for headers in ({}, KEY)]
         return [answer.status_code for answer in answers]
@@ -157,7 +154,6 @@ def test_a_missing_key_is_told_apart_from_a_wrong_one(models: Path, authorizatio
 
 
 def test_the_name_of_the_scheme_is_read_in_any_case(models: Path) -> None:
-    """As HTTP says."""
     headers = {"authorization": "bearer swordfish"}
     assert guarded(models, lambda client: client.post("/classify", json={"inputs": "good"}, headers=headers)).status_code == 200
 
@@ -258,7 +254,6 @@ def test_each_line_is_a_key_of_its_own(tmp_path: Path) -> None:
     ],
 )
 def test_a_line_that_is_no_key_is_named_and_not_quoted(tmp_path: Path, lines: list[str], words: str) -> None:
-    """The message has the number of the line alone: it may be a key."""
     with pytest.raises(SettingsError, match=words) as caught:
         keys(tmp_path, *lines)
     assert not any(line in str(caught.value) for line in lines if line)
@@ -284,7 +279,6 @@ def test_only_a_newline_ends_the_line_of_a_key(tmp_path: Path, character: str) -
 
 @pytest.mark.parametrize("name", ["", "a b", "a" * 65, "ä", "a\nb"])
 def test_a_name_that_the_file_cannot_have_is_refused(name: str) -> None:
-    """Such as one with a space."""
     with pytest.raises(SettingsError, match="is not a valid key name"):
         new_key(name)
 

@@ -38,12 +38,10 @@ def test_an_empty_text_is_refused(tmp_path: Path, task: str, path: str, inputs: 
 
 
 def test_an_empty_text_has_no_entities(tmp_path: Path) -> None:
-    """As for any model: nothing is run for it."""
     assert [] == call(bare(tmp_path, "token-classification"), "POST", "/ner", json={"inputs": ""}).json()
 
 
 def test_a_text_is_its_tokens(tmp_path: Path) -> None:
-    """The whole length is for the text."""
     loaded = load_bundle(bare(tmp_path, "text-classification") / "tiny")
     tokenizer = Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
     encoding = tokenizer.assemble([7, 8], [9])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 import tiny
-from application import Send, call, post, rejected, started
+from application import Send, call, post, rejected
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.errors import CallerError
 from bertserve.service.tasks.body import MAX_ITEMS
@@ -24,19 +23,6 @@ CHOOSE = {"inputs": {"prompt": "a good", "choices": ["film", "book"]}}
 ZERO = {"inputs": "good", "parameters": {"candidate_labels": ["film"]}}
 RANK = {"query": "good", "texts": ["bad"]}
 SIMILAR = {"inputs": {"source_sentence": "good", "sentences": ["bad"]}}
-
-
-@pytest.fixture(name="api", scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
-    """Sends requests to a service that answers every task."""
-    folder = tmp_path_factory.mktemp("models")
-    tiny.bundle(folder, "mood")
-    tiny.bundle(folder, "nli", labels=("contradiction", "entailment"))
-    tiny.bundle(folder, "ranker", labels=("score",), activation="none")
-    for task in ("token-classification", "question-answering", "fill-mask", "multiple-choice", "feature-extraction"):
-        tiny.bundle(folder, task, task=task)
-    with started(folder) as send:
-        yield send
 
 
 @pytest.mark.parametrize(
@@ -54,7 +40,6 @@ def test_the_only_model_answers(tmp_path: Path, task: str) -> None:
 
 
 def test_the_only_model_answers_its_other_tasks(tmp_path: Path) -> None:
-    """As the body asks."""
     tiny.bundle(tmp_path, "nli", labels=("contradiction", "entailment"))
     assert [{"label": "film", "score": 1.0}] == [
         item | {"score": round(item["score"] + 0.5)} for item in call(tmp_path, "POST", "/", json=ZERO).json()
@@ -64,18 +49,18 @@ def test_the_only_model_answers_its_other_tasks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "name"),
     [
-        (QUESTION, "question-answering"),
-        ({"inputs": [QUESTION["inputs"]]}, "question-answering"),
-        (CHOOSE, "multiple-choice"),
+        (QUESTION, "passages"),
+        ({"inputs": [QUESTION["inputs"]]}, "passages"),
+        (CHOOSE, "choices"),
         (ZERO, "nli"),
         (RANK, "ranker"),
-        (SIMILAR, "feature-extraction"),
-        ({"inputs": {"text": "good", "text_pair": "bad"}}, "mood"),
-        ({"inputs": "good", "parameters": {"aggregation_strategy": "none"}}, "token-classification"),
-        ({"inputs": "a [MASK]", "parameters": {"targets": ["film"]}}, "fill-mask"),
-        ({"inputs": "good", "normalize": True}, "feature-extraction"),
+        (SIMILAR, "vectors"),
+        ({"inputs": "good", "parameters": {"function_to_apply": "none"}}, "attentive"),
+        ({"inputs": "good", "parameters": {"aggregation_strategy": "none"}}, "names"),
+        ({"inputs": "a [MASK]", "parameters": {"targets": ["film"]}}, "masks"),
+        ({"inputs": "good", "normalize": True}, "vectors"),
         ({"inputs": "good", "model": "nli"}, "nli"),
-        ({"inputs": "good", "model": "token-classification"}, "token-classification"),
+        ({"inputs": "good", "model": "names"}, "names"),
     ],
 )
 def test_of_several_models_the_body_decides(api: Send, body: dict[str, Any], name: str) -> None:
@@ -88,28 +73,25 @@ def test_of_several_models_the_body_decides(api: Send, body: dict[str, Any], nam
     [
         (
             {"inputs": "good"},
-            "the body fits several tasks, /classify, /ner, /fill-mask, /embed; send it to the path of a task or to /models/NAME,",
+            "fits several tasks, /classify, /ner, /fill-mask, /embed, /attention;",
         ),
-        ({"inputs": []}, "the body fits several tasks, /classify, /ner, /answer, /fill-mask, /choose, /embed;"),
-        ({"inputs": "good", "parameters": {"top_k": 1}}, "the body fits several tasks, /classify, /fill-mask;"),
-        ({"inputs": "good", "x": 1}, "the body fits none of the loaded tasks, /classify, /ner, /answer,"),
-        (["good"], "the body fits none of the loaded tasks"),
+        ({"inputs": []}, "fits several tasks, /classify, /ner, /answer, /fill-mask, /choose, /embed, /attention;"),
+        ({"inputs": "good", "parameters": {"top_k": 1}}, "fits several tasks, /classify, /fill-mask;"),
+        ({"inputs": "good", "x": 1}, "fits none of the loaded tasks, /classify, /ner, /answer,"),
+        (["good"], "fits none of the loaded tasks"),
     ],
 )
 def test_a_body_that_may_be_for_several_tasks_is_refused(api: Send, body: Any, said: str) -> None:
-    """With the paths that it could go to."""
     assert said in rejected(post(api, body, path="/"), 422, "invalid_value")
 
 
 def test_a_body_over_a_limit_is_told_so(api: Send) -> None:
-    """It is of its task all the same."""
     body = {"inputs": [QUESTION["inputs"]] * 600}
     assert "`inputs` has 600 items" in rejected(post(api, body, path="/"), 413, "too_large")
 
 
 def test_a_wrong_model_is_not_found(api: Send) -> None:
-    """By its name in the body."""
-    assert "did you mean `mood`" in rejected(post(api, {"inputs": "good", "model": "moods"}, path="/"), 404, "not_found")
+    assert "did you mean `masks`" in rejected(post(api, {"inputs": "good", "model": "maskss"}, path="/"), 404, "not_found")
     assert "it looks like form data" in rejected(api("POST", "/", content=b"inputs=good"), 400, "malformed")
 
 

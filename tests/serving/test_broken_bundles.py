@@ -55,7 +55,6 @@ def test_a_file_that_is_cut_anywhere_is_refused(models: Path, name: str) -> None
 
 @pytest.mark.parametrize("name", [TOKENIZER_FILE, GRAPH])
 def test_a_file_that_is_altered_anywhere_is_refused(models: Path, name: str) -> None:
-    """By a single bit."""
     path = models / "tiny" / name
     whole = path.read_bytes()
     for place in random.Random(0).sample(range(len(whole)), 12):
@@ -171,7 +170,6 @@ def test_a_broken_model_can_be_left_out(models: Path, caplog: pytest.LogCaptureF
 
 
 def test_a_folder_of_broken_models_is_an_error_all_the_same(models: Path) -> None:
-    """There is nothing to serve."""
     (models / "tiny" / GRAPH).write_bytes(b"x")
     assert "was altered" in refusal(models, skip_broken=True)
 

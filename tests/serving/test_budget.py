@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 import tiny
-from application import Send, answered, ask, faked, play, post, rejected, started
+from application import Send, answered, ask, faked, play, post, rejected
 from bertserve.service.bundle import files
 from bertserve.service.errors import TooLargeError
 from bertserve.service.tasks import classify, fill_mask, question_answering, token_classification, tokens
@@ -25,24 +24,6 @@ from fakes import FakeEngine, Head
 from task_runs import encode
 
 HUGE = 2**64
-
-
-@pytest.fixture(name="api", scope="module")
-def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
-    """A service with a model for each of the tasks."""
-    models = tmp_path_factory.mktemp("models")
-    for name, task in (
-        ("mask", fill_mask.TASK),
-        ("ner", token_classification.TASK),
-        ("qa", question_answering.TASK),
-        ("embed", "feature-extraction"),
-    ):
-        tiny.bundle(models, name, task=task)
-    tiny.bundle(models, "nli", labels=("contradiction", "neutral", "entailment"))
-    tiny.bundle(models, "ranker", labels=("LABEL_0",), activation="none")
-    tiny.bundle(models, "choose", task="multiple-choice")
-    with started(models) as send:
-        yield send
 
 
 @pytest.fixture(name="allowed")
@@ -76,7 +57,6 @@ def test_costs_add_up() -> None:
 
 @pytest.mark.parametrize("text", ["", "good", 'a "good" film\\', "Größe", "日本", "\x00\n\x1f", "\U0001f600é"])
 def test_a_text_is_no_longer_in_an_answer_than_it_counts(text: str) -> None:
-    """With its quotes, and with what has to be escaped."""
     assert len(to_json(text)) <= text_bytes(text) <= len(to_json(text)) + 5 * len(text)
 
 
@@ -107,7 +87,7 @@ def test_a_text_is_no_longer_in_an_answer_than_it_counts(text: str) -> None:
         ("/tokenize", {"inputs": "film " * 20, "model": "nli"}),
         ("/decode", {"ids": [[6] * 400], "model": "nli"}),
         ("/v2/models/nli/infer", {"inputs": [{"name": "inputs", "shape": [64], "datatype": "BYTES", "data": ["good"] * 64}]}),
-        ("/v2/models/embed/infer", {"inputs": [{"name": "input_ids", "shape": [1, 16], "datatype": "INT64", "data": [5] * 16}]}),
+        ("/v2/models/vectors/infer", {"inputs": [{"name": "input_ids", "shape": [1, 16], "datatype": "INT64", "data": [5] * 16}]}),
         ("/v1/models/nli:predict", {"instances": ["good"] * 64}),
         ("/classify", {"inputs": "good film " * 10, "model": "nli", "parameters": {"explain": True}}),
     ],
@@ -166,7 +146,6 @@ def test_answers_of_a_long_passage_are_counted_by_the_longest(api: Send, allowed
 
 
 def test_entities_are_counted_while_they_are_collected(allowed: Any, monkeypatch: pytest.MonkeyPatch, api: Send) -> None:
-    """No more of them are made than an answer may have."""
     made: list[int] = []
     entity = token_classification._entity
     monkeypatch.setattr(token_classification, "_entity", lambda *arguments: made.append(1) or entity(*arguments))
@@ -203,7 +182,6 @@ def test_long_answers_are_made_beside_the_event_loop(api: Send, monkeypatch: pyt
 
 
 def test_classes_as_texts_have_a_limit(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is a text that Python makes."""
     monkeypatch.setattr("bertserve.service.wire.open_inference.MAX_CLASSES", 5)
     tensors = [{"name": "inputs", "shape": [2], "datatype": "BYTES", "data": ["good", "bad"]}]
     asked = [{"inputs": tensors, "outputs": [{"name": "scores", "parameters": {"classification": count}}]} for count in (2, 3)]
@@ -308,7 +286,6 @@ def test_the_best_of_summed_answers_are_those_of_a_full_sort() -> None:
 
 
 def test_characters_that_are_read_again_are_counted(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A question is tokenized with each of its choices."""
     monkeypatch.setattr("bertserve.service.serving.model.MAX_CHARS", 1000)
     few, many = ({"question": "good " * 60, "context": "film", "choices": ["a"] * count} for count in (2, 4))
     assert 2 == len(answered(api, "/choose", few))
@@ -365,7 +342,6 @@ def test_a_document_that_cannot_be_returned_is_refused(api: Send, path: str) -> 
 
 
 def test_documents_come_back_as_they_are(api: Send) -> None:
-    """With all that JSON has."""
     document = {"text": "film", "page": 3, "more": {"a": [1.5, None, True, "é"]}}
     response = post(api, {"query": "good", "documents": [document, "book"], "return_documents": True}, path="/v1/rerank")
     found = {each["index"]: each["document"] for each in response.json()["results"]}

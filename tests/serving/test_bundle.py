@@ -55,7 +55,6 @@ def edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
     ],
 )
 def test_a_broken_bundle_is_named_with_its_fault(models: Path, damage: Callable[[Path], Any], message: str) -> None:
-    """Every fault is one clear error."""
     damage(models / "tiny")
 
     with pytest.raises(BundleError, match=message):
@@ -122,7 +121,6 @@ def test_a_folder_without_usable_bundles_is_an_error(tmp_path: Path, name: str |
 
 
 def test_two_bundles_differ_in_version(tmp_path: Path) -> None:
-    """The version follows the content of the bundle."""
     versions = {files.load_bundle(tiny.bundle(tmp_path / str(seed), seed=seed)).version for seed in range(2)}
 
     assert 2 == len(versions)

@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertserve.service.bundle import files
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import classify
-from bertserve.service.tasks.decoding import activate, best_first
+from bertserve.service.tasks.decoding import activate
 from bertserve.service.text.tokenizer import Tokenizer
 from fakes import Head
 from task_runs import decode, encode
 
 FLOATS = st.floats(-1e4, 1e4, width=32)
 WINDOWS = st.integers(1, 6).flatmap(lambda labels: st.lists(st.lists(FLOATS, min_size=labels, max_size=labels), min_size=1, max_size=5))
-
-
-@pytest.fixture(name="tokenizer")
-def tiny_tokenizer(models: Path) -> Tokenizer:
-    """The tokenizer of the tiny bundle: room for 30 tokens of a text, 29 of a pair."""
-    loaded = files.load_bundle(models / "tiny")
-    return Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
 
 
 def brute_force(logits: list[float], activation: str) -> list[float]:
@@ -61,7 +52,6 @@ def test_decode_equals_brute_force(logits: list[list[float]], activation: str, w
 
 
 def test_equal_scores_keep_the_order_of_the_labels() -> None:
-    """Ties are broken by label id."""
     rows = [{"logits": np.array([1.0, 2.0, 1.0, 2.0], dtype=np.float32)}]
 
     assert list("bdac") == [item["label"] for item in decode(classify, classify.Request(""), rows, Head(tuple("abcd")))]
@@ -86,13 +76,6 @@ def test_scores_are_finite_for_every_logit(logits: list[float], activation: str)
     assert ((scores >= 0) & (scores <= 1)).all()
 
 
-def test_best_first_cuts() -> None:
-    """`top_k` over the number of labels is all of them."""
-    scores = np.array([0.1, 0.7, 0.2], dtype=np.float32)
-
-    assert [[1], [1, 2], [1, 2, 0], [1, 2, 0]] == [best_first(scores, k) for k in (1, 2, 5, None)]
-
-
 @pytest.mark.parametrize(
     ("request_", "kept", "truncated"),
     [
@@ -109,27 +92,6 @@ def test_text_is_cut_to_the_room_and_said_to_be(tokenizer: Tokenizer, request_: 
     encoded = encode(classify, request_, tokenizer)
 
     assert ([kept], truncated) == ([len(encoding) for encoding in encoded.encodings], encoded.truncated)
-
-
-def test_without_truncation_a_long_text_is_an_error(tokenizer: Tokenizer) -> None:
-    """The message has both numbers and both ways out."""
-    with pytest.raises(InvalidValueError, match=r"31 tokens .* takes 30; .*`truncation`.*`window`"):
-        encode(classify, classify.Request("good " * 31, parameters=classify.ClassifyParameters(truncation=False)), tokenizer)
-
-
-def test_windows_cover_the_text(tokenizer: Tokenizer) -> None:
-    """Each window is a whole input of its own; neighbors overlap by the stride."""
-    encoded = encode(classify, classify.Request("good " * 50, parameters=classify.ClassifyParameters(window="mean", stride=10)), tokenizer)
-
-    assert ([32, 32], False) == ([len(encoding) for encoding in encoded.encodings], encoded.truncated)
-
-
-def test_a_pair_windows_its_second_text(tokenizer: Tokenizer) -> None:
-    """The first text stands whole in every window."""
-    encoded = encode(classify, classify.Request("film " * 9, "bad " * 30, classify.ClassifyParameters(window="max", stride=10)), tokenizer)
-
-    film = tokenizer.tokenize(["film"])[0].ids[0]
-    assert [(32, 9), (32, 9)] == [(len(encoding), encoding.ids.tolist().count(film)) for encoding in encoded.encodings]
 
 
 @pytest.mark.parametrize(

@@ -1,118 +1,267 @@
-"""The official client, unmodified, against the running service: answers, errors and warnings as its user sees them."""
+"""The official client, unmodified, against the running service: answers, errors and warnings of every task as its user sees them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+import httpx
+import numpy as np
 import pytest
 from huggingface_hub import AsyncInferenceClient, InferenceClient
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import BadRequestError, HfHubHTTPError
+from huggingface_hub.utils import _http, get_session, hf_raise_for_status
 
 import tiny
-from application import LONG, results
+from application import assert_same
+from conftest import ROOT, running
+
+KEY = "swordfish"
+HEADERS = {"authorization": f"Bearer {KEY}"}
+TEXT = "Ada Lovelace wrote to Charles Babbage from London."
+PASSAGE = "The bridge was built in Porto in 1886 by a company of engineers, and it was painted blue in 1990."
+QUESTION = "Where was the bridge built?"
+BUILT = {"question": QUESTION, "context": PASSAGE}
+LONG = "The river is long and the valley is wide. " * 70  # several windows
+SENTENCES = {"sentence": "a good film", "other_sentences": ["a great film", "bad"]}
+LABELS = {"text": "a good film", "candidate_labels": ["good", "bad", "a dull book"]}
+# method -> path, model, and the usual arguments
+METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "text_classification": ("classify", "sentiment", {"text": "A warm, funny and thoroughly engaging film."}),
+    "token_classification": ("ner", "ner", {"text": TEXT}),
+    "question_answering": ("answer", "qa", BUILT),
+    "fill_mask": ("fill-mask", "fill-mask", {"text": "The king of [MASK] died in 1066."}),
+    "feature_extraction": ("embed", "vectors", {"text": "a good film"}),
+    "sentence_similarity": ("similarity", "vectors", SENTENCES),
+    "zero_shot_classification": ("zero-shot", "nli", LABELS),
+}
+# method, arguments that differ from the usual ones, parameters
+CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    *(
+        ("text_classification", {}, parameters)
+        for parameters in ({}, {"top_k": 1}, {"top_k": 2, "function_to_apply": "none"}, {"function_to_apply": "sigmoid"})
+    ),
+    *(("text_classification", {"text": text}, {}) for text in ("", "日本 é 😀", '"quoted" \\ back\nslash', "a [SEP] b")),
+    ("token_classification", {}, {}),
+    *(("token_classification", {}, {"aggregation_strategy": name}) for name in ("none", "simple", "first", "average", "max")),
+    ("token_classification", {}, {"ignore_labels": ["PER"]}),
+    ("token_classification", {}, {"ignore_labels": [], "aggregation_strategy": "first"}),
+    ("token_classification", {"text": LONG + TEXT}, {"stride": 16}),
+    ("token_classification", {"text": f"\U0001f600 Jose\u0301 lives in 東京,\r\nand {TEXT}"}, {}),
+    ("token_classification", {"text": ""}, {}),
+    ("question_answering", {}, {}),
+    ("question_answering", {}, {"top_k": 1}),
+    ("question_answering", {}, {"top_k": 3}),
+    ("question_answering", {}, {"top_k": 3, "handle_impossible_answer": True, "align_to_words": False}),
+    ("question_answering", {}, {"max_answer_len": 1, "max_question_len": 64, "max_seq_len": 32, "doc_stride": 8}),
+    ("question_answering", {"context": f"\U0001f600 {LONG}{PASSAGE}"}, {}),
+    ("fill_mask", {}, {}),
+    ("fill_mask", {}, {"top_k": 2}),
+    ("fill_mask", {}, {"targets": ["england", "france"]}),
+    ("fill_mask", {}, {"targets": ["england", "france", "spain"], "top_k": 2}),
+    ("fill_mask", {"text": "The [MASK] of England [MASK] in 1066."}, {"top_k": 3}),
+    ("fill_mask", {"text": f"{LONG} The king of [MASK] died in 1066."}, {"top_k": 1}),
+    *(
+        ("feature_extraction", {"text": text}, parameters)
+        for text in ("a good film", ["a good film"], ["a good film", "", "bad"])
+        for parameters in (
+            {},
+            {"normalize": True},
+            {"normalize": False, "truncate": True, "truncation_direction": "left"},
+            {"dimensions": 2, "normalize": True},
+            {"prompt_name": "query", "encoding_format": "float"},
+        )
+    ),
+    ("sentence_similarity", {}, {}),
+    ("zero_shot_classification", {}, {}),
+    ("zero_shot_classification", {}, {"multi_label": True}),
+    ("zero_shot_classification", {}, {"hypothesis_template": "the film was {} !"}),
+]
 
 
 @pytest.fixture(scope="module", name="url")
 def service_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a service with a tiny model and an API key."""
-    from conftest import running
-
+    """The address of a service with an API key, the embedded models and tiny ones."""
     folder = tmp_path_factory.mktemp("client")
-    tiny.bundle(folder / "models")
-    (folder / "key").write_text("swordfish")
-    with running(folder / "models", folder / "log", "--api-key-file", str(folder / "key")) as served:
+    prompts = {"prompts": {"query": "the book "}}
+    tiny.bundle(folder / "models", "vectors", task="feature-extraction", embedding=tiny.EMBEDDING | prompts)
+    tiny.bundle(folder / "models", "ranker", labels=("LABEL_0",), activation="none")
+    tiny.bundle(folder / "models", "tags", labels=("fun", "long", "old"), activation="sigmoid")
+    (folder / "key").write_text(KEY)
+    defaults = ",".join(f"{path}={model}" for path, model, _ in METHODS.values())
+    flags = ("--models", str(folder / "models"), "--default", defaults, "--allow-implicit-default", "--api-key-file", str(folder / "key"))
+    with running(ROOT / "models", folder / "log", *flags) as served:
         yield served.url
 
 
-def scores(elements: Any) -> dict[str, float]:
-    """Returns what the client parsed as a mapping."""
-    return {element.label: element.score for element in elements}
+def call(client: Any, method: str, arguments: dict[str, Any], parameters: dict[str, Any], **more: Any) -> Any:
+    """Returns what the client's method returns."""
+    return getattr(client, method)(**METHODS[method][2] | arguments, **parameters, **more)
 
 
-@pytest.mark.parametrize("path", ["classify", "models/tiny"])
-@pytest.mark.parametrize("parameters", [{}, {"top_k": 2}, {"top_k": 1, "function_to_apply": "none"}, {"function_to_apply": "sigmoid"}])
-def test_the_client_gets_the_answer(url: str, path: str, parameters: dict[str, Any], models: Path) -> None:
-    """`text_classification` gives labels and scores at a task's path and at a model's, with every parameter that it has."""
-    client = InferenceClient(model=f"{url}/{path}", token="swordfish")
-    expected = {item["label"]: item["score"] for item in results(models, "a good film", **parameters)[0]}
-    answer = client.text_classification("a good film", **parameters)
-    assert list(scores(answer)) == list(expected)
-    assert scores(answer) == pytest.approx(expected, abs=1e-6)
+def client_of(url: str, method: str) -> InferenceClient:
+    """Returns a client for the path of a task."""
+    return InferenceClient(model=f"{url}/{METHODS[method][0]}", token=KEY)
 
 
-def test_the_address_can_be_given_with_the_call(url: str) -> None:
-    """A URL as the call's `model` goes to the same place."""
-    answer = InferenceClient(token="swordfish").text_classification("good", model=f"{url}/classify")
-    assert scores(answer) == scores(InferenceClient(base_url=f"{url}/classify", api_key="swordfish").text_classification("good"))
+def raw(url: str, method: str, arguments: dict[str, Any], parameters: dict[str, Any]) -> Any:
+    """Returns the body of the answer to the same request without the client."""
+    given = METHODS[method][2] | arguments
+    inputs = given if method == "question_answering" else given.get("text")
+    if method == "sentence_similarity":
+        inputs = {"source_sentence": given["sentence"], "sentences": given["other_sentences"]}
+    labels = {"candidate_labels": given["candidate_labels"]} if method == "zero_shot_classification" else {}
+    body = {"inputs": inputs, "parameters": parameters | labels}
+    response = httpx.post(f"{url}/{METHODS[method][0]}", json=body, headers=HEADERS, timeout=30, trust_env=False)
+    assert response.status_code == 200, response.text
+    return response.json()[0] if method == "text_classification" else response.json()
 
 
-def test_the_asynchronous_client_gets_the_answer(url: str) -> None:
-    """AsyncInferenceClient gets what the other one gets."""
+def plain(parsed: Any) -> Any:
+    """Returns what the client parsed as JSON, without the fields that it filled up with None."""
+    if isinstance(parsed, np.ndarray):
+        assert np.float32 == parsed.dtype
+        return parsed.tolist()
+    if isinstance(parsed, list):
+        return [plain(item) for item in parsed]
+    return parsed if isinstance(parsed, float) else {key: value for key, value in vars(parsed).items() if value is not None}
 
-    async def ask() -> Any:
-        async with AsyncInferenceClient(model=f"{url}/classify", token="swordfish") as client:
-            return await client.text_classification("a good film", top_k=2)
 
-    expected = InferenceClient(model=f"{url}/classify", token="swordfish").text_classification("a good film", top_k=2)
-    assert scores(asyncio.run(ask())) == scores(expected)
+@pytest.mark.parametrize(("method", "arguments", "parameters"), CASES)
+def test_the_client_parses_the_answer(url: str, method: str, arguments: dict[str, Any], parameters: dict[str, Any]) -> None:
+    """Each method, with each of its parameters, returns the fields that the service sent."""
+    expected = raw(url, method, arguments, parameters)
+    assert_same(expected, plain(call(client_of(url, method), method, arguments, parameters)), tolerance=1e-4)
+
+
+def test_the_asynchronous_client_parses_the_answer(url: str) -> None:
+    """AsyncInferenceClient returns the same for all methods, asked at once."""
+
+    async def ask() -> list[Any]:
+        async with AsyncInferenceClient(token=KEY) as client:
+            return await asyncio.gather(*(call(client, method, {}, {}, model=f"{url}/{METHODS[method][0]}") for method in METHODS))
+
+    for method, answer in zip(METHODS, asyncio.run(ask()), strict=True):
+        assert_same(raw(url, method, {}, {}), plain(answer), tolerance=1e-4)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_models_path_is_a_base_too(url: str, method: str) -> None:
+    """The client gets the same at /models/{name}, with the URL given by the call or as `base_url`; below each base are info and health."""
+    path, model, _ = METHODS[method]
+    expected = raw(url, method, {}, {})
+    for base in (path, f"models/{model}"):
+        assert_same(expected, plain(call(InferenceClient(token=KEY), method, {}, {}, model=f"{url}/{base}")), tolerance=1e-4)
+        assert_same(expected, plain(call(InferenceClient(base_url=f"{url}/{base}", api_key=KEY), method, {}, {})), tolerance=1e-4)
+        client = InferenceClient(model=f"{url}/{base}", provider="hf-inference", token=KEY)
+        assert model == client.get_endpoint_info()["name"]
+        assert client.health_check() is True
+
+
+def test_entities_are_found(url: str) -> None:
+    """People and places come with their group and their place in the text; with `none` tokens come with label and index."""
+    client = client_of(url, "token_classification")
+    found = [(item.entity_group, item.word, item.start, item.end) for item in client.token_classification(TEXT)]
+    assert [("PER", "Ada Lovelace", 0, 12), ("PER", "Charles Babbage", 22, 37), ("LOC", "London", 43, 49)] == found
+    token = client.token_classification(TEXT, aggregation_strategy="none")[0]
+    assert ("B-PER", 1, "ada", None) == (token.entity, token.index, token.word, token.entity_group)
+    last = client.token_classification(LONG + TEXT, stride=16)[-1]
+    assert ("London", len(LONG) + 43, len(LONG) + 49) == (last.word, last.start, last.end)
+
+
+def test_an_answer_is_found(url: str) -> None:
+    """The client reads one answer as an object with its place in the passage."""
+    answer: Any = client_of(url, "question_answering").question_answering(**BUILT)
+    assert ("Porto", 24, 29) == (answer.answer, answer.start, answer.end)
+
+
+@pytest.mark.parametrize(("name", "activation"), [("ranker", "none"), ("tags", "sigmoid")])
+def test_the_activation_of_the_model_is_the_default(url: str, name: str, activation: str) -> None:
+    """A regression gives its raw score, and a model of several labels a sigmoid for each."""
+    client = InferenceClient(model=f"{url}/models/{name}", token=KEY)
+    logits = {item.label: item.score for item in client.text_classification("good", function_to_apply="none")}
+    expected = logits if activation == "none" else {label: 1 / (1 + np.exp(-value)) for label, value in logits.items()}
+    assert pytest.approx(expected, abs=1e-6) == {item.label: item.score for item in client.text_classification("good")}
 
 
 @pytest.mark.parametrize(
-    ("path", "parameters", "token", "status", "message"),
+    ("method", "base", "arguments", "parameters", "status", "message"),
     [
-        ("classify", {"top_k": 0}, "swordfish", 422, "`parameters.top_k` is wrong: must be at least 1; it is 0."),
-        ("models/tinny", {}, "swordfish", 404, "no model `tinny` is loaded; did you mean `tiny`?"),
-        ("classify", {}, "wrong", 401, "unknown API key"),
+        ("text_classification", "", {}, {"top_k": 0}, 422, "`parameters.top_k` is wrong"),
+        ("text_classification", "models/tinny", {}, {}, 404, "no model `tinny` is loaded"),
+        ("token_classification", "", {}, {"aggregation_strategy": "fast"}, 422, "`parameters.aggregation_strategy` is wrong"),
+        ("token_classification", "", {"text": LONG}, {"stride": 510}, 422, "inputs: `stride` is 510"),
+        ("token_classification", "models/nerr", {}, {}, 404, "did you mean `ner`?"),
+        ("question_answering", "", {"question": ""}, {}, 422, "inputs: `question` is empty"),
+        ("question_answering", "", {}, {"max_seq_len": 513}, 422, "`max_seq_len` is 513 and the model takes 512"),
+        ("question_answering", "", {"context": LONG}, {"doc_stride": 380}, 422, "`doc_stride` is 380, but"),
+        ("question_answering", "models/ner", {}, {}, 422, "`inputs` is wrong"),
+        ("fill_mask", "", {"text": "No mask."}, {}, 422, "inputs: the text has no mask; write `[MASK]`"),
+        ("fill_mask", "", {"text": "The <mask> died."}, {}, 422, "`<mask>` is not this model's mask; write `[MASK]`"),
+        ("fill_mask", "", {"text": "The [mask] died."}, {}, 422, "`[mask]` is not this model's mask; write `[MASK]`"),
+        ("fill_mask", "", {"text": "The [ MASK ] died."}, {}, 422, "`[ MASK ]` is not this model's mask; write `[MASK]`"),
+        ("fill_mask", "", {}, {"targets": [""]}, 422, "`targets` has no word"),
+        ("fill_mask", "answer", {}, {}, 422, "`inputs` is wrong"),
+        ("fill_mask", "fillmask", {}, {}, 404, "there is no path `/fillmask`"),
+        ("feature_extraction", "", {}, {"encoding_format": "base64"}, 422, "which huggingface_hub cannot read"),
+        ("feature_extraction", "", {}, {"prompt_name": "passage"}, 422, "unknown prompt `passage`"),
+        ("feature_extraction", "", {}, {"dimensions": 99}, 422, "this model's vectors have 8"),
+        ("zero_shot_classification", "models/tags", {}, {}, 422, "Models for zero-shot-classification: `nli`."),
     ],
 )
-def test_the_client_shows_our_error(url: str, path: str, parameters: dict[str, Any], token: str, status: int, message: str) -> None:
-    """An error reaches the client's user with our sentence and the request's id."""
-    client = InferenceClient(model=f"{url}/{path}", token=token, headers={"x-request-id": "my-request"})
+def test_the_client_shows_our_error(
+    url: str, method: str, base: str, arguments: dict[str, Any], parameters: dict[str, Any], status: int, message: str
+) -> None:
+    """An error reaches the user of either client with our sentence and the request's id."""
+    options = {"model": f"{url}/{base or METHODS[method][0]}", "token": KEY, "headers": {"x-request-id": "my-request"}}
+
+    async def ask() -> Any:
+        async with AsyncInferenceClient(**options) as client:
+            return await call(client, method, arguments, parameters)
+
     with pytest.raises(HfHubHTTPError) as failed:
-        client.text_classification("good", **parameters)
-    assert failed.value.response.status_code == status
-    assert message in str(failed.value)
-    assert "my-request" in str(failed.value)
+        call(InferenceClient(**options), method, arguments, parameters)
+    with pytest.raises(HfHubHTTPError) as failed_too:
+        asyncio.run(ask())
+    for error in (failed.value, failed_too.value):
+        assert status == error.response.status_code
+        assert message in str(error)
+        assert "my-request" in str(error)
 
 
-def test_a_malformed_body_is_the_clients_bad_request(url: str) -> None:
-    """The client's own error for 400 has our sentence, for who sends bytes through it."""
-    from huggingface_hub.errors import BadRequestError
-    from huggingface_hub.utils import get_session, hf_raise_for_status
-
-    response = get_session().post(f"{url}/classify", content=b"{", headers={"authorization": "Bearer swordfish"})
+def test_other_statuses_have_the_classes_of_the_client(url: str) -> None:
+    """A wrong key is 401, and 400 is the client's BadRequestError, for who sends bytes through it."""
+    with pytest.raises(HfHubHTTPError, match="unknown API key") as failed:
+        InferenceClient(model=f"{url}/classify", token="wrong").text_classification("good")
+    assert 401 == failed.value.response.status_code
     with pytest.raises(BadRequestError, match="the body is not valid JSON"):
-        hf_raise_for_status(response)
+        hf_raise_for_status(get_session().post(f"{url}/classify", content=b"{", headers=HEADERS))
 
 
-def test_the_client_warns_of_a_cut_text(url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cut text makes the client log our warning; it does so once per topic and process."""
-    from huggingface_hub.utils import _http
-
-    for name, value in vars(_http).items():  # forget the topics that were warned of before
-        if "WARN" in name.upper() and isinstance(value, set):
-            monkeypatch.setattr(_http, name, set())
+@pytest.mark.parametrize(
+    ("method", "arguments", "parameters", "warning"),
+    [
+        ("text_classification", {"text": LONG}, {}, "cut to the model's 512 tokens: inputs"),
+        ("token_classification", {"text": LONG}, {}, None),
+        ("question_answering", {"context": LONG}, {}, None),
+        ("fill_mask", {"text": f"{LONG} [MASK]"}, {}, None),
+        ("fill_mask", {}, {"targets": ["england", "Zwickau"]}, "1 of 2 are not in the vocabulary, so their first tokens are used: z"),
+    ],
+)
+def test_the_client_logs_our_warning(
+    url: str,
+    method: str,
+    arguments: dict[str, Any],
+    parameters: dict[str, Any],
+    warning: str | None,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A cut text and targets outside the vocabulary are warned of; tasks that read a long text in windows cut nothing."""
+    monkeypatch.setattr(_http, "_WARNED_TOPICS", set())  # it warns once of each topic
     monkeypatch.setattr(logging.getLogger("huggingface_hub"), "propagate", True)
-    with caplog.at_level(logging.WARNING, logger="huggingface_hub"):
-        InferenceClient(model=f"{url}/classify", token="swordfish").text_classification(LONG)
-    assert "cut to the model's 32 tokens: inputs" in caplog.text
-
-
-@pytest.mark.parametrize("path", ["classify", "models/tiny"])
-def test_the_client_asks_for_info_and_health(url: str, path: str) -> None:
-    """`get_endpoint_info` and `health_check` work at every base."""
-    client = InferenceClient(model=f"{url}/{path}", provider="hf-inference", token="swordfish")
-    assert client.get_endpoint_info()["name"] == "tiny"
-    assert client.health_check() is True
-
-
-@pytest.mark.parametrize("text", ["", "日本 é 😀", '"quoted" \\ back\nslash', "a [SEP] b"])
-def test_the_client_sends_any_text(url: str, text: str, models: Path) -> None:
-    """Whatever the text, the client gets what the text scores."""
-    client = InferenceClient(model=f"{url}/classify", token="swordfish")
-    expected = {item["label"]: item["score"] for item in results(models, text)[0]}
-    assert scores(client.text_classification(text)) == pytest.approx(expected, abs=1e-6)
+    caplog.set_level(logging.WARNING, logger="huggingface_hub")
+    call(client_of(url, method), method, arguments, parameters)
+    assert ([] if warning is None else [warning]) == caplog.messages

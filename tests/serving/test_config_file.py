@@ -74,7 +74,6 @@ def test_flags_and_variables_win_over_the_file(file: Path, monkeypatch: pytest.M
 
 
 def test_commands_read_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All of them, as they do variables."""
     tiny.bundle(tmp_path / "own")
     file = tmp_path / "bertserve.toml"
     file.write_text(f'models = "{tmp_path}/own"')
@@ -85,7 +84,6 @@ def test_commands_read_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize(("key", "near"), [("prot", "port"), ("max-inputs", "max_inputs"), ("Port", "port"), ("modelss", "models")])
 def test_an_unknown_key_is_refused(tmp_path: Path, key: str, near: str) -> None:
-    """With the nearest one."""
     assert f"`FILE`: unknown setting `{key}`; did you mean `{near}`?" == refused(tmp_path / "f", f"{key} = 1")
 
 
@@ -136,7 +134,6 @@ def test_what_is_no_toml_is_refused(tmp_path: Path, text: str | bytes) -> None:
 
 @pytest.mark.parametrize("name", ["none", "."])
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, name: str) -> None:
-    """With the flag and the variable that name it."""
     with pytest.raises(SettingsError, match=r"^--config \(or BERT_SERVE_CONFIG\) is `.*`, which cannot be read \("):
         parse(Settings, ["--config", str(tmp_path / name)])
 

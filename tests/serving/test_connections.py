@@ -123,7 +123,6 @@ def test_what_a_body_was_refused_with_is_what_counts(service: Served, sent: byte
 
 
 def test_a_connection_without_a_byte_is_closed_without_one(service: Served) -> None:
-    """Nobody asked, so nobody is answered."""
     with connected(service) as connection:
         assert b"" == until_closed(connection)
 

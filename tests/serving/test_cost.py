@@ -27,7 +27,6 @@ def test_predictions_follow_runs_that_take_longer() -> None:
 
 
 def test_predictions_follow_runs_that_take_less_again() -> None:
-    """A slow spell is forgotten."""
     cost, fresh = model(), model()
     for factor in (3, 1):
         for _ in range(600):

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 import tiny
 from bertserve.service.bundle import files
-from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import decoding, fill_mask, question_answering, token_classification
 from bertserve.service.tasks.decoding import Floats, activate
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 from bertserve.service.text.windows import windows
 from fakes import Head
+from golden.aggregation import Token, aggregate
 from task_runs import decode, encode
 
 MANY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -94,71 +94,18 @@ def test_a_tie_between_windows_goes_to_the_earlier_one() -> None:
 # ---- entities: aggregation
 
 
-def tag_of(label: str) -> tuple[str, str]:
-    """Returns prefix and tag as the pipeline's `get_tag`."""
-    if label.startswith("B-"):
-        return "B", label[2:]
-    if label.startswith("I-"):
-        return "I", label[2:]
-    return "I", label
-
-
-def word_scores(members: list[dict[str, Any]], strategy: str) -> tuple[str, np.float32]:
-    """Returns label and score of a word as the pipeline's `aggregate_word`."""
-    if strategy == "first":
-        scores = members[0]["scores"]
-    elif strategy == "max":
-        scores = max(members, key=lambda member: member["scores"].max())["scores"]
-    else:
-        scores = np.nanmean(np.stack([member["scores"] for member in members]), axis=0)
-    best = scores.argmax()
-    return LABELS[best], scores[best]
-
-
 def hugging_face(request: token_classification.Request, text_tokens: Tokens, logits: Floats) -> list[dict[str, Any]]:
-    """Returns entities by the pipeline's rules, words by the prefix and texts cut from the request, as decided in issue 4."""
+    """Returns entities by the pipeline's rules, without its two mistakes: words go by the prefix, and end behind their marks."""
     text, offsets, pieces = request.text, text_tokens.offsets, text_tokens.pieces
-    scores = activate(logits, "softmax")
     tokens = []
     for i, (start, end) in enumerate(offsets):
         following = offsets[i + 1][0] if i + 1 < len(offsets) else len(text)
         while end < following and unicodedata.category(text[end]).startswith("M"):
             end += 1  # noqa: PLW2901 - a combining mark belongs to the character before it
         word = text[start:end] if pieces[i] == "[UNK]" else pieces[i]
-        tokens.append(
-            {"word": word, "scores": scores[i], "start": start, "end": end, "index": i + 1, "subword": pieces[i].startswith("##")}
-        )
-    if request.parameters.aggregation_strategy == "none":
-        found = []
-        for token in tokens:
-            best = token["scores"].argmax()
-            entity = {"entity": LABELS[best], "score": float(token["scores"][best])}
-            found.append(entity | {key: token[key] for key in ("index", "word", "start", "end")})
-        return [entity for entity in found if entity["entity"] not in request.parameters.ignore_labels]
-    units: list[list[dict[str, Any]]] = []
-    for token in tokens:
-        if units and request.parameters.aggregation_strategy != "simple" and token["subword"]:
-            units[-1].append(token)
-        else:
-            units.append([token])
-    items = []
-    for members in units:
-        strategy = "first" if request.parameters.aggregation_strategy == "simple" else request.parameters.aggregation_strategy
-        label, score = word_scores(members, strategy)
-        items.append({"label": label, "score": score, "start": members[0]["start"], "end": members[-1]["end"]})
-    groups: list[list[dict[str, Any]]] = []
-    for item in items:
-        prefix, tag = tag_of(item["label"])
-        if groups and prefix != "B" and tag == tag_of(groups[-1][-1]["label"])[1]:
-            groups[-1].append(item)
-        else:
-            groups.append([item])
-    entities = []
-    for group in groups:
-        start, end = group[0]["start"], group[-1]["end"]
-        name, score = group[0]["label"].split("-", 1)[-1], float(np.nanmean([item["score"] for item in group]))
-        entities.append({"entity_group": name, "score": score, "word": text[start:end], "start": start, "end": end})
-    return [entity for entity in entities if entity["entity_group"] not in request.parameters.ignore_labels]
+        tokens.append(Token(word, start, end, pieces[i].startswith("##")))
+    parameters = request.parameters
+    return aggregate(text, tokens, activate(logits, "softmax"), list(LABELS), parameters.aggregation_strategy, parameters.ignore_labels)
 
 
 def assert_same(expected: list[dict[str, Any]], actual: list[dict[str, Any]]) -> None:
@@ -502,14 +449,6 @@ def test_a_long_text_has_a_window_around_each_mask(text: str, max_length: int) -
             expected.append(([2, *ids[start : start + room], 3], (mask - start + 1,)))
 
     assert expected == [(encoding.ids.tolist(), encoding.masks) for encoding in encodings]
-
-
-def test_targets_without_a_token_are_an_error() -> None:
-    """Targets that normalize to nothing leave nothing to choose from."""
-    with pytest.raises(InvalidValueError, match="`targets` has no word of the model's vocabulary"):
-        encode(
-            fill_mask, fill_mask.Request("a [MASK]", fill_mask.FillMaskParameters(targets=["", "\u200b"])), tokenizer_of(fill_mask.TASK, 32)
-        )
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=600), st.integers(1, 5))

@@ -58,7 +58,6 @@ def test_two_models_of_a_task_need_a_default(tmp_path: Path) -> None:
 
 
 def test_every_task_that_is_open_is_named_at_once(tmp_path: Path) -> None:
-    """But for one that the default of its base task would settle."""
     with pytest.raises(SettingsError) as raised:
         state_of(
             made(tmp_path, mood=tiny.LABELS, nli=NLI, mnli=NLI, rank=("score",), one="feature-extraction", two="feature-extraction"),
@@ -116,7 +115,6 @@ def test_a_default_that_cannot_do_a_task_leaves_it_open(tmp_path: Path) -> None:
 
 
 def test_a_broken_model_is_no_candidate(tmp_path: Path) -> None:
-    """With --skip-broken the other one is the only one."""
     folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
     (folder / "a/tokenizer.json").write_text("{}")
     assert {"text-classification": "b"} == used(state_of(folder, skip_broken=True))
@@ -148,7 +146,6 @@ def test_a_check_says_what_is_left_out(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_the_page_of_a_model_says_what_it_is_the_default_of(tmp_path: Path) -> None:
-    """Beside the endpoints that it can answer."""
     folder = made(tmp_path, a=NLI, mood=tiny.LABELS)
     pages = call(folder, "GET", "/models", settings={"default": {"classify": "mood"}}).json()
     assert [("a", ["/classify", "/zero-shot"], ["/zero-shot"]), ("mood", ["/classify"], ["/classify"])] == [
@@ -183,7 +180,6 @@ def test_a_folder_says_which_of_its_models_answers(tmp_path: Path) -> None:
     ],
 )
 def test_a_folder_that_says_nonsense_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    """The message has the path of the file."""
     folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
     (folder / DEFAULTS_FILE).write_text(text)
 
@@ -194,7 +190,6 @@ def test_a_folder_that_says_nonsense_is_refused(tmp_path: Path, text: str, messa
 
 
 def test_folders_that_disagree_need_a_flag(tmp_path: Path) -> None:
-    """None of them goes over the other."""
     folders = made(tmp_path / "one", a=tiny.LABELS), made(tmp_path / "two", b=tiny.LABELS)
     for folder, name in zip(folders, "ab", strict=True):
         (folder / DEFAULTS_FILE).write_text(f'{{"classify": "{name}"}}')
@@ -217,7 +212,6 @@ def test_what_a_folder_says_of_a_broken_model_counts_for_nothing(tmp_path: Path)
 
 
 def test_the_embedded_models_answer_all_endpoints_but_three(caplog: pytest.LogCaptureFixture) -> None:
-    """Without a flag, and without a warning."""
     used_by = used(build(Settings(models=ROOT / "models")))
 
     assert {"text-ranking", "multiple-choice", "attention"} >= set(TASKS) - set(used_by)
@@ -344,7 +338,6 @@ def service(tmp_path: Path) -> Any:
 
 
 def test_requests_that_name_no_model_go_to_the_default(api: Send) -> None:
-    """And health and info of the endpoint are its."""
     assert "mood" == post(api, {"inputs": "good"}, path="/classify").headers["x-model"]
     assert "nli" == post(api, {"inputs": "good", "model": "nli"}, path="/classify").headers["x-model"]
     assert "nli" == post(api, ZERO, path="/zero-shot").headers["x-model"]

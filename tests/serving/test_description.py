@@ -21,6 +21,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 import hostile
+import tiny
 from bertserve.service.http.inference import TIMEOUT_HEADER
 from bertserve.service.tasks.catalog import TASKS
 from conftest import Served, running
@@ -41,7 +42,7 @@ POSTS = [f"/{spec.path}" for spec in TASKS.values()] + ["/models/{name}", "/", "
 def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A service with a tiny model of every kind."""
     log = tmp_path_factory.mktemp("log") / "log"
-    with running(hostile.every_model(tmp_path_factory.mktemp("models")), log, "--default", "classify=classifier") as served:
+    with running(tiny.every_kind(tmp_path_factory.mktemp("models"), max_length=64), log, "--default", "classify=classifier") as served:
         yield served
 
 

@@ -121,7 +121,6 @@ def test_a_file_that_is_no_graph_is_named(tmp_path: Path) -> None:
 
 
 def test_warm_up_runs_are_timed(models: Path) -> None:
-    """Each shape gives a positive time."""
     timed = engine(models / "tiny").time_runs([(1, 8), (2, 16)], repeats=2)
 
     assert [(1, 8), (2, 16)] == [(rows, length) for rows, length, _ in timed]

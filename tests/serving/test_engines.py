@@ -112,7 +112,6 @@ def test_both_sessions_are_of_what_was_loaded(
 
 
 def test_the_second_session_answers_as_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it is made for a model that is served."""
     tiny.bundle(tmp_path)
     monkeypatch.setattr(loading, "min_multi_threaded_tokens", lambda cost, nodes, longest: 1)
     engines = build(Settings(models=tmp_path, threads=2)).registry.get("tiny").engines
@@ -195,7 +194,7 @@ FAULTS: dict[str, tuple[Callable[[list[Row]], list[Row]], str]] = {
 
 
 @pytest.mark.parametrize("fault", [*FAULTS, "NaN", "inf"])
-def test_a_fault_of_one_row_fails_its_request_alone(tmp_path: Path, fault: str) -> None:
+async def test_a_fault_of_one_row_fails_its_request_alone(tmp_path: Path, fault: str) -> None:
     """Of four requests that share a run the guilty one hears why, and the others get their scores."""
     loaded = files.load_bundle(tiny.bundle(tmp_path))
     graph, spec = loaded.manifest.graphs[0], loaded.manifest.tokenizer
@@ -217,27 +216,24 @@ def test_a_fault_of_one_row_fails_its_request_alone(tmp_path: Path, fault: str) 
         metrics=Metrics().model("text-classification", "tiny"),
     )
 
-    async def check() -> None:
-        scheduler.start()
-        gate = threading.Event()
-        try:
-            alone = (await model.predict([Request("good")], timeout_s=10)).results
-            blocker = asyncio.ensure_future(scheduler.run(scheduler.admit(tokens=1, seconds=0, timeout_s=10), blocking(gate)))
-            await asyncio.sleep(0)
-            tasks = [asyncio.ensure_future(model.predict([Request(text)], timeout_s=10)) for text in ("good", "bad", "good", "good")]
-            await asyncio.sleep(0)
-            gate.set()
-            good, bad, *others = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
-            assert isinstance(bad, EngineError)
-            assert message in bad.message
-            assert [alone] * 3 == [answer.results for answer in (good, *others) if not isinstance(answer, BaseException)]
-            assert [1, 4, 2, 1, 1, 2] == engine.batches
-            assert scheduler.ready
-            await blocker
-        finally:
-            await scheduler.stop(5)
-
-    asyncio.run(check())
+    scheduler.start()
+    gate = threading.Event()
+    try:
+        alone = (await model.predict([Request("good")], timeout_s=10)).results
+        blocker = asyncio.ensure_future(scheduler.run(scheduler.admit(tokens=1, seconds=0, timeout_s=10), blocking(gate)))
+        await asyncio.sleep(0)
+        tasks = [asyncio.ensure_future(model.predict([Request(text)], timeout_s=10)) for text in ("good", "bad", "good", "good")]
+        await asyncio.sleep(0)
+        gate.set()
+        good, bad, *others = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
+        assert isinstance(bad, EngineError)
+        assert message in bad.message
+        assert [alone] * 3 == [answer.results for answer in (good, *others) if not isinstance(answer, BaseException)]
+        assert [1, 4, 2, 1, 1, 2] == engine.batches
+        assert scheduler.ready
+        await blocker
+    finally:
+        await scheduler.stop(5)
 
 
 def blocking(gate: threading.Event) -> Stage:

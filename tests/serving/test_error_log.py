@@ -83,7 +83,6 @@ def test_a_line_says_why_without_what_was_sent(models: Path, caplog: pytest.LogC
 
 
 def test_a_size_that_a_caller_declares_is_not_logged(models: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The service did not measure it."""
     tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 987_654}}
     head = json.dumps({"inputs": [tensor]}).encode()
     answer = call(

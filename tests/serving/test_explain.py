@@ -140,13 +140,11 @@ def test_labels_scored_by_themselves_are_explained_if_chosen(api: Send) -> None:
 
 
 def test_of_a_regression_the_value_is_explained(api: Send) -> None:
-    """Its one label has a value in place of a probability."""
     (((value,), (less,)),) = (answered(api, "/value", ["good film", "film"], explain=True),)
     assert pytest.approx(value["score"] - less["score"], abs=1e-5) == value["explanation"][0]["importance"]
 
 
 def test_words_of_a_pair_say_of_which_text_they_are(api: Send) -> None:
-    """Offsets are of that text."""
     pair = {"text": "a good film", "text_pair": "the film is good"}
     ((best, *_),) = answered(api, CLASSIFY, pair, explain=True)
     assert [("text", word) for word in pair["text"].split()] + [("text_pair", word) for word in pair["text_pair"].split()] == [
@@ -241,7 +239,6 @@ def test_of_a_long_passage_the_window_with_the_answer_is_explained(api: Send) ->
 
 
 def test_scores_that_add_up_are_not_explained(api: Send) -> None:
-    """Which place would it be?"""
     assert "`duplicates`" in refused(api, ANSWER, {"question": "good ?", "context": "a film"}, explain=True, duplicates="sum")
 
 
@@ -249,7 +246,6 @@ def test_scores_that_add_up_are_not_explained(api: Send) -> None:
 
 
 def test_too_many_words_are_refused_with_their_number(tmp_path: Path) -> None:
-    """The limit and what to do are said."""
     tiny.bundle(tmp_path, max_length=512)
     tiny.bundle(tmp_path, "passages", task="question-answering", max_length=512)
     send = partial(call, tmp_path)
@@ -294,7 +290,6 @@ def test_variants_count_at_admission(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("task", ["text-classification", "question-answering"])
 def test_what_is_estimated_is_about_what_runs(tmp_path: Path, task: str) -> None:
-    """And what is reserved is no less."""
     graph = Tiny(tmp_path, task, max_length=64)
     spec, text = (classify, question_answering)[task == "question-answering"], "long dull poor film book good fine great " * 3
     request: Any = (
@@ -361,7 +356,6 @@ def test_the_words_that_a_reader_would_name_come_out() -> None:
 
 
 def test_limits_are_what_the_docs_say() -> None:
-    """The page names them."""
     page = (Path(__file__).parents[2] / "docs/reference/http-api.md").read_text(encoding="utf-8")
     section = page[page.index("#### Why this label") :]
     for number in (MAX_WORDS, classify.MAX_EXPLAINED, classify.CHOSEN):

@@ -40,7 +40,6 @@ def moved_weights(path: Path, location: str = DATA, *, listed: bool = True, outs
 
 
 def test_a_listed_file_is_loaded(models: Path) -> None:
-    """Answers are those of the graph in one file."""
     whole = classify(models, {"inputs": "good"}).json()
     moved_weights(models / "tiny")
     assert {DATA} == external_locations(models / "tiny" / GRAPH)

@@ -28,7 +28,6 @@ def test_memory_is_returned_once_for_all_that_ask(monkeypatch: pytest.MonkeyPatc
 
 
 def test_without_glibc_nothing_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other systems lack the function."""
     monkeypatch.setattr(freed_memory, "_malloc_trim", None)
     before = threading.active_count()
     FreedMemory().return_soon()

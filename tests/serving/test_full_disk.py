@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ import httpx
 import pytest
 
 from bertserve.service.process import serve
+from conftest import wait_until
 
 COMMAND = [str(Path(sys.executable).with_name("bert-serve")), "serve", "--port", "0"]
 PRIVATE_DISK = ["unshare", "--mount", "/bin/sh", "-c", 'mount -t tmpfs -o size=4m tmpfs /dev/shm && exec "$@"', "sh"]
@@ -58,7 +58,6 @@ EXPECTED = [200, 422, 404, 422] * 4
 
 @pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
 def test_a_log_that_nobody_can_write_stops_nothing(models: Path) -> None:
-    """Lines are lost, requests are not."""
     with FULL.open("w") as full, started([*COMMAND, "--models", str(models), "--access-log"], stderr=full) as (_, client):
         for _ in range(5):
             assert EXPECTED == answers(client)
@@ -80,7 +79,7 @@ def test_workers_serve_on_while_the_disk_of_their_metrics_is_full(models: Path) 
             lines.append(next(process.stderr))
         assert [] == [line for line in lines if "cannot write" in line]
         assert [] == [line for line in lines if re.search(rf"process (?!{killed},)\d+, ended", line)]
-        until(lambda: len({worker(client) for _ in range(8)}) == 2)
+        wait_until(lambda: len({worker(client) for _ in range(8)}) == 2)
         assert EXPECTED == answers(client)
         page = client.get("/metrics")
         assert (200, True) == (page.status_code, 'status="422"' in page.text)
@@ -89,14 +88,6 @@ def test_workers_serve_on_while_the_disk_of_their_metrics_is_full(models: Path) 
 def worker(client: httpx.Client) -> int:
     """Returns the process that answers a new connection."""
     return int(client.get("/info", headers={"connection": "close"}).json()["worker"]["pid"])
-
-
-def until(check: Any) -> None:
-    """Waits at most 20 seconds for something to become true."""
-    end = time.monotonic() + 20
-    while not check():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def fill(path: Path) -> None:

@@ -5,35 +5,28 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import embedded
-from bertserve.service.backend.onnx_engine import OnnxEngine
-from bertserve.service.bundle import files
 from bertserve.service.tasks import classify
-from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.decoding import Row, activate
-from bertserve.service.text.tokenizer import Tokenizer
-from bertserve.service.wire.reading import read_body
 from fakes import Head
+from golden import cases
 from task_runs import decode, encode
 
-ROOT = Path(__file__).parents[2]
-CASES = [json.loads(line) for line in (ROOT / "tests/golden/text_classification.jsonl").read_text(encoding="utf-8").split("\n") if line]
+CASES = cases.read("text_classification")
+SENTIMENT = embedded.load("sentiment")
 HEAD = Head(("negative", "positive"))
-LIMITS = Limits(max_inputs=512, max_chars=200_000)
 NEAR_TIE = 0.1
 FLOOR = 0.98
 
 
 def requests_of(case: dict[str, Any]) -> list[classify.Request]:
     """Returns the task requests of a case, read from JSON as the service reads them."""
-    return read_body(classify.TASK, json.dumps(case["request"]).encode(), LIMITS).requests()
+    return list(embedded.read(classify.TASK, case["request"]).requests())
 
 
 def test_there_are_enough_cases() -> None:
@@ -61,20 +54,14 @@ def test_stored_logits_decode_to_the_reference_answer(case: dict[str, Any]) -> N
 
 def test_every_text_is_cut_into_as_many_windows_as_the_reference_has() -> None:
     """The embedded tokenizer and our index arithmetic give the windows that transformers gives."""
-    loaded = files.load_bundle(ROOT / "models/sentiment")
-    tokenizer = Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
     for case in CASES:
-        counts = [len(encode(classify, request, tokenizer).encodings) for request in requests_of(case)]
+        counts = [len(encode(classify, request, SENTIMENT.tokenizer).encodings) for request in requests_of(case)]
         assert [len(windows) for windows in case["logits"]] == counts, case["id"]
 
 
 @pytest.mark.parametrize("step", embedded.STEPS)
 def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int, capsys: pytest.CaptureFixture[str]) -> None:
     """Where float32 is no near tie, the served graph gives the same best label in 98 % of the cases at least."""
-    loaded = files.load_bundle(ROOT / "models/sentiment")
-    graph = loaded.graph("cpu")
-    tokenizer = Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
-    engine = OnnxEngine(loaded.path / graph.file, graph, pad_id=loaded.manifest.tokenizer.pad_id, padding_side="right")
     clear = agreed = ties = 0
     ran: dict[bytes, Row] = {}  # many cases are of the same text
     for case in CASES[::step]:
@@ -84,10 +71,10 @@ def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int, capsys: pytes
                 request.text_pair,
                 classify.ClassifyParameters(window=request.parameters.window, stride=request.parameters.stride),
             )
-            encodings = encode(classify, best, tokenizer).encodings
+            encodings = encode(classify, best, SENTIMENT.tokenizer).encodings
             for encoding in encodings:
                 if encoding.ids.tobytes() not in ran:
-                    ran[encoding.ids.tobytes()] = engine.run([encoding])[0]
+                    ran[encoding.ids.tobytes()] = SENTIMENT.engine.run([encoding])[0]
             rows = [ran[encoding.ids.tobytes()] for encoding in encodings]
             expected = [{"logits": np.array(row, dtype=np.float32)} for row in windows]
             probabilities = np.sort(activate(np.array(windows, dtype=np.float32), "softmax").mean(axis=0))
@@ -97,6 +84,6 @@ def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int, capsys: pytes
             else:
                 ties += 1
     with capsys.disabled():
-        print(f"\nembedded sentiment bundle ({graph.precision}): {agreed} of {clear} labels agree with fp32; {ties} near ties left out")
+        print(f"\nembedded sentiment bundle: {agreed} of {clear} labels agree with fp32; {ties} near ties left out")
 
     assert agreed / clear >= FLOOR

@@ -14,9 +14,10 @@ import pytest
 
 import embedded
 from bertserve.service.tasks import fill_mask
+from golden import cases
 from task_runs import decode, encode
 
-CASES = embedded.golden("fill_mask")
+CASES = cases.read("fill_mask")
 FILL = embedded.load("fill-mask")
 FLOOR = 0.9
 

@@ -2,7 +2,7 @@
 
 Deliberate differences: the pipeline fills up with spans of score 0 that are no spans of the passage (dropped here); and it
 gives a dict where one answer was found although several were asked for (a list here). By default equal texts keep their
-best score and every span is searched: compared with brute force below.
+best score and every span is searched: tests/serving/test_decoders.py compares that with loops over all spans.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import pytest
 
 import embedded
 from bertserve.service.tasks import question_answering
+from golden import cases
 from task_runs import decode
 
-CASES = embedded.golden("question_answering")
+CASES = cases.read("question_answering")
 QA = embedded.load("qa")
 FLOOR = 0.9
 
@@ -64,49 +65,6 @@ def test_stored_logits_decode_to_the_reference_answers(case: dict[str, Any]) -> 
         for score in {item["score"] for item in wanted}:
             same = [{(a["answer"], a["start"], a["end"]) for a in side if abs(a["score"] - score) < 1e-6} for side in (wanted, actual)]
             assert same[0] == same[1]
-
-
-def brute_force(
-    request: question_answering.Request, read: question_answering.PassageWindows, rows: list[dict[str, Any]]
-) -> list[tuple[float, int, int, str]]:
-    """Returns every distinct answer with its best score, by the plain definition: loops over windows, starts and ends."""
-    offsets, words = read.passage.spans(request.context), read.passage.word_ids
-    found: dict[str, tuple[float, int, int, str]] = {}
-    for encoding, cut, row in zip(read.encodings, read.cuts, rows, strict=True):
-        allowed = [0, *range(encoding.start, encoding.start + len(cut))]
-        p = []
-        for name in ("start_logits", "end_logits"):
-            exps = np.exp(row[name][allowed].astype(np.float64) - row[name][allowed].max())
-            p.append(exps / exps.sum())
-        for s in range(len(cut)):
-            for e in range(s, min(s + request.parameters.max_answer_len, len(cut))):
-                first, last = cut.start + s, cut.start + e
-                while request.parameters.align_to_words and first > 0 and words[first - 1] == words[first]:
-                    first -= 1
-                while request.parameters.align_to_words and last + 1 < len(words) and words[last + 1] == words[last]:
-                    last += 1
-                span = (offsets[first][0], offsets[last][1])
-                text, score = request.context[slice(*span)], float(p[0][s + 1] * p[1][e + 1])
-                if score > found.get(text.lower(), (-1.0,))[0]:
-                    found[text.lower()] = (score, *span, text)
-    return sorted(found.values(), key=lambda item: -item[0])
-
-
-@pytest.mark.parametrize("case", CASES[::3], ids=[case["id"] for case in CASES[::3]])
-def test_by_default_every_span_is_searched_and_equal_texts_keep_their_best(case: dict[str, Any]) -> None:
-    """The best scores are those of brute force over all spans, stay within [0, 1], and no text comes twice."""
-    for request, windows, _ in pairs(case, duplicates="best", handle_impossible_answer=False):
-        read, rows = stored(request, windows)
-        result = decode(question_answering, request, rows, QA.manifest, QA.tokenizer)
-        actual = result if isinstance(result, list) else [result]
-        expected = brute_force(request, read, rows)[: request.parameters.top_k]
-        assert [pytest.approx(item[0], abs=1e-6) for item in expected] == [item["score"] for item in actual]
-        assert len(actual) == len({item["answer"].lower() for item in actual})
-        assert all(0 <= item["score"] <= 1 for item in actual)
-        clear = [
-            i for i in range(len(expected)) if all(abs(expected[i][0] - other[0]) > 1e-6 for j, other in enumerate(expected) if i != j)
-        ]
-        assert [expected[i][3].lower() for i in clear] == [actual[i]["answer"].lower() for i in clear]
 
 
 @pytest.mark.parametrize("step", embedded.STEPS)

@@ -15,9 +15,10 @@ import pytest
 import embedded
 from bertserve.service.tasks import token_classification
 from bertserve.service.tasks.batch import spans_read
+from golden import cases
 from task_runs import decode, encode
 
-CASES = embedded.golden("token_classification")
+CASES = cases.read("token_classification")
 NER = embedded.load("ner")
 LABELS = len(NER.manifest.labels)
 FLOOR = 0.9

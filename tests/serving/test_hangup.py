@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import ssl
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,6 +21,7 @@ from bertserve.service.cli import main
 from bertserve.service.errors import SettingsError
 from bertserve.service.process.connections import PROBE_RESERVE
 from bertserve.service.process.preparation import Certificate
+from conftest import wait_until
 
 Serve = Callable[..., Any]
 AUTHORITY = trustme.CA()
@@ -43,14 +43,6 @@ def trusting() -> ssl.SSLContext:
     return context
 
 
-def until(check: Callable[[], bool]) -> None:
-    """Waits at most 20 seconds for something to become true."""
-    end = time.monotonic() + 20
-    while not check():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.full_grid), 2])
 def test_a_hangup_reads_everything_again(models: Path, tmp_path: Path, serve: Serve, workers: int) -> None:
     """Every worker has the new key and the new model, and no longer the old ones; a worker that comes later too. Nothing fails meanwhile."""
@@ -68,7 +60,7 @@ def test_a_hangup_reads_everything_again(models: Path, tmp_path: Path, serve: Se
         shutil.rmtree(models / "tiny")
         tiny.bundle(models, "other")
         served.process.send_signal(signal.SIGHUP)
-        until(lambda: set(asked("two", "/models/other")) == {200} and set(asked("two", "/models/tiny")) == {404})
+        wait_until(lambda: set(asked("two", "/models/other")) == {200} and set(asked("two", "/models/tiny")) == {404})
         assert {401} == set(asked("one"))
         served.process.send_signal(signal.SIGHUP)
         assert {200} == set(asked("two", "/models/other"))
@@ -93,7 +85,7 @@ def test_a_hangup_of_one_worker_is_for_all(models: Path, tmp_path: Path, serve: 
         worker = next(iter(asked("one")))
         (tmp_path / "keys").write_text("two")
         os.kill(worker, signal.SIGHUP)
-        until(lambda: list(asked("two").values()) == [200, 200])  # both workers answered
+        wait_until(lambda: list(asked("two").values()) == [200, 200])  # both workers answered
         assert asked("one") == {0: 401}
     assert not pid_file.exists()
     assert served.lines()
@@ -140,8 +132,8 @@ def test_silent_connections_keep_nobody_out_of_tls(models: Path, tmp_path: Path,
             except httpx.TransportError:
                 return False
 
-        until(lambda: answered("GET", "/health/live"))
-        until(lambda: answered("POST", "/classify", json=BODY))
+        wait_until(lambda: answered("GET", "/health/live"))
+        wait_until(lambda: answered("POST", "/classify", json=BODY))
         assert "Traceback" not in served.log.read_text()
 
 
@@ -177,11 +169,11 @@ def test_a_hangup_reads_the_certificate_again(models: Path, tmp_path: Path, serv
         first = name()
         key.write_text("no key")
         served.process.send_signal(signal.SIGHUP)
-        until(lambda: "cannot reload the certificate" in served.log.read_text())
+        wait_until(lambda: "cannot reload the certificate" in served.log.read_text())
         assert first == name()
         certified(tmp_path, "example.org")
         served.process.send_signal(signal.SIGHUP)
-        until(lambda: name() != first)
+        wait_until(lambda: name() != first)
 
 
 def test_a_certificate_that_cannot_be_used_is_refused(tmp_path: Path) -> None:

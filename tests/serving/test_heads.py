@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import struct
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,13 +29,6 @@ Floats = NDArray[np.float32]
 NLI = Head(labels=("contradiction", "neutral", "entailment"))
 LONG = " ".join(["good", "film", "bad"] * 20)
 ROOM = 30  # text tokens of a tiny bundle, 29 of a pair
-
-
-@pytest.fixture(scope="module", name="tokenizer")
-def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """The tokenizer of a tiny bundle of 32 tokens."""
-    made = load_bundle(tiny.bundle(tmp_path_factory.mktemp("heads"), task="feature-extraction"))
-    return Tokenizer(made.tokenizer_path, made.manifest.tokenizer)
 
 
 def logits(*rows: tuple[float, ...]) -> list[dict[str, Floats]]:
@@ -280,7 +270,6 @@ def test_layers_are_counted_from_either_end(embedding: Embedding, asked: Any, pl
 @pytest.mark.parametrize("embedding", [spec("last"), spec("last_four"), spec((0, 6))])
 @pytest.mark.parametrize("asked", [None, "last", [-1]])
 def test_the_last_layer_alone_is_an_output_of_its_own(embedding: Embedding, asked: Any) -> None:
-    """Every bundle has it."""
     assert choose(asked, "sum", embedding) == LAST_LAYER
 
 
@@ -299,7 +288,6 @@ def test_the_last_layer_alone_is_an_output_of_its_own(embedding: Embedding, aske
     ],
 )
 def test_layers_that_a_bundle_does_not_have_are_refused(embedding: Embedding, asked: Any, message: str) -> None:
-    """The message has the layer, those that there are, and what to do."""
     with pytest.raises(InvalidValueError) as refusal:
         choose(asked, None, embedding)
     assert message in refusal.value.message
@@ -315,24 +303,11 @@ def test_layers_that_a_bundle_does_not_have_are_refused(embedding: Embedding, as
     ],
 )
 def test_a_manifest_of_impossible_layers_is_wrong(fields: dict[str, Any], message: str) -> None:
-    """It could not be served."""
     with pytest.raises(ValueError, match=message):
         spec(fields.pop("layers"), **fields)
 
 
-@pytest.mark.parametrize("pooling", ["none", "mean"])
-def test_base64_has_the_bytes_of_the_values(pooling: Any) -> None:
-    """Four bytes a value, little-endian; of a text's tokens a text for each."""
-    request = embed.Request("text", embed.EmbedParameters(pooling=pooling, dimensions=3))
-    numbers: Any = decode(embed, request, [ROW])
-    found: Any = decode(embed, replace(request, parameters=request.parameters.model_copy(update={"encoding_format": "base64"})), [ROW])
-    vectors, texts = (numbers, found) if pooling == "none" else ([numbers], [found])
-
-    assert [list(vector) for vector in vectors] == [list(struct.unpack("<3f", base64.b64decode(text, validate=True))) for text in texts]
-
-
 def test_a_vector_of_zeros_stays_one() -> None:
-    """Normalizing nothing is no division by zero."""
     assert [0.0, 0.0] == embed.normalized(np.zeros(2, dtype=np.float32)).tolist()
 
 
@@ -367,7 +342,6 @@ def test_what_is_left_open_is_as_the_bundle_says() -> None:
     ],
 )
 def test_what_a_bundle_does_not_have_is_refused(options: dict[str, Any], message: str) -> None:
-    """The message has what was asked for and what there is."""
     with pytest.raises(InvalidValueError) as refusal:
         embed.resolve(embed.EmbedParameters(**options), Embedding(pooling="cls", normalize=False, dimensions=8, prompts={"query": "q: "}))
     assert message in refusal.value.message

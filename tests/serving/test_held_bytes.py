@@ -19,7 +19,7 @@ from bertserve.service.http.streaming import LineStream
 from bertserve.service.serving.build import AppState
 from bertserve.service.serving.held_bytes import HeldBytes, Reservation
 from fakes import FakeEngine
-from served_socket import answer, body_of, client, everything, listening, play, until
+from served_socket import answer, body_of, client, everything, listening, until
 
 BODY_BYTES = 200_000
 LARGE = json.dumps({"inputs": "good", "parameters": {"top_k": 1}}).encode().ljust(BODY_BYTES)
@@ -58,30 +58,26 @@ def test_a_reservation_that_cannot_grow_is_released() -> None:
 
 
 @pytest.mark.parametrize("begin", [post(LARGE[:100_000], BODY_BYTES), chunked(LARGE[:190_000])], ids=["length", "chunks"])
-def test_unfinished_bodies_hold_a_limited_number_of_bytes(models: Path, begin: bytes) -> None:
+async def test_unfinished_bodies_hold_a_limited_number_of_bytes(models: Path, begin: bytes) -> None:
     """A large body that does not fit is 503, to be sent again; small ones are answered, and a large one once another has ended."""
     state = service(models)
 
-    async def check() -> None:
-        state.scheduler.start()
-        async with listening(create_app(state)) as served:
-            async with client(served, begin), client(served, begin):
-                await until(lambda: state.held_bytes.count >= 380_000)
-                async with client(served, post(LARGE)) as (refused, _), client(served, post(SMALL)) as (small, _):
-                    head = await refused.readuntil(b"\r\n\r\n")
-                    assert head.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1\r\n" in head.lower()
-                    assert (await small.readline()).startswith(b"HTTP/1.1 200 ")
-            await until(lambda: state.held_bytes.count == 0)
-            async with client(served, post(LARGE)) as (large, _):
-                assert (await large.readline()).startswith(b"HTTP/1.1 200 ")
-            assert 0 == state.held_bytes.count
-        await state.scheduler.stop(0)
-
-    play(check)
+    state.scheduler.start()
+    async with listening(create_app(state)) as served:
+        async with client(served, begin), client(served, begin):
+            await until(lambda: state.held_bytes.count >= 380_000)
+            async with client(served, post(LARGE)) as (refused, _), client(served, post(SMALL)) as (small, _):
+                head = await refused.readuntil(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1\r\n" in head.lower()
+                assert (await small.readline()).startswith(b"HTTP/1.1 200 ")
+        await until(lambda: state.held_bytes.count == 0)
+        async with client(served, post(LARGE)) as (large, _):
+            assert (await large.readline()).startswith(b"HTTP/1.1 200 ")
+        assert 0 == state.held_bytes.count
+    await state.scheduler.stop(0)
 
 
-def test_a_long_answer_that_does_not_fit_is_refused(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before it is written; an answer that is not long is given."""
+async def test_a_long_answer_that_does_not_fit_is_refused(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = service(models)
     state.held_bytes.add(2 * BODY_BYTES)
 
@@ -89,40 +85,32 @@ def test_a_long_answer_that_does_not_fit_is_refused(models: Path, monkeypatch: p
         async with listening(create_app(state)) as served, client(served, post(SMALL)) as (reader, _):
             return (await reader.readline()).split()[1]
 
-    async def check() -> None:
-        state.scheduler.start()
-        assert b"200" == await status()
-        monkeypatch.setattr(inference, "UNCOUNTED_BYTES", 1)
-        assert b"503" == await status()
-        state.held_bytes.add(-2 * BODY_BYTES)
-        assert (b"200", 0) == (await status(), state.held_bytes.count)
-        await state.scheduler.stop(0)
-
-    play(check)
+    state.scheduler.start()
+    assert b"200" == await status()
+    monkeypatch.setattr(inference, "UNCOUNTED_BYTES", 1)
+    assert b"503" == await status()
+    state.held_bytes.add(-2 * BODY_BYTES)
+    assert (b"200", 0) == (await status(), state.held_bytes.count)
+    await state.scheduler.stop(0)
 
 
 @pytest.mark.parametrize("reads", [True, False])
-def test_an_answer_counts_until_the_client_has_taken_it(reads: bool) -> None:
-    """Or has left."""
-
+async def test_an_answer_counts_until_the_client_has_taken_it(reads: bool) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await body_of(receive)
         await answer(send, b"x" * 8_000_000)
 
-    async def check() -> None:
-        async with listening(app) as served:
-            held = served.connections.held_bytes
-            async with client(served, b"GET / HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n") as (reader, _):
-                await until(lambda: held.count > 1_000_000)
-                if reads:
-                    assert (await everything(reader)).endswith(b"x" * 8_000_000)
-                    await until(lambda: held.count == 0)
-            await until(lambda: held.count == 0)
-
-    play(check)
+    async with listening(app) as served:
+        held = served.connections.held_bytes
+        async with client(served, b"GET / HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n") as (reader, _):
+            await until(lambda: held.count > 1_000_000)
+            if reads:
+                assert (await everything(reader)).endswith(b"x" * 8_000_000)
+                await until(lambda: held.count == 0)
+        await until(lambda: held.count == 0)
 
 
-def test_a_long_line_is_read_when_there_is_room_for_it() -> None:
+async def test_a_long_line_is_read_when_there_is_room_for_it() -> None:
     """While other requests hold the bytes it waits and nothing more is read; short lines are answered one at a time."""
     held = HeldBytes(1)
     held.limit = 1_000_000
@@ -149,20 +137,17 @@ def test_a_long_line_is_read_when_there_is_room_for_it() -> None:
         running -= 1
         return b"%d" % len(line)
 
-    async def check() -> None:
-        held.add(1_000_000)
-        stream = asyncio.create_task(LineStream({}, receive, answered, max_requests=32, max_bytes=500_000, held=held)(send))
-        for _ in range(100):
-            await asyncio.sleep(0)
-        assert ([b"1\n"] * 3, 1, 4) == (answers, most, taken)
-        held.add(-1_000_000)
-        await stream
-        assert ([*[b"1\n"] * 3, b"300000\n"], 0) == (answers, held.count)
-
-    asyncio.run(asyncio.wait_for(check(), 20))
+    held.add(1_000_000)
+    stream = asyncio.create_task(LineStream({}, receive, answered, max_requests=32, max_bytes=500_000, held=held)(send))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert ([b"1\n"] * 3, 1, 4) == (answers, most, taken)
+    held.add(-1_000_000)
+    await stream
+    assert ([*[b"1\n"] * 3, b"300000\n"], 0) == (answers, held.count)
 
 
-def test_what_waits_to_be_sent_stays_reserved(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_waits_to_be_sent_stays_reserved(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer behind another one that its client does not read, without the results that it was made of."""
     monkeypatch.setattr(inference, "UNCOUNTED_BYTES", 1)
     state = service(models)
@@ -181,14 +166,11 @@ def test_what_waits_to_be_sent_stays_reserved(models: Path, monkeypatch: pytest.
     async def send(message: Any) -> None:
         seen.append((state.held_bytes.count, scope[PREDICTION].results))
 
-    async def check() -> None:
-        state.scheduler.start()
-        await app(scope, receive, send)
-        assert [] == [each for each in seen if each[0] <= len(body) or each[1]]
-        assert (2, 0) == (len(seen), state.held_bytes.count)
-        await state.scheduler.stop(0)
-
-    play(check)
+    state.scheduler.start()
+    await app(scope, receive, send)
+    assert [] == [each for each in seen if each[0] <= len(body) or each[1]]
+    assert (2, 0) == (len(seen), state.held_bytes.count)
+    await state.scheduler.stop(0)
 
 
 def test_workers_share_the_limit() -> None:

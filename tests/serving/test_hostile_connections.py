@@ -17,7 +17,7 @@ from bertserve.service.process.parsing import MAX_HEADERS
 from bertserve.service.process.protocol import CoalescingTransport, HttpProtocol
 from bertserve.service.process.server import Server, configure
 from bertserve.service.serving.held_bytes import HeldBytes
-from served_socket import GET, answer, body_of, client, echo, everything, listening, play, until
+from served_socket import GET, answer, body_of, client, echo, everything, listening, until
 
 CHUNKED = b"POST / HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\n"
 LIMITS = ConnectionLimits(max_connections=9, header_timeout_s=9, max_header_bytes=9, body_timeout_s=9, min_body_rate=9)
@@ -30,7 +30,7 @@ async def replies(sent: bytes, app: Any = echo) -> tuple[bytes, list[str]]:
         return await everything(reader), served.ends
 
 
-def test_trailers_are_no_headers() -> None:
+async def test_trailers_are_no_headers() -> None:
     """The application never sees them: they come when access was already decided."""
     seen: list[list[tuple[bytes, bytes]]] = []
 
@@ -42,12 +42,9 @@ def test_trailers_are_no_headers() -> None:
     trailers = b"authorization: Bearer b\r\nx-forwarded-for: 1.2.3.4\r\n"
     sent = CHUNKED + b"2\r\n{}\r\n0\r\n" + trailers + b"\r\n" + b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n"
 
-    async def check() -> None:
-        received, ends = await replies(sent, app)
-        assert (2, []) == (received.count(b"HTTP/1.1 200 "), ends)
-        assert [[(b"host", b"test"), (b"transfer-encoding", b"chunked")], [(b"connection", b"close")]] == seen
-
-    play(check)
+    received, ends = await replies(sent, app)
+    assert (2, []) == (received.count(b"HTTP/1.1 200 "), ends)
+    assert [[(b"host", b"test"), (b"transfer-encoding", b"chunked")], [(b"connection", b"close")]] == seen
 
 
 @pytest.mark.parametrize(
@@ -62,50 +59,32 @@ def test_trailers_are_no_headers() -> None:
     ],
     ids=["trailers", "value", "name", "extension", "extensions", "zeros"],
 )
-def test_trailers_and_chunk_extensions_have_a_limit(framing: bytes) -> None:
+async def test_trailers_and_chunk_extensions_have_a_limit(framing: bytes) -> None:
     """That of a head: no length of a chunk or a body says how many bytes they have."""
-
-    async def check() -> None:
-        received, ends = await replies(CHUNKED + framing)
-        assert received.startswith(b"HTTP/1.1 431 "), received
-        assert ["head_too_large"] == ends
-
-    play(check)
+    received, ends = await replies(CHUNKED + framing)
+    assert received.startswith(b"HTTP/1.1 431 "), received
+    assert ["head_too_large"] == ends
 
 
-def test_many_small_chunks_are_a_body() -> None:
-    """What is needed to frame them does not count."""
-
-    async def check() -> None:
-        body = b"1\r\n{\r\n" * 20_000 + b"0\r\n\r\n"
-        received, _ = await replies(CHUNKED.replace(b"host: test", b"connection: close") + body)
-        assert received.endswith(b"\r\n\r\n/ " + b"{" * 20_000 + b"\n")
-
-    play(check)
+async def test_many_small_chunks_are_a_body() -> None:
+    body = b"1\r\n{\r\n" * 20_000 + b"0\r\n\r\n"
+    received, _ = await replies(CHUNKED.replace(b"host: test", b"connection: close") + body)
+    assert received.endswith(b"\r\n\r\n/ " + b"{" * 20_000 + b"\n")
 
 
 @pytest.mark.parametrize(("more", "status"), [(0, b"200"), (1, b"431")])
-def test_a_request_has_few_headers(more: int, status: bytes) -> None:
+async def test_a_request_has_few_headers(more: int, status: bytes) -> None:
     """Without values too: each takes far more memory than its bytes."""
-
-    async def check() -> None:
-        received, _ = await replies(b"GET / HTTP/1.1\r\nconnection: close\r\n" + b"a:\r\n" * (MAX_HEADERS - 1 + more) + b"\r\n")
-        assert received.startswith(b"HTTP/1.1 %s " % status)
-
-    play(check)
+    received, _ = await replies(b"GET / HTTP/1.1\r\nconnection: close\r\n" + b"a:\r\n" * (MAX_HEADERS - 1 + more) + b"\r\n")
+    assert received.startswith(b"HTTP/1.1 %s " % status)
 
 
-def test_empty_lines_before_a_request_have_a_limit() -> None:
-    """They count as its head."""
-
-    async def check() -> None:
-        received, ends = await replies(b"\r\n" * 3000 + GET)
-        assert (True, ["head_too_large"]) == (received.startswith(b"HTTP/1.1 431 "), ends)
-
-    play(check)
+async def test_empty_lines_before_a_request_have_a_limit() -> None:
+    received, ends = await replies(b"\r\n" * 3000 + GET)
+    assert (True, ["head_too_large"]) == (received.startswith(b"HTTP/1.1 431 "), ends)
 
 
-def test_a_stream_to_http_1_0_has_no_chunks() -> None:
+async def test_a_stream_to_http_1_0_has_no_chunks() -> None:
     """It ends with its connection; an answer of known length is as always."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,15 +95,12 @@ def test_a_stream_to_http_1_0_has_no_chunks() -> None:
         for part in (b"one\n", b"two\n", b""):
             await send({"type": "http.response.body", "body": part, "more_body": bool(part)})
 
-    async def check() -> None:
-        received, _ = await replies(b"GET / HTTP/1.0\r\n\r\n", app)
-        assert received.endswith(b"\r\n\r\none\ntwo\n")
-        assert b"transfer-encoding" not in received
-        received, _ = await replies(b"GET /known HTTP/1.0\r\n\r\n", app)
-        assert received.endswith(b"\r\n\r\nok")
-        assert b"content-length: 2\r\n" in received
-
-    play(check)
+    received, _ = await replies(b"GET / HTTP/1.0\r\n\r\n", app)
+    assert received.endswith(b"\r\n\r\none\ntwo\n")
+    assert b"transfer-encoding" not in received
+    received, _ = await replies(b"GET /known HTTP/1.0\r\n\r\n", app)
+    assert received.endswith(b"\r\n\r\nok")
+    assert b"content-length: 2\r\n" in received
 
 
 class Unread(asyncio.Transport):
@@ -146,36 +122,27 @@ class Unread(asyncio.Transport):
 
 
 @pytest.mark.parametrize(("per_second", "slow_after"), [(0, 31), (1, 31), (99, 31), (101, None)])
-def test_a_client_must_take_its_answers_at_the_lowest_rate(per_second: int, slow_after: int | None) -> None:
-    """One byte now and then is not enough."""
-
-    async def check() -> None:
-        raw = Unread()
-        transport = CoalescingTransport(raw)
-        transport.write(b"x" * 10_000)
-        for second in range(80):
-            if transport.is_taken_slowly(second, 30, 100):
-                assert second == slow_after
-                return
-            raw.unsent -= per_second
-        assert slow_after is None
-
-    play(check)
+async def test_a_client_must_take_its_answers_at_the_lowest_rate(per_second: int, slow_after: int | None) -> None:
+    raw = Unread()
+    transport = CoalescingTransport(raw)
+    transport.write(b"x" * 10_000)
+    for second in range(80):
+        if transport.is_taken_slowly(second, 30, 100):
+            assert second == slow_after
+            return
+        raw.unsent -= per_second
+    assert slow_after is None
 
 
-def test_a_client_that_has_taken_everything_may_rest() -> None:
+async def test_a_client_that_has_taken_everything_may_rest() -> None:
     """The time of an answer begins when it is written."""
-
-    async def check() -> None:
-        raw = Unread()
-        transport = CoalescingTransport(raw)
-        for second in range(0, 200, 20):
-            transport.write(b"x" * 100)
-            assert not transport.is_taken_slowly(second, 30, 100)
-            raw.unsent = 0
-            assert not transport.is_taken_slowly(second + 10, 30, 100)
-
-    play(check)
+    raw = Unread()
+    transport = CoalescingTransport(raw)
+    for second in range(0, 200, 20):
+        transport.write(b"x" * 100)
+        assert not transport.is_taken_slowly(second, 30, 100)
+        raw.unsent = 0
+        assert not transport.is_taken_slowly(second + 10, 30, 100)
 
 
 async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
@@ -184,47 +151,41 @@ async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @pytest.mark.parametrize(("app", "begins"), [(echo, b"HTTP/1.1 503 "), (refusing, b"HTTP/1.1 401 ")], ids=["unanswered", "answered"])
-def test_half_sent_bodies_make_room(monkeypatch: pytest.MonkeyPatch, app: Any, begins: bytes) -> None:
+async def test_half_sent_bodies_make_room(monkeypatch: pytest.MonkeyPatch, app: Any, begins: bytes) -> None:
     """The one that waits longest ends for a connection that comes when there is no room, whether it was answered or not."""
     monkeypatch.setattr(connections, "SWEEP_S", 0.02)
     monkeypatch.setattr(connections, "EXPENDABLE_AFTER_S", 0.02)
 
-    async def check() -> None:
-        async with AsyncExitStack() as stack:
-            served = await stack.enter_async_context(listening(app, max_connections=2))
-            first, _ = await stack.enter_async_context(client(served, HALF_BODY))
-            await until(lambda: len(served.connections) == 1)
-            await asyncio.sleep(0.01)  # the loop's clock has milliseconds
-            await stack.enter_async_context(client(served, HALF_BODY))
-            await until(lambda: len(served.connections) == 2)
-            served.connections.start()
-            await until(lambda: served.connections.room() is Room.PLACE)
-            received = await everything(first)
-            assert (True, 1) == (received.startswith(begins), received.count(b"HTTP/1.1 "))
-            assert ["evicted"] == served.ends
-
-    play(check)
+    async with AsyncExitStack() as stack:
+        served = await stack.enter_async_context(listening(app, max_connections=2))
+        first, _ = await stack.enter_async_context(client(served, HALF_BODY))
+        await until(lambda: len(served.connections) == 1)
+        await asyncio.sleep(0.01)  # the loop's clock has milliseconds
+        await stack.enter_async_context(client(served, HALF_BODY))
+        await until(lambda: len(served.connections) == 2)
+        served.connections.start()
+        await until(lambda: served.connections.room() is Room.PLACE)
+        received = await everything(first)
+        assert (True, 1) == (received.startswith(begins), received.count(b"HTTP/1.1 "))
+        assert ["evicted"] == served.ends
 
 
-def test_a_body_at_the_lowest_rate_is_not_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_at_the_lowest_rate_is_not_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is one whose application has yet to take it."""
     monkeypatch.setattr(connections, "SWEEP_S", 0.01)
     monkeypatch.setattr(connections, "EXPENDABLE_AFTER_S", 0.01)
 
-    async def check() -> None:
-        sent = b"POST / HTTP/1.1\r\ncontent-length: 20000\r\n\r\n" + b"x" * 10_000
-        async with listening(echo, max_connections=1, min_body_rate=1000) as served, client(served, sent) as (reader, writer):
-            await until(lambda: len(served.connections) == 1)
-            served.connections.start()
-            await asyncio.sleep(0.1)
-            assert served.connections.room() is not Room.PLACE
-            writer.write(b"x" * 10_000)
-            assert (await reader.read(100)).startswith(b"HTTP/1.1 200 ")
-
-    play(check)
+    sent = b"POST / HTTP/1.1\r\ncontent-length: 20000\r\n\r\n" + b"x" * 10_000
+    async with listening(echo, max_connections=1, min_body_rate=1000) as served, client(served, sent) as (reader, writer):
+        await until(lambda: len(served.connections) == 1)
+        served.connections.start()
+        await asyncio.sleep(0.1)
+        assert served.connections.room() is not Room.PLACE
+        writer.write(b"x" * 10_000)
+        assert (await reader.read(100)).startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_client_that_left_before_it_was_refused_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_left_before_it_was_refused_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error would end the loop that takes what waits when the service stops."""
 
     class Reset(socket.socket):
@@ -234,23 +195,20 @@ def test_a_client_that_left_before_it_was_refused_is_no_error(monkeypatch: pytes
             """Fails."""
             raise ConnectionResetError
 
-    async def check() -> None:
-        async with listening(echo) as served:
-            monkeypatch.setattr(served.connections, "room", lambda: Room.NONE)
-            config = configure(echo, keep_alive_s=5)
-            config.load()
-            server = Server(
-                config,
-                scheduler=None,  # type: ignore[arg-type]
-                connections=served.connections,
-                shutdown_timeout_s=0,
-                on_listen=lambda _: None,
-            )
-            connection = Reset()
-            server._accept(connection)
-            assert -1 == connection.fileno()
-
-    play(check)
+    async with listening(echo) as served:
+        monkeypatch.setattr(served.connections, "room", lambda: Room.NONE)
+        config = configure(echo, keep_alive_s=5)
+        config.load()
+        server = Server(
+            config,
+            scheduler=None,  # type: ignore[arg-type]
+            connections=served.connections,
+            shutdown_timeout_s=0,
+            on_listen=lambda _: None,
+        )
+        connection = Reset()
+        server._accept(connection)
+        assert -1 == connection.fileno()
 
 
 @pytest.mark.parametrize(
@@ -258,7 +216,7 @@ def test_a_client_that_left_before_it_was_refused_is_no_error(monkeypatch: pytes
     [(b"%x\r\n" % 400_000 + b"\r\n\r\n" * 100_000 + b"\r\n", 400_000), (b"1\r\n{\r\n" * 60_000, 60_000)],
     ids=["empty lines", "chunks of a byte"],
 )
-def test_a_body_that_is_slow_to_parse_leaves_turns_to_others(monkeypatch: pytest.MonkeyPatch, sent: bytes, length: int) -> None:
+async def test_a_body_that_is_slow_to_parse_leaves_turns_to_others(monkeypatch: pytest.MonkeyPatch, sent: bytes, length: int) -> None:
     """Its read is parsed in parts, between which the loop turns, and the client may have sent its end."""
     body: list[bytes] = []
     turns = 0
@@ -276,38 +234,31 @@ def test_a_body_that_is_slow_to_parse_leaves_turns_to_others(monkeypatch: pytest
         body.append(await body_of(receive))
         await answer(send)
 
-    async def check() -> None:
-        async with listening(app) as served, client(served, CHUNKED + sent + b"0\r\n\r\n") as (reader, _):
-            assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
-            assert [length] == [len(part) for part in body]
-            assert turns > 1
-
-    play(check)
+    async with listening(app) as served, client(served, CHUNKED + sent + b"0\r\n\r\n") as (reader, _):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        assert [length] == [len(part) for part in body]
+        assert turns > 1
 
 
-def test_a_turn_of_the_loop_parses_for_one_connection() -> None:
+async def test_a_turn_of_the_loop_parses_for_one_connection() -> None:
     """What several connections have sent and nobody has parsed yet is parsed in turn, and the loop serves others between."""
+    loop, order = asyncio.get_running_loop(), list[str]()
+    open_ = connections.Connections(LIMITS, HeldBytes(1000))
 
-    async def check() -> None:
-        loop, order = asyncio.get_running_loop(), list[str]()
-        open_ = connections.Connections(LIMITS, HeldBytes(1000))
+    def parse(name: str, times: int) -> None:
+        order.append(name)
+        if times > 1:
+            open_.parse_later(lambda: parse(name, times - 1))
 
-        def parse(name: str, times: int) -> None:
-            order.append(name)
-            if times > 1:
-                open_.parse_later(lambda: parse(name, times - 1))
+    def turn() -> None:
+        order.append("turn")
+        if len(order) < 12:
+            loop.call_soon(turn)
 
-        def turn() -> None:
-            order.append("turn")
-            if len(order) < 12:
-                loop.call_soon(turn)
-
-        for name, times in (("a", 3), ("b", 2)):
-            open_.parse_later(lambda name=name, times=times: parse(name, times))  # type: ignore[misc]
-        turn()
-        while "turn" != order[-1] or len(order) < 12:
-            await asyncio.sleep(0)
-        assert ["a", "b", "a", "b", "a"] == [name for name in order if name != "turn"]
-        assert all("turn" in pair for pair in itertools.pairwise(order))
-
-    play(check)
+    for name, times in (("a", 3), ("b", 2)):
+        open_.parse_later(lambda name=name, times=times: parse(name, times))  # type: ignore[misc]
+    turn()
+    while "turn" != order[-1] or len(order) < 12:
+        await asyncio.sleep(0)
+    assert ["a", "b", "a", "b", "a"] == [name for name in order if name != "turn"]
+    assert all("turn" in pair for pair in itertools.pairwise(order))

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-import tiny
-from application import Send, post, rejected, started
+from application import Send, post, rejected
 
 AGENT = {"user-agent": "@huggingface/inference/4.13.30 Node.js/22"}
 QUESTION = {"question": "good ?", "context": "a film"}
 LABELS = {"parameters": {"candidate_labels": ["film", "book"]}}
-
-
-@pytest.fixture(name="api", scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
-    """Sends requests to a service that answers what the client asks."""
-    folder = tmp_path_factory.mktemp("models")
-    tiny.bundle(folder, "nli", labels=("contradiction", "entailment"))
-    for task in ("token-classification", "question-answering", "fill-mask", "feature-extraction"):
-        tiny.bundle(folder, task, task=task)
-    with started(folder) as send:
-        yield send
 
 
 @pytest.mark.parametrize(
@@ -40,7 +27,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
     ],
 )
 def test_a_list_of_one_is_answered_like_the_one(api: Send, path: str, one: Any, more: dict[str, Any]) -> None:
-    """To this client alone; it reads no list of lists."""
     expected = post(api, {"inputs": one, **more}, path=path).json()
     assert expected == post(api, {"inputs": [one], **more}, path=path, headers=AGENT).json()
     if path not in ("/classify", "/embed"):
@@ -49,13 +35,11 @@ def test_a_list_of_one_is_answered_like_the_one(api: Send, path: str, one: Any, 
 
 @pytest.mark.parametrize("inputs", ["a [MASK] [MASK]", ["a [MASK] [MASK]"]])
 def test_several_masks_make_one_list(api: Send, inputs: Any) -> None:
-    """The candidates of the first mask come first."""
     first, second = post(api, {"inputs": "a [MASK] [MASK]"}, path="/fill-mask").json()
     assert first + second == post(api, {"inputs": inputs}, path="/fill-mask", headers=AGENT).json()
 
 
 def test_tokens_have_a_group(api: Send) -> None:
-    """The tag itself, beside all that they have for others."""
     body = {"inputs": "a film", "parameters": {"aggregation_strategy": "none", "ignore_labels": []}}
     expected = post(api, body, path="/ner").json()
     assert expected

@@ -282,7 +282,6 @@ def test_targets_are_searched_together(api: Send, runs: Runs) -> None:
     ],
 )
 def test_wrong_parameters_are_named(api: Send, parameters: dict[str, Any], message: str) -> None:
-    """None is ignored."""
     status, error = ask(api, "a [MASK]", **parameters)
     assert (422, True) == (status, message in error), error
 
@@ -347,7 +346,6 @@ def test_a_search_ends_with_its_request(tmp_path: Path) -> None:
 
 
 def test_limits_are_what_the_docs_say() -> None:
-    """The page names them."""
     page = (Path(__file__).parents[2] / "docs/reference/http-api.md").read_text(encoding="utf-8")
     for number in (joint_masks.MAX_JOINT_MASKS, joint_masks.MAX_PATTERNS, joint_masks.MAX_BEAM, joint_masks.DEFAULT_BEAM):
         assert f" {number}" in page[page.index("#### Masks filled together") :]

@@ -57,7 +57,6 @@ def test_json_has_everything(models: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_what_cannot_be_read_is_said(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Below the others, and by the exit code."""
     (models / "broken").mkdir()
     lines = listed(capsys, "--models", str(models), code=1).splitlines()
 
@@ -74,7 +73,6 @@ def test_nothing_is_exported_for_a_list(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_a_bundle_without_its_files_is_said(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A graph that is gone has no size."""
     (models / "tiny/model.cpu.fp32.onnx").unlink()
     assert "model.cpu.fp32.onnx" in listed(capsys, "--models", str(models), code=1)
 

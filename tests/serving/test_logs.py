@@ -59,7 +59,6 @@ def test_a_log_that_nobody_reads_stops_nobody(stderr: Stderr) -> None:
 
 
 def test_lost_lines_are_told(stderr: Stderr) -> None:
-    """As soon as there is room again."""
     with background_logging():
         for number in range(20):
             logger.info("line %d", number)

@@ -83,7 +83,6 @@ def test_a_text_that_just_fits_is_not_cut(models: Path, parameters: dict[str, An
 
 
 def test_a_long_pair_is_cut_at_its_longer_text(models: Path) -> None:
-    """The longer text of a pair is cut first, down to the length of the other."""
     short, long = words(5).split(), words(50).split()
     response = classify(models, {"inputs": {"text": words(5), "text_pair": words(50)}})
     [expected] = scores_of(models, [["[CLS]", *short, "[SEP]", *long[: ROOM - 1 - 5], "[SEP]"]])
@@ -120,13 +119,6 @@ def test_windows_of_a_pair_cut_the_second_text(models: Path) -> None:
     expected = {label: float(np.mean([window[label] for window in windows])) for label in tiny.LABELS}
     [result] = results(models, {"text": " ".join(first), "text_pair": " ".join(second)}, window="mean", stride=stride)
     assert by_label(result) == pytest.approx(expected, abs=1e-5)
-
-
-def test_a_stride_that_leaves_no_room_is_an_error(models: Path) -> None:
-    """A stride of a window's length or more is refused and the numbers named."""
-    parameters = {"window": "max", "stride": ROOM}
-    message = rejected(classify(models, {"inputs": ["good", LONG], "parameters": parameters}), 422, "invalid_value")
-    assert message.startswith(f"inputs[1]: `stride` is {ROOM}")
 
 
 def test_the_default_stride_suits_the_model(models: Path) -> None:

@@ -102,7 +102,6 @@ def after_one_request(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Met
 
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_every_documented_metric_exists(found: dict[str, Metric], name: str) -> None:
-    """Each metric is there with its labels, after one request."""
     family = found[family_name(name)]
     [labels] = {tuple(sorted(set(sample.labels) - {"le"})) for sample in family.samples if not sample.name.endswith("_created")}
     assert labels == DOCUMENTED[name]
@@ -114,7 +113,6 @@ def test_no_other_metric_exists(found: dict[str, Metric]) -> None:
 
 
 def test_every_metric_is_described(models: Path) -> None:
-    """Each metric has a help text."""
     assert all(family.documentation for family in families(models).values())
 
 
@@ -195,7 +193,6 @@ def test_tokens_are_counted_real_and_padded(models: Path) -> None:
 
 
 def test_cut_inputs_are_counted(models: Path) -> None:
-    """Each input of which text was cut counts."""
     found = families(models, ("/classify", {"inputs": [LONG, "good", LONG]}))
     assert value(found, "truncated_total", **TINY) == 2
 

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+import json
 from typing import Any
 
 import pytest
 
-import tiny
-from application import Send, post, rejected, started
-
-
-@pytest.fixture(name="api", scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
-    """Sends requests to a service with a classifier and a model for questions."""
-    folder = tmp_path_factory.mktemp("models")
-    tiny.bundle(folder, "mood")
-    tiny.bundle(folder, "passages", task="question-answering", max_length=256)
-    with started(folder) as send:
-        yield send
-
+from application import Send, post, rejected
+from bertserve.service.tasks.catalog import TASKS
 
 MULTIPART = b'--7d4b\r\nContent-Disposition: form-data; name="inputs"\r\n\r\ngood\r\n--7d4b--\r\n'
 
@@ -57,9 +46,10 @@ def test_a_body_that_is_no_json_is_told_what_it_looks_like(api: Send, raw: bytes
 
 
 def test_every_example_in_a_message_is_one_that_is_answered(api: Send) -> None:
-    """It is what OpenAPI shows."""
+    """It is what OpenAPI shows, which tests/serving/test_operations.py sends."""
     message = rejected(api("POST", "/answer", content=b""), 400, "malformed")
-    assert 200 == api("POST", "/answer", content=message.partition("such as ")[2].removesuffix(".").encode()).status_code
+    example = json.loads(message.partition("such as ")[2].removesuffix("."))
+    assert [example] == TASKS["question-answering"].body.model_json_schema()["examples"]
 
 
 @pytest.mark.parametrize(
@@ -92,12 +82,12 @@ def test_inputs_alone_are_told_of_the_object_around_them(api: Send, body: object
         ("/healthz", "/health"),
         ("/metric", "/metrics"),
         ("/model", "/models"),
-        ("/model/mood", "/models/mood"),
-        ("/models/mood/y", "/models/mood"),
-        ("/models/Mood/predict", "/models/Mood"),
-        ("/models/mood/realod", "/models/mood/reload"),
+        ("/model/names", "/models/names"),
+        ("/models/names/y", "/models/names"),
+        ("/models/Names/predict", "/models/Names"),
+        ("/models/names/realod", "/models/names/reload"),
         ("/models/some/y", "/models/some"),
-        ("/v2/models/mood/inferr", "/v2/models/mood/infer"),
+        ("/v2/models/names/inferr", "/v2/models/names/infer"),
     ],
 )
 def test_a_wrong_path_is_told_the_nearest(api: Send, method: str, path: str, near: str) -> None:

@@ -221,7 +221,6 @@ def test_models_are_found_by_name_and_task(tmp_path: Path) -> None:
 
 
 def test_unknown_names_are_not_found(tmp_path: Path) -> None:
-    """The message names the nearest model, or all."""
     found = registry(tmp_path, "sentiment", "topics")
 
     with pytest.raises(NotFoundError, match="did you mean `sentiment`"):

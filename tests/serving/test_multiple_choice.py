@@ -43,13 +43,6 @@ def started_service(folder: Path) -> Iterator[Send]:
         yield send
 
 
-@pytest.fixture(scope="module", name="tokenizer")
-def tiny_tokenizer(folder: Path) -> Tokenizer:
-    """Its tokenizer, for 32 tokens."""
-    loaded = load_bundle(folder / "choices")
-    return Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
-
-
 def result(api: Send, inputs: Any, path: str = CHOOSE, **more: Any) -> Any:
     """Returns the answer to inputs that must be answered."""
     response = post(api, {"inputs": inputs, **more}, path=path)
@@ -135,7 +128,6 @@ def test_models_and_tensors_answer_alike(api: Send) -> None:
 
 
 def test_tensors_have_a_context_too(api: Send) -> None:
-    """One, as there is one question."""
     names = {"question": [QUESTION["question"]], "context": ["the book was dull"], "choices": QUESTION["choices"]}
     tensors = [{"name": name, "shape": [len(data)], "datatype": "BYTES", "data": data} for name, data in names.items()]
     (scores,) = post(api, {"inputs": tensors, "outputs": [{"name": "score"}]}, path="/v2/models/choices/infer").json()["outputs"]
@@ -191,56 +183,9 @@ def test_what_is_cut_is_said_or_refused(api: Send) -> None:
 # ---- limits and mistakes
 
 
-@pytest.mark.parametrize(
-    ("inputs", "said"),
-    [
-        ("good", "must be {question, choices} or a list of these"),
-        ([["good"]], "`inputs[0]` is wrong: must be an object"),
-        ({"question": "good"}, "`inputs.choices` is missing"),
-        ({"choices": ["a", "b"]}, "must have exactly one of `question` and `prompt`, which mean the same"),
-        ({"question": "a", "prompt": "b", "choices": ["a", "b"]}, "must have exactly one of `question` and `prompt`"),
-        ({"question": None, "prompt": None, "choices": ["a", "b"]}, "must have exactly one of `question` and `prompt`"),
-        ({"question": "good", "choices": "a, b"}, "`inputs.choices` is wrong"),
-        ({"question": "good", "choices": []}, "`inputs.choices` is wrong: must have 2 to 64 choices; it is a list of 0"),
-        ({"question": "good", "choices": ["a"]}, "must have 2 to 64 choices; it is a list of 1"),
-        ({"question": "good", "choices": ["a"] * 65}, "must have 2 to 64 choices; it is a list of 65"),
-        ({"question": "good", "choices": ["a", 1]}, "`inputs.choices[1]` is wrong"),
-        ([QUESTION, {"question": "good", "choices": ["a"]}], "`inputs[1].choices` is wrong"),
-        ({"question": 1, "choices": ["a", "b"]}, "`inputs.question` is wrong"),
-        ({"question": "a", "context": ["a"], "choices": ["a", "b"]}, "`inputs.context` is wrong"),
-    ],
-)
-def test_wrong_inputs_are_told(api: Send, inputs: Any, said: str) -> None:
-    """What is wrong, where, and what is allowed."""
-    assert said in told(api, inputs)
-
-
 def test_most_choices_are_answered(api: Send) -> None:
     """64, equal ones too."""
     assert list(range(64)) == sorted(item["index"] for item in result(api, {"question": "a", "choices": ["good"] * 64}))
-
-
-def test_choices_count_for_max_inputs(folder: Path) -> None:
-    """Each is a pair that the model reads."""
-    body = {"inputs": [QUESTION, QUESTION]}
-
-    assert 200 == call_fresh(folder, "POST", CHOOSE, json=body, settings={"max_inputs": 6}).status_code
-    message = rejected(call_fresh(folder, "POST", CHOOSE, json=body, settings={"max_inputs": 5}), 413, "too_large")
-    assert "`inputs` has 6 choices and 5 are allowed" in message
-
-
-@pytest.mark.parametrize("name", ["question", "prompt", "context", "choices"])
-def test_every_text_counts_for_max_chars(folder: Path, name: str) -> None:
-    """Whichever it is."""
-    inputs = {"question": "a", "choices": ["a", "b"]} | {name: ["a", "a" * 101] if name == "choices" else "a" * 101}
-    if name == "prompt":
-        del inputs["question"]
-    message = rejected(
-        call_fresh(folder, "POST", CHOOSE, json={"inputs": [QUESTION, inputs]}, settings={"max_chars": 100}), 413, "too_large"
-    )
-
-    assert "the text has 101 characters and 100 are allowed" in message
-    assert "inputs[1]" in message
 
 
 def test_all_that_is_tokenized_is_counted_at_admission() -> None:
@@ -285,7 +230,6 @@ def test_a_graph_of_several_logits_is_refused(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_error_of_a_pair_says_how_long_it_is(tokenizer: Tokenizer) -> None:
-    """Of the first that is too long."""
     request = multiple_choice.Request("good", ("bad", LONG), parameters=multiple_choice.ChooseParameters(truncation=False))
     with pytest.raises(
         InvalidValueError, match=r"`choices\[1\]` has 61 tokens together with its question or prompt, and the model takes 29"

@@ -129,7 +129,6 @@ def test_no_texts_are_no_results(api: Send) -> None:
 
 
 def test_pairs_are_classified(api: Send) -> None:
-    """A second input has the second texts."""
     pairs = [{"text": "good", "text_pair": "film"}, {"text": "bad", "text_pair": "book"}]
     found = outputs(infer(api, "tiny", texts("inputs", "good", "bad"), texts("text_pair", "film", "book")))
 
@@ -213,7 +212,6 @@ ATTENTION = [[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]]
 
 
 def test_token_ids_give_logits(api: Send) -> None:
-    """The logits are those of the same texts."""
     body = {"inputs": TEXTS, "parameters": {"function_to_apply": "none"}}
     expected = [in_order(result, tiny.LABELS) for result in own(api, "/models/tiny", **body)]
     ids = [[tiny.VOCABULARY.index(token) for token in ("[CLS]", *text.split(), "[SEP]")] for text in TEXTS]
@@ -234,7 +232,6 @@ def test_token_ids_give_logits(api: Send) -> None:
     ],
 )
 def test_outputs_of_tokens_are_padded_as_the_ids(api: Send, model: str, shapes: dict[str, Any]) -> None:
-    """Each row has its values where its tokens are, and zeros where its padding is."""
     found = outputs(infer(api, model, numbers("input_ids", IDS), numbers("attention_mask", ATTENTION)))
     alone = outputs(infer(api, model, numbers("input_ids", [IDS[0][:4]])))
 
@@ -278,7 +275,6 @@ def test_segments_count(api: Send) -> None:
 
 
 def test_a_model_padded_on_the_left(tmp_path: Path) -> None:
-    """Its rows have their padding first, and so have the answers."""
     spec = json.loads((tiny.bundle(tmp_path / "a", "left", task="token-classification") / "manifest.json").read_text())["tokenizer"]
     tiny.bundle(tmp_path / "b", "left", task="token-classification", tokenizer=spec | {"padding_side": "left"})
     ids, mask = [row[4:] + row[:4] for row in IDS[:1]], [row[4:] + row[:4] for row in ATTENTION[:1]]
@@ -330,7 +326,6 @@ def test_token_ids_that_cannot_be_run(api: Send, inputs: list[dict[str, Any]], s
 
 
 def test_token_ids_have_no_parameters_and_outputs_of_texts(api: Send) -> None:
-    """Nothing is ignored."""
     assert "has no `top_k`" in refused(infer(api, "tiny", numbers("input_ids", IDS), parameters={"top_k": 1}))
     assert "has no `scores`" in refused(infer(api, "tiny", numbers("input_ids", IDS), outputs=[{"name": "scores"}]))
     asked = [{"name": "logits", "parameters": {"classification": 1}}]
@@ -429,7 +424,6 @@ def test_binary_token_ids(api: Send) -> None:
     ],
 )
 def test_broken_binary_texts(api: Send, data: bytes, shape: list[int], said: str) -> None:
-    """Lengths that do not fit, and what is no text, are refused."""
     assert said in refused(binary(api, "tiny", {"inputs": ("BYTES", shape, data)}))
 
 
@@ -509,7 +503,6 @@ GOOD = texts("inputs", "good")
     ],
 )
 def test_what_is_wrong_is_said(api: Send, body: Any, said: str) -> None:
-    """Each mistake has its sentence."""
     assert said in refused(api("POST", "/v2/models/tiny/infer", json=body))
 
 
@@ -549,7 +542,6 @@ def test_the_header_of_the_deadline_is_read_too(api: Send) -> None:
 
 
 def test_compressed_bodies_and_no_json(api: Send) -> None:
-    """They are refused as everywhere."""
     rejected(infer(api, "tiny", GOOD, headers={"content-encoding": "gzip"}), 415, "content_encoding")
     assert "send JSON, such as" in rejected(api("POST", "/v2/models/tiny/infer", content=b""), 400, "malformed")
 
@@ -580,7 +572,6 @@ def test_a_version_that_is_made_up_stands_in_no_log(api: Send, caplog: pytest.Lo
 
 
 def test_server_and_health(api: Send) -> None:
-    """The service says what it is and can."""
     server = api("GET", "/v2").json()
 
     assert ("bertserve", True) == (server["name"], {"binary_tensor_data", "model_repository", "statistics"} <= set(server["extensions"]))
@@ -707,5 +698,4 @@ def test_instances_give_predictions(api: Send) -> None:
     ],
 )
 def test_instances_that_are_wrong(api: Send, body: Any, said: str) -> None:
-    """The message says what is."""
     assert said in refused(api("POST", "/v1/models/tiny:predict", json=body))

@@ -68,7 +68,6 @@ def test_vectors_are_those_of_embed(api: Send) -> None:
 
 
 def test_one_text_makes_a_list_of_one(api: Send) -> None:
-    """The answer has the same form for a text and a list of one."""
     assert answered(api, EMBEDDINGS, input=["good"], model="vectors") == answered(api, EMBEDDINGS, input="good", model="vectors")
 
 

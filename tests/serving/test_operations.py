@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-import hostile
 import tiny
 from application import call, classify, faked, play, rejected
 from bertserve.service import __version__
@@ -56,7 +55,6 @@ def test_all_models_are_listed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/models/tinny", "/models/tinny/info"])
 def test_a_model_that_is_not_loaded_has_no_pages(models: Path, path: str) -> None:
-    """Pages of a model that is not loaded are 404 with the nearest name."""
     assert "`tiny`" in rejected(call(models, "GET", path), 404, "not_found")
 
 
@@ -151,17 +149,6 @@ def test_openapi_documents_the_errors_that_are_sent(models: Path) -> None:
                     assert references(response) == [f"#/components/schemas/{kind}"], f"{path} {status}"
 
 
-def test_openapi_describes_the_body(models: Path) -> None:
-    """The body of an inference route is documented with every parameter described, and its example is answered."""
-    document = call(models, "GET", "/openapi.json").json()
-    reference = document["paths"]["/classify"]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
-    body = document["components"]["schemas"][reference.rpartition("/")[2]]
-    parameters = document["components"]["schemas"]["ClassifyParameters"]["properties"]
-    assert set(parameters) == {"top_k", "function_to_apply", "truncation", "window", "stride", "explain", "offset_unit"}
-    assert all(parameter["description"] for parameter in parameters.values())
-    assert classify(models, body["examples"][0]).status_code == 200
-
-
 @pytest.mark.parametrize("given", ["a", "A-1._z", "x" * 128])
 def test_a_request_id_is_echoed(models: Path, given: str) -> None:
     """A caller's id that is well-formed comes back, once."""
@@ -179,17 +166,7 @@ def test_a_missing_or_odd_request_id_is_replaced(models: Path, given: str | None
 
 @pytest.mark.parametrize("path", ["/", "/docs", "/info", "/metrics", "/health", "/nowhere", "/docs/static/swagger-ui.css"])
 def test_every_answer_has_a_request_id(models: Path, path: str) -> None:
-    """Whatever is asked for, the answer has one id."""
     assert call(models, "GET", path, headers={"x-request-id": "r-1"}).headers.get_list("x-request-id") == ["r-1"]
-
-
-@pytest.mark.parametrize("inputs", ["good", ["good", "bad"], []])
-def test_answers_say_model_and_times(models: Path, inputs: Any) -> None:
-    """Each answer names its model and its four times in milliseconds, in the format of Server-Timing."""
-    headers = classify(models, {"inputs": inputs}).headers
-    assert headers["x-model"] == "tiny"
-    time = r"dur=\d+(\.\d+)?"
-    assert re.fullmatch(rf"tokenize;{time}, queue;{time}, inference;{time}, decode;{time}", headers["server-timing"])
 
 
 def test_an_empty_list_does_not_need_room(models: Path) -> None:
@@ -255,7 +232,7 @@ def test_openapi_has_examples_of_answers(models: Path) -> None:
 
 def test_every_example_is_answered(tmp_path: Path) -> None:
     """Each path with its own example, and each example of the paths that any model answers: who presses "Try it out" sees an answer."""
-    folder = hostile.every_model(tmp_path)
+    folder = tiny.every_kind(tmp_path, max_length=64)
     settings = {"default": {"text-classification": "classifier"}}
     document = call(folder, "GET", "/openapi.json", settings=settings).json()
     tried = {}

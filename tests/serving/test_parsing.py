@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pydantic_core
 import pytest
 
-import tiny
-from application import Send, post, rejected, started
+from application import Send, post, rejected
 from bertserve.service.errors import TooLargeError
 from bertserve.service.wire import json_text
 from bertserve.service.wire.json_text import MAX_CONTAINERS, MAX_KEYS, MAX_VALUES, parse
 
 KEYS = ",".join(f'"{i}":0' for i in range(MAX_KEYS))
-
-
-@pytest.fixture(name="api", scope="module")
-def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
-    """A service with a classifier and a model of another task."""
-    models = tmp_path_factory.mktemp("models")
-    tiny.bundle(models, "classes")
-    tiny.bundle(models, "entities", task="token-classification")
-    with started(models) as send:
-        yield send
 
 
 @pytest.fixture(name="parsed")
@@ -77,9 +65,8 @@ def test_what_is_allowed_is_parsed() -> None:
     assert MAX_CONTAINERS - 1 == len(parse(b"[" + b"[]," * (MAX_CONTAINERS - 2) + b"[]]"))
 
 
-@pytest.mark.parametrize("path", ["/", "/classify", "/models/classes", "/v1/models/classes:predict", "/v2/models/classes/infer"])
+@pytest.mark.parametrize("path", ["/", "/classify", "/models/classifier", "/v1/models/classifier:predict", "/v2/models/classifier/infer"])
 def test_a_body_of_brackets_is_too_large(api: Send, path: str) -> None:
-    """Whatever path it is sent to."""
     raw = b'{"inputs": [' + b"[[]]," * MAX_CONTAINERS + b"[]]}"
     assert "131075 lists and objects and 65536 are allowed" in rejected(api("POST", path, content=raw), 413, "too_large")
 
@@ -88,14 +75,13 @@ def test_a_body_of_brackets_is_too_large(api: Send, path: str) -> None:
     ("path", "body"),
     [
         ("/", {"inputs": {"text": "good", "text_pair": "bad"}}),
-        ("/", {"inputs": "good", "model": "classes"}),
-        ("/models/classes", {"inputs": "good"}),
-        ("/models/classes", {"inputs": "good", "parameters": {"candidate_labels": ["a"]}}),
-        ("/v1/models/classes:predict", {"instances": ["good"], "parameters": {}}),
+        ("/", {"inputs": "good", "model": "classifier"}),
+        ("/models/classifier", {"inputs": "good"}),
+        ("/models/classifier", {"inputs": "good", "parameters": {"candidate_labels": ["a"]}}),
+        ("/v1/models/classifier:predict", {"instances": ["good"], "parameters": {}}),
     ],
 )
 def test_a_body_is_parsed_once(api: Send, parsed: list[tuple[int, bool]], path: str, body: dict[str, Any]) -> None:
-    """Also where it has to say for which task it is."""
     post(api, body, path=path)
     assert 1 == len(parsed)
 
@@ -113,7 +99,6 @@ def test_the_collector_is_paused_while_a_long_body_is_parsed(parsed: list[tuple[
 
 
 def test_a_paused_collector_stays_paused() -> None:
-    """A collector that the caller has paused is not started."""
     gc.disable()
     try:
         parse(b"[" + b"0," * 5000 + b"0]")
@@ -144,18 +129,18 @@ _PLACES = [
     ("/classify", '{"inputs": "good", "parameters": {"window": "mean", "stride": %s}}'),
     ("/ner", '{"inputs": "good", "parameters": {"stride": %s}}'),
     ("/ner", '{"inputs": "good", "parameters": {"ignore_labels": [%s]}}'),
-    ("/tokenize", '{"model": "classes", "inputs": [%s]}'),
-    ("/decode", '{"model": "classes", "ids": [[%s]]}'),
-    ("/v1/models/classes:predict", '{"instances": [%s]}'),
-    ("/v2/models/classes/infer", '{"id": %s, "inputs": [{"name": "inputs", "shape": [1], "datatype": "BYTES", "data": ["good"]}]}'),
-    ("/v2/models/classes/infer", '{"inputs": [{"name": "inputs", "shape": [%s], "datatype": "BYTES", "data": ["good"]}]}'),
-    ("/v2/models/classes/infer", '{"inputs": [{"name": "input_ids", "shape": [1, 1], "datatype": "INT64", "data": [%s]}]}'),
+    ("/tokenize", '{"model": "classifier", "inputs": [%s]}'),
+    ("/decode", '{"model": "classifier", "ids": [[%s]]}'),
+    ("/v1/models/classifier:predict", '{"instances": [%s]}'),
+    ("/v2/models/classifier/infer", '{"id": %s, "inputs": [{"name": "inputs", "shape": [1], "datatype": "BYTES", "data": ["good"]}]}'),
+    ("/v2/models/classifier/infer", '{"inputs": [{"name": "inputs", "shape": [%s], "datatype": "BYTES", "data": ["good"]}]}'),
+    ("/v2/models/classifier/infer", '{"inputs": [{"name": "input_ids", "shape": [1, 1], "datatype": "INT64", "data": [%s]}]}'),
     (
-        "/v2/models/classes/infer",
+        "/v2/models/classifier/infer",
         '{"parameters": {"timeout": %s}, "inputs": [{"name": "inputs", "shape": [1], "datatype": "BYTES", "data": ["good"]}]}',
     ),
     (
-        "/v2/models/classes/infer",
+        "/v2/models/classifier/infer",
         '{"outputs": [{"name": "scores", "parameters": {"classification": %s}}], '
         '"inputs": [{"name": "inputs", "shape": [1], "datatype": "BYTES", "data": ["good"]}]}',
     ),
@@ -175,7 +160,7 @@ def test_no_odd_value_is_an_error_of_the_service(api: Send, path: str, body: str
 )
 def test_no_odd_header_is_an_error_of_the_service(api: Send, header: str, value: bytes) -> None:
     """Numbers of thousands of digits, and digits that are not ASCII."""
-    for path in ("/classify", "/v2/models/classes/infer"):
+    for path in ("/classify", "/v2/models/classifier/infer"):
         assert api("POST", path, content=b'{"inputs": "good"}', headers={header: value}).status_code < 500
 
 

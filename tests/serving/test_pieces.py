@@ -11,7 +11,6 @@ HEADS = b"GET / HTTP/1.1\r\n\r\nPOST /a HTTP/1.1\r\nhost: a\r\n\r\n"
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 16, 100])
 def test_a_piece_ends_at_an_empty_line(size: int) -> None:
-    """However the reads cut it."""
     cutter, ends = PieceCutter(), set()
     for read in range(0, len(HEADS), size):
         data, start = HEADS[read : read + size], 0

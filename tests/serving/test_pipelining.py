@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from bertserve.service.process.protocol import HttpProtocol
-from served_socket import GET, Listening, answer, client, echo, everything, listening, play, until
+from served_socket import GET, Listening, answer, client, echo, everything, listening, until
 
 READ = 256_000  # bytes that uvloop reads at once
 
@@ -30,7 +30,7 @@ def held(served: Listening) -> int:
     return len(served.protocols[0]._unparsed) - served.protocols[0]._start
 
 
-def test_a_connection_has_one_request_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_has_one_request_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a thousand in one packet the others are not parsed before it is answered; then all are."""
     heads = 0
     complete = HttpProtocol.on_headers_complete
@@ -48,18 +48,15 @@ def test_a_connection_has_one_request_at_a_time(monkeypatch: pytest.MonkeyPatch)
         await gate.wait()
         await answer(send)
 
-    async def check() -> None:
-        async with listening(app) as served, client(served, GET * 1000) as (reader, _):
-            await entered.wait()
-            await asyncio.sleep(0.05)
-            assert 1 == heads
-            gate.set()
-            assert b"ok" * 1000 == re.sub(rb"HTTP/1.1 200 OK\r\n.*?\r\n\r\n", b"", await reader.readexactly(1000 * 40), flags=re.DOTALL)
-
-    play(check)
+    async with listening(app) as served, client(served, GET * 1000) as (reader, _):
+        await entered.wait()
+        await asyncio.sleep(0.05)
+        assert 1 == heads
+        gate.set()
+        assert b"ok" * 1000 == re.sub(rb"HTTP/1.1 200 OK\r\n.*?\r\n\r\n", b"", await reader.readexactly(1000 * 40), flags=re.DOTALL)
 
 
-def test_what_is_not_parsed_is_bounded() -> None:
+async def test_what_is_not_parsed_is_bounded() -> None:
     """However much a client sends, and however often the application asks whether it has left."""
     gate = asyncio.Event()
 
@@ -73,48 +70,41 @@ def test_what_is_not_parsed_is_bounded() -> None:
         watch.cancel()
         await answer(send)
 
-    async def check() -> None:
-        async with listening(app) as served, client(served, GET * 500_000):
-            await until(lambda: bool(served.protocols) and held(served) > HIGH_WATER_LIMIT)
-            await asyncio.sleep(0.1)
-            assert held(served) <= HIGH_WATER_LIMIT + READ
-            gate.set()
-
-    play(check)
+    async with listening(app) as served, client(served, GET * 500_000):
+        await until(lambda: bool(served.protocols) and held(served) > HIGH_WATER_LIMIT)
+        await asyncio.sleep(0.1)
+        assert held(served) <= HIGH_WATER_LIMIT + READ
+        gate.set()
 
 
 @pytest.mark.parametrize("size", [1, 7, 60, 100_000])
-def test_requests_of_all_kinds_are_answered_in_order(size: int) -> None:
+async def test_requests_of_all_kinds_are_answered_in_order(size: int) -> None:
     """However packets cut them: with bodies of known length and in chunks, empty lines in bodies, without a body, and with a wish to upgrade."""
     upgrade = b"POST /d HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\ncontent-length: 3\r\n\r\nabc"
     sent = b"".join(
         (posted(b"/a", b"1\r\n\r\n2"), chunked(b"/b", b"3\r\n\r\n4"), GET, posted(b"/c"), upgrade, b"\r\n\r\n", posted(b"/e", b"x" * 500))
     )
 
-    async def check() -> None:
-        async with listening(echo) as served, client(served) as (reader, writer):
-            for start in range(0, len(sent), size):
-                writer.write(sent[start : start + size])
-                if size < 100:
-                    await asyncio.sleep(0)
-            writer.write(b"GET /last HTTP/1.1\r\nconnection: close\r\n\r\n")
-            bodies = re.split(rb"HTTP/1.1 200 OK\r\n.*?\r\n\r\n", await everything(reader), flags=re.DOTALL)
-        assert [
-            b"",
-            b"/a 1\r\n\r\n2\n",
-            b"/b 3\r\n\r\n4\n",
-            b"/ \n",
-            b"/c \n",
-            b"/d abc\n",
-            b"/e " + b"x" * 500 + b"\n",
-            b"/last \n",
-        ] == bodies
-
-    play(check)
+    async with listening(echo) as served, client(served) as (reader, writer):
+        for start in range(0, len(sent), size):
+            writer.write(sent[start : start + size])
+            if size < 100:
+                await asyncio.sleep(0)
+        writer.write(b"GET /last HTTP/1.1\r\nconnection: close\r\n\r\n")
+        bodies = re.split(rb"HTTP/1.1 200 OK\r\n.*?\r\n\r\n", await everything(reader), flags=re.DOTALL)
+    assert [
+        b"",
+        b"/a 1\r\n\r\n2\n",
+        b"/b 3\r\n\r\n4\n",
+        b"/ \n",
+        b"/c \n",
+        b"/d abc\n",
+        b"/e " + b"x" * 500 + b"\n",
+        b"/last \n",
+    ] == bodies
 
 
-def test_a_client_that_leaves_cancels_the_request_that_is_answered() -> None:
-    """Also if it has sent others behind it."""
+async def test_a_client_that_leaves_cancels_the_request_that_is_answered() -> None:
     entered, told = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -123,21 +113,13 @@ def test_a_client_that_leaves_cancels_the_request_that_is_answered() -> None:
         if (await receive())["type"] == "http.disconnect":
             told.set()
 
-    async def check() -> None:
-        async with listening(app) as served:
-            async with client(served, GET * 3):
-                await entered.wait()
-            await told.wait()
-
-    play(check)
+    async with listening(app) as served:
+        async with client(served, GET * 3):
+            await entered.wait()
+        await told.wait()
 
 
-def test_complete_requests_before_a_malformed_one_are_answered() -> None:
-    """And the connection ends behind them."""
-
-    async def check() -> None:
-        async with listening(echo) as served, client(served, posted(b"/a") + posted(b"/b") + b"NONSENSE\r\n\r\n") as (reader, _):
-            assert [b"/a", b"/b"] == re.findall(rb"\n(/\w)", await everything(reader))
-            assert ["malformed"] == served.ends
-
-    play(check)
+async def test_complete_requests_before_a_malformed_one_are_answered() -> None:
+    async with listening(echo) as served, client(served, posted(b"/a") + posted(b"/b") + b"NONSENSE\r\n\r\n") as (reader, _):
+        assert [b"/a", b"/b"] == re.findall(rb"\n(/\w)", await everything(reader))
+        assert ["malformed"] == served.ends

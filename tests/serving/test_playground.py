@@ -83,7 +83,6 @@ def test_every_file_of_the_folder_is_served() -> None:
 
 
 def test_the_page_knows_the_limit_of_words(models: Path) -> None:
-    """It does not ask for what would be refused."""
     fields = call(models, "GET", "/playground/forms.json").json()["/classify"]["fields"]
 
     assert [MAX_WORDS] == [field["most_words"] for field in fields if field["name"] == "explain"]

@@ -85,7 +85,6 @@ def test_the_permission_to_send_a_body_does_not_wait() -> None:
 
 
 def test_bytes_that_are_no_head_are_written_at_once() -> None:
-    """Nothing is reordered."""
     assert [b"a", b"b", HEAD + b"c"] == written(b"a", b"b", HEAD, b"c")
 
 
@@ -140,7 +139,7 @@ def test_a_client_that_closes_its_sending_half_has_disconnected() -> None:
 
 
 @pytest.mark.parametrize("reset", [False, True])
-def test_a_client_that_leaves_a_held_stream_is_noticed(monkeypatch: pytest.MonkeyPatch, reset: bool) -> None:
+async def test_a_client_that_leaves_a_held_stream_is_noticed(monkeypatch: pytest.MonkeyPatch, reset: bool) -> None:
     """While nothing more is read of a stream and nothing is written: its lines are cancelled, and no other starts."""
     monkeypatch.setattr(connections, "SWEEP_S", 0.02)
     started, cancelled = [], []
@@ -157,22 +156,19 @@ def test_a_client_that_leaves_a_held_stream_is_noticed(monkeypatch: pytest.Monke
         with suppress(ClientGoneError):
             await LineStream(scope, receive, answered, max_requests=2, max_bytes=2**20, held=HeldBytes(2**20))(send)
 
-    async def check() -> None:
-        async with (
-            listening(app) as served,
-            client(served, b"POST / HTTP/1.1\r\nhost: test\r\ncontent-length: 9999999\r\n\r\n") as (_, writer),
-        ):
-            served.connections.start()
-            while not (started and served.protocols[0].flow.read_paused):
-                writer.write(b"x" * 9_999 + b"\n")
-                await asyncio.sleep(0.001)
-            if reset:
-                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            writer.close()
-            await until(lambda: not served.connections and len(cancelled) == 2)
-        assert 2 == len(started)
-
-    play(check)
+    async with (
+        listening(app) as served,
+        client(served, b"POST / HTTP/1.1\r\nhost: test\r\ncontent-length: 9999999\r\n\r\n") as (_, writer),
+    ):
+        served.connections.start()
+        while not (started and served.protocols[0].flow.read_paused):
+            writer.write(b"x" * 9_999 + b"\n")
+            await asyncio.sleep(0.001)
+        if reset:
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.close()
+        await until(lambda: not served.connections and len(cancelled) == 2)
+    assert 2 == len(started)
 
 
 def connect(url: str) -> socket.socket:

@@ -264,7 +264,6 @@ def test_a_fallback_that_was_allowed_is_loud_and_told(
 
 
 def test_the_cpu_is_always_had() -> None:
-    """Sessions on the CPU need nothing."""
     assert sessions.why_not("cpu") is None
     assert "cpu" == loading.obtain_provider("cpu", allow_fallback=False)
 

@@ -61,7 +61,6 @@ def test_the_page_is_open_and_asks_for_the_key(models: Path) -> None:
 
 
 def test_without_keys_the_page_asks_for_none(models: Path) -> None:
-    """No button that does nothing."""
     (document,) = answers(models, ("GET", "/openapi.json"))
 
     assert "securitySchemes" not in document.json()["components"]
@@ -118,6 +117,5 @@ def test_the_log_has_the_callers_address(models: Path, tmp_path: Path, flags: li
     ],
 )
 def test_a_value_that_would_do_nothing_is_refused(flag: str, value: str) -> None:
-    """With the flag and the value in the message."""
     with pytest.raises(SettingsError, match=f"{flag} .*`{value.replace('*', '[*]')}`"):
         parse(Settings, [flag, value])

@@ -32,19 +32,10 @@ def sample(page: str, start: str) -> float:
     return float(line.rpartition(" ")[2])
 
 
-@pytest.mark.parametrize(
-    ("inputs", "settings", "start"),
-    [
-        (["good"] * 4, {"max_inputs": 3}, "`inputs` has 4 items and 3 are allowed"),
-        ("good" * 3, {"max_chars": 11}, "inputs: the text has 12 characters and 11 are allowed"),
-        (["good", "é" * 12], {"max_chars": 11}, "inputs[1]: the text has 12 characters and 11 are allowed"),
-        ([{"text": "good", "text_pair": "good" * 3}], {"max_chars": 11}, "inputs[0]: the text has 12 characters and 11 are allowed"),
-        ([LONG] * 40, {"max_batch_tokens": 64, "max_queue_tokens": 64}, "the request has about "),
-    ],
-)
-def test_what_is_too_large_is_refused(models: Path, inputs: Any, settings: dict[str, int], start: str) -> None:
-    """Too many inputs, too long a text, and more than the queue ever holds, are 413 with both numbers."""
-    assert rejected(classify(models, {"inputs": inputs}, settings=settings), 413, "too_large").startswith(start)
+def test_more_than_the_queue_ever_holds_is_too_large(models: Path) -> None:
+    settings = {"max_batch_tokens": 64, "max_queue_tokens": 64}
+    response = classify(models, {"inputs": [LONG] * 40}, settings=settings)
+    assert "the queue holds 64" in rejected(response, 413, "too_large")
 
 
 @pytest.mark.parametrize(
@@ -63,7 +54,6 @@ def test_a_large_body_is_refused(models: Path, body: Any) -> None:
 
 
 def test_a_body_of_the_limit_is_read(models: Path) -> None:
-    """A body of exactly the limit is answered."""
     raw = json.dumps({"inputs": "good"}).encode().ljust(1024)
     assert classify(models, raw, settings={"max_body_bytes": 1024, "max_chars": 1000}).status_code == 200
 
@@ -93,7 +83,6 @@ def test_a_wrong_deadline_is_refused(models: Path, given: str) -> None:
 
 @pytest.mark.parametrize("given", ["1000", "120000", "0001000"])
 def test_a_deadline_in_bounds_is_taken(models: Path, given: str) -> None:
-    """Deadlines up to the longest are accepted."""
     assert classify(models, {"inputs": "good"}, headers={"x-request-timeout-ms": given}).status_code == 200
 
 

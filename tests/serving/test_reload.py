@@ -199,7 +199,6 @@ PATHS = [f"/models/tiny/{what}" for what in ("load", "reload", "unload")]
 
 @pytest.mark.parametrize("path", PATHS)
 def test_models_are_changed_with_an_admin_key_alone(models: Path, tmp_path: Path, path: str) -> None:
-    """Whether others need a key or not."""
     for keyed in (False, True):
 
         async def check(client: httpx.AsyncClient, keyed: bool = keyed) -> None:
@@ -213,6 +212,5 @@ def test_models_are_changed_with_an_admin_key_alone(models: Path, tmp_path: Path
 
 @pytest.mark.parametrize("path", PATHS)
 def test_without_admin_keys_nobody_changes_models(models: Path, path: str) -> None:
-    """Also where everyone may ask them."""
     message = rejected(play(build(Settings(models=models)), lambda client: client.post(path)), 403, "forbidden")
     assert "--admin-key-file" in message

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import tiny
-from application import call_fresh, classify, faked, play, rejected
+from application import Send, call_fresh, faked, play, refused, rejected
 from bertserve.service.bundle.manifest import Embedding
 from bertserve.service.errors import RefusedError
 from bertserve.service.scheduling.request_queue import UNDERESTIMATED, RequestQueue
@@ -67,7 +67,6 @@ def rows_of(model: Model, task: str, requests: list[Any]) -> list[dict[str, Any]
 
 
 def test_targets_are_tokenized_once_for_all_texts(models_of_all: dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many texts as may be have the targets looked up once."""
     asked: list[int] = []
     tokenize = Tokenizer.tokenize
     monkeypatch.setattr(Tokenizer, "tokenize", lambda self, texts: asked.append(len(texts)) or tokenize(self, texts))
@@ -114,19 +113,10 @@ def test_many_targets_do_not_keep_others_waiting(tmp_path: Path, monkeypatch: py
     assert [200, 200, 200] == play(build(Settings(models=tmp_path, threads=2)), check)
 
 
-@pytest.mark.parametrize(
-    ("targets", "message"),
-    [
-        ("x" * 257, "`parameters.targets[0]` is wrong: must have at most 256 characters"),
-        (["x" * 256] * 65, "`parameters.targets` is wrong: must have at most 16384 characters in total, not 16640"),
-        (["x"] * 1001, "`parameters.targets` is wrong: must have at most 1000 items"),
-    ],
-)
-def test_targets_have_limits(tmp_path: Path, targets: Any, message: str) -> None:
-    """Of each, of all together and of their number."""
-    tiny.bundle(tmp_path, task="fill-mask")
-    body = {"inputs": "a [MASK]", "parameters": {"targets": targets}}
-    assert message in rejected(classify(tmp_path, body, path="/fill-mask"), 422, "invalid_value")
+def test_all_targets_together_have_a_limit(api: Send) -> None:
+    """The JSON schema has the limits of each, and of their number."""
+    message = refused(api, "/fill-mask", "a [MASK]", targets=["x" * 256] * 65)
+    assert message.startswith("`parameters.targets` is wrong: must have at most 16384 characters in total")
 
 
 # Tokens
@@ -301,12 +291,3 @@ def test_spans_of_one_window_are_held_at_a_time(models_of_all: dict[str, Model],
         tracemalloc.stop()
 
     assert peaks[1][0] - peaks[0][0] < peaks[1][1] / 4  # spans of 20 bytes, of which a window of 30 tokens has 465
-
-
-def test_an_answer_has_a_longest_length(tmp_path: Path) -> None:
-    """Of 512 tokens."""
-    tiny.bundle(tmp_path, task="question-answering")
-    body = {"inputs": {"question": "good?", "context": "a good film"}, "parameters": {"max_answer_len": 513}}
-    assert "`parameters.max_answer_len` is wrong: must be at most 512; it is 513" in rejected(
-        classify(tmp_path, body, path="/answer"), 422, "invalid_value"
-    )

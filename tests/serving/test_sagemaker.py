@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import tiny
-from application import Send, call, call_fresh, post, rejected, started
+from application import Send, call, call_fresh, post, rejected
 from bertserve.service.scheduling.scheduler import Scheduler
 
 PATH = "/invocations"
-
-
-@pytest.fixture(name="api", scope="module")
-def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
-    """A service with two models."""
-    models = tmp_path_factory.mktemp("models")
-    tiny.bundle(models, "nli", labels=("contradiction", "entailment"))
-    tiny.bundle(models, "names", task="token-classification")
-    with started(models) as send:
-        yield send
 
 
 def test_the_one_model_answers(models: Path) -> None:
@@ -46,17 +34,15 @@ def test_a_body_names_one_of_several(api: Send, body: dict[str, Any]) -> None:
 @pytest.mark.parametrize("body", [{"inputs": "a"}, {"inputs": "a", "model": None}, {"inputs": '"model"'}])
 def test_several_models_want_a_name(api: Send, body: dict[str, Any]) -> None:
     """Where the body does not show its task nothing is guessed; the message lists what it could be for."""
-    assert "the body fits several tasks, /classify, /ner;" in rejected(post(api, body, path=PATH), 422, "invalid_value")
+    assert "the body fits several tasks, /classify, /ner," in rejected(post(api, body, path=PATH), 422, "invalid_value")
 
 
 def test_an_unknown_model_is_not_found(api: Send) -> None:
-    """The message names the nearest."""
     assert "did you mean `names`?" in rejected(post(api, {"inputs": "a", "model": "name"}, path=PATH), 404, "not_found")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"model": '])
 def test_what_is_no_json_is_malformed(models: Path, content: bytes) -> None:
-    """As at every path."""
     rejected(call(models, "POST", PATH, content=content), 400, "malformed")
 
 

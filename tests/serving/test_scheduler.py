@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
+import inspect
 import sys
 import threading
 import time
@@ -130,33 +132,42 @@ class Bench:
         return task
 
 
-Scenario = Callable[..., None]
+def play(
+    check: Callable[[Any], Awaitable[None]], kind: type[Bench] = Bench, *, new_loop: Any = asyncio.new_event_loop, **options: Any
+) -> None:
+    """Runs a check against a started scheduler within 20 seconds and stops that."""
+
+    async def start_and_stop() -> None:
+        bench = kind(**options)
+        bench.scheduler.start()
+        try:
+            await asyncio.wait_for(check(bench), 20)
+        finally:
+            bench.work.gate.set()
+            await bench.scheduler.stop(5)
+        assert (0, 0) == (bench.queue.queue_items, bench.queue.queue_tokens)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(start_and_stop())
 
 
-@pytest.fixture(name="scenario")
-def run_on_loop(request: pytest.FixtureRequest) -> Scenario:
-    """Returns what runs a check against a started scheduler within 20 seconds and stops it, on asyncio's loop or the one of the parameter."""
-    new_loop = getattr(request, "param", asyncio.new_event_loop)
+def on_loop(kind: type[Bench] = Bench, **options: Any) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+    """Makes a test of a coroutine that takes a bench, and fixtures behind it."""
 
-    def scenario(check: Callable[[Any], Awaitable[None]], kind: type[Bench] = Bench, **options: Any) -> None:
-        async def play() -> None:
-            bench = kind(**options)
-            bench.scheduler.start()
-            try:
-                await asyncio.wait_for(check(bench), 20)
-            finally:
-                bench.work.gate.set()
-                await bench.scheduler.stop(5)
-            assert (0, 0) == (bench.queue.queue_items, bench.queue.queue_tokens)
+    def decorate(check: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+        @functools.wraps(check)
+        def test(**fixtures: Any) -> None:
+            play(lambda bench: check(bench, **fixtures), kind, **options)
 
-        with asyncio.Runner(loop_factory=new_loop) as runner:
-            runner.run(play())
+        _, *rest = inspect.signature(check).parameters.values()
+        test.__signature__ = inspect.Signature(rest)  # type: ignore[attr-defined]  # what pytest asks for fixtures
+        return test
 
-    return scenario
+    return decorate
 
 
-@pytest.mark.parametrize("scenario", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"], indirect=True)
-def test_each_caller_gets_its_own_results_in_order(scenario: Scenario) -> None:
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_each_caller_gets_its_own_results_in_order(new_loop: Any) -> None:
     """Hundreds of requests over several threads and shared batches: no result is swapped or lost."""
 
     async def check(bench: Bench) -> None:
@@ -165,194 +176,159 @@ def test_each_caller_gets_its_own_results_in_order(scenario: Scenario) -> None:
         assert requests == [answer.value for answer in answers]
         assert max(map(len, bench.work.batches)) > 1
 
-    scenario(check, threads=3, max_queue_tokens=100_000)
+    play(check, new_loop=new_loop, threads=3, max_queue_tokens=100_000)
 
 
-def test_a_request_of_several_runs_waits_only_for_its_first(scenario: Scenario) -> None:
+@on_loop(manual=True)
+async def test_a_request_of_several_runs_waits_only_for_its_first(bench: Bench) -> None:
     """The time from the first run to the end of the last one is that of its runs, which its stages, one after the other, add up to."""
 
-    async def check(bench: Bench) -> None:
-        def slow(payloads: Sequence[Any]) -> list[Any]:
-            bench.clock.now += 1.0
-            return list(payloads)
-
-        second = Stage(work=[(60, "b"), (60, "c")], run=slow, finish=list, key="k", cost=batched)
-        first = Stage(work=[(60, "a")], run=slow, finish=lambda _: second, key="k", cost=batched)
-        done = await bench.scheduler.run(bench.admit(180), first)
-        assert (["b", "c"], 0.0, 3.0) == (done.value, done.wait_s, done.runs_s)
-
-    scenario(check, manual=True)
-
-
-def test_a_lone_request_is_not_delayed(scenario: Scenario) -> None:
-    """A waiting thread starts at once: requests are answered while the clock stands still, so that no timer holds them back."""
-
-    async def check(bench: Bench) -> None:
-        assert [0.0] * 20 == [(await bench.submit("x")).queue_s for _ in range(20)]
-
-    scenario(check, manual=True)
-
-
-def test_what_gathers_behind_a_run_shares_the_next_one(scenario: Scenario) -> None:
-    """While an inference thread is busy the next batch collects."""
-
-    async def check(bench: Bench) -> None:
-        blocker = await bench.blocked()
-        others = [bench.submit(i) for i in range(8)]
-        await asyncio.sleep(0)
-        bench.work.gate.set()
-        await asyncio.gather(blocker, *others)
-        assert [["blocker"], list(range(8))] == bench.work.batches
-
-    scenario(check)
-
-
-def test_a_full_queue_refuses_at_once(scenario: Scenario) -> None:
-    """What does not fit is refused without waiting, and what was admitted is answered."""
-
-    async def check(bench: Bench) -> None:
-        blocker = await bench.blocked()
-        waiting = bench.submit(*range(10))
-        await asyncio.sleep(0)
-        with pytest.raises(RefusedError, match="queue is full"):
-            bench.admit(24)
-        bench.work.gate.set()
-        assert list(range(10)) == (await waiting).value
-        await blocker
-
-    scenario(check, max_queue_tokens=100)
-
-
-def test_an_item_over_the_budget_fails_only_its_request(scenario: Scenario) -> None:
-    """A text that no batch can hold is an error of its request, and frees its place."""
-
-    async def check(bench: Bench) -> None:
-        with pytest.raises(InvalidValueError, match="65 tokens"):
-            await bench.submit("x", tokens=65)
-        assert ["y"] == (await bench.submit("y")).value
-
-    scenario(check)
-
-
-def test_a_failing_batch_fails_only_the_guilty_item(scenario: Scenario) -> None:
-    """A batch of several that failed runs again one by one; the inference thread lives on."""
-
-    async def check(bench: Bench) -> None:
-        blocker = await bench.blocked()
-        bench.work.guilty = {"bad"}
-        tasks = [bench.submit(payload) for payload in ("good", "bad", "fine")]
-        await asyncio.sleep(0)
-        bench.work.gate.set()
-        good, bad, fine = await asyncio.gather(*tasks, return_exceptions=True)
-        assert ["good"] == good.value  # type: ignore[union-attr]
-        assert ["fine"] == fine.value  # type: ignore[union-attr]
-        assert "guilty: ['bad']" == str(bad)
-        assert ["after"] == (await bench.submit("after")).value
-        await blocker
-
-    scenario(check)
-
-
-def test_a_failing_batch_runs_again_in_halves(scenario: Scenario) -> None:
-    """One guilty item of eight is found in the runs of three halvings, and its neighbors are answered."""
-
-    async def check(bench: Bench) -> None:
-        blocker = await bench.blocked()
-        bench.work.guilty = {5}
-        tasks = [bench.submit(i) for i in range(8)]
-        await asyncio.sleep(0)
-        bench.work.gate.set()
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
-        assert ["guilty: [5]"] == [str(error) for error in ended if isinstance(error, Exception)]
-        assert [0, 1, 2, 3, 4, 6, 7] == [result.value[0] for result in ended if isinstance(result, RequestResult)]
-        assert [[*range(8)], [0, 1, 2, 3], [4, 5, 6, 7], [4, 5], [4], [5], [6, 7]] == bench.work.batches[1:]
-        await blocker
-
-    scenario(check)
-
-
-def test_what_has_ended_does_not_run_again(scenario: Scenario) -> None:
-    """Items of a failed batch whose callers have left meanwhile are not tried once more."""
-
-    async def check(bench: Bench) -> None:
-        blocker = await bench.blocked()
-        bench.work.guilty = {"bad"}
-        stayer, leaver, bad = [bench.submit(payload) for payload in ("stayer", "leaver", "bad")]
-        await asyncio.sleep(0)
-        await bench.work.let_one_pass()
-        leaver.cancel()
-        await asyncio.sleep(0)
-        bench.work.gate.set()
-        assert ["stayer"] == (await stayer).value
-        with pytest.raises(EngineError, match="guilty"):
-            await bad
-        await blocker
-        assert [["blocker"], ["stayer", "leaver", "bad"], ["stayer"], ["bad"]] == bench.work.batches
-
-    scenario(check)
-
-
-def test_the_first_failure_ends_the_whole_request(scenario: Scenario) -> None:
-    """A request with a guilty item fails once, and its other items do not keep the queue busy."""
-
-    async def check(bench: Bench) -> None:
-        bench.work.guilty = {"bad"}
-        with pytest.raises(EngineError, match="guilty"):
-            await bench.submit("a", "bad", "c", tokens=60)
-        assert 0 == bench.queue.queue_items
-
-    scenario(check)
-
-
-def test_a_wrong_number_of_results_is_an_error(scenario: Scenario) -> None:
-    """Results are never paired with the wrong texts: too few of them fail their batch."""
-
-    async def check(bench: Bench) -> None:
-        bench.work.short = True
-        with pytest.raises(EngineError, match=r"1 gave 0 results\. This is a bug"):
-            await bench.submit("x")
-        bench.work.short = False
-        assert ["y"] == (await bench.submit("y")).value
-
-    scenario(check)
-
-
-def test_cancelled_while_queued_takes_no_slot(scenario: Scenario) -> None:
-    """A caller that leaves before its turn is never run."""
-
-    async def check(bench: Bench) -> None:
-        blocker = await bench.blocked()
-        leaver, stayer = bench.submit("leaver"), bench.submit("stayer")
-        await asyncio.sleep(0)
-        leaver.cancel()
-        await asyncio.sleep(0)
-        bench.work.gate.set()
-        assert ["stayer"] == (await stayer).value
-        await blocker
-        assert leaver.cancelled()
-        assert [["blocker"], ["stayer"]] == bench.work.batches
-
-    scenario(check)
-
-
-def test_what_runs_counts_as_wait(scenario: Scenario) -> None:
-    """With every inference thread busy for longer than the deadline a request is refused though nothing waits, and told when to come."""
-
-    async def check(bench: Bench) -> None:
-        bench.work.gate.clear()
-        long = bench.submit("long", cost=lambda rows, length: 8.0)
-        await asyncio.sleep(0)
-        await asyncio.to_thread(bench.work.started.acquire)
+    def slow(payloads: Sequence[Any]) -> list[Any]:
         bench.clock.now += 1.0
-        with pytest.raises(RefusedError) as refused:
-            bench.admit(timeout_s=5.0)
-        assert ("deadline", pytest.approx(7 - 5 / 1.15)) == (refused.value.reason, refused.value.retry_after_s)
-        bench.clock.now += 2.75
-        assert bench.scheduler.close(bench.admit(timeout_s=5.0))
-        bench.work.gate.set()
-        await long
+        return list(payloads)
 
-    scenario(check, manual=True)
+    second = Stage(work=[(60, "b"), (60, "c")], run=slow, finish=list, key="k", cost=batched)
+    first = Stage(work=[(60, "a")], run=slow, finish=lambda _: second, key="k", cost=batched)
+    done = await bench.scheduler.run(bench.admit(180), first)
+    assert (["b", "c"], 0.0, 3.0) == (done.value, done.wait_s, done.runs_s)
+
+
+@on_loop(manual=True)
+async def test_a_lone_request_is_not_delayed(bench: Bench) -> None:
+    """A waiting thread starts at once: requests are answered while the clock stands still, so that no timer holds them back."""
+    assert [0.0] * 20 == [(await bench.submit("x")).queue_s for _ in range(20)]
+
+
+@on_loop()
+async def test_what_gathers_behind_a_run_shares_the_next_one(bench: Bench) -> None:
+    """While an inference thread is busy the next batch collects."""
+    blocker = await bench.blocked()
+    others = [bench.submit(i) for i in range(8)]
+    await asyncio.sleep(0)
+    bench.work.gate.set()
+    await asyncio.gather(blocker, *others)
+    assert [["blocker"], list(range(8))] == bench.work.batches
+
+
+@on_loop(max_queue_tokens=100)
+async def test_a_full_queue_refuses_at_once(bench: Bench) -> None:
+    """What does not fit is refused without waiting, and what was admitted is answered."""
+    blocker = await bench.blocked()
+    waiting = bench.submit(*range(10))
+    await asyncio.sleep(0)
+    with pytest.raises(RefusedError, match="queue is full"):
+        bench.admit(24)
+    bench.work.gate.set()
+    assert list(range(10)) == (await waiting).value
+    await blocker
+
+
+@on_loop()
+async def test_an_item_over_the_budget_fails_only_its_request(bench: Bench) -> None:
+    """A text that no batch can hold is an error of its request, and frees its place."""
+    with pytest.raises(InvalidValueError, match="65 tokens"):
+        await bench.submit("x", tokens=65)
+    assert ["y"] == (await bench.submit("y")).value
+
+
+@on_loop()
+async def test_a_failing_batch_fails_only_the_guilty_item(bench: Bench) -> None:
+    """A batch of several that failed runs again one by one; the inference thread lives on."""
+    blocker = await bench.blocked()
+    bench.work.guilty = {"bad"}
+    tasks = [bench.submit(payload) for payload in ("good", "bad", "fine")]
+    await asyncio.sleep(0)
+    bench.work.gate.set()
+    good, bad, fine = await asyncio.gather(*tasks, return_exceptions=True)
+    assert ["good"] == good.value  # type: ignore[union-attr]
+    assert ["fine"] == fine.value  # type: ignore[union-attr]
+    assert "guilty: ['bad']" == str(bad)
+    assert ["after"] == (await bench.submit("after")).value
+    await blocker
+
+
+@on_loop()
+async def test_a_failing_batch_runs_again_in_halves(bench: Bench) -> None:
+    """One guilty item of eight is found in the runs of three halvings, and its neighbors are answered."""
+    blocker = await bench.blocked()
+    bench.work.guilty = {5}
+    tasks = [bench.submit(i) for i in range(8)]
+    await asyncio.sleep(0)
+    bench.work.gate.set()
+    ended = await asyncio.gather(*tasks, return_exceptions=True)
+    assert ["guilty: [5]"] == [str(error) for error in ended if isinstance(error, Exception)]
+    assert [0, 1, 2, 3, 4, 6, 7] == [result.value[0] for result in ended if isinstance(result, RequestResult)]
+    assert [[*range(8)], [0, 1, 2, 3], [4, 5, 6, 7], [4, 5], [4], [5], [6, 7]] == bench.work.batches[1:]
+    await blocker
+
+
+@on_loop()
+async def test_what_has_ended_does_not_run_again(bench: Bench) -> None:
+    """Items of a failed batch whose callers have left meanwhile are not tried once more."""
+    blocker = await bench.blocked()
+    bench.work.guilty = {"bad"}
+    stayer, leaver, bad = [bench.submit(payload) for payload in ("stayer", "leaver", "bad")]
+    await asyncio.sleep(0)
+    await bench.work.let_one_pass()
+    leaver.cancel()
+    await asyncio.sleep(0)
+    bench.work.gate.set()
+    assert ["stayer"] == (await stayer).value
+    with pytest.raises(EngineError, match="guilty"):
+        await bad
+    await blocker
+    assert [["blocker"], ["stayer", "leaver", "bad"], ["stayer"], ["bad"]] == bench.work.batches
+
+
+@on_loop()
+async def test_the_first_failure_ends_the_whole_request(bench: Bench) -> None:
+    """A request with a guilty item fails once, and its other items do not keep the queue busy."""
+    bench.work.guilty = {"bad"}
+    with pytest.raises(EngineError, match="guilty"):
+        await bench.submit("a", "bad", "c", tokens=60)
+    assert 0 == bench.queue.queue_items
+
+
+@on_loop()
+async def test_a_wrong_number_of_results_is_an_error(bench: Bench) -> None:
+    """Results are never paired with the wrong texts: too few of them fail their batch."""
+    bench.work.short = True
+    with pytest.raises(EngineError, match=r"1 gave 0 results\. This is a bug"):
+        await bench.submit("x")
+    bench.work.short = False
+    assert ["y"] == (await bench.submit("y")).value
+
+
+@on_loop()
+async def test_cancelled_while_queued_takes_no_slot(bench: Bench) -> None:
+    """A caller that leaves before its turn is never run."""
+    blocker = await bench.blocked()
+    leaver, stayer = bench.submit("leaver"), bench.submit("stayer")
+    await asyncio.sleep(0)
+    leaver.cancel()
+    await asyncio.sleep(0)
+    bench.work.gate.set()
+    assert ["stayer"] == (await stayer).value
+    await blocker
+    assert leaver.cancelled()
+    assert [["blocker"], ["stayer"]] == bench.work.batches
+
+
+@on_loop(manual=True)
+async def test_what_runs_counts_as_wait(bench: Bench) -> None:
+    """With every inference thread busy for longer than the deadline a request is refused though nothing waits, and told when to come."""
+    bench.work.gate.clear()
+    long = bench.submit("long", cost=lambda rows, length: 8.0)
+    await asyncio.sleep(0)
+    await asyncio.to_thread(bench.work.started.acquire)
+    bench.clock.now += 1.0
+    with pytest.raises(RefusedError) as refused:
+        bench.admit(timeout_s=5.0)
+    assert ("deadline", pytest.approx(7 - 5 / 1.15)) == (refused.value.reason, refused.value.retry_after_s)
+    bench.clock.now += 2.75
+    assert bench.scheduler.close(bench.admit(timeout_s=5.0))
+    bench.work.gate.set()
+    await long
 
 
 class Text:
@@ -361,178 +337,151 @@ class Text:
     results: Sequence[Any] = ()
 
 
-def test_an_answered_request_keeps_neither_payloads_nor_results_until_its_deadline(scenario: Scenario) -> None:
+@on_loop()
+async def test_an_answered_request_keeps_neither_payloads_nor_results_until_its_deadline(bench: Bench) -> None:
     """The queue keeps a request until its deadline, which can be minutes away; what the request read and answered is free at once."""
+    kept = weakref.WeakSet[Text]()
 
-    async def check(bench: Bench) -> None:
-        kept = weakref.WeakSet[Text]()
+    def finish(results: Sequence[Any]) -> Text:
+        answer = Text()
+        kept.update([*results, answer])
+        answer.results = results
+        return answer
 
-        def finish(results: Sequence[Any]) -> Text:
-            answer = Text()
-            kept.update([*results, answer])
-            answer.results = results
-            return answer
-
-        open_request = bench.admit()  # while one is open, the queue forgets ended ones later
-        answered = bench.submit(Text(), finish=finish)
-        await answered
-        assert len(kept) == 2
-        del answered
-        bench.work.batches.clear()
-        await bench.submit("next")  # an inference thread keeps its last batch
-        gc.collect()
-        assert len(kept) == 0
-        bench.scheduler.close(open_request)
-
-    scenario(check)
+    open_request = bench.admit()  # while one is open, the queue forgets ended ones later
+    answered = bench.submit(Text(), finish=finish)
+    await answered
+    assert len(kept) == 2
+    del answered
+    bench.work.batches.clear()
+    await bench.submit("next")  # an inference thread keeps its last batch
+    gc.collect()
+    assert len(kept) == 0
+    bench.scheduler.close(open_request)
 
 
-def test_a_thousand_callers_that_hang_up_leave_nothing(scenario: Scenario) -> None:
+@on_loop(threads=2, max_queue_tokens=100_000)
+async def test_a_thousand_callers_that_hang_up_leave_nothing(bench: Bench) -> None:
     """Of those that hang up while they wait nothing runs, of those in a run no result is delivered; both threads live, and nothing is kept."""
+    kept = weakref.WeakSet[Text]()
 
-    async def check(bench: Bench) -> None:
-        kept = weakref.WeakSet[Text]()
+    def texts(count: int) -> list[Text]:
+        made = [Text() for _ in range(count)]
+        kept.update(made)
+        return made
 
-        def texts(count: int) -> list[Text]:
-            made = [Text() for _ in range(count)]
-            kept.update(made)
-            return made
-
-        bench.work.gate.clear()
-        running = [bench.submit(*texts(1), key=None) for _ in range(2)]
-        await asyncio.sleep(0)
-        for _ in range(2):
-            await asyncio.to_thread(bench.work.started.acquire)
-        queued = [bench.submit(*texts(1 + i % 3), key=[None, "model"][i % 2], tokens=1 + i % 60) for i in range(998)]
-        await asyncio.sleep(0)
-        assert 998 < bench.queue.queue_items
-        for task in (*running, *queued):
-            task.cancel()
-        ended = await asyncio.gather(*running, *queued, return_exceptions=True)
-        assert [asyncio.CancelledError] * 1000 == [type(error) for error in ended]
-        del running, queued, ended, task
-        await asyncio.sleep(0)  # this step of the loop was woken by the tasks, and keeps them
-        gc.collect()
-        assert (0, 0, 2) == (bench.queue.queue_items, bench.queue.queue_tokens, len(kept))  # the two that run are their threads'
-        bench.work.gate.set()
-        while len(bench.work.batches) < 2:
-            await asyncio.sleep(0)
-        assert [[Text], [Text]] == [[type(payload) for payload in batch] for batch in bench.work.batches]
-        bench.work.batches.clear()
-        assert [["a"], ["b"]] == [answer.value for answer in await asyncio.gather(bench.submit("a"), bench.submit("b"))]
-        assert ["a", "b"] == sorted(payload for batch in bench.work.batches for payload in batch)
-        assert bench.scheduler.ready
-        while kept:  # until both threads have gone back to wait
-            gc.collect()
-            await asyncio.sleep(0)
-
-    scenario(check, threads=2, max_queue_tokens=100_000)
-
-
-def test_cancelled_in_flight_does_not_kill_the_thread(scenario: Scenario) -> None:
-    """A caller that leaves during its run loses its result; the next one is served by the same thread."""
-
-    async def check(bench: Bench) -> None:
-        blocker = await bench.blocked()
-        blocker.cancel()
-        bench.work.gate.set()
-        assert ["next"] == (await bench.submit("next")).value
-        assert blocker.cancelled()
-        assert bench.scheduler.ready
-
-    scenario(check)
-
-
-def test_a_deadline_ends_what_waits_while_every_thread_is_busy(scenario: Scenario) -> None:
-    """Expiry does not need a free thread: the caller hears of it on time."""
-
-    async def check(bench: Bench) -> None:
-        blocker = await bench.blocked()
-        with pytest.raises(ExpiredError, match="deadline passed"):
-            await bench.submit("late", timeout_s=0.05)
-        bench.work.gate.set()
-        await blocker
-        assert [["blocker"]] == bench.work.batches
-
-    scenario(check)
-
-
-def test_a_timer_that_fires_early_fires_again(scenario: Scenario) -> None:
-    """A timer may end before the scheduler's own clock has passed the deadline, as uvloop's do by a millisecond: the caller hears of it all the same."""
-
-    async def check(bench: Bench) -> None:
-        blocker = await bench.blocked()
-        late = bench.submit("late", timeout_s=0.01)
-        await asyncio.sleep(0.05)  # the timer has fired; the scheduler's clock stands still
-        bench.clock.now += 1.0
-        with pytest.raises(ExpiredError, match="deadline passed"):
-            await late
-        bench.work.gate.set()
-        await blocker
-
-    scenario(check, manual=True)
-
-
-def test_a_deadline_that_passed_before_the_work_was_queued_ends_it(scenario: Scenario) -> None:
-    """What took its time before it waits is told at once, though every inference thread is busy."""
-
-    async def check(bench: Bench) -> None:
-        blocker = await bench.blocked()
-        request = bench.admit(timeout_s=1.0)
-        bench.clock.now += 2.0
-        with pytest.raises(ExpiredError, match="deadline passed"):
-            await bench.scheduler.run(request, bench.stage("late"))
-        bench.work.gate.set()
-        await blocker
-
-    scenario(check, manual=True)
-
-
-def test_a_request_that_has_started_outlives_its_deadline(scenario: Scenario) -> None:
-    """The deadline applies until the last item has started."""
-
-    async def check(bench: Bench) -> None:
-        bench.work.gate.clear()
-        task = bench.submit("x", timeout_s=0.05)
-        await asyncio.sleep(0)
+    bench.work.gate.clear()
+    running = [bench.submit(*texts(1), key=None) for _ in range(2)]
+    await asyncio.sleep(0)
+    for _ in range(2):
         await asyncio.to_thread(bench.work.started.acquire)
-        await asyncio.sleep(0.1)
-        bench.work.gate.set()
-        assert ["x"] == (await task).value
+    queued = [bench.submit(*texts(1 + i % 3), key=[None, "model"][i % 2], tokens=1 + i % 60) for i in range(998)]
+    await asyncio.sleep(0)
+    assert 998 < bench.queue.queue_items
+    for task in (*running, *queued):
+        task.cancel()
+    ended = await asyncio.gather(*running, *queued, return_exceptions=True)
+    assert [asyncio.CancelledError] * 1000 == [type(error) for error in ended]
+    del running, queued, ended, task
+    await asyncio.sleep(0)  # this step of the loop was woken by the tasks, and keeps them
+    gc.collect()
+    assert (0, 0, 2) == (bench.queue.queue_items, bench.queue.queue_tokens, len(kept))  # the two that run are their threads'
+    bench.work.gate.set()
+    while len(bench.work.batches) < 2:
+        await asyncio.sleep(0)
+    assert [[Text], [Text]] == [[type(payload) for payload in batch] for batch in bench.work.batches]
+    bench.work.batches.clear()
+    assert [["a"], ["b"]] == [answer.value for answer in await asyncio.gather(bench.submit("a"), bench.submit("b"))]
+    assert ["a", "b"] == sorted(payload for batch in bench.work.batches for payload in batch)
+    assert bench.scheduler.ready
+    while kept:  # until both threads have gone back to wait
+        gc.collect()
+        await asyncio.sleep(0)
 
-    scenario(check)
+
+@on_loop()
+async def test_cancelled_in_flight_does_not_kill_the_thread(bench: Bench) -> None:
+    """A caller that leaves during its run loses its result; the next one is served by the same thread."""
+    blocker = await bench.blocked()
+    blocker.cancel()
+    bench.work.gate.set()
+    assert ["next"] == (await bench.submit("next")).value
+    assert blocker.cancelled()
+    assert bench.scheduler.ready
 
 
-def test_stop_answers_what_was_admitted_and_refuses_the_rest(scenario: Scenario) -> None:
+@on_loop()
+async def test_a_deadline_ends_what_waits_while_every_thread_is_busy(bench: Bench) -> None:
+    """Expiry does not need a free thread: the caller hears of it on time."""
+    blocker = await bench.blocked()
+    with pytest.raises(ExpiredError, match="deadline passed"):
+        await bench.submit("late", timeout_s=0.05)
+    bench.work.gate.set()
+    await blocker
+    assert [["blocker"]] == bench.work.batches
+
+
+@on_loop(manual=True)
+async def test_a_timer_that_fires_early_fires_again(bench: Bench) -> None:
+    """A timer may end before the scheduler's own clock has passed the deadline, as uvloop's do by a millisecond: the caller hears of it all the same."""
+    blocker = await bench.blocked()
+    late = bench.submit("late", timeout_s=0.01)
+    await asyncio.sleep(0.05)  # the timer has fired; the scheduler's clock stands still
+    bench.clock.now += 1.0
+    with pytest.raises(ExpiredError, match="deadline passed"):
+        await late
+    bench.work.gate.set()
+    await blocker
+
+
+@on_loop(manual=True)
+async def test_a_deadline_that_passed_before_the_work_was_queued_ends_it(bench: Bench) -> None:
+    """What took its time before it waits is told at once, though every inference thread is busy."""
+    blocker = await bench.blocked()
+    request = bench.admit(timeout_s=1.0)
+    bench.clock.now += 2.0
+    with pytest.raises(ExpiredError, match="deadline passed"):
+        await bench.scheduler.run(request, bench.stage("late"))
+    bench.work.gate.set()
+    await blocker
+
+
+@on_loop()
+async def test_a_request_that_has_started_outlives_its_deadline(bench: Bench) -> None:
+    """The deadline applies until the last item has started."""
+    bench.work.gate.clear()
+    task = bench.submit("x", timeout_s=0.05)
+    await asyncio.sleep(0)
+    await asyncio.to_thread(bench.work.started.acquire)
+    await asyncio.sleep(0.1)
+    bench.work.gate.set()
+    assert ["x"] == (await task).value
+
+
+@on_loop()
+async def test_stop_answers_what_was_admitted_and_refuses_the_rest(bench: Bench) -> None:
     """Within the grace period queued requests are drained; new ones are refused from the first moment."""
-
-    async def check(bench: Bench) -> None:
-        blocker = await bench.blocked()
-        waiting = bench.submit("waiting")
-        await asyncio.sleep(0)
-        stopping = asyncio.ensure_future(bench.scheduler.stop(10))
-        await asyncio.sleep(0)
-        assert not bench.scheduler.ready
-        with pytest.raises(UnavailableError, match="stopping"):
-            bench.admit()
-        bench.work.gate.set()
-        assert [["blocker"], ["waiting"]] == [(await task).value for task in (blocker, waiting)]
-        await stopping
-
-    scenario(check)
+    blocker = await bench.blocked()
+    waiting = bench.submit("waiting")
+    await asyncio.sleep(0)
+    stopping = asyncio.ensure_future(bench.scheduler.stop(10))
+    await asyncio.sleep(0)
+    assert not bench.scheduler.ready
+    with pytest.raises(UnavailableError, match="stopping"):
+        bench.admit()
+    bench.work.gate.set()
+    assert [["blocker"], ["waiting"]] == [(await task).value for task in (blocker, waiting)]
+    await stopping
 
 
-def test_stop_leaves_nothing_pending_after_its_grace(scenario: Scenario) -> None:
+@on_loop()
+async def test_stop_leaves_nothing_pending_after_its_grace(bench: Bench) -> None:
     """What did not make it in time fails with a clear error, in flight or queued."""
-
-    async def check(bench: Bench) -> None:
-        tasks = [await bench.blocked(), bench.submit("waiting")]
-        await asyncio.sleep(0)
-        await bench.scheduler.stop(0.05)
-        failed = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [UnavailableError, UnavailableError] == [type(error) for error in failed]
-
-    scenario(check)
+    tasks = [await bench.blocked(), bench.submit("waiting")]
+    await asyncio.sleep(0)
+    await bench.scheduler.stop(0.05)
+    failed = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [UnavailableError, UnavailableError] == [type(error) for error in failed]
 
 
 class Broken(RequestQueue):
@@ -547,22 +496,19 @@ class Broken(RequestQueue):
         return super().take(now, last_thread=last_thread, long_step=long_step)
 
 
-def test_a_dead_thread_turns_readiness_red_and_fails_what_waits(scenario: Scenario) -> None:
+@on_loop(threads=2, queue=Broken)
+async def test_a_dead_thread_turns_readiness_red_and_fails_what_waits(bench: Bench) -> None:
     """If an inference thread dies in the scheduler's own code nobody is left hanging, in its run or beside it, and nothing new is admitted."""
-
-    async def check(bench: Bench) -> None:
-        assert isinstance(bench.queue, Broken)
-        blocker = await bench.blocked()
-        bench.queue.broken = True
-        with pytest.raises(UnavailableError, match="an inference thread died"):
-            await bench.submit("x")
-        with pytest.raises(UnavailableError, match="an inference thread died"):
-            await blocker
-        assert not bench.scheduler.ready
-        with pytest.raises(UnavailableError, match="an inference thread died"):
-            bench.admit()
-
-    scenario(check, threads=2, queue=Broken)
+    assert isinstance(bench.queue, Broken)
+    blocker = await bench.blocked()
+    bench.queue.broken = True
+    with pytest.raises(UnavailableError, match="an inference thread died"):
+        await bench.submit("x")
+    with pytest.raises(UnavailableError, match="an inference thread died"):
+        await blocker
+    assert not bench.scheduler.ready
+    with pytest.raises(UnavailableError, match="an inference thread died"):
+        bench.admit()
 
 
 class NativePanicError(BaseException):
@@ -579,7 +525,7 @@ FAULTS: dict[str, tuple[BaseException, type[Exception], str]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("place", ["run", "finish"])
-def test_no_fault_of_a_request_reaches_its_neighbors(scenario: Scenario, fault: str, place: str) -> None:
+def test_no_fault_of_a_request_reaches_its_neighbors(fault: str, place: str) -> None:
     """Whatever a run or a decoder raises, in a batch of several, is the answer of the guilty request alone; the inference threads live."""
     raised, expected, message = FAULTS[fault]
 
@@ -605,30 +551,27 @@ def test_no_fault_of_a_request_reaches_its_neighbors(scenario: Scenario, fault: 
         assert ["after"] == (await bench.submit("after")).value
         await blocker
 
-    scenario(check)
+    play(check)
 
 
-def test_what_is_too_much_for_the_memory_runs_in_parts(scenario: Scenario) -> None:
+@on_loop()
+async def test_what_is_too_much_for_the_memory_runs_in_parts(bench: Bench) -> None:
     """A batch that does not fit runs in halves, of which each does: nobody hears of it."""
+    ran: list[int] = []
 
-    async def check(bench: Bench) -> None:
-        ran: list[int] = []
+    def run(payloads: Sequence[Any]) -> list[Any]:
+        ran.append(len(payloads))
+        if len(payloads) > 2:
+            raise MemoryError
+        return list(payloads)
 
-        def run(payloads: Sequence[Any]) -> list[Any]:
-            ran.append(len(payloads))
-            if len(payloads) > 2:
-                raise MemoryError
-            return list(payloads)
-
-        blocker = await bench.blocked()
-        tasks = [bench.submit(i, run=run) for i in range(8)]
-        await asyncio.sleep(0)
-        bench.work.gate.set()
-        assert [[i] for i in range(8)] == [(await task).value for task in tasks]
-        assert [8, 4, 2, 2, 4, 2, 2] == ran
-        await blocker
-
-    scenario(check)
+    blocker = await bench.blocked()
+    tasks = [bench.submit(i, run=run) for i in range(8)]
+    await asyncio.sleep(0)
+    bench.work.gate.set()
+    assert [[i] for i in range(8)] == [(await task).value for task in tasks]
+    assert [8, 4, 2, 2, 4, 2, 2] == ran
+    await blocker
 
 
 class Hanging(Bench):
@@ -640,12 +583,7 @@ class Hanging(Bench):
             self.scheduler._watchdog.look()
 
 
-def hang_scenario(scenario: Scenario, check: Callable[[Hanging], Awaitable[None]], **options: Any) -> None:
-    """Runs a check on a bench whose watchdog is told when to look."""
-    scenario(check, kind=Hanging, manual=True, hung_floor_s=10.0, **options)
-
-
-def test_a_run_that_hangs_is_noticed_once(scenario: Scenario, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_that_hangs_is_noticed_once(caplog: pytest.LogCaptureFixture) -> None:
     """Ten seconds that were watched make it hang; it is logged and counted once, and readiness turns red only when no inference thread is left."""
 
     async def check(bench: Hanging) -> None:
@@ -669,170 +607,144 @@ def test_a_run_that_hangs_is_noticed_once(scenario: Scenario, caplog: pytest.Log
         assert (2, True) == (bench.hangs, bench.scheduler.ready)
         assert ["after"] == (await bench.submit("after")).value
 
-    hang_scenario(scenario, check, threads=2)
+    play(check, Hanging, manual=True, hung_floor_s=10.0, threads=2)
     assert [f"inference-{i} hangs: a run has taken 10 s, and the prediction was 0.001 s" for i in range(2)] == sorted(caplog.messages)
 
 
-def test_a_long_run_hangs_after_twenty_times_its_prediction(scenario: Scenario) -> None:
+@on_loop(Hanging, manual=True, hung_floor_s=10.0)
+async def test_a_long_run_hangs_after_twenty_times_its_prediction(bench: Hanging) -> None:
     """What is predicted to take two seconds may take forty."""
-
-    async def check(bench: Hanging) -> None:
-        bench.work.gate.clear()
-        task = bench.submit("long", cost=lambda rows, length: 2.0)
-        await asyncio.to_thread(bench.work.started.acquire)
-        bench.look(39)
-        assert 0 == bench.hangs
-        bench.look(1)
-        assert 1 == bench.hangs
-        bench.work.gate.set()
-        await task
-
-    hang_scenario(scenario, check)
+    bench.work.gate.clear()
+    task = bench.submit("long", cost=lambda rows, length: 2.0)
+    await asyncio.to_thread(bench.work.started.acquire)
+    bench.look(39)
+    assert 0 == bench.hangs
+    bench.look(1)
+    assert 1 == bench.hangs
+    bench.work.gate.set()
+    await task
 
 
-def test_requests_in_a_run_that_hangs_are_failed_after_their_deadlines(scenario: Scenario) -> None:
+@on_loop(Hanging, manual=True, hung_floor_s=10.0)
+async def test_requests_in_a_run_that_hangs_are_failed_after_their_deadlines(bench: Hanging) -> None:
     """Each hears why, once its own deadline and the grace have passed, also those that were to run after a failed part; what waits expires."""
-
-    async def check(bench: Hanging) -> None:
-        blocker = await bench.blocked()
-        bench.work.guilty = {"bad"}
-        soon, bad, late = bench.submit("soon", timeout_s=20.0), bench.submit("bad", timeout_s=20.0), bench.submit("late", timeout_s=60.0)
-        await asyncio.sleep(0)
-        await bench.work.let_one_pass()  # the three share a run
-        await bench.work.let_one_pass()  # it failed, and its first half hangs now
-        await blocker
-        bench.look(10)
-        bench.clock.now += 20.0 + OVERDUE_S
-        bench.look(1)
-        for task in (soon, bad):
-            with pytest.raises(EngineError, match="a model run with this request has hung for 11 s"):
-                await task
-        assert not late.done()
-        bench.clock.now += 40.0
-        bench.look(1)
-        with pytest.raises(EngineError, match="has hung"):
-            await late
-
-    hang_scenario(scenario, check)
-
-
-def test_the_watchdog_ticks_by_itself_while_there_is_work(scenario: Scenario) -> None:
-    """Nobody has to call it: a run that hangs turns readiness red, and fails its request, while the loop has nothing else to do."""
-
-    async def check(bench: Bench) -> None:
-        bench.work.gate.clear()
-        task = bench.submit("x")
-        await asyncio.sleep(0)
-        await asyncio.to_thread(bench.work.started.acquire)
-        bench.clock.now += 100.0
-        with pytest.raises(EngineError, match="has hung"):
+    blocker = await bench.blocked()
+    bench.work.guilty = {"bad"}
+    soon, bad, late = bench.submit("soon", timeout_s=20.0), bench.submit("bad", timeout_s=20.0), bench.submit("late", timeout_s=60.0)
+    await asyncio.sleep(0)
+    await bench.work.let_one_pass()  # the three share a run
+    await bench.work.let_one_pass()  # it failed, and its first half hangs now
+    await blocker
+    bench.look(10)
+    bench.clock.now += 20.0 + OVERDUE_S
+    bench.look(1)
+    for task in (soon, bad):
+        with pytest.raises(EngineError, match="a model run with this request has hung for 11 s"):
             await task
-        assert not bench.scheduler.ready
+    assert not late.done()
+    bench.clock.now += 40.0
+    bench.look(1)
+    with pytest.raises(EngineError, match="has hung"):
+        await late
 
-    scenario(check, manual=True, hung_floor_s=0.05)
+
+@on_loop(manual=True, hung_floor_s=0.05)
+async def test_the_watchdog_ticks_by_itself_while_there_is_work(bench: Bench) -> None:
+    """Nobody has to call it: a run that hangs turns readiness red, and fails its request, while the loop has nothing else to do."""
+    bench.work.gate.clear()
+    task = bench.submit("x")
+    await asyncio.sleep(0)
+    await asyncio.to_thread(bench.work.started.acquire)
+    bench.clock.now += 100.0
+    with pytest.raises(EngineError, match="has hung"):
+        await task
+    assert not bench.scheduler.ready
 
 
-def test_a_stop_does_not_wait_for_threads_that_hang(scenario: Scenario) -> None:
+@on_loop(Hanging, manual=True, hung_floor_s=10.0)
+async def test_a_stop_does_not_wait_for_threads_that_hang(bench: Hanging) -> None:
     """Where nothing would finish the grace is left out, so that another process takes over at once; who only waited may ask that one."""
-
-    async def check(bench: Hanging) -> None:
-        blocker = await bench.blocked()
-        waiting = bench.submit("waiting")
-        await asyncio.sleep(0)
-        bench.look(10)
-        await bench.scheduler.stop(1000.0)
-        with pytest.raises(EngineError, match="a model run with this request has hung for 10 s, and its inference thread was abandoned"):
-            await blocker
-        with pytest.raises(UnavailableError, match="all inference threads hang"):
-            await waiting
-        assert bench.scheduler._threads[0].handle.is_alive()
-
-    hang_scenario(scenario, check)
+    blocker = await bench.blocked()
+    waiting = bench.submit("waiting")
+    await asyncio.sleep(0)
+    bench.look(10)
+    await bench.scheduler.stop(1000.0)
+    with pytest.raises(EngineError, match="a model run with this request has hung for 10 s, and its inference thread was abandoned"):
+        await blocker
+    with pytest.raises(UnavailableError, match="all inference threads hang"):
+        await waiting
+    assert bench.scheduler._threads[0].handle.is_alive()
 
 
 @pytest.mark.parametrize("place", ["tokenizing", "decoding"])
-def test_what_is_not_predicted_has_more_time(scenario: Scenario, place: str) -> None:
+@on_loop(Hanging, manual=True, hung_floor_s=10.0)
+async def test_what_is_not_predicted_has_more_time(bench: Hanging, place: str) -> None:
     """Nobody knows how long a large body takes to tokenize, or its answer to decode: it hangs only after a longer time."""
-
-    async def check(bench: Hanging) -> None:
-        bench.work.gate.clear()
-        if place == "tokenizing":
-            task = bench.submit("text", key=None, cost=lambda rows, length: 0.0)
-        else:
-            task = bench.submit("text", run=list, finish=bench.work)
-        await asyncio.to_thread(bench.work.started.acquire)
-        bench.look(TICKS_OF_FLOOR * UNPREDICTED_FLOORS - 1)
-        assert (0, True) == (bench.hangs, bench.scheduler.ready)
-        bench.look(1)
-        assert (1, False) == (bench.hangs, bench.scheduler.ready)
-        bench.work.gate.set()
-        await task
-
-    hang_scenario(scenario, check)
+    bench.work.gate.clear()
+    if place == "tokenizing":
+        task = bench.submit("text", key=None, cost=lambda rows, length: 0.0)
+    else:
+        task = bench.submit("text", run=list, finish=bench.work)
+    await asyncio.to_thread(bench.work.started.acquire)
+    bench.look(TICKS_OF_FLOOR * UNPREDICTED_FLOORS - 1)
+    assert (0, True) == (bench.hangs, bench.scheduler.ready)
+    bench.look(1)
+    assert (1, False) == (bench.hangs, bench.scheduler.ready)
+    bench.work.gate.set()
+    await task
 
 
-def test_the_loop_keeps_ticking_while_the_engine_blocks(scenario: Scenario) -> None:
+@on_loop()
+async def test_the_loop_keeps_ticking_while_the_engine_blocks(bench: Bench) -> None:
     """Runs happen on threads: the event loop is free meanwhile."""
-
-    async def check(bench: Bench) -> None:
-        blocker = await bench.blocked()
-        ticks = 0
-        for _ in range(50):
-            await asyncio.sleep(0.001)
-            ticks += 1
-        assert not blocker.done()
-        assert 50 == ticks
-        bench.work.gate.set()
-        await blocker
-
-    scenario(check)
+    blocker = await bench.blocked()
+    ticks = 0
+    for _ in range(50):
+        await asyncio.sleep(0.001)
+        ticks += 1
+    assert not blocker.done()
+    assert 50 == ticks
+    bench.work.gate.set()
+    await blocker
 
 
-def test_stages_follow_each_other(scenario: Scenario) -> None:
+@on_loop()
+async def test_stages_follow_each_other(bench: Bench) -> None:
     """A stage whose finish returns another stage goes on with it, on the same request."""
-
-    async def check(bench: Bench) -> None:
-        second = bench.stage("b", "c", finish=lambda results: ["second", *results])
-        timed = await bench.submit("a", key=None, finish=lambda results: second, keep_estimate=True)
-        assert ["second", "b", "c"] == timed.value
-
-    scenario(check)
+    second = bench.stage("b", "c", finish=lambda results: ["second", *results])
+    timed = await bench.submit("a", key=None, finish=lambda results: second, keep_estimate=True)
+    assert ["second", "b", "c"] == timed.value
 
 
-def test_what_finish_raises_is_the_requests_error(scenario: Scenario) -> None:
+@on_loop()
+async def test_what_finish_raises_is_the_requests_error(bench: Bench) -> None:
     """An error in decoding fails its own request and nothing else."""
 
-    async def check(bench: Bench) -> None:
-        def fail(results: Sequence[Any]) -> None:
-            raise InvalidValueError("nonsense")
+    def fail(results: Sequence[Any]) -> None:
+        raise InvalidValueError("nonsense")
 
-        with pytest.raises(InvalidValueError, match="nonsense"):
-            await bench.submit("x", finish=fail)
-        assert ["y"] == (await bench.submit("y")).value
-
-    scenario(check)
+    with pytest.raises(InvalidValueError, match="nonsense"):
+        await bench.submit("x", finish=fail)
+    assert ["y"] == (await bench.submit("y")).value
 
 
-def test_a_result_is_never_set_twice(scenario: Scenario) -> None:
+@on_loop(threads=2, max_queue_tokens=100_000)
+async def test_a_result_is_never_set_twice(bench: Bench) -> None:
     """Cancellation, expiry, failure and completion race for the same requests; each ends exactly once and the inference threads live."""
+    bench.work.guilty = {i for i in range(400) if i % 7 == 0}
+    tasks = [bench.submit(i, i + 1000, tokens=1 + i % 60, timeout_s=0.002 if i % 5 == 0 else 20) for i in range(400)]
 
-    async def check(bench: Bench) -> None:
-        bench.work.guilty = {i for i in range(400) if i % 7 == 0}
-        tasks = [bench.submit(i, i + 1000, tokens=1 + i % 60, timeout_s=0.002 if i % 5 == 0 else 20) for i in range(400)]
+    async def leave() -> None:
+        for task in tasks[::3]:
+            task.cancel()
+            await asyncio.sleep(0)
 
-        async def leave() -> None:
-            for task in tasks[::3]:
-                task.cancel()
-                await asyncio.sleep(0)
-
-        results = await asyncio.gather(leave(), *tasks, return_exceptions=True)
-        kinds = {type(result) for result in results[1:]}
-        assert kinds <= {RequestResult, asyncio.CancelledError, ExpiredError, EngineError}
-        answered = [(i, result.value) for i, result in enumerate(results[1:]) if isinstance(result, RequestResult)]
-        assert [(i, [i, i + 1000]) for i, _ in answered] == answered
-        assert bench.scheduler.ready
-
-    scenario(check, threads=2, max_queue_tokens=100_000)
+    results = await asyncio.gather(leave(), *tasks, return_exceptions=True)
+    kinds = {type(result) for result in results[1:]}
+    assert kinds <= {RequestResult, asyncio.CancelledError, ExpiredError, EngineError}
+    answered = [(i, result.value) for i, result in enumerate(results[1:]) if isinstance(result, RequestResult)]
+    assert [(i, [i, i + 1000]) for i, _ in answered] == answered
+    assert bench.scheduler.ready
 
 
 def test_a_count_that_fails_fails_nothing() -> None:
@@ -874,16 +786,13 @@ def test_the_queue_is_observed() -> None:
     assert [(1, 9), (0, 0)] == seen
 
 
-def test_a_coroutine_that_never_ran_leaves_nothing(scenario: Scenario) -> None:
+@on_loop()
+async def test_a_coroutine_that_never_ran_leaves_nothing(bench: Bench) -> None:
     """Closing an admitted request gives its tokens back."""
-
-    async def check(bench: Bench) -> None:
-        request = bench.admit(100)
-        assert bench.scheduler.close(request)
-        coroutine: Coroutine[Any, Any, RequestResult] = bench.scheduler.run(bench.admit(8), bench.stage("x"))
-        assert ["x"] == (await coroutine).value
-
-    scenario(check)
+    request = bench.admit(100)
+    assert bench.scheduler.close(request)
+    coroutine: Coroutine[Any, Any, RequestResult] = bench.scheduler.run(bench.admit(8), bench.stage("x"))
+    assert ["x"] == (await coroutine).value
 
 
 class MultiThreaded:
@@ -897,31 +806,28 @@ class MultiThreaded:
         return list(payloads)
 
 
-def test_a_lone_run_is_multi_threaded(scenario: Scenario) -> None:
+@on_loop(threads=2, multi_threads=2, manual=True)
+async def test_a_lone_run_is_multi_threaded(bench: Bench) -> None:
     """With nothing else running or waiting, now and of late, the stage's other function runs; beside a run, or with work left, not."""
-
-    async def check(bench: Bench) -> None:
-        multi_threaded, clock = MultiThreaded(), bench.clock
-        assert ["lone"] == (await bench.submit("lone", run_multi_threaded=multi_threaded)).value
-        assert list(range(8)) == (await bench.submit(*range(8), key=None, run_multi_threaded=multi_threaded)).value
-        assert ["lone"] == multi_threaded.ran
-        clock.now += 1.0
-        assert ["soon after"] == (await bench.submit("soon after", run_multi_threaded=multi_threaded)).value
-        clock.now += 2.0
-        assert ["later"] == (await bench.submit("later", run_multi_threaded=multi_threaded)).value
-        assert ["lone", "later"] == multi_threaded.ran
-        blocker = await bench.blocked()
-        beside = bench.submit("beside", run_multi_threaded=multi_threaded)
-        await asyncio.to_thread(bench.work.started.acquire)
-        bench.work.gate.set()
-        await asyncio.gather(blocker, beside)
-        assert ["lone", "later"] == multi_threaded.ran
-
-    scenario(check, threads=2, multi_threads=2, manual=True)
+    multi_threaded, clock = MultiThreaded(), bench.clock
+    assert ["lone"] == (await bench.submit("lone", run_multi_threaded=multi_threaded)).value
+    assert list(range(8)) == (await bench.submit(*range(8), key=None, run_multi_threaded=multi_threaded)).value
+    assert ["lone"] == multi_threaded.ran
+    clock.now += 1.0
+    assert ["soon after"] == (await bench.submit("soon after", run_multi_threaded=multi_threaded)).value
+    clock.now += 2.0
+    assert ["later"] == (await bench.submit("later", run_multi_threaded=multi_threaded)).value
+    assert ["lone", "later"] == multi_threaded.ran
+    blocker = await bench.blocked()
+    beside = bench.submit("beside", run_multi_threaded=multi_threaded)
+    await asyncio.to_thread(bench.work.started.acquire)
+    bench.work.gate.set()
+    await asyncio.gather(blocker, beside)
+    assert ["lone", "later"] == multi_threaded.ran
 
 
 @pytest.mark.parametrize(("threads", "expected"), [(4, []), (5, []), (6, ["beside"])])
-def test_with_many_threads_a_few_runs_may_have_several_threads(scenario: Scenario, threads: int, expected: list[str]) -> None:
+def test_with_many_threads_a_few_runs_may_have_several_threads(threads: int, expected: list[str]) -> None:
     """Two runs of three threads fit on six cores."""
 
     async def check(bench: Bench) -> None:
@@ -940,43 +846,37 @@ def test_with_many_threads_a_few_runs_may_have_several_threads(scenario: Scenari
         bench.work.gate.set()
         return await task
 
-    scenario(check, threads=threads, multi_threads=3)
+    play(check, threads=threads, multi_threads=3)
 
 
-def test_a_failing_multi_threaded_run_is_tried_one_by_one(scenario: Scenario) -> None:
+@on_loop()
+async def test_a_failing_multi_threaded_run_is_tried_one_by_one(bench: Bench) -> None:
     """The guilty item of a shared run is found also where all cores were given to it."""
+    bench.work.guilty = {"bad"}
 
-    async def check(bench: Bench) -> None:
-        bench.work.guilty = {"bad"}
+    def run_multi_threaded(payloads: Sequence[Any]) -> list[Any]:
+        return bench.work(payloads)
 
-        def run_multi_threaded(payloads: Sequence[Any]) -> list[Any]:
-            return bench.work(payloads)
-
-        with pytest.raises(EngineError, match=r"guilty: \['bad'\]"):
-            await bench.submit("good", "bad", run_multi_threaded=run_multi_threaded)
-        assert [["good", "bad"], ["good"], ["bad"]] == bench.work.batches
-
-    scenario(check)
+    with pytest.raises(EngineError, match=r"guilty: \['bad'\]"):
+        await bench.submit("good", "bad", run_multi_threaded=run_multi_threaded)
+    assert [["good", "bad"], ["good"], ["bad"]] == bench.work.batches
 
 
-def test_the_next_stage_of_a_lone_request_is_alone_too(scenario: Scenario) -> None:
+@on_loop(threads=2, queue=Watched)
+async def test_the_next_stage_of_a_lone_request_is_alone_too(bench: Bench) -> None:
     """The thread that made the next stage is not running then, so that it does not count; it takes the work itself and wakes no other."""
-
-    async def check(bench: Bench) -> None:
-        ran: list[str] = []
-        second = bench.stage("text", run=lambda payloads: ran.append("run") or list(payloads))  # type: ignore[func-returns-value]
-        second = replace(second, run_multi_threaded=lambda payloads: ran.append("multi_threaded") or list(payloads))  # type: ignore[func-returns-value]
-        assert isinstance(bench.queue, Watched)
-        for requests in range(50):
-            while bench.queue.in_vain < 2 + requests:  # until both threads sleep
-                await asyncio.sleep(0)
-            stage = bench.stage("raw", key=None, finish=lambda results: second)
-            assert ["text"] == (await bench.scheduler.run(bench.admit(), stage)).value
-        assert ["multi_threaded"] * 50 == ran
-        # both threads at the start, and of each request but the last the one thread that its first stage has woken
-        assert 2 + 49 <= bench.queue.in_vain <= 2 + 50
-
-    scenario(check, threads=2, queue=Watched)
+    ran: list[str] = []
+    second = bench.stage("text", run=lambda payloads: ran.append("run") or list(payloads))  # type: ignore[func-returns-value]
+    second = replace(second, run_multi_threaded=lambda payloads: ran.append("multi_threaded") or list(payloads))  # type: ignore[func-returns-value]
+    assert isinstance(bench.queue, Watched)
+    for requests in range(50):
+        while bench.queue.in_vain < 2 + requests:  # until both threads sleep
+            await asyncio.sleep(0)
+        stage = bench.stage("raw", key=None, finish=lambda results: second)
+        assert ["text"] == (await bench.scheduler.run(bench.admit(), stage)).value
+    assert ["multi_threaded"] * 50 == ran
+    # both threads at the start, and of each request but the last the one thread that its first stage has woken
+    assert 2 + 49 <= bench.queue.in_vain <= 2 + 50
 
 
 class Delivery:
@@ -991,68 +891,59 @@ class Delivery:
 
 
 @pytest.mark.parametrize("guilty", [(), ("bad",)], ids=["whole", "in halves"])
-def test_the_next_stage_does_not_wait_for_the_rest_of_a_batch(scenario: Scenario, guilty: tuple[str, ...]) -> None:
+@on_loop(threads=2, queue=Watched)
+async def test_the_next_stage_does_not_wait_for_the_rest_of_a_batch(bench: Bench, guilty: tuple[str, ...]) -> None:
     """While one thread delivers the rest of a batch, an idle thread runs the next stage of a request that was in it, also of a batch that failed."""
-
-    async def check(bench: Bench) -> None:
-        assert isinstance(bench.queue, Watched)
-        bench.work.guilty, deliver = set(guilty), Delivery()
-        blockers = [await bench.blocked(), await bench.blocked()]
-        second = bench.stage("second", key=None)
-        first = bench.submit("first", finish=lambda results: second)
-        rest = [bench.submit("rest", finish=deliver), *(bench.submit(payload) for payload in guilty)]
-        await asyncio.sleep(0)
-        await bench.work.let_blockers_pass(bench.queue)
-        bench.work.gate.set()
-        assert ["second"] == (await first).value
-        assert not rest[0].done()
-        deliver.gate.set()
-        assert ["rest"] == (await rest[0]).value
-        await asyncio.gather(*blockers, *rest, return_exceptions=True)
-        assert ["first", "rest", *guilty] in bench.work.batches
-
-    scenario(check, threads=2, queue=Watched)
+    assert isinstance(bench.queue, Watched)
+    bench.work.guilty, deliver = set(guilty), Delivery()
+    blockers = [await bench.blocked(), await bench.blocked()]
+    second = bench.stage("second", key=None)
+    first = bench.submit("first", finish=lambda results: second)
+    rest = [bench.submit("rest", finish=deliver), *(bench.submit(payload) for payload in guilty)]
+    await asyncio.sleep(0)
+    await bench.work.let_blockers_pass(bench.queue)
+    bench.work.gate.set()
+    assert ["second"] == (await first).value
+    assert not rest[0].done()
+    deliver.gate.set()
+    assert ["rest"] == (await rest[0]).value
+    await asyncio.gather(*blockers, *rest, return_exceptions=True)
+    assert ["first", "rest", *guilty] in bench.work.batches
 
 
-def test_the_rest_of_a_request_does_not_wait_for_the_rest_of_a_batch(scenario: Scenario) -> None:
+@on_loop(threads=2, queue=Watched, manual=True)
+async def test_the_rest_of_a_request_does_not_wait_for_the_rest_of_a_batch(bench: Bench) -> None:
     """An inference thread that left a request's texts to others takes the next one once none of them runs, and not only when the other thread is done."""
-
-    async def check(bench: Bench) -> None:
-        assert isinstance(bench.queue, Watched)
-        deliver = Delivery()
-        blockers = [await bench.blocked(), await bench.blocked()]
-        stage = replace(bench.stage("a", "b"), work=[(8, "a"), (60, "b")])  # the second is too long for the batch of the first
-        listed = asyncio.ensure_future(bench.scheduler.run(bench.admit(68), stage))
-        rest = bench.submit("rest", finish=deliver)
-        await asyncio.sleep(0)
-        await bench.work.let_blockers_pass(bench.queue)
-        bench.work.gate.set()
-        assert ["a", "b"] == (await listed).value
-        assert not rest.done()
-        deliver.gate.set()
-        await asyncio.gather(*blockers, rest)
-        assert ["a", "rest"] in bench.work.batches
-
-    scenario(check, threads=2, queue=Watched, manual=True)
+    assert isinstance(bench.queue, Watched)
+    deliver = Delivery()
+    blockers = [await bench.blocked(), await bench.blocked()]
+    stage = replace(bench.stage("a", "b"), work=[(8, "a"), (60, "b")])  # the second is too long for the batch of the first
+    listed = asyncio.ensure_future(bench.scheduler.run(bench.admit(68), stage))
+    rest = bench.submit("rest", finish=deliver)
+    await asyncio.sleep(0)
+    await bench.work.let_blockers_pass(bench.queue)
+    bench.work.gate.set()
+    assert ["a", "b"] == (await listed).value
+    assert not rest.done()
+    deliver.gate.set()
+    await asyncio.gather(*blockers, rest)
+    assert ["a", "rest"] in bench.work.batches
 
 
-def test_a_thread_stays_free_for_those_who_come(scenario: Scenario) -> None:
+@on_loop(threads=2, manual=True)
+async def test_a_thread_stays_free_for_those_who_come(bench: Bench) -> None:
     """While there are several callers a list that runs leaves one thread to the others."""
-
-    async def check(bench: Bench) -> None:
-        blocker = await bench.blocked()
-        listed = bench.submit("a", "b", "c", key=None, cost=lambda rows, length: 1000.0)
-        await asyncio.to_thread(bench.work.started.acquire)
-        await bench.work.let_one_pass()  # both threads' runs end, and one of the inference threads takes the second text
-        text = bench.submit("text", timeout_s=3600.0)  # the runs of those thousand seconds may not have ended yet
-        await asyncio.to_thread(bench.work.started.acquire)
-        assert 1 == bench.queue.queue_items
-        bench.work.gate.set()
-        assert ["blocker"] == (await blocker).value
-        assert ["text"] == (await text).value
-        assert ["a", "b", "c"] == (await listed).value
-
-    scenario(check, threads=2, manual=True)
+    blocker = await bench.blocked()
+    listed = bench.submit("a", "b", "c", key=None, cost=lambda rows, length: 1000.0)
+    await asyncio.to_thread(bench.work.started.acquire)
+    await bench.work.let_one_pass()  # both threads' runs end, and one of the inference threads takes the second text
+    text = bench.submit("text", timeout_s=3600.0)  # the runs of those thousand seconds may not have ended yet
+    await asyncio.to_thread(bench.work.started.acquire)
+    assert 1 == bench.queue.queue_items
+    bench.work.gate.set()
+    assert ["blocker"] == (await blocker).value
+    assert ["text"] == (await text).value
+    assert ["a", "b", "c"] == (await listed).value
 
 
 class LongSteps:
@@ -1069,79 +960,67 @@ class LongSteps:
         return list(results)
 
 
-def test_one_thread_begins_no_long_step_while_the_others_have_one(scenario: Scenario) -> None:
+@on_loop(threads=2)
+async def test_one_thread_begins_no_long_step_while_the_others_have_one(bench: Bench) -> None:
     """Two long steps run one after the other, and a short text that comes meanwhile does not wait."""
-
-    async def check(bench: Bench) -> None:
-        steps = LongSteps(bench)
-        await asyncio.to_thread(steps.begun.acquire)
-        assert ["text"] == (await bench.submit("text")).value
-        assert not steps.begun.acquire(blocking=False)
-        for gate, request in zip(steps.gates, steps.requests, strict=True):
-            gate.set()
-            await request
-
-    scenario(check, threads=2)
+    steps = LongSteps(bench)
+    await asyncio.to_thread(steps.begun.acquire)
+    assert ["text"] == (await bench.submit("text")).value
+    assert not steps.begun.acquire(blocking=False)
+    for gate, request in zip(steps.gates, steps.requests, strict=True):
+        gate.set()
+        await request
 
 
-def test_a_long_step_does_not_wait_for_one_that_hangs(scenario: Scenario) -> None:
+@on_loop(Hanging, manual=True, hung_floor_s=10.0, threads=2)
+async def test_a_long_step_does_not_wait_for_one_that_hangs(bench: Hanging) -> None:
     """The thread that was left to others begins it, although nothing new comes."""
-
-    async def check(bench: Hanging) -> None:
-        steps = LongSteps(bench)
-        await asyncio.to_thread(steps.begun.acquire)
-        bench.look(UNPREDICTED_FLOORS * TICKS_OF_FLOOR)
-        assert 1 == bench.hangs
-        await asyncio.to_thread(steps.begun.acquire)
-        for gate in steps.gates:
-            gate.set()
-        await asyncio.gather(*steps.requests)
-
-    hang_scenario(scenario, check, threads=2)
+    steps = LongSteps(bench)
+    await asyncio.to_thread(steps.begun.acquire)
+    bench.look(UNPREDICTED_FLOORS * TICKS_OF_FLOOR)
+    assert 1 == bench.hangs
+    await asyncio.to_thread(steps.begun.acquire)
+    for gate in steps.gates:
+        gate.set()
+    await asyncio.gather(*steps.requests)
 
 
-def test_what_was_left_to_others_runs_when_nobody_comes(scenario: Scenario) -> None:
+@on_loop(threads=2)
+async def test_what_was_left_to_others_runs_when_nobody_comes(bench: Bench) -> None:
     """The thread that ran the one text takes the next, while the other thread is busy all the time."""
-
-    async def check(bench: Bench) -> None:
-        blocker = await bench.blocked()
-        listed = bench.submit("a", "b", "c", key=None, run=list, cost=lambda rows, length: 0.05)
-        assert ["a", "b", "c"] == (await listed).value
-        bench.work.gate.set()
-        assert ["blocker"] == (await blocker).value
-
-    scenario(check, threads=2)
+    blocker = await bench.blocked()
+    listed = bench.submit("a", "b", "c", key=None, run=list, cost=lambda rows, length: 0.05)
+    assert ["a", "b", "c"] == (await listed).value
+    bench.work.gate.set()
+    assert ["blocker"] == (await blocker).value
 
 
 @pytest.mark.parametrize("is_cause", [False, True])
-def test_an_error_keeps_nothing_of_its_request(scenario: Scenario, is_cause: bool) -> None:
+@on_loop()
+async def test_an_error_keeps_nothing_of_its_request(bench: Bench, is_cause: bool) -> None:
     """Tokens of a refused text are freed before its caller has the answer: the error, or its cause, has a traceback, whose frames had them."""
+    held: list[weakref.ref[Text]] = []
 
-    async def check(bench: Bench) -> None:
-        held: list[weakref.ref[Text]] = []
+    def fail() -> None:
+        tokens = Text()
+        held.append(weakref.ref(tokens))
+        raise InvalidValueError("no")
 
-        def fail() -> None:
-            tokens = Text()
-            held.append(weakref.ref(tokens))
-            raise InvalidValueError("no")
+    def refuse(results: Sequence[Any]) -> None:
+        try:
+            fail()
+        except InvalidValueError as error:
+            if is_cause:
+                raise InvalidValueError("not this") from error
+            raise
 
-        def refuse(results: Sequence[Any]) -> None:
-            try:
-                fail()
-            except InvalidValueError as error:
-                if is_cause:
-                    raise InvalidValueError("not this") from error
-                raise
-
-        with pytest.raises(InvalidValueError) as error:
-            await bench.submit("text", finish=refuse)
-        assert error.value.__traceback__ is not None
-        assert held[0]() is None
-
-    scenario(check)
+    with pytest.raises(InvalidValueError) as error:
+        await bench.submit("text", finish=refuse)
+    assert error.value.__traceback__ is not None
+    assert held[0]() is None
 
 
-def test_a_refused_request_is_freed_without_the_garbage_collector(scenario: Scenario) -> None:
+def test_a_refused_request_is_freed_without_the_garbage_collector() -> None:
     """Its error is in no cycle: ten callers whose texts were refused after tokenizing would otherwise hold 300 MB for minutes."""
 
     def refuse(results: Sequence[Any]) -> None:
@@ -1164,15 +1043,15 @@ def test_a_refused_request_is_freed_without_the_garbage_collector(scenario: Scen
         finally:
             gc.enable()
 
-    scenario(check)
+    play(check)
 
 
-def test_python_switches_threads_as_before_once_it_has_stopped(scenario: Scenario) -> None:
+def test_python_switches_threads_as_before_once_it_has_stopped() -> None:
     """The interval is the whole process's, which may do other things afterwards."""
     before = sys.getswitchinterval()
 
     async def check(bench: Bench) -> None:
         assert SWITCH_S == pytest.approx(sys.getswitchinterval())
 
-    scenario(check)
+    play(check)
     assert before == sys.getswitchinterval()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-import logging
 import os
 import signal
 import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -36,17 +35,10 @@ from bertserve.service.serving.build import build
 from bertserve.service.settings import ModelSettings, Settings
 from bertserve.service.tasks.catalog import TASKS
 
+pytestmark = pytest.mark.usefixtures("logging_of_pytest")
+
 WORDS = "a good bad film very the was book".split()
 TEXTS = [" ".join(WORDS[(i * k) % 8] for k in range(1 + i * 7 % 19)) for i in range(90)]
-
-
-@pytest.fixture(autouse=True)
-def logging_of_pytest(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The command must not replace the log handlers of the test run, nor their level."""
-    monkeypatch.setattr(logs, "configure_logging", lambda _: None)
-    level = logging.getLogger().level
-    yield
-    logging.getLogger().setLevel(level)
 
 
 @pytest.fixture(autouse=True)
@@ -269,7 +261,6 @@ def test_each_input_of_a_task_has_a_flag() -> None:
 def test_a_setting_without_effect_is_refused(
     models: Path, tmp_path: Path, flag: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As a flag; a variable may be there for the service."""
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}])
     assert 2 == run(models, source, tmp_path / "out.jsonl", *flag)
     assert f"{flag[0]} is a flag of `bert-serve serve`" in capsys.readouterr().err
@@ -521,7 +512,6 @@ def test_a_column_without_a_form_is_named(
 
 
 def test_columns_of_one_name_are_refused(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of two values one would be lost."""
     pq.write_table(pa.table([pa.array(["good"]), pa.array([1]), pa.array([2])], ["text", "a", "a"]), tmp_path / "in.parquet")
     assert 2 == run(models, tmp_path / "in.parquet", tmp_path / "out.parquet")
     assert "has the column `a` twice" in capsys.readouterr().err

@@ -15,15 +15,10 @@ import pytest
 
 from bertserve.service.cli import main
 from bertserve.service.errors import SettingsError, StartError
-from bertserve.service.process import logs
 from bertserve.service.scoring.order import Order
 from bertserve.service.scoring.parquet_folder import FileFacts, NewFile, ParquetFolder, undone
 
-
-@pytest.fixture(autouse=True)
-def logging_of_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command must not replace the log handlers of the test run."""
-    monkeypatch.setattr(logs, "configure_logging", lambda _: None)
+pytestmark = pytest.mark.usefixtures("logging_of_pytest")
 
 
 def write(path: Path) -> Path:
@@ -90,7 +85,6 @@ def test_what_is_given_up_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_an_output_older_than_its_input_is_made_again() -> None:
-    """As make does: what is there and not older is done."""
     source = {"old": FileFacts(1, 50), "new": FileFacts(1, 50), "none": FileFacts(1, 50), "same": FileFacts(1, 50)}
     output = {"old": FileFacts(1, 40), "new": FileFacts(1, 60), "same": FileFacts(1, 50), "other": FileFacts(1, 10)}
 
@@ -128,7 +122,6 @@ def test_flags_that_ray_cannot_follow_are_refused(
 
 
 def test_an_address_without_a_cluster_is_said_at_once(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing listens there."""
     write(tmp_path / "in/a.parquet")
 
     assert 1 == scored(models, "--ray", "127.0.0.1:9", tmp_path / "in", tmp_path / "out")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import shutil
 import signal
@@ -22,10 +21,14 @@ import pytest
 
 from application import LONG
 from bertserve.service.cli import main
-from bertserve.service.process import logs
 
 # Ray warns of itself
-pytestmark = [pytest.mark.full_grid, pytest.mark.serial, pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.full_grid,
+    pytest.mark.serial,
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.usefixtures("logging_of_pytest"),
+]
 
 # what is sent nowhere, even where a cluster is asked to
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_USAGE_STATS_REPORT_URL": "http://127.0.0.1:9", "RAY_DEDUP_LOGS": "0"}
@@ -51,15 +54,6 @@ def cluster() -> Iterator[str]:
         finally:
             made.shutdown()
             shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture(autouse=True)
-def logging_of_pytest(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The command must not replace the log handlers of the test run, nor their level."""
-    monkeypatch.setattr(logs, "configure_logging", lambda _: None)
-    level = logging.getLogger().level
-    yield
-    logging.getLogger().setLevel(level)
 
 
 def write(path: Path, rows: int, *, more: Mapping[int, Any] | None = None) -> None:

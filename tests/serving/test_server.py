@@ -20,7 +20,7 @@ import pytest
 import slow
 import tiny
 from application import rejected
-from conftest import Served, running
+from conftest import Served, running, wait_until
 
 pytestmark = pytest.mark.serial
 
@@ -60,14 +60,6 @@ def sample(client: httpx.Client, name: str) -> float:
     """Returns the value of the only sample of a metric."""
     [line] = [line for line in client.get("/metrics").text.splitlines() if re.match(rf"bertserve_{name}(\{{|\s)", line)]
     return float(line.rpartition(" ")[2])
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Waits until something holds, and fails when that never happens: a minute is far more than it takes on a busy machine."""
-    end = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.02)
 
 
 def hang_up_on(served: Any, body: Any) -> socket.socket:

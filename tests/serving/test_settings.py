@@ -76,7 +76,6 @@ def test_the_defaults_are_the_documented_ones() -> None:
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_every_setting_is_described(name: str) -> None:
-    """Each setting has a description that says what it does."""
     assert len(Settings.model_fields[name].description or "") > 10
 
 
@@ -106,7 +105,6 @@ def test_every_setting_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_a_flag_and_a_variable_mean_the_same(name: str, given: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A value is read alike from the flag and from the variable."""
     assert getattr(parse(Settings, [f"--{name.replace('_', '-')}", given]), name) == value
     monkeypatch.setenv(f"BERT_SERVE_{name.upper()}", given)
     assert getattr(parse(Settings, []), name) == value
@@ -174,14 +172,12 @@ def test_a_kubernetes_service_of_our_name_is_no_setting(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("flag", ["--max-concurrent-per-key=2", "--no-public-health", "--no-public-metrics"])
 def test_what_needs_a_key_is_refused_without_one(flag: str) -> None:
-    """It would do nothing."""
     with pytest.raises(SettingsError, match="has no effect without --api-key-file"):
         parse(Settings, [flag])
 
 
 @pytest.mark.parametrize("flag", ["--tls-cert=a.pem", "--tls-key=a.pem"])
 def test_a_certificate_needs_its_key(flag: str) -> None:
-    """And a key its certificate."""
     with pytest.raises(SettingsError, match="belong together"):
         parse(Settings, [flag])
 
@@ -202,7 +198,6 @@ def test_other_variables_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(("flag", "near"), [("--prot", "--port"), ("--prot=1", "--port"), ("--no-acess-log", "--no-access-log")])
 def test_an_unknown_flag_names_the_nearest(flag: str, near: str) -> None:
-    """As an unknown variable does."""
     with pytest.raises(SettingsError, match=f"did you mean {near}"):
         parse(Settings, [flag])
 
@@ -305,6 +300,5 @@ def test_an_old_name_is_refused_with_the_new_one(old: str, new: str, tmp_path: P
     ],
 )
 def test_a_flag_without_a_command_is_explained(argv: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The value behind the flag is not taken for a command."""
     assert 2 == main(list(argv))
     assert f"bert-serve: {message}\n" == capsys.readouterr().err

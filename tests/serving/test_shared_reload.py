@@ -113,7 +113,6 @@ def test_what_one_is_asked_all_do(models: Path) -> None:
 
 
 def test_a_bad_bundle_changes_nothing_anywhere(models: Path) -> None:
-    """What no worker can load is the error that it is with one worker."""
     states = Service(models).states
     before = served(states[0])
 
@@ -179,7 +178,6 @@ def test_a_worker_that_comes_later_has_what_its_predecessor_had(models: Path) ->
 
 
 def test_a_worker_without_models_is_followed_by_one_without(models: Path) -> None:
-    """All of them may be unloaded, and a worker be replaced then."""
     service = Service(models)
 
     async def change() -> None:
@@ -270,7 +268,6 @@ def test_a_difference_is_told(models: Path, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_supervisor_that_cannot_be_reached_changes_nothing(models: Path) -> None:
-    """A change is refused, and nothing changes; what is known of the others stays."""
     service = Service(models)
     states = service.states
 

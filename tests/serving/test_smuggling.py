@@ -179,7 +179,6 @@ def test_the_place_of_a_spelled_token_is_kept(made: Callable[..., Tokenizer]) ->
 
 
 def test_the_embedded_tokenizers_read_specials_as_text(models: Path) -> None:
-    """So do the tokenizers of the bundles that come with the service."""
     for path in [tiny.bundle(models, "other", task="question-answering"), *sorted((ROOT / "models").glob("*/"))]:
         if not (path / "manifest.json").is_file():
             continue

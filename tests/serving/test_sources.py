@@ -23,9 +23,10 @@ from bertserve.service import sources
 from bertserve.service.bundle.files import find_bundles
 from bertserve.service.cli import main
 from bertserve.service.errors import SettingsError, StartError
-from bertserve.service.process import logs
 from bertserve.service.settings import Settings, parse
 from bertserve.service.sources import Source, export_options, read_source, with_sources
+
+pytestmark = pytest.mark.usefixtures("logging_of_pytest")
 
 # an exporter in the place of bert-export: it copies a finished bundle, or waits, or fails
 FAKE = """
@@ -37,12 +38,6 @@ FAKE = """
     {behavior}
     shutil.copytree("{finished}", output / name)
 """
-
-
-@pytest.fixture(autouse=True)
-def logging_of_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command must not replace the log handlers of the test run."""
-    monkeypatch.setattr(logs, "configure_logging", lambda _: None)
 
 
 @pytest.fixture(name="checkpoint")
@@ -95,7 +90,6 @@ def test_a_checkpoint_is_served(checkpoint: Path, fake: Fake, tmp_path: Path) ->
 
 
 def test_a_bundle_is_served_where_it_is(models: Path, tmp_path: Path) -> None:
-    """It needs no export."""
     tiny.bundle(models, "other")
     served = with_sources(settings(tmp_path, "--model", str(models / "tiny")))
 
@@ -103,7 +97,6 @@ def test_a_bundle_is_served_where_it_is(models: Path, tmp_path: Path) -> None:
 
 
 def test_folders_of_models_are_served_too_where_they_are_given(models: Path, checkpoint: Path, fake: Fake, tmp_path: Path) -> None:
-    """Their default is not."""
     served = with_sources(settings(tmp_path, "--model", str(checkpoint), "--models", str(models)))
 
     assert ["own", "tiny"] == [path.name for path in find_bundles(served.models)]
@@ -133,14 +126,12 @@ def test_a_folder_may_have_a_name_of_its_own(checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("text", ["./none", "/none", "~/none-such", "a/b/c", "x=./none", "", "x=", "/"])
 def test_a_folder_that_does_not_exist_is_said(text: str) -> None:
-    """It is not looked for on the hub."""
     with pytest.raises((SettingsError, StartError), match=r"does not exist|is neither|is not a valid model name"):
         read_source(text)
 
 
 @pytest.mark.parametrize("text", ["bad name=org/model", "=org/model", "org/mo del"])
 def test_a_name_that_no_model_can_have_is_refused(text: str) -> None:
-    """The message has the form that names it."""
     if text.startswith("="):
         assert Source("model", "org/model") == read_source(text)
         return
@@ -155,13 +146,11 @@ def test_a_folder_of_bundles_is_told_apart(models: Path) -> None:
 
 
 def test_a_bundle_keeps_its_name(models: Path) -> None:
-    """Its manifest has it."""
     with pytest.raises(SettingsError, match="a bundle is served under its own name, `tiny`"):
         read_source(f"other={models}/tiny")
 
 
 def test_two_sources_of_one_name_are_refused(checkpoint: Path, tmp_path: Path) -> None:
-    """Before either is exported."""
     twin = shutil.copytree(checkpoint, tmp_path / "elsewhere/own")
     with pytest.raises(SettingsError, match=f"names `own` twice, .* give one as NAME={twin}"):
         with_sources(settings(tmp_path, "--model", str(checkpoint), "--model", str(twin)))
@@ -171,7 +160,6 @@ def test_two_sources_of_one_name_are_refused(checkpoint: Path, tmp_path: Path) -
 
 
 def test_the_second_start_takes_the_bundle(checkpoint: Path, fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It needs no exporter any more."""
     first = with_sources(settings(tmp_path, "--model", str(checkpoint)))
     monkeypatch.setattr(sources, "export_command", lambda: pytest.fail("nothing is to be exported"))
 
@@ -194,7 +182,6 @@ def test_a_bundle_without_int8_is_served_with_a_warning(
 
 
 def test_that_exit_code_without_a_bundle_is_a_failure(checkpoint: Path, fake: Fake, tmp_path: Path) -> None:
-    """The code alone is not believed."""
     fake("sys.exit(4)")
     with pytest.raises(SystemExit) as stopped:
         with_sources(settings(tmp_path, "--model", str(checkpoint)))
@@ -204,7 +191,6 @@ def test_that_exit_code_without_a_bundle_is_a_failure(checkpoint: Path, fake: Fa
 
 @pytest.mark.parametrize("changed", ["model.safetensors", "config.json", "tokenizer.json", "1_Pooling/config.json"])
 def test_a_changed_checkpoint_is_exported_again(changed: str, checkpoint: Path, fake: Fake, tmp_path: Path) -> None:
-    """Whichever of its files changed."""
     (checkpoint / "modules.json").write_text('[{"path": ""}, {"path": "1_Pooling"}]')
     (checkpoint / "1_Pooling").mkdir()
     with_sources(settings(tmp_path, "--model", str(checkpoint)))
@@ -237,7 +223,6 @@ def test_the_steps_of_a_training_are_no_part_of_its_checkpoint(checkpoint: Path)
 
 
 def test_a_training_without_a_model_of_its_own_names_its_steps(checkpoint: Path) -> None:
-    """One of them is what to give."""
     run = checkpoint.parent / "run"
     run.mkdir()
     (run / "trainer_state.json").write_text("{}")
@@ -247,7 +232,6 @@ def test_a_training_without_a_model_of_its_own_names_its_steps(checkpoint: Path)
 
 
 def test_each_name_and_each_option_has_its_own_export(checkpoint: Path) -> None:
-    """As has each revision of a hub id."""
     keys = [
         read_source(str(checkpoint)).key([]),
         read_source(f"b={checkpoint}").key([]),
@@ -281,7 +265,6 @@ def test_two_starts_at_once_export_once(checkpoint: Path, fake: Fake, tmp_path: 
 
 
 def test_a_cache_that_cannot_be_written_is_said(checkpoint: Path, fake: Fake, tmp_path: Path) -> None:
-    """With the flag that names another."""
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(StartError, match=r"cannot write its exports to .* give another --cache-dir"):
         with_sources(settings(tmp_path, "--model", str(checkpoint)))
@@ -312,7 +295,6 @@ def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_is_exported_follows_from_what_is_asked_for(flags: list[str], options: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And bert-export takes it."""
     monkeypatch.setattr(sources, "_is_installed", lambda package: False)
     found = export_options(parse(Settings, flags))
 
@@ -329,7 +311,6 @@ def test_with_the_runtime_of_gpus_there_are_graphs_for_both(monkeypatch: pytest.
 
 @pytest.mark.parametrize("flags", [["--precision", "fp16", "--provider", "cpu"], ["--precision", "int8", "--provider", "cuda"]])
 def test_a_precision_that_a_provider_lacks_is_wrong_usage(flags: list[str], checkpoint: Path, tmp_path: Path) -> None:
-    """Before anything is exported."""
     with pytest.raises(SettingsError, match="--precision is "):
         with_sources(settings(tmp_path, "--model", str(checkpoint), *flags))
 

@@ -158,7 +158,6 @@ def test_a_wrong_setting_that_workers_find_is_wrong_usage(models: Path) -> None:
 
 @pytest.mark.full_grid
 def test_a_port_in_use_is_said_before_any_worker_starts(models: Path) -> None:
-    """A port that is taken ends the start with the message of one worker."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         one, two = failed_with_one_and_two("--models", str(models), "--port", port)

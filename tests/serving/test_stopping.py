@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +20,7 @@ import pytest
 import slow
 from application import rejected
 from closed_loop import Outcome, ask_until_refused
-from conftest import without_shutdown
+from conftest import wait_until, without_shutdown
 
 pytestmark = pytest.mark.serial
 
@@ -44,14 +43,6 @@ def waits(served: Any) -> float:
     """Returns the entries that wait."""
     [value] = re.findall(r"^bertserve_queue_items (\S+)", get(served, "/metrics").text, re.MULTILINE)
     return float(value)
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Waits until something holds, and fails when that never happens: a minute is far more than it takes on a busy machine."""
-    end = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("workers", [pytest.param((), id="one", marks=pytest.mark.full_grid), pytest.param(TWO, id="two")])

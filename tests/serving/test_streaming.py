@@ -58,7 +58,6 @@ def test_each_line_is_answered_in_order(models: Path, path: str) -> None:
 
 @pytest.mark.parametrize("kind", ["application/jsonl", "application/x-ndjson; charset=utf-8", "Application/JSONLines"])
 def test_a_stream_is_known_by_its_content_type(models: Path, kind: str) -> None:
-    """By each of the names that it has; any other body is one body."""
     assert 2 == len(streamed(models, written({"inputs": "a"}, {"inputs": "b"}), headers={"content-type": kind}))
     answer = call(models, "POST", "/classify", content=written({"inputs": "a"}, {"inputs": "b"}), headers={"content-type": "text/plain"})
     rejected(answer, 400, "malformed")
@@ -162,122 +161,102 @@ def stream_of(client: Client, answer: Any, *, max_requests: int = 4, max_bytes: 
     return LineStream({}, client.receive, answer, max_requests=max_requests, max_bytes=max_bytes, held=held or HeldBytes(max_bytes))
 
 
-def test_no_more_is_read_than_is_under_way() -> None:
+async def test_no_more_is_read_than_is_under_way() -> None:
     """Of a thousand chunks of a line those under way are taken, one that waits for room and two ahead; each answer lets one more in."""
+    client, gates = Client([b"%d\n" % i for i in range(1000)]), [asyncio.Event() for _ in range(1000)]
+    started: list[int] = []
 
-    async def check() -> None:
-        client, gates = Client([b"%d\n" % i for i in range(1000)]), [asyncio.Event() for _ in range(1000)]
-        started: list[int] = []
+    async def answer(line: bytes) -> bytes:
+        started.append(int(line))
+        await gates[int(line)].wait()
+        return line
 
-        async def answer(line: bytes) -> bytes:
-            started.append(int(line))
-            await gates[int(line)].wait()
-            return line
-
-        running = asyncio.create_task(stream_of(client, answer)(client.send))
-        await settle()
-        assert (4, 7) == (len(started), client.taken)
-        gates[1].set()
-        await settle()
-        assert ([], 7) == (client.answers, client.taken)  # the answer before it is missing
-        gates[0].set()
-        await settle()
-        assert ([b"0\n", b"1\n"], 9, 6) == (client.answers, client.taken, len(started))
-        for gate in gates:
-            gate.set()
-        await running
-        assert [b"%d\n" % i for i in range(1000)] == client.answers
-
-    asyncio.run(check())
+    running = asyncio.create_task(stream_of(client, answer)(client.send))
+    await settle()
+    assert (4, 7) == (len(started), client.taken)
+    gates[1].set()
+    await settle()
+    assert ([], 7) == (client.answers, client.taken)  # the answer before it is missing
+    gates[0].set()
+    await settle()
+    assert ([b"0\n", b"1\n"], 9, 6) == (client.answers, client.taken, len(started))
+    for gate in gates:
+        gate.set()
+    await running
+    assert [b"%d\n" % i for i in range(1000)] == client.answers
 
 
-def test_the_lines_of_a_stream_are_begun_in_several_turns() -> None:
+async def test_the_lines_of_a_stream_are_begun_in_several_turns() -> None:
     """Many lines in one chunk do not hold the event loop until all of them are parsed: others have a turn after 8 KiB of them."""
+    client, turns, begun = Client([(b"x" * 4000 + b"\n") * 16]), 0, []
 
-    async def check() -> None:
-        client, turns, begun = Client([(b"x" * 4000 + b"\n") * 16]), 0, []
+    async def answer(line: bytes) -> bytes:
+        begun.append(turns)
+        return b"y"
 
-        async def answer(line: bytes) -> bytes:
-            begun.append(turns)
-            return b"y"
-
-        running = asyncio.create_task(stream_of(client, answer, max_requests=32, max_bytes=2**20)(client.send))
-        while not running.done():
-            await asyncio.sleep(0)
-            turns += 1
-        assert 16 == len(begun)
-        assert 3 >= max(Counter(begun).values())
-
-    asyncio.run(check())
+    running = asyncio.create_task(stream_of(client, answer, max_requests=32, max_bytes=2**20)(client.send))
+    while not running.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert 16 == len(begun)
+    assert 3 >= max(Counter(begun).values())
 
 
-def test_a_client_that_does_not_read_holds_its_stream() -> None:
+async def test_a_client_that_does_not_read_holds_its_stream() -> None:
     """Answers that it does not take count as under way."""
+    client = Client([b"%d\n" % i for i in range(1000)])
+    client.reads.clear()
+    started = 0
 
-    async def check() -> None:
-        client = Client([b"%d\n" % i for i in range(1000)])
-        client.reads.clear()
-        started = 0
+    async def answer(line: bytes) -> bytes:
+        nonlocal started
+        started += 1
+        return line
 
-        async def answer(line: bytes) -> bytes:
-            nonlocal started
-            started += 1
-            return line
-
-        running = asyncio.create_task(stream_of(client, answer)(client.send))
-        await settle()
-        assert 4 == started
-        assert client.taken <= 7
-        client.reads.set()
-        await running
-        assert 1000 == started == len(client.answers)
-
-    asyncio.run(check())
+    running = asyncio.create_task(stream_of(client, answer)(client.send))
+    await settle()
+    assert 4 == started
+    assert client.taken <= 7
+    client.reads.set()
+    await running
+    assert 1000 == started == len(client.answers)
 
 
-def test_long_lines_are_fewer_at_once() -> None:
+async def test_long_lines_are_fewer_at_once() -> None:
     """All that is under way has no more bytes than one line may have."""
+    client, most, now = Client([b"x" * 40 + b"\n"] * 20 + [b"y" * 100 + b"\n"] * 3), 0, 0
 
-    async def check() -> None:
-        client, most, now = Client([b"x" * 40 + b"\n"] * 20 + [b"y" * 100 + b"\n"] * 3), 0, 0
+    async def answer(line: bytes) -> bytes:
+        nonlocal most, now
+        now += len(line)
+        most = max(most, now)
+        await asyncio.sleep(0)
+        now -= len(line)
+        return b""
 
-        async def answer(line: bytes) -> bytes:
-            nonlocal most, now
-            now += len(line)
-            most = max(most, now)
-            await asyncio.sleep(0)
-            now -= len(line)
-            return b""
-
-        await stream_of(client, answer)(client.send)
-        assert (100, 23) == (most, len(client.answers))
-
-    asyncio.run(check())
+    await stream_of(client, answer)(client.send)
+    assert (100, 23) == (most, len(client.answers))
 
 
-def test_answers_that_are_not_read_count_by_their_bytes() -> None:
+async def test_answers_that_are_not_read_count_by_their_bytes() -> None:
     """No more lines are answered while those that a client has not taken have as many bytes as a line may have."""
+    client = Client([b"%d\n" % i for i in range(100)])
+    client.reads.clear()
+    held = most = 0
 
-    async def check() -> None:
-        client = Client([b"%d\n" % i for i in range(100)])
-        client.reads.clear()
-        held = most = 0
+    async def answer(line: bytes) -> bytes:
+        nonlocal held, most
+        await asyncio.sleep(0)
+        held += 1
+        most = max(most, held - len(client.answers))
+        return b"x" * 60
 
-        async def answer(line: bytes) -> bytes:
-            nonlocal held, most
-            await asyncio.sleep(0)
-            held += 1
-            most = max(most, held - len(client.answers))
-            return b"x" * 60
-
-        running = asyncio.create_task(stream_of(client, answer, max_requests=32, max_bytes=300)(client.send))
-        await settle()
-        assert (True, 0) == (4 <= held <= 8, len(client.answers))
-        client.reads.set()
-        await running
-        assert (100, True) == (len(client.answers), most <= 8)
-
-    asyncio.run(check())
+    running = asyncio.create_task(stream_of(client, answer, max_requests=32, max_bytes=300)(client.send))
+    await settle()
+    assert (True, 0) == (4 <= held <= 8, len(client.answers))
+    client.reads.set()
+    await running
+    assert (100, True) == (len(client.answers), most <= 8)
 
 
 def test_hanging_up_gives_up_what_waits(models: Path) -> None:

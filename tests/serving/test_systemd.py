@@ -21,7 +21,6 @@ Serve = Callable[..., Any]
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("abstract", [False, True])
 def test_systemd_is_told(models: Path, tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch, workers: int, abstract: bool) -> None:
-    """One process speaks for all workers."""
     name = f"bertserve-test-{os.getpid()}" if abstract else str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.settimeout(20)

@@ -49,7 +49,6 @@ def test_tables_that_are_only_looked_up_are_found(tmp_path: Path, dtype: type) -
 
 
 def test_small_tables_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are not worth it."""
     monkeypatch.setattr(onnx_file, "LEAST_BYTES", 1000)
 
     assert {} == read_tables(graph_of(tmp_path / "g.onnx", {"t": np.zeros((9, 9), dtype=np.float32)}, [("Gather", ["t", "ids"])]))

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import tiny
-from application import LONG, Send, answered, call, post, rejected, started
+from application import LONG, Send, answered, call, post, rejected
 
 PAIR = ["good film", "bad"]
-
-
-@pytest.fixture(name="api", scope="module")
-def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
-    """A service with a model that classifies, one for vectors and one that ranks."""
-    models = tmp_path_factory.mktemp("models")
-    tiny.bundle(models, "classes")
-    tiny.bundle(models, "vectors", task="feature-extraction", embedding=tiny.EMBEDDING | {"prompts": {"query": "bad "}})
-    tiny.bundle(models, "ranker", labels=("LABEL_0",), activation="none")
-    with started(models) as send:
-        yield send
 
 
 def asked(api: Send, path: str, **body: Any) -> Any:
@@ -60,7 +47,7 @@ def test_texts_and_pairs_are_classified(api: Send, inputs: Any, same: Any) -> No
 def test_raw_scores_are_logits(api: Send) -> None:
     """`raw_scores` leaves out the softmax; `truncate` and the direction that there is are taken, `left` is not."""
     expected = answered(api, "/classify", "good", function_to_apply="none")
-    more = {"truncate": True, "truncation_direction": "Right", "model": "classes"}
+    more = {"truncate": True, "truncation_direction": "Right", "model": "classifier"}
 
     assert expected[0] == asked(api, "/predict", inputs="good", raw_scores=True, **more)
     assert "`truncation_direction` is wrong" in refused(api, "/predict", inputs="good", truncation_direction="Left")
@@ -84,11 +71,10 @@ def test_each_token_has_a_vector(api: Send) -> None:
     found = asked(api, "/embed_all", inputs="good film", prompt_name="query", truncate=True, truncation_direction="Left")
 
     assert expected == found
-    assert [5] == [len(tokens) for tokens in found]
+    assert [6] == [len(tokens) for tokens in found]
 
 
 def test_no_model_has_sparse_vectors(api: Send) -> None:
-    """That path is not found."""
     rejected(post(api, {"inputs": "good"}, path="/embed_sparse"), 404, "not_found")
 
 
@@ -105,26 +91,26 @@ def test_bodies_of_shared_paths_are_read(api: Send) -> None:
 
 def test_tokens_are_shown_with_their_places(api: Send) -> None:
     """Ids are those that the model reads, special tokens without a place; `start` and `stop` count code points of the text."""
-    (tokens,) = asked(api, "/tokenize", inputs="\U0001f600 good", model="classes")
+    (tokens,) = asked(api, "/tokenize", inputs="\U0001f600 good", model="classifier")
 
     assert ["[CLS]", "\U0001f600", "good", "[SEP]"] == [token["text"] for token in tokens]
     assert [None, (0, 1), (2, 6), None] == [None if token["special"] else (token["start"], token["stop"]) for token in tokens]
     assert [2, 3] == [tokens[0]["id"], tokens[-1]["id"]]
-    assert tokens[1:-1] == asked(api, "/tokenize", inputs=["\U0001f600 good"], model="classes", add_special_tokens=False)[0]
+    assert tokens[1:-1] == asked(api, "/tokenize", inputs=["\U0001f600 good"], model="classifier", add_special_tokens=False)[0]
 
 
 def test_long_texts_are_tokenized_whole(api: Send) -> None:
     """No token is cut off, however short the model's texts are."""
-    assert [62, 2] == [len(tokens) for tokens in asked(api, "/tokenize", inputs=[LONG, ""], model="classes")]
+    assert [62, 2] == [len(tokens) for tokens in asked(api, "/tokenize", inputs=[LONG, ""], model="classifier")]
 
 
 def test_ids_become_texts(api: Send) -> None:
     """One list of ids, or several; special tokens on request."""
-    ids = [token["id"] for token in asked(api, "/tokenize", inputs="good film", model="classes")[0]]
+    ids = [token["id"] for token in asked(api, "/tokenize", inputs="good film", model="classifier")[0]]
 
-    assert ["good film"] == asked(api, "/decode", ids=ids, model="classes")
-    assert ["good film", "[CLS]"] == asked(api, "/decode", ids=[ids[1:-1], ids[:1]], skip_special_tokens=False, model="classes")
-    assert [] == asked(api, "/decode", ids=[], model="classes")
+    assert ["good film"] == asked(api, "/decode", ids=ids, model="classifier")
+    assert ["good film", "[CLS]"] == asked(api, "/decode", ids=[ids[1:-1], ids[:1]], skip_special_tokens=False, model="classifier")
+    assert [] == asked(api, "/decode", ids=[], model="classifier")
 
 
 @pytest.mark.parametrize(
@@ -141,13 +127,13 @@ def test_ids_become_texts(api: Send) -> None:
         (
             "/tokenize",
             {"inputs": "a", "model": None},
-            "several models are loaded; set `model` to one of `classes`, `ranker`, `vectors`.",
+            "several models are loaded; set `model` to one of `attentive`, ",
         ),
     ],
 )
 def test_wrong_bodies_are_refused(api: Send, path: str, body: dict[str, Any], message: str) -> None:
     """An unknown id would be left out silently by the tokenizer."""
-    assert message in refused(api, path, **{"model": "classes"} | body)
+    assert message in refused(api, path, **{"model": "classifier"} | body)
 
 
 @pytest.mark.parametrize(("path", "field", "item"), [("/tokenize", "inputs", "a"), ("/decode", "ids", [1]), ("/predict", "inputs", ["a"])])

@@ -80,7 +80,6 @@ def test_any_body_is_read_or_refused(value: Any, rest: bytes, off: int | None) -
 
 @given(st.binary(max_size=40), st.text(max_size=6))
 def test_any_bytes_at_all_are_refused(raw: bytes, header: str) -> None:
-    """They are no JSON of the protocol."""
     for length in (None, header):
         with pytest.raises(CallerError):
             read_infer_body(raw, length)

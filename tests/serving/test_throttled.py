@@ -17,24 +17,19 @@ from bertserve.service.serving.build import build
 from bertserve.service.settings import Settings
 
 
-def test_calls_share_runs_that_start_after_them() -> None:
+async def test_calls_share_runs_that_start_after_them() -> None:
     """Of many calls at once and of calls during a run; no caller gets a result from before its call."""
-
-    async def check() -> None:
-        runs = iter(range(10))
-        costly = Throttled(lambda: next(runs))
-        assert [0] * 5 == await asyncio.gather(*(costly() for _ in range(5)))
-        leaving = asyncio.create_task(costly())
-        staying = asyncio.create_task(costly())
-        await asyncio.sleep(0)
-        leaving.cancel()
-        assert 1 == await staying
-
-    asyncio.run(check())
+    runs = iter(range(10))
+    costly = Throttled(lambda: next(runs))
+    assert [0] * 5 == await asyncio.gather(*(costly() for _ in range(5)))
+    leaving = asyncio.create_task(costly())
+    staying = asyncio.create_task(costly())
+    await asyncio.sleep(0)
+    leaving.cancel()
+    assert 1 == await staying
 
 
-def test_a_failure_is_that_of_all_callers_and_the_next_run_may_succeed() -> None:
-    """Nothing of it stays."""
+async def test_a_failure_is_that_of_all_callers_and_the_next_run_may_succeed() -> None:
     results = iter([ValueError("no"), 7])
 
     def function() -> int:
@@ -43,12 +38,9 @@ def test_a_failure_is_that_of_all_callers_and_the_next_run_may_succeed() -> None
             raise result
         return result
 
-    async def check() -> None:
-        costly = Throttled(function)
-        assert {ValueError} == {type(result) for result in await asyncio.gather(costly(), costly(), return_exceptions=True)}
-        assert 7 == await costly()
-
-    asyncio.run(check())
+    costly = Throttled(function)
+    assert {ValueError} == {type(result) for result in await asyncio.gather(costly(), costly(), return_exceptions=True)}
+    assert 7 == await costly()
 
 
 @pytest.mark.parametrize(("path", "function"), [("/metrics", "page"), ("/v2/models/stats", "totals"), ("/v2/models/tiny/stats", "totals")])

@@ -19,13 +19,6 @@ from bertserve.service.text.tokenizer import Tokenizer, _loaded, estimate_tokens
 from bertserve.service.text.windows import truncate_longest_first, windows
 
 
-@pytest.fixture(name="tokenizer")
-def tiny_tokenizer(models: Path) -> Tokenizer:
-    """The tokenizer of the tiny bundle."""
-    loaded = files.load_bundle(models / "tiny")
-    return Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
-
-
 @pytest.mark.parametrize(("text", "pair"), [("A good film.", None), ("", None), ("a film", "not good"), ("", "x"), ("x", "")])
 def test_the_template_gives_what_the_post_processor_gives(tokenizer: Tokenizer, text: str, pair: str | None) -> None:
     """Ids and type ids equal those of tokenizers' own special-token processing, for one text and for a pair."""
@@ -80,7 +73,6 @@ def test_room_is_what_the_special_tokens_leave(tokenizer: Tokenizer) -> None:
 
 
 def test_a_broken_file_is_named(models: Path) -> None:
-    """What is not a tokenizer is an error of the bundle."""
     loaded = files.load_bundle(models / "tiny")
     loaded.tokenizer_path.write_text("{}")
 

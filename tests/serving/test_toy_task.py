@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,11 @@ import toy_task
 from application import Send, rejected, started
 from bertserve.service.cli import main
 from bertserve.service.errors import BundleError
+from bertserve.service.tasks import classify
+from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun, first_batch
 from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.cost import Cost
+from bertserve.service.tasks.spec import Derivation
 
 PAIR, OTHER = {"left": "a good film", "right": "a book"}, {"left": "good", "right": "bad"}
 RESULT, OTHER_RESULT = {"tokens": 5, "outputs": 3}, {"tokens": 2, "outputs": 3}
@@ -59,7 +64,6 @@ def test_it_is_answered_at_every_path(api: Send, path: str) -> None:
 
 
 def test_wrong_bodies_are_refused_as_those_of_other_tasks(api: Send) -> None:
-    """With what is wrong and where."""
     assert "`inputs" in rejected(api("POST", "/count", json={"inputs": {"left": "a"}}), 422, "invalid_value")
     message = rejected(api("POST", "/count", json={"inputs": PAIR, "parameters": {"factr": 2}}), 422, "invalid_value")
     assert "did you mean `factor`" in message
@@ -79,7 +83,6 @@ def test_it_is_described(api: Send) -> None:
 
 
 def test_it_answers_tensors_and_instances(api: Send) -> None:
-    """Of texts and of token ids."""
     described = api("GET", "/v2/models/toy").json()
     assert ["left", "right"] == [tensor["name"] for tensor in described["inputs"]]
     assert ["tokens", "json"] == [tensor["name"] for tensor in described["outputs"]]
@@ -96,7 +99,6 @@ def test_it_answers_tensors_and_instances(api: Send) -> None:
 
 
 def test_it_has_a_form_on_the_playground(api: Send) -> None:
-    """With its controls."""
     form = api("GET", "/playground/forms.json").json()["/count"]
     assert ("Count", "json", ["inputs.left", "inputs.right"]) == (form["title"], form["view"], [field["to"] for field in form["fields"]])
 
@@ -120,3 +122,58 @@ def test_a_graph_of_other_widths_is_refused(tmp_path: Path, monkeypatch: pytest.
     tiny.bundle(tmp_path, "toy", task=toy_task.TASK)
     with pytest.raises(BundleError, match="returns 2 values as `logits`"), started(tmp_path):
         pass
+
+
+# A task that another task's models answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Length:
+    text: str
+
+    @property
+    def chars(self) -> int:
+        return len(self.text)
+
+
+class _LengthBody(classify.ClassifyBody):
+    """Body of a task that is only tested."""
+
+    count_tokens: bool
+
+    def request(self, item: Any, parameters: Any) -> _Length:
+        return _Length(item)
+
+
+def _count_tokens(request: _Length, model: TaskModel) -> TaskRun:
+    batch = first_batch(classify.classify, classify.Request(request.text), model)
+    yield Batch(batch.encodings, Cost(answer_bytes=4))
+    return len(batch.encodings[0])
+
+
+def test_a_task_in_the_list_is_served(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its endpoint, its models, its documents and the discriminator follow from its spec."""
+    spec = replace(
+        classify.SPEC,
+        name="token-counting",
+        path="length",
+        body=_LengthBody,
+        answer=list[int],
+        estimate=lambda request, max_length: 8,
+        run=_count_tokens,
+        derivation=Derivation(
+            base=classify.TASK, compatible=lambda config: len(config.labels) > 1, needs="two labels", discriminator=("count_tokens",)
+        ),
+    )
+    monkeypatch.setitem(TASKS, spec.name, spec)  # type: ignore[arg-type]  # a dict, which only tests change
+    body = {"inputs": ["good", "a good film"], "count_tokens": True}
+    with started(models) as send:
+        answers = [send("POST", path, json=body) for path in ("/length", "/models/tiny")]
+        described = send("GET", "/models/tiny").json()
+        documented = send("GET", "/openapi.json").json()
+        wrong = send("GET", "/length")
+
+    assert [(200, [3, 5])] * 2 == [(answer.status_code, answer.json()) for answer in answers]
+    assert ["/classify", "/length"] == described["endpoints"]
+    assert "#/components/schemas/_LengthBody" in json.dumps(documented["paths"]["/length"]["post"]["requestBody"])
+    assert (405, "POST") == (wrong.status_code, wrong.headers["allow"])

@@ -106,7 +106,6 @@ def test_a_bundle_without_validation_is_refused_when_asked(models: Path, flags: 
 
 
 def test_a_bundle_below_the_floor_is_refused(tmp_path: Path) -> None:
-    """The message names bundle, its metric, the floor, and what to do."""
     measured(tmp_path, label_agreement=0.9444)
 
     with pytest.raises(BundleError) as error:
@@ -123,7 +122,6 @@ def test_a_bundle_below_the_floor_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_floor_is_for_the_graph_that_is_served(tmp_path: Path) -> None:
-    """Another graph of the bundle may be below it."""
     [graph] = load_bundle(measured(tmp_path, label_agreement=0.5)).manifest.graphs
     other = graph.model_copy(update={"evidence": graph.evidence.model_copy(update={"agreement": agreement("label", 1.0, 18)})})
     floor = ValidationPolicy(min_agreement=0.99)
@@ -150,7 +148,6 @@ EMBEDDED = Path(__file__).parents[2] / "models"
 
 
 def test_the_embedded_bundles_have_validation() -> None:
-    """What is in the repository passes --require-validation."""
     assert 6 == len(build(Settings(models=EMBEDDED, require_validation=True)).registry.models)
 
 

@@ -39,6 +39,7 @@ from bertserve.service.serving.build import build
 from bertserve.service.serving.held_bytes import HeldBytes
 from bertserve.service.serving.workers import WorkerContext
 from bertserve.service.settings import Settings, parse
+from conftest import wait_until
 
 pytestmark = pytest.mark.serial
 
@@ -77,14 +78,6 @@ def answered(client: httpx.Client) -> float:
     return sum(
         float(value) for value in re.findall(r'bertserve_requests_total\{[^}]*status="200"[^}]*\} (\S+)', client.get("/metrics").text)
     )
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Waits until something holds, and fails when that never happens: a minute is far more than it takes on a busy machine."""
-    end = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(("total", "workers", "shares"), [(8, 2, [4, 4]), (3, 2, [2, 1]), (7, 4, [2, 2, 2, 1]), (5, 1, [5])])

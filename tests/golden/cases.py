@@ -1,0 +1,31 @@
+"""Reads and writes the golden files: a line is a case, with its `id`, its `request` body and the answer of the reference.
+
+All texts are original. To add a case, append a line with an `id` and a `request`, and run the script of the task.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent
+# JSON may hold these as they are, but str.splitlines() ends a line at them.
+LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\u0085\u2028\u2029"})
+
+
+def read(task: str) -> list[dict[str, Any]]:
+    """Returns the cases of a task with their answers."""
+    return [json.loads(line) for line in (FOLDER / f"{task}.jsonl").read_text(encoding="utf-8").split("\n") if line]
+
+
+def requests(task: str) -> list[dict[str, Any]]:
+    """Returns the `id` and `request` of each case, without the answer."""
+    return [{"id": case["id"], "request": case["request"]} for case in read(task)]
+
+
+def write(task: str, cases: Iterable[dict[str, Any]], separators: tuple[str, str] | None = None) -> None:
+    """Replaces the golden file of a task."""
+    lines = [json.dumps(case, ensure_ascii=False, separators=separators).translate(LINE_ENDS) for case in cases]
+    (FOLDER / f"{task}.jsonl").write_bytes("".join(f"{line}\n" for line in lines).encode())

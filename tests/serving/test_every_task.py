@@ -1,0 +1,560 @@
+"""What all tasks have in common over HTTP: paths, models, bodies, parameters, limits, errors, pages and metrics."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from jsonschema import Draft202012Validator
+from prometheus_client.parser import text_string_to_metric_families
+
+import tiny
+from application import LONG, Send, assert_same, call, classify, play, post, rejected, result, wrong
+from bertserve.service.serving.build import build
+from bertserve.service.settings import Settings
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.wire.unknown_fields import HARMLESS, OPTIONS
+
+CLASSIFY, NER, ANSWER, FILL, CHOOSE = "/classify", "/ner", "/answer", "/fill-mask", "/choose"
+EMBED, SIMILARITY, RERANK, ZERO_SHOT, ATTENTION = "/embed", "/similarity", "/rerank", "/zero-shot", "/attention"
+LABELS = {"candidate_labels": ["film", "book"]}
+QUESTION = {"question": "good ?", "context": "a film"}
+CHOICES = {"question": "good ?", "choices": ["a film", "a book"]}
+SENTENCES = {"source_sentence": "good", "sentences": ["bad"]}
+BODIES: dict[str, dict[str, Any]] = {
+    CLASSIFY: {"inputs": "good"},
+    NER: {"inputs": "a good film was bad"},
+    ANSWER: {"inputs": QUESTION},
+    FILL: {"inputs": "a [MASK]"},
+    CHOOSE: {"inputs": CHOICES},
+    EMBED: {"inputs": "good"},
+    SIMILARITY: {"inputs": SENTENCES},
+    RERANK: {"query": "good", "texts": ["bad"]},
+    ZERO_SHOT: {"inputs": "good", "parameters": LABELS},
+    ATTENTION: {"inputs": "good", "parameters": {"output_attentions": True}},
+}
+MODELS = {
+    CLASSIFY: "classifier",
+    NER: "names",
+    ANSWER: "passages",
+    FILL: "masks",
+    CHOOSE: "choices",
+    EMBED: "vectors",
+    SIMILARITY: "vectors",
+    RERANK: "ranker",
+    ZERO_SHOT: "nli",
+    ATTENTION: "attentive",
+}
+OTHER_INPUTS: dict[str, Any] = {
+    CLASSIFY: {"text": "good", "text_pair": "bad"},
+    NER: "",
+    ANSWER: {"question": "who?", "context": "x y z"},
+    FILL: "the [MASK] was dull",
+    CHOOSE: {"prompt": "a very", "choices": ["good film", "bad"]},
+    EMBED: "",
+    ZERO_SHOT: "",
+    ATTENTION: "",
+}
+SPECS = {f"/{spec.path}": spec for spec in TASKS.values()}
+LISTS = [path for path in BODIES if path not in (SIMILARITY, RERANK)]  # they take a list of inputs
+DERIVED = [path for path, spec in SPECS.items() if spec.derivation is not None]
+TOO_LONG = "x" * 101
+
+each_path = pytest.mark.parametrize("path", BODIES)
+each_task = pytest.mark.parametrize("spec", TASKS.values(), ids=lambda spec: spec.path)
+
+
+def with_parameters(path: str, **parameters: Any) -> dict[str, Any]:
+    """Returns the body of a path with more parameters."""
+    return BODIES[path] | {"parameters": BODIES[path].get("parameters", {}) | parameters}
+
+
+def schema_of(path: str) -> dict[str, Any]:
+    """Returns the JSON schema of a task's parameters by name."""
+    schema: dict[str, Any] = SPECS[path].body.parameters_type.model_json_schema()
+    return dict(schema.get("properties", {}))
+
+
+def test_every_task_is_tried() -> None:
+    assert set(SPECS) == set(BODIES) == set(MODELS)
+
+
+@each_task
+def test_a_spec_is_whole(spec: TaskSpec) -> None:
+    """Name and path are its own, its body has an example that it reads itself, and a derived task names its base, if it has one, and its marker."""
+    assert spec is TASKS[spec.name]
+    assert [spec] == [other for other in TASKS.values() if spec.path == other.path or spec.body is other.body]
+    [example] = spec.body.model_json_schema()["examples"]
+    body = spec.body.model_validate_json(json.dumps(example))
+    assert body.count >= 1
+    if spec.derivation is not None:
+        assert spec.derivation.base is None or TASKS[spec.derivation.base].derivation is None
+        for key in spec.derivation.discriminator:
+            assert key in example
+            example = example[key]
+
+
+@each_task
+def test_every_parameter_says_what_it_does(spec: TaskSpec) -> None:
+    """OpenAPI has a text for each parameter, and refuses names that are none."""
+    schema = spec.body.parameters_type.model_json_schema()
+    assert [] == [name for name, field in schema.get("properties", {}).items() if len(field.get("description", "")) < 10]
+    assert schema["additionalProperties"] is False
+
+
+# Models
+
+
+@each_path
+def test_a_model_is_chosen_by_body_or_path(api: Send, path: str) -> None:
+    """`model` beside `inputs` and `/models/{name}` choose the same model."""
+    expected = post(api, BODIES[path] | {"model": MODELS[path]}, path=path)
+    actual = post(api, BODIES[path], path=f"/models/{MODELS[path]}")
+    assert (200, MODELS[path]) == (expected.status_code, expected.headers["x-model"])
+    assert (200, MODELS[path]) == (actual.status_code, actual.headers["x-model"])
+    assert_same(expected.json(), actual.json())
+
+
+@each_path
+def test_a_model_that_cannot_do_a_task_is_refused(api: Send, path: str) -> None:
+    """It is 422 at the endpoint and, where the body shows its task, at the model's own path; the message has the models that can."""
+    for model in api("GET", "/models").json():
+        name = model["name"]
+        body = BODIES[path] | {"model": name}
+        if path in model["endpoints"]:
+            assert name == post(api, body, path=path).headers["x-model"]
+            continue
+        message = wrong(api, path, body)
+        assert f"the model `{name}` " in message
+        if path in DERIVED:
+            assert f"Models for {SPECS[path].name}: `{MODELS[path]}`" in message
+            wrong(api, f"/models/{name}", BODIES[path])
+
+
+@pytest.mark.parametrize("path", [path for path in BODIES if path != CLASSIFY])
+def test_a_task_without_a_model_is_not_found(models: Path, path: str) -> None:
+    """The message has the models that there are; a probe names none."""
+    assert "tiny (text-classification)" in rejected(classify(models, BODIES[path], path=path), 404, "not_found")
+    assert "tiny" in rejected(call(models, "GET", f"{path}/info"), 404, "not_found")
+    assert "tiny" not in rejected(call(models, "GET", f"{path}/health"), 404, "not_found")
+
+
+@each_path
+def test_a_default_model_is_chosen_by_path_or_task(tmp_path: Path, path: str) -> None:
+    """`--default` takes the path of a task or its name, and is for that task alone; without it the first model by name answers."""
+    kinds: dict[str, dict[str, Any]] = {
+        RERANK: {"labels": ("LABEL_0",), "activation": "none"},
+        ZERO_SHOT: {"labels": ("contradiction", "entailment")},
+        ATTENTION: {"attention_heads": (2,)},
+    }
+    base = SPECS[path].derivation and SPECS[path].derivation.base
+    task = SPECS[path].name if SPECS[path].derivation is None else base or "text-classification"
+    for seed, name in enumerate(("ant", "zebra")):
+        tiny.bundle(tmp_path, name, task=task, seed=seed, **kinds.get(path, {}))
+
+    def model_of(asked: str, **settings: Any) -> str:
+        return str(classify(tmp_path, BODIES[asked], path=asked, settings=settings).headers["x-model"])
+
+    assert "ant" == model_of(path)
+    for default in (path[1:], SPECS[path].name):
+        assert "zebra" == model_of(path, default={default: "zebra"})
+    if path in DERIVED:
+        for other in set(call(tmp_path, "GET", "/models/ant").json()["endpoints"]) - {path}:
+            assert "ant" == model_of(other, default={path[1:]: "zebra"})
+
+
+@each_path
+def test_each_base_has_info_and_health(api: Send, path: str) -> None:
+    """Below a task's endpoint and below a model's path stand the model's page and its health."""
+    page = api("GET", f"{path}/info").json()
+    assert path in page["default_of"]
+    for base in (path, f"/models/{page['name']}"):
+        assert page == api("GET", f"{base}/info").json()
+        health = api("GET", f"{base}/health")
+        assert (200, True) == (health.status_code, health.json()["ready"])
+
+
+@each_path
+def test_a_wrong_method_names_the_right_one(api: Send, path: str) -> None:
+    """GET of an endpoint is 405 with POST in `Allow`."""
+    response = api("GET", path)
+    rejected(response, 405, "method_not_allowed")
+    assert "POST" == response.headers["allow"]
+
+
+def test_requests_are_counted_by_what_was_asked_for(tmp_path: Path) -> None:
+    """Requests are labeled with the task that was asked for, answered or not, at either path; runs with the model's own."""
+    folder = tiny.every_kind(tmp_path)
+
+    async def check(client: httpx.AsyncClient) -> str:
+        for path, name in MODELS.items():
+            await client.post(path, json=BODIES[path] | {"model": name})
+            await client.post(f"/models/{name}", json=BODIES[path])
+            await client.post(path, json={"inputs": 5})
+            await client.post(path, json=BODIES[path] | {"model": name, "parameters": {"x": 1}})
+        return (await client.get("/metrics")).text
+
+    page = play(build(Settings(models=folder, allow_implicit_default=True)), check)
+    samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples if sample.value]
+
+    def counted(metric: str, *labels: str) -> dict[tuple[str, ...], float]:
+        return {tuple(s.labels[name] for name in labels): s.value for s in samples if s.name == f"bertserve_{metric}"}
+
+    good = {(SPECS[path].name, name): 2 for path, name in MODELS.items()}
+    bad = {(task, "unknown", "422"): 2 for task in TASKS}
+    assert {(*labels, "200"): count for labels, count in good.items()} | bad == counted("requests_total", "task", "model", "status")
+    assert good == counted("decode_seconds_count", "task", "model")
+    assert good.items() <= counted("request_seconds_count", "task", "model").items()
+    rows = {"names": 2, "passages": 2, "masks": 2, "choices": 4, "vectors": 6, "classifier": 2, "attentive": 2, "nli": 4, "ranker": 2}
+    assert rows == {model: count for (model,), count in counted("batch_rows_sum", "model").items()}
+
+
+# Documents
+
+
+@each_path
+def test_openapi_describes_the_task(api: Send, path: str) -> None:
+    """The document has the task's body with all of its parameters, and its result; POST /models/{name} has the bodies of all tasks."""
+    document = api("GET", "/openapi.json").json()
+    schemas, operation = document["components"]["schemas"], document["paths"][path]["post"]
+    reference = f"#/components/schemas/{SPECS[path].body.__name__}"
+    assert reference == operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    assert reference in str(document["paths"]["/models/{name}"]["post"]["requestBody"])
+    if path != RERANK:
+        assert list(schema_of(path)) == list(schemas[SPECS[path].body.parameters_type.__name__]["properties"])
+    name, fields = {
+        CLASSIFY: ("ClassifiedLabel", {"label", "score"}),
+        NER: ("Entity", {"end", "entity_group", "score", "start", "word"}),
+        ANSWER: ("Answer", {"answer", "end", "score", "start"}),
+        FILL: ("Filled", {"score", "sequence", "token", "token_str"}),
+        RERANK: ("Ranked", {"index", "score", "text"}),
+        ZERO_SHOT: ("LabelScore", {"label", "score"}),
+    }.get(path, ("", set()))
+    if name:
+        assert fields <= set(schemas[name]["properties"])
+        assert f"#/components/schemas/{name}" in str(operation["responses"]["200"])
+
+
+@each_path
+def test_an_answer_has_the_headers(api: Send, path: str) -> None:
+    """Each answer names its model, its request and its times in milliseconds."""
+    response = post(api, BODIES[path] | {"model": MODELS[path]}, path=path, headers={"x-request-id": "my-id"})
+    assert ("my-id", MODELS[path]) == (response.headers["x-request-id"], response.headers["x-model"])
+    time = r"dur=\d+(\.\d+)?"
+    assert re.fullmatch(rf"tokenize;{time}, queue;{time}, inference;{time}, decode;{time}", response.headers["server-timing"])
+
+
+# Bodies
+
+
+@pytest.mark.parametrize("path", LISTS)
+def test_a_list_gives_the_result_of_each(api: Send, path: str) -> None:
+    """A list gives, in order, what each input gets alone; so does a list of one, and one of none."""
+    bodies = [BODIES[path], BODIES[path] | {"inputs": OTHER_INPUTS[path]}]
+    one, other = (result(api, path, body) for body in bodies)
+    if path in (CLASSIFY, EMBED):  # their answer to a text is a list of one
+        [one], [other] = one, other
+    inputs = [body["inputs"] for body in bodies]
+    assert_same([one, other, one], result(api, path, BODIES[path] | {"inputs": [*inputs, inputs[0]]}))
+    assert_same([one], result(api, path, BODIES[path] | {"inputs": inputs[:1]}))
+    assert [] == result(api, path, BODIES[path] | {"inputs": []})
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "where"),
+    [
+        *((path, {}, "inputs") for path in BODIES if path not in (RERANK, ZERO_SHOT)),
+        *((path, BODIES[path] | {"inputs": value}, "inputs") for path in BODIES if path != RERANK for value in (None, 5)),
+        *((path, BODIES[path] | {"inputs": [BODIES[path]["inputs"], 5]}, "inputs[1]") for path in LISTS),
+        *((path, BODIES[path] | {"parameters": []}, "parameters") for path in BODIES),
+        *((path, BODIES[path] | {"model": 5}, "model") for path in BODIES),
+        (CLASSIFY, {"inputs": ["good", ["bad"]]}, "inputs[1]"),
+        (CLASSIFY, {"inputs": {"text": 1}}, "inputs.text"),
+        (CLASSIFY, {"inputs": {"text_pair": "good"}}, "inputs.text"),
+        (CLASSIFY, {"inputs": ["good", {"text": "bad", "text_pair": []}]}, "inputs[1].text_pair"),
+        (NER, {"inputs": QUESTION}, "inputs"),
+        (FILL, {"inputs": {"text": "a [MASK]"}}, "inputs"),
+        (ANSWER, {"inputs": "good?"}, "inputs"),
+        (ANSWER, {"inputs": {"question": "good?"}}, "inputs.context"),
+        (ANSWER, {"inputs": {"context": "good"}}, "inputs.question"),
+        (ANSWER, {"inputs": {"question": "good?", "context": ["good"]}}, "inputs.context"),
+        (ANSWER, {"inputs": [QUESTION, {"question": None, "context": "good"}]}, "inputs[1].question"),
+        (CHOOSE, {"inputs": [["good"]]}, "inputs[0]"),
+        (CHOOSE, {"inputs": {"question": "good"}}, "inputs.choices"),
+        (CHOOSE, {"inputs": {"question": "good", "choices": "a, b"}}, "inputs.choices"),
+        (CHOOSE, {"inputs": {"question": "good", "choices": []}}, "inputs.choices"),
+        (CHOOSE, {"inputs": {"question": "good", "choices": ["a"]}}, "inputs.choices"),
+        (CHOOSE, {"inputs": {"question": "good", "choices": ["a"] * 65}}, "inputs.choices"),
+        (CHOOSE, {"inputs": {"question": "good", "choices": ["a", 1]}}, "inputs.choices[1]"),
+        (CHOOSE, {"inputs": [CHOICES, {"question": "good", "choices": ["a"]}]}, "inputs[1].choices"),
+        (CHOOSE, {"inputs": {"question": 1, "choices": ["a", "b"]}}, "inputs.question"),
+        (CHOOSE, {"inputs": {"question": "a", "context": ["a"], "choices": ["a", "b"]}}, "inputs.context"),
+        (CHOOSE, {"inputs": {"choices": ["a", "b"]}}, "inputs"),
+        (CHOOSE, {"inputs": {"question": "a", "prompt": "b", "choices": ["a", "b"]}}, "inputs"),
+        (CHOOSE, {"inputs": {"question": None, "prompt": None, "choices": ["a", "b"]}}, "inputs"),
+        (SIMILARITY, {"inputs": {"sentences": ["good"]}}, "inputs.source_sentence"),
+        (SIMILARITY, {"inputs": {"source_sentence": "good", "sentences": "good"}}, "inputs.sentences"),
+        (SIMILARITY, {"inputs": {"source_sentence": "good", "sentences": ["good", 5]}}, "inputs.sentences[1]"),
+        (RERANK, {"query": "good"}, "texts"),
+        (RERANK, {"texts": ["good"]}, "query"),
+        (RERANK, {"query": "good", "texts": "good"}, "texts"),
+        (RERANK, {"query": "good", "texts": ["good", None]}, "texts[1]"),
+        (ZERO_SHOT, {"inputs": "good"}, "parameters.candidate_labels"),
+    ],
+)
+def test_a_wrong_body_is_named_by_its_path(api: Send, path: str, body: Any, where: str) -> None:
+    """What is no input of the task is 422 and named by where it stands."""
+    assert wrong(api, path, body).startswith((f"`{where}` is wrong: ", f"`{where}` is missing; send"))
+
+
+@each_path
+def test_a_body_that_is_no_json_is_malformed(api: Send, path: str) -> None:
+    """It is so at an endpoint and at a model's path, whatever key the broken body seems to have."""
+    for place in (path, f"/models/{MODELS[path]}"):
+        rejected(api("POST", place, content=b'{"inputs": "candidate_labels texts source_sentence'), 400, "malformed")
+
+
+# Unknown names
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "said"),
+    [
+        (CLASSIFY, "params", "did you mean `parameters`? Known fields are `inputs`, `parameters`, `model`."),
+        (CLASSIFY, "top_k", "put it into `parameters`"),
+        (CLASSIFY, "top_n", "did you mean `top_k` in `parameters`?"),
+        (CLASSIFY, "truncate", "did you mean `truncation` in `parameters`?"),
+        (CLASSIFY, "models", "did you mean `model`?"),
+        (CLASSIFY, "x", "known fields are"),
+        (NER, "aggregation_strategy", "put it into `parameters`"),
+        (ANSWER, "context", "known fields are"),
+        (FILL, "Target", "did you mean `targets` in `parameters`?"),
+        (CHOOSE, "choices", "known fields are"),
+        (CHOOSE, "truncate", "did you mean `truncation` in `parameters`?"),
+        (EMBED, "normalise", "did you mean `normalize`?"),
+        (EMBED, "input", "did you mean `inputs`?"),
+        (SIMILARITY, "sentences", "known fields are"),
+        (RERANK, "top_n", "known fields are"),
+        (RERANK, "documents", "known fields are"),
+        (RERANK, "raw_score", "did you mean `raw_scores`?"),
+        (ZERO_SHOT, "candidate_labels", "put it into `parameters`"),
+    ],
+)
+def test_an_unknown_key_of_a_body_is_an_error(api: Send, path: str, key: str, said: str) -> None:
+    """The message names the nearest known key, or says where the key belongs."""
+    message = wrong(api, path, BODIES[path] | {key: 1})
+    assert f"unknown field `{key}`" in message
+    assert said in message
+
+
+@pytest.mark.parametrize(
+    ("path", "inputs", "where", "said"),
+    [
+        (CLASSIFY, {"text": "good", "text_par": "bad"}, "inputs", "did you mean `text_pair`? Known names are `text`, `text_pair`."),
+        (CLASSIFY, ["good", {"text": "good", "pair": "bad"}], "inputs[1]", "`pair`"),
+        (ANSWER, {"question": "good ?", "contxt": "a film"}, "inputs", "did you mean `context`?"),
+        (ANSWER, [QUESTION | {"id": 1}], "inputs[0]", "known names are `question`, `context`."),
+        (CHOOSE, CHOICES | {"contxt": "a"}, "inputs", "did you mean `context`?"),
+        (CHOOSE, [CHOICES | {"label": 1}], "inputs[0]", "known names are `choices`,"),
+        (SIMILARITY, SENTENCES | {"sentence": "a"}, "inputs", "did you mean `sentences`?"),
+    ],
+)
+def test_an_unknown_key_of_an_input_is_an_error(api: Send, path: str, inputs: Any, where: str, said: str) -> None:
+    """A pair of which the second text is misspelled is not scored as its first text alone."""
+    message = wrong(api, path, {"inputs": inputs})
+    assert message.startswith(f"`{where}` has no ")
+    assert said in message
+
+
+@each_path
+def test_an_unknown_parameter_names_the_nearest_of_the_task(api: Send, path: str) -> None:
+    """At either path a misspelled parameter, or one of another task, is refused with all that this task has."""
+    known = list(schema_of(path))
+    others = {name for other in BODIES for name in schema_of(other)} - set(known)
+    for place in (path, f"/models/{MODELS[path]}"):
+        for name in known:
+            assert f"did you mean `{name}`?" in wrong(api, place, with_parameters(path, **{f"{name}x": 1}))
+    for name in others:
+        message = wrong(api, path, with_parameters(path, **{name: 1}))
+        assert message.startswith(f"`parameters` has no `{name}`; ")
+        assert all(f"`{parameter}`" in message for parameter in known)
+
+
+def test_what_ranking_has_at_the_top_is_not_within_parameters(api: Send) -> None:
+    """Reranking has no `parameters`; an empty object, which huggingface_hub sends, is let pass."""
+    assert 200 == post(api, BODIES[RERANK] | {"parameters": {}}, path=RERANK).status_code
+    assert "put it next to `query`, `texts`." in wrong(api, RERANK, BODIES[RERANK] | {"parameters": {"return_text": True}})
+
+
+@each_path
+def test_harmless_keys_of_other_clients_are_let_pass(api: Send, path: str) -> None:
+    """With them the answer is what it is without; null parameters are none."""
+    more = {"options": dict.fromkeys(OPTIONS, True), "use_cache": False, "wait_for_model": True, "user": "me"}
+    more |= {"stream": False, "encoding_format": "float"}
+    assert set(HARMLESS) == set(more)
+    expected = result(api, path, BODIES[path])
+    assert expected == result(api, path, BODIES[path] | more | {"model": None})
+    assert expected == result(api, path, {"parameters": None} | BODIES[path])
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"stream": True}, "`stream` asks for a response format"),
+        ({"encoding_format": "base64"}, "`encoding_format` asks for a response format"),
+        ({"encoding_format": []}, "`encoding_format` asks for a response format"),
+        ({"options": {"top_k": 2}}, "`options` has no `top_k`; put it into `parameters`."),
+        ({"options": {"x": 2}}, "`options` has no `x`; known names are `use_cache`"),
+        ({"options": True}, "`options` is wrong"),
+    ],
+)
+def test_what_would_change_the_answer_is_not_harmless(api: Send, more: dict[str, Any], said: str) -> None:
+    """A harmless key whose value asks for another answer is an error, as is an option that is none."""
+    assert said in wrong(api, CLASSIFY, BODIES[CLASSIFY] | more)
+
+
+@pytest.mark.parametrize("path", [*BODIES, "/models/nli"])
+def test_a_query_is_an_error(api: Send, path: str) -> None:
+    """What stands in the address behind a question mark does nothing, so it is refused; a question mark alone is not."""
+    body = BODIES.get(path, BODIES[CLASSIFY])
+    assert "the query parameter `model`" in wrong(api, f"{path}?model=nli", body)
+    assert len(wrong(api, f"{path}?{'x' * 9999}=1&b", body)) < 300
+    assert 200 == post(api, body, path=f"{path}?").status_code
+
+
+def test_a_question_may_stand_at_the_top(api: Send) -> None:
+    """As huggingface_hub 0.25 sends it; what else stands there is checked as ever, and `inputs` beside it is no question of its own."""
+    assert result(api, ANSWER, BODIES[ANSWER]) == result(api, ANSWER, QUESTION)
+    assert "`parameters`" in wrong(api, ANSWER, QUESTION | {"top_k": 1})
+    assert "`question`" in wrong(api, ANSWER, QUESTION | BODIES[ANSWER])
+    assert "`question`" in wrong(api, ANSWER, {"question": "good ?"})
+
+
+# Values of parameters
+
+
+def wrong_values(schema: dict[str, Any]) -> list[Any]:
+    """Returns values that a parameter's JSON schema refuses: of other types, and just outside its bounds."""
+    # "1", "yes" and 1 are what a validator that converts would take for a number or a truth value
+    values: list[Any] = [True, False, 0.5, 1, 5, "1", "yes", "no such value", [], [True], {}, {"good": 1}]
+    kinds = [schema]
+    for kind in kinds:
+        kinds += kind.get("anyOf", []) + kind.get("oneOf", [])
+        values += [kind[bound] + step for bound, step in (("minimum", -1), ("maximum", 1)) if bound in kind]
+        values += ["x" * (kind["maxLength"] + 1)] if "maxLength" in kind else []
+        if kind.get("type") == "array":
+            values += [[{"string": "good", "integer": 0}[kind["items"]["type"]]] * (kind["maxItems"] + 1)]
+            values += [[value] for value in wrong_values(kind["items"])]
+    return [value for value in values if not Draft202012Validator(schema).is_valid(value)]
+
+
+@each_path
+def test_a_wrong_parameter_is_named(api: Send, path: str) -> None:
+    """A value that the schema refuses is 422, for each parameter of the task, and the message names the parameter."""
+    for name, field in schema_of(path).items():
+        for value in wrong_values(field):
+            if name == "output_attentions" and value == 1:
+                continue  # pydantic takes 1 for the literal true
+            if name in ("candidate_labels", "targets") and isinstance(value, str):
+                continue  # a text is read as a list too, which the schema does not say
+            message = wrong(api, path, with_parameters(path, **{name: value}))
+            assert message.startswith(f"`parameters.{name}"), (name, value, message)
+
+
+@each_path
+def test_null_is_the_default(api: Send, path: str) -> None:
+    """A parameter that may be null means what it means when absent."""
+    expected = result(api, path, BODIES[path])
+    for name, schema in schema_of(path).items():
+        if {"type": "null"} in schema.get("anyOf", []):
+            assert_same(expected, result(api, path, with_parameters(path, **{name: None})))
+
+
+# Limits
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "where"),
+    [
+        (CLASSIFY, {"inputs": TOO_LONG}, "inputs"),
+        (CLASSIFY, {"inputs": ["good", "é" * 101]}, "inputs[1]"),
+        (CLASSIFY, {"inputs": [{"text": "good", "text_pair": TOO_LONG}]}, "inputs[0]"),
+        (NER, {"inputs": TOO_LONG}, "inputs"),
+        (NER, {"inputs": ["x", TOO_LONG]}, "inputs[1]"),
+        (ANSWER, {"inputs": {"question": TOO_LONG, "context": "x"}}, "inputs"),
+        (ANSWER, {"inputs": [QUESTION, {"question": "x", "context": TOO_LONG}]}, "inputs[1]"),
+        (FILL, {"inputs": ["[MASK]", "[MASK]" + "x" * 95]}, "inputs[1]"),
+        *((CHOOSE, {"inputs": [CHOICES, CHOICES | {name: TOO_LONG}]}, "inputs[1]") for name in ("question", "context")),
+        (CHOOSE, {"inputs": [CHOICES, {"prompt": TOO_LONG, "choices": ["a", "b"]}]}, "inputs[1]"),
+        (CHOOSE, {"inputs": [CHOICES, CHOICES | {"choices": ["a", TOO_LONG]}]}, "inputs[1]"),
+        (EMBED, {"inputs": ["x", TOO_LONG]}, "inputs[1]"),
+        (SIMILARITY, {"inputs": {"source_sentence": "a", "sentences": [TOO_LONG]}}, "inputs"),
+        (RERANK, {"query": TOO_LONG, "texts": ["good"]}, "texts"),
+        (ZERO_SHOT, {"inputs": TOO_LONG, "parameters": LABELS}, "inputs"),
+    ],
+)
+def test_a_text_over_the_limit_is_too_large(limited: Path, path: str, body: Any, where: str) -> None:
+    response = classify(limited, body, path=path, settings={"max_chars": 100})
+    assert rejected(response, 413, "too_large").startswith(f"{where}: the text has 101 characters and 100 are allowed")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "what"),
+    [
+        (CLASSIFY, {"inputs": ["good"] * 6}, "`inputs` has 6 items"),
+        (EMBED, {"inputs": ["good"] * 6}, "`inputs` has 6 items"),
+        (SIMILARITY, {"inputs": {"source_sentence": "a", "sentences": ["good"] * 6}}, "`sentences` has 6 items"),
+        (RERANK, {"query": "a", "texts": ["good"] * 6}, "`texts` has 6 items"),
+        (ZERO_SHOT, {"inputs": ["a", "b", "c"], "parameters": LABELS}, "`inputs` and `candidate_labels` make 6 pairs"),
+        (CHOOSE, {"inputs": [CHOICES] * 3}, "`inputs` has 6 choices"),
+    ],
+)
+def test_the_limit_of_inputs_counts_what_is_run(limited: Path, path: str, body: Any, what: str) -> None:
+    """Texts, sentences, choices, and pairs of a text and a label count for --max-inputs; as many as that are answered."""
+    assert what in rejected(classify(limited, body, path=path, settings={"max_inputs": 5}), 413, "too_large")
+    assert 200 == classify(limited, body, path=path, settings={"max_inputs": 6}).status_code
+
+
+@pytest.fixture(name="limited", scope="module")
+def folder_of_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a bundle of every kind."""
+    return tiny.every_kind(tmp_path_factory.mktemp("models"))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHOOSE, {"inputs": [CHOICES, CHOICES | {"context": LONG}]}),
+        (EMBED, {"inputs": ["good", LONG]}),
+        (SIMILARITY, {"inputs": {"source_sentence": "good", "sentences": [LONG]}}),
+        (RERANK, {"query": "good", "texts": ["bad", LONG]}),
+        (ZERO_SHOT, {"inputs": LONG, "parameters": LABELS}),
+    ],
+)
+def test_a_cut_text_is_said(api: Send, path: str, body: Any) -> None:
+    response = post(api, body, path=path)
+    assert "1" == response.headers["x-truncated"]
+    assert "inputs cut to the model's 32 tokens" in response.headers["x-hf-warning"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (NER, {"inputs": [LONG, "good"]}),
+        (ANSWER, {"inputs": [{"question": "good?", "context": LONG}, QUESTION]}),
+        (FILL, {"inputs": [f"[MASK] {LONG} [MASK]", "a [MASK]"]}),
+    ],
+)
+def test_a_long_text_is_not_cut(api: Send, path: str, body: Any) -> None:
+    """A text of several windows is answered without any note of a cut, within a list as alone."""
+    together = post(api, body, path=path)
+    alone = [post(api, {"inputs": item}, path=path) for item in body["inputs"]]
+    for response in (together, *alone):
+        assert 200 == response.status_code
+        assert {"x-truncated", "x-hf-warning"}.isdisjoint(response.headers)
+    assert_same([response.json() for response in alone], together.json())
