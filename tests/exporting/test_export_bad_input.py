@@ -149,7 +149,7 @@ BAD: dict[str, tuple[Change, list[str]]] = {
     "broken weights": (write("model.safetensors", b"garbage"), ["weights"]),
     "weights not fetched from git lfs": (write("model.safetensors", LFS_POINTER), ["weights"]),
     "weights cut off": (truncate, ["weights", "download it again"]),
-    "weights of an adapter": (weigh(adapter), ["1 weights", "adapter.down"]),
+    "weights of an adapter": (weigh(adapter), ["1 weight", "adapter.down"]),
     "no tokenizer": (remove("tokenizer.json", "tokenizer_config.json"), ["tokenizer"]),
     "no fast tokenizer": (remove("tokenizer.json"), ["tokenizer"]),
     "slow tokenizer only": (slow_tokenizer, ["no fast tokenizer", "tokenizer.json"]),

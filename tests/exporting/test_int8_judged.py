@@ -58,7 +58,7 @@ def test_validation_texts_of_ones_own_are_what_int8_is_judged_on(
     assert 0 == cli.main([str(source), "--output", str(output), "--validation", str(tmp_path / "own.txt")])
     texts = load_bundle(output / "tiny-bert").manifest.int8_texts
 
-    assert "calibrated on 654 texts, gate on " in capsys.readouterr().err  # 642 lines, and 12 passages
+    assert "calibrated on 654 texts, judged on " in capsys.readouterr().err  # 642 lines, and 12 passages
     assert texts is not None
     assert [642, 58, 17] == [getattr(texts, name).texts for name in ("calibration", "gate", "report")]
     assert split_digest(own.splitlines()) == texts.report

@@ -539,7 +539,7 @@ def folder_of_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_cut_text_is_said(api: Send, path: str, body: Any) -> None:
     response = post(api, body, path=path)
     assert "1" == response.headers["x-truncated"]
-    assert "inputs cut to the model's 32 tokens" in response.headers["x-hf-warning"]
+    assert "cut to the model's 32 tokens: " in response.headers["x-hf-warning"]
 
 
 @pytest.mark.parametrize(
