@@ -336,14 +336,14 @@ def refuse_existing(path: Path, *, flag: str) -> None:
 
 
 def _refuse_special(path: Path, *, flag: str) -> None:
-    """Refuses what is there and is no regular file: a run would replace or remove a device, and fail at its end on a folder.
+    """Refuses an existing path that is not a regular file: a run would replace or remove a device, and would fail at its end on a folder.
 
     Args:
         path: Its path.
         flag: What gives another one.
 
     Raises:
-        SettingsError: It is no regular file.
+        SettingsError: It is not a regular file.
     """
     if path.exists() and not path.is_file():
         raise SettingsError(f"`{path}` is not a regular file; choose another {flag}.")

@@ -58,7 +58,7 @@ def test_pruned_heads_are_gone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pruned", "message"),
     [
-        # a layer without heads, a head that is not there, what is no layer, what is no list
+        # a layer without heads, a head that does not exist, a name that is not a layer, a value that is not a list
         *((pruned, r"`pruned_heads` of .* is \{") for pruned in ({"0": [0, 1, 2, 3]}, {"0": [4]}, {"layer": [1]}, {"0": 1})),
         # whole matrices, which are not cut
         ({"0": [1]}, "are not those of its config"),

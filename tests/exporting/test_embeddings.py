@@ -230,7 +230,7 @@ def test_the_encoder_below_a_head_is_exported(tmp_path: Path, architecture: str)
 
 
 def test_an_encoder_that_lacks_weights_is_refused(tmp_path: Path) -> None:
-    """Missing weights of a layer are no pooler's."""
+    """Missing weights of a layer are not taken for those of a pooler."""
     source = encoder(tmp_path, layers=2)
     edit_weights(source, lambda tensors: tensors.pop("encoder.layer.1.output.dense.weight"))
     assert "encoder.layer.1.output.dense.weight" in refused(source)
@@ -266,7 +266,7 @@ def test_both_forms_of_the_pooling_file_are_read(tmp_path: Path, given: dict[str
         ("1_Pooling/config.json", None, "1_Pooling/config.json`, which modules.json names, is missing"),
         ("modules.json", "{", "modules.json` cannot be read"),
         ("sentence_bert_config.json", '{"do_lower_case": true}', "`do_lower_case`"),
-        # steps that lead nowhere: a missing, foreign or second folder, and a file that is no list
+        # steps that lead nowhere: a missing, foreign or second folder, and a file that is not a list
         ("modules.json", '[{"path": "0_Transformer", "type": "x.Transformer"}]', "0_Transformer`, which modules.json names, is missing"),
         ("modules.json", '[{"path": "../other", "type": "x.Transformer"}]', "`../other`, which is outside"),
         ("modules.json", '[{"path": "/other", "type": "x.Pooling"}]', "`/other`, which is outside"),

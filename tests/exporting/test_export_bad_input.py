@@ -132,7 +132,7 @@ BAD: dict[str, tuple[Change, list[str]]] = {
     "no configuration": (remove("config.json"), ["`config.json`"]),
     "broken configuration": (write("config.json", b"{"), ["config", "JSON"]),
     "configuration is a list": (write("config.json", b"[]"), ["configuration"]),
-    "configuration is no text": (write("config.json", b"\xff\xfe"), ["configuration"]),
+    "configuration is not text": (write("config.json", b"\xff\xfe"), ["configuration"]),
     "configuration of a wrong type": (configure(hidden_size="large"), ["cannot be read"]),
     "unknown model type": (configure(model_type="zorp"), ["`zorp`"]),
     "code of its own": (declare_code, ["custom code", "never run"]),
@@ -194,9 +194,9 @@ class Trap:
         return Path.touch, (self.trace,)
 
 
-@pytest.mark.parametrize("place", ["beside the weights", "without weights", "named by an index"])
+@pytest.mark.parametrize("place", ["with the weights", "without weights", "named by an index"])
 def test_a_pickle_is_never_opened(source: Path, output: Path, tmp_path: Path, run: Run, place: str) -> None:
-    """The export goes by the safetensors, and no file that could run code does."""
+    """The export reads the safetensors, and no file that can run code is loaded."""
     if place == "without weights":
         (source / "model.safetensors").unlink()
     elif place == "named by an index":
@@ -204,8 +204,8 @@ def test_a_pickle_is_never_opened(source: Path, output: Path, tmp_path: Path, ru
     for name in ("pytorch_model.bin", "training_args.bin", "model.pt", "model.pkl", "optimizer.pt"):
         (source / name).write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
 
-    assert (place != "beside the weights") == run(source, *FAST)[0]
-    assert ([] if place != "beside the weights" else ["tiny-bert"]) == left_in(output)
+    assert (place != "with the weights") == run(source, *FAST)[0]
+    assert ([] if place != "with the weights" else ["tiny-bert"]) == left_in(output)
     assert not (tmp_path / "sprung").exists()
 
 
@@ -228,7 +228,7 @@ def test_leftovers_of_the_pretraining_do_not_matter(source: Path, output: Path, 
     assert ["tiny-bert"] == left_in(output)
 
 
-# ---- what is no checkpoint, or does not fit the flags
+# ---- folders that are not checkpoints, or do not fit the flags
 
 
 def test_a_bundle_is_not_exported(tmp_path: Path, run: Run) -> None:

@@ -83,7 +83,7 @@ def test_a_bundle_has_the_name_of_its_source_or_the_one_given(
 def test_a_hub_id_is_downloaded_without_pickles_and_code(source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only configuration, safetensors, vocabularies and the card are asked for, at the given revision.
 
-    The hub's cache names a snapshot's folder after its commit: it stands in the manifest beside what was asked for.
+    The hub's cache names a snapshot's folder after its commit: it is in the manifest, with the name that was asked for.
     """
     asked: dict[str, Any] = {}
     commit = "0123456789abcdef0123456789abcdef01234567"
@@ -108,7 +108,7 @@ def test_a_hub_id_is_downloaded_without_pickles_and_code(source: Path, output: P
 
 @pytest.mark.usefixtures("played_back")
 def test_metrics_stand_in_manifest_and_card(source: Path, output: Path, run: Run, tmp_path: Path) -> None:
-    """A file of metrics is stored and shown as given; a README.md in another encoding is no reason to fail."""
+    """A file of metrics is stored and shown as given; a README.md in another encoding does not make the export fail."""
     figures = [{"name": "accuracy, SST-2", "checkpoint": 0.8784, "graphs": {"cpu/fp32": 0.8784, "cpu/int8": 0.8761}}]
     (tmp_path / "figures.json").write_text(json.dumps(figures))
     (source / "README.md").write_bytes("# Café".encode("latin-1"))

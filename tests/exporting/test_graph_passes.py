@@ -330,7 +330,7 @@ JOINED = [
 def test_a_sum_of_products_with_a_constant_becomes_a_product(
     tmp_path: Path, graph: tuple[list[onnx.NodeProto], dict[str, Array]], left: dict[str, int]
 ) -> None:
-    """Whatever shape a matrix is kept in, XLNet's has three axes; what is no plain product is left alone."""
+    """Whatever shape a matrix is kept in, XLNet's has three axes; an operator that is not a plain product is left alone."""
     path = handmade(tmp_path / "graph.onnx", *graph)
     unfuse(path, tmp_path / "unfused.onnx")
 
