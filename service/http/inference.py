@@ -17,7 +17,7 @@ from bertserve.service.http.auth import Endpoint
 from bertserve.service.http.errors import ErrorLog
 from bertserve.service.http.middleware import HEADERS, LABELS, PREDICTION, REQUEST_ID, recorded_trace
 from bertserve.service.http.responses import content_of
-from bertserve.service.http.streaming import SMALL_BYTES, LargeBodies, LineAnswerer, LineStream, is_stream
+from bertserve.service.http.streaming import SMALL_BYTES, LineAnswerer, LineStream, Turns, is_stream
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.serving.build import AppState
 from bertserve.service.serving.held_bytes import UNCOUNTED_BYTES, Reservation
@@ -92,7 +92,7 @@ class Inference:
         """Answers from `state`."""
         self._state = state
         self._errors = ErrorLog()
-        self._bodies = LargeBodies()
+        self._turns = Turns()
 
     async def answer(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request of a route, or each line of a stream."""
@@ -146,7 +146,9 @@ class Inference:
         raw = await read_raw(receive, headers, self._state.max_body_bytes, held)
         limits, version = self._state.limits, scope["path_params"].get("version")
         incoming = Incoming(raw, headers, named, self._state.registry, limits, version, scope[REQUEST_ID])
-        return route.read(incoming) if len(raw) <= SMALL_BYTES else await self._bodies.read(route, incoming)
+        if len(raw) > SMALL_BYTES:
+            await self._turns.take(len(raw))
+        return route.read(incoming)
 
     def _stream(self, scope: Scope, receive: Receive, route: Route) -> LineStream:
         """Returns what answers a request of many lines; it counts as many requests, and not as one."""
@@ -163,7 +165,7 @@ class Inference:
             named = None if name is None else self._state.registry.get(name)
             return Incoming(raw, headers, named, self._state.registry, self._state.limits, request_id=scope[REQUEST_ID])
 
-        line = LineAnswerer(self._state, route, incoming, scope, self._errors, self._bodies, timeout_s=timeout_s)
+        line = LineAnswerer(self._state, route, incoming, scope, self._errors, timeout_s=timeout_s)
         limits = self._state
         return LineStream(
             scope,
@@ -172,6 +174,7 @@ class Inference:
             max_requests=limits.max_stream_requests,
             max_bytes=limits.max_body_bytes,
             held=limits.held_bytes,
+            turns=self._turns,
         )
 
     def _timeout_s(self, headers: Mapping[bytes, bytes]) -> float:

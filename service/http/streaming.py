@@ -39,14 +39,51 @@ MEDIA_TYPES = frozenset({MEDIA_TYPE, "application/jsonl", "application/jsonlines
 Answer = Callable[[bytes], Coroutine[Any, Any, bytes]]
 
 
-# Bytes of a body, or of lines of a stream, that are read in one turn of the event loop, in up to a millisecond.
+# Bytes of a large body, or of lines of all streams, that begin in one turn of the event loop, in a few milliseconds.
 SMALL_BYTES = 2**13
+# What a line costs the event loop beyond reading its bytes, in bytes: its task, admission, its answer.
+LINE_BYTES = 2**9
 _BLANK_LINES = re.compile(rb"\n{2,}")
 
 
 def is_stream(content_type: bytes) -> bool:
     """Returns whether a body of this type is one of many lines."""
     return content_type.partition(b";")[0].strip().lower().decode("latin-1") in MEDIA_TYPES
+
+
+class Turns:
+    """Shares the turns of the event loop among the large bodies and the streams of a process, in the order in which they ask.
+
+    Parsing and validating a body of the largest size takes the event loop some 0.1 s, and so do a few hundred short lines. Many of these
+    at the same time would run one after the other before anything else does, until the supervisor takes the worker for hung.
+    """
+
+    def __init__(self) -> None:
+        """Starts with a whole turn."""
+        self._left = SMALL_BYTES
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def take(self, size: int) -> None:
+        """Waits for a turn that has room, and takes `size` bytes of it. One that is larger than a turn gets what is left of it, alone."""
+        if self._left > 0:
+            self._spend(size)
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append((size, turn))
+        await turn
+
+    def _spend(self, size: int) -> None:
+        if self._left == SMALL_BYTES:
+            asyncio.get_running_loop().call_soon(self._begin_turn)
+        self._left -= size
+
+    def _begin_turn(self) -> None:
+        self._left = SMALL_BYTES
+        while self._waiting and self._left > 0:
+            size, turn = self._waiting.popleft()
+            if not turn.done():  # it is if its stream has ended
+                turn.set_result(None)
+                self._spend(size)
 
 
 class LineCutter:
@@ -88,7 +125,9 @@ class LineCutter:
 class LineStream:
     """Answers the lines of one request."""
 
-    def __init__(self, scope: Scope, receive: Receive, answer: Answer, *, max_requests: int, max_bytes: int, held: HeldBytes) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, answer: Answer, *, max_requests: int, max_bytes: int, held: HeldBytes, turns: Turns
+    ) -> None:
         """Creates it.
 
         Args:
@@ -99,6 +138,7 @@ class LineStream:
             max_bytes: Bytes of one line, and of all these lines together with their answers, where they are several. An answer that is not
                 yet there counts as many as the last one had.
             held: Where these bytes count too.
+            turns: Where it asks before it begins a line, and before it gives up those that are begun.
         """
         self._scope = scope
         self._receive = receive
@@ -106,6 +146,7 @@ class LineStream:
         self._max_requests = max_requests
         self._max_bytes = max_bytes
         self._held = held
+        self._turns = turns
         self._reserved = 0  # bytes of the line that is being read, if it is long
         self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue(1)
         self._answering: asyncio.Queue[tuple[asyncio.Task[bytes], int] | None] = asyncio.Queue()
@@ -131,10 +172,14 @@ class LineStream:
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
         finally:
-            for answering in self._running:
-                answering.cancel()
-            await asyncio.gather(*self._running, return_exceptions=True)
-            self._held.add(-self._bytes - self._reserved)
+            try:
+                if self._running:
+                    await self._turns.take(len(self._running) * LINE_BYTES)
+            finally:
+                for answering in self._running:
+                    answering.cancel()
+                await asyncio.gather(*self._running, return_exceptions=True)
+                self._held.add(-self._bytes - self._reserved)
 
     async def _read(self) -> None:
         """Takes a chunk ahead of the one that is being cut, and watches for the client to hang up."""
@@ -156,16 +201,11 @@ class LineStream:
         raise _client_gone()
 
     async def _start(self) -> None:
-        """Starts a request for each line as long as there is room, and lets others have a turn after some."""
+        """Starts a request for each line as long as there is room, in its turn."""
         cutter = LineCutter(self._max_bytes)
-        begun = 0
         while (chunk := await self._chunks.get()) is not None:
             for line in cutter.feed(chunk):
                 await self._start_line(line)
-                begun += len(line)
-                if begun > SMALL_BYTES:
-                    begun = 0
-                    await asyncio.sleep(0)
             if cutter.size <= UNCOUNTED_BYTES:
                 await self._reserve(0)
             elif cutter.size > self._reserved:
@@ -183,18 +223,25 @@ class LineStream:
         self._reserved = size
 
     async def _start_line(self, line: bytes) -> None:
-        while self._count >= self._max_requests or (self._count and (self._exceeded_by(line) or self._held.full)):
-            self._freed.clear()
-            await self._freed.wait()
+        while True:
+            while not self._has_room(line):
+                self._freed.clear()
+                await self._freed.wait()
+            await self._turns.take(LINE_BYTES + len(line))
+            if self._has_room(line):  # other streams may have taken it
+                break
         expected = self._answer_bytes
         answering = asyncio.create_task(self._answer_held(line, expected))
         self._running.add(answering)
         self._hold(1, len(line) + expected)
         self._answering.put_nowait((answering, len(line)))
 
-    def _exceeded_by(self, line: bytes) -> bool:
-        """Returns whether the bytes under way would be too many with another line and its answer."""
-        return self._bytes + len(line) + self._answer_bytes > self._max_bytes
+    def _has_room(self, line: bytes) -> bool:
+        """Returns whether another line may begin; its bytes and those of its answer count, unless it is the only one."""
+        if not self._count:
+            return True
+        exceeded = self._held.full or self._bytes + len(line) + self._answer_bytes > self._max_bytes
+        return self._count < self._max_requests and not exceeded
 
     async def _answer_held(self, line: bytes, expected: int) -> bytes:
         """Answers a line, and corrects the number of bytes that its answer counts."""
@@ -237,28 +284,6 @@ RETRY_LEAST_S, RETRY_MOST_S = 0.02, 1.0
 _OK, _CLIENT_GONE, _SERVER_ERROR = 200, 499, 500
 
 
-class LargeBodies:
-    """Reads the bodies of all requests of a process: large ones one at a time, with a turn of the event loop after each.
-
-    Parsing and validating a body of the largest size takes the event loop some 0.1 s. Many that are complete at the same time would be read
-    one after the other before anything else runs, until the supervisor takes the worker for hung.
-    """
-
-    def __init__(self) -> None:
-        """Starts with none."""
-        self._turn = asyncio.Lock()
-
-    async def read(self, route: Route, incoming: Incoming) -> Call:
-        """Returns what a request of a route asks for, as `route.read` does."""
-        if len(incoming.raw) <= SMALL_BYTES:
-            return route.read(incoming)
-        async with self._turn:
-            try:
-                return route.read(incoming)
-            finally:
-                await asyncio.sleep(0)
-
-
 class LineAnswerer:
     """Answers the lines of one stream."""
 
@@ -269,7 +294,6 @@ class LineAnswerer:
         incoming: Callable[[bytes], Incoming],
         scope: Scope,
         error_log: ErrorLog,
-        bodies: LargeBodies,
         *,
         timeout_s: float,
     ) -> None:
@@ -282,7 +306,6 @@ class LineAnswerer:
             scope: The stream's.
             error_log: Where what the service fails at is logged. What callers do wrong has its place in the answers: a stream may have
                 millions of lines.
-            bodies: Reads lines, in turn with the bodies of other requests.
             timeout_s: Seconds until a line must have started, from when it was read, or from when the lines before it left room for it.
         """
         self._state = state
@@ -290,7 +313,6 @@ class LineAnswerer:
         self._incoming = incoming
         self._scope = scope
         self._errors = error_log
-        self._bodies = bodies
         self._timeout_s = timeout_s
         self._lines = 0
         self._share = Share()
@@ -308,7 +330,7 @@ class LineAnswerer:
                     "the line has more than {max_body_bytes} bytes; send less in one line; the operator can raise --max-body-bytes.",
                     max_body_bytes=self._state.max_body_bytes,
                 )
-            call = await self._bodies.read(self._route, self._incoming(line))
+            call = self._route.read(self._incoming(line))
             labels = (call.task, call.model.name)
             content = await content_of(call, await self._predict(call, trace))
             body, status = content.data, _OK

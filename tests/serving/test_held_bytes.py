@@ -15,7 +15,7 @@ from bertserve.service.errors import UnavailableError
 from bertserve.service.http import inference
 from bertserve.service.http.app import create_app
 from bertserve.service.http.middleware import PREDICTION
-from bertserve.service.http.streaming import LineStream
+from bertserve.service.http.streaming import LineStream, Turns
 from bertserve.service.serving.build import AppState
 from bertserve.service.serving.held_bytes import HeldBytes, Reservation
 from fakes import FakeEngine
@@ -138,7 +138,7 @@ async def test_a_long_line_is_read_when_there_is_room_for_it() -> None:
         return b"%d" % len(line)
 
     held.add(1_000_000)
-    stream = asyncio.create_task(LineStream({}, receive, answered, max_requests=32, max_bytes=500_000, held=held)(send))
+    stream = asyncio.create_task(LineStream({}, receive, answered, max_requests=32, max_bytes=500_000, held=held, turns=Turns())(send))
     for _ in range(100):
         await asyncio.sleep(0)
     assert ([b"1\n"] * 3, 1, 4) == (answers, most, taken)

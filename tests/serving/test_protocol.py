@@ -16,7 +16,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from bertserve.service.errors import ClientGoneError
-from bertserve.service.http.streaming import LineStream
+from bertserve.service.http.streaming import LineStream, Turns
 from bertserve.service.process import connections
 from bertserve.service.process.protocol import CoalescingTransport
 from bertserve.service.serving.held_bytes import HeldBytes
@@ -154,7 +154,7 @@ async def test_a_client_that_leaves_a_held_stream_is_noticed(monkeypatch: pytest
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(ClientGoneError):
-            await LineStream(scope, receive, answered, max_requests=2, max_bytes=2**20, held=HeldBytes(2**20))(send)
+            await LineStream(scope, receive, answered, max_requests=2, max_bytes=2**20, held=HeldBytes(2**20), turns=Turns())(send)
 
     async with (
         listening(app) as served,

@@ -7,8 +7,8 @@ import json
 import socket
 import struct
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pytest
 import slow
 from application import assert_same, call, faked, play, rejected
 from bertserve.service.http.app import create_app
-from bertserve.service.http.streaming import LineCutter, LineStream
+from bertserve.service.http.streaming import LINE_BYTES, SMALL_BYTES, LineCutter, LineStream, Turns
 from bertserve.service.serving.build import AppState, build
 from bertserve.service.serving.held_bytes import HeldBytes
 from bertserve.service.settings import Settings
@@ -158,7 +158,9 @@ async def settle() -> None:
 
 def stream_of(client: Client, answer: Any, *, max_requests: int = 4, max_bytes: int = 100, held: HeldBytes | None = None) -> LineStream:
     """Returns the stream of a client."""
-    return LineStream({}, client.receive, answer, max_requests=max_requests, max_bytes=max_bytes, held=held or HeldBytes(max_bytes))
+    return LineStream(
+        {}, client.receive, answer, max_requests=max_requests, max_bytes=max_bytes, held=held or HeldBytes(max_bytes), turns=Turns()
+    )
 
 
 async def test_no_more_is_read_than_is_under_way() -> None:
@@ -186,20 +188,57 @@ async def test_no_more_is_read_than_is_under_way() -> None:
     assert [b"%d\n" % i for i in range(1000)] == client.answers
 
 
-async def test_the_lines_of_a_stream_are_begun_in_several_turns() -> None:
-    """Many lines in one chunk do not hold the event loop until all of them are parsed: others have a turn after 8 KiB of them."""
-    client, turns, begun = Client([(b"x" * 4000 + b"\n") * 16]), 0, []
+@dataclass
+class TurnCounter:
+    """Counts what happens in each turn of the event loop, while it is entered."""
+
+    counts: list[int] = field(default_factory=lambda: [0])
+
+    def note(self) -> None:
+        """Counts one."""
+        self.counts[-1] += 1
+
+    async def follow(self) -> None:
+        """Begins a new number with each turn, until it is cancelled."""
+        while True:
+            await asyncio.sleep(0)
+            self.counts.append(0)
+
+
+@pytest.mark.parametrize(
+    ("line", "most"), [(b"1\n", SMALL_BYTES // LINE_BYTES), (b"1" * (SMALL_BYTES // 2) + b"\n", 2)], ids=["short", "long"]
+)
+async def test_the_lines_of_all_streams_are_begun_in_several_turns(line: bytes, most: int) -> None:
+    begun, ended = TurnCounter(), TurnCounter()
 
     async def answer(line: bytes) -> bytes:
-        begun.append(turns)
-        return b"y"
+        begun.note()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.note()
+        return line
 
-    running = asyncio.create_task(stream_of(client, answer, max_requests=32, max_bytes=2**20)(client.send))
-    while not running.done():
+    clients = [Client([line * 32]) for _ in range(20)]
+    streams = [
+        asyncio.create_task(
+            LineStream({}, client.receive, answer, max_requests=32, max_bytes=2**20, held=HeldBytes(2**20), turns=turns)(client.send)
+        )
+        for turns in [Turns()]
+        for client in clients
+    ]
+    following = [asyncio.create_task(counter.follow()) for counter in (begun, ended)]
+    while sum(begun.counts) < 20 * 32:
         await asyncio.sleep(0)
-        turns += 1
-    assert 16 == len(begun)
-    assert 3 >= max(Counter(begun).values())
+    for client in clients:
+        client.gone.set()
+    await asyncio.gather(*streams, return_exceptions=True)
+    for task in following:
+        task.cancel()
+
+    assert max(begun.counts) <= 2 * most  # one that waited begins a turn later than one that did not
+    assert max(ended.counts) <= 32  # of one stream
+    assert sum(ended.counts) == 20 * 32
 
 
 async def test_a_client_that_does_not_read_holds_its_stream() -> None:

@@ -123,7 +123,7 @@ class Target:
                     connections[0].settimeout(self.left_s)
                     for part in [request] if isinstance(request, bytes) else request:
                         connections[0].sendall(part)
-                    status, stays_open = read_answer(connections[0])
+                    status, stays_open = read_answer(connections[0], self)
                     self.answers[status] += 1
                 except REFUSED:
                     stays_open = False
@@ -134,13 +134,18 @@ class Target:
                     connections.clear()
 
 
-def read_answer(connection: socket.socket) -> tuple[int, bool]:
-    """Reads an answer and drops it; returns its status, and whether the connection is open behind it."""
+def read_answer(connection: socket.socket, target: Target) -> tuple[int, bool]:
+    """Reads an answer and drops it; returns its status, and whether the connection is open behind it.
+
+    Raises:
+        TimeoutError: The answer did not end in time; that of a stream may go on as long as a client reads it.
+    """
     answer = HTTPResponse(connection)
     try:
         answer.begin()
         while answer.read(READ_BYTES):
-            pass
+            if time.monotonic() > target.until + target.patience_s:
+                raise TimeoutError("the answer did not end in time")
         return answer.status, not answer.will_close
     finally:
         answer.close()
