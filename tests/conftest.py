@@ -90,7 +90,6 @@ def exports_trace_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(name="models")
 def models_folder(tmp_path: Path) -> Path:
-    """A models folder with the tiny bundle `tiny`."""
     folder = tmp_path / "models"
     tiny.bundle(folder)
     return folder
@@ -170,5 +169,4 @@ def running(models: Path, log: Path, *flags: str) -> Iterator[Served]:
 
 @pytest.fixture(name="serve")
 def serve_fixture(tmp_path: Path) -> Callable[..., object]:
-    """Returns `serve(models, *flags)`, a context manager that runs the service."""
     return lambda models, *flags: running(models, tmp_path / f"serve-{time.monotonic_ns()}.log", *flags)

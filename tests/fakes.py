@@ -38,7 +38,6 @@ class FakeEngine:
         self.batches: list[int] = []
 
     def run(self, encodings: Sequence[Encoding]) -> list[Row]:
-        """Returns `logits` float32 [labels] of each encoding."""
         self.entered.release()
         assert self.gate.wait(20), "the test never opened the gate"
         self.batches.append(len(encodings))
@@ -47,7 +46,6 @@ class FakeEngine:
         return [self.row(encoding) for encoding in encodings]
 
     def row(self, encoding: Encoding) -> Row:
-        """Returns the row of one encoding."""
         logits = np.zeros(self.labels, dtype=np.float32)
         logits[int(encoding.ids[1]) % self.labels] = len(encoding) / 10
         return {"logits": logits}

@@ -21,7 +21,6 @@ Serve = Callable[..., AbstractContextManager[Served]]
 
 
 def document(name: str) -> str:
-    """Returns a document's text."""
     return (ROOT / name).read_text(encoding="utf-8")
 
 

@@ -36,7 +36,6 @@ each_current_page = pytest.mark.parametrize("page", CURRENT, ids=lambda page: st
 
 
 def prose(page: Path) -> str:
-    """Returns a page's text without its blocks of code."""
     return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
 
 
@@ -74,7 +73,6 @@ def test_every_page_is_linked() -> None:
 
 @each_current_page
 def test_named_files_exist(page: Path) -> None:
-    """Files and folders that a page names, from the project's root, are there."""
     text = page.read_text(encoding="utf-8")
     names = re.findall(r"`((?:service|export|bench|models|docs|tests|deploy)/[\w./-]*)`", text) + re.findall(r"\bdocs/[\w/-]+\.\w+", text)
 
@@ -130,5 +128,4 @@ def test_every_generated_table_has_a_page() -> None:
 
 @pytest.mark.parametrize("page", [*CURRENT, ROOT / "Dockerfile"], ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_document_names_this_machine(page: Path) -> None:
-    """Paths of a developer's machine have no place here."""
     assert None is re.search(r"/(work|root|tmp)/", page.read_text(encoding="utf-8"))

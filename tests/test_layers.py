@@ -110,7 +110,6 @@ def within(module: str, homes: set[str]) -> bool:
 
 @pytest.mark.parametrize("module", FILES)
 def test_libraries_stay_in_their_homes(module: str) -> None:
-    """Each library is imported where it lives and nowhere else."""
     outside = {name.split(".")[0] for name in imports(FILES[module])} & set(HOMES)
 
     assert set() == {library for library in outside if not within(module, HOMES[library])}

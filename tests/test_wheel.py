@@ -125,7 +125,6 @@ def test_a_bundle_is_exported_verified_and_served(run: Run, tmp_path: Path) -> N
 
 @pytest.mark.full_grid
 def test_every_module_can_be_imported(run: Run) -> None:
-    """Under its installed name, those that need torch too."""
     code = (
         "import bertserve, importlib, pkgutil, sys\n"
         "names = [m.name for m in pkgutil.walk_packages(bertserve.__path__, 'bertserve.')]\n"
@@ -139,7 +138,6 @@ def test_every_module_can_be_imported(run: Run) -> None:
 
 @pytest.mark.full_grid
 def test_an_editable_install_runs_from_the_repository(tmp_path: Path) -> None:
-    """Its wheel has the path of the repository, and no module of its own."""
     code = f"import hatchling.build as b; print(b.build_editable({str(tmp_path)!r}))"
     name = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
     archive = zipfile.ZipFile(tmp_path / name)

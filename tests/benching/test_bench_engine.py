@@ -20,7 +20,6 @@ ROOT = Path(__file__).parent.parent.parent
 
 @pytest.fixture(name="sentiment", scope="module")
 def sentiment_engine() -> OnnxLoop:
-    """The engine of the embedded sentiment bundle."""
     return OnnxLoop(ROOT / "models/sentiment")
 
 
@@ -76,7 +75,6 @@ def test_the_raw_loop_feeds_what_a_graph_declares(tmp_path: Path) -> None:
 
 
 def test_a_graph_that_cannot_be_fed_is_refused(models: Path, tmp_path: Path) -> None:
-    """An input that no tokenizer fills is named."""
     made = tiny.graph()
     made.graph.input.append(onnx.helper.make_tensor_value_info("pixels", onnx.TensorProto.FLOAT, [1]))
     onnx.save(made, str(tmp_path / "odd.onnx"))

@@ -28,7 +28,6 @@ BODIES = [Body(b'{"inputs":"a"}', 1), Body(b'{"inputs":["b","c"]}', 2)]
 
 
 def target(port: int) -> Target:
-    """Returns a target on loopback."""
     return build_target(parse_url(f"http://127.0.0.1:{port}/classify"), "test", BODIES, {"x-test": "1"})
 
 
@@ -64,12 +63,10 @@ def open_loop(answer: Answer, arrivals: list[float], *, max_connections: int = 6
 
 
 def outcomes(load: LoadResult) -> set[int | str]:
-    """Returns how the requests ended."""
     return {record.outcome for record in load.records[0]}
 
 
 def test_a_closed_loop_keeps_its_connections() -> None:
-    """Each connection sends request after request, and all bodies take turns."""
     load, server = closed_loop(ok, 20, connections=2)
 
     assert 2 == server.connections
@@ -80,8 +77,6 @@ def test_a_closed_loop_keeps_its_connections() -> None:
 
 
 def test_a_record_says_whether_the_answer_said_when_to_come_again() -> None:
-    """Each answer counts for its own request, also on one connection."""
-
     async def every_other(i: int) -> bytes:
         return OK if i % 2 else BUSY.replace(b"\r\n\r\n", b"\r\nRetry-After: 2\r\n\r\n")
 
@@ -184,8 +179,6 @@ def test_no_answer_in_time_is_a_timeout() -> None:
 
 
 def test_nonsense_is_malformed() -> None:
-    """A response that is not HTTP is an error of its own kind."""
-
     async def nonsense(_: int) -> bytes:
         return b"NONSENSE\r\n\r\n"
 
@@ -240,7 +233,6 @@ def test_an_answer_in_pieces_is_read_whole() -> None:
 
 
 def test_a_port_without_a_server_is_one_sentence() -> None:
-    """A target that cannot be reached is an error before anything is measured."""
     with pytest.raises(BenchError, match="nothing listens at"):
         generator.run_closed_loop([target(unused_port())], 2, UNTIL_STOPPED, stop=threading.Event(), progress=Progress(quiet=True))
 

@@ -26,7 +26,6 @@ def test_arrivals_are_a_poisson_process() -> None:
 
 
 def test_arrivals_are_the_same_for_a_seed() -> None:
-    """Another rate stretches them; another seed changes them."""
     times = poisson_arrivals(10, 5, seed=3)
 
     assert times == poisson_arrivals(10, 5, seed=3)

@@ -31,7 +31,6 @@ class Service:
         return SimpleNamespace(rate=self.closed, generator=SimpleNamespace(was_late=False))
 
     def run_open_loop(self, rate: float) -> tuple[Any, None, None]:
-        """Returns a run at this rate."""
         self.rates.append(rate)
         return SimpleNamespace(name=f"open, {rate:g}/s", rate=rate, generator=SimpleNamespace(was_late=rate > self.late_above)), None, None
 
@@ -44,7 +43,6 @@ class Service:
 
 @pytest.fixture(autouse=True)
 def metrics_of_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures of a run follow from its rate."""
     monkeypatch.setattr(
         module, "run_metrics", lambda run: {"rps": run.rate, "error_rate": 0.0, "p99_ms": 10.0 if run.rate <= CAPACITY else 90.0}
     )
@@ -70,7 +68,6 @@ def test_a_search_upward_ends_with_its_steps() -> None:
 
 
 def test_a_first_rate_that_does_not_hold_is_halved() -> None:
-    """As before: the search goes on between nothing and it."""
     service = Service(closed=2000)
     report = service.sweep(steps=4)
 

@@ -19,7 +19,6 @@ KEY = "swordfish"
 
 @pytest.fixture(name="client", scope="module")
 def its_client(url: str) -> Iterator[openai.OpenAI]:
-    """The client, of a service without keys."""
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
@@ -67,7 +66,6 @@ def test_models_are_listed_and_retrieved(client: openai.OpenAI) -> None:
 
 
 def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
-    """The message, where the client's users read it, lists those that there are."""
     with pytest.raises(openai.NotFoundError) as caught:
         client.embeddings.create(model="text-embedding-3-small", input="a")
     assert "no model `text-embedding-3-small` is loaded" in caught.value.body["message"]
@@ -78,7 +76,6 @@ def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("wrong", [{"dimensions": 10_000}, {"input": [1, 2]}, {"extra_body": {"truncation": True}}])
 def test_wrong_values_are_bad_requests(client: openai.OpenAI, wrong: dict[str, object]) -> None:
-    """Too many dimensions, ids of tokens, and what is not known."""
     with pytest.raises(openai.BadRequestError) as caught:
         client.embeddings.create(**{"model": "embed", "input": "a"} | wrong)
     assert "invalid_request_error" == caught.value.type

@@ -44,7 +44,6 @@ REQUESTS: dict[str, tuple[str, str, bytes, dict[str, str]]] = {
 
 
 def full(test: Callable[..., None]) -> Callable[..., None]:
-    """Marks a test that takes many seconds of both CPUs."""
     return pytest.mark.full_grid(pytest.mark.serial(test))
 
 
@@ -85,7 +84,6 @@ def test_replicas_answer_as_one_process(cluster: Cluster, tmp_path: Path) -> Non
 
 @full
 def test_prometheus_has_every_replica(cluster: Cluster, tmp_path: Path) -> None:
-    """By deploy/ray/prometheus.yml, in which each replica has a port of its own."""
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("prometheus is not installed (Debian: apt-get install prometheus)")
@@ -109,7 +107,6 @@ def test_prometheus_has_every_replica(cluster: Cluster, tmp_path: Path) -> None:
 
 @full
 def test_a_body_in_pieces_is_refused_when_it_is_too_long(cluster: Cluster) -> None:
-    """Without a length that says so before."""
     with httpx.Client(trust_env=False) as client:
         answer = client.post(f"{cluster.url}/classify", content=(b" " * 65536 for _ in range(40)))
     assert (413, "too_large") == (answer.status_code, answer.json()["error_type"])
@@ -117,7 +114,6 @@ def test_a_body_in_pieces_is_refused_when_it_is_too_long(cluster: Cluster) -> No
 
 @full
 def test_a_setting_of_rays_ends_the_deployment_with_its_name(cluster: Cluster) -> None:
-    """What ran goes on, and the message says what to use in its place."""
     cluster.deploy(wait=False, args={"workers": 2})
     until(lambda: "use num_replicas of the deployment" in str(cluster.status()["message"]), "it is said")
     assert 200 == httpx.post(f"{cluster.url}/classify", json={"inputs": "good"}, trust_env=False).status_code
@@ -125,7 +121,6 @@ def test_a_setting_of_rays_ends_the_deployment_with_its_name(cluster: Cluster) -
 
 @full
 def test_a_rolling_update_loses_nothing(cluster: Cluster) -> None:
-    """Both replicas are replaced under load."""
     before = cluster.worker_pids()
     with Load(cluster.url) as load:
         cluster.deploy(args={"max_inputs": 100})
@@ -135,7 +130,6 @@ def test_a_rolling_update_loses_nothing(cluster: Cluster) -> None:
 
 @full
 def test_replicas_come_and_go_unseen(cluster: Cluster) -> None:
-    """From one to three and back under load."""
     cluster.add_node(cpus=2)
     cluster.deploy(num_replicas=1)
     with Load(cluster.url) as load:
@@ -164,7 +158,6 @@ def test_a_killed_replica_is_replaced(cluster: Cluster) -> None:
 
 @full
 def test_a_killed_raylet_is_survived(cluster: Cluster) -> None:
-    """With the replicas of its node; they start again elsewhere."""
     node = cluster.nodes[1] if len(cluster.nodes) > 1 else cluster.add_node(cpus=2)
     cluster.deploy(num_replicas=4)
     until(lambda: len(cluster.worker_pids()) == 4, "four answer")

@@ -89,6 +89,5 @@ def test_a_replica_uses_each_setting_that_it_takes(replica: ModuleType, models: 
     ],
 )
 def test_enough_replicas_have_short_queues_and_a_reserve(replica: ModuleType, queue_s: list[float], busy: list[float], enough: int) -> None:
-    """A second of queue for each, and four fifths of their time."""
     metrics = {"queue_s": dict(enumerate(queue_s)), "busy": dict(enumerate(busy))} if queue_s else None
     assert (enough, {}) == replica.enough_replicas(SimpleNamespace(aggregated_metrics=metrics))

@@ -62,7 +62,6 @@ class Seen:
         return {outcome: times for outcome, times in self.outcomes.items() if outcome not in (200, "interrupted")}
 
     def __str__(self) -> str:
-        """The line that `pytest -s` shows."""
         return f"{self.outcomes[200]} answered, failed {self.failed}, the longest {max(self.waits, default=0):.2f} s"
 
 
@@ -88,6 +87,5 @@ def load(url: str, clients: int, text: str = "good", headers: Mapping[str, str] 
 
 
 def entries(replica: Replica) -> float:
-    """Returns the entries that wait at a replica."""
     page = httpx.get(f"{replica.url}/metrics", trust_env=False).text
     return next(float(line.split()[1]) for line in page.splitlines() if line.startswith("bertserve_queue_items "))

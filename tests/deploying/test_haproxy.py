@@ -38,7 +38,6 @@ def seconds(name: str) -> float:
 
 
 def default(name: str) -> float:
-    """Returns the default of a setting of the service."""
     return float(Settings.model_fields[name].default)
 
 
@@ -91,7 +90,6 @@ def test_the_guide_starts_the_replicas_that_it_names() -> None:
 
 
 def shown() -> list[Settings]:
-    """Returns the settings of each replica that the guide starts."""
     lines = re.findall(r"^bert-serve serve (.+)$", GUIDE, re.MULTILINE)
     assert 3 == len(lines)
     return [parse(Settings, line.split()) for line in lines]
@@ -126,7 +124,6 @@ def replicas_behind_haproxy(tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(name="client")
 def client_of_the_proxy(service: Balanced) -> Iterator[httpx.Client]:
-    """A client that asks the proxy."""
     with httpx.Client(base_url=service.proxy.url, trust_env=False, timeout=60) as client:
         yield client
 
@@ -144,7 +141,6 @@ def logged(service: Balanced, request_id: str) -> list[str]:
 @needs_haproxy
 @pytest.mark.serial
 def test_both_replicas_answer(service: Balanced, client: httpx.Client) -> None:
-    """Each has a share of the requests that come at the same time."""
     with ThreadPoolExecutor(8) as pool:
         assert {200} == {answer.status_code for answer in pool.map(lambda _: client.post("/classify", json=BODY), range(40))}
     shares = [replica.log.read_text().count(" POST /classify 200 ") for replica in service.replicas]
@@ -200,7 +196,6 @@ def test_what_one_replica_alone_would_do_is_refused(client: httpx.Client, method
 @needs_haproxy
 @pytest.mark.serial
 def test_a_line_is_answered_before_the_next_one_is_sent(service: Balanced) -> None:
-    """The proxy passes streams of JSON Lines on as they come, in both directions."""
     host, port = service.proxy.url.removeprefix("http://").split(":")
     head = "POST /classify HTTP/1.1\r\nhost: test\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n"
     line = json.dumps(BODY) + "\n"

@@ -39,7 +39,6 @@ def probed() -> list[Container]:
 
 @pytest.fixture(name="settings")
 def settings_of_the_config_map() -> Settings:
-    """What the service makes of `bertserve.toml`."""
     return parse(Settings, ["--config", str(KUBERNETES / "base/bertserve.toml")])
 
 
@@ -87,7 +86,6 @@ def test_the_ingress_leads_to_the_service(settings: Settings) -> None:
 
 
 def test_probes_ask_for_paths_that_there_are() -> None:
-    """Each path answers GET without a key, and each port is the container's."""
     paths = {path for path, methods in facts.openapi()["paths"].items() if "get" in methods}
     assert 2 == len(probed())
     for container in probed():
@@ -98,7 +96,6 @@ def test_probes_ask_for_paths_that_there_are() -> None:
 
 
 def test_all_speak_of_the_port_of_the_image() -> None:
-    """The Dockerfile's, which containers name; Service, network policy and PodMonitor go by the name."""
     [port] = re.findall(rf"{PREFIX}PORT=(\d+)", DOCKERFILE)
     assert [port] == re.findall(r"^EXPOSE (\d+)$", DOCKERFILE, re.MULTILINE)
     assert {int(port)} == {each["containerPort"] for container in probed() for each in container.spec["ports"]}
@@ -163,7 +160,6 @@ def test_alerts_know_the_job() -> None:
 
 
 def test_patches_meet_the_deployment() -> None:
-    """Components name the Deployment and its container, and the autoscaler its target."""
     names = {path.parent.name: pod["containers"][0]["name"] for path, pod in manifests.pods() if "components" in path.parts}
     assert {"gpu": SERVICE["name"], "models-volume": SERVICE["name"]} == names
     assert ("Deployment", "bertserve") == (DEPLOYMENT["kind"], DEPLOYMENT["metadata"]["name"])
@@ -243,7 +239,6 @@ def test_pods_keep_to_the_restricted_standard(path: Any, pod: Any) -> None:
 
 @each_container
 def test_containers_have_no_rights(container: Container) -> None:
-    """No capability, nothing to write to, and a limit of memory."""
     if container.path.parent.name == "gpu" or (container.path.parent.name == "models-volume" and container.spec["name"] == "bertserve"):
         assert "securityContext" not in container.spec  # it stays as in the base
         return

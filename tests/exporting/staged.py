@@ -47,7 +47,6 @@ class Staged:
     products_merged: int
 
     def feeds(self, texts: Sequence[str]) -> list[Feed]:
-        """Returns the graph's inputs for each text alone."""
         return calibration.make_feeds(calibration.Texts(tuple(texts)), self.loaded, self.tokenizer)
 
 

@@ -46,7 +46,6 @@ def test_the_built_in_texts_are_700_distinct_ones() -> None:
 
 
 def test_a_file_has_a_text_on_each_line(tmp_path: Path) -> None:
-    """Empty lines are no texts; spaces and unicode stay; all lines are read."""
     lines = [f"täxt {i} " for i in range(calibration.MAX_TEXTS + 5)]
     (tmp_path / "texts.txt").write_text("\n \n".join(lines), encoding="utf-8")
 
@@ -108,7 +107,6 @@ def test_json_lines_without_a_text_are_an_error(tmp_path: Path, line: str) -> No
 
 
 def test_pairs_are_refused_for_a_task_of_single_texts() -> None:
-    """The message says how many there are; a classifier takes them."""
     with pytest.raises(CheckpointError, match="2 pairs, but fill-mask takes single texts"):
         calibration.refuse_pairs((Texts(pairs=(("a", "b"), ("c", "d"))), Texts(("e",))), "fill-mask")
     calibration.refuse_pairs((Texts(pairs=(("a", "b"),)),), "text-classification")
@@ -227,7 +225,6 @@ def test_passages_of_a_usual_model_have_two_lengths(all_staged: dict[str, Staged
 
 
 def test_few_short_texts_have_no_passages(all_staged: dict[str, Staged]) -> None:
-    """What there is not enough of is not repeated."""
     assert () == Texts(("a good film", "a dull one")).with_passages(all_staged["fill-mask"].tokenizer).passages
 
 

@@ -87,13 +87,11 @@ class PyTorch:
 
 @pytest.fixture(name="source", scope="module")
 def sentence_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An encoder as sentence-transformers saves one: mean, normalized, 64 tokens."""
     return sentence_transformers(encoder(tmp_path_factory.mktemp("vectors")), "Transformer", "Pooling", "Normalize")
 
 
 @pytest.fixture(name="bundle", scope="module")
 def exported_encoder(source: Path) -> Bundle:
-    """Its bundle, of both precisions, with the last four layers."""
     return exported(source, precisions=("fp32", "int8"), layers="last_four", calibration=few_texts(source.parent, 40))
 
 
@@ -209,7 +207,6 @@ def test_an_embedding_bundle_is_verified_on_data(source: Path, bundle: Bundle, t
 
 @pytest.mark.full_grid
 def test_an_encoder_without_files_is_pooled_by_its_first_token(tmp_path: Path) -> None:
-    """A bare checkpoint of two layers: [CLS], not normalized, one output, its own length."""
     source = encoder(tmp_path, layers=2)
     served = Served(exported(source))
     embedding = served.manifest.embedding
@@ -230,7 +227,6 @@ def test_the_encoder_below_a_head_is_exported(tmp_path: Path, architecture: str)
 
 
 def test_an_encoder_that_lacks_weights_is_refused(tmp_path: Path) -> None:
-    """Missing weights of a layer are not taken for those of a pooler."""
     source = encoder(tmp_path, layers=2)
     edit_weights(source, lambda tensors: tensors.pop("encoder.layer.1.output.dense.weight"))
     assert "encoder.layer.1.output.dense.weight" in refused(source)
@@ -254,7 +250,6 @@ def test_what_cannot_be_served_is_refused(tmp_path: Path, steps: tuple[str, ...]
 
 @pytest.mark.parametrize(("given", "pooling"), [({"pooling_mode": "max"}, "max"), ({"pooling_mode_cls_token": True}, "cls")])
 def test_both_forms_of_the_pooling_file_are_read(tmp_path: Path, given: dict[str, Any], pooling: str) -> None:
-    """Flags, and the one name of newer files."""
     embedding = load_checkpoint(str(sentence_transformers(encoder(tmp_path, layers=1), "Transformer", "Pooling", pooling=given))).embedding
     assert embedding is not None
     assert (pooling, False) == (embedding.pooling, embedding.normalize)
@@ -375,7 +370,6 @@ def test_a_language_model_is_no_bare_encoder(tmp_path: Path) -> None:
 
 @pytest.fixture(name="inference", scope="module")
 def exported_inference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Served]:
-    """Natural language inference: the pipeline of transformers, and the service."""
     source = bert(tmp_path_factory.mktemp("nli"), "nli", labels=NLI_LABELS, model_max_length=POSITIONS)
     return transformers.pipeline("zero-shot-classification", model=str(source), dtype=torch.float32), Served(exported(source))
 
@@ -384,7 +378,6 @@ def exported_inference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, S
 @pytest.mark.parametrize("labels", [["good"], ["good", "bad", "a dull book"], "film, book , great"])
 @pytest.mark.parametrize("template", ["This example is {}.", "the {} film !"])
 def test_zero_shot_labels_are_those_of_the_pipeline(inference: tuple[Any, Served], multi_label: bool, labels: Any, template: str) -> None:
-    """Labels, order and scores, for short texts, long ones that are cut, and unicode."""
     pipeline, served = inference
     parameters = {"candidate_labels": labels, "hypothesis_template": template, "multi_label": multi_label}
     for text in filter(None, TEXTS):  # the pipeline refuses an empty one
@@ -395,7 +388,6 @@ def test_zero_shot_labels_are_those_of_the_pipeline(inference: tuple[Any, Served
 
 
 def test_ranks_are_the_sigmoids_of_pytorchs_logits(tmp_path: Path) -> None:
-    """A cross-encoder's scores of query and text, pairs that are cut too."""
     source = bert(tmp_path, "ranker", labels=("LABEL_0",), model_max_length=POSITIONS)
     tokenizer, served = transformers.AutoTokenizer.from_pretrained(source), Served(exported(source))
     model = transformers.AutoModelForSequenceClassification.from_pretrained(source, dtype=torch.float32).eval()

@@ -108,7 +108,6 @@ def declare_code(path: Path) -> None:
 
 
 def slow_tokenizer(path: Path) -> None:
-    """Leaves a tokenizer that transformers has in Python alone."""
     (path / "tokenizer.json").unlink()
     (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "CanineTokenizer"}), encoding="utf-8")
 
@@ -196,7 +195,6 @@ class Trap:
 
 @pytest.mark.parametrize("place", ["with the weights", "without weights", "named by an index"])
 def test_a_pickle_is_never_opened(source: Path, output: Path, tmp_path: Path, run: Run, place: str) -> None:
-    """The export reads the safetensors, and no file that can run code is loaded."""
     if place == "without weights":
         (source / "model.safetensors").unlink()
     elif place == "named by an index":
@@ -241,7 +239,6 @@ def test_a_bundle_is_not_exported(tmp_path: Path, run: Run) -> None:
 
 @pytest.mark.parametrize("where", ["./nowhere", "/nowhere/at/all", "../nowhere", "a/b/c"])
 def test_a_folder_that_does_not_exist_is_said_not_to(where: str, run: Run) -> None:
-    """What looks like a path is not looked for on the hub."""
     code, message = run(where)
 
     assert (1, True) == (code, f"`{where}` does not exist" in message)
@@ -473,7 +470,6 @@ def test_a_second_export_of_a_name_fails_at_once(source: Path, output: Path, run
 
 @pytest.mark.usefixtures("played_back")
 def test_a_bundle_that_appears_during_an_export_stays(source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without --overwrite nothing is replaced, whoever made it."""
     from bertserve.export import pipeline
 
     answers = pipeline.measure_graphs
@@ -529,7 +525,6 @@ def handlers() -> list[object]:
 
 
 def test_handlers_are_put_back() -> None:
-    """What the caller had is there again, also after a signal."""
     before = handlers()
     with pytest.raises(workspace.Stopped) as stopped, workspace.raise_on_signals():
         os.kill(os.getpid(), signal.SIGTERM)  # runs the handlers of what it has sent to itself
@@ -539,7 +534,6 @@ def test_handlers_are_put_back() -> None:
 
 
 def test_outside_of_the_main_thread_nothing_changes() -> None:
-    """Python handles signals in the main thread alone."""
     seen: list[object] = []
 
     def work() -> None:

@@ -330,7 +330,6 @@ def test_the_usable_length_is_the_smaller_of_positions_and_tokenizer(
 
 @pytest.mark.parametrize("positions", [64, pytest.param(128, marks=pytest.mark.full_grid), pytest.param(130, marks=pytest.mark.full_grid)])
 def test_a_short_checkpoint_is_exported(tmp_path: Path, positions: int) -> None:
-    """A length with no room for the usual stride of windows is no obstacle."""
     assert positions == exported(bert(tmp_path, positions=positions)).manifest.tokenizer.max_length
 
 

@@ -192,7 +192,6 @@ def test_a_checkpoint_is_exported_once_and_served(tmp_path: Path) -> None:
 def test_a_wrong_flag_is_a_usage_error(
     source: Path, output: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], reason: str
 ) -> None:
-    """The reason is on stderr, before anything is done."""
     assert reason in usage_error(capsys, source, "--output", output, *flags)
     assert not output.exists()
 
@@ -325,5 +324,4 @@ def test_a_bundle_that_cannot_be_put_in_place_keeps_the_existing_one(
 
 
 def test_transformers_is_offline() -> None:
-    """No test of this folder may reach for the network."""
     assert transformers.utils.hub.is_offline_mode()

@@ -61,7 +61,6 @@ def alone(source: Path, task: str, tokenizer: Any, texts: Any = TEXTS) -> tuple[
 
 
 def assert_equal(expected: list[Row], found: list[Row]) -> None:
-    """Asserts that rows are equal but for rounding."""
     for a, b in zip(expected, found, strict=True):
         for name, values in a.items():
             np.testing.assert_allclose(values, b[name], rtol=0, atol=1e-4)

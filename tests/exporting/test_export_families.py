@@ -84,7 +84,6 @@ def test_the_table_is_complete() -> None:
 
 
 def test_every_family_has_every_head_that_transformers_has() -> None:
-    """The matrix is not cut short by a mapping that has changed its names."""
     missing = {(name, task) for name in FAMILIES for task in HEADS} - set(CASES)
     decoders = {(name, task) for name in ("GPT", "GPT-2", "LLaMA", "T5") for task in ("fill-mask", "multiple-choice")}
 

@@ -69,7 +69,6 @@ class Stages:
         return engine_of(self.bundle, path=path or self.fused)
 
     def tokenizer(self, **changes: Any) -> Tokenizer:
-        """Returns the bundle's tokenizer with other facts in its specification."""
         return Tokenizer(self.bundle.tokenizer_path, self.bundle.manifest.tokenizer.model_copy(update=changes))
 
     def compare(
@@ -217,7 +216,6 @@ def test_rows_of_the_embedding_have_scales_of_their_own(quantized: Quantized) ->
 
 
 def test_the_reported_counts_are_those_of_the_graph(quantized: Quantized) -> None:
-    """What the validation report will say stands in the file."""
     _, target, counts = quantized
     found = operators(target)
     gathers = [node for node in onnx.load(str(target)).graph.node if node.op_type == "Gather"]
@@ -233,7 +231,6 @@ def test_the_reported_counts_are_those_of_the_graph(quantized: Quantized) -> Non
 
 
 def test_small_tables_stay_in_float(quantized: Quantized) -> None:
-    """Positions and token types are not quantized; only large tables are."""
     tables = {name: values for name, values in initializers(quantized[1]).items() if "embeddings.weight" in name and values.ndim == 2}
     small = [values.dtype for name, values in tables.items() if "position" in name or "token_type" in name]
 
@@ -294,7 +291,6 @@ def test_the_worst_case_is_named(stages: Stages) -> None:
 
 
 def scaled(reference: Reference) -> Reference:
-    """Returns a checkpoint's outputs, a thousand times as large."""
     made = copy.copy(reference)
     made.rows = [[{name: 1000 * value for name, value in row.items()} for row in rows] for rows in reference.rows]
     return made
@@ -363,7 +359,6 @@ def test_a_fault_in_the_tokenizers_facts_is_caught(stages: Stages, change: Calla
 
 
 def test_a_fault_in_the_tokenizer_itself_is_caught(stages: Stages, tmp_path: Path) -> None:
-    """A tokenizer that does not lower-case as the checkpoint's does is a ParityError."""
     other = tiny.tokenizer()
     other.normalizer = None
     other.save(str(tmp_path / TOKENIZER_FILE))
@@ -373,7 +368,6 @@ def test_a_fault_in_the_tokenizer_itself_is_caught(stages: Stages, tmp_path: Pat
 
 
 def test_another_number_of_windows_is_caught(stages: Stages) -> None:
-    """Where only the cutting of windows differs the message counts them."""
     reference = Reference.__new__(Reference)
     windowed = [i for i, request in enumerate(stages.reference.requests) if request.parameters.window]
     reference.requests = [stages.reference.requests[i] for i in windowed]

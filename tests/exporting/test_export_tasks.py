@@ -195,7 +195,6 @@ def without_scores(result: Any) -> Any:
 
 
 def scores(result: Any) -> list[float]:
-    """Returns the scores of a result, at any depth."""
     return [score for item in result for score in scores(item)] if isinstance(result, list) else [result["score"]]
 
 
@@ -241,7 +240,6 @@ def test_int8_is_near_pytorch(each: Exported) -> None:
 
 
 def test_entities_are_those_of_the_transformers_pipeline(all_exported: dict[str, Exported]) -> None:
-    """For plain text that fits, every strategy gives the pipeline's entities."""
     each = all_exported[token_classification.TASK]
     pipeline = transformers.TokenClassificationPipeline(model=each.pytorch.model, tokenizer=each.pytorch.tokenizer)
     served = Served(each.bundle)
@@ -438,7 +436,6 @@ def test_a_question_answering_checkpoint_without_cls_has_no_null_answer(tmp_path
 
 @pytest.mark.parametrize("task", list(ARCHITECTURES))
 def test_a_checkpoint_of_another_task_is_refused(tmp_path: Path, task: str) -> None:
-    """A task that the architecture was not made for is named in the error."""
     other = question_answering.TASK if task == token_classification.TASK else token_classification.TASK
     message = refused(random_checkpoint(tmp_path, task), task=other)
 

@@ -42,7 +42,6 @@ class Fault:
         self._patch.setattr(module, name, fail)
 
     def load(self, key: Key) -> None:
-        """Lets onnxruntime refuse a graph's file."""
         self._patch.setattr(provider_graphs, "measure_graph", self._measuring(key, lambda path: path.write_bytes(b"no graph")))
 
     def agree(self, key: Key) -> None:

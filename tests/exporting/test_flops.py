@@ -43,7 +43,6 @@ def counted(path: Path, family: str, task: str) -> tuple[Checkpoint, float, floa
     ],
 )
 def test_the_terms_are_those_of_the_layers(tmp_path: Path, family: str, task: str, linear: float, quadratic: float) -> None:
-    """By the formula, to the last operation."""
     _, *found = counted(tmp_path, family, task)
 
     assert [linear, quadratic] == found
@@ -69,14 +68,12 @@ def test_longer_texts_take_what_the_terms_say(tmp_path: Path, family: str) -> No
     ],
 )
 def test_terms_through_three_points(lengths: list[int], counts: list[int], expected: tuple[float, float]) -> None:
-    """The constant is left out, and neither term is below what is possible."""
     found = checkpoint.fit_terms(lengths, counts)
 
     assert expected == (pytest.approx(found.linear), pytest.approx(found.quadratic))
 
 
 def test_counting_leaves_a_model_as_it_was(tmp_path: Path) -> None:
-    """A masked language model's head reads all positions again."""
     loaded, *_ = counted(tmp_path, "BERT", "fill-mask")
     with torch.no_grad():
         logits = loaded.model(input_ids=torch.ones(1, 7, dtype=torch.int64))["logits"]

@@ -155,7 +155,6 @@ def test_half_precision_is_in_the_weights(bundle: Bundle) -> None:
 
 
 def test_tensorrt_gets_standard_operators(bundle: Bundle) -> None:
-    """Neither an operator nor a domain of ONNX Runtime's own is in the file."""
     model = model_of(bundle, "tensorrt", "fp16")
 
     assert {""} == {node.domain for node in model.graph.node} == {entry.domain for entry in model.opset_import}

@@ -70,7 +70,6 @@ X = normal(3, LENGTH, WIDTH, seed=9)
 
 
 def assert_same(expected: Path, actual: Path, atol: float = 1e-5) -> None:
-    """Asserts that two handmade graphs give the same outputs."""
     for a, b in zip(run(expected, {"x": X}), run(actual, {"x": X}), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=atol)
 
@@ -300,7 +299,6 @@ def gemm(shape: tuple[int, ...], *bias: str, **attributes: Any) -> tuple[list[on
 
 
 def einsum(equation: str, *shape: int) -> tuple[list[onnx.NodeProto], dict[str, Array]]:
-    """Returns a sum of products of `x` and a constant."""
     return [helper.make_node("Einsum", ["x", "w"], ["y"], equation=equation)], {"w": normal(*shape)}
 
 
@@ -357,7 +355,6 @@ def test_a_classifiers_last_layer_is_computed_for_one_token(classifier: Staged, 
 
 
 def test_other_tasks_are_not_restricted(staged: Staged) -> None:
-    """Only a classifier reads nothing but the first token's hidden state."""
     assert (staged.nodes_restricted > 0) == (staged.loaded.task == "text-classification")
     assert (operators(staged.unfused) == operators(staged.cls_only)) == (staged.nodes_restricted == 0)
 
@@ -532,7 +529,6 @@ def test_query_key_and_value_are_one_product(staged: Staged) -> None:
 
 
 def test_products_of_different_tensors_or_without_a_bias_stay_apart(tmp_path: Path) -> None:
-    """Merged are products of one tensor whose bias is added; widths may differ."""
     nodes = [
         helper.make_node("MatMul", ["x", "wide"], ["p1"]),
         helper.make_node("Add", ["wide_bias", "p1"], ["y1"]),
@@ -581,7 +577,6 @@ def test_equal_constants_are_kept_once(tmp_path: Path) -> None:
 
 
 def test_every_feed_forward_block_is_found(staged: Staged) -> None:
-    """There is one a layer; the activation of a head is none."""
     assert 2 == len(graph_edits.feed_forwards(rewrite.load(staged.packed).graph))
 
 

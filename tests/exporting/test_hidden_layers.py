@@ -93,7 +93,6 @@ def test_a_bundle_has_its_own_choice_of_layers(tmp_path: Path, layers: Layers, n
 def test_layers_that_a_model_does_not_have_are_refused(
     tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command says which there are; a list may begin with a minus."""
     assert 1 == cli.main([str(encoder(tmp_path)), "--output", str(tmp_path / "models"), "--precision", "fp32", *arguments])
     assert message in capsys.readouterr().err
     assert not list((tmp_path / "models").glob("*"))

@@ -86,7 +86,6 @@ def test_the_gate_does_not_run_the_texts_of_the_report(source: Path, output: Pat
 
 
 def spec(folder: Path, max_length: int = 512) -> TokenizerSpec:
-    """Returns what a manifest says of BERT's tokenizer."""
     return load_bundle(tiny.bundle(folder, task="fill-mask", max_length=max_length)).manifest.tokenizer
 
 

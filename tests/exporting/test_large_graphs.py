@@ -69,14 +69,12 @@ def places(path: Path) -> dict[str, dict[str, str]]:
 
 
 def run(path: Path) -> NDArray[np.float32]:
-    """Returns what the graph makes of the unit matrix."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     [y] = session.run(None, {"x": np.eye(SIZE, dtype=np.float32)})
     return np.asarray(y)
 
 
 def assert_computes(path: Path) -> None:
-    """Asserts that ONNX Runtime computes with a model's constants."""
     np.testing.assert_allclose(CONSTANTS["matrix"] + CONSTANTS["bias"], run(path), atol=1e-6)
 
 
@@ -95,7 +93,6 @@ def test_a_graph_is_read_as_it_was_written(tmp_path: Path, max_bytes: int) -> No
 
 
 def test_shapes_stay_in_the_graph_and_weights_begin_at_a_page(tmp_path: Path) -> None:
-    """Shape inference reads shapes; a page is what can be mapped alone."""
     onnx_files.save(product(other=CONSTANTS["matrix"] + 1), tmp_path / "a.onnx", max_bytes=0)
 
     assert {
@@ -154,7 +151,6 @@ def test_threads_may_ask_for_the_same_constant(tmp_path: Path, monkeypatch: pyte
 
 
 def test_weights_in_files_of_their_own_end_in_one(tmp_path: Path) -> None:
-    """PyTorch's exporter writes a file for each weight of a large model."""
     (tmp_path / "scattered").mkdir()
     scattered = tmp_path / "scattered" / "a.onnx"
     proto = ir.to_proto(product())
@@ -257,7 +253,6 @@ def test_graphs_over_the_bound_have_one_file_beside_them(large: Path) -> None:
 
 @pytest.mark.full_grid
 def test_the_manifest_has_every_file_with_digest_and_size(large: Path) -> None:
-    """A graph's own file and what is beside it; what identifies it covers both."""
     manifest = files.load_bundle(large).manifest
     listed = {file.file: (file.sha256, file.size_bytes) for graph in manifest.graphs for file in graph.files}
 
@@ -273,7 +268,6 @@ def test_the_manifest_has_every_file_with_digest_and_size(large: Path) -> None:
     ("provider", "precision"), [("cpu", "fp32"), ("cpu", "int8"), ("cuda", "fp32"), ("cuda", "fp16"), ("tensorrt", "fp32")]
 )
 def test_a_large_bundle_answers_as_a_small_one(small: Path, large: Path, provider: Any, precision: Any) -> None:
-    """Where the weights stand changes no bit of an answer."""
     assert () == files.load_bundle(small).graph(provider, precision).data
     assert np.array_equal(logits(small, provider, precision), logits(large, provider, precision))
 

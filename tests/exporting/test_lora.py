@@ -126,7 +126,6 @@ def test_weights_are_those_that_peft_merges(tmp_path: Path, settings: dict[str, 
 
 
 def test_an_adapter_with_a_tokenizer_of_its_own_uses_it(tmp_path: Path) -> None:
-    """Tokens that were added for the adapter are in its own files."""
     source = adapter(tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "base", model_max_length=50)
     tokenizer.save_pretrained(source)
@@ -230,7 +229,6 @@ def test_what_a_language_model_shares_is_changed_in_both_places_or_refused(
     ],
 )
 def test_an_adapter_of_another_model_is_refused(tmp_path: Path, name: str, tensor: torch.Tensor, message: str) -> None:
-    """A tensor without its place in the model ends the export."""
     source = adapter(tmp_path)
     save_file(transformers_tensors(source) | {f"base_model.model.{name}": tensor}, source / "adapter_model.safetensors")
 

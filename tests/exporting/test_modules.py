@@ -125,7 +125,6 @@ def test_an_lstm_stays_in_float(tmp_path: Path) -> None:
 @FULL
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_dynamo_traces_both(tmp_path: Path, name: str) -> None:
-    """Segment recurrence as a mask, and an LSTM as one operator, for every length."""
     reference, module = example(tmp_path, name)
     bundle = bundle_of(reference, tmp_path, tracer="dynamo")
 

@@ -103,7 +103,6 @@ def products(path: Path) -> list[onnx.NodeProto]:
 
 
 def constants(path: Path, node: onnx.NodeProto, *places: int) -> list[Array]:
-    """Returns the constants that a node reads at these places."""
     initializers = rewrite.load(path).graph.initializers
     values = [rewrite.constant(initializers[node.input[place]]) for place in places]
     return [value for value in values if value is not None]

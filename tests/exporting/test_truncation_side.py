@@ -35,13 +35,11 @@ some_text = st.lists(st.sampled_from(WORDS), min_size=1, max_size=60).map(" ".jo
 
 @pytest.fixture(name="left", scope="module")
 def left_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """The service's tokenizer of a bundle that cuts the beginning."""
     bundle = load_bundle(tiny.bundle(tmp_path_factory.mktemp("left"), max_length=LENGTH))
     return Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer.model_copy(update={"truncation_side": "left"}))
 
 
 def transformers_tokenizer(side: Literal["left", "right"] = "left") -> PreTrainedTokenizerFast:
-    """Returns the same tokenizer in transformers."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tiny.tokenizer(), unk_token="[UNK]", sep_token="[SEP]", pad_token="[PAD]", cls_token="[CLS]", truncation_side=side
     )
@@ -63,7 +61,6 @@ def expected(*texts: str, truncation: str = "longest_first", stride: int | None 
 
 
 def rows(encoded: Batch) -> Rows:
-    """Returns ids and type ids of the service's encodings."""
     return [(encoding.ids.tolist(), encoding.type_ids.tolist()) for encoding in encoded.encodings]
 
 
@@ -100,7 +97,6 @@ def test_windows_are_those_of_transformers(left: Tokenizer, text: str, stride: i
 
 @given(some_text | long_text, st.integers(0, 8))
 def test_passages_are_read_in_the_windows_of_transformers(left: Tokenizer, text: str, stride: int) -> None:
-    """/answer, with the windows' places for the answers."""
     request = question_answering.Request("a film", text, question_answering.AnswerParameters(doc_stride=stride))
     assert rows(encode(question_answering, request, left)) == expected("a film", text, truncation="only_second", stride=stride)
     found = question_answering.windows_of(request, left)
@@ -137,14 +133,12 @@ def test_what_was_read_is_the_end(left: Tokenizer) -> None:
 
 
 def test_tokens_are_shown_of_the_whole_text(left: Tokenizer) -> None:
-    """/tokenize cuts nothing."""
     text = " ".join(WORDS * 9)
     shown = decode(tokens.TOOLS[tokens.TOKENIZE], tokens.TextRequest(text, add_special_tokens=False), [], tokenizer=left)
     assert transformers_tokenizer()(text, add_special_tokens=False)["input_ids"] == [token["id"] for token in shown]
 
 
 def cut_at_the_beginning(folder: Path, **options: Any) -> Path:
-    """Writes a checkpoint whose tokenizer has `truncation_side: left`."""
     source = bert(folder, **options)
     edit_json(source / "tokenizer_config.json", truncation_side="left")
     return source
@@ -157,7 +151,6 @@ def test_checkpoints_of_other_tasks_are_exported(tmp_path: Path, head: str) -> N
 
 
 def test_a_bundle_answers_as_pytorch_does(tmp_path: Path) -> None:
-    """Long texts and long pairs, and the manifest says which end is cut."""
     source = cut_at_the_beginning(tmp_path, positions=64)
     served, pytorch = Served(exported(source)), PyTorch(source)
     assert served.manifest.tokenizer.truncation_side == "left"
@@ -169,5 +162,4 @@ def test_a_bundle_answers_as_pytorch_does(tmp_path: Path) -> None:
 
 
 def test_bundles_without_the_field_cut_the_end(tmp_path: Path) -> None:
-    """As those of earlier versions."""
     assert load_bundle(tiny.bundle(tmp_path)).manifest.tokenizer.truncation_side == "right"

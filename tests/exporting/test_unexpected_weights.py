@@ -37,7 +37,6 @@ def refuse(*names: str, architecture: str = "BertForSequenceClassification", ign
     ],
 )
 def test_other_heads_and_position_ids_are_harmless(architecture: str, name: str) -> None:
-    """They take no part in this head's answers, as no weights do."""
     refuse(name, architecture=architecture)
     refuse(architecture=architecture)
 

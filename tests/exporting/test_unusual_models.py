@@ -164,13 +164,11 @@ def test_a_table_of_buckets_is_the_function(family: str, tmp_path: Path) -> None
 @pytest.mark.full_grid
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_modernbert_pools_as_its_configuration_says(tmp_path: Path, pooling: str) -> None:
-    """A mean over the tokens of a text leaves its padding out."""
     assert fp32_error("ModernBERT", "text-classification", tmp_path, classifier_pooling=pooling) < 1e-4
 
 
 @pytest.mark.full_grid
 def test_fewer_layers_and_narrower_heads_are_exported(tmp_path: Path) -> None:
-    """One layer, and heads that share out less than the hidden size."""
     fields = {"num_hidden_layers": 1, "num_attention_heads": 8, "attention_head_size": 4}
 
     assert fp32_error("DeBERTa v3", "token-classification", tmp_path, **fields) < 1e-4

@@ -54,7 +54,6 @@ def store_digests(path: Path) -> Path:
 
 
 def store_example(path: Path) -> Path:
-    """Stores what the default graph answers to the bundle's example."""
     return edit(path, lambda manifest: manifest["example"].update(result=answer(path, manifest["example"]["request"])))
 
 
@@ -185,7 +184,6 @@ def test_a_damaged_bundle_fails(
 
 
 def test_a_false_claim_of_independence_fails(tmp_path: Path, verify: Verify) -> None:
-    """A graph whose rows move with their neighbors, and whose manifest denies it."""
     path = sound(tmp_path)
     model = onnx.load(str(path / FP32))
     gemm = model.graph.node[-1]
@@ -295,7 +293,6 @@ def test_agreement_is_measured_against_the_fp32_graph(tmp_path: Path, verify: Ve
 def test_a_floor_is_for_the_measure_of_the_task(
     tmp_path: Path, verify: Verify, task: str, fields: dict[str, Any], measure: str, flags: tuple[str, ...], seed: int, code: int
 ) -> None:
-    """--min-agreement passes equal graphs and fails different ones."""
     path = sound(tmp_path, task, other_seed=seed, **fields)
     lines = data(tmp_path, *({"text": text} for text in TEXTS))
     found, checks = verify(path, "--data", lines, "--min-agreement", "0.99", *flags)
@@ -517,7 +514,6 @@ def test_exact_match_and_f1(tmp_path: Path, verify: Verify) -> None:
 
 
 def test_questions_without_an_answer_let_the_model_say_so(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the data has such a question every line may be answered with nothing."""
     asked = []
     monkeypatch.setattr(f"{CHECKS}.LoadedGraph.answer", lambda self, request: asked.append(request) or {"answer": "", "score": 1.0})
     monkeypatch.setattr("bertserve.export.verify.verify.check_example", lambda loaded: Check("example cpu/fp32", True, ""))
@@ -529,7 +525,6 @@ def test_questions_without_an_answer_let_the_model_say_so(tmp_path: Path, verify
 
 
 def test_top_1_of_masks(tmp_path: Path, verify: Verify) -> None:
-    """The word of each mask, case and space aside."""
     path = sound(tmp_path, "fill-mask")
     texts = ("a [MASK] film", "a [MASK] , [MASK] film")
     one, two = (answer(path, {"inputs": text}) for text in texts)
@@ -695,7 +690,6 @@ def test_verifying_without_a_checkpoint_imports_no_torch(tmp_path: Path) -> None
 
 @pytest.fixture(name="exported", scope="module")
 def exported_bundle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A checkpoint, and its bundle of fp32 and int8."""
     from checkpoints import bert, few_texts
 
     folder = tmp_path_factory.mktemp("verify")
@@ -807,7 +801,6 @@ def test_a_checkpoint_that_cannot_be_loaded_ends_with_1(
 @pytest.mark.torch
 @pytest.mark.full_grid
 def test_a_folder_called_verify_can_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As ./verify, or where the word is not the first."""
     from checkpoints import bert
 
     bert(tmp_path, "verify")
@@ -823,7 +816,6 @@ def test_a_folder_called_verify_can_be_exported(tmp_path: Path, monkeypatch: pyt
 def test_a_revision_of_the_checkpoint_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], revision: str | None
 ) -> None:
-    """As --revision of an export; none is the hub's default."""
     from bertserve.export.errors import CheckpointError
     from bertserve.export.verify import checkpoint_checks
 

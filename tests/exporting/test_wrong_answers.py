@@ -92,7 +92,6 @@ def test_tokens_of_the_template_stay_text(loaded: Checkpoint, tokenizer: Tokeniz
 
 
 def test_the_manifest_and_the_samples_have_each_added_token(loaded: Checkpoint) -> None:
-    """What the validation report says of a model is measured with its markers too."""
     spec = loaded.tokenizer_spec.model_copy(update={"sha256": "0" * 64})
     texts = " ".join(request.text for request in sample_requests("text-classification", spec) if isinstance(request, classify.Request))
     assert {(token, token != "CO2") for token in MARKERS} == {(token.token, token.special) for token in spec.added_tokens}
@@ -141,7 +140,6 @@ def test_a_user_can_say_that_weights_do_not_matter(tmp_path: Path) -> None:
     ],
 )
 def test_other_heads_are_harmless(tmp_path: Path, architecture: str, task: str) -> None:
-    """An encoder out of a model with a head is complete."""
     assert task == load_checkpoint(str(bert(tmp_path, architecture=architecture)), task=task).task
 
 
@@ -216,7 +214,6 @@ def test_a_special_token_that_is_a_word_stays_one_where_special_tokens_are_split
 
 
 def second_text_first(source: Path) -> None:
-    """Gives the tokenizer a template of pairs in another order."""
     document = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
     document["post_processor"]["pair"].reverse()
     (source / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
@@ -275,12 +272,10 @@ def test_modules_without_pooling_decide_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("architecture", "positions"), [("BertForSequenceClassification", 16), ("BertForMaskedLM", 32)])
 def test_a_short_position_table_is_long_enough(tmp_path: Path, architecture: str, positions: int) -> None:
-    """The texts with which padding is found are cut to it."""
     assert positions == exported(bert(tmp_path, positions=positions, architecture=architecture)).manifest.tokenizer.max_length
 
 
 def test_too_few_positions_are_refused_by_name(tmp_path: Path) -> None:
-    """Not by sizes of tensors."""
     with pytest.raises(CheckpointError, match=r"usable length of 8 tokens.* needs 16.*max_position_embeddings"):
         load_checkpoint(str(bert(tmp_path, positions=8)))
 
@@ -313,8 +308,6 @@ PRIVATE = RepositoryNotFoundError("401 Client Error.", response=response(401))  
 
 @pytest.mark.parametrize(("error", "named"), [(GATED, "gated"), (uncached(), "gated"), (PRIVATE, "private")])
 def test_a_repository_that_needs_a_token_says_so(run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, named: str) -> None:
-    """And how one is given."""
-
     def download(*_: Any, **__: Any) -> None:
         raise error
 

@@ -16,7 +16,6 @@ LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\u0085\u2028\u2
 
 
 def read(task: str) -> list[dict[str, Any]]:
-    """Returns the cases of a task with their answers."""
     return [json.loads(line) for line in (FOLDER / f"{task}.jsonl").read_text(encoding="utf-8").split("\n") if line]
 
 
@@ -26,6 +25,5 @@ def requests(task: str) -> list[dict[str, Any]]:
 
 
 def write(task: str, cases: Iterable[dict[str, Any]], separators: tuple[str, str] | None = None) -> None:
-    """Replaces the golden file of a task."""
     lines = [json.dumps(case, ensure_ascii=False, separators=separators).translate(LINE_ENDS) for case in cases]
     (FOLDER / f"{task}.jsonl").write_bytes("".join(f"{line}\n" for line in lines).encode())

@@ -49,7 +49,6 @@ class Reference:
     """A checkpoint in PyTorch (float32, eager attention), and the pipeline around it."""
 
     def __init__(self, checkpoint: Path) -> None:
-        """Loads model and tokenizer."""
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
         model = transformers.AutoModelForMaskedLM.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager")
         self.model = model.eval()
@@ -61,7 +60,6 @@ class Reference:
         return ids
 
     def enclose(self, ids: list[int]) -> list[int]:
-        """Returns text tokens between special tokens."""
         return [self.tokenizer.cls_token_id, *ids, self.tokenizer.sep_token_id]
 
     def target_ids(self, targets: list[str]) -> list[int]:
@@ -83,7 +81,6 @@ class Reference:
 
     @torch.inference_mode()
     def piped_exactly(self, text: str, parameters: dict[str, Any]) -> list[Any]:
-        """Returns the same with the softmax in float64."""
         outputs = self.pipeline._forward(self.pipeline.preprocess(text))
         outputs["logits"] = outputs["logits"].double()
         answer: list[Any] = self.pipeline.postprocess(outputs, **self.pipeline._sanitize_parameters(**parameters)[2])

@@ -49,7 +49,6 @@ def _templates(tree: ast.Module) -> Iterator[str]:
 
 
 def _assigned(node: ast.AST) -> set[str]:
-    """Returns the names of an assignment's targets."""
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
     return {target.id for target in targets if isinstance(target, ast.Name)}
 

@@ -57,7 +57,6 @@ class Reference:
     """A checkpoint in PyTorch (float32, eager attention), and the pipeline around it."""
 
     def __init__(self, checkpoint: Path) -> None:
-        """Loads model and tokenizer."""
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
         model = transformers.AutoModelForQuestionAnswering.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager")
         self.model = model.eval()
@@ -99,7 +98,6 @@ class Reference:
 
     @torch.inference_mode()
     def _logits(self, batch: dict[str, torch.Tensor]) -> dict[str, list[float]]:
-        """Returns start and end logits of one window, run alone."""
         output = self.model(**batch)
         return {"start": _rounded(output.start_logits[0].tolist()), "end": _rounded(output.end_logits[0].tolist())}
 
@@ -182,7 +180,6 @@ def _rounded(logits: list[float]) -> list[float]:
 
 
 def _plain(entry: Answer) -> Answer:
-    """Returns an answer of plain Python numbers."""
     return {"score": float(entry["score"]), "start": int(entry["start"]), "end": int(entry["end"]), "answer": entry["answer"]}
 
 

@@ -71,13 +71,11 @@ class Reference:
 
     @torch.inference_mode()
     def logits(self, encoding: dict[str, list[int]]) -> Floats:
-        """Returns the logits of one encoding, run alone."""
         batch = {name: torch.tensor([values]) for name, values in encoding.items()}
         logits: Floats = self.model(**batch).logits[0].numpy()
         return logits
 
     def piped(self, item: Item, top_k: int | None, function: str | None) -> list[dict[str, Any]]:
-        """Returns the pipeline's answer to one text or pair."""
         answer: list[dict[str, Any]] = self.pipeline(
             item, top_k=top_k, function_to_apply=function, truncation="longest_first", max_length=MAX_LENGTH, batch_size=1
         )

@@ -51,7 +51,6 @@ class Reference:
     """A checkpoint in PyTorch (float32, eager attention), and the pipeline around it."""
 
     def __init__(self, checkpoint: Path) -> None:
-        """Loads model and tokenizer."""
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
         model = transformers.AutoModelForTokenClassification.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager")
         self.model = model.eval()
@@ -169,7 +168,6 @@ def golden(case: dict[str, Any], reference: Reference) -> dict[str, Any]:
 
 
 def seven_digits(logits: Floats) -> Floats:
-    """Returns logits as they come back from the golden file."""
     return np.array([[_short(logit) for logit in row] for row in logits], np.float32)
 
 

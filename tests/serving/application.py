@@ -56,7 +56,6 @@ def play(service: AppState, check: Check[T], **options: Any) -> T:
 
 
 def keys(folder: Path, *lines: str) -> ApiKeys:
-    """Returns the keys of a file with these lines."""
     (folder / "keys").write_text("\n".join(lines), encoding="utf-8")
     return ApiKeys(folder / "keys")
 
@@ -112,7 +111,6 @@ def classify(models: Path, body: Any, *, path: str = "/classify", **options: Any
 
 
 def results(models: Path, inputs: Any, **parameters: Any) -> Any:
-    """Returns the result of a classification that must succeed."""
     response = classify(models, {"inputs": inputs, "parameters": parameters})
     assert response.status_code == 200, response.text
     return response.json()
@@ -153,34 +151,28 @@ def started(models: Path) -> Iterator[Send]:
 
 
 def post(api: Send, body: Any, *, path: str, **options: Any) -> httpx.Response:
-    """Returns the answer to one POST of a body."""
     return api("POST", path, content=json.dumps(body).encode(), **options)
 
 
 def ask(api: Send, path: str, inputs: Any, **parameters: Any) -> httpx.Response:
-    """Returns the answer to one request."""
     return post(api, {"inputs": inputs, "parameters": parameters}, path=path)
 
 
 def result(api: Send, path: str, body: Any, **options: Any) -> Any:
-    """Returns the result of a body that must be answered."""
     response = post(api, body, path=path, **options)
     assert response.status_code == 200, response.text
     return response.json()
 
 
 def wrong(api: Send, path: str, body: Any, **options: Any) -> str:
-    """Returns the message of a body that must be 422."""
     return rejected(post(api, body, path=path, **options), 422, "invalid_value")
 
 
 def answered(api: Send, path: str, inputs: Any, **parameters: Any) -> Any:
-    """Returns the result of a request that must succeed."""
     return result(api, path, {"inputs": inputs, "parameters": parameters})
 
 
 def refused(api: Send, path: str, inputs: Any, **parameters: Any) -> str:
-    """Returns the message of a request that must be 422."""
     return wrong(api, path, {"inputs": inputs, "parameters": parameters})
 
 

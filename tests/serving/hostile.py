@@ -54,7 +54,6 @@ def cases(share: float) -> settings:
 
 
 def _example(task: str) -> dict[str, Any]:
-    """Returns the example of a task's body."""
     extra = TASKS[task].body.model_config["json_schema_extra"]
     assert isinstance(extra, dict)
     [found] = extra["examples"]  # type: ignore[misc]
@@ -62,13 +61,11 @@ def _example(task: str) -> dict[str, Any]:
 
 
 def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Returns the path of every value within a JSON value."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path, *(place for key, child in inner for place in _places(child, (*path, key)))]
 
 
 def _replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
-    """Returns a JSON value with another one at a path."""
     if not path:
         return new
     copy = value.copy()

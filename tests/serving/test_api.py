@@ -21,7 +21,6 @@ HUGE_NUMBER = b"9" * 5000
 
 
 def labels(result: list[dict[str, Any]]) -> list[str]:
-    """Returns the labels of one result in their order."""
     return [item["label"] for item in result]
 
 
@@ -133,7 +132,6 @@ def test_every_documented_inference_path_is_served_and_no_other(models: Path) ->
 
 
 def test_the_document_is_written_again_only_when_the_models_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the largest answer of the service, and anyone may ask for it."""
     tiny.bundle(tmp_path, "mood")
     state = build(Settings(models=tmp_path))
     written: list[int] = []
@@ -178,6 +176,5 @@ def test_what_people_come_for_comes_first(models: Path) -> None:
     ],
 )
 def test_a_post_that_runs_no_model_is_refused_in_the_one_shape(models: Path, path: str, status: int) -> None:
-    """FastAPI's answers to other posts are errors like all others."""
     response = call(models, "POST", path, json={"inputs": "a good film"})
     assert (status, ["error", "error_type", "request_id"]) == (response.status_code, sorted(response.json()))

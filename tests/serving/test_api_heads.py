@@ -30,12 +30,10 @@ BODIES: dict[str, Any] = {
 
 
 def by_label(found: list[dict[str, Any]]) -> dict[str, float]:
-    """Returns zero-shot results as a mapping."""
     return {item["label"]: item["score"] for item in found}
 
 
 def test_a_model_of_inference_still_classifies(api: Send) -> None:
-    """Without candidate labels its own path and /classify give its own labels."""
     found = answered(api, "/models/nli", {"text": "a good film", "text_pair": "bad"})
     assert set(NLI_LABELS) == {item["label"] for item in found[0]}
 
@@ -151,7 +149,6 @@ def test_arrays_are_written_as_the_lists_that_they_are() -> None:
 
 
 def test_similarity_is_that_of_the_vectors(api: Send) -> None:
-    """Cosines of what /embed gives, one for each sentence; nothing for no sentences."""
     vectors = np.array(answered(api, EMBED, [SENTENCES["source_sentence"], *SENTENCES["sentences"]], normalize=True))
     assert pytest.approx((vectors[1:] @ vectors[0]).tolist(), abs=1e-6) == answered(api, SIMILARITY, SENTENCES)
     assert pytest.approx([1.0], abs=1e-6) == answered(api, SIMILARITY, {"source_sentence": "good", "sentences": ["good"]}, pooling="cls")
@@ -210,7 +207,6 @@ def test_labels_share_one_or_stand_alone(api: Send) -> None:
 
 
 def test_a_label_is_a_hypothesis_of_the_pair(api: Send) -> None:
-    """A label's score is what /classify says of the pair of text and hypothesis."""
     pair = {"text": "a good film", "text_pair": "the film was bad !"}
     [found] = answered(api, "/models/nli", pair, function_to_apply="none")
     logits = by_label(found)

@@ -50,7 +50,6 @@ def test_one_question_gives_an_object(api: Send) -> None:
 
 @pytest.mark.parametrize("text", ["", " \r\n\t", "\u200b"])
 def test_a_text_without_tokens_has_no_entities(api: Send, text: str) -> None:
-    """What the tokenizer finds nothing in gives no entities, alone and within a list."""
     assert [] == answered(api, NER, text)
     assert_same([[], answered(api, NER, "good"), []], answered(api, NER, [text, "good", text]))
 
@@ -106,7 +105,6 @@ def test_the_strategy_none_gives_tokens(api: Send) -> None:
 
 @pytest.mark.parametrize("strategy", ["first", "average", "max"])
 def test_word_strategies_do_not_cut_words(api: Send, strategy: str) -> None:
-    """With a strategy of words no entity begins or ends within one."""
     text = "zqxw good abcdef bad"
     entities = answered(api, NER, text, aggregation_strategy=strategy, **EVERYTHING)
     assert " ".join(text.split()) == " ".join(entity["word"] for entity in entities)
@@ -393,7 +391,6 @@ def test_headers_have_printable_ascii_only(models: Path) -> None:
 
 @pytest.mark.parametrize("targets", ["", [""], ["", " \n", "\u200b"]])
 def test_targets_without_a_token_are_an_error(api: Send, targets: Any) -> None:
-    """Targets that the tokenizer finds nothing in are refused."""
     assert "`targets` has no word" in refused(api, FILL, INPUTS[FILL], targets=targets)
 
 

@@ -57,27 +57,23 @@ def folder_of_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", name="api")
 def started_service(folder: Path) -> Iterator[Send]:
-    """Sends requests to one started application with them."""
     with started(folder) as send:
         yield send
 
 
 @pytest.fixture(scope="module", name="engine")
 def tiny_engine(folder: Path) -> OnnxEngine:
-    """The engine of the classifier."""
     graph = load_bundle(folder / "classifier").manifest.graphs[0]
     return OnnxEngine(folder / "classifier" / graph.file, graph, pad_id=0, padding_side="right")
 
 
 def result(api: Send, inputs: Any, path: str = ATTENTION, model: str | None = "classifier", **parameters: Any) -> Any:
-    """Returns the answer to inputs that must be answered."""
     response = post(api, {"inputs": inputs, "parameters": parameters, **({"model": model} if model else {})}, path=path)
     assert 200 == response.status_code, response.text
     return response.json()
 
 
 def wrong(api: Send, inputs: Any, **parameters: Any) -> str:
-    """Returns the message of a request that must be 422."""
     body = {"inputs": inputs, "parameters": parameters, "model": "classifier"}
     return rejected(post(api, body, path=ATTENTION), 422, "invalid_value")
 
@@ -98,7 +94,6 @@ def expected(folder: Path, model: str, ids: list[int], types: list[int]) -> list
 
 
 def ids_of(tokens: list[str]) -> list[int]:
-    """Returns the ids of tokens."""
     return [tiny.VOCABULARY.index(token) for token in tokens]
 
 
@@ -177,7 +172,6 @@ def test_rows_that_want_other_maps_share_a_batch(engine: OnnxEngine, tokenizer: 
 
 
 def test_padding_may_be_on_the_left(folder: Path) -> None:
-    """A row's maps are then those of the last tokens of the padded row."""
     graph = load_bundle(folder / "classifier").manifest.graphs[0]
     engine = OnnxEngine(folder / "classifier" / graph.file, graph, pad_id=0, padding_side="left")
     ids = [np.array(ids) for ids in ([2, 5, 6, 7, 3], [2, 8, 3])]
@@ -205,7 +199,6 @@ def test_a_text_is_refused_with_its_numbers(api: Send, monkeypatch: pytest.Monke
 
 
 def test_all_texts_of_a_request_count_together(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request's answer has a limit however many texts it has."""
     monkeypatch.setattr("bertserve.service.tasks.cost.MAX_ANSWER_BYTES", 250 * NUMBER_BYTES)
     body = {"inputs": [TEXT, TEXT], "model": "classifier"}
     message = rejected(post(api, body, path=ATTENTION), 413, "too_large")
@@ -215,7 +208,6 @@ def test_all_texts_of_a_request_count_together(api: Send, monkeypatch: pytest.Mo
 
 
 def test_a_text_over_the_models_length_is_not_cut(api: Send) -> None:
-    """It is refused, alone and as a pair, with its length and the model's."""
     assert "the text has 31 tokens and the model takes 30; shorten it, because attention needs the whole text" in wrong(api, "good " * 31)
     assert "the text has 31 tokens and the model takes 29" in wrong(api, {"text": "good " * 30, "text_pair": "bad"})
     assert 32 == len(result(api, "good " * 30)["tokens"])
@@ -274,7 +266,6 @@ class Counting:
         self.runs: list[tuple[int, int]] = []
 
     def run(self, encodings: Sequence[Encoding]) -> list[Row]:
-        """Runs them."""
         self.runs.append((len(encodings), max(map(len, encodings))))
         return self.engine.run(encodings)
 
@@ -311,7 +302,6 @@ def test_a_bundle_without_attention_says_what_to_do(api: Send, folder: Path) -> 
 
 
 def test_no_model_has_attention(models: Path) -> None:
-    """The message of the endpoint says what a bundle needs."""
     message = rejected(call(models, "POST", ATTENTION, json={"inputs": TEXT}), 404, "not_found")
 
     assert (
@@ -373,7 +363,6 @@ def test_raw_outputs_have_no_maps(api: Send) -> None:
 
 
 def test_it_is_served_over_http(folder: Path, serve: Callable[..., AbstractContextManager[Any]]) -> None:
-    """The command itself answers, and the stored example of each bundle passes beside it."""
     with serve(folder, "--allow-implicit-default") as served:
         response = httpx.post(f"{served.url}/attention", json={"inputs": PAIR, "model": "reader", "parameters": {"heads": [1]}}, timeout=20)
 

@@ -28,7 +28,6 @@ PROBES |= {"/v2/models/tiny/versions/1/ready", "/ping"}
 
 
 def guarded(models: Path, check: Check[T], **options: Any) -> T:
-    """Runs a check against a service with one key."""
     return play(build(Settings(models=models)), check, auth=Authenticator(keys(models.parent, "swordfish"), **options))
 
 
@@ -44,7 +43,6 @@ def routes(state: AppState) -> list[tuple[str, str]]:
 
 
 async def statuses(client: httpx.AsyncClient, asked: list[tuple[str, str]], headers: dict[str, str]) -> dict[tuple[str, str], int]:
-    """Returns the status of an empty request to each route."""
     return {(method, path): (await client.request(method, path, headers=headers)).status_code for method, path in asked}
 
 
@@ -234,7 +232,6 @@ def test_a_file_has_no_key_in_it(tmp_path: Path) -> None:
 
 
 def test_each_line_is_a_key_of_its_own(tmp_path: Path) -> None:
-    """Line ends and empty lines of any system do not count."""
     (tmp_path / "keys").write_bytes(b"\r\none\r\n\r\n# three\r\n two \r\n")
     made = ApiKeys(tmp_path / "keys")
     assert [made.holder(given) for given in (b"one", b"two", b"three", b"one\r\n\r\n two")] == ["line-2", "line-5", None, None]
@@ -273,7 +270,6 @@ def test_keys_are_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
 
 @pytest.mark.parametrize("character", ["\u2028", "\u0085", "\x0c"])
 def test_only_a_newline_ends_the_line_of_a_key(tmp_path: Path, character: str) -> None:
-    """What follows another character in a comment is no key."""
     assert keys(tmp_path, f"# made by{character}alice", "one").holder(b"alice") is None
 
 

@@ -30,7 +30,6 @@ def bare(folder: Path, task: str) -> Path:
     [("text-classification", "/classify", ""), ("text-classification", "/classify", ["good", ""]), ("feature-extraction", "/embed", "")],
 )
 def test_an_empty_text_is_refused(tmp_path: Path, task: str, path: str, inputs: Any) -> None:
-    """There is no token to run; the message says what to send."""
     answer = call(bare(tmp_path, task), "POST", path, json={"inputs": inputs})
 
     assert 422 == answer.status_code

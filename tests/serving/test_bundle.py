@@ -19,7 +19,6 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_a_bundle_is_loaded_and_verified(models: Path) -> None:
-    """A whole bundle gives its manifest and a version that follows its content."""
     loaded = files.load_bundle(models / "tiny")
 
     assert ("tiny", "text-classification") == (loaded.manifest.name, loaded.manifest.task)
@@ -89,7 +88,6 @@ def test_a_bundle_has_what_its_task_needs(tmp_path: Path, task: str, change: dic
 
 
 def test_a_missing_graph_lists_what_there_is(models: Path) -> None:
-    """Asking for a precision that was not exported says which were."""
     with pytest.raises(BundleError, match=r"no graph for provider `cpu` and precision `int8`; it has cpu/fp32"):
         files.load_bundle(models / "tiny").graph("cpu", "int8")
 
@@ -102,7 +100,6 @@ def test_the_default_graph_is_the_one_marked(models: Path) -> None:
 
 
 def test_folders_are_discovered_by_name(tmp_path: Path) -> None:
-    """Hidden folders, such as an export under way, and files are left alone."""
     for name in ("b", "a", ".a.tmp"):
         (tmp_path / name).mkdir()
     (tmp_path / "README.md").write_text("")
@@ -112,7 +109,6 @@ def test_folders_are_discovered_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "message"), [(None, "has no bundle"), ("not a name", "names must match")])
 def test_a_folder_without_usable_bundles_is_an_error(tmp_path: Path, name: str | None, message: str) -> None:
-    """An empty folder, or one with an impossible name, refuses to start."""
     if name:
         (tmp_path / name).mkdir()
 
@@ -158,7 +154,6 @@ def test_a_manifest_of_before_the_later_fields_is_read(models: Path) -> None:
 
 
 def test_a_manifest_with_the_later_fields_is_read(models: Path) -> None:
-    """They come back as they were written."""
     path = models / "tiny"
     edit(lambda m: m["graphs"][0]["evidence"].update(LATER | LATER_TABLES))(path)
 

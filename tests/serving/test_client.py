@@ -97,12 +97,10 @@ def service_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def call(client: Any, method: str, arguments: dict[str, Any], parameters: dict[str, Any], **more: Any) -> Any:
-    """Returns what the client's method returns."""
     return getattr(client, method)(**METHODS[method][2] | arguments, **parameters, **more)
 
 
 def client_of(url: str, method: str) -> InferenceClient:
-    """Returns a client for the path of a task."""
     return InferenceClient(model=f"{url}/{METHODS[method][0]}", token=KEY)
 
 
@@ -131,7 +129,6 @@ def plain(parsed: Any) -> Any:
 
 @pytest.mark.parametrize(("method", "arguments", "parameters"), CASES)
 def test_the_client_parses_the_answer(url: str, method: str, arguments: dict[str, Any], parameters: dict[str, Any]) -> None:
-    """Each method, with each of its parameters, returns the fields that the service sent."""
     expected = raw(url, method, arguments, parameters)
     assert_same(expected, plain(call(client_of(url, method), method, arguments, parameters)), tolerance=1e-4)
 
@@ -172,7 +169,6 @@ def test_entities_are_found(url: str) -> None:
 
 
 def test_an_answer_is_found(url: str) -> None:
-    """The client reads one answer as an object with its place in the passage."""
     answer: Any = client_of(url, "question_answering").question_answering(**BUILT)
     assert ("Porto", 24, 29) == (answer.answer, answer.start, answer.end)
 

@@ -31,7 +31,6 @@ SHORT = ("--header-timeout-s", "0.3", "--body-timeout-s", "0.6", "--keep-alive-s
 
 @pytest.fixture(name="service", scope="module")
 def service_in_a_hurry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A service with short times and small heads."""
     models = tiny.bundle(tmp_path_factory.mktemp("models")).parent
     with running(models, tmp_path_factory.mktemp("log") / "log", *SHORT) as served:
         yield served
@@ -39,7 +38,6 @@ def service_in_a_hurry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
 
 @contextmanager
 def connected(served: Any, sent: bytes = b"") -> Iterator[socket.socket]:
-    """Opens a connection and sends bytes."""
     host, _, port = served.url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection:
         connection.sendall(sent)
@@ -71,7 +69,6 @@ def closed(served: Any, reason: str) -> float:
 
 
 def counted(served: Any, status: int) -> float:
-    """Returns how many requests the metrics have with a status."""
     page = httpx.get(f"{served.url}/metrics", trust_env=False).text
     return sum(float(value) for value in re.findall(rf'bertserve_requests_total\{{.*status="{status}".*\}} (\S+)', page))
 
@@ -165,7 +162,6 @@ def test_a_body_may_take_longer_at_its_rate(models: Path, serve: Callable[..., A
 
 @pytest.mark.full_grid
 def test_a_client_that_takes_no_answer_is_cut_off(service: Served) -> None:
-    """Answers that nobody reads do not keep a connection open."""
     before = closed(service, "send_timeout")
     with connected(service) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

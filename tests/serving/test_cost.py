@@ -112,7 +112,6 @@ def test_no_clock_breaks_a_prediction(runs: list[tuple[int, int, float, float | 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e-9])
 def test_a_warm_up_that_took_no_time_can_be_fitted(seconds: float) -> None:
-    """A coarse clock at the start is no reason not to start."""
     cost = model()
     cost.fit([(1, 8, seconds), (1, 128, seconds)])
     cost.observe(1, 8, 1e-3)

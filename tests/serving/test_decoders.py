@@ -36,7 +36,6 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 @functools.cache
 def tokenizer_of(task: str, max_length: int) -> Tokenizer:
-    """Returns the tokenizer of a tiny bundle of this length."""
     with tempfile.TemporaryDirectory() as folder:
         loaded = files.load_bundle(tiny.bundle(Path(folder), task=task, max_length=max_length))
         return Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
@@ -269,7 +268,6 @@ def asked(fields: dict[str, Any], room: int, stride: int, seed: int, *, coarse: 
 
 
 def answered(request: question_answering.Request, rows: Sequence[dict[str, Floats]]) -> Any:
-    """Returns the answer to such a request."""
     return decode(question_answering, request, rows, tokenizer=tokenizer_of(question_answering.TASK, 4096))
 
 
@@ -388,7 +386,6 @@ TARGETS = st.none() | st.lists(
 
 
 def plain_targets(targets: Sequence[str], tokenizer: Tokenizer) -> list[int]:
-    """Returns each target's vocabulary id, or its first piece's, once."""
     ids = []
     for target in targets:
         id_ = tiny.VOCABULARY.index(target) if target in tiny.VOCABULARY else tokenizer.tokenize([target])[0].ids[0]

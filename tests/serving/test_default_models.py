@@ -34,7 +34,6 @@ def made(folder: Path, **models: Any) -> Path:
 
 
 def state_of(folder: Path, **settings: Any) -> AppState:
-    """Returns a service that is not started."""
     return build(Settings(models=folder, **settings))
 
 
@@ -47,7 +46,6 @@ def used(state: AppState) -> dict[str, str]:
 
 
 def test_two_models_of_a_task_need_a_default(tmp_path: Path) -> None:
-    """The start ends with what could answer, and with the two ways to choose."""
     with pytest.raises(SettingsError) as raised:
         state_of(made(tmp_path, a=tiny.LABELS, b=tiny.LABELS))
 
@@ -108,7 +106,6 @@ def test_a_default_is_the_only_one_or_the_wanted_one(
 
 
 def test_a_default_that_cannot_do_a_task_leaves_it_open(tmp_path: Path) -> None:
-    """A default for /classify that is no model of inference says nothing about /zero-shot."""
     folder = made(tmp_path, a=NLI, b=NLI, mood=tiny.LABELS)
     with pytest.raises(SettingsError, match=r"several models can answer /zero-shot \(`a`, `b`\); .* --default zero-shot=NAME,"):
         state_of(folder, default={"classify": "mood"})
@@ -203,7 +200,6 @@ def test_folders_that_disagree_need_a_flag(tmp_path: Path) -> None:
 
 
 def test_what_a_folder_says_of_a_broken_model_counts_for_nothing(tmp_path: Path) -> None:
-    """With --skip-broken the only one that is left answers."""
     folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
     (folder / DEFAULTS_FILE).write_text('{"classify": "a"}')
     (folder / "a/tokenizer.json").write_text("{}")
@@ -278,7 +274,6 @@ def test_a_reload_warns_of_a_default_that_is_gone(tmp_path: Path, caplog: pytest
 
 
 def test_a_default_that_goes_is_followed_by_the_only_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The log says so; a wanted one that comes back is the default again."""
     state = state_of(made(tmp_path, a=tiny.LABELS, b=tiny.LABELS), default={"classify": "a"})
     asyncio.run(state.reloader.unload("a"))
     assert {"text-classification": "b"} == used(state)
@@ -289,7 +284,6 @@ def test_a_default_that_goes_is_followed_by_the_only_one(tmp_path: Path, caplog:
 
 
 def test_of_several_that_are_left_none_is_the_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A request that names none is told to; with --allow-implicit-default the first is."""
     folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS, c=tiny.LABELS)
     state = state_of(folder, default={"classify": "a"})
     asyncio.run(state.reloader.unload("a"))

@@ -180,7 +180,6 @@ class FaultyEngine:
 
 
 def raise_error(error: BaseException) -> list[Row]:
-    """Raises an error, where an expression is wanted."""
     raise error
 
 
@@ -315,7 +314,6 @@ def test_one_thread_makes_no_second_session(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_model_of_short_runs_makes_none(tmp_path: Path) -> None:
-    """Where no text is worth threads the session of one thread runs everything."""
     tiny.bundle(tmp_path, "tiny")
 
     assert call_fresh(tmp_path, "GET", "/models/tiny", settings={"multi_threads": 2}).json()["graph"]["multi_threaded_run"] is None

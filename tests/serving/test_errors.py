@@ -33,13 +33,11 @@ from bertserve.service.metrics import Metrics
 
 
 def leaves(kind: type[BertServeError]) -> Iterator[type[BertServeError]]:
-    """Yields the classes under one that have none under themselves."""
     for child in kind.__subclasses__():
         yield from leaves(child) if child.__subclasses__() else [child]
 
 
 def made(kind: type[BertServeError]) -> BertServeError:
-    """Returns an error of a class."""
     if kind is RefusedError:
         return RefusedError("what was wrong", reason="queue_full", retry_after_s=1.2)
     if kind is MethodNotAllowedError:
@@ -53,7 +51,6 @@ def test_every_error_of_a_request_is_in_the_table() -> None:
 
 
 def test_errors_of_the_start_have_no_status() -> None:
-    """What stops the process from starting is nothing to answer a request with."""
     assert not any(issubclass(kind, StartError) for kind in ERROR_STATUSES)
     assert {classify(made(kind)) for kind in leaves(StartError)} == {INTERNAL}
 
@@ -80,7 +77,6 @@ def test_the_tree_is_drawn_as_it_is() -> None:
 
 @pytest.mark.parametrize("kind", sorted(ERROR_STATUSES, key=lambda kind: kind.__name__))
 def test_every_error_has_the_one_shape(kind: type[BertServeError]) -> None:
-    """The body of each error has exactly the three documented strings."""
     answer = response(made(kind), "r-1")
     body = ErrorBody.model_validate_json(answer.body)
     assert body.model_dump() == {"error": "what was wrong", "error_type": ERROR_STATUSES[kind][1], "request_id": "r-1"}
@@ -102,7 +98,6 @@ def test_what_a_caller_sent_acts_on_no_terminal(models: Path, name: str, body: s
 
 
 def test_a_made_up_name_is_cut(models: Path) -> None:
-    """A name of any length leaves a message that can be read."""
     body = {"inputs": "good", "parameters": {"a" * 10_000: 1}}
     assert len(rejected(call(models, "POST", "/classify", json=body), 422, "invalid_value")) < 300
 
@@ -141,7 +136,6 @@ def test_a_wrong_method_names_those_that_are_allowed(models: Path, method: str, 
 
 @pytest.mark.parametrize("request_to", [{"path": "/clasify"}, {"path": "/models"}, {"path": "/classify", "content": b"{"}])
 def test_errors_carry_the_callers_request_id(models: Path, request_to: dict[str, Any]) -> None:
-    """The id that a caller gave stands in the error's body and header."""
     answer = call(models, "POST", headers={"x-request-id": "my-request.7"}, **request_to)
     assert answer.headers.get_list("x-request-id") == ["my-request.7"]
     assert answer.json()["request_id"] == "my-request.7"

@@ -70,12 +70,10 @@ each_task = pytest.mark.parametrize("spec", TASKS.values(), ids=lambda spec: spe
 
 
 def with_parameters(path: str, **parameters: Any) -> dict[str, Any]:
-    """Returns the body of a path with more parameters."""
     return BODIES[path] | {"parameters": BODIES[path].get("parameters", {}) | parameters}
 
 
 def schema_of(path: str) -> dict[str, Any]:
-    """Returns the JSON schema of a task's parameters by name."""
     schema: dict[str, Any] = SPECS[path].body.parameters_type.model_json_schema()
     return dict(schema.get("properties", {}))
 
@@ -101,7 +99,6 @@ def test_a_spec_is_whole(spec: TaskSpec) -> None:
 
 @each_task
 def test_every_parameter_says_what_it_does(spec: TaskSpec) -> None:
-    """OpenAPI has a text for each parameter, and refuses names that are none."""
     schema = spec.body.parameters_type.model_json_schema()
     assert [] == [name for name, field in schema.get("properties", {}).items() if len(field.get("description", "")) < 10]
     assert schema["additionalProperties"] is False
@@ -138,7 +135,6 @@ def test_a_model_that_cannot_do_a_task_is_refused(api: Send, path: str) -> None:
 
 @pytest.mark.parametrize("path", [path for path in BODIES if path != CLASSIFY])
 def test_a_task_without_a_model_is_not_found(models: Path, path: str) -> None:
-    """The message has the models that there are; a probe names none."""
     assert "tiny (text-classification)" in rejected(classify(models, BODIES[path], path=path), 404, "not_found")
     assert "tiny" in rejected(call(models, "GET", f"{path}/info"), 404, "not_found")
     assert "tiny" not in rejected(call(models, "GET", f"{path}/health"), 404, "not_found")
@@ -346,7 +342,6 @@ def test_a_body_that_is_no_json_is_malformed(api: Send, path: str) -> None:
     ],
 )
 def test_an_unknown_key_of_a_body_is_an_error(api: Send, path: str, key: str, said: str) -> None:
-    """The message names the nearest known key, or says where the key belongs."""
     message = wrong(api, path, BODIES[path] | {key: 1})
     assert f"unknown field `{key}`" in message
     assert said in message
@@ -393,7 +388,6 @@ def test_what_ranking_has_at_the_top_is_not_within_parameters(api: Send) -> None
 
 @each_path
 def test_harmless_keys_of_other_clients_are_let_pass(api: Send, path: str) -> None:
-    """With them the answer is what it is without; null parameters are none."""
     more = {"options": dict.fromkeys(OPTIONS, True), "use_cache": False, "wait_for_model": True, "user": "me"}
     more |= {"stream": False, "encoding_format": "float"}
     assert set(HARMLESS) == set(more)
@@ -468,7 +462,6 @@ def test_a_wrong_parameter_is_named(api: Send, path: str) -> None:
 
 @each_path
 def test_null_is_the_default(api: Send, path: str) -> None:
-    """A parameter that may be null means what it means when absent."""
     expected = result(api, path, BODIES[path])
     for name, schema in schema_of(path).items():
         if {"type": "null"} in schema.get("anyOf", []):
@@ -522,7 +515,6 @@ def test_the_limit_of_inputs_counts_what_is_run(limited: Path, path: str, body: 
 
 @pytest.fixture(name="limited", scope="module")
 def folder_of_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a bundle of every kind."""
     return tiny.every_kind(tmp_path_factory.mktemp("models"))
 
 

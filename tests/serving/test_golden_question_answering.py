@@ -35,12 +35,10 @@ def stored(
 
 
 def listed(result: Any) -> list[dict[str, Any]]:
-    """Returns answers as a list, without the reference's fillers."""
     return [item for item in (result if isinstance(result, list) else [result]) if item["score"] > 0]
 
 
 def pairs(case: dict[str, Any], **changes: Any) -> list[tuple[question_answering.Request, list[dict[str, Any]], Any]]:
-    """Returns each input's request, windows and reference answer."""
     parameters = case["request"].get("parameters", {}) | changes
     body = embedded.read(question_answering.TASK, case["request"] | {"parameters": parameters})
     answers = case["answer"] if body.is_list else [case["answer"]]

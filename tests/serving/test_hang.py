@@ -64,12 +64,10 @@ def connections_of_two_workers(url: str, *, each: int = 1) -> Iterator[list[list
 
 
 def worker(client: httpx.Client) -> int:
-    """Returns the process that answers on a connection."""
     return int(client.get("/info").json()["worker"]["pid"])
 
 
 def ask(client: httpx.Client, text: str) -> httpx.Response:
-    """Classifies a text."""
     return client.post("/classify", json={"inputs": text})
 
 

@@ -37,7 +37,6 @@ def certified(folder: Path, name: str = "localhost") -> tuple[Path, Path]:
 
 
 def trusting() -> ssl.SSLContext:
-    """Returns what a client trusts: our authority alone."""
     context = ssl.create_default_context()
     AUTHORITY.configure_trust(context)
     return context
@@ -95,7 +94,6 @@ def test_a_hangup_of_one_worker_is_for_all(models: Path, tmp_path: Path, serve: 
 def test_a_pid_file_that_cannot_be_written_ends_the_start(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The message names the flag and the path."""
     monkeypatch.setattr("bertserve.service.process.logs.configure_logging", lambda _: None)  # the handlers are those of the test run
     path = tmp_path / "none" / "pid"
     assert 1 == main(["serve", "--models", str(models), "--port", "0", "--pid-file", str(path)])
@@ -177,7 +175,6 @@ def test_a_hangup_reads_the_certificate_again(models: Path, tmp_path: Path, serv
 
 
 def test_a_certificate_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
-    """A file that is missing, no certificate, or another one's key."""
     chain, key = certified(tmp_path)
     other = tmp_path / "other"
     other.mkdir()

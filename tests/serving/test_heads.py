@@ -32,7 +32,6 @@ ROOM = 30  # text tokens of a tiny bundle, 29 of a pair
 
 
 def logits(*rows: tuple[float, ...]) -> list[dict[str, Floats]]:
-    """Returns the outputs of a classifier."""
     return [{"logits": np.array(row, dtype=np.float32)} for row in rows]
 
 
@@ -72,7 +71,6 @@ def test_equal_labels_come_last_first() -> None:
 
 
 def test_great_logits_do_not_overflow() -> None:
-    """Where the pipeline's plain exponentials overflow, scores stay numbers."""
     found = decode(
         zero_shot,
         zero_shot.Request("text", zero_shot.ZeroShotParameters(candidate_labels=["a", "b"])),
@@ -189,7 +187,6 @@ def test_a_cross_encoder_is_known_by_its_labels(labels: tuple[str, ...], place: 
 
 
 def test_query_and_text_are_a_pair_also_without_a_text(tokenizer: Tokenizer) -> None:
-    """Each text stands behind the query, an empty one too."""
     encoded = encode(rerank, rerank.Request("good", ("bad film", "")), tokenizer)
     good, bad, film = (tiny.VOCABULARY.index(word) for word in ("good", "bad", "film"))
     assert [[2, good, 3, bad, film, 3], [2, good, 3, 3]] == [encoding.ids.tolist() for encoding in encoded.encodings]
@@ -246,7 +243,6 @@ def test_layers_become_one(places: tuple[int, ...], combine: Any) -> None:
 
 
 def spec(layers: Any, **fields: Any) -> Embedding:
-    """Returns what a bundle says of its vectors."""
     return Embedding(pooling="mean", normalize=True, dimensions=8, layers=layers, **fields)
 
 
@@ -348,7 +344,6 @@ def test_what_a_bundle_does_not_have_is_refused(options: dict[str, Any], message
 
 
 def test_similarity_is_the_cosine() -> None:
-    """Whether or not vectors are normalized, and also of a vector with itself."""
     rows = [{"last_hidden_state": np.random.default_rng(i).normal(size=(i + 2, 8)).astype(np.float32)} for i in (0, 1, 2, 0)]
     means = [row["last_hidden_state"].mean(axis=0) for row in rows]
     expected = [float(v @ means[0] / np.linalg.norm(v) / np.linalg.norm(means[0])) for v in means[1:]]
@@ -397,7 +392,6 @@ def test_a_bundle_answers_more_than_its_task(tmp_path: Path, task: str, labels: 
     ],
 )
 def test_a_scheme_is_told_by_its_labels(labels: tuple[str, ...], scheme: str) -> None:
-    """Endings make a scheme where each tag that begins has one."""
     assert scheme == scheme_of(labels)
 
 
@@ -441,7 +435,6 @@ TO_BILOU = str.maketrans("ES", "LU")
 
 @given(labels=st.lists(st.sampled_from(BIOES), min_size=1, max_size=ROOM))
 def test_entities_of_bioes_and_bilou_are_those_of_conlleval(labels: list[str], tokenizer: Tokenizer) -> None:
-    """Right sequences and wrong ones give the chunks that the common evaluation gives."""
     assert chunks(labels) == entities(labels, BIOES, tokenizer)
     other = tuple(label[:1].translate(TO_BILOU) + label[1:] for label in BIOES)
     assert chunks(labels) == entities([label[:1].translate(TO_BILOU) + label[1:] for label in labels], other, tokenizer)
@@ -455,7 +448,6 @@ def test_entities_of_bioes_and_bilou_are_those_of_conlleval(labels: list[str], t
     ],
 )
 def test_entities_of_bio_are_the_pipelines(labels: list[str], known: str, expected: list[Any], tokenizer: Tokenizer) -> None:
-    """B begins, everything else goes on."""
     spelled = tuple(label if label == "O" else f"{label}-X" for label in known.split())
     assert expected == entities([label if label == "O" else f"{label}-X" for label in labels], spelled, tokenizer)
 

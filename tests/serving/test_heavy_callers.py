@@ -34,7 +34,6 @@ class Crowd(Simulation):
     times: list[float] = field(default_factory=list)
 
     def ask(self) -> None:
-        """Sends the heavy caller's request."""
         if self.heavy and self.now < SECONDS:
             self.arrive(*self.heavy)
 

@@ -45,7 +45,6 @@ def service(models: Path, **held: int) -> AppState:
 
 
 def test_a_reservation_that_cannot_grow_is_released() -> None:
-    """What it held before is all that is released."""
     held = HeldBytes(1)
     held.limit = 10
     reservation = Reservation(held)

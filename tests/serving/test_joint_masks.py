@@ -41,7 +41,6 @@ class Runs:
         self.stages: list[int] = []
 
     def of(self, encoding: Encoding) -> Any:
-        """Returns the row of an encoding, run alone."""
         return self.engine.run([encoding])[0]
 
     def drive(self, begun: Begun) -> list[Any]:
@@ -81,7 +80,6 @@ class Runs:
 
 @pytest.fixture(name="runs", scope="module")
 def tiny_runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """A tiny bundle of 32 tokens."""
     return Runs(tmp_path_factory.mktemp("masks"))
 
 
@@ -170,7 +168,6 @@ def test_masks_far_into_a_long_text_are_in_one_window(runs: Runs) -> None:
 @pytest.mark.parametrize("before", range(0, 60, 7))
 @pytest.mark.parametrize("between", [0, 11, 28])
 def test_a_window_has_every_mask(runs: Runs, before: int, between: int) -> None:
-    """Wherever they stand, also as far apart as they may."""
     begun = text_of(runs, "good " * before + "[MASK] " + "bad " * between + "[MASK]" + " good" * (40 - before // 2), beam=2, top_k=1)
     encoding = begun.advance([]).encodings[0]
     assert (32, 2) == (len(encoding), int((encoding.ids == 4).sum()))
@@ -192,7 +189,6 @@ def test_a_window_has_every_mask(runs: Runs, before: int, between: int) -> None:
     ],
 )
 def test_what_cannot_be_searched_is_refused(runs: Runs, text: str, targets: list[str] | None, message: str) -> None:
-    """Masks and texts have limits, and the message has them."""
     with pytest.raises(InvalidValueError) as refusal:
         text_of(runs, text, beam=2, top_k=1, targets=targets)
     assert message in refusal.value.message
@@ -207,7 +203,6 @@ def test_equal_scores_come_by_token(monkeypatch: pytest.MonkeyPatch, runs: Runs)
 
 
 def test_probabilities_that_underflow_keep_their_order(monkeypatch: pytest.MonkeyPatch, runs: Runs) -> None:
-    """Fillings are ranked by logarithms, where their scores are too small for a number."""
     logits = np.full((1, runs.tokenizer.vocabulary_size), 3e4, dtype=np.float32)
     logits[0, :2] = [-1, 0]
     monkeypatch.setattr(runs, "of", lambda encoding: {"logits": logits})
@@ -228,7 +223,6 @@ def test_probabilities_that_underflow_keep_their_order(monkeypatch: pytest.Monke
 
 @pytest.fixture(name="api", scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
-    """A service with a tiny bundle."""
     folder = tmp_path_factory.mktemp("served")
     tiny.bundle(folder, task="fill-mask")
     with started(folder) as send:
@@ -236,7 +230,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
 
 
 def ask(api: Send, inputs: Any, **parameters: Any) -> Any:
-    """Returns the answer, or the message of an error."""
     response = api("POST", "/fill-mask", json={"inputs": inputs, "parameters": {"joint": True, **parameters}})
     body = response.json()
     return body if response.status_code == 200 else (response.status_code, body["error"])
@@ -287,7 +280,6 @@ def test_wrong_parameters_are_named(api: Send, parameters: dict[str, Any], messa
 
 
 def test_the_client_that_reads_one_token_is_told(api: Send) -> None:
-    """@huggingface/inference checks that each candidate has one."""
     response = api(
         "POST",
         "/fill-mask",
@@ -298,7 +290,6 @@ def test_the_client_that_reads_one_token_is_told(api: Send) -> None:
 
 
 def test_an_answer_of_all_fillings_is_refused(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its length is counted before anything runs."""
     monkeypatch.setattr("bertserve.service.tasks.cost.MAX_ANSWER_BYTES", 2**20)
     assert len(tiny.VOCABULARY) * 8 == len(ask(api, "[MASK] [MASK]", top_k=10**6))
     status, error = ask(api, ["[MASK] [MASK] [MASK]"] * 2, top_k=10**6, beam=64)
@@ -336,7 +327,6 @@ def test_a_search_larger_than_the_queue_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_search_ends_with_its_request(tmp_path: Path) -> None:
-    """After searches, refused ones among them, nothing is left in the queue."""
     tiny.bundle(tmp_path, task="fill-mask")
     with started(tmp_path) as send:
         ask(send, ["[MASK] [MASK]"] * 5)

@@ -62,7 +62,6 @@ def distinct(head: str, item: str, tail: str) -> bytes:
 
 
 def long(head: str, text: str, tail: str) -> bytes:
-    """Returns a body with one huge text."""
     return f"{head}{text * ((BYTES - len(head) - len(tail)) // len(text))}{tail}".encode()
 
 
@@ -270,14 +269,11 @@ def test_labels_are_compared_in_one_pass() -> None:
     ],
 )
 def test_there_are_a_thousand_labels_at_most(labels: Any, message: str) -> None:
-    """A list and a text of labels have the same limit."""
     with pytest.raises(ValidationError, match=message):
         zero_shot.ZeroShotParameters(candidate_labels=labels)
 
 
 def test_a_huge_model_name_is_not_compared_whole() -> None:
-    """To find the nearest name, the beginning of the one given is enough."""
-
     def get(name: str) -> None:
         with pytest.raises(CallerError):
             Registry([], {}).get(name)

@@ -17,7 +17,6 @@ ROOM = 30  # text tokens that a tiny bundle takes; 29 of a pair
 
 
 def words(count: int) -> str:
-    """Returns a text of as many tokens."""
     return " ".join((LONG.split() * 5)[:count])
 
 
@@ -37,7 +36,6 @@ def scores_of(models: Path, sequences: list[list[str]]) -> list[dict[str, float]
 
 
 def by_label(result: list[dict[str, Any]]) -> dict[str, float]:
-    """Returns a result as a mapping."""
     return {item["label"]: item["score"] for item in result}
 
 
@@ -50,14 +48,12 @@ def test_a_long_text_is_cut_and_the_cut_is_said(models: Path) -> None:
 
 
 def test_the_cut_inputs_of_a_list_are_counted_and_named(models: Path) -> None:
-    """For a list, the headers say how many inputs were cut and which."""
     response = classify(models, {"inputs": ["good", LONG, words(ROOM), {"text": "good", "text_pair": LONG}]})
     assert response.headers["x-truncated"] == "2"
     assert response.headers["x-hf-warning"].endswith("2 of 4 inputs cut to the model's 32 tokens: inputs[1], inputs[3]")
 
 
 def test_many_cut_inputs_keep_the_warning_short(models: Path) -> None:
-    """The warning names ten inputs at most; the count is of all."""
     response = classify(models, {"inputs": [LONG] * 40})
     assert response.headers["x-truncated"] == "40"
     assert response.headers["x-hf-warning"].endswith("inputs[8], inputs[9], ...")
@@ -75,7 +71,6 @@ def test_an_empty_text_is_answered_with_a_warning(models: Path) -> None:
 
 @pytest.mark.parametrize("parameters", [{}, {"truncation": False}, {"window": "mean"}])
 def test_a_text_that_just_fits_is_not_cut(models: Path, parameters: dict[str, Any]) -> None:
-    """A text of exactly the model's length is scored whole, without a warning."""
     response = classify(models, {"inputs": words(ROOM), "parameters": parameters})
     assert response.status_code == 200
     assert "x-truncated" not in response.headers
@@ -150,7 +145,6 @@ def test_the_windows_of_a_text_are_told(tmp_path: Path) -> None:
 
 
 def told(models: Path, inputs: Any, **parameters: Any) -> str:
-    """Returns the header of a request."""
     response = call(models, "POST", "/ner", json={"inputs": inputs, "parameters": parameters})
     assert 200 == response.status_code
     return str(response.headers.get("x-windows", ""))

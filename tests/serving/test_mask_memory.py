@@ -27,7 +27,6 @@ class Counting:
         self.masks: list[int] = []
 
     def run(self, encodings: Sequence[Encoding]) -> list[Row]:
-        """Runs them."""
         self.masks.append(sum(len(encoding.masks) for encoding in encodings))
         return self.engine.run(encodings)
 

@@ -94,7 +94,6 @@ def value(found: dict[str, Metric], sample: str, **labels: str) -> float:
 
 @pytest.fixture(name="found", scope="module")
 def after_one_request(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Metric]:
-    """The metrics of a service that was asked once."""
     folder = tmp_path_factory.mktemp("metrics") / "models"
     tiny.bundle(folder)
     return families(folder, ("/classify", {"inputs": "good"}))
@@ -127,7 +126,6 @@ def test_buckets_of_seconds_run_from_half_a_millisecond_to_half_a_minute(models:
 
 
 def test_requests_are_counted_by_status(models: Path) -> None:
-    """Requests count under their model and status, at either path, answered or not."""
     good, bad = {"inputs": "good"}, {"inputs": 1}
     found = families(models, ("/classify", good), ("/models/tiny", good), ("/classify", good | {"model": "tiny"}), ("/models/tiny", bad))
     assert value(found, "requests_total", **TINY, status="200") == 3
@@ -198,7 +196,6 @@ def test_cut_inputs_are_counted(models: Path) -> None:
 
 
 def test_the_queue_is_empty_after_the_answers(models: Path) -> None:
-    """The gauges are back at zero when nothing waits."""
     found = families(
         models, ("/classify", {"inputs": ["good", LONG]}), ("/classify", {"inputs": LONG, "parameters": {"truncation": False}})
     )
@@ -270,7 +267,6 @@ def test_the_busy_seconds_of_threads_are_those_of_the_scheduler(models: Path) ->
 
 
 def test_the_loop_is_measured_from_its_start(models: Path) -> None:
-    """CPU seconds and lag are of the thread in which the application was started."""
     service = build(Settings(models=models))
 
     async def run() -> None:

@@ -55,7 +55,6 @@ class Bench:
         )
 
     def count(self, name: str, **labels: str) -> float:
-        """Returns a sample of the metrics page."""
         wanted = {f'{key}="{value}"' for key, value in ({"task": "text-classification", "model": "m"} | labels).items()}
         for line in self.metrics.page().decode().splitlines():
             head, _, value = line.rpartition(" ")
@@ -166,7 +165,6 @@ def test_metrics_add_up(tmp_path: Path) -> None:
 
 
 def test_refusal_expiry_and_cancellation_are_counted(tmp_path: Path) -> None:
-    """Each way to end unanswered has its counter."""
     bench = Bench(tmp_path)
     bench.model._cost.slowdown = 1e-3  # so that the run in flight is not predicted to outlast a deadline
 
@@ -195,7 +193,6 @@ def test_refusal_expiry_and_cancellation_are_counted(tmp_path: Path) -> None:
 
 
 def test_an_empty_list_needs_no_thread(tmp_path: Path) -> None:
-    """No inputs give no results, even while nothing runs."""
     bench = Bench(tmp_path)
 
     assert [] == asyncio.run(bench.model.predict([], timeout_s=1)).results
@@ -214,7 +211,6 @@ def registry(folder: Path, *names: str, **defaults: str) -> Registry:
 
 
 def test_models_are_found_by_name_and_task(tmp_path: Path) -> None:
-    """A task's endpoint uses the first by name, or the one that --default says."""
     assert "a" == registry(tmp_path / "1", "b", "a").for_task("text-classification").name
     assert "b" == registry(tmp_path / "2", "b", "a", text_classification="b").for_task("text-classification").name
     assert "a" == registry(tmp_path / "3", "b", "a", text_classification="b").for_task("text-classification", "a").name
@@ -234,13 +230,11 @@ def test_unknown_names_are_not_found(tmp_path: Path) -> None:
 
 
 def test_a_default_must_be_loaded(tmp_path: Path) -> None:
-    """A default that names no model of its task refuses to start."""
     with pytest.raises(SettingsError, match=r"text-classification=c, but no model"):
         registry(tmp_path, "a", text_classification="c")
 
 
 def test_a_budget_below_one_text_refuses_to_start(tmp_path: Path) -> None:
-    """A model whose longest text no batch could hold is a contradiction of settings."""
     loaded = files.load_bundle(tiny.bundle(tmp_path, max_length=65))
     scheduler = Scheduler(RequestQueue(max_batch_tokens=64, max_queue_tokens=64), threads=1)
 

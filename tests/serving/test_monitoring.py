@@ -129,7 +129,6 @@ def test_every_alert_says_what_to_do(rule: dict[str, Any]) -> None:
     "command", [("check", "rules", "alerts.yml"), ("check", "config", "prometheus.yml"), ("test", "rules", "alerts_test.yml")]
 )
 def test_promtool_accepts_them(command: tuple[str, ...]) -> None:
-    """The rules and the configuration are valid, and each alert fires when it should."""
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")

@@ -30,7 +30,6 @@ QUESTION: dict[str, Any] = {"question": "which one is good ?", "choices": ["a fi
 
 @pytest.fixture(scope="module", name="folder")
 def folder_of_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A models folder with a tiny model of choices."""
     folder = tmp_path_factory.mktemp("choices")
     tiny.bundle(folder, "choices", task=multiple_choice.TASK)
     return folder
@@ -38,20 +37,17 @@ def folder_of_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", name="api")
 def started_service(folder: Path) -> Iterator[Send]:
-    """Sends requests to one started application with it."""
     with started(folder) as send:
         yield send
 
 
 def result(api: Send, inputs: Any, path: str = CHOOSE, **more: Any) -> Any:
-    """Returns the answer to inputs that must be answered."""
     response = post(api, {"inputs": inputs, **more}, path=path)
     assert 200 == response.status_code, response.text
     return response.json()
 
 
 def told(api: Send, inputs: Any, **more: Any) -> str:
-    """Returns the message of inputs that must be 422."""
     return rejected(post(api, {"inputs": inputs, **more}, path=CHOOSE), 422, "invalid_value")
 
 
@@ -70,7 +66,6 @@ def plain_logits(folder: Path, pairs: list[tuple[str, str]]) -> list[float]:
 
 
 def ranked(logits: list[float], choices: list[str]) -> list[dict[str, Any]]:
-    """Returns the softmax of logits as the answer has it."""
     powers = np.exp(np.array(logits) - max(logits))
     scores = powers / powers.sum()
     order = sorted(range(len(logits)), key=lambda i: (-scores[i], i))
@@ -141,7 +136,6 @@ def test_tensors_have_a_context_too(api: Send) -> None:
 
 @given(st.lists(st.floats(-300, 300, width=32), min_size=2, max_size=8))
 def test_scores_are_a_softmax_over_choices(logits: list[float]) -> None:
-    """Of logits of any size; equal scores keep the order of the choices."""
     request = multiple_choice.Request("a", tuple(map(str, range(len(logits)))))
     rows = [{"logits": np.array([logit], dtype=np.float32)} for logit in logits]
     found = decode(multiple_choice, request, rows)
@@ -151,7 +145,6 @@ def test_scores_are_a_softmax_over_choices(logits: list[float]) -> None:
 
 
 def found_scores(found: list[dict[str, Any]]) -> dict[int, float]:
-    """Returns the score of each choice."""
     return {item["index"]: item["score"] for item in found}
 
 
@@ -170,7 +163,6 @@ def test_a_pair_is_cut_as_in_transformers(tokenizer: Tokenizer) -> None:
 
 
 def test_what_is_cut_is_said_or_refused(api: Send) -> None:
-    """By a header, or as an error that names the choice."""
     body = {"inputs": [QUESTION, QUESTION | {"context": LONG}]}
     response = post(api, body, path=CHOOSE)
 
@@ -200,14 +192,12 @@ def test_all_that_is_tokenized_is_counted_at_admission() -> None:
 
 
 def test_a_request_larger_than_the_queue_is_refused(folder: Path) -> None:
-    """By the tokens of all its pairs, before it is tokenized."""
     body = {"inputs": {"question": LONG, "choices": ["good"] * 64}}
 
     assert 413 == call_fresh(folder, "POST", CHOOSE, json=body, settings={"max_queue_tokens": 400, "max_batch_tokens": 400}).status_code
 
 
 def test_all_choices_of_a_request_are_scheduled_as_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are admitted together, and share a run."""
     admitted, runs = [], []
     admit, run = Scheduler.admit, OnnxEngine.run
     monkeypatch.setattr(Scheduler, "admit", lambda self, **given: admitted.append(given["tokens"]) or admit(self, **given))

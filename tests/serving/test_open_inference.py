@@ -45,23 +45,19 @@ def folder_of_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="api", scope="module")
 def started_application(folder: Path) -> Iterator[Send]:
-    """A started application with these."""
     with started(folder) as send:
         yield send
 
 
 def texts(name: str, *values: str) -> dict[str, Any]:
-    """Returns an input of texts."""
     return {"name": name, "shape": [len(values)], "datatype": "BYTES", "data": list(values)}
 
 
 def numbers(name: str, values: Any, datatype: str = "INT64") -> dict[str, Any]:
-    """Returns an input of numbers, nested."""
     return {"name": name, "shape": list(np.shape(values)), "datatype": datatype, "data": values}
 
 
 def infer(api: Send, model: str, *inputs: dict[str, Any], headers: Any = None, **body: Any) -> httpx.Response:
-    """Returns the answer to a request of JSON."""
     return api("POST", f"/v2/models/{model}/infer", json={"inputs": list(inputs), **body}, headers=headers)
 
 
@@ -72,19 +68,16 @@ def outputs(response: httpx.Response) -> dict[str, Any]:
 
 
 def own(api: Send, path: str, **body: Any) -> Any:
-    """Returns the service's own answer."""
     response = api("POST", path, json=body)
     assert response.status_code == 200, response.text
     return response.json()
 
 
 def refused(response: httpx.Response) -> str:
-    """Returns the message of a request that must be 422."""
     return rejected(response, 422, "invalid_value")
 
 
 def decoded(values: Any) -> list[Any]:
-    """Returns the results of a tensor `json`."""
     return [json.loads(value) for value in values]
 
 
@@ -158,7 +151,6 @@ def test_the_best_labels_in_place_of_numbers(api: Send) -> None:
 
 @pytest.mark.parametrize(("model", "text"), [("tags", "good film"), ("masks", "a [MASK] film")])
 def test_results_without_a_natural_tensor(api: Send, model: str, text: str) -> None:
-    """Entities and fillings are JSON alone."""
     found = outputs(infer(api, model, texts("inputs", text, text)))
 
     assert ["json"] == list(found)
@@ -167,7 +159,6 @@ def test_results_without_a_natural_tensor(api: Send, model: str, text: str) -> N
 
 @pytest.mark.parametrize("top_k", [1, 2])
 def test_questions_are_answered(api: Send, top_k: int) -> None:
-    """The best answer is in tensors, all that were asked for in JSON."""
     found = outputs(infer(api, "spans", texts("question", QUESTION), texts("context", CONTEXT), parameters={"top_k": top_k}))
     (expected,) = own(api, "/models/spans", inputs=[{"question": QUESTION, "context": CONTEXT}], parameters={"top_k": top_k})
     best = expected[0] if top_k > 1 else expected
@@ -321,7 +312,6 @@ def test_a_model_padded_on_the_left(tmp_path: Path) -> None:
     ],
 )
 def test_token_ids_that_cannot_be_run(api: Send, inputs: list[dict[str, Any]], said: str) -> None:
-    """The message says which row, what is wrong and what is allowed."""
     assert said in refused(infer(api, "tiny", *inputs))
 
 
@@ -354,7 +344,6 @@ def test_masks_that_cannot_be_filled(api: Send) -> None:
 
 
 def packed(*values: str | bytes) -> bytes:
-    """Returns texts in their binary form."""
     encoded = [value.encode() if isinstance(value, str) else value for value in values]
     return b"".join(struct.pack("<I", len(value)) + value for value in encoded)
 
@@ -429,7 +418,6 @@ def test_broken_binary_texts(api: Send, data: bytes, shape: list[int], said: str
 
 @pytest.mark.parametrize("header", ["0", "-1", "x", "1000000", "٣", "1" * 40])
 def test_lengths_of_the_json_that_do_not_fit(api: Send, header: str) -> None:
-    """The header must be a length within the body."""
     response = api("POST", "/v2/models/tiny/infer", content=b"{}", headers=[(HEADER.encode(), header.encode())])
 
     assert "`Inference-Header-Content-Length` is" in rejected(response, 400, "malformed")
@@ -508,7 +496,6 @@ def test_what_is_wrong_is_said(api: Send, body: Any, said: str) -> None:
 
 @pytest.mark.parametrize("shape", [[10**12], [10**12, 1], [2**62], [2**62] * 8, [10**400, 1], [10**4299]])
 def test_a_huge_shape_costs_nothing(api: Send, shape: list[int]) -> None:
-    """It is refused for what it says, before anything is made of it."""
     ids = numbers("input_ids", [[2, 3]]) | {"shape": [*shape[:1], 2]}
     content = json.dumps({"inputs": [GOOD | {"shape": shape}]}).encode()
 
@@ -519,7 +506,6 @@ def test_a_huge_shape_costs_nothing(api: Send, shape: list[int]) -> None:
 
 
 def test_too_many_tensors_and_rows(api: Send) -> None:
-    """Both are counted before they are read."""
     many = [texts(f"a{i}", "good") for i in range(17)]
     assert "`inputs` is wrong" in refused(infer(api, "tiny", *many))
     rows = rejected(infer(api, "tiny", texts("inputs", *["a"] * 5000)), 413, "too_large")
@@ -535,7 +521,6 @@ def test_the_deadline_of_the_body(api: Send) -> None:
 
 
 def test_the_header_of_the_deadline_is_read_too(api: Send) -> None:
-    """A wrong one is refused where the body has a deadline of its own."""
     response = infer(api, "tiny", GOOD, parameters={"timeout": 5_000_000}, headers={"x-request-timeout-ms": "soon"})
 
     assert "the header `x-request-timeout-ms` is `soon`" in refused(response)
@@ -559,7 +544,6 @@ def test_models_and_versions(api: Send) -> None:
 
 
 def test_a_version_that_is_made_up_stands_in_no_log(api: Send, caplog: pytest.LogCaptureFixture) -> None:
-    """Lines have the route in place of the path."""
     api("POST", "/v2/models/tiny/versions/my-secret/infer", json={"inputs": [GOOD]})
     api("GET", "/v2/models/tiny/versions/my-secret")
 
@@ -614,7 +598,6 @@ def test_ready_config_and_statistics(api: Send) -> None:
 
 
 def test_statistics_count_requests(tmp_path: Path) -> None:
-    """Successes, failures, runs and rows; the three parts of a request are counted alike."""
     tiny.bundle(tmp_path)
     with started(tmp_path) as api:
         before = api("GET", "/v2/models/tiny/stats").json()["model_stats"][0]
@@ -632,8 +615,6 @@ def test_statistics_count_requests(tmp_path: Path) -> None:
 
 
 def test_the_repository(models: Path) -> None:
-    """The index lists what is served; an admin's key unloads and loads."""
-
     async def check(client: httpx.AsyncClient) -> list[httpx.Response]:
         admin = {"authorization": "Bearer trident"}
         path = "/v2/repository/models/tiny"
@@ -665,7 +646,6 @@ def test_the_repository(models: Path) -> None:
     ("body", "status"), [(b"[]", 400), (b"{", 400), (b'{"redy": true}', 422), (b'{"ready": 1}', 422), (b" " * 65537, 413)]
 )
 def test_bodies_of_the_index(api: Send, body: bytes, status: int) -> None:
-    """A wrong one is refused; a broken model is listed with its reason."""
     assert status == api("POST", "/v2/repository/index", content=body).status_code
 
 

@@ -34,7 +34,6 @@ def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
 
 
 def answered(api: Send, path: str, **body: Any) -> Any:
-    """Returns the result of a request that must succeed."""
     response = post(api, body, path=path)
     assert response.status_code == 200, response.text
     return response.json()
@@ -54,7 +53,6 @@ def failed(response: httpx.Response, status: int, kind: str, code: str) -> str:
 
 
 def wrong(api: Send, path: str = EMBEDDINGS, **body: Any) -> str:
-    """Returns the message of a request that must be 400."""
     return failed(post(api, body, path=path), 400, "invalid_request_error", "invalid_value")
 
 
@@ -111,7 +109,6 @@ def test_wrong_bodies_are_bad_requests(api: Send, body: dict[str, Any], message:
 
 
 def test_a_model_of_openai_is_not_found(api: Send) -> None:
-    """Only loaded models have a name; the message lists them."""
     message = failed(post(api, {"input": "a", "model": "text-embedding-3-small"}, path=EMBEDDINGS), 404, "not_found_error", "not_found")
 
     assert "no model `text-embedding-3-small` is loaded; loaded are: classes, ranker, tokens, vectors." == message
@@ -130,7 +127,6 @@ def test_a_model_of_openai_is_not_found(api: Send) -> None:
     ],
 )
 def test_all_errors_below_v1_have_that_shape(api: Send, method: str, path: str, body: bytes, status: int, kind: str, code: str) -> None:
-    """Whoever found the error: the router, the reading of the body, or the limits."""
     failed(api(method, path, content=body), status, kind, code)
 
 
@@ -141,7 +137,6 @@ def test_other_paths_keep_the_one_shape(api: Send) -> None:
 
 
 def test_a_refused_key_has_that_shape(models: Path) -> None:
-    """A request without a key, which no route has seen, too."""
     auth = Authenticator(keys(models.parent, "swordfish"))
     answer = play(build(Settings(models=models)), lambda client: client.get("/v1/models"), auth=auth)
 
@@ -149,7 +144,6 @@ def test_a_refused_key_has_that_shape(models: Path) -> None:
 
 
 def test_models_are_listed(api: Send) -> None:
-    """As OpenAI's API lists them, with the keys of KServe's beside."""
     listed = api("GET", "/v1/models").json()
     one = api("GET", "/v1/models/vectors").json()
 
@@ -207,7 +201,6 @@ def test_wrong_rankings_are_refused(api: Send, body: dict[str, Any], message: st
 
 @pytest.mark.parametrize("path", [EMBEDDINGS, *RERANKS])
 def test_limits_hold(tmp_path: Path, path: str) -> None:
-    """Inputs and characters are limited as everywhere, and the message names the field."""
     tiny.bundle(tmp_path, "vectors", task="feature-extraction")
     tiny.bundle(tmp_path, "ranker", labels=("LABEL_0",), activation="none")
     field = "input" if path == EMBEDDINGS else "documents"

@@ -100,7 +100,6 @@ def test_the_docs_work_offline(models: Path) -> None:
 
 
 def references(node: Any) -> list[str]:
-    """Returns every `$ref` within a JSON value."""
     if isinstance(node, list):
         return [found for item in node for found in references(item)]
     if isinstance(node, dict):
@@ -139,7 +138,6 @@ def test_openapi_is_complete(models: Path) -> None:
 
 
 def test_openapi_documents_the_errors_that_are_sent(models: Path) -> None:
-    """Every documented error has the one shape, none the framework's own."""
     document = call(models, "GET", "/openapi.json").json()
     for path, methods in document["paths"].items():
         kind = "OpenAIErrorBody" if path.startswith("/v1/") and not path.endswith(":predict") else "ErrorBody"
@@ -158,7 +156,6 @@ def test_a_request_id_is_echoed(models: Path, given: str) -> None:
 
 @pytest.mark.parametrize("given", [None, "", "x" * 129, "a b", "é", "a\tb", "<script>"])
 def test_a_missing_or_odd_request_id_is_replaced(models: Path, given: str | None) -> None:
-    """Without a well-formed id the service makes one of its own."""
     headers = {} if given is None else {"x-request-id": given.encode()}
     response = classify(models, {"inputs": "good"}, headers=headers)
     assert re.fullmatch(r"[0-9a-f]{32}", response.headers["x-request-id"])
@@ -177,7 +174,6 @@ def test_an_empty_list_does_not_need_room(models: Path) -> None:
 
 
 def test_operations_have_names_of_their_paths(models: Path) -> None:
-    """A client that is generated from the description has methods that read well."""
     document = call(models, "GET", "/openapi.json").json()
     names = {
         (method, path): operation["operationId"] for path, methods in document["paths"].items() for method, operation in methods.items()
@@ -216,7 +212,6 @@ def test_openapi_says_who_answers(models: Path) -> None:
 
 
 def test_the_docs_page_opens_at_inference(models: Path) -> None:
-    """The other tags are folded, with the formats of other clients among them."""
     page = call(models, "GET", "/docs").text
     assert '"docExpansion": "none"' in page
     assert page.index("location.replace('#/inference')") < page.index("SwaggerUIBundle")

@@ -34,17 +34,14 @@ class Transport(asyncio.Transport):
         self.closed = False
 
     def write(self, data: Any) -> None:
-        """Notes bytes."""
         assert not self.closed, "uvloop raises here"
         self.calls.append(bytes(data))
 
     def close(self) -> None:
-        """Closes."""
         self.calls.append("close")
         self.closed = True
 
     def is_closing(self) -> bool:
-        """Returns whether it is closed."""
         return self.closed
 
 
@@ -68,7 +65,6 @@ def written(*steps: bytes | str) -> list[Any]:
 
 
 def test_head_and_body_are_one_write() -> None:
-    """Also of several responses in one turn."""
     assert [HEAD + b"{}", HEAD + b"[]"] == written(HEAD, b"{}", HEAD, b"[]")
 
 
@@ -95,7 +91,6 @@ def test_closing_writes_what_was_held_first() -> None:
 
 
 def test_a_response_reaches_the_client_in_one_piece(models: Path, serve: Callable[..., Any]) -> None:
-    """One read returns head and body."""
     with serve(models) as served, connect(served.url) as connection:
         for _ in range(3):
             connection.sendall(request())
@@ -105,7 +100,6 @@ def test_a_response_reaches_the_client_in_one_piece(models: Path, serve: Callabl
 
 
 def test_a_client_that_resets_its_connection_is_no_error(models: Path, serve: Callable[..., Any]) -> None:
-    """Answers that can no longer be written are dropped in silence."""
     with serve(models) as served:
         for _ in range(20):
             with connect(served.url) as connection:
@@ -121,7 +115,6 @@ def test_a_client_that_resets_its_connection_is_no_error(models: Path, serve: Ca
 
 
 def test_a_client_that_closes_its_sending_half_has_disconnected() -> None:
-    """Its request is cancelled, whether or not it still reads."""
     ended: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -172,12 +165,10 @@ async def test_a_client_that_leaves_a_held_stream_is_noticed(monkeypatch: pytest
 
 
 def connect(url: str) -> socket.socket:
-    """Returns a connection to the service."""
     host, _, port = url.removeprefix("http://").partition(":")
     return socket.create_connection((host, int(port)), timeout=10)
 
 
 def request() -> bytes:
-    """Returns a request for one text."""
     body = b'{"inputs":"good"}'
     return b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)

@@ -22,7 +22,6 @@ NAMES = re.compile(
 
 
 def names(tree: ast.AST) -> Iterator[str]:
-    """Returns the identifiers and strings of a module, without docstrings."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             node.value.value = ""

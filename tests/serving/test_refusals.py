@@ -42,7 +42,6 @@ def test_more_than_the_queue_ever_holds_is_too_large(models: Path) -> None:
     ("inputs", "settings"), [(["good"] * 3, {"max_inputs": 3}), ("good" * 3, {"max_chars": 12}), ("é" * 12, {"max_chars": 12})]
 )
 def test_what_is_just_not_too_large_is_answered(models: Path, inputs: Any, settings: dict[str, int]) -> None:
-    """Limits are what is still allowed; texts are counted in characters, not bytes."""
     assert classify(models, {"inputs": inputs}, settings=settings).status_code == 200
 
 
@@ -157,7 +156,6 @@ def test_an_engine_failure_names_its_input(models: Path, inputs: Any, name: str)
 
 
 def test_a_failing_request_does_not_harm_others(models: Path) -> None:
-    """Requests that share a batch with one on which the graph fails are answered."""
     engine = FakeEngine(guilty_token=tiny.VOCABULARY.index("poor"))
 
     async def check(client: httpx.AsyncClient) -> list[int]:

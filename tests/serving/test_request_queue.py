@@ -36,7 +36,6 @@ def no_fixed_cost(rows: int, length: int) -> float:
 
 
 def new_queue(**options: Any) -> RequestQueue:
-    """Returns a queue with a small budget."""
     return RequestQueue(**{"max_batch_tokens": 64, "max_queue_tokens": 1000} | options)
 
 
@@ -56,7 +55,6 @@ def add(
 
 
 def drain(queue: RequestQueue, now: float = 0.0) -> list[list[Item]]:
-    """Takes batches until nothing waits."""
     batches = []
     while batch := queue.take(now):
         batches.append(batch)
@@ -64,12 +62,10 @@ def drain(queue: RequestQueue, now: float = 0.0) -> list[list[Item]]:
 
 
 def test_an_empty_queue_gives_nothing() -> None:
-    """There is no batch where nothing waits."""
     assert [] == new_queue().take(0.0)
 
 
 def test_a_lone_item_is_taken_at_once() -> None:
-    """No minimum and no timer holds a lone request back."""
     queue = new_queue()
     request = add(queue, 8)
 
@@ -77,7 +73,6 @@ def test_a_lone_item_is_taken_at_once() -> None:
 
 
 def test_likes_share_a_batch() -> None:
-    """Items of one key run together, nearest lengths first."""
     queue = new_queue()
     add(queue, 16)
     add(queue, 4)
@@ -162,7 +157,6 @@ def test_the_padded_budget_is_never_exceeded(lengths: list[int], multiple: int) 
 
 
 def test_an_item_over_the_budget_is_refused_before_it_queues() -> None:
-    """What no batch can hold is refused, and leaves nothing behind."""
     queue = new_queue()
     request = queue.admit(tokens=65, seconds=0.0, deadline=1.0, now=0.0)
 
@@ -174,7 +168,6 @@ def test_an_item_over_the_budget_is_refused_before_it_queues() -> None:
 
 
 def test_admission_is_all_or_none() -> None:
-    """A request that does not fit whole takes no place at all."""
     queue = new_queue(max_queue_tokens=100)
     add(queue, 60)
 
@@ -186,7 +179,6 @@ def test_admission_is_all_or_none() -> None:
 
 
 def test_what_was_refused_is_admitted_when_there_is_room_again() -> None:
-    """A start frees the tokens that it takes with it."""
     queue = new_queue(max_queue_tokens=100)
     add(queue, 60)
     queue.take(0.0)
@@ -240,7 +232,6 @@ def test_retry_after_is_the_time_until_the_excess_has_drained() -> None:
 
 
 def test_the_estimate_is_replaced_by_the_real_cost() -> None:
-    """After tokenizing, a request holds what its items really are."""
     queue = new_queue()
     request = queue.admit(tokens=500, seconds=9.0, deadline=1.0, now=0.0)
     queue.put(request, KEY, [(10, None), (20, None)], expensive_start, 0.0)
@@ -249,7 +240,6 @@ def test_the_estimate_is_replaced_by_the_real_cost() -> None:
 
 
 def test_an_estimate_can_be_kept_while_the_cost_is_unknown() -> None:
-    """A request that is still being tokenized holds what it was admitted with."""
     queue = new_queue()
     request = queue.admit(tokens=500, seconds=9.0, deadline=1.0, now=0.0)
     queue.put(request, None, [(0, "tokenize")], lambda rows, length: 0.0, 0.0, keep_estimate=True)
@@ -311,7 +301,6 @@ def test_the_predicted_wait_counts_what_comes_before() -> None:
 
 
 def test_nothing_of_a_closed_document_counts() -> None:
-    """Its windows whose start time is to come are forgotten with it."""
     queue = new_queue(threads=1)
     document = add(queue, *[60] * 10, now=0.0, cost=lambda rows, length: 1.0, key=None)
     add(queue, 60, now=0.0, cost=lambda rows, length: 1.0, key=None)
@@ -334,7 +323,6 @@ def test_a_document_counts_by_its_parts_before_it_is_tokenized() -> None:
 
 
 def test_a_document_that_ends_before_it_is_tokenized_counts_no_more() -> None:
-    """None of its parts holds anyone up."""
     queue = new_queue(threads=1)
     queue.close(queue.admit(tokens=600, seconds=10.0, deadline=100.0, now=0.0, items=10))
     add(queue, 60, now=0.0, cost=lambda rows, length: 1.0, key=None)
@@ -390,7 +378,6 @@ def test_cancelled_while_queued_takes_no_slot() -> None:
 
 
 def test_a_closed_head_is_skipped() -> None:
-    """A closed request at the front does not lead a batch."""
     queue = new_queue()
     cancelled, living = add(queue, 8), add(queue, 8)
     queue.close(cancelled)
@@ -399,7 +386,6 @@ def test_a_closed_head_is_skipped() -> None:
 
 
 def test_a_request_closes_once() -> None:
-    """Whoever closes a request first ends it; a second answer is refused."""
     queue = new_queue()
     request = add(queue, 8)
 
@@ -407,7 +393,6 @@ def test_a_request_closes_once() -> None:
 
 
 def test_results_come_in_order_and_the_last_one_finishes() -> None:
-    """Results are kept by their item's place, whatever order the items finish in."""
     queue = new_queue()
     request = add(queue, 4, 8, 6)
     items = {item.index: item for batch in drain(queue) for item in batch}
@@ -417,7 +402,6 @@ def test_results_come_in_order_and_the_last_one_finishes() -> None:
 
 
 def test_a_result_for_a_closed_request_is_dropped() -> None:
-    """An item that was in flight when its request ended finishes nothing."""
     queue = new_queue()
     request = add(queue, 8)
     (item,) = queue.take(0.0)
@@ -427,7 +411,6 @@ def test_a_result_for_a_closed_request_is_dropped() -> None:
 
 
 def test_expiry_closes_what_still_waits() -> None:
-    """A deadline that passes while an item waits ends the request."""
     queue = new_queue()
     late, soon = add(queue, 8, deadline=1.0), add(queue, 8, deadline=3.0)
 
@@ -464,7 +447,6 @@ class Steps:
         self.count = 0
 
     def of(self, call: Callable[[], Any]) -> int:
-        """Returns how many steps a call takes."""
         before = self.count
         call()
         return self.count - before
@@ -475,7 +457,6 @@ class Steps:
         return no_fixed_cost(rows, length)
 
     def shape(self, rows: int, tokens: int) -> tuple[int, int]:
-        """Pads to the longest."""
         self.count += 1
         return rows, tokens
 
@@ -662,7 +643,6 @@ def test_a_request_that_runs_leaves_the_last_thread_to_others() -> None:
 
 
 def test_a_long_step_waits_until_a_thread_may_begin_one() -> None:
-    """A text that takes long to tokenize is passed over, and keeps its turn."""
     queue = new_queue()
     long = queue.admit(tokens=8, seconds=0.0, deadline=100.0, now=0.0)
     long.delay_s = 2 * LONG_STEP_S
@@ -790,7 +770,6 @@ def test_a_document_that_is_not_late_keeps_its_turn() -> None:
 
 
 def test_a_document_is_refused_if_its_last_item_would_start_too_late() -> None:
-    """It waits for the later items of other documents; a text does not."""
     queue = new_queue(max_queue_tokens=10_000)
     add(queue, *[60] * 10, cost=lambda rows, length: 1.0, key=None)
 
@@ -842,7 +821,6 @@ def test_the_requests_of_a_share_are_due_behind_each_other() -> None:
 
 
 def test_the_requests_of_a_share_make_no_more_answers_than_they_may_hold() -> None:
-    """A large one waits for the others, and is made if there are none."""
     queue, share = new_queue(), Share()
     requests = [queue.admit(tokens=9, seconds=0.0, deadline=100.0, now=0.0, share=share) for _ in range(3)]
     queue.expect_answer(requests[0], MAX_ANSWER_BYTES + 1)
@@ -887,7 +865,6 @@ def test_a_tokenized_text_no_longer_waits_behind_others() -> None:
 
 
 def test_what_has_run_outlives_its_deadline_while_it_is_decoded() -> None:
-    """A pause of decoding does not expire, and a stage after it does."""
     queue = new_queue()
     request = add(queue, 5, deadline=1.0)
     queue.take(0.0)

@@ -69,14 +69,12 @@ class Watched(RequestQueue):
     in_vain = 0
 
     def take(self, now: float, *, last_thread: bool = False, long_step: bool = True) -> list[Item]:
-        """Takes the best batch there is."""
         batch = super().take(now, last_thread=last_thread, long_step=long_step)
         self.in_vain += not batch
         return batch
 
 
 def batched(rows: int, length: int) -> float:
-    """Predicts runs that are worth batching."""
     return 1e-3 + rows * length * 1e-9
 
 
@@ -110,7 +108,6 @@ class Bench:
         self.hangs += 1
 
     def admit(self, tokens: int = 8, timeout_s: float = 20.0) -> ScheduledRequest:
-        """Admits a request."""
         return self.scheduler.admit(tokens=tokens, seconds=0.0, timeout_s=timeout_s)
 
     def stage(self, *payloads: Any, tokens: int = 8, key: Any = "model", **changes: Any) -> Stage:
@@ -119,7 +116,6 @@ class Bench:
         return Stage(work=[(tokens, payload) for payload in payloads], **fields)
 
     def submit(self, *payloads: Any, timeout_s: float = 20.0, **options: Any) -> asyncio.Task[RequestResult]:
-        """Starts a request in a task of its own."""
         return asyncio.ensure_future(self.scheduler.run(self.admit(8 * len(payloads), timeout_s), self.stage(*payloads, **options)))
 
     async def blocked(self) -> asyncio.Task[RequestResult]:
@@ -201,7 +197,6 @@ async def test_a_lone_request_is_not_delayed(bench: Bench) -> None:
 
 @on_loop()
 async def test_what_gathers_behind_a_run_shares_the_next_one(bench: Bench) -> None:
-    """While an inference thread is busy the next batch collects."""
     blocker = await bench.blocked()
     others = [bench.submit(i) for i in range(8)]
     await asyncio.sleep(0)
@@ -212,7 +207,6 @@ async def test_what_gathers_behind_a_run_shares_the_next_one(bench: Bench) -> No
 
 @on_loop(max_queue_tokens=100)
 async def test_a_full_queue_refuses_at_once(bench: Bench) -> None:
-    """What does not fit is refused without waiting, and what was admitted is answered."""
     blocker = await bench.blocked()
     waiting = bench.submit(*range(10))
     await asyncio.sleep(0)
@@ -412,7 +406,6 @@ async def test_cancelled_in_flight_does_not_kill_the_thread(bench: Bench) -> Non
 
 @on_loop()
 async def test_a_deadline_ends_what_waits_while_every_thread_is_busy(bench: Bench) -> None:
-    """Expiry does not need a free thread: the caller hears of it on time."""
     blocker = await bench.blocked()
     with pytest.raises(ExpiredError, match="deadline passed"):
         await bench.submit("late", timeout_s=0.05)
@@ -448,7 +441,6 @@ async def test_a_deadline_that_passed_before_the_work_was_queued_ends_it(bench: 
 
 @on_loop()
 async def test_a_request_that_has_started_outlives_its_deadline(bench: Bench) -> None:
-    """The deadline applies until the last item has started."""
     bench.work.gate.clear()
     task = bench.submit("x", timeout_s=0.05)
     await asyncio.sleep(0)
@@ -490,7 +482,6 @@ class Broken(RequestQueue):
     broken = False
 
     def take(self, now: float, *, last_thread: bool = False, long_step: bool = True) -> list[Item]:
-        """Takes the best batch there is, or fails."""
         if self.broken:
             raise RuntimeError("a bug of the queue")
         return super().take(now, last_thread=last_thread, long_step=long_step)
@@ -578,7 +569,6 @@ class Hanging(Bench):
     """A bench whose watchdog looks when it is told to: a tick is a second, and a run hangs after ten of them or 20 times its prediction."""
 
     def look(self, ticks: int) -> None:
-        """Lets the watchdog tick."""
         for _ in range(ticks):
             self.scheduler._watchdog.look()
 
@@ -613,7 +603,6 @@ def test_a_run_that_hangs_is_noticed_once(caplog: pytest.LogCaptureFixture) -> N
 
 @on_loop(Hanging, manual=True, hung_floor_s=10.0)
 async def test_a_long_run_hangs_after_twenty_times_its_prediction(bench: Hanging) -> None:
-    """What is predicted to take two seconds may take forty."""
     bench.work.gate.clear()
     task = bench.submit("long", cost=lambda rows, length: 2.0)
     await asyncio.to_thread(bench.work.started.acquire)
@@ -696,7 +685,6 @@ async def test_what_is_not_predicted_has_more_time(bench: Hanging, place: str) -
 
 @on_loop()
 async def test_the_loop_keeps_ticking_while_the_engine_blocks(bench: Bench) -> None:
-    """Runs happen on threads: the event loop is free meanwhile."""
     blocker = await bench.blocked()
     ticks = 0
     for _ in range(50):
@@ -718,8 +706,6 @@ async def test_stages_follow_each_other(bench: Bench) -> None:
 
 @on_loop()
 async def test_what_finish_raises_is_the_requests_error(bench: Bench) -> None:
-    """An error in decoding fails its own request and nothing else."""
-
     def fail(results: Sequence[Any]) -> None:
         raise InvalidValueError("nonsense")
 
@@ -768,7 +754,6 @@ def test_a_count_that_fails_fails_nothing() -> None:
 
 
 def test_the_queue_is_observed() -> None:
-    """Whoever watches the queue sees it fill and empty."""
     seen: list[tuple[int, int]] = []
 
     async def play() -> None:
@@ -788,7 +773,6 @@ def test_the_queue_is_observed() -> None:
 
 @on_loop()
 async def test_a_coroutine_that_never_ran_leaves_nothing(bench: Bench) -> None:
-    """Closing an admitted request gives its tokens back."""
     request = bench.admit(100)
     assert bench.scheduler.close(request)
     coroutine: Coroutine[Any, Any, RequestResult] = bench.scheduler.run(bench.admit(8), bench.stage("x"))
@@ -828,8 +812,6 @@ async def test_a_lone_run_is_multi_threaded(bench: Bench) -> None:
 
 @pytest.mark.parametrize(("threads", "expected"), [(4, []), (5, []), (6, ["beside"])])
 def test_with_many_threads_a_few_runs_may_have_several_threads(threads: int, expected: list[str]) -> None:
-    """Two runs of three threads fit on six cores."""
-
     async def check(bench: Bench) -> None:
         multi_threaded = MultiThreaded()
         blocker = await bench.blocked()
@@ -974,7 +956,6 @@ async def test_one_thread_begins_no_long_step_while_the_others_have_one(bench: B
 
 @on_loop(Hanging, manual=True, hung_floor_s=10.0, threads=2)
 async def test_a_long_step_does_not_wait_for_one_that_hangs(bench: Hanging) -> None:
-    """The thread that was left to others begins it, although nothing new comes."""
     steps = LongSteps(bench)
     await asyncio.to_thread(steps.begun.acquire)
     bench.look(UNPREDICTED_FLOORS * TICKS_OF_FLOOR)
@@ -1047,7 +1028,6 @@ def test_a_refused_request_is_freed_without_the_garbage_collector() -> None:
 
 
 def test_python_switches_threads_as_before_once_it_has_stopped() -> None:
-    """The interval is the whole process's, which may do other things afterwards."""
     before = sys.getswitchinterval()
 
     async def check(bench: Bench) -> None:

@@ -43,29 +43,23 @@ TEXTS = [" ".join(WORDS[(i * k) % 8] for k in range(1 + i * 7 % 19)) for i in ra
 
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few rows are several windows."""
     monkeypatch.setattr(score, "WINDOW_ROWS", 16)
 
 
 def write_lines(path: Path, rows: Sequence[Any]) -> Path:
-    """Writes JSON Lines."""
     path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows), encoding="utf-8")
     return path
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Reads JSON Lines."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def run(models: Path, source: Path, output: Path, *flags: str) -> int:
-    """Scores by the model `tiny`."""
     return main(["score", "--models", str(models), "--model", "tiny", *flags, str(source), str(output)])
 
 
 def served(models: Path, path: str, body: dict[str, Any]) -> Any:
-    """Returns what the service answers to a body."""
-
     async def ask(client: httpx.AsyncClient) -> Any:
         return (await client.post(path, json=body)).json()
 
@@ -75,7 +69,6 @@ def served(models: Path, path: str, body: dict[str, Any]) -> Any:
 def test_an_unknown_bundle_is_not_asked_for_on_the_hub(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The message names the folder, and a near name. Nothing is exported."""
     monkeypatch.setattr(logs, "configure_logging", lambda _: None)  # the handlers are those of the test run
     source = tmp_path / "in.csv"
     source.write_text("text\ngood\n")
@@ -244,7 +237,6 @@ def without_nulls(value: Any) -> Any:
 
 
 def rounded(value: Any) -> Any:
-    """Returns a value with its numbers at five digits."""
     if isinstance(value, list):
         return [rounded(item) for item in value]
     if isinstance(value, dict):
@@ -253,7 +245,6 @@ def rounded(value: Any) -> Any:
 
 
 def test_each_input_of_a_task_has_a_flag() -> None:
-    """A new task's inputs are columns that a flag can name."""
     assert {name for spec in TASKS.values() for name in input_fields(spec)} <= score_command().model_fields.keys()
 
 
@@ -417,7 +408,6 @@ def test_each_line_end_within_a_field_is_quoted(models: Path, tmp_path: Path, de
 
 
 def test_a_line_of_csv_that_is_too_long_ends_the_run(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It was cut without a word; where its quotes end nobody knows then."""
     (tmp_path / "in.csv").write_text("text,id\n" + "a," * 1000 + "\ngood,2\n")
     assert 1 == run(models, tmp_path / "in.csv", tmp_path / "out.csv", "--max-chars", "100", "--max-body-bytes", "1024")
     assert "line 2 of the input has more than 1024 bytes" in capsys.readouterr().err
@@ -755,7 +745,6 @@ class Echo:
     """A Scorer without a model."""
 
     async def answer(self, rows: Sequence[Row], on_done: Any) -> list[Answer]:
-        """Returns the length of each text."""
         return [Answer(len(row.values["text"])) for row in rows]
 
 
@@ -763,7 +752,6 @@ class Nowhere:
     """A sink that counts."""
 
     def append(self, data: bytes, rejected: bytes, progress: Progress) -> Progress:
-        """Drops both."""
         return Progress(progress.place, output_bytes=progress.output_bytes + len(data))
 
 
@@ -818,7 +806,6 @@ def test_streams_and_signals(models: Path, tmp_path: Path) -> None:
 
 
 def test_a_wrong_column_costs_no_file(models: Path, tmp_path: Path) -> None:
-    """With --restart too: what was written before stays until the run can begin."""
     source, output = tmp_path / "in.csv", tmp_path / "out.csv"
     source.write_text("text\ngood\n")
     assert 0 == run(models, source, output)

@@ -22,7 +22,6 @@ pytestmark = pytest.mark.usefixtures("logging_of_pytest")
 
 
 def write(path: Path) -> Path:
-    """Writes a row of text."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table({"text": ["good"]}), path)
     return path
@@ -44,7 +43,6 @@ def test_a_folder_lists_what_readers_of_parquet_read(tmp_path: Path) -> None:
 
 
 def test_a_folder_goes_to_another_process(tmp_path: Path) -> None:
-    """What an actor gets reads the same files."""
     write(tmp_path / "a.parquet")
     folder = pickle.loads(pickle.dumps(ParquetFolder(str(tmp_path), "the input")))
 
@@ -113,7 +111,6 @@ def scored(models: Path, *words: str | Path) -> int:
 def test_flags_that_ray_cannot_follow_are_refused(
     models: Path, tmp_path: Path, flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line says what to change, and nothing is written."""
     write(tmp_path / "in/a.parquet")
 
     assert 2 == scored(models, "--ray", "127.0.0.1:9", *flags, tmp_path / "in", tmp_path / "out")
@@ -178,7 +175,6 @@ def test_a_restart_counts_only_what_was_made_since(models: Path, tmp_path: Path,
 def test_without_the_extra_the_error_names_it(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Scoring itself does not import Ray, and --ray says what to install."""
     write(tmp_path / "in/a.parquet")
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "bertserve.service.scoring.ray_data", raising=False)

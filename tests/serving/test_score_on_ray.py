@@ -57,19 +57,16 @@ def cluster() -> Iterator[str]:
 
 
 def write(path: Path, rows: int, *, more: Mapping[int, Any] | None = None) -> None:
-    """Writes rows of texts, some of them others."""
     path.parent.mkdir(parents=True, exist_ok=True)
     texts = [(more or {}).get(i, " ".join(WORDS[(i * k) % 8] for k in range(1 + i * 7 % 9))) for i in range(rows)]
     pq.write_table(pa.table({"id": range(rows), "review": pa.array(texts, pa.string())}), path)
 
 
 def arguments(models: Path, *more: str | Path) -> list[str]:
-    """Returns the arguments that score by the model `tiny`."""
     return ["score", "--models", str(models), "--model", "tiny", "--text", "review", *map(str, more)]
 
 
 def start(models: Path, *more: str | Path) -> subprocess.Popen[str]:
-    """Starts the command as a process of its own."""
     command = [sys.executable, "-m", "bertserve.service.cli", *arguments(models, *more)]
     return subprocess.Popen(command, cwd=ROOT, text=True, stderr=subprocess.PIPE)
 
@@ -81,7 +78,6 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def scored_one_by_one(models: Path, source: Path, output: Path) -> dict[str, bytes]:
-    """Returns what `bert-serve score` makes of each file."""
     for path in source.rglob("*.parquet"):
         made = output / path.relative_to(source)
         made.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +86,6 @@ def scored_one_by_one(models: Path, source: Path, output: Path) -> dict[str, byt
 
 
 def wait_for(condition: Callable[[], Any], what: str) -> Any:
-    """Returns what a condition gives once it holds."""
     until = time.monotonic() + 60
     while not (found := condition()):
         assert time.monotonic() < until, what

@@ -57,7 +57,6 @@ def client_of(served: Any, **headers: str) -> Iterator[httpx.Client]:
 
 
 def sample(client: httpx.Client, name: str) -> float:
-    """Returns the value of the only sample of a metric."""
     [line] = [line for line in client.get("/metrics").text.splitlines() if re.match(rf"bertserve_{name}(\{{|\s)", line)]
     return float(line.rpartition(" ")[2])
 
@@ -108,7 +107,6 @@ def test_a_client_that_hangs_up_frees_its_place(slow_service: Served) -> None:
 
 
 def test_a_client_that_hangs_up_at_once_frees_its_place(slow_service: Served) -> None:
-    """It does not matter that the client left before anyone looked."""
     with client_of(slow_service) as client:
         cancelled = sample(client, "cancelled_total")
         hang_up_on(slow_service, {"inputs": ["good"] * 400}).close()
@@ -152,7 +150,6 @@ def test_the_service_answers_others_while_a_large_request_runs(slow_service: Ser
 
 
 def test_a_short_text_does_not_wait_for_a_long_list(slow_service: Served) -> None:
-    """A text that comes while a long list runs slips in between."""
     with client_of(slow_service) as client, ThreadPoolExecutor(1) as pool:
         long = pool.submit(httpx.post, f"{slow_service.url}/classify", json={"inputs": ["good"] * 60}, timeout=60)
         wait_until(lambda: sample(client, "queue_items") > 10)

@@ -120,7 +120,6 @@ def test_a_switch_is_a_flag_without_a_value(name: str, monkeypatch: pytest.Monke
 
 
 def test_a_flag_wins_over_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flag replaces what the variable says, and leaves other variables alone."""
     monkeypatch.setenv("BERT_SERVE_PORT", "1111")
     monkeypatch.setenv("BERT_SERVE_THREADS", "2")
     read = parse(Settings, ["--port", "2222"])
@@ -128,7 +127,6 @@ def test_a_flag_wins_over_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_settings_are_frozen() -> None:
-    """Nobody changes a setting after the start."""
     with pytest.raises(ValidationError):
         parse(Settings, []).port = 1  # type: ignore[misc]
 
@@ -190,7 +188,6 @@ def test_a_default_is_given_once(given: str) -> None:
 
 
 def test_other_variables_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable without the prefix, as of the platform, changes nothing."""
     monkeypatch.setenv("PORT", "1234")
     monkeypatch.setenv("BERT_SERVER_X", "1")
     assert parse(Settings, []).port == 8000
@@ -243,7 +240,6 @@ def test_a_value_out_of_range_is_refused(flag: str, value: str) -> None:
 
 
 def test_a_switch_is_on_or_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable that is neither on nor off is refused, not guessed."""
     monkeypatch.setenv("BERT_SERVE_ACCESS_LOG", "perhaps")
     with pytest.raises(SettingsError, match=r"--access-log \(or BERT_SERVE_ACCESS_LOG\) is `perhaps`"):
         parse(Settings, [])
@@ -275,7 +271,6 @@ def test_usable_cores_keep_to_the_quota(files: dict[str, str], cores: int, tmp_p
 
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())
 def test_an_old_name_is_refused_with_the_new_one(old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the command line, in a file and in the environment."""
     assert new in Settings.model_fields
     flag, new_flag = old.replace("_", "-"), new.replace("_", "-")
     for prefix in ("--", "--no-"):

@@ -26,7 +26,6 @@ LETTERS = [*"abcdefghijklmnopqrstuvwxyz.!?<>/[]()", *"ABCDEFGHIJKLMNOPQRSTUVWXYZ
 
 
 def word_piece(specials: list[str]) -> tokenizers.Tokenizer:
-    """BERT's: punctuation is split off first."""
     pieces = [*specials, *LETTERS, *(f"##{letter}" for letter in LETTERS), "sep", "cls", "mask"]
     made = tokenizers.Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token=specials[UNKNOWN]))
     made.normalizer = normalizers.BertNormalizer(lowercase=True)
@@ -43,7 +42,6 @@ def whole_words(specials: list[str]) -> tokenizers.Tokenizer:
 
 
 def byte_pair(specials: list[str], *, ignore_merges: bool = False) -> tokenizers.Tokenizer:
-    """RoBERTa's: byte-level BPE, here without an unknown token."""
     pieces = [*specials, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     made = tokenizers.Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, [], ignore_merges=ignore_merges))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not ignore_merges)
@@ -171,7 +169,6 @@ def test_no_task_takes_a_special_token_from_its_texts(made: Callable[..., Tokeni
 
 
 def test_the_place_of_a_spelled_token_is_kept(made: Callable[..., Tokenizer]) -> None:
-    """A span over a spelled special token is the caller's own text."""
     text = "good </s> bad [SEP] x"
     (tokens,) = made().tokenize([text])
 

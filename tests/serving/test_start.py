@@ -26,7 +26,6 @@ TWO = ("--workers", "2", "--threads", "2")
 
 
 def classify(served: Served, inputs: Any, **headers: str) -> httpx.Response:
-    """Sends inputs to /classify and returns the answer."""
     return httpx.post(f"{served.url}/classify", json={"inputs": inputs}, headers=headers, timeout=30, trust_env=False)
 
 
@@ -88,7 +87,6 @@ def test_a_port_in_use_is_an_error(models: Path) -> None:
 
 @pytest.mark.full_grid
 def test_sigint_stops_the_service_as_sigterm(models: Path, serve: Serve) -> None:
-    """Ctrl-C ends the service cleanly, without a traceback."""
     with serve(models) as served:
         served.process.send_signal(signal.SIGINT)
         served.process.wait(10)
@@ -96,14 +94,12 @@ def test_sigint_stops_the_service_as_sigterm(models: Path, serve: Serve) -> None
 
 
 def test_the_access_log_is_off_by_default(models: Path, serve: Serve) -> None:
-    """Without the flag a request that is answered leaves nothing in the log."""
     with serve(models) as served:
         classify(served, "good")
     assert served.lines() == []
 
 
 def test_the_log_can_be_json(models: Path, serve: Serve) -> None:
-    """With both flags each request is a JSON object a line, without its text."""
     with serve(models, "--access-log", "--log-format", "json") as served:
         classify(served, "swordfish", **{"x-request-id": "r-7"})
         classify(served, ["swordfish", 1], **{"x-request-id": "r-7"})
@@ -129,7 +125,6 @@ def test_a_key_from_a_file_is_asked_for(models: Path, serve: Serve, tmp_path: Pa
 
 
 def failed(*flags: str) -> subprocess.CompletedProcess[str]:
-    """Runs a start that must fail."""
     command = [str(Path(sys.executable).with_name("bert-serve")), "serve", *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 

@@ -29,18 +29,15 @@ TWO = ("--workers", "2", "--threads", "2")
 
 
 def address_of(served: Any) -> tuple[str, int]:
-    """Returns host and port of a service."""
     host, _, port = served.url.removeprefix("http://").partition(":")
     return host, int(port)
 
 
 def get(served: Any, path: str) -> httpx.Response:
-    """Returns an answer over a connection of its own."""
     return httpx.get(served.url + path, trust_env=False, timeout=30)
 
 
 def waits(served: Any) -> float:
-    """Returns the entries that wait."""
     [value] = re.findall(r"^bertserve_queue_items (\S+)", get(served, "/metrics").text, re.MULTILINE)
     return float(value)
 

@@ -30,12 +30,10 @@ HEAD = b"POST /classify HTTP/1.1\r\nhost: a\r\ncontent-type: application/x-ndjso
 
 
 def written(*bodies: Any) -> bytes:
-    """Returns bodies as JSON Lines."""
     return b"".join(json.dumps(body).encode() + b"\n" for body in bodies)
 
 
 def read(response: httpx.Response) -> list[Any]:
-    """Returns the answers of a stream."""
     assert response.status_code == 200, response.text
     assert response.headers["content-type"] == "application/x-ndjson"
     assert response.text.endswith("\n") or not response.text
@@ -43,13 +41,11 @@ def read(response: httpx.Response) -> list[Any]:
 
 
 def streamed(models: Path, content: bytes, *, path: str = "/classify", settings: Any = None, headers: Any = LINES) -> list[Any]:
-    """Returns the answers to a stream."""
     return read(call(models, "POST", path, content=content, headers=headers, settings=settings))
 
 
 @pytest.mark.parametrize("path", ["/classify", "/models/tiny", "/invocations", "/"])
 def test_each_line_is_answered_in_order(models: Path, path: str) -> None:
-    """With what its body alone is answered with, lists and parameters included."""
     bodies = [{"inputs": "good " * (i % 7)} for i in range(50)] + [{"inputs": ["a", "b"], "parameters": {"top_k": 1}}]
     expected = [call(models, "POST", path, json=body).json() for body in bodies]
 
@@ -144,20 +140,17 @@ class Client:
         return {"type": "http.request", "body": self.chunks[self.taken - 1], "more_body": self.taken < len(self.chunks)}
 
     async def send(self, message: Any) -> None:
-        """Takes an answer, once the client reads."""
         await self.reads.wait()
         if message.get("body"):
             self.answers.append(message["body"])
 
 
 async def settle() -> None:
-    """Lets everything run that can."""
     for _ in range(50):
         await asyncio.sleep(0)
 
 
 def stream_of(client: Client, answer: Any, *, max_requests: int = 4, max_bytes: int = 100, held: HeldBytes | None = None) -> LineStream:
-    """Returns the stream of a client."""
     return LineStream(
         {}, client.receive, answer, max_requests=max_requests, max_bytes=max_bytes, held=held or HeldBytes(max_bytes), turns=Turns()
     )
@@ -195,7 +188,6 @@ class TurnCounter:
     counts: list[int] = field(default_factory=lambda: [0])
 
     def note(self) -> None:
-        """Counts one."""
         self.counts[-1] += 1
 
     async def follow(self) -> None:
@@ -242,7 +234,6 @@ async def test_the_lines_of_all_streams_are_begun_in_several_turns(line: bytes, 
 
 
 async def test_a_client_that_does_not_read_holds_its_stream() -> None:
-    """Answers that it does not take count as under way."""
     client = Client([b"%d\n" % i for i in range(1000)])
     client.reads.clear()
     started = 0
@@ -262,7 +253,6 @@ async def test_a_client_that_does_not_read_holds_its_stream() -> None:
 
 
 async def test_long_lines_are_fewer_at_once() -> None:
-    """All that is under way has no more bytes than one line may have."""
     client, most, now = Client([b"x" * 40 + b"\n"] * 20 + [b"y" * 100 + b"\n"] * 3), 0, 0
 
     async def answer(line: bytes) -> bytes:
@@ -384,7 +374,6 @@ def test_waiting_for_room_ends_at_the_deadline(models: Path) -> None:
 
 
 def test_a_failure_of_the_service_is_logged(models: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """With its place; errors of callers are in their answers alone."""
     service: AppState = build(Settings(models=models))
     model = service.registry.get("tiny")
 

@@ -22,7 +22,6 @@ from embedded import ROOT
 
 @pytest.fixture(autouse=True)
 def of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables of tests are small."""
     monkeypatch.setattr(onnx_file, "LEAST_BYTES", 1)
 
 
@@ -55,7 +54,6 @@ def test_small_tables_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_is_no_whole_graph_has_none_or_whole_ones(tmp_path: Path) -> None:
-    """A file that is cut anywhere, or altered, is onnxruntime's to refuse."""
     values = np.arange(8, dtype=np.int8).reshape(4, 2)
     path = graph_of(tmp_path / "g.onnx", {"table": values}, [("Gather", ["table", "ids"])])
     whole = path.read_bytes()
@@ -71,7 +69,6 @@ def test_what_is_no_whole_graph_has_none_or_whole_ones(tmp_path: Path) -> None:
 
 
 def test_sessions_read_the_table_that_they_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With another one in its place both of them answer by that."""
     loaded = files.load_bundle(tiny.bundle(tmp_path))
     graph = loaded.manifest.graphs[0]
     encoding = Encoding(np.array([2, 7, 8, 3]), np.zeros(4, dtype=np.int64))

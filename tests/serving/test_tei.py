@@ -13,14 +13,12 @@ PAIR = ["good film", "bad"]
 
 
 def asked(api: Send, path: str, **body: Any) -> Any:
-    """Returns the result of a request that must succeed."""
     response = post(api, body, path=path)
     assert response.status_code == 200, response.text
     return response.json()
 
 
 def refused(api: Send, path: str, **body: Any) -> str:
-    """Returns the message of a request that must be 422."""
     return rejected(post(api, body, path=path), 422, "invalid_value")
 
 
@@ -60,7 +58,6 @@ def test_more_than_two_texts_are_no_sequence(api: Send, inputs: Any) -> None:
 
 
 def test_long_texts_are_cut_or_refused(api: Send) -> None:
-    """As everywhere: cut with a warning, or an error on request."""
     assert "1" == post(api, {"inputs": LONG}, path="/predict").headers["x-truncated"]
     assert "60 tokens" in refused(api, "/predict", inputs=LONG, truncate=False)
 
@@ -100,12 +97,10 @@ def test_tokens_are_shown_with_their_places(api: Send) -> None:
 
 
 def test_long_texts_are_tokenized_whole(api: Send) -> None:
-    """No token is cut off, however short the model's texts are."""
     assert [62, 2] == [len(tokens) for tokens in asked(api, "/tokenize", inputs=[LONG, ""], model="classifier")]
 
 
 def test_ids_become_texts(api: Send) -> None:
-    """One list of ids, or several; special tokens on request."""
     ids = [token["id"] for token in asked(api, "/tokenize", inputs="good film", model="classifier")[0]]
 
     assert ["good film"] == asked(api, "/decode", ids=ids, model="classifier")

@@ -20,13 +20,11 @@ TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=9), 
 
 
 def packed(texts: list[str]) -> bytes:
-    """Returns texts in their binary form."""
     return b"".join(struct.pack("<I", len(text.encode())) + text.encode() for text in texts)
 
 
 @given(TEXTS)
 def test_binary_texts_come_back(texts: list[str]) -> None:
-    """What an answer packs, a request reads, whatever the texts are."""
     data = Output(np.array(texts, object), binary=True).packed()
 
     assert packed(texts) == data
@@ -68,7 +66,6 @@ TENSOR = st.fixed_dictionaries(
 
 @given(st.fixed_dictionaries({"inputs": st.lists(TENSOR, max_size=3) | JSON}), st.binary(max_size=16), st.integers(-20, 3) | st.none())
 def test_any_body_is_read_or_refused(value: Any, rest: bytes, off: int | None) -> None:
-    """Wrong types, wrong lengths and wrong headers are all the caller's errors."""
     head = json.dumps(value).encode()
     try:
         _, tensors = read_infer_body(head + rest, None if off is None else str(len(head) + off))

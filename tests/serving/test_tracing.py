@@ -43,22 +43,18 @@ class Collector(http.server.ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """Its base address."""
         return f"http://127.0.0.1:{self.server_port}"
 
     @property
     def spans(self) -> list[Span]:
-        """All spans that came."""
         scopes = [scope for export in self.exports for resource in export.resource_spans for scope in resource.scope_spans]
         return [span for scope in scopes for span in scope.spans]
 
     def one(self, name: str) -> Span:
-        """Returns the only span of that name."""
         [span] = [span for span in self.spans if span.name == name]
         return span
 
     def resources(self) -> list[dict[str, Any]]:
-        """Returns the attributes of who sent, of each export."""
         return [values(resource.resource) for export in self.exports for resource in export.resource_spans]
 
 
@@ -81,7 +77,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(name="collector")
 def collector_on_loopback() -> Iterator[Collector]:
-    """A collector that listens."""
     with Collector() as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -91,7 +86,6 @@ def collector_on_loopback() -> Iterator[Collector]:
 
 
 def values(carrier: Any) -> dict[str, Any]:
-    """Returns the attributes of a span or a resource."""
     return {item.key: getattr(item.value, item.value.WhichOneof("value")) for item in carrier.attributes}
 
 
@@ -251,7 +245,6 @@ def test_no_span_has_the_text_of_a_caller(models: Path, collector: Collector) ->
 
 
 def test_what_a_caller_did_wrong_is_no_error_of_the_service(models: Path, collector: Collector) -> None:
-    """A refused request is not marked as an error, by the conventions of servers."""
     assert 422 == ask(models, collector, {"inputs": 1}).status_code
     server = collector.one("POST /classify")
     assert 422 == values(server)["http.response.status_code"]
@@ -279,8 +272,6 @@ def test_a_run_that_fails_is_an_error_of_its_batch_and_of_the_request(models: Pa
 
 
 def test_probes_and_scrapes_are_not_traced(models: Path, collector: Collector) -> None:
-    """What comes every few seconds makes no span; everything else does, by its route."""
-
     async def check(client: httpx.AsyncClient) -> None:
         for path in ("/health/live", "/health/ready", "/metrics", "/ping", "/models/tiny/info"):
             assert (await client.get(path)).status_code == 200
@@ -342,7 +333,6 @@ def test_who_sends_is_described_and_variables_say_more(models: Path, collector: 
 
 
 def test_the_sdk_can_be_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OTEL_SDK_DISABLED turns traces off, whatever the setting says."""
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     assert Tracer.to("http://127.0.0.1:1") is None
 
@@ -366,8 +356,6 @@ def test_a_collector_that_is_away_disturbs_nobody(models: Path, caplog: pytest.L
 
 
 def test_nothing_of_it_is_there_where_it_is_off(models: Path) -> None:
-    """Without the setting no answer names a trace, whatever the caller sends."""
-
     async def check(client: httpx.AsyncClient) -> httpx.Response:
         return await client.post("/classify", json={"inputs": "good"}, headers={"traceparent": TRACEPARENT})
 
@@ -383,7 +371,6 @@ def test_a_missing_extra_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("address", ["localhost:4318", "grpc://localhost:4317", "http://", "http://user:secret@host", "http://host/?key=1"])
 def test_an_address_that_is_none_is_refused(address: str) -> None:
-    """An address is of HTTP, with a host; keys go into OTEL_EXPORTER_OTLP_HEADERS."""
     with pytest.raises(SettingsError, match=r"--otlp-endpoint .* must be an http or https address, such as http://localhost:4318"):
         parse(Settings, ["--otlp-endpoint", address])
 

@@ -47,12 +47,10 @@ class Simulation:
         self.made = 0
 
     def at(self, time: float, what: Callable[[], None]) -> None:
-        """Lets something happen at a time."""
         self.made += 1
         heapq.heappush(self.events, (time, self.made, what))
 
     def busy_s(self) -> float:
-        """Returns what the scheduler says of the inference threads."""
         return sum(max(end - self.now, 0.0) for _, end in self.runs.values()) if len(self.runs) == self.threads else 0.0
 
     def arrive(self, *lengths: int) -> None:
@@ -73,7 +71,6 @@ class Simulation:
         self._start()
 
     def play(self, until: float = float("inf")) -> None:
-        """Lets everything happen until a time."""
         while self.events and self.events[0][0] <= until:
             self.now, _, what = heapq.heappop(self.events)
             what()
@@ -129,7 +126,6 @@ def with_documents(dice: random.Random) -> tuple[int, ...]:
 
 
 def within_twice(predicted: float, real: float) -> bool:
-    """Whether two waits are within a factor of two."""
     return predicted <= 2 * real and real <= 2 * predicted
 
 

@@ -82,7 +82,6 @@ def answered(client: httpx.Client) -> float:
 
 @pytest.mark.parametrize(("total", "workers", "shares"), [(8, 2, [4, 4]), (3, 2, [2, 1]), (7, 4, [2, 2, 2, 1]), (5, 1, [5])])
 def test_a_total_is_divided_among_the_workers(total: int, workers: int, shares: list[int]) -> None:
-    """Shares add up to the total and differ by one at most."""
     assert shares == [WorkerContext(index, workers).share(total) for index in range(workers)]
 
 
@@ -100,7 +99,6 @@ def test_info_has_totals_and_the_workers_share(models: Path) -> None:
 
 
 def test_every_worker_has_a_thread_by_default(models: Path) -> None:
-    """More workers than cores get an inference thread each all the same."""
     made = [build(Settings(models=models, workers=250, max_batch_tokens=64), WorkerContext(index, 250)) for index in (0, 249)]
 
     assert [1, 1] == [min(service.worker["threads"], 1) for service in made]
@@ -226,7 +224,6 @@ def test_a_worker_with_a_dead_thread_makes_room_for_another() -> None:
 
 
 def test_all_workers_answer_and_any_page_counts_all_requests(models: Path, serve: Serve) -> None:
-    """Connections are spread over both workers, and each of them gives the same sums."""
     with serve(models, *TWO) as served, clients_of(served, 8) as clients:
         for client in clients:
             assert 200 == client.post("/classify", json={"inputs": ["good", "bad"]}).status_code
@@ -382,7 +379,6 @@ def test_a_signal_drains_all_workers(tmp_path: Path, serve: Serve, number: int) 
 
 
 def waiting(client: httpx.Client) -> float:
-    """Returns the entries that wait, of all workers."""
     [value] = re.findall(r"^bertserve_queue_items (\S+)", client.get("/metrics").text, re.MULTILINE)
     return float(value)
 
@@ -403,7 +399,6 @@ def test_a_second_interrupt_ends_at_once(tmp_path: Path, serve: Serve) -> None:
 
 
 def test_no_worker_outlives_its_supervisor(models: Path, serve: Serve) -> None:
-    """When the supervisor is killed its workers end and the port is free."""
     with serve(models, *TWO) as served:
         served.process.kill()
         reader = threading.Thread(target=served.process.stdout.read)  # ends when the last of them has closed it
@@ -439,7 +434,6 @@ def folder_of(served: Any) -> Path:
 
 
 def room(folder: Path) -> int:
-    """Returns the bytes that the metrics in a folder take."""
     return sum(path.stat().st_blocks * 512 for path in folder.glob("*.db"))
 
 

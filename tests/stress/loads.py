@@ -157,10 +157,8 @@ def memory_mib(served: Served) -> float:
 
 
 def descriptors(served: Served) -> int:
-    """Returns how many descriptors the service's process has open."""
     return len(os.listdir(f"/proc/{served.process.pid}/fd"))
 
 
 def threads(served: Served) -> int:
-    """Returns how many threads the service's process has."""
     return len(os.listdir(f"/proc/{served.process.pid}/task"))

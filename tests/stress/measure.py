@@ -168,7 +168,6 @@ class Outcome:
         return [words for words, is_broken in broken.items() if is_broken]
 
     def line(self) -> str:
-        """Returns the row of the table."""
         answers, attacker = (" ".join(f"{s}:{n}" for s, n in sorted(each.items())) for each in (self.statuses, self.attacker))
         back = f">{RETURN_S:.0f}" if self.return_s is None else f"{self.return_s:.1f}"
         return (
@@ -301,7 +300,6 @@ class AttackedService:
         return first.answers
 
     def _workers(self) -> set[int]:
-        """Returns the processes that serve."""
         first = self._served.process
         if first.poll() is not None:
             return set()
@@ -369,6 +367,5 @@ def _tiny_models(folder: Path) -> Path:
 
 
 def show_table(outcomes: Iterable[Outcome]) -> None:
-    """Prints the outcomes, those that broke a limit first."""
     ordered = sorted(outcomes, key=lambda each: not each.breaches)
     print("\n".join(["", HEADER, UNITS, *(outcome.line() for outcome in ordered)]), flush=True)

@@ -26,7 +26,6 @@ RESET = struct.pack("ii", 1, 0)
 
 
 def forever(*requests: bytes) -> Iterator[bytes]:
-    """Yields requests in turn, without end."""
     while True:
         yield from requests
 
@@ -105,12 +104,10 @@ def lines(*parts: bytes) -> Run:
 
 
 def chunk(data: bytes) -> bytes:
-    """Returns data as a chunk."""
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
 def gets(*paths: str) -> Run:
-    """Returns an attack by requests without a body."""
     return lambda target: target.ask_all(forever(*(target.head("GET", path) for path in paths)))
 
 
@@ -254,5 +251,4 @@ PROTOCOL: dict[str, tuple[Run, int]] = {
 
 
 def protocol_attacks() -> list[Attack]:
-    """Returns an attack on each feature of the protocol."""
     return [Attack(name, "protocol", run, connections=connections) for name, (run, connections) in PROTOCOL.items()]

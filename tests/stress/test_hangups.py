@@ -91,7 +91,6 @@ def try_wave(served: Served, before: Any) -> float | None:
 
 
 def queued(served: Served) -> float:
-    """Returns the entries that wait."""
     return total(samples(served), "queue_items")
 
 
@@ -108,13 +107,11 @@ def assert_threads_live(served: Served) -> None:
 
 
 def connect(served: Served) -> socket.socket:
-    """Returns a connection of its own."""
     host, _, port = served.url.removeprefix("http://").partition(":")
     return socket.create_connection((host, int(port)), timeout=30)
 
 
 def send(connection: socket.socket, body: bytes) -> None:
-    """Sends a request, of which the answer is not read."""
     connection.sendall(b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
 
 

@@ -41,19 +41,16 @@ class Watch:
     """
 
     def __init__(self, served: Served) -> None:
-        """Watches the process of a service."""
         self.readings: list[tuple[float, float, int, int]] = []
         self._served = served
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._read)
 
     def __enter__(self) -> Watch:
-        """Begins."""
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends."""
         self._over.set()
         self._thread.join()
 
