@@ -21,7 +21,7 @@ import tiny
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.validation.reference import sample_reference
 from bertserve.service.bundle.files import Bundle
-from bertserve.service.tasks import embed, rerank, similarity, zero_shot
+from bertserve.service.tasks import embed, rerank, zero_shot
 from bundles import Served, Verify, exported, json_lines, refused
 from checkpoints import POSITIONS, ROWS, SIZES, bert, edit_weights, few_texts, naming, save
 
@@ -135,31 +135,6 @@ def test_the_bundle_pools_as_sentence_transformers_says(pytorch: PyTorch, served
     spec |= {"prompts": PROMPTS, "default_prompt": None}
     assert served.manifest.embedding is not None
     assert (64, spec) == (served.manifest.tokenizer.max_length, served.manifest.embedding.model_dump())
-
-
-def test_tokens_are_those_of_the_feature_extraction_pipeline(source: Path, served: Served) -> None:
-    """`pooling` `none` gives the pipeline's nested lists, special tokens included."""
-    pipeline = transformers.pipeline(
-        "feature-extraction", model=str(source), dtype=torch.float32, tokenize_kwargs={"truncation": True, "max_length": 64}
-    )
-    for text in TEXTS:
-        found = np.array(served.answer({"inputs": text, "pooling": "none", "normalize": False}, embed.TASK))
-        np.testing.assert_allclose(np.array(pipeline(text)), found, rtol=0, atol=1e-4)
-
-
-def test_similarities_are_cosines_of_pytorchs_vectors(pytorch: PyTorch, served: Served) -> None:
-    unit = pytorch.vectors(TEXTS, "mean")
-    found = served.answer({"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}}, similarity.TASK)
-    np.testing.assert_allclose(unit[1:] @ unit[0], found, rtol=0, atol=1e-4)
-
-
-def test_int8_passes_the_gate_and_points_the_same_way(pytorch: PyTorch, bundle: Bundle) -> None:
-    """The error on the validation texts is within the limit, and the vectors' cosines to PyTorch's are near 1."""
-    validation = bundle.graph("cpu", "int8").evidence
-    assert 0 < validation.quantization_error <= 0.1
-    assert validation.quantized["MatMulIntegerToFloat"] == 16
-    found = np.array(Served(bundle, "int8").answer({"inputs": TEXTS}, embed.TASK))
-    assert (found * pytorch.vectors(TEXTS, "mean")).sum(axis=1).min() > 0.99
 
 
 def test_the_agreement_is_that_of_the_vectors_that_are_served(source: Path, bundle: Bundle) -> None:

@@ -18,7 +18,6 @@ from huggingface_hub.repocard import metadata_load
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-import bertserve.service.cli
 import tiny
 from bertserve.export import calibration, cli
 from bertserve.export.bundle import model_card
@@ -103,12 +102,6 @@ def test_a_bundle_holds_manifest_tokenizer_card_and_graphs(usual: Usual) -> None
     assert [usual.path] == list(usual.path.parent.iterdir())
     assert 0o755 == usual.path.stat().st_mode & 0o777
     assert [] == [path.name for path in usual.path.iterdir() for secret in secrets if secret in path.read_bytes()]
-
-
-def test_the_stored_example_checks(usual: Usual, capsys: pytest.CaptureFixture[str]) -> None:
-    """`bert-serve check` gets the stored result from the default graph."""
-    assert 0 == bertserve.service.cli.main(["check", "--models", str(usual.path.parent)])
-    assert "tiny-bert: text-classification, cpu/int8: ok" in capsys.readouterr().out
 
 
 def test_the_tokenizer_is_that_of_the_checkpoint_without_its_training(usual: Usual) -> None:
@@ -241,14 +234,6 @@ def test_validation_of_fp32_is_complete(usual: Usual) -> None:
     assert (19, 1.0, 2, {}) == (validation.samples, validation.label_agreement, validation.fusions["Attention"], validation.quantized)
     assert 0 <= validation.worst_abs_error <= MAX_ABS_ERROR["fp32"]
     assert validation.nodes > 0
-
-
-def test_validation_of_int8_counts_what_was_quantized(usual: Usual) -> None:
-    """Four products in the first layer, five in the last, where the query stands alone, the pooler, and the word embedding."""
-    quantized = usual.graph("int8").evidence.quantized
-
-    assert {"MatMulIntegerToFloat", "PerRowEmbedding", "FloatUnits", "FloatInputs"} <= set(quantized)
-    assert (10, 1) == (quantized["MatMulIntegerToFloat"], quantized["PerRowEmbedding"])
 
 
 def untimed(target: Path) -> dict[str, Any]:
@@ -415,23 +400,6 @@ def test_texts_and_pairs_are_answered_as_in_pytorch(served: Served, pytorch: PyT
         together = [row["logits"] for row in served.engine.run(encodings[::step])][::step]
         np.testing.assert_allclose(expected, together, rtol=0, atol=1e-4)
         np.testing.assert_allclose(alone, together, rtol=0, atol=MAX_ROW_ERROR)
-
-
-def test_word_order_and_segments_matter(served: Served) -> None:
-    """The comparison is not one of constants: positions and token types move the logits of the test model."""
-    texts = [("good film", None), ("film good", None), ("good", "film"), ("film", "good")]
-    logits = [served.alone(request)[0]["logits"].round(3).tolist() for request in requests_of(texts)]
-
-    assert 4 == len({tuple(row) for row in logits})
-
-
-def test_int8_is_near_pytorch(usual: Usual, pytorch: PyTorch) -> None:
-    """The int8 graph's logits stay within an error that the validation report admits, times two for texts it has not seen."""
-    served, inputs = Served(usual.bundle, "int8"), INPUTS[64:]
-    actual = [served.alone(request)[0]["logits"] for request in requests_of(inputs)]
-    allowed = 2 * usual.graph("int8").evidence.worst_abs_error
-
-    np.testing.assert_allclose([pytorch.logits(*texts) for texts in inputs], actual, rtol=0, atol=allowed)
 
 
 # ---- the card

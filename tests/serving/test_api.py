@@ -63,11 +63,6 @@ def test_sigmoid_and_none_replace_the_activation(models: Path) -> None:
         assert item["score"] == pytest.approx(1 / (1 + np.exp(-logits[item["label"]])), abs=1e-6)
 
 
-def test_special_tokens_in_a_text_are_text(models: Path) -> None:
-    """A text that spells `[SEP]` is read letter by letter, as are the words that it consists of."""
-    assert results(models, "good [SEP] bad") == results(models, "good [ sep ] bad")
-
-
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "application/json; charset=utf-8", ""])
 def test_the_content_type_does_not_matter(models: Path, content_type: str) -> None:
     """JSON is read whatever the content type says, as `curl -d` says a form."""

@@ -17,7 +17,6 @@ from bertserve.service.tasks import embed
 from bertserve.service.tasks.cost import NUMBER_BYTES
 from bertserve.service.wire.json_text import to_json, to_plain
 
-NLI_LABELS = ("contradiction", "neutral", "entailment")
 EMBED, SIMILARITY, RERANK, ZERO_SHOT = "/embed", "/similarity", "/rerank", "/zero-shot"
 LABELS = {"candidate_labels": ["good", "bad", "a very dull book"]}
 SENTENCES = {"source_sentence": "a good film", "sentences": ["a great film", "the book was dull"]}
@@ -33,20 +32,7 @@ def by_label(found: list[dict[str, Any]]) -> dict[str, float]:
     return {item["label"]: item["score"] for item in found}
 
 
-def test_a_model_of_inference_still_classifies(api: Send) -> None:
-    found = answered(api, "/models/nli", {"text": "a good film", "text_pair": "bad"})
-    assert set(NLI_LABELS) == {item["label"] for item in found[0]}
-
-
 # /embed
-
-
-def test_a_text_and_a_list_give_rows_of_vectors(api: Send) -> None:
-    one, other = answered(api, EMBED, "a good film"), answered(api, EMBED, "")
-    assert [tiny.HIDDEN] == [len(vector) for vector in one]
-    assert_same([*one, *other], answered(api, EMBED, ["a good film", ""]))
-    assert_same(one, answered(api, EMBED, ["a good film"]))
-    assert [] == answered(api, EMBED, [])
 
 
 def test_tokens_are_pooled_as_asked(api: Send) -> None:

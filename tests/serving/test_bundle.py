@@ -15,8 +15,6 @@ from bertserve.service.bundle import files
 from bertserve.service.errors import BundleError
 from bertserve.service.tasks import catalog
 
-ROOT = Path(__file__).parents[2]
-
 
 def test_a_bundle_is_loaded_and_verified(models: Path) -> None:
     loaded = files.load_bundle(models / "tiny")

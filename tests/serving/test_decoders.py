@@ -81,15 +81,6 @@ def test_each_token_is_taken_from_the_window_where_it_lies_farthest_from_an_edge
     np.testing.assert_array_equal(expected, token_classification.merge(encodings, cuts, whole))
 
 
-def test_a_tie_between_windows_goes_to_the_earlier_one() -> None:
-    """Of 5 tokens in windows 0-2 and 2-4 the middle one lies at both edges."""
-    cuts = [range(3), range(2, 5)]
-    encodings = [Encoding(np.zeros(3, dtype=np.int64), np.zeros(3, dtype=np.int64), start=0)] * 2
-    merged = token_classification.merge(encodings, cuts, [np.full((3, 1), 1, dtype=np.float32), np.full((3, 1), 2, dtype=np.float32)])
-
-    assert [1, 1, 1, 2, 2] == merged[:, 0].tolist()
-
-
 # ---- entities: aggregation
 
 
@@ -166,22 +157,6 @@ def test_of_equal_maxima_in_a_word_the_first_token_counts() -> None:
         item["entity_group"]
         for item in decode(token_classification, request, rows, Head(("A", "B")), tokenizer_of(token_classification.TASK, 32))
     ]
-
-
-@MANY
-@given(st.lists(st.sampled_from(LABELS), min_size=1, max_size=12))
-def test_neighbors_are_grouped_by_tag(labels: list[str]) -> None:
-    """Any sequence of labels is grouped as in the pipeline, labels of other schemes too."""
-    request = token_classification.Request(
-        "good " * len(labels), token_classification.NerParameters(aggregation_strategy="simple", ignore_labels=[])
-    )
-    tokenizer = tokenizer_of(token_classification.TASK, 4096)
-    (tokens,) = tokenizer.tokenize([request.text])
-    logits = 5 * np.eye(len(LABELS), dtype=np.float32)[[0, *(LABELS.index(label) for label in labels), 0]]
-
-    assert_same(
-        hugging_face(request, tokens, logits[1:-1]), decode(token_classification, request, [{"logits": logits}], Head(LABELS), tokenizer)
-    )
 
 
 # ---- answers
@@ -302,60 +277,6 @@ def test_few_texts_are_found_behind_many_spans_of_one(words: list[str], top_k: i
     request, read, rows = asked(fields, 200, 0, seed, coarse=coarse)
 
     assert best_answers(request, read, rows) == listed(answered(request, rows), top_k)
-
-
-def transformers_5_2_0(
-    request: question_answering.Request, read: question_answering.PassageWindows, rows: Sequence[dict[str, Floats]]
-) -> tuple[list[dict[str, Any]], float]:
-    """Returns the answers of the last `question-answering` pipeline, in its own way over full matrices, and the null score."""
-    answers: list[dict[str, Any]] = []
-    nulls = 1000000.0
-    for encoding, cut, row in zip(read.encodings, read.cuts, rows, strict=True):
-        allowed = np.zeros(len(encoding), dtype=bool)
-        allowed[0] = True
-        allowed[encoding.start : encoding.start + len(cut)] = True
-        start, end = (np.where(allowed, row[name], np.float32(-10000.0))[None] for name in ("start_logits", "end_logits"))
-        start, end = (np.exp(values - values.max(axis=-1, keepdims=True)) for values in (start, end))
-        start, end = start / start.sum(), end / end.sum()
-        nulls = min(nulls, (start[0, 0] * end[0, 0]).item())
-        start[0, 0] = end[0, 0] = 0.0
-        outer = np.matmul(np.expand_dims(start, -1), np.expand_dims(end, 1))
-        candidates = np.tril(np.triu(outer), request.parameters.max_answer_len - 1)
-        flat = candidates.flatten()
-        limit = request.parameters.top_k * 2 + 10 if request.parameters.align_to_words else request.parameters.top_k
-        if limit == 1:
-            order = np.array([np.argmax(flat)])
-        elif len(flat) <= limit:
-            order = np.argsort(-flat)
-        else:
-            order = np.argpartition(-flat, limit)[:limit]
-            order = order[np.argsort(-flat[order])]
-        starts, ends = np.unravel_index(order, candidates.shape)[1:]
-        kept = np.isin(starts, allowed.nonzero()) & np.isin(ends, allowed.nonzero())
-        for s, e, score in zip(starts[kept], ends[kept], candidates[0, starts[kept], ends[kept]], strict=True):
-            if score == 0:  # its fillers, of which there is no telling
-                continue
-            first, last = cut.start + int(s) - encoding.start, cut.start + int(e) - encoding.start
-            begin, stop, text = plain_text(request, read.passage, first, last, cut)
-            earlier = next((item for item in answers if item["answer"].lower() == text.lower()), None)
-            if earlier:
-                earlier["score"] += score.item()
-            else:
-                answers.append({"answer": text, "score": score.item(), "start": begin, "end": stop})
-    return answers, nulls
-
-
-@MANY
-@given(REQUESTS, st.integers(1, 40), st.data(), SEEDS)
-def test_summed_duplicates_are_those_of_transformers_5_2_0(fields: dict[str, Any], room: int, data: st.DataObject, seed: int) -> None:
-    """With `duplicates: "sum"` the candidates of each window, the sums and the order are the last pipeline's."""
-    request, read, rows = asked(fields, room, data.draw(st.integers(0, room - 1)), seed, duplicates="sum")
-    expected, null = transformers_5_2_0(request, read, rows)
-    if request.parameters.handle_impossible_answer:
-        expected.append({"answer": "", "score": null, "start": 0, "end": 0})
-    expected = sorted(expected, key=lambda item: item["score"], reverse=True)[: request.parameters.top_k]
-
-    assert_same(expected, listed(answered(request, rows), request.parameters.top_k))
 
 
 def test_summed_scores_may_pass_one_and_best_ones_do_not() -> None:

@@ -175,14 +175,6 @@ def test_each_base_has_info_and_health(api: Send, path: str) -> None:
         assert (200, True) == (health.status_code, health.json()["ready"])
 
 
-@each_path
-def test_a_wrong_method_names_the_right_one(api: Send, path: str) -> None:
-    """GET of an endpoint is 405 with POST in `Allow`."""
-    response = api("GET", path)
-    rejected(response, 405, "method_not_allowed")
-    assert "POST" == response.headers["allow"]
-
-
 def test_requests_are_counted_by_what_was_asked_for(tmp_path: Path) -> None:
     """Requests are labeled with the task that was asked for, answered or not, at either path; runs with the model's own."""
     folder = tiny.every_kind(tmp_path)
@@ -306,13 +298,6 @@ def test_a_list_gives_the_result_of_each(api: Send, path: str) -> None:
 def test_a_wrong_body_is_named_by_its_path(api: Send, path: str, body: Any, where: str) -> None:
     """What is no input of the task is 422 and named by where it stands."""
     assert wrong(api, path, body).startswith((f"`{where}` is wrong: ", f"`{where}` is missing; send"))
-
-
-@each_path
-def test_a_body_that_is_no_json_is_malformed(api: Send, path: str) -> None:
-    """It is so at an endpoint and at a model's path, whatever key the broken body seems to have."""
-    for place in (path, f"/models/{MODELS[path]}"):
-        rejected(api("POST", place, content=b'{"inputs": "candidate_labels texts source_sentence'), 400, "malformed")
 
 
 # Unknown names

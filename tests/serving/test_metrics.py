@@ -14,7 +14,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 import tiny
-from application import LONG, blocked, faked, keys, play
+from application import blocked, faked, keys, play
 from bertserve.service.http.auth import Authenticator
 from bertserve.service.metrics import ProcessMetrics
 from bertserve.service.scheduling.inference_thread import InferenceThread
@@ -165,14 +165,6 @@ def test_every_request_is_counted_by_status(tmp_path: Path) -> None:
     assert {"200": "1.0", "401": "1.0", "404": "3.0", "405": "1.0", "413": "1.0"} == counted
 
 
-def test_one_request_is_observed_once_in_each_part(models: Path) -> None:
-    """A request counts once in each of its times, however many inputs it has."""
-    found = families(models, ("/classify", {"inputs": ["good", "bad", "a long film"]}))
-    for part in ("request", "tokenize", "queue", "decode"):
-        assert value(found, f"{part}_seconds_count", **TINY) == 1
-    assert value(found, "batch_rows_sum", **TINY) == 3
-
-
 @pytest.mark.parametrize(("least_s", "counted"), [(60.0, 0), (0.0, 1)])
 def test_who_does_not_wait_is_not_compared_with_a_prediction(
     models: Path, monkeypatch: pytest.MonkeyPatch, least_s: float, counted: int
@@ -181,25 +173,6 @@ def test_who_does_not_wait_is_not_compared_with_a_prediction(
     monkeypatch.setattr("bertserve.service.serving.model.LEAST_WAIT_S", least_s)
     found = families(models, ("/classify", {"inputs": "good"}))
     assert value(found, "wait_prediction_ratio_count", **TINY) == counted
-
-
-def test_tokens_are_counted_real_and_padded(models: Path) -> None:
-    """Tokens of texts count as real with their special ones, and those that fill a batch up as padded."""
-    found = families(models, ("/classify", {"inputs": ["good"]}), ("/classify", {"inputs": ["a good film"]}))
-    assert value(found, "tokens_total", **TINY, kind="real") == 3 + 5
-    assert value(found, "tokens_total", **TINY, kind="padded") == 0
-
-
-def test_cut_inputs_are_counted(models: Path) -> None:
-    found = families(models, ("/classify", {"inputs": [LONG, "good", LONG]}))
-    assert value(found, "truncated_total", **TINY) == 2
-
-
-def test_the_queue_is_empty_after_the_answers(models: Path) -> None:
-    found = families(
-        models, ("/classify", {"inputs": ["good", LONG]}), ("/classify", {"inputs": LONG, "parameters": {"truncation": False}})
-    )
-    assert (value(found, "queue_items"), value(found, "queue_tokens")) == (0, 0)
 
 
 def test_loaded_models_are_named(models: Path) -> None:

@@ -155,19 +155,6 @@ def test_an_engine_failure_names_its_input(models: Path, inputs: Any, name: str)
     assert rejected(response, 500, "engine") == f"{name}: the graph failed with GuiltyToken."
 
 
-def test_a_failing_request_does_not_harm_others(models: Path) -> None:
-    engine = FakeEngine(guilty_token=tiny.VOCABULARY.index("poor"))
-
-    async def check(client: httpx.AsyncClient) -> list[int]:
-        texts = ("good", "poor", "bad")
-        posts = [asyncio.ensure_future(client.post("/classify", json={"inputs": text})) for text in texts]
-        await asyncio.sleep(0.05)
-        engine.gate.set()
-        return [(await post).status_code for post in posts]
-
-    assert blocked(faked(models, engine), engine, check) == [200, 500, 200]
-
-
 def test_an_unforeseen_error_tells_nothing(models: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """What is not ours is 500 `internal` without its message; the log has its kind and places under the request id."""
 

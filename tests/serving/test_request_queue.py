@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertserve.service.errors import InvalidValueError, RefusedError, TooLargeError
+from bertserve.service.errors import InvalidValueError, RefusedError
 from bertserve.service.scheduling.request_queue import KEPT_ENDED, LATE_PER_SHORT, LATE_S, LONG_STEP_S, RequestQueue
 from bertserve.service.scheduling.scheduled_request import MAX_ANSWER_BYTES, SHARE_FULL, Item, ScheduledRequest, Shape, Share, exact
 
@@ -59,17 +59,6 @@ def drain(queue: RequestQueue, now: float = 0.0) -> list[list[Item]]:
     while batch := queue.take(now):
         batches.append(batch)
     return batches
-
-
-def test_an_empty_queue_gives_nothing() -> None:
-    assert [] == new_queue().take(0.0)
-
-
-def test_a_lone_item_is_taken_at_once() -> None:
-    queue = new_queue()
-    request = add(queue, 8)
-
-    assert [request] == [item.request for item in queue.take(0.0)]
 
 
 def test_likes_share_a_batch() -> None:
@@ -186,12 +175,6 @@ def test_what_was_refused_is_admitted_when_there_is_room_again() -> None:
     assert queue.admit(tokens=100, seconds=0.0, deadline=100.0, now=0.0).open
 
 
-def test_a_request_larger_than_the_queue_is_too_large() -> None:
-    """What could never be admitted is an error of its own, not a refusal to be tried again."""
-    with pytest.raises(TooLargeError, match=r"1001 tokens .* 1000"):
-        new_queue().admit(tokens=1001, seconds=0.0, deadline=1.0, now=0.0)
-
-
 def test_a_deadline_that_cannot_be_kept_is_refused() -> None:
     """Admission predicts the wait from what is queued, over all inference threads, allows for an error, and says how long to stay away."""
     queue = new_queue(threads=2)
@@ -229,14 +212,6 @@ def test_retry_after_is_the_time_until_the_excess_has_drained() -> None:
         queue.admit(tokens=50, seconds=1.0, deadline=100.0, now=0.0)
 
     assert 4.0 == refused.value.retry_after_s
-
-
-def test_the_estimate_is_replaced_by_the_real_cost() -> None:
-    queue = new_queue()
-    request = queue.admit(tokens=500, seconds=9.0, deadline=1.0, now=0.0)
-    queue.put(request, KEY, [(10, None), (20, None)], expensive_start, 0.0)
-
-    assert (30, 2) == (queue.queue_tokens, queue.queue_items)
 
 
 def test_an_estimate_can_be_kept_while_the_cost_is_unknown() -> None:
@@ -340,17 +315,6 @@ def test_short_texts_slip_between_the_windows_of_a_long_document() -> None:
     assert [document] * 2 + [text] + [document] * 8 == order
 
 
-def test_no_item_starves() -> None:
-    """An odd length is served in its turn, however many batches of other lengths keep coming."""
-    queue = new_queue(max_queue_tokens=10**6)
-    odd = add(queue, 64, now=0.0)
-    for step in range(1, 40):
-        add(queue, *[4] * 16, now=step * 1e-3)
-    taken = next(i for i, batch in enumerate(drain(queue)) if any(item.request is odd for item in batch))
-
-    assert 0 == taken
-
-
 @given(st.lists(st.tuples(st.integers(1, 64), st.integers(0, 5)), min_size=1, max_size=30))
 def test_the_first_priority_leads_every_batch(texts: list[tuple[int, int]]) -> None:
     """The head of a batch is always the oldest item that waits, so nothing starves."""
@@ -377,45 +341,11 @@ def test_cancelled_while_queued_takes_no_slot() -> None:
     assert [[first, last]] == [[item.request for item in batch] for batch in drain(queue)]
 
 
-def test_a_closed_head_is_skipped() -> None:
-    queue = new_queue()
-    cancelled, living = add(queue, 8), add(queue, 8)
-    queue.close(cancelled)
-
-    assert [living] == [item.request for item in queue.take(0.0)]
-
-
 def test_a_request_closes_once() -> None:
     queue = new_queue()
     request = add(queue, 8)
 
     assert [True, False] == [queue.close(request), queue.close(request)]
-
-
-def test_results_come_in_order_and_the_last_one_finishes() -> None:
-    queue = new_queue()
-    request = add(queue, 4, 8, 6)
-    items = {item.index: item for batch in drain(queue) for item in batch}
-
-    assert [False, False, True] == [queue.finish(items[i], f"r{i}") for i in (2, 0, 1)]
-    assert ["r0", "r1", "r2"] == request.results
-
-
-def test_a_result_for_a_closed_request_is_dropped() -> None:
-    queue = new_queue()
-    request = add(queue, 8)
-    (item,) = queue.take(0.0)
-    queue.close(request)
-
-    assert not queue.finish(item, "late")
-
-
-def test_expiry_closes_what_still_waits() -> None:
-    queue = new_queue()
-    late, soon = add(queue, 8, deadline=1.0), add(queue, 8, deadline=3.0)
-
-    assert [[], [late], [], [soon]] == [queue.expire(now) for now in (0.5, 1.0, 2.0, 3.0)]
-    assert (0, 0) == (queue.queue_items, queue.queue_tokens)
 
 
 def test_the_deadline_applies_until_the_last_item_has_started() -> None:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -205,40 +205,12 @@ async def test_what_gathers_behind_a_run_shares_the_next_one(bench: Bench) -> No
     assert [["blocker"], list(range(8))] == bench.work.batches
 
 
-@on_loop(max_queue_tokens=100)
-async def test_a_full_queue_refuses_at_once(bench: Bench) -> None:
-    blocker = await bench.blocked()
-    waiting = bench.submit(*range(10))
-    await asyncio.sleep(0)
-    with pytest.raises(RefusedError, match="queue is full"):
-        bench.admit(24)
-    bench.work.gate.set()
-    assert list(range(10)) == (await waiting).value
-    await blocker
-
-
 @on_loop()
 async def test_an_item_over_the_budget_fails_only_its_request(bench: Bench) -> None:
     """A text that no batch can hold is an error of its request, and frees its place."""
     with pytest.raises(InvalidValueError, match="65 tokens"):
         await bench.submit("x", tokens=65)
     assert ["y"] == (await bench.submit("y")).value
-
-
-@on_loop()
-async def test_a_failing_batch_fails_only_the_guilty_item(bench: Bench) -> None:
-    """A batch of several that failed runs again one by one; the inference thread lives on."""
-    blocker = await bench.blocked()
-    bench.work.guilty = {"bad"}
-    tasks = [bench.submit(payload) for payload in ("good", "bad", "fine")]
-    await asyncio.sleep(0)
-    bench.work.gate.set()
-    good, bad, fine = await asyncio.gather(*tasks, return_exceptions=True)
-    assert ["good"] == good.value  # type: ignore[union-attr]
-    assert ["fine"] == fine.value  # type: ignore[union-attr]
-    assert "guilty: ['bad']" == str(bad)
-    assert ["after"] == (await bench.submit("after")).value
-    await blocker
 
 
 @on_loop()
@@ -291,21 +263,6 @@ async def test_a_wrong_number_of_results_is_an_error(bench: Bench) -> None:
         await bench.submit("x")
     bench.work.short = False
     assert ["y"] == (await bench.submit("y")).value
-
-
-@on_loop()
-async def test_cancelled_while_queued_takes_no_slot(bench: Bench) -> None:
-    """A caller that leaves before its turn is never run."""
-    blocker = await bench.blocked()
-    leaver, stayer = bench.submit("leaver"), bench.submit("stayer")
-    await asyncio.sleep(0)
-    leaver.cancel()
-    await asyncio.sleep(0)
-    bench.work.gate.set()
-    assert ["stayer"] == (await stayer).value
-    await blocker
-    assert leaver.cancelled()
-    assert [["blocker"], ["stayer"]] == bench.work.batches
 
 
 @on_loop(manual=True)
@@ -393,27 +350,6 @@ async def test_a_thousand_callers_that_hang_up_leave_nothing(bench: Bench) -> No
         await asyncio.sleep(0)
 
 
-@on_loop()
-async def test_cancelled_in_flight_does_not_kill_the_thread(bench: Bench) -> None:
-    """A caller that leaves during its run loses its result; the next one is served by the same thread."""
-    blocker = await bench.blocked()
-    blocker.cancel()
-    bench.work.gate.set()
-    assert ["next"] == (await bench.submit("next")).value
-    assert blocker.cancelled()
-    assert bench.scheduler.ready
-
-
-@on_loop()
-async def test_a_deadline_ends_what_waits_while_every_thread_is_busy(bench: Bench) -> None:
-    blocker = await bench.blocked()
-    with pytest.raises(ExpiredError, match="deadline passed"):
-        await bench.submit("late", timeout_s=0.05)
-    bench.work.gate.set()
-    await blocker
-    assert [["blocker"]] == bench.work.batches
-
-
 @on_loop(manual=True)
 async def test_a_timer_that_fires_early_fires_again(bench: Bench) -> None:
     """A timer may end before the scheduler's own clock has passed the deadline, as uvloop's do by a millisecond: the caller hears of it all the same."""
@@ -440,17 +376,6 @@ async def test_a_deadline_that_passed_before_the_work_was_queued_ends_it(bench: 
 
 
 @on_loop()
-async def test_a_request_that_has_started_outlives_its_deadline(bench: Bench) -> None:
-    bench.work.gate.clear()
-    task = bench.submit("x", timeout_s=0.05)
-    await asyncio.sleep(0)
-    await asyncio.to_thread(bench.work.started.acquire)
-    await asyncio.sleep(0.1)
-    bench.work.gate.set()
-    assert ["x"] == (await task).value
-
-
-@on_loop()
 async def test_stop_answers_what_was_admitted_and_refuses_the_rest(bench: Bench) -> None:
     """Within the grace period queued requests are drained; new ones are refused from the first moment."""
     blocker = await bench.blocked()
@@ -464,16 +389,6 @@ async def test_stop_answers_what_was_admitted_and_refuses_the_rest(bench: Bench)
     bench.work.gate.set()
     assert [["blocker"], ["waiting"]] == [(await task).value for task in (blocker, waiting)]
     await stopping
-
-
-@on_loop()
-async def test_stop_leaves_nothing_pending_after_its_grace(bench: Bench) -> None:
-    """What did not make it in time fails with a clear error, in flight or queued."""
-    tasks = [await bench.blocked(), bench.submit("waiting")]
-    await asyncio.sleep(0)
-    await bench.scheduler.stop(0.05)
-    failed = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [UnavailableError, UnavailableError] == [type(error) for error in failed]
 
 
 class Broken(RequestQueue):
@@ -683,37 +598,6 @@ async def test_what_is_not_predicted_has_more_time(bench: Hanging, place: str) -
     await task
 
 
-@on_loop()
-async def test_the_loop_keeps_ticking_while_the_engine_blocks(bench: Bench) -> None:
-    blocker = await bench.blocked()
-    ticks = 0
-    for _ in range(50):
-        await asyncio.sleep(0.001)
-        ticks += 1
-    assert not blocker.done()
-    assert 50 == ticks
-    bench.work.gate.set()
-    await blocker
-
-
-@on_loop()
-async def test_stages_follow_each_other(bench: Bench) -> None:
-    """A stage whose finish returns another stage goes on with it, on the same request."""
-    second = bench.stage("b", "c", finish=lambda results: ["second", *results])
-    timed = await bench.submit("a", key=None, finish=lambda results: second, keep_estimate=True)
-    assert ["second", "b", "c"] == timed.value
-
-
-@on_loop()
-async def test_what_finish_raises_is_the_requests_error(bench: Bench) -> None:
-    def fail(results: Sequence[Any]) -> None:
-        raise InvalidValueError("nonsense")
-
-    with pytest.raises(InvalidValueError, match="nonsense"):
-        await bench.submit("x", finish=fail)
-    assert ["y"] == (await bench.submit("y")).value
-
-
 @on_loop(threads=2, max_queue_tokens=100_000)
 async def test_a_result_is_never_set_twice(bench: Bench) -> None:
     """Cancellation, expiry, failure and completion race for the same requests; each ends exactly once and the inference threads live."""
@@ -751,32 +635,6 @@ def test_a_count_that_fails_fails_nothing() -> None:
         await scheduler.stop(1)
 
     asyncio.run(play())
-
-
-def test_the_queue_is_observed() -> None:
-    seen: list[tuple[int, int]] = []
-
-    async def play() -> None:
-        work = Work()
-        scheduler = Scheduler(
-            RequestQueue(max_batch_tokens=64, max_queue_tokens=100), threads=1, observe=lambda items, tokens: seen.append((items, tokens))
-        )
-        scheduler.start()
-        request = scheduler.admit(tokens=10, seconds=0, timeout_s=5)
-        await scheduler.run(request, Stage(work=[(9, "x")], run=work, finish=list, key=None, cost=batched))
-        await scheduler.stop(1)
-
-    asyncio.run(play())
-
-    assert [(1, 9), (0, 0)] == seen
-
-
-@on_loop()
-async def test_a_coroutine_that_never_ran_leaves_nothing(bench: Bench) -> None:
-    request = bench.admit(100)
-    assert bench.scheduler.close(request)
-    coroutine: Coroutine[Any, Any, RequestResult] = bench.scheduler.run(bench.admit(8), bench.stage("x"))
-    assert ["x"] == (await coroutine).value
 
 
 class MultiThreaded:

@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +24,6 @@ from conftest import Served, running, wait_until
 pytestmark = pytest.mark.serial
 
 Serve = Callable[..., Any]
-TEXTS = ["good", "", "bad " * 3, "a great film", "dull " * 10, "fine film " * 12, "poor " * 30, "good bad " * 40]
 
 
 @pytest.fixture(name="slow_models", scope="module")
@@ -68,28 +66,6 @@ def hang_up_on(served: Any, body: Any) -> socket.socket:
     connection = socket.create_connection((host, int(port)))
     connection.sendall(b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n%s" % (len(raw), raw))
     return connection
-
-
-def test_clients_side_by_side_get_their_own_answers(service: Served) -> None:
-    """32 clients with texts of mixed lengths each get what the text gets alone."""
-    with client_of(service) as client:
-        expected = {text: client.post("/classify", json={"inputs": text}).json()[0] for text in TEXTS}
-    start = threading.Barrier(32)
-
-    def ask(number: int) -> None:
-        with client_of(service, **{"x-request-id": f"client-{number}"}) as client:
-            start.wait(20)
-            for turn in range(8):
-                texts = [TEXTS[(number + turn * step) % len(TEXTS)] for step in range(1, 2 + number % 4)]
-                response = client.post("/classify", json={"inputs": texts})
-                assert response.headers["x-request-id"] == f"client-{number}"
-                for text, result in zip(texts, response.json(), strict=True):
-                    assert [item["label"] for item in result] == [item["label"] for item in expected[text]]
-                    scores = [item["score"] for item in result]
-                    assert scores == pytest.approx([item["score"] for item in expected[text]], abs=1e-5)
-
-    with ThreadPoolExecutor(32) as pool:
-        list(pool.map(ask, range(32)))
 
 
 def test_a_client_that_hangs_up_frees_its_place(slow_service: Served) -> None:
@@ -147,33 +123,6 @@ def test_the_service_answers_others_while_a_large_request_runs(slow_service: Ser
         assert busy.result().status_code == 200
         # a loop that waited for a run would answer one probe a run
         assert answered > 2 * (sample(client, "batch_rows_sum") - rows)
-
-
-def test_a_short_text_does_not_wait_for_a_long_list(slow_service: Served) -> None:
-    with client_of(slow_service) as client, ThreadPoolExecutor(1) as pool:
-        long = pool.submit(httpx.post, f"{slow_service.url}/classify", json={"inputs": ["good"] * 60}, timeout=60)
-        wait_until(lambda: sample(client, "queue_items") > 10)
-        assert client.post("/classify", json={"inputs": "bad"}).status_code == 200
-        assert not long.done()
-        assert len(long.result().json()) == 60
-
-
-@pytest.mark.full_grid
-def test_sigterm_answers_what_was_accepted(slow_models: Path, serve: Serve) -> None:
-    """After SIGTERM what was accepted is answered, what comes is refused with 503 while that goes on, and the exit code is 0."""
-    with serve(slow_models, "--threads", "1") as served, client_of(served) as client, ThreadPoolExecutor(4) as pool:
-        accepted = [pool.submit(httpx.post, f"{served.url}/classify", json={"inputs": ["good"] * 10}, timeout=30) for _ in range(4)]
-        wait_until(lambda: sample(client, "queue_items") > 25)
-        served.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: client.get("/health/ready").status_code == 503)
-        rejected(client.post("/classify", json={"inputs": "bad"}), 503, "unavailable")
-        with client_of(served) as other:
-            rejected(other.post("/classify", json={"inputs": "bad"}), 503, "unavailable")
-            assert other.get("/health/live").status_code == 200
-        assert [(future.result().status_code, len(future.result().json())) for future in accepted] == [(200, 10)] * 4
-        assert served.process.wait(10) == 0
-        with pytest.raises(httpx.TransportError):
-            client.get("/health/live")
 
 
 def test_what_outlasts_the_grace_is_refused(slow_models: Path, serve: Serve) -> None:

@@ -30,12 +30,6 @@ def test_the_template_gives_what_the_post_processor_gives(tokenizer: Tokenizer, 
     assert expected.type_ids == actual.type_ids.tolist()
 
 
-def test_spelled_special_tokens_are_text(tokenizer: Tokenizer) -> None:
-    (tokens,) = tokenizer.tokenize(["a [SEP] film [CLS] [MASK]"])
-
-    assert {2, 3, 4}.isdisjoint(tokens.ids)
-
-
 def test_settings_of_the_training_do_not_count(models: Path) -> None:
     loaded = files.load_bundle(models / "tiny")
     made = tiny.tokenizer()
