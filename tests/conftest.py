@@ -141,6 +141,11 @@ class Served:
         self.url = url
         self.log = log
 
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.url.removeprefix("http://").partition(":")
+        return host, int(port)
+
     def lines(self) -> list[str]:
         """Returns the lines of its log, without those that every shutdown has."""
         return without_shutdown(self.log.read_text())

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertserve.service.backend.onnx_engine import Row
+from bertserve.service.backend.onnx_engine import Engine, Row
 from bertserve.service.bundle.manifest import Activation, Embedding, MaskToken
 from bertserve.service.errors import EngineError
 from bertserve.service.text.tokenizer import Encoding
@@ -60,6 +60,18 @@ class Head:
     embedding: Embedding | None = None
     mask: MaskToken | None = None
     attention_heads: tuple[int, ...] = ()
+
+
+class RecordingEngine:
+    """An engine in front of another one that notes the encodings of each run."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.runs: list[Sequence[Encoding]] = []
+
+    def run(self, encodings: Sequence[Encoding]) -> list[Row]:
+        self.runs.append(encodings)
+        return self.engine.run(encodings)
 
 
 class FaultySession:

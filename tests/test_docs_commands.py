@@ -49,7 +49,6 @@ def test_the_readme_quotes_metrics_that_were_measured() -> None:
 
 
 def test_check_passes_on_the_embedded_models() -> None:
-    """`bert-serve check`, as documented, accepts what is embedded."""
     command = [Path(sys.executable).with_name("bert-serve"), "check", "--models", str(ROOT / "models")]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
 

@@ -81,7 +81,6 @@ def test_named_files_exist(page: Path) -> None:
 
 @each_current_page
 def test_named_make_targets_exist(page: Path) -> None:
-    """Each `make TARGET` that a page shows is one of the Makefile's."""
     targets = re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     text = page.read_text(encoding="utf-8")
     shown = [*re.findall(r"`make ([a-z0-9-]+)", text), *re.findall(r"^make ([a-z0-9-]+)", text, re.MULTILINE)]
@@ -102,7 +101,6 @@ def test_named_flags_exist(page: Path) -> None:
 
 @each_current_page
 def test_named_commands_exist(page: Path) -> None:
-    """Each `bert-bench COMMAND` and `bert-serve COMMAND` that a page shows is a command, by its name of today and no alias."""
     known = {*facts.parsers(), *(f"bert-serve {name}" for name in facts.service_commands())}
     shown = re.findall(r"(?:`|^|/|&& )(bert-(?:bench|serve) [a-z][a-z-]*)", page.read_text(encoding="utf-8"), re.MULTILINE)
 

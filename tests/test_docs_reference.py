@@ -56,7 +56,6 @@ def test_the_heartbeat_of_workers_is_that_of_the_code() -> None:
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
 def test_every_manifest_field_is_specified(record: type[Record]) -> None:
-    """The section of a record of the manifest has a row for each of its fields, and no other."""
     assert sorted(record.model_fields) == sorted(first_cells(section("manifest.md", record.__name__)))
 
 

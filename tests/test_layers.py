@@ -121,7 +121,6 @@ def test_no_message_installs_bertserve_from_an_index() -> None:
 
 
 def test_no_file_is_a_drawer() -> None:
-    """No `utils`, `helpers`, `common`, `base` or `manager`."""
     assert [] == [name for name in FILES if re.search(r"util(?!ization)|helper|common|base$|manager", name)]
 
 
@@ -133,7 +132,6 @@ def test_no_two_test_files_have_one_name() -> None:
 
 
 def test_the_serving_install_has_no_torch() -> None:
-    """What `make serve` installs can serve, cannot export, and holds neither torch nor transformers."""
     python = ROOT / ".venv/bin/python"
     assert python.exists(), "run `make unit`, which installs .venv first"
     code = "import importlib.util as u; print([m for m in ('torch', 'transformers', 'onnx') if u.find_spec(m)])"

@@ -61,7 +61,6 @@ def test_the_image_is_built_with_what_the_package_asks_for() -> None:
 
 
 def test_the_image_installs_nothing_without_a_hash() -> None:
-    """Each `pip install` of the Dockerfile has --require-hashes, or installs our own wheel without its dependencies."""
     steps = re.findall(r"^RUN pip install (.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     assert 3 == len(steps)
     assert [] == [step for step in steps if "--require-hashes" not in step and not step.endswith("--no-deps /app/wheels/*.whl")]

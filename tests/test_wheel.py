@@ -74,7 +74,6 @@ def test_the_wheel_has_one_package(wheel: Path) -> None:
 
 @pytest.mark.full_grid
 def test_no_other_name_is_taken(run: Run) -> None:
-    """`service`, `export` and `bench` are other people's."""
     code = (
         "import importlib.util as u; print([n for n in ('bertserve', 'bertserve.service', 'service', 'export', 'bench') if u.find_spec(n)])"
     )

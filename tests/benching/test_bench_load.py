@@ -195,8 +195,6 @@ def test_nonsense_is_malformed() -> None:
     ids=["chunked", "no content", "interim response"],
 )
 def test_the_end_of_a_response_is_found(answer: bytes, status: int) -> None:
-    """A body may come in chunks or not at all, and an interim response is not the response."""
-
     async def one(_: int) -> bytes:
         return answer
 
@@ -209,8 +207,6 @@ def test_the_end_of_a_response_is_found(answer: bytes, status: int) -> None:
 
 @pytest.mark.parametrize(("head", "outcome"), [(b"", 200), (b"content-length: 3\r\n", "closed")], ids=["no length", "too short"])
 def test_the_end_of_the_connection_ends_only_a_body_without_a_length(head: bytes, outcome: int | str) -> None:
-    """A body without a length is complete when the server closes; one that is shorter than its length is an error."""
-
     async def one(_: int) -> bytes:
         return b"HTTP/1.1 200 OK\r\n" + head + b"\r\n[]"
 

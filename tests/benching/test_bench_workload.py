@@ -64,7 +64,6 @@ def test_several_texts_in_a_request_all_take_turns() -> None:
     ],
 )
 def test_texts_stand_in_the_body_of_their_endpoint(path: str, texts: int, expected: dict[str, Any], count: int, tmp_path: Path) -> None:
-    """By the last part of the path; counted is what the model has to read."""
     file = tmp_path / "texts.jsonl"
     file.write_text("".join(f'"{letter}"\n' for letter in "abcdef"), encoding="utf-8")
     made = bodies.build_bodies(str(file), path=path, texts=texts)
@@ -91,7 +90,6 @@ def test_questions_with_passages_are_no_texts_to_rank() -> None:
 
 
 def test_whole_bodies_count_what_the_model_reads(tmp_path: Path) -> None:
-    """Texts of a query, sentences with the one they are compared with, and a pair for each label."""
     file = tmp_path / "bodies.jsonl"
     lines: list[dict[str, Any]] = [
         {"query": "a", "texts": ["b", "c", "d"]},

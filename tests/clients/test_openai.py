@@ -46,7 +46,6 @@ def test_vectors_are_the_same_in_both_formats(client: openai.OpenAI) -> None:
 
 
 def test_one_text_of_fewer_dimensions(client: openai.OpenAI) -> None:
-    """`dimensions` and `user` are taken."""
     found = client.embeddings.create(model="embed", input=TEXTS[0], dimensions=3, user="me")
 
     assert [3] == [len(item.embedding) for item in found.data]
@@ -94,7 +93,6 @@ def test_a_wrong_key_is_an_authentication_error(locked: str) -> None:
 
 
 def test_a_refusal_is_retried_when_it_says(locked: str) -> None:
-    """With retries the client waits as `Retry-After` says and is answered; without it raises RateLimitError."""
     host, _, port = locked.removeprefix("http://").rpartition(":")
     with socket.create_connection((host, int(port))) as other:
         head = f"POST /classify HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {KEY}\r\ncontent-length: 2\r\n\r\n{{"

@@ -140,7 +140,6 @@ def test_the_routes_beside_infer(client: triton.InferenceServerClient) -> None:
 
 
 def test_calls_beside_each_other(client: triton.InferenceServerClient, url: str) -> None:
-    """`async_infer` of the client, and the client of asyncio."""
     handle = client.async_infer("sentiment", [text_input("inputs", *TEXTS)])
 
     async def ask() -> list[Any]:

@@ -44,7 +44,6 @@ def test_others_are_settings_as_everywhere(replica: ModuleType) -> None:
 
 
 def test_variables_are_settings_as_everywhere(replica: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is no setting is an error, and those that Kubernetes makes of a Service are not."""
     monkeypatch.setenv("BERT_SERVE_PORT", "tcp://10.0.0.1:8000")
     monkeypatch.setenv("BERT_SERVE_MAX_INPUTS", "7")
     assert 7 == replica.ReplicaSettings.model_validate({"models": "."}).max_inputs

@@ -51,7 +51,6 @@ def test_prometheus_and_grafana_get_their_configuration() -> None:
 
 
 def test_prometheus_and_grafana_find_each_other() -> None:
-    """What is mounted is there; targets, the data source and the folder of dashboards are those of the composition."""
     assert [] == [name for name in CONFIGURED if not (DEPLOY / name).exists()]
     [scraping] = manifests.documents(DEPLOY / "prometheus/prometheus.yml")
     targets = [target for job in scraping["scrape_configs"] for each in job["static_configs"] for target in each["targets"]]

@@ -73,7 +73,6 @@ def test_it_holds_what_the_service_does() -> None:
 
 
 def test_a_replica_drains_for_longer_than_it_takes_to_notice() -> None:
-    """The seconds of `--pre-stop-delay-s` that the guide shows are more than the longest way to a second red answer."""
     assert "fall 2" in TEXT
     notice = seconds("inter") + seconds("fastinter") + 2 * seconds("timeout check")
     assert f"inter + fastinter + 2 x timeout check = {notice:g} s" in TEXT
@@ -102,7 +101,6 @@ def test_probes_are_paths_of_the_service() -> None:
 
 
 def test_its_errors_have_the_shape_of_the_service() -> None:
-    """An object with a text as `error`, a known `error_type` and the id of the request."""
     documents = [json.loads(text) for text in re.findall(r"lf-string '([^']+)'", TEXT)]
     assert 6 == len(documents)
     for document in documents:
@@ -186,7 +184,6 @@ def test_answers_come_through_as_they_are(client: httpx.Client) -> None:
     ],
 )
 def test_what_one_replica_alone_would_do_is_refused(client: httpx.Client, method: str, path: str) -> None:
-    """In the shape of all errors, with an id that can be found in the proxy's log."""
     answer = client.request(method, path)
 
     assert (404, "not_found") == (answer.status_code, answer.json()["error_type"])

@@ -50,7 +50,6 @@ def stop_s(container: Container, settings: Settings) -> float:
 
 
 def test_every_file_is_used() -> None:
-    """Kustomizations name each file beside them, and the top one each component, where it is left out in a comment."""
     for kustomization in KUBERNETES.rglob("kustomization.yaml"):
         text = kustomization.read_text(encoding="utf-8")
         beside = {path.name for path in kustomization.parent.iterdir() if path.is_file()} - {
@@ -179,7 +178,6 @@ def test_the_autoscaler_does_its_arithmetic() -> None:
 
 
 def test_the_autoscaler_asks_for_a_metric_that_there_is() -> None:
-    """The adapter makes its metric of one of the service's, and all that comments and the guide name in queries are the service's."""
     [rule] = document("prometheus-adapter.yaml")["rules"]["custom"]
     asked = next(metric["pods"]["metric"]["name"] for metric in AUTOSCALER["spec"]["metrics"] if metric["type"] == "Pods")
     shown = Metrics().page().decode()

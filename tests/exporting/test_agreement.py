@@ -69,7 +69,6 @@ def span(start: int, end: int, **fields: Any) -> dict[str, Any]:
     ],
 )
 def test_two_results_agree_where_their_choices_do(task: str, one: Any, other: Any, expected: bool) -> None:
-    """The best label, answer or token counts, of entities all; of a task without choices the whole result."""
     assert expected is equal_but_for_scores(*(TASKS[task].decision(result, Config(("a", "b", "c"))) for result in (one, other)))
 
 

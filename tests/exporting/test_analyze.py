@@ -56,7 +56,6 @@ LAYER = ("MatMul", "MultiHeadAttention", "MatMul", "LayerNormalization", "MatMul
 
 
 def test_a_layer_begins_with_what_attention_reads() -> None:
-    """Embeddings, two layers of eight nodes, and a head that has a norm of its own."""
     nodes = chain("Gather", "LayerNormalization", *LAYER, *LAYER, "MatMul", "LayerNormalization", "MatMul")
 
     assert ["embeddings"] * 2 + ["layer 1"] * 8 + ["layer 2"] * 8 + ["head"] * 3 == find_parts(nodes)

@@ -281,7 +281,6 @@ def test_a_classifier_is_fed_half_of_the_texts_as_pairs_too(all_staged: dict[str
 
 @pytest.mark.parametrize(("task", "expected"), [("text-classification", [{0}, {0, 1}]), ("question-answering", [{0, 1}, {0, 1}])])
 def test_pairs_of_the_file_are_fed_as_they_are(all_staged: dict[str, Staged], task: str, expected: list[set[int]]) -> None:
-    """Then a classifier is fed no other pairs; the texts of a long pair are cut as the service cuts them."""
     staged = all_staged[task]
     feeds = calibration.make_feeds(Texts(("a good film",), pairs=(("a book", "long " * 200),)), staged.loaded, staged.tokenizer)
     pair = staged.loaded.tokenizer("a book", "long " * 200, truncation="longest_first", max_length=staged.loaded.tokenizer_spec.max_length)

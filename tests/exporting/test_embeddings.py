@@ -128,7 +128,6 @@ def test_vectors_are_pytorchs(pytorch: PyTorch, served: Served, pooling: str, la
 
 
 def test_the_bundle_pools_as_sentence_transformers_says(pytorch: PyTorch, served: Served) -> None:
-    """Without parameters vectors are means of length 1, of texts cut to 64 tokens; prompts come from the checkpoint."""
     assert_vectors(pytorch.vectors(TEXTS, "mean"), served)
     assert_vectors(pytorch.vectors([PROMPTS["query"] + text for text in TEXTS], "mean"), served, prompt_name="query")
     spec = {"pooling": "mean", "normalize": True, "dimensions": 32, "layers": "last_four", "default_layers": None, "combine": "concat"}
@@ -138,7 +137,6 @@ def test_the_bundle_pools_as_sentence_transformers_says(pytorch: PyTorch, served
 
 
 def test_the_agreement_is_that_of_the_vectors_that_are_served(source: Path, bundle: Bundle) -> None:
-    """The cosine similarity of the bundle's own vectors, pooled and with the prompts of the samples; no label agrees."""
     fp32, int8 = (bundle.graph("cpu", precision).evidence for precision in ("fp32", "int8"))
     texts = [request.prompt + request.text for request in sample_reference(load_checkpoint(str(source))).requests[: int8.samples]]
     one, other = (np.array(Served(bundle, precision).answer({"inputs": texts}, embed.TASK)) for precision in ("fp32", "int8"))
@@ -154,7 +152,6 @@ def test_the_agreement_is_that_of_the_vectors_that_are_served(source: Path, bund
 
 
 def test_the_bundle_is_served_and_checked(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
-    """`bert-serve check` runs its example, and the card says what vectors are."""
     assert 0 == bertserve.service.cli.main(["check", "--models", str(bundle.path.parent)])
     assert "vectors: feature-extraction, cpu/int8: ok" in capsys.readouterr().out
     card = (bundle.path / "README.md").read_text(encoding="utf-8")
@@ -194,7 +191,6 @@ def test_an_encoder_without_files_is_pooled_by_its_first_token(tmp_path: Path) -
 
 @pytest.mark.parametrize("architecture", [pytest.param("BertForMaskedLM", marks=pytest.mark.full_grid), "BertForSequenceClassification"])
 def test_the_encoder_below_a_head_is_exported(tmp_path: Path, architecture: str) -> None:
-    """`--task feature-extraction` takes the encoder of any checkpoint, which needs no pooler's weights."""
     source = encoder(tmp_path, architecture, layers=2, architecture=architecture, **naming(tiny.LABELS))
     edit_weights(source, lambda tensors: [tensors.pop(name) for name in list(tensors) if ".pooler." in name])
     served = Served(exported(source, task="feature-extraction"))
@@ -277,7 +273,6 @@ def moved(source: Path, folder: str = "0_Transformer", length_file: str = "sente
     "length_file", ["sentence_bert_config.json", pytest.param("sentence_distilbert_config.json", marks=pytest.mark.full_grid)]
 )
 def test_a_model_in_its_own_folder_is_found(tmp_path: Path, length_file: str) -> None:
-    """Weights, tokenizer, length, pooling, prompts, digest and card are those of the same checkpoint in one folder, and so are its vectors."""
     flat = sentence_transformers(encoder(tmp_path), "Transformer", "Pooling", "Normalize", max_length=48)
     digest = load_checkpoint(str(flat)).weights_sha256
     source = moved(flat, length_file=length_file)

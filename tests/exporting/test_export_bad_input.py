@@ -216,16 +216,6 @@ def test_code_that_is_not_needed_is_not_run(source: Path, run: Run) -> None:
     assert not (source / "ran").exists()
 
 
-@pytest.mark.full_grid
-def test_leftovers_of_the_pretraining_do_not_matter(source: Path, output: Path, run: Run) -> None:
-    """Other heads and stored position ids are left, as transformers leaves them."""
-    extra = {"cls.predictions.bias": "classifier.bias", "cls.seq_relationship.weight": "classifier.weight"}
-    edit_weights(source, lambda tensors: tensors.update({name: tensors[like].clone() for name, like in extra.items()}))
-
-    assert 0 == run(source, *FAST)[0]
-    assert ["tiny-bert"] == left_in(output)
-
-
 # ---- folders that are not checkpoints, or do not fit the flags
 
 

@@ -105,7 +105,6 @@ def test_a_bundle_holds_manifest_tokenizer_card_and_graphs(usual: Usual) -> None
 
 
 def test_the_tokenizer_is_that_of_the_checkpoint_without_its_training(usual: Usual) -> None:
-    """Without truncation and padding, which the checkpoint's file has; BERT's templates are read off it, for one text and for two."""
     document = json.loads((usual.path / TOKENIZER_FILE).read_text(encoding="utf-8"))
     cls, sep = {"special": "[CLS]", "id": 2, "type_id": 0}, {"special": "[SEP]", "id": 3, "type_id": 0}
     a, b = {"text": "a", "type_id": 0}, {"text": "b", "type_id": 1}
@@ -117,7 +116,6 @@ def test_the_tokenizer_is_that_of_the_checkpoint_without_its_training(usual: Usu
 
 
 def test_the_manifest_says_where_the_bundle_came_from(usual: Usual) -> None:
-    """Name of the checkpoint without its path, no revision, and the versions that made it."""
     source = usual.manifest.source
 
     assert ("tiny-bert", None, 64) == (source.checkpoint, source.revision, len(source.weights_sha256))
@@ -204,7 +202,6 @@ def test_the_last_precision_is_the_default_graph(
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_a_graph_stands_in_the_manifest_with_its_validation(usual: Usual, precision: str) -> None:
-    """What fills its inputs, its form, that neighbors move no row, its opset, its errors by length, and the speed of one text."""
     graph = usual.graph(precision)
     validation, lengths = graph.evidence, graph.evidence.lengths
     opsets = {opset.domain: opset.version for opset in onnx.load(str(usual.path / graph.file)).opset_import}
@@ -256,7 +253,6 @@ def test_the_same_checkpoint_gives_the_same_files(usual: Usual, tmp_path: Path) 
 
 
 def test_every_stage_reports_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Progress has one line for each finished stage; the built-in texts are what int8 is calibrated and judged on; the manifest is the file's."""
     lines: list[str] = []
     play_back(monkeypatch, source := bert(tmp_path))
     target, manifest = export(ExportSpec(str(source), tmp_path / "models"), lines.append)
@@ -282,7 +278,6 @@ def test_every_stage_reports_in_order(tmp_path: Path, monkeypatch: pytest.Monkey
     ],
 )
 def test_the_activation_follows_the_problem_type(tmp_path: Path, labels: tuple[str, ...], problem_type: str | None, expected: str) -> None:
-    """Regression has none, multi-label and a single label have sigmoid, the rest softmax; labels keep their order."""
     loaded = load_checkpoint(str(bert(tmp_path, labels=labels, problem_type=problem_type)))
 
     assert (expected, labels) == (loaded.activation, loaded.labels)
@@ -313,7 +308,7 @@ def test_the_usable_length_is_the_smaller_of_positions_and_tokenizer(
     assert expected == load_checkpoint(str(source)).tokenizer_spec.max_length
 
 
-@pytest.mark.parametrize("positions", [64, pytest.param(128, marks=pytest.mark.full_grid), pytest.param(130, marks=pytest.mark.full_grid)])
+@pytest.mark.parametrize("positions", [16, pytest.param(64, marks=pytest.mark.full_grid), pytest.param(130, marks=pytest.mark.full_grid)])
 def test_a_short_checkpoint_is_exported(tmp_path: Path, positions: int) -> None:
     assert positions == exported(bert(tmp_path, positions=positions)).manifest.tokenizer.max_length
 
@@ -341,7 +336,6 @@ def test_sharded_weights_are_read(tmp_path: Path) -> None:
 
 
 def test_a_vocabulary_file_is_tokenizer_enough(served: Served, tmp_path: Path) -> None:
-    """An old checkpoint with `vocab.txt` in place of `tokenizer.json` tokenizes as the same one with it."""
     source = bert(tmp_path)
     (source / "tokenizer.json").unlink()
     (source / "vocab.txt").write_text("\n".join(tiny.VOCABULARY) + "\n", encoding="utf-8")

@@ -114,7 +114,6 @@ def test_a_padding_token_is_found_where_none_is_said(tmp_path: Path, configured:
 
 @pytest.mark.full_grid
 def test_a_token_that_ends_each_text_is_no_padding(tmp_path: Path) -> None:
-    """Where the padding token also ends texts, and only the tokenizer says that it is padding, the model reads it: padding is another one."""
     source = FAMILIES["LLaMA"].save(tmp_path / "checkpoint", CLASSIFIES)
     tokenizer = llama_tokenizer()
     begin, end = tokenizer.bos_token, tokenizer.eos_token

@@ -106,7 +106,6 @@ def test_the_sample_has_every_family_and_every_head() -> None:
 
 
 def test_a_table_that_is_written_is_read() -> None:
-    """Text around the table stays, errors are rounded up to a step, and a document without a table is an error."""
     document = "before\n" + "\n".join(["<!-- families: written by `make families` -->", "<!-- end of families -->"]) + "\nafter\n"
     written = write(document, ["| BERT | fill-mask | 2e-06 | 5e-02 | 1e-01 | as traced |"])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -81,17 +80,6 @@ def test_the_manifest_of_next_sentences(following: tuple[Path, Bundle]) -> None:
     assert {"text", "text_pair"} == set(manifest.example.request["inputs"])
     assert 1 == manifest.graphs[0].evidence.label_agreement
     assert manifest.graphs[0].evidence.samples >= 10
-
-
-def test_what_follows_is_said_as_in_transformers(following: tuple[Path, Bundle]) -> None:
-    source, bundle = following
-    expected = [outputs(source, "BertForNextSentencePrediction", *pair).logits[0] for pair in PAIRS]
-    scores = ask(bundle, "/classify", inputs=INPUTS)
-    raw = ask(bundle, "/classify", inputs=INPUTS, parameters={"function_to_apply": "none"})
-
-    for logits, found, found_raw in zip(expected, scores, raw, strict=True):
-        np.testing.assert_allclose(in_order(found_raw, FOLLOWS), logits, rtol=0, atol=1e-4)
-        np.testing.assert_allclose(in_order(found, FOLLOWS), logits.softmax(-1), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("path", ["/classify", "/models/bundle", "/"])
@@ -220,28 +208,6 @@ def test_replaced_tokens_have_the_sigmoid_of_their_logit(discriminator: tuple[Pa
     np.testing.assert_allclose([item["score"] for item in found], np.maximum(replaced, 1 - replaced), rtol=0, atol=1e-4)
     assert SENTENCE.split() == [SENTENCE[item["start"] : item["end"]] for item in found]
     assert {"original", "replaced"} == {item["entity"] for item in found}
-
-
-def test_neighbors_of_one_tag_are_one_span(discriminator: tuple[Path, Bundle]) -> None:
-    """The tags are plain ones, and `ignore_labels` leaves the originals out."""
-    spans = ask(discriminator[1], "/ner", inputs=SENTENCE)
-    left = ask(discriminator[1], "/ner", inputs=SENTENCE, parameters={"ignore_labels": ["original"]})
-
-    assert SENTENCE == " ".join(span["word"] for span in spans)
-    assert all(a["entity_group"] != b["entity_group"] for a, b in itertools.pairwise(spans))
-    assert [span for span in spans if span["entity_group"] == "replaced"] == left
-
-
-def test_raw_outputs_hold_the_logit_itself(discriminator: tuple[Path, Bundle]) -> None:
-    source, bundle = discriminator
-    ids = [2, *(tiny.VOCABULARY.index(word) for word in ("the", "film", "was")), 3]
-    tensor = {"name": "input_ids", "shape": [1, 5], "datatype": "INT64", "data": ids}
-    (output,) = ask(bundle, "/v2/models/bundle/infer", inputs=[tensor])["outputs"]
-    found = np.array(output["data"]).reshape(output["shape"])
-
-    assert (1, 5, 2) == found.shape
-    assert not found[..., 0].any()
-    np.testing.assert_allclose(found[0, :, 1], outputs(source, "ElectraForPreTraining", "the film was").logits[0], rtol=0, atol=1e-4)
 
 
 def test_a_discriminator_fills_no_masks(discriminator: tuple[Path, Bundle]) -> None:

@@ -78,7 +78,6 @@ def exported_bundle(request: pytest.FixtureRequest, all_exported: dict[str, Expo
 
 
 def test_the_stored_examples_check(all_exported: dict[str, Exported], capsys: pytest.CaptureFixture[str]) -> None:
-    """`bert-serve check` gets each task's stored result from the default graph: entities a list, the answer a dict, fillings a list."""
     ner, qa, mask = (all_exported[task].bundle.manifest.example for task in ARCHITECTURES)
 
     for item in ner.result:
@@ -103,7 +102,6 @@ def test_the_manifest_has_what_its_task_needs(each: Exported) -> None:
 
 
 def test_only_the_mask_is_no_special_token_and_only_for_fill_mask(each: Exported) -> None:
-    """`tokenizer.json` marks the mask as text where texts may hold it, and all five as special elsewhere, whose spelling in a text is text."""
     fills = each.task == fill_mask.TASK
     document = json.loads(each.bundle.tokenizer_path.read_text(encoding="utf-8"))
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -118,7 +116,6 @@ def test_only_the_mask_is_no_special_token_and_only_for_fill_mask(each: Exported
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_inputs_and_outputs_have_their_kinds(each: Exported, precision: str) -> None:
-    """BERT's three inputs, for fill-mask the masks' positions too; one row of outputs per token or per mask, computed for all tokens."""
     inputs = {"input_ids": "token_ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
     if each.task == fill_mask.TASK:
         inputs["mask_index"] = "mask_index"
@@ -193,11 +190,12 @@ def test_the_graph_projects_masks_only(all_exported: dict[str, Exported]) -> Non
 
 
 @pytest.mark.parametrize(
-    "task", [task if task == "question-answering" else pytest.param(task, marks=pytest.mark.full_grid) for task in ARCHITECTURES]
+    ("task", "length"),
+    [(question_answering.TASK, 64), (fill_mask.TASK, 32), pytest.param(token_classification.TASK, 64, marks=pytest.mark.full_grid)],
 )
-def test_a_short_checkpoint_is_exported(tmp_path: Path, task: str) -> None:
-    """The samples are longer than its 64 tokens, and the export compares their logits with PyTorch's."""
-    assert 64 == exported(random_checkpoint(tmp_path, task, positions=64)).manifest.tokenizer.max_length
+def test_a_short_checkpoint_is_exported(tmp_path: Path, task: str, length: int) -> None:
+    """The samples are longer than it, and the export compares their logits with PyTorch's."""
+    assert length == exported(random_checkpoint(tmp_path, task, positions=length)).manifest.tokenizer.max_length
 
 
 def test_a_checkpoint_without_a_mask_token_is_refused(tmp_path: Path) -> None:
@@ -209,7 +207,6 @@ def test_a_checkpoint_without_a_mask_token_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_question_answering_checkpoint_without_cls_has_no_null_answer(tmp_path: Path) -> None:
-    """Where no [CLS] leads the pair there is nothing to read "no answer" from, and the manifest says so."""
     source = random_checkpoint(tmp_path, question_answering.TASK)
     edit_json(source / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
     document = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))

@@ -151,7 +151,6 @@ def test_without_a_float_graph_there_is_no_bundle(source: Path, output: Path, ru
 
 
 def test_no_provider_is_left(source: Path, output: Path, run: Run, fault: Fault) -> None:
-    """If the float32 graphs of all providers fail the export does."""
     fault.build(gpu, "fuse", GraphError("no CUDA."))
     fault.build(gpu, "write_standard", GraphError("no TensorRT."))
     assert ((1, "bert-export: no TensorRT."), []) == (run(source, "--provider", "cuda,tensorrt", *FAST), left_in(output))

@@ -50,7 +50,6 @@ def test_the_terms_are_those_of_the_layers(tmp_path: Path, family: str, task: st
 
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_longer_texts_take_what_the_terms_say(tmp_path: Path, family: str) -> None:
-    """What a run longer than those that were counted takes, but for a share that is the same at any length."""
     task = next(task for name, task in CASES if name == family)
     loaded, linear, quadratic = counted(tmp_path, family, task)
     short, long = (checkpoint._count_operations(loaded.model, loaded.inputs, loaded.example_ids(length)) for length in (24, LENGTH))

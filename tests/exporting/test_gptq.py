@@ -116,7 +116,6 @@ def test_steps_beyond_int8_are_its_ends() -> None:
 
 @pytest.mark.parametrize("rows", [32, 200])  # less and more than a block
 def test_gptq_gives_less_error_on_correlated_inputs(rows: int) -> None:
-    """What the matrix gives out, on inputs that were not in the sample too, is nearer to float than with rounding to nearest."""
     weight = random_weight(2, rows, 48)
     inputs = correlated_inputs(3, 6 * rows, rows)
     sample, other = inputs[::2], inputs[1::2]

@@ -76,7 +76,6 @@ def model_of(bundle: Bundle, provider: Any, precision: Any) -> onnx.ModelProto:
 
 
 def test_the_bundle_lists_each_graph_with_its_plan(bundle: Bundle) -> None:
-    """One default per provider, the last precision asked for; GPU graphs have a plan up to the model's length, the CPU's none."""
     graphs = bundle.manifest.graphs
 
     assert [("cpu", "fp32"), *GRAPHS] == [(graph.provider, graph.precision) for graph in graphs]
@@ -117,7 +116,6 @@ def test_logits_are_those_of_pytorch(all_: All, provider: Any, precision: Any) -
 
 
 def test_cuda_is_fused_and_takes_lengths(bundle: Bundle) -> None:
-    """Attention of every layer is one operator on the rows' lengths, norms and activations are fused, and no mask is left."""
     graph = bundle.graph("cuda", "fp32")
     model = model_of(bundle, "cuda", "fp32")
     counts = operators(bundle.path / graph.file)

@@ -95,7 +95,6 @@ def giving_out(source: Path, path: Path, names: Sequence[str]) -> Path:
 
 
 def test_constants_are_found_in_nodes_and_initializers(tmp_path: Path) -> None:
-    """A `Constant` node's value is a constant as an initializer's is; what is computed is none."""
     nodes = [
         helper.make_node("Constant", [], ["two"], value=numpy_helper.from_array(np.array(2, dtype=np.float32))),
         helper.make_node("Mul", ["x", "two"], ["doubled"]),
@@ -150,7 +149,6 @@ def test_a_graph_that_is_loaded_and_saved_answers_the_same(staged: Staged, tmp_p
 
 
 def test_new_names_collide_with_nothing_after_saving_and_loading(tmp_path: Path) -> None:
-    """Names made before a graph is saved are known to the graph that is loaded, and so are inputs and constants."""
     nodes = [helper.make_node("Add", ["val_0", "val_1"], ["val_2"], name="a"), helper.make_node("Neg", ["val_2"], ["y"], name="b")]
     path = handmade(tmp_path / "graph.onnx", nodes, {"val_1": np.float32([1])}, inputs=["val_0"])
     for _ in range(3):
@@ -168,7 +166,6 @@ def test_new_names_collide_with_nothing_after_saving_and_loading(tmp_path: Path)
 
 
 def test_a_constants_name_is_made_distinct_where_another_value_has_it(tmp_path: Path) -> None:
-    """The same value is stored once; another value, or another type, gets a name of its own."""
     path = handmade(tmp_path / "graph.onnx", [helper.make_node("Add", ["x", "one"], ["y"])], {"one": np.float32([1])})
     graph = rewrite.load(path).graph
     known = graph.initializers["one"]

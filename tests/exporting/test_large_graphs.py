@@ -80,7 +80,6 @@ def assert_computes(path: Path) -> None:
 
 @pytest.mark.parametrize("max_bytes", [0, 10**6])
 def test_a_graph_is_read_as_it_was_written(tmp_path: Path, max_bytes: int) -> None:
-    """In one file or in two, nodes and constants are the same, and ONNX Runtime computes with them."""
     onnx_files.save(product(), tmp_path / "a.onnx", max_bytes=max_bytes)
 
     assert ["a.onnx", "a.onnx.data"][: 1 + (max_bytes == 0)] == [path.name for path in onnx_files.files(tmp_path / "a.onnx")]
@@ -118,7 +117,6 @@ def test_a_replaced_graph_stays_as_it_was_for_who_has_it_mapped(tmp_path: Path) 
 
 
 def test_constants_are_mapped_and_not_read(tmp_path: Path) -> None:
-    """A model that is loaded, and written to another file, holds none of its large constants."""
     onnx_files.save(product(), tmp_path / "a.onnx", max_bytes=0)
     model = ir.load(tmp_path / "a.onnx")
     onnx_files.save(model, tmp_path / "b.onnx", max_bytes=0)

@@ -109,7 +109,6 @@ def test_a_bundle_answers_as_base_and_adapter_together(tmp_path: Path, rooted: b
     ],
 )
 def test_weights_are_those_that_peft_merges(tmp_path: Path, settings: dict[str, Any]) -> None:
-    """LoRA and DoRA, trained and saved by peft, become the model that peft itself makes of its files, and so does the bundle."""
     path, source = FAMILIES["BERT"].save(tmp_path / "base", "fill-mask"), tmp_path / "adapter"
     base, trained = (transformers.BertForSequenceClassification.from_pretrained(path, num_labels=LABELS) for _ in range(2))
     modules: dict[str, Any] = {"target_modules": ["query", "value"], "modules_to_save": ["pooler", "classifier"]}

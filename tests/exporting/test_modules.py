@@ -156,7 +156,6 @@ def test_segments_are_a_mask(tmp_path: Path) -> None:
 
 
 def test_what_padding_moves_runs_alone(tmp_path: Path) -> None:
-    """A tagger that reads its padding backwards is exported, and found not to be batch-invariant."""
     reference, _ = example(tmp_path, "tagger")
     path = Path(reference.removesuffix(":make"))
     code = path.read_text(encoding="utf-8")

@@ -127,7 +127,6 @@ def test_correlations_are_those_of_scipy(seed: int, ties: bool) -> None:
 @pytest.mark.parametrize("labels", ["ab", "abcd"])
 @pytest.mark.parametrize("seed", range(3))
 def test_scores_of_labels_are_those_of_scikit_learn(seed: int, labels: str) -> None:
-    """Matthews correlation of any number of labels, and macro F1, also where a label is never right or never found."""
     rng = random.Random(seed)
     right = [rng.choice(labels[:-1] if len(labels) > 2 else labels) for _ in range(50)]
     found = [label if rng.random() < 0.5 else rng.choice(labels[1:]) for label in right]
@@ -137,7 +136,6 @@ def test_scores_of_labels_are_those_of_scikit_learn(seed: int, labels: str) -> N
 
 
 def test_matthews_correlation_of_labels_that_do_not_vary() -> None:
-    """0, as in scikit-learn, even if all are right; 1 and -1 where labels vary."""
     for right, found in (("aab", "aaa"), ("aaa", "aab")):
         assert 0.0 == metrics.matthews(right, found) == sklearn.metrics.matthews_corrcoef(list(right), list(found))
     assert 0.0 == metrics.matthews("aaa", "aaa")

@@ -36,7 +36,6 @@ def quantized(staged: Staged, folder: Path) -> dict[str, QuantParams]:
 def test_a_layer_counts_what_it_does_alone(
     all_staged: dict[str, Staged], task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a graph with that layer alone in int8 is measured on the same texts; the average of all layers is 1."""
     staged = all_staged[task]
     texts = staged.feeds(read_texts(BUILT_IN)[:20])
     monkeypatch.setattr(sensitivity, "FAR", 1e9)  # all layers are measured on all texts

@@ -44,7 +44,6 @@ def test_a_model_without_a_task_here_is_refused(tmp_path: Path, architecture: st
 
 
 def test_an_input_that_nothing_fills_is_refused(tmp_path: Path) -> None:
-    """A tokenizer that gives more than ids, mask and types is for a model that reads more."""
     source = FAMILIES["BERT"].save(tmp_path / "boxes", "text-classification")
     edit_json(source / "tokenizer_config.json", model_input_names=["input_ids", "attention_mask", "bbox"])
 
@@ -65,7 +64,6 @@ def test_an_input_that_the_model_needs_is_refused(monkeypatch: pytest.MonkeyPatc
 
 
 def test_another_head_of_the_same_name_is_refused(tmp_path: Path) -> None:
-    """XLNet's beam search over spans is not the head that transformers loads for question answering, and is said not to be."""
     family, tokenizer = FAMILIES["XLNet"], FAMILIES["XLNet"].tokenizer()
     config = family.config(vocab_size=len(tokenizer), d_model=32, n_layer=2, n_head=4, d_inner=64)
     source = saved(tmp_path / "beam", transformers.XLNetForQuestionAnswering, config, tokenizer)

@@ -316,7 +316,6 @@ def test_a_floor_needs_something_to_compare_with(tmp_path: Path, verify: Verify)
 
 @pytest.mark.usefixtures("no_gpu")
 def test_a_graph_that_does_not_run_fails_what_was_asked_for(tmp_path: Path, verify: Verify) -> None:
-    """It passes without a floor. Beside a graph that runs, and for a comparison with the checkpoint: what was not compared has not passed."""
     lines, floor = data(tmp_path, {"text": "good", "label": 0}, {"text": "bad", "label": 1}), ("--min-metric", "accuracy=0.01")
     assert 0 == verify(with_gpu_graph(sound(tmp_path)), "--data", lines, *floor)[0]
     code, checks = verify(with_gpu_graph(sound(tmp_path / "beside"), runnable=False), "--data", lines, *floor)
@@ -345,7 +344,6 @@ def test_equal_but_empty_answers_reach_no_floor(tmp_path: Path, verify: Verify) 
 
 
 def test_a_floor_of_label_sets_needs_a_label(tmp_path: Path, verify: Verify) -> None:
-    """Micro F1 of no labels at all was 1."""
     path = store_example(edit_constant(sound(tmp_path, activation="sigmoid"), FP32, "bias", lambda bias: bias - 100))
     lines = data(tmp_path, *({"text": text, "label": []} for text in TEXTS))
     code, checks = verify(path, "--data", lines, "--min-metric", "micro-f1=0.5")
@@ -485,7 +483,6 @@ def test_a_floor_of_a_metric_that_is_not_there_fails(tmp_path: Path, verify: Ver
 
 
 def test_entity_f1(tmp_path: Path, verify: Verify) -> None:
-    """Strict, from entities or from tagged words; words are labeled by their first piece where a line does not say."""
     path = sound(tmp_path, "token-classification", other_seed=0)
     text = "good film zq was bad"
     found = answer(path, {"inputs": text, "parameters": {"aggregation_strategy": "first"}})
@@ -536,7 +533,6 @@ def test_top_1_of_masks(tmp_path: Path, verify: Verify) -> None:
 
 
 def test_accuracy_of_choices(tmp_path: Path, verify: Verify) -> None:
-    """The right choice by its index or by its text, with a context and without."""
     path = sound(tmp_path, "multiple-choice", other_seed=0)
     line = {"question": "good ?", "choices": ["the film", "a dull book", "neither"]}
     best = [answer(path, {"inputs": inputs})[0]["index"] for inputs in (line, line | {"context": "a"})]
@@ -615,7 +611,6 @@ def test_data_without_a_right_answer_fails(tmp_path: Path, verify: Verify, line:
 
 
 def test_labeled_lines_are_counted_and_ignored_keys_named(tmp_path: Path, verify: Verify) -> None:
-    """A line separator in a text does not end its line, and an empty line is none."""
     lines = data(tmp_path, '{"text": "good\u2028", "label": 1, "idx": 7}\n\n', {"text": "bad", "lable": 0, "idx": 8})
     code, checks = verify(sound(tmp_path), "--data", lines)
 
@@ -708,7 +703,6 @@ def checkpoint_with_another_bias(tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.mark.torch
 def test_a_bundle_passes_against_its_checkpoint(exported: tuple[Path, Path], verify: Verify, tmp_path: Path) -> None:
-    """Digest, parity of every graph with the errors of the export, and the agreement on data with PyTorch itself."""
     source, target = exported
     lines = data(tmp_path, *({"text": text, "label": 0} for text in [*TEXTS, "the film was not very good , " * 40]))
     code, checks = verify(target, "--checkpoint", source, "--data", lines)
@@ -752,7 +746,6 @@ def test_a_line_that_the_checkpoint_has_no_answer_to_is_a_failed_check(
 @pytest.mark.torch
 @pytest.mark.parametrize("flags", [(), ("--update",)])
 def test_another_checkpoint_fails(exported: tuple[Path, Path], other_checkpoint: Path, verify: Verify, flags: tuple[str, ...]) -> None:
-    """Its digest is another, and so are its logits; a bundle that fails is not updated."""
     before = (exported[1] / MANIFEST_FILE).read_bytes()
     code, checks = verify(exported[1], "--checkpoint", other_checkpoint, *flags)
 

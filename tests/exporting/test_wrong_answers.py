@@ -99,7 +99,6 @@ def test_the_manifest_and_the_samples_have_each_added_token(loaded: Checkpoint) 
 
 
 def test_a_decoded_text_leaves_special_added_tokens_out(marked: Path, tokenizer: Tokenizer) -> None:
-    """As transformers does with `skip_special_tokens`."""
     reference = transformers.AutoTokenizer.from_pretrained(marked)
     ids = reference("the [E1] good [/E1] film CO2")["input_ids"]
     for skip in (True, False):
@@ -128,19 +127,6 @@ def test_a_user_can_say_that_weights_do_not_matter(tmp_path: Path) -> None:
     assert ("crf.*",) == load_checkpoint(str(source), ignored_weights=["crf.*"]).ignored_weights
     with pytest.raises(CheckpointError, match=r"`crf\.transitions`.*--ignore-weights"):
         load_checkpoint(str(source), ignored_weights=["lstm.*"])
-
-
-@pytest.mark.parametrize(
-    ("architecture", "task"),
-    [
-        ("BertForPreTraining", "feature-extraction"),
-        ("BertForMaskedLM", "feature-extraction"),
-        ("BertForQuestionAnswering", "feature-extraction"),
-        ("BertForPreTraining", "fill-mask"),
-    ],
-)
-def test_other_heads_are_harmless(tmp_path: Path, architecture: str, task: str) -> None:
-    assert task == load_checkpoint(str(bert(tmp_path, architecture=architecture)), task=task).task
 
 
 # ---- which files are loaded
@@ -268,11 +254,6 @@ def test_modules_without_pooling_decide_nothing(tmp_path: Path) -> None:
     assert "text-classification" == load_checkpoint(str(source)).task
     masked = sentence_transformers(bert(tmp_path, "masked", architecture="BertForMaskedLM"), "Transformer", "Pooling")
     assert "fill-mask" == load_checkpoint(str(masked), task="fill-mask").task
-
-
-@pytest.mark.parametrize(("architecture", "positions"), [("BertForSequenceClassification", 16), ("BertForMaskedLM", 32)])
-def test_a_short_position_table_is_long_enough(tmp_path: Path, architecture: str, positions: int) -> None:
-    assert positions == exported(bert(tmp_path, positions=positions, architecture=architecture)).manifest.tokenizer.max_length
 
 
 def test_too_few_positions_are_refused_by_name(tmp_path: Path) -> None:

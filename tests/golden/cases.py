@@ -5,6 +5,7 @@ All texts are original. To add a case, append a line with an `id` and a `request
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,6 +18,23 @@ LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\u0085\u2028\u2
 
 def read(task: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (FOLDER / f"{task}.jsonl").read_text(encoding="utf-8").split("\n") if line]
+
+
+def checkpoint(description: str | None) -> Path:
+    """Returns the folder of the checkpoint that a command of this description is given."""
+    parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
+    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT_DIR", help="folder of the fine-tuned model")
+    folder: Path = parser.parse_args().checkpoint
+    return folder
+
+
+def source(version: str, count: int, forced: list[int]) -> str:
+    """Returns what made the answer to `count` texts, of which those at `forced` are longer than a window."""
+    pipeline = f"transformers {version} pipeline"
+    brute_force = f"brute force over transformers {version} windows"
+    if forced and len(forced) < count:
+        return f"{pipeline}; inputs {forced}: {brute_force}"
+    return brute_force if forced else pipeline
 
 
 def requests(task: str) -> list[dict[str, Any]]:

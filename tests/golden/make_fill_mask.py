@@ -23,7 +23,6 @@ Needs torch and transformers.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -158,7 +157,13 @@ def golden(case: dict[str, Any], reference: Reference) -> dict[str, Any]:
         answers.append(answer)
         scores.append([[exact[number, entry["token"]] for entry in fills] for number, fills in enumerate(per_mask(answer))])
     answer = answers if isinstance(inputs, list) else answers[0]
-    return {**case, "masks": stored, "answer": answer, "scores": scores, "reference": _source(len(stored), forced)}
+    return {
+        **case,
+        "masks": stored,
+        "answer": answer,
+        "scores": scores,
+        "reference": cases.source(transformers.__version__, len(stored), forced),
+    }
 
 
 def per_mask(answer: list[Any]) -> list[list[Fill]]:
@@ -169,15 +174,6 @@ def per_mask(answer: list[Any]) -> list[list[Fill]]:
 def _short(logit: np.float32) -> float:
     """Returns a logit with as few digits as tell it from its neighbors in float32, so that the order is kept."""
     return float(str(logit))
-
-
-def _source(count: int, forced: list[int]) -> str:
-    """Returns what made the answer to `count` texts, of which those at `forced` are longer than a window."""
-    pipeline = f"transformers {transformers.__version__} pipeline"
-    brute_force = f"brute force over transformers {transformers.__version__} windows"
-    if forced and len(forced) < count:
-        return f"{pipeline}; inputs {forced}: {brute_force}"
-    return brute_force if forced else pipeline
 
 
 def _check_equal(case_id: str, computed: list[Any], piped: list[Any], relative: float) -> None:
@@ -198,12 +194,10 @@ def _check_equal(case_id: str, computed: list[Any], piped: list[Any], relative: 
 
 def main() -> None:
     """Replaces the golden file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT_DIR", help="folder of the masked language model")
-    arguments = parser.parse_args()
+    folder = cases.checkpoint(__doc__)
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()  # the pipeline warns of every target that is not in the vocabulary
-    reference = Reference(arguments.checkpoint)
+    reference = Reference(folder)
     rows = [golden(case, reference) for case in cases.requests("fill_mask")]
     cases.write("fill_mask", rows)
 

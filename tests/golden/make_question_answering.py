@@ -23,7 +23,6 @@ the empty text, where `top_k` has room for them.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -209,13 +208,11 @@ def _spans(answers: list[Answer], scored: list[Answer]) -> list[list[tuple[int, 
 
 def main() -> None:
     """Replaces the golden file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT_DIR", help="folder of the fine-tuned model")
-    arguments = parser.parse_args()
+    folder = cases.checkpoint(__doc__)
     if transformers.__version__ != VERSION:
         raise SystemExit(f"The answers are those of transformers {VERSION}, this is {transformers.__version__}.")
     torch.set_num_threads(1)
-    reference = Reference(arguments.checkpoint)
+    reference = Reference(folder)
     rows = [golden(case, reference) for case in cases.requests("question_answering")]
     cases.write("question_answering", rows, separators=(",", ":"))
 

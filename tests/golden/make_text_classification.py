@@ -14,7 +14,6 @@ Needs torch and transformers.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -137,11 +136,9 @@ def _check_equal(case_id: str, computed: list[dict[str, Any]], piped: list[dict[
 
 def main() -> None:
     """Replaces the golden file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT_DIR", help="folder of the fine-tuned classifier")
-    arguments = parser.parse_args()
+    folder = cases.checkpoint(__doc__)
     torch.set_num_threads(1)
-    reference = Reference(arguments.checkpoint)
+    reference = Reference(folder)
     rows = [golden(case, reference) for case in cases.requests("text_classification")]
     cases.write("text_classification", rows)
 

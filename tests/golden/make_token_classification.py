@@ -23,7 +23,6 @@ Needs torch and transformers.
 
 from __future__ import annotations
 
-import argparse
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -161,7 +160,7 @@ def golden(case: dict[str, Any], reference: Reference) -> dict[str, Any]:
         answers.append(answer)
         corrections.append(fixed["both"])
     pick = (lambda values: values) if isinstance(inputs, list) else (lambda values: values[0])
-    row = {**case, "windows": stored, "answer": pick(answers), "reference": _source(len(stored), forced)}
+    row = {**case, "windows": stored, "answer": pick(answers), "reference": cases.source(transformers.__version__, len(stored), forced)}
     if found:
         row |= {"deviation": "; ".join(REASONS[name] for name in REASONS if name in found), "corrected": pick(corrections)}
     return row
@@ -179,15 +178,6 @@ def _words(reference: Reference) -> Callable[[int], str]:
     return lambda token_id: str(reference.tokenizer.convert_ids_to_tokens(token_id))
 
 
-def _source(count: int, forced: list[int]) -> str:
-    """Returns what made the answer to `count` texts, of which those at `forced` are longer than a window."""
-    pipeline = f"transformers {transformers.__version__} pipeline"
-    brute_force = f"brute force over transformers {transformers.__version__} windows"
-    if forced and len(forced) < count:
-        return f"{pipeline}; inputs {forced}: {brute_force}"
-    return brute_force if forced else pipeline
-
-
 def _same(ours: list[Entity], theirs: list[Entity]) -> bool:
     """Returns whether two answers agree in everything but the word and the last digits of the scores."""
 
@@ -201,11 +191,9 @@ def _same(ours: list[Entity], theirs: list[Entity]) -> bool:
 
 def main() -> None:
     """Replaces the golden file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT_DIR", help="folder of the fine-tuned token classifier")
-    arguments = parser.parse_args()
+    folder = cases.checkpoint(__doc__)
     torch.set_num_threads(1)
-    reference = Reference(arguments.checkpoint)
+    reference = Reference(folder)
     rows = [golden(case, reference) for case in cases.requests("token_classification")]
     cases.write("token_classification", rows)
 

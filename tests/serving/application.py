@@ -164,6 +164,10 @@ def result(api: Send, path: str, body: Any, **options: Any) -> Any:
     return response.json()
 
 
+def posted(api: Send, path: str, **body: Any) -> Any:
+    return result(api, path, body)
+
+
 def wrong(api: Send, path: str, body: Any, **options: Any) -> str:
     return rejected(post(api, body, path=path, **options), 422, "invalid_value")
 
@@ -191,6 +195,28 @@ def assert_same(expected: Any, actual: Any, *, tolerance: float = 1e-5, ignored:
         assert (pytest.approx(expected, abs=tolerance) if isinstance(expected, float) else expected) == actual
 
 
+def model_of(
+    bundle: files.Bundle,
+    engines: Engines,
+    *,
+    scheduler: Scheduler,
+    metrics: Metrics,
+    cost: CostModel | None = None,
+    batch_variant: bool = False,
+) -> Model:
+    """Returns a bundle's model on other engines than its own."""
+    return Model(
+        bundle,
+        bundle.manifest.graphs[0],
+        tokenizer=Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer),
+        engines=engines,
+        cost=cost or CostModel(bundle.manifest.flops),
+        scheduler=scheduler,
+        metrics=metrics.model(bundle.manifest.task, bundle.manifest.name),
+        batch_variant=batch_variant,
+    )
+
+
 def faked(models: Path, engine: FakeEngine, *, max_queue_tokens: int = 4096) -> AppState:
     """Returns a service of one thread with the bundle `tiny` on a fake engine."""
     loaded = files.load_bundle(models / "tiny")
@@ -198,15 +224,7 @@ def faked(models: Path, engine: FakeEngine, *, max_queue_tokens: int = 4096) -> 
     scheduler = Scheduler(
         RequestQueue(max_batch_tokens=64, max_queue_tokens=max_queue_tokens, threads=1), threads=1, observe=metrics.observe_queue
     )
-    model = Model(
-        loaded,
-        loaded.manifest.graphs[0],
-        tokenizer=Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer),
-        engines=Engines(engine),
-        cost=CostModel(loaded.manifest.flops),
-        scheduler=scheduler,
-        metrics=metrics.model(loaded.manifest.task, loaded.manifest.name),
-    )
+    model = model_of(loaded, Engines(engine), scheduler=scheduler, metrics=metrics)
     registry = Registry([model], {})
     return AppState(
         registry=registry,

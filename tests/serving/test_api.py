@@ -25,7 +25,6 @@ def labels(result: list[dict[str, Any]]) -> list[str]:
 
 
 def test_a_text_is_answered_with_a_list_of_one_result(models: Path) -> None:
-    """One text gives a list with one list of all labels, each an object of label and score."""
     [result] = results(models, "a good film")
     assert sorted(tiny.LABELS) == sorted(labels(result))
     assert all(sorted(item) == ["label", "score"] for item in result)
@@ -99,13 +98,11 @@ def test_unicode_is_read_as_it_is(models: Path) -> None:
 
 @pytest.mark.parametrize(("path", "named"), [("/classify", {"model": "tinny"}), ("/models/tinny", {})])
 def test_an_unknown_model_is_not_found_and_the_nearest_named(models: Path, path: str, named: dict[str, str]) -> None:
-    """A model that is not loaded is 404 with the name that was probably meant."""
     message = rejected(classify(models, {"inputs": "good", **named}, path=path), 404, "not_found")
     assert message == "no model `tinny` is loaded; did you mean `tiny`?"
 
 
 def test_a_model_that_contradicts_the_path_is_refused(tmp_path: Path) -> None:
-    """`model` and path that name different models are 422."""
     tiny.bundle(tmp_path, "a")
     tiny.bundle(tmp_path, "b")
     message = rejected(classify(tmp_path, {"inputs": "good", "model": "a"}, path="/models/b"), 422, "invalid_value")
@@ -148,7 +145,6 @@ def test_the_document_is_written_again_only_when_the_models_change(tmp_path: Pat
 
 
 def test_what_people_come_for_comes_first(models: Path) -> None:
-    """The page of documents has the tasks in a group of their own before all others, and each group says what it is."""
     document = call(models, "GET", "/openapi.json").json()
     groups = {tag["name"]: tag["description"] for tag in document["tags"]}
     used = {tag: path for path, operations in document["paths"].items() for one in operations.values() for tag in one["tags"]}

@@ -69,7 +69,6 @@ def test_vectors_come_as_base64(api: Send, options: dict[str, Any]) -> None:
 
 
 def test_layers_are_chosen_and_combined(api: Send) -> None:
-    """A list of layers, side by side by default, or their sum or mean; `last_four` is such a list."""
     tokens = np.array(answered(api, EMBED, "a good film", layers="last_four", pooling="none")[0])
     layers = tokens.reshape(5, 4, tiny.HIDDEN)
     assert_same([tokens.tolist()], answered(api, EMBED, "a good film", layers=[-4, -3, -2, -1], pooling="none"))
@@ -81,7 +80,6 @@ def test_layers_are_chosen_and_combined(api: Send) -> None:
 
 
 def test_a_prompt_stands_before_the_text(api: Send) -> None:
-    """`prompt_name` puts the bundle's prompt before each text."""
     assert_same(answered(api, EMBED, "the book was good"), result(api, EMBED, {"inputs": "was good", "prompt_name": "query"}))
 
 
@@ -182,7 +180,6 @@ def test_a_cross_encoder_of_two_labels_ranks_by_the_relevant_one(tmp_path: Path)
 
 
 def test_labels_share_one_or_stand_alone(api: Send) -> None:
-    """Scores add up to 1, or each label is scored by itself; one label always is."""
     shared = answered(api, ZERO_SHOT, "a good film", **LABELS)
     assert pytest.approx(1, abs=1e-6) == sum(item["score"] for item in shared)
     assert sorted(LABELS["candidate_labels"]) == sorted(item["label"] for item in shared)

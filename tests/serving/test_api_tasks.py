@@ -56,12 +56,10 @@ def test_an_empty_question_or_passage_is_an_error(api: Send, inputs: Any, messag
 
 @pytest.mark.parametrize("name", ["simple", "SIMPLE", "Simple"])
 def test_the_strategy_is_read_in_any_case(api: Send, name: str) -> None:
-    """`aggregation_strategy` in any case is the same, and `simple` is the default."""
     assert answered(api, NER, UNICODE) == answered(api, NER, UNICODE, aggregation_strategy=name)
 
 
 def test_the_strategy_none_gives_tokens(api: Send) -> None:
-    """`none` gives each token as the vocabulary spells it, with its label and its index from 1."""
     tokens = answered(api, NER, "zq good.", aggregation_strategy="none", **EVERYTHING)
     assert ["end", "entity", "index", "score", "start", "word"] == sorted(tokens[0])
     assert [("z", 1, 0, 1), ("##q", 2, 1, 2), ("good", 3, 3, 7), (".", 4, 7, 8)] == [
@@ -125,7 +123,6 @@ def test_answers_are_a_list_if_more_than_one_is_asked_for(api: Send, top_k: int 
 
 @pytest.mark.parametrize("longest", [1, 64, None])
 def test_the_length_of_questions_has_no_effect(api: Send, longest: int | None) -> None:
-    """`max_question_len` is accepted and does nothing."""
     assert answered(api, ANSWER, QUESTION) == answered(api, ANSWER, QUESTION, max_question_len=longest)
 
 
@@ -153,7 +150,6 @@ def test_offsets_of_answers_are_slices(api: Send, text: str, longest: int) -> No
 def test_no_room_for_the_passage_names_the_numbers(
     api: Send, question: int, parameters: dict[str, Any], numbers: tuple[int, int, int, int]
 ) -> None:
-    """A question that leaves no room for the stride is 422, with window, room, question and stride."""
     inputs = {"question": " ".join(["good"] * question), "context": LONG}
     length, room, asked, stride = numbers
     expected = f"inputs[1]: `doc_stride` is {stride}, but a window of {length} tokens has room for {room} tokens of the passage after a question of {asked};"
@@ -164,7 +160,6 @@ def test_no_room_for_the_passage_names_the_numbers(
 
 @pytest.mark.parametrize(("length", "ok"), [(32, True), (33, False), (384, False)])
 def test_a_window_over_the_models_length_is_an_error(api: Send, length: int, ok: bool) -> None:
-    """`max_seq_len` over what the model takes is refused with both numbers."""
     if ok:
         assert_same(answered(api, ANSWER, QUESTION), answered(api, ANSWER, QUESTION, max_seq_len=length))
     else:
@@ -258,7 +253,6 @@ def test_a_mask_spelled_wrongly_shows_the_right_one(api: Send, text: str) -> Non
 
 
 def test_an_answer_of_too_many_tokens_is_refused(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All tokens for one mask are given, for many masks and texts they are too many; few for each are not."""
     vocabulary = len(answered(api, FILL, "a [MASK] film", top_k=10**9))
     candidate = fill_mask.CANDIDATE_BYTES + fill_mask.PIECE_BYTES + len('"a [MASK] film"') + 3
     monkeypatch.setattr("bertserve.service.tasks.cost.MAX_ANSWER_BYTES", vocabulary * candidate)
@@ -271,7 +265,6 @@ def test_an_answer_of_too_many_tokens_is_refused(api: Send, monkeypatch: pytest.
 
 
 def test_masks_have_a_limit(api: Send) -> None:
-    """More than 64 masks in a text are refused with both numbers; 64 are answered."""
     assert [1] * 64 == [len(found) for found in answered(api, FILL, "[MASK]" * 64, top_k=1)]
     assert refused(api, FILL, "[MASK] " * 65).startswith("inputs: the text has 65 masks and 64 are allowed")
 

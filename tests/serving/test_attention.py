@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from onnx import numpy_helper
 import tiny
 from application import Send, call, call_fresh, play, post, rejected, started
 from bertserve.service.backend.engines import Engines
-from bertserve.service.backend.onnx_engine import Engine, OnnxEngine, Row
+from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import SettingsError
@@ -29,6 +28,7 @@ from bertserve.service.settings import Settings
 from bertserve.service.tasks import attention
 from bertserve.service.tasks.cost import NUMBER_BYTES
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
+from fakes import RecordingEngine
 from task_runs import encode
 
 ATTENTION = "/attention"
@@ -102,7 +102,6 @@ def ids_of(tokens: list[str]) -> list[int]:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_weights_of_any_task_are_those_of_the_formula(api: Send, folder: Path, model: str) -> None:
-    """Every layer and head of a text and of a pair, of a bundle of each task; a token's weights add up to 1."""
     for inputs, types in ((TEXT, [0] * 5), (PAIR, [0] * 6 + [1] * 3)):
         found = result(api, inputs, model=model)
         right = expected(folder, model, ids_of(found["tokens"]), types)
@@ -239,35 +238,24 @@ def test_a_batch_of_many_weights_runs_in_parts(folder: Path, monkeypatch: pytest
     """No run holds more weights than it may, padding counted, but for a single text; the answers are the same."""
     service = build(Settings(models=folder, allow_implicit_default=True, threads=1))
     model = service.registry.get("classifier")
-    engine = Counting(model.engines.single_threaded)
+    engine = RecordingEngine(model.engines.single_threaded)
     model.engines = Engines(engine)
     body = {"inputs": ["good " * count for count in (3, 9, 28, 5, 5, 14, 5, 5)], "model": "classifier"}
 
     async def check(client: httpx.AsyncClient) -> None:
         whole = (await client.post(ATTENTION, json=body)).json()
-        assert max(rows for rows, _ in engine.runs) > 1, "no batch was made"
+        assert max(map(len, engine.runs)) > 1, "no batch was made"
         engine.runs.clear()
         monkeypatch.setattr("bertserve.service.serving.model.MAX_WEIGHTS", 2 * 5 * 11**2)
         parts = (await client.post(ATTENTION, json=body)).json()
-        assert [] == [run for run in engine.runs if run[0] > 1 and run[0] * 5 * run[1] ** 2 > 2 * 5 * 11**2]
-        assert {30, 16} < {length for rows, length in engine.runs if rows == 1}
+        runs = [(len(run), max(map(len, run))) for run in engine.runs]
+        assert [] == [(rows, length) for rows, length in runs if rows > 1 and rows * 5 * length**2 > 2 * 5 * 11**2]
+        assert {30, 16} < {length for rows, length in runs if rows == 1}
         for one, other in zip(whole, parts, strict=True):
             for left, right in zip(one["attentions"], other["attentions"], strict=True):
                 np.testing.assert_allclose(left, right, rtol=0, atol=1e-6)
 
     play(service, check)
-
-
-class Counting:
-    """An engine that notes rows and longest row of each run."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.runs: list[tuple[int, int]] = []
-
-    def run(self, encodings: Sequence[Encoding]) -> list[Row]:
-        self.runs.append((len(encodings), max(map(len, encodings))))
-        return self.engine.run(encodings)
 
 
 # ---- requests that are wrong
@@ -286,7 +274,6 @@ class Counting:
     ],
 )
 def test_what_is_wrong_is_said(api: Send, parameters: dict[str, Any], message: str) -> None:
-    """Layers and heads that the model does not have, names twice, unknown names."""
     assert message in wrong(api, TEXT, **parameters)
 
 
@@ -336,7 +323,6 @@ def test_several_models_with_attention_start(folder: Path, tmp_path: Path) -> No
 
 
 def test_a_manifest_that_promises_too_much_is_refused(folder: Path) -> None:
-    """Each graph of a bundle with `attention_heads` must have the output."""
     fields = json.loads((folder / "plain" / "manifest.json").read_text())
     with pytest.raises(
         ValueError, match=r"`attention_heads` needs an output of the kind `per_map`, which `model.cpu.fp32.onnx` does not have"
@@ -360,14 +346,3 @@ def test_raw_outputs_have_no_maps(api: Send) -> None:
     answered = post(api, {"inputs": [ids]}, path="/v2/models/classifier/infer").json()
 
     assert ["logits"] == [field["name"] for field in listed] == [output["name"] for output in answered["outputs"]]
-
-
-def test_it_is_served_over_http(folder: Path, serve: Callable[..., AbstractContextManager[Any]]) -> None:
-    with serve(folder, "--allow-implicit-default") as served:
-        response = httpx.post(f"{served.url}/attention", json={"inputs": PAIR, "model": "reader", "parameters": {"heads": [1]}}, timeout=20)
-
-    assert 200 == response.status_code
-    found = response.json()
-    right = expected(folder, "reader", ids_of(found["tokens"]), [0] * 6 + [1] * 3)
-    for layer, weights in zip(found["attentions"], right, strict=True):
-        np.testing.assert_allclose(weights[[1]], layer, rtol=0, atol=1e-5)

@@ -47,7 +47,6 @@ async def statuses(client: httpx.AsyncClient, asked: list[tuple[str, str]], head
 
 
 def test_every_route_but_probes_metrics_and_documents_needs_the_key(models: Path) -> None:
-    """With it none says 401; without it all do, but for health, metrics and the page of documents read with GET."""
     state = build(Settings(models=models))
     asked = routes(state)
     tasks = {path.removesuffix("/info") for _, path in asked if path.endswith("/info") and path.count("/") == 2}
@@ -67,7 +66,6 @@ def test_every_route_but_probes_metrics_and_documents_needs_the_key(models: Path
 
 @pytest.mark.parametrize("headers", [pytest.param({}, marks=pytest.mark.full_grid), KEY])
 def test_no_answer_lets_pages_of_others_read_it(models: Path, headers: dict[str, str]) -> None:
-    """No route sends an Access-Control header, to a request of another origin's page or to the browser's preflight; with a key or without."""
     state = build(Settings(models=models))
     foreign = {"origin": "http://evil.example", "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
 
@@ -157,7 +155,6 @@ def test_the_name_of_the_scheme_is_read_in_any_case(models: Path) -> None:
 
 
 def test_each_key_has_its_name_in_metrics(models: Path) -> None:
-    """Requests are counted by the name of their key; what has no right one is `unknown`, and what needs none is not counted."""
     key, line = new_key("alice")
     auth = Authenticator(keys(models.parent, "# who may call", "", line, "swordfish"))
 
@@ -224,7 +221,6 @@ def test_refusals_are_logged_once_a_second(models: Path, caplog: pytest.LogCaptu
 
 
 def test_a_file_has_no_key_in_it(tmp_path: Path) -> None:
-    """What new-key prints for the file is a digest, and opens for the key alone."""
     key, line = new_key("alice")
     made = keys(tmp_path, line)
     assert line == f"alice sha256:{hashlib.sha256(key.encode()).hexdigest()}"

@@ -122,7 +122,6 @@ class Loaded:
     ],
 )
 def test_the_largest_bodies_hold_nobody_up_here_either(name: str) -> None:
-    """Each task of which a model is loaded looks at the body, and few of them at each of its items."""
     body = BODIES[name][1]()
     models: Any = Loaded("a", "text-classification", tuple(TASKS), None)  # type: ignore[arg-type]
 

@@ -142,7 +142,6 @@ def test_what_does_not_belong_together_is_refused(models: Path, damage: Callable
 
 
 def test_a_broken_model_can_be_left_out(models: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The others are served; it stands in `/models` with its reason, in the metrics, and in the log."""
     for name in ("altered", "mixed"):
         tiny.bundle(models, name)
     (models / "altered" / GRAPH).write_bytes(b"x")

@@ -39,7 +39,6 @@ def too_large(api: Send, path: str, **body: Any) -> str:
 
 
 def test_a_task_must_say_what_it_costs() -> None:
-    """The `cost` of a batch has no default."""
     with pytest.raises(TypeError, match="cost"):
         Batch(encodings=[])  # type: ignore[call-arg]
 
@@ -262,7 +261,6 @@ def test_a_text_is_decoded_once_for_all_of_its_candidates(api: Send, monkeypatch
 
 
 def test_the_best_of_summed_answers_are_those_of_a_full_sort() -> None:
-    """Equal scores by start and then end, as the reference sorts them."""
     random = np.random.default_rng(3)
     start, end = (random.integers(1, 5, 40).astype(np.float32) for _ in range(2))
     spans = question_answering.score_spans(start, end, range(40), 9)

@@ -134,8 +134,6 @@ def test_the_client_parses_the_answer(url: str, method: str, arguments: dict[str
 
 
 def test_the_asynchronous_client_parses_the_answer(url: str) -> None:
-    """AsyncInferenceClient returns the same for all methods, asked at once."""
-
     async def ask() -> list[Any]:
         async with AsyncInferenceClient(token=KEY) as client:
             return await asyncio.gather(*(call(client, method, {}, {}, model=f"{url}/{METHODS[method][0]}") for method in METHODS))
@@ -146,7 +144,6 @@ def test_the_asynchronous_client_parses_the_answer(url: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_models_path_is_a_base_too(url: str, method: str) -> None:
-    """The client gets the same at /models/{name}, with the URL given by the call or as `base_url`; below each base are info and health."""
     path, model, _ = METHODS[method]
     expected = raw(url, method, {}, {})
     for base in (path, f"models/{model}"):
@@ -255,7 +252,6 @@ def test_the_client_logs_our_warning(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A cut text and targets outside the vocabulary are warned of; tasks that read a long text in windows cut nothing."""
     monkeypatch.setattr(_http, "_WARNED_TOPICS", set())  # it warns once of each topic
     monkeypatch.setattr(logging.getLogger("huggingface_hub"), "propagate", True)
     caplog.set_level(logging.WARNING, logger="huggingface_hub")

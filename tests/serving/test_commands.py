@@ -112,7 +112,6 @@ def test_check_passes_what_answers_as_stored(models: Path, tmp_path: Path, capsy
 def test_check_asks_no_more_of_a_graph_than_of_the_one_that_answered(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The stored result is the default graph's: an fp32 graph is not wrong where it differs from int8 as int8 may."""
     stored = results(models, REQUEST["inputs"], top_k=2)
     stored[0][0]["score"] += 0.01
     path = tiny.bundle(tmp_path / "checked", "a", example={"request": REQUEST, "result": stored})
@@ -127,7 +126,6 @@ def test_check_asks_no_more_of_a_graph_than_of_the_one_that_answered(
 
 
 def test_check_fails_what_answers_differently(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A bundle whose scores have moved fails the check with the numbers, and the others are still checked."""
     stored = results(models, REQUEST["inputs"], top_k=2)
     tiny.bundle(tmp_path / "checked", "b", example={"request": REQUEST, "result": stored})
     stored[0][0]["score"] += 2e-4
@@ -164,7 +162,6 @@ def test_results_differ_in_labels_or_by_more_than_the_tolerance(expected: Any, a
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    """`--version` prints name and version."""
     assert (main(["--version"]), capsys.readouterr().out) == (0, f"bert-serve {__version__}\n")
 
 

@@ -38,8 +38,7 @@ def service_in_a_hurry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
 
 @contextmanager
 def connected(served: Any, sent: bytes = b"") -> Iterator[socket.socket]:
-    host, _, port = served.url.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    with socket.create_connection(served.address, timeout=20) as connection:
         connection.sendall(sent)
         yield connection
 

@@ -149,7 +149,6 @@ def test_windows_of_the_same_logits_give_the_entities_of_the_whole(
 
 
 def test_of_equal_maxima_in_a_word_the_first_token_counts() -> None:
-    """With strategy max two tokens that are equally sure of different labels give the word the first one's."""
     request = token_classification.Request("films", token_classification.NerParameters(aggregation_strategy="max", ignore_labels=[]))
     rows = [{"logits": np.array([[0, 0], [0, 3], [3, 0], [0, 0]], dtype=np.float32)}]
 
@@ -262,7 +261,6 @@ def test_the_best_answers_are_those_of_loops_over_all_spans(fields: dict[str, An
 @MANY
 @given(REQUESTS, st.integers(1, 40), st.data(), SEEDS)
 def test_answers_of_equal_score_are_ordered_by_start_then_end(fields: dict[str, Any], room: int, data: st.DataObject, seed: int) -> None:
-    """With many equal scores the order, and which of them `top_k` keeps, are still those of the loops."""
     fields = {**fields, "handle_impossible_answer": False}
     request, read, rows = asked(fields, room, data.draw(st.integers(0, room - 1)), seed, coarse=True)
 
@@ -272,7 +270,6 @@ def test_answers_of_equal_score_are_ordered_by_start_then_end(fields: dict[str, 
 @MANY
 @given(st.lists(st.text("qxz", min_size=6, max_size=22), min_size=2, max_size=5), st.integers(1, 8), SEEDS, st.booleans())
 def test_few_texts_are_found_behind_many_spans_of_one(words: list[str], top_k: int, seed: int, coarse: bool) -> None:
-    """In words of many pieces hundreds of spans have one text; the next best texts are still found, and none is left out."""
     fields = {"context": " ".join(words), "top_k": top_k, "max_answer_len": 30}
     request, read, rows = asked(fields, 200, 0, seed, coarse=coarse)
 
@@ -352,7 +349,6 @@ def test_fillings_are_those_of_a_full_sort(
 @MANY
 @given(MASKED, st.integers(3, 40))
 def test_a_long_text_has_a_window_around_each_mask(text: str, max_length: int) -> None:
-    """A window is a full run of the text with its mask in the middle, or as near to it as the text's ends let it be."""
     tokenizer = tokenizer_of(fill_mask.TASK, max_length)
     encodings = encode(fill_mask, fill_mask.Request(text), tokenizer).encodings
     ids, room = tokenizer.tokenize([text])[0].ids, max_length - 2

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import tiny
-from application import Send, call, post, rejected, started
+from application import call
 from bertserve.service.check import check
 from bertserve.service.cli import main
 from bertserve.service.errors import NotFoundError, SettingsError, StartError
@@ -23,7 +23,6 @@ from bertserve.service.tasks.catalog import TASKS
 from embedded import ROOT
 
 NLI = ("contradiction", "entailment")
-ZERO = {"inputs": "good", "parameters": {"candidate_labels": ["film"]}}
 
 
 def made(folder: Path, **models: Any) -> Path:
@@ -322,18 +321,3 @@ def test_a_worker_that_comes_later_has_the_defaults_of_its_predecessor(tmp_path:
     first.reloader.report()  # type: ignore[attr-defined]
 
     assert {"text-classification": "b"} == used(first) == used(worker())
-
-
-@pytest.fixture(name="api")
-def service(tmp_path: Path) -> Any:
-    """Sends requests to a service with two classifiers, of which `mood` is the first by name."""
-    with started(made(tmp_path, nli=NLI, mood=tiny.LABELS)) as send:
-        yield send
-
-
-def test_requests_that_name_no_model_go_to_the_default(api: Send) -> None:
-    assert "mood" == post(api, {"inputs": "good"}, path="/classify").headers["x-model"]
-    assert "nli" == post(api, {"inputs": "good", "model": "nli"}, path="/classify").headers["x-model"]
-    assert "nli" == post(api, ZERO, path="/zero-shot").headers["x-model"]
-    assert "mood" == api("GET", "/classify/info").json()["name"]
-    assert "no model for token-classification" in rejected(api("GET", "/ner/info"), 404, "not_found")

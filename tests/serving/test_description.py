@@ -73,8 +73,6 @@ def assert_conforms(case: Case, session: requests.Session) -> None:
 @pytest.mark.parametrize("mode", GenerationMode)
 @pytest.mark.parametrize("path", POSTS)
 def test_bodies_are_answered_as_described(schema: Any, session: requests.Session, path: str, mode: GenerationMode) -> None:
-    """Bodies that follow the schema and bodies that do not, to the default model and others."""
-
     @hostile.cases(SHARE / len(POSTS) / 2)
     @given(case=schema[path]["POST"].as_strategy(generation_mode=mode), name=st.sampled_from([*MODELS, None]))
     def check(case: Case, name: str | None) -> None:

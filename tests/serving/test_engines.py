@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import Counter, Histogram
 
 import tiny
-from application import call_fresh
+from application import call_fresh, model_of
 from bertserve.service.backend.cost import CostModel
 from bertserve.service.backend.engines import Engines, MultiThreadedEngine, min_multi_threaded_tokens
 from bertserve.service.backend.onnx_engine import Engine, OnnxEngine
@@ -24,17 +24,15 @@ from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.serving import loading
 from bertserve.service.serving.build import build
-from bertserve.service.serving.model import Model
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.classify import Request
-from bertserve.service.text.tokenizer import Encoding, Tokenizer
+from bertserve.service.text.tokenizer import Encoding
 from embedded import ROOT
 from fakes import FakeEngine
 
 
 @pytest.mark.parametrize(("nodes", "longest", "expected"), [(200, 512, 80), (200, 80, 80), (200, 79, None), (40, 512, 1), (0, 512, None)])
 def test_texts_that_take_long_enough_for_each_node_are_worth_threads(nodes: int, longest: int, expected: int | None) -> None:
-    """2 ms a run and 100 us a token: 200 nodes are worth threads from 10 ms on."""
     cost = CostModel(Flops(linear=1e6, quadratic=0.0), fixed_s=2e-3, rate=1e10)
 
     assert expected == min_multi_threaded_tokens(cost, nodes=nodes, longest=longest)
@@ -48,7 +46,6 @@ def wait_for_multi_threaded(model: str) -> None:
 
 
 def test_no_run_waits_for_the_engine_that_it_wants() -> None:
-    """It is made once, when the first run wants it, in a thread beside the inference threads, which run what comes meanwhile."""
     single, made, gate = FakeEngine(), FakeEngine(), threading.Event()
     calls: list[str] = []
 
@@ -124,7 +121,6 @@ def test_the_second_session_answers_as_the_first(tmp_path: Path, monkeypatch: py
 
 
 def test_only_lone_runs_of_enough_tokens_take_it(tmp_path: Path) -> None:
-    """Short texts, and texts beside others, run with one thread; what ran is counted, and the cost model learns of single-threaded runs only."""
     loaded = files.load_bundle(tiny.bundle(tmp_path))
     metrics, single, several = Metrics(), FakeEngine(), FakeEngine()
     multi_threaded = MultiThreadedEngine(lambda: several, model="tiny", threads=2, min_tokens=10)
@@ -132,15 +128,7 @@ def test_only_lone_runs_of_enough_tokens_take_it(tmp_path: Path) -> None:
     wait_for_multi_threaded("tiny")
     scheduler = Scheduler(RequestQueue(max_batch_tokens=4096, max_queue_tokens=4096), threads=1)
     cost = CostModel(loaded.manifest.flops, fixed_s=1.0, rate=1e12)
-    model = Model(
-        loaded,
-        loaded.manifest.graphs[0],
-        tokenizer=Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer),
-        engines=Engines(single, multi_threaded),
-        cost=cost,
-        scheduler=scheduler,
-        metrics=metrics.model("text-classification", "tiny"),
-    )
+    model = model_of(loaded, Engines(single, multi_threaded), scheduler=scheduler, metrics=metrics, cost=cost)
 
     async def check() -> None:
         scheduler.start()
@@ -168,15 +156,7 @@ def test_accounting_that_fails_fails_no_answer(
     """What was computed is delivered, and the log says once for each run what could not be counted, without the text."""
     loaded = files.load_bundle(tiny.bundle(tmp_path))
     scheduler = Scheduler(RequestQueue(max_batch_tokens=4096, max_queue_tokens=4096), threads=1)
-    model = Model(
-        loaded,
-        loaded.manifest.graphs[0],
-        tokenizer=Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer),
-        engines=Engines(FakeEngine()),
-        cost=CostModel(loaded.manifest.flops),
-        scheduler=scheduler,
-        metrics=Metrics().model("text-classification", "tiny"),
-    )
+    model = model_of(loaded, Engines(FakeEngine()), scheduler=scheduler, metrics=Metrics())
 
     def broken(*_: object) -> None:
         if threading.current_thread().name.startswith("inference-"):

@@ -55,7 +55,6 @@ def test_errors_of_the_start_have_no_status() -> None:
 
 
 def test_statuses_say_whose_fault_it_was() -> None:
-    """A caller's errors are 4xx; the service's are 5xx, but for the 429 that asks the caller to wait."""
     for kind in leaves(CallerError):
         assert 400 <= ERROR_STATUSES[kind][0] < 500
     for kind in leaves(ServerError):
@@ -113,7 +112,6 @@ def test_a_made_up_name_is_cut(models: Path) -> None:
     ],
 )
 def test_a_wrong_method_names_those_that_are_allowed(models: Path, method: str, path: str, allowed: set[str]) -> None:
-    """A method that a path does not have is 405, and `Allow` lists all that it has."""
     answer = call(models, method, path)
     rejected(answer, 405, "method_not_allowed")
     assert set(answer.headers["allow"].split(", ")) - {"HEAD"} == allowed

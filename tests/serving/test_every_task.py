@@ -84,7 +84,6 @@ def test_every_task_is_tried() -> None:
 
 @each_task
 def test_a_spec_is_whole(spec: TaskSpec) -> None:
-    """Name and path are its own, its body has an example that it reads itself, and a derived task names its base, if it has one, and its marker."""
     assert spec is TASKS[spec.name]
     assert [spec] == [other for other in TASKS.values() if spec.path == other.path or spec.body is other.body]
     [example] = spec.body.model_json_schema()["examples"]
@@ -119,7 +118,6 @@ def test_a_model_is_chosen_by_body_or_path(api: Send, path: str) -> None:
 
 @each_path
 def test_a_model_that_cannot_do_a_task_is_refused(api: Send, path: str) -> None:
-    """It is 422 at the endpoint and, where the body shows its task, at the model's own path; the message has the models that can."""
     for model in api("GET", "/models").json():
         name = model["name"]
         body = BODIES[path] | {"model": name}
@@ -142,7 +140,6 @@ def test_a_task_without_a_model_is_not_found(models: Path, path: str) -> None:
 
 @each_path
 def test_a_default_model_is_chosen_by_path_or_task(tmp_path: Path, path: str) -> None:
-    """`--default` takes the path of a task or its name, and is for that task alone; without it the first model by name answers."""
     kinds: dict[str, dict[str, Any]] = {
         RERANK: {"labels": ("LABEL_0",), "activation": "none"},
         ZERO_SHOT: {"labels": ("contradiction", "entailment")},
@@ -176,7 +173,6 @@ def test_each_base_has_info_and_health(api: Send, path: str) -> None:
 
 
 def test_requests_are_counted_by_what_was_asked_for(tmp_path: Path) -> None:
-    """Requests are labeled with the task that was asked for, answered or not, at either path; runs with the model's own."""
     folder = tiny.every_kind(tmp_path)
 
     async def check(client: httpx.AsyncClient) -> str:
@@ -207,7 +203,6 @@ def test_requests_are_counted_by_what_was_asked_for(tmp_path: Path) -> None:
 
 @each_path
 def test_openapi_describes_the_task(api: Send, path: str) -> None:
-    """The document has the task's body with all of its parameters, and its result; POST /models/{name} has the bodies of all tasks."""
     document = api("GET", "/openapi.json").json()
     schemas, operation = document["components"]["schemas"], document["paths"][path]["post"]
     reference = f"#/components/schemas/{SPECS[path].body.__name__}"
@@ -230,7 +225,6 @@ def test_openapi_describes_the_task(api: Send, path: str) -> None:
 
 @each_path
 def test_an_answer_has_the_headers(api: Send, path: str) -> None:
-    """Each answer names its model, its request and its times in milliseconds."""
     response = post(api, BODIES[path] | {"model": MODELS[path]}, path=path, headers={"x-request-id": "my-id"})
     assert ("my-id", MODELS[path]) == (response.headers["x-request-id"], response.headers["x-model"])
     time = r"dur=\d+(\.\d+)?"
@@ -242,7 +236,6 @@ def test_an_answer_has_the_headers(api: Send, path: str) -> None:
 
 @pytest.mark.parametrize("path", LISTS)
 def test_a_list_gives_the_result_of_each(api: Send, path: str) -> None:
-    """A list gives, in order, what each input gets alone; so does a list of one, and one of none."""
     bodies = [BODIES[path], BODIES[path] | {"inputs": OTHER_INPUTS[path]}]
     one, other = (result(api, path, body) for body in bodies)
     if path in (CLASSIFY, EMBED):  # their answer to a text is a list of one
@@ -434,7 +427,6 @@ def wrong_values(schema: dict[str, Any]) -> list[Any]:
 
 @each_path
 def test_a_wrong_parameter_is_named(api: Send, path: str) -> None:
-    """A value that the schema refuses is 422, for each parameter of the task, and the message names the parameter."""
     for name, field in schema_of(path).items():
         for value in wrong_values(field):
             if name == "output_attentions" and value == 1:
@@ -493,7 +485,6 @@ def test_a_text_over_the_limit_is_too_large(limited: Path, path: str, body: Any,
     ],
 )
 def test_the_limit_of_inputs_counts_what_is_run(limited: Path, path: str, body: Any, what: str) -> None:
-    """Texts, sentences, choices, and pairs of a text and a label count for --max-inputs; as many as that are answered."""
     assert what in rejected(classify(limited, body, path=path, settings={"max_inputs": 5}), 413, "too_large")
     assert 200 == classify(limited, body, path=path, settings={"max_inputs": 6}).status_code
 

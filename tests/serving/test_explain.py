@@ -118,7 +118,6 @@ def test_a_words_importance_is_the_score_less_the_score_without_it(api: Send) ->
 
 
 def test_an_answer_without_it_is_the_same_to_the_byte(api: Send) -> None:
-    """`explain` false, null parameters and none at all."""
     plain = api("POST", CLASSIFY, json={"inputs": TEXT}).content
     assert b"explanation" not in plain
     assert plain == ask(api, CLASSIFY, TEXT, explain=False).content
@@ -252,7 +251,6 @@ def test_too_many_words_are_refused_with_their_number(tmp_path: Path) -> None:
 
 
 def test_what_would_be_ignored_is_refused(api: Send) -> None:
-    """A unit without offsets, and windows of a text that is explained; of a short text there is one."""
     assert "set `explain` to true" in refused(api, CLASSIFY, "good", offset_unit="utf8")
     assert "needs 3" in refused(api, CLASSIFY, "good film " * 60, explain=True, window="mean")
     assert answered(api, CLASSIFY, TEXT, explain=True) == answered(api, CLASSIFY, TEXT, explain=True, window="max")

@@ -49,7 +49,6 @@ def test_batches_are_the_same_beside_other_work_and_on_more_threads() -> None:
 
 
 def test_what_runs_alone_and_later_stages_stay_so() -> None:
-    """Items without a key come one by one, and a stage that follows runs in fixed batches too."""
     ran: list[list[str]] = []
     follows = stage([4, 4, 4], ran)
     first = stage([2, 3], ran, key=None, finish=lambda results: follows)

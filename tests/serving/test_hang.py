@@ -20,7 +20,6 @@ pytestmark = pytest.mark.serial
 
 @pytest.mark.full_grid
 def test_a_worker_whose_threads_hang_is_replaced(tmp_path: Path, serve: Callable[..., Any]) -> None:
-    """Its requests fail with a reason, another worker's are answered all the while, and another process takes its place."""
     with (
         serve(slow.hanging_bundle(tmp_path / "models").parent, "--workers", "2", "--threads", "2") as served,
         connections_of_two_workers(served.url, each=2) as ((hanging, waiting), (working, _)),

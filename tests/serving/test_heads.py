@@ -117,7 +117,6 @@ def test_a_hypothesis_without_room_is_refused(tokenizer: Tokenizer) -> None:
 
 
 def test_texts_are_ranked_by_sigmoid_or_logit() -> None:
-    """Scores are sigmoids of the one logit, or on request the logits; equal ones keep the order of the texts."""
     rows = logits((-1.0,), (2.0,), (-1.0,), (100.0,))
     request = rerank.Request("query", ("a", "b", "c", "d"), rerank.RerankOptions(return_text=True))
     found = decode(rerank, request, rows, Head(labels=("LABEL_0",)))
@@ -268,7 +267,6 @@ def test_a_vector_of_zeros_stays_one() -> None:
 
 
 def test_what_is_left_open_is_as_the_bundle_says() -> None:
-    """Pooling, normalizing and the prompt come from the bundle, and give way to what the caller names."""
     given = spec("last_four", prompts={"query": "q: ", "": "x"}, default_prompt="query")
     left_open = embed.Request("", embed.EmbedParameters(pooling="mean", normalize=True), prompt="q: ", width=8)
     assert left_open == embed.resolve(embed.EmbedParameters(), given)
@@ -388,7 +386,6 @@ def test_plain_tags_keep_their_names(tokenizer: Tokenizer) -> None:
 
 @given(st.text(max_size=40), st.data())
 def test_offsets_index_the_text_in_their_unit(text: str, data: st.DataObject) -> None:
-    """A span cut out of the encoded text is the span of the text; spans in any order, overlapping and empty."""
     places = st.integers(0, len(text))
     bounds = [tuple(sorted(pair)) for pair in data.draw(st.lists(st.tuples(places, places), max_size=6))]
     for unit, codec, size in (("utf16", "utf-16-le", 2), ("utf8", "utf-8", 1)):

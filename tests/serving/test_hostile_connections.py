@@ -145,7 +145,6 @@ async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
 
 @pytest.mark.parametrize(("app", "begins"), [(echo, b"HTTP/1.1 503 "), (refusing, b"HTTP/1.1 401 ")], ids=["unanswered", "answered"])
 async def test_half_sent_bodies_make_room(monkeypatch: pytest.MonkeyPatch, app: Any, begins: bytes) -> None:
-    """The one that waits longest ends for a connection that comes when there is no room, whether it was answered or not."""
     monkeypatch.setattr(connections, "SWEEP_S", 0.02)
     monkeypatch.setattr(connections, "EXPENDABLE_AFTER_S", 0.02)
 
@@ -208,7 +207,6 @@ async def test_a_client_that_left_before_it_was_refused_is_no_error(monkeypatch:
     ids=["empty lines", "chunks of a byte"],
 )
 async def test_a_body_that_is_slow_to_parse_leaves_turns_to_others(monkeypatch: pytest.MonkeyPatch, sent: bytes, length: int) -> None:
-    """Its read is parsed in parts, between which the loop turns, and the client may have sent its end."""
     body: list[bytes] = []
     turns = 0
     parse_on = HttpProtocol._parse_on

@@ -132,7 +132,6 @@ def test_a_filling_is_given_as_tokens_and_as_text(runs: Runs) -> None:
 
 @pytest.mark.parametrize("masks", [1, 2, 3])
 def test_targets_of_several_pieces_have_their_joint_score(runs: Runs, masks: int) -> None:
-    """Each combination of targets, in a text with a mask for each piece: the product over all pieces, as brute force has it."""
     targets = {"good": ["good"], "gob": ["g", "##o", "##b"], "xyz": ["x", "##y", "##z"], "bad": ["bad"]}
     pieces = {target: [tiny.VOCABULARY.index(piece) for piece in each] for target, each in targets.items()}
     expected = {}
@@ -249,7 +248,6 @@ def test_texts_are_filled_as_if_alone(api: Send, runs: Runs) -> None:
 
 
 def test_one_mask_has_the_scores_of_the_ordinary_answer(api: Send) -> None:
-    """Whatever the beam; `top_k` may be more than it."""
     ordinary = api("POST", "/fill-mask", json={"inputs": "a [MASK] film", "parameters": {"top_k": 9}}).json()
     joint = ask(api, "a [MASK] film", top_k=9, beam=1)
     assert [[item["token"]] for item in ordinary] == [item["tokens"] for item in joint]

@@ -94,7 +94,6 @@ def test_without_truncation_a_long_text_is_an_error(models: Path, inputs: Any, n
 
 @pytest.mark.parametrize("combine", ["mean", "max"])
 def test_windows_cover_the_whole_text(models: Path, combine: str) -> None:
-    """`window` combines the scores of overlapping windows: their plain mean, or the maximum of each label."""
     text, stride = words(100).split(), 10
     cuts = [text[start : start + ROOM] for start in range(0, len(text) - stride, ROOM - stride)]
     windows = scores_of(models, [["[CLS]", *cut, "[SEP]"] for cut in cuts])
@@ -106,7 +105,6 @@ def test_windows_cover_the_whole_text(models: Path, combine: str) -> None:
 
 
 def test_windows_of_a_pair_cut_the_second_text(models: Path) -> None:
-    """A pair's windows each have the whole first text beside a part of the second."""
     first, second, stride = words(4).split(), words(60).split(), 3
     room = ROOM - 1 - len(first)
     cuts = [second[start : start + room] for start in range(0, len(second) - stride, room - stride)]

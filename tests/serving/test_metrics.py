@@ -176,7 +176,6 @@ def test_who_does_not_wait_is_not_compared_with_a_prediction(
 
 
 def test_loaded_models_are_named(models: Path) -> None:
-    """`model_info` is 1 for each loaded model, with its version as its page has it."""
     found = families(models)
     [sample] = found["bertserve_model_info"].samples
     assert sample.value == 1

@@ -64,7 +64,6 @@ def test_every_example_in_a_message_is_one_that_is_answered(api: Send) -> None:
     ],
 )
 def test_inputs_alone_are_told_of_the_object_around_them(api: Send, body: object, path: str, said: str) -> None:
-    """A text or a list as the whole body is JSON, but not the object that `inputs` stands in."""
     assert said in rejected(post(api, body, path=path), 422, "invalid_value")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import tiny
+from application import model_of
 from bertserve.service.backend.cost import CostModel
 from bertserve.service.backend.engines import Engines
 from bertserve.service.bundle import files
@@ -21,13 +22,12 @@ from bertserve.service.metrics import Metrics
 from bertserve.service.scheduling.request_queue import LONG_STEP_S, RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.serving import model as model_module
-from bertserve.service.serving.model import Model
 from bertserve.service.serving.work import RequestRun
 from bertserve.service.tasks.batch import PAUSE, Batch, TaskModel, TaskRun
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.classify import ClassifyParameters, Request
 from bertserve.service.tasks.cost import Budget, Cost
-from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
+from bertserve.service.text.tokenizer import SHORT_CHARS
 from fakes import FakeEngine
 
 
@@ -40,16 +40,9 @@ class Bench:
         self.queue = RequestQueue(max_batch_tokens=4096, max_queue_tokens=4096)
         self.scheduler = Scheduler(self.queue, threads=1, observe=self.metrics.observe_queue)
         self.engine = FakeEngine(guilty_token=guilty_token)
-        self.tokenizer = Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
-        self.model = Model(
-            loaded,
-            loaded.manifest.graphs[0],
-            tokenizer=self.tokenizer,
-            engines=Engines(self.engine),
-            cost=CostModel(loaded.manifest.flops, fixed_s=1.0, rate=1e12),
-            scheduler=self.scheduler,
-            metrics=self.metrics.model("text-classification", "m"),
-            batch_variant=batch_variant,
+        cost = CostModel(loaded.manifest.flops, fixed_s=1.0, rate=1e12)
+        self.model = model_of(
+            loaded, Engines(self.engine), scheduler=self.scheduler, metrics=self.metrics, cost=cost, batch_variant=batch_variant
         )
 
     def count(self, name: str, **labels: str) -> float:
@@ -114,7 +107,6 @@ def test_an_input_that_cannot_be_encoded_is_named(tmp_path: Path, padding: str) 
 
 
 def test_metrics_add_up(tmp_path: Path) -> None:
-    """Rows, real tokens, padding, truncations and timings are counted once each."""
     bench = Bench(tmp_path)
 
     async def check() -> None:

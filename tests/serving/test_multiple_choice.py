@@ -16,10 +16,7 @@ import tiny
 from application import LONG, Send, call_fresh, post, rejected, started
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle.files import load_bundle
-from bertserve.service.errors import BundleError, InvalidValueError
 from bertserve.service.scheduling.scheduler import Scheduler
-from bertserve.service.serving.build import build
-from bertserve.service.settings import Settings
 from bertserve.service.tasks import multiple_choice
 from bertserve.service.text.tokenizer import Tokenizer
 from task_runs import decode, encode
@@ -152,7 +149,6 @@ def found_scores(found: list[dict[str, Any]]) -> dict[int, float]:
 
 
 def test_a_pair_is_cut_as_in_transformers(tokenizer: Tokenizer) -> None:
-    """Of 32 tokens, the longer text first, each choice by itself, and it is said."""
     encoded = encode(multiple_choice, multiple_choice.Request("good", ("bad", LONG), LONG), tokenizer)
     context, short, long = (tokens.ids for tokens in tokenizer.tokenize([LONG, "good bad", f"good {LONG}"]))
 
@@ -207,21 +203,3 @@ def test_all_choices_of_a_request_are_scheduled_as_one(folder: Path, monkeypatch
     assert 200 == response.status_code
     assert 1 == len(admitted)
     assert 6 == runs[-1]
-
-
-def test_a_graph_of_several_logits_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A score of a choice is one number; a classifier's graph under the task's name does not load."""
-    graph = tiny.graph
-    monkeypatch.setattr(tiny, "graph", lambda task, **options: graph("text-classification", labels=3, seed=0))
-    tiny.bundle(tmp_path, "choices", task=multiple_choice.TASK)
-
-    with pytest.raises(BundleError, match="returns 3 values as `logits`, but its manifest says 1"):
-        build(Settings(models=[tmp_path]))
-
-
-def test_the_error_of_a_pair_says_how_long_it_is(tokenizer: Tokenizer) -> None:
-    request = multiple_choice.Request("good", ("bad", LONG), parameters=multiple_choice.ChooseParameters(truncation=False))
-    with pytest.raises(
-        InvalidValueError, match=r"`choices\[1\]` has 61 tokens together with its question or prompt, and the model takes 29"
-    ):
-        encode(multiple_choice, request, tokenizer)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import tiny
-from application import Send, assert_same, call, keys, play, rejected, started
+from application import Send, assert_same, call, keys, play, posted, rejected, started
 from bertserve.service.api_keys import ApiKeys
 from bertserve.service.http.auth import Authenticator
 from bertserve.service.serving.build import build
@@ -67,12 +67,6 @@ def outputs(response: httpx.Response) -> dict[str, Any]:
     return {output["name"]: np.array(output["data"]).reshape(output["shape"]) for output in response.json()["outputs"]}
 
 
-def own(api: Send, path: str, **body: Any) -> Any:
-    response = api("POST", path, json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
 def refused(response: httpx.Response) -> str:
     return rejected(response, 422, "invalid_value")
 
@@ -92,7 +86,7 @@ def in_order(result: list[dict[str, Any]], labels: Sequence[str]) -> list[float]
 def test_texts_are_classified(api: Send) -> None:
     """The answer has the best label, its score, all scores in the order of the labels, and our own answer for each text."""
     response = infer(api, "tiny", texts("inputs", *TEXTS), id="7")
-    found, expected = outputs(response), own(api, "/models/tiny", inputs=TEXTS)
+    found, expected = outputs(response), posted(api, "/models/tiny", inputs=TEXTS)
 
     assert ["label", "score", "scores", "json"] == list(found)
     assert [result[0]["label"] for result in expected] == found["label"].tolist()
@@ -125,7 +119,7 @@ def test_pairs_are_classified(api: Send) -> None:
     pairs = [{"text": "good", "text_pair": "film"}, {"text": "bad", "text_pair": "book"}]
     found = outputs(infer(api, "tiny", texts("inputs", "good", "bad"), texts("text_pair", "film", "book")))
 
-    assert own(api, "/models/tiny", inputs=pairs) == decoded(found["json"])
+    assert posted(api, "/models/tiny", inputs=pairs) == decoded(found["json"])
 
 
 def test_parameters_are_the_tasks(api: Send) -> None:
@@ -133,16 +127,15 @@ def test_parameters_are_the_tasks(api: Send) -> None:
     parameters = {"top_k": 1, "function_to_apply": "none"}
     found = outputs(infer(api, "tiny", texts("inputs", *TEXTS), parameters=parameters))
 
-    assert own(api, "/models/tiny", inputs=TEXTS, parameters=parameters) == decoded(found["json"])
+    assert posted(api, "/models/tiny", inputs=TEXTS, parameters=parameters) == decoded(found["json"])
     assert (2, 3) == found["scores"].shape
     assert_same([result[0]["score"] for result in decoded(found["json"])], found["scores"].max(axis=1).tolist())
 
 
 def test_the_best_labels_in_place_of_numbers(api: Send) -> None:
-    """`classification` of `scores` gives texts of score, index and label, best first."""
     asked = [{"name": "scores", "parameters": {"classification": 2}}]
     found = outputs(infer(api, "tiny", texts("inputs", *TEXTS), outputs=asked))
-    (expected, _) = own(api, "/models/tiny", inputs=TEXTS)
+    (expected, _) = posted(api, "/models/tiny", inputs=TEXTS)
 
     assert ["scores"] == list(found)
     assert (2, 2) == found["scores"].shape
@@ -154,13 +147,13 @@ def test_results_without_a_natural_tensor(api: Send, model: str, text: str) -> N
     found = outputs(infer(api, model, texts("inputs", text, text)))
 
     assert ["json"] == list(found)
-    assert own(api, f"/models/{model}", inputs=[text, text]) == decoded(found["json"])
+    assert posted(api, f"/models/{model}", inputs=[text, text]) == decoded(found["json"])
 
 
 @pytest.mark.parametrize("top_k", [1, 2])
 def test_questions_are_answered(api: Send, top_k: int) -> None:
     found = outputs(infer(api, "spans", texts("question", QUESTION), texts("context", CONTEXT), parameters={"top_k": top_k}))
-    (expected,) = own(api, "/models/spans", inputs=[{"question": QUESTION, "context": CONTEXT}], parameters={"top_k": top_k})
+    (expected,) = posted(api, "/models/spans", inputs=[{"question": QUESTION, "context": CONTEXT}], parameters={"top_k": top_k})
     best = expected[0] if top_k > 1 else expected
 
     assert [expected] == decoded(found["json"])
@@ -168,31 +161,29 @@ def test_questions_are_answered(api: Send, top_k: int) -> None:
 
 
 def test_texts_are_embedded(api: Send) -> None:
-    """Vectors are one tensor; `pooling` none leaves them to JSON."""
     found = outputs(infer(api, "vectors", texts("inputs", *TEXTS), parameters={"normalize": True}))
     ragged = outputs(infer(api, "vectors", texts("inputs", *TEXTS), parameters={"pooling": "none"}))
 
-    assert own(api, "/embed", inputs=TEXTS, normalize=True) == found["embedding"].tolist() == decoded(found["json"])
+    assert posted(api, "/embed", inputs=TEXTS, normalize=True) == found["embedding"].tolist() == decoded(found["json"])
     assert ["json"] == list(ragged)
-    assert own(api, "/embed", inputs=TEXTS, pooling="none") == decoded(ragged["json"])
+    assert posted(api, "/embed", inputs=TEXTS, pooling="none") == decoded(ragged["json"])
 
 
 def test_derived_tasks(api: Send) -> None:
-    """Their own inputs, or `candidate_labels`, ask a model for them."""
     query, sentences = "good ?", ["a bad book", "a good film"]
     ranked = outputs(infer(api, "cross", texts("query", query), texts("texts", *sentences), parameters={"raw_scores": True}))
     compared = outputs(infer(api, "vectors", texts("source_sentence", query), texts("sentences", *sentences)))
     labels = {"candidate_labels": "dull,great", "multi_label": True}
     scored = outputs(infer(api, "nli", texts("inputs", *TEXTS), parameters=labels))
 
-    expected = own(api, "/models/cross", query=query, texts=sentences, raw_scores=True)
+    expected = posted(api, "/models/cross", query=query, texts=sentences, raw_scores=True)
     assert [expected] == decoded(ranked["json"])
     assert_same([{i["index"]: i["score"] for i in expected}[place] for place in range(2)], ranked["score"].tolist())
-    similar = own(api, "/models/vectors", inputs={"source_sentence": query, "sentences": sentences})
+    similar = posted(api, "/models/vectors", inputs={"source_sentence": query, "sentences": sentences})
     assert [similar] == decoded(compared["json"])
     assert_same(similar, compared["score"].tolist())
-    zero_shot = own(api, "/models/nli", inputs=TEXTS, parameters=labels)
-    assert zero_shot == decoded(scored["json"])
+    zero_shot = posted(api, "/models/nli", inputs=TEXTS, parameters=labels)
+    assert_same(zero_shot, decoded(scored["json"]))
     assert_same([in_order(result, ["dull", "great"]) for result in zero_shot], scored["scores"].tolist())
 
 
@@ -204,7 +195,7 @@ ATTENTION = [[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]]
 
 def test_token_ids_give_logits(api: Send) -> None:
     body = {"inputs": TEXTS, "parameters": {"function_to_apply": "none"}}
-    expected = [in_order(result, tiny.LABELS) for result in own(api, "/models/tiny", **body)]
+    expected = [in_order(result, tiny.LABELS) for result in posted(api, "/models/tiny", **body)]
     ids = [[tiny.VOCABULARY.index(token) for token in ("[CLS]", *text.split(), "[SEP]")] for text in TEXTS]
     padded = [row + [0] * (6 - len(row)) for row in ids]
     mask = [[1] * len(row) + [0] * (6 - len(row)) for row in ids]
@@ -255,7 +246,6 @@ def test_masks_give_logits_of_the_vocabulary(api: Send) -> None:
 
 
 def test_segments_count(api: Send) -> None:
-    """`token_type_ids` changes the logits, as INT32 too."""
     plain, typed = (
         outputs(infer(api, "tiny", numbers("input_ids", IDS), numbers("token_type_ids", kinds, "INT32")))["logits"]
         for kinds in ([[0] * 6] * 2, [[0, 0, 0, 1, 1, 1]] * 2)
@@ -336,7 +326,6 @@ def test_raw_outputs_may_be_too_many(tmp_path: Path) -> None:
 
 
 def test_masks_that_cannot_be_filled(api: Send) -> None:
-    """A row without a mask has no logits, and 64 is the most."""
     assert "input_ids[0]: the row has 0 mask tokens (4)" in refused(infer(api, "masks", numbers("input_ids", IDS)))
 
 
@@ -375,7 +364,6 @@ def unpacked(response: httpx.Response) -> dict[str, bytes]:
 
 
 def test_binary_texts_and_outputs(api: Send) -> None:
-    """`binary_data_output` makes all outputs binary, and `binary_data` one of them."""
     parts = {"inputs": ("BYTES", [2, 1], packed(*TEXTS))}
     expected = outputs(infer(api, "tiny", texts("inputs", *TEXTS)))
     response = binary(api, "tiny", parts, parameters={"binary_data_output": True})
@@ -390,7 +378,6 @@ def test_binary_texts_and_outputs(api: Send) -> None:
 
 
 def test_binary_token_ids(api: Send) -> None:
-    """INT64, INT32 and BOOL, little-endian."""
     parts = {
         "input_ids": ("INT32", [2, 6], np.array(IDS, "<i4").tobytes()),
         "attention_mask": ("BOOL", [2, 6], np.array(ATTENTION, "?").tobytes()),
@@ -584,7 +571,6 @@ def test_metadata_are_what_there_is(api: Send, model: str) -> None:
 
 
 def test_ready_config_and_statistics(api: Send) -> None:
-    """Each with the version and without, and 404 for another version."""
     version = api("GET", "/v2/models/nli").json()["versions"][0]
     infer(api, "nli", GOOD)
     for suffix in ("", "/ready", "/config", "/stats"):
@@ -658,11 +644,11 @@ def test_instances_give_predictions(api: Send) -> None:
     labels = {"candidate_labels": ["dull", "great"]}
 
     def predictions(model: str, instances: Any, **parameters: Any) -> Any:
-        return own(api, f"/v1/models/{model}:predict", instances=instances, parameters=parameters)["predictions"]
+        return posted(api, f"/v1/models/{model}:predict", instances=instances, parameters=parameters)["predictions"]
 
-    assert own(api, "/models/tiny", inputs=TEXTS, parameters={"top_k": 1}) == predictions("tiny", TEXTS, top_k=1)
-    assert [own(api, "/models/spans", inputs=question)] == predictions("spans", [question])
-    assert own(api, "/models/nli", inputs=TEXTS, parameters=labels) == predictions("nli", TEXTS, **labels)
+    assert posted(api, "/models/tiny", inputs=TEXTS, parameters={"top_k": 1}) == predictions("tiny", TEXTS, top_k=1)
+    assert [posted(api, "/models/spans", inputs=question)] == predictions("spans", [question])
+    assert posted(api, "/models/nli", inputs=TEXTS, parameters=labels) == predictions("nli", TEXTS, **labels)
     assert [] == predictions("tiny", [])
 
 

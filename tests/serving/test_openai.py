@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import tiny
-from application import Send, call, keys, play, post, started
+from application import Send, call, keys, play, post, posted, started
 from bertserve.service.http.auth import Authenticator
 from bertserve.service.serving.build import build
 from bertserve.service.settings import Settings
@@ -31,12 +31,6 @@ def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
     tiny.bundle(models, "classes")
     with started(models) as send:
         yield send
-
-
-def answered(api: Send, path: str, **body: Any) -> Any:
-    response = post(api, body, path=path)
-    assert response.status_code == 200, response.text
-    return response.json()
 
 
 def failed(response: httpx.Response, status: int, kind: str, code: str) -> str:
@@ -58,22 +52,22 @@ def wrong(api: Send, path: str = EMBEDDINGS, **body: Any) -> str:
 
 def test_vectors_are_those_of_embed(api: Send) -> None:
     """Each text's vector stands at its index, with the model's name and the tokens that were read, [CLS] and [SEP] included."""
-    expected = answered(api, "/embed", inputs=["good film", "bad"], model="vectors")
-    found = answered(api, EMBEDDINGS, input=["good film", "bad"], model="vectors")
+    expected = posted(api, "/embed", inputs=["good film", "bad"], model="vectors")
+    found = posted(api, EMBEDDINGS, input=["good film", "bad"], model="vectors")
 
     data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(expected)]
     assert {"object": "list", "data": data, "model": "vectors", "usage": {"prompt_tokens": 7, "total_tokens": 7}} == found
 
 
 def test_one_text_makes_a_list_of_one(api: Send) -> None:
-    assert answered(api, EMBEDDINGS, input=["good"], model="vectors") == answered(api, EMBEDDINGS, input="good", model="vectors")
+    assert posted(api, EMBEDDINGS, input=["good"], model="vectors") == posted(api, EMBEDDINGS, input="good", model="vectors")
 
 
 def test_vectors_come_as_base64_and_shorter(api: Send) -> None:
     """`encoding_format` gives the values as float32, `dimensions` the first of them; `user`, and keys that are null, change nothing."""
-    whole = answered(api, EMBEDDINGS, input="good", model="vectors")["data"][0]["embedding"]
+    whole = posted(api, EMBEDDINGS, input="good", model="vectors")["data"][0]["embedding"]
     more = {"user": "me", "encoding_format": "base64", "dimensions": 3, "unknown": None}
-    packed = answered(api, EMBEDDINGS, input="good", model="vectors", **more)["data"][0]["embedding"]
+    packed = posted(api, EMBEDDINGS, input="good", model="vectors", **more)["data"][0]["embedding"]
 
     assert whole[:3] == pytest.approx(np.frombuffer(base64.b64decode(packed), "<f4"))
 
@@ -158,9 +152,9 @@ def test_models_are_listed(api: Send) -> None:
 def test_documents_are_ranked_as_texts_are(api: Send, path: str) -> None:
     """Scores and places are those of `/rerank`, the best `top_n` of them; what an object has beside its text comes back."""
     texts = ["bad", "good film", "film"]
-    expected = answered(api, "/rerank", query="good", texts=texts)[:2]
+    expected = posted(api, "/rerank", query="good", texts=texts)[:2]
     documents = [{"text": "bad", "id": 7}, {"text": "good film", "id": 8}, "film"]
-    found = answered(api, path, query="good", documents=documents, top_n=2, return_documents=True, model="ranker")
+    found = posted(api, path, query="good", documents=documents, top_n=2, return_documents=True, model="ranker")
 
     shown = [{"text": "bad", "id": 7}, {"text": "good film", "id": 8}, {"text": "film"}]
     results = [{"index": each["index"], "relevance_score": each["score"], "document": shown[each["index"]]} for each in expected]
@@ -174,12 +168,11 @@ def test_documents_are_ranked_as_texts_are(api: Send, path: str) -> None:
 
 
 def test_an_answer_has_the_id_of_its_request(api: Send) -> None:
-    """The `id` of a ranking is the one in the header."""
     answer = post(api, {"query": "good", "documents": ["bad"]}, path="/v2/rerank")
 
     assert answer.json()["id"] == answer.headers["x-request-id"]
     assert [{"index": 0}] == [{"index": each["index"]} for each in answer.json()["results"]]
-    assert [] == answered(api, "/v2/rerank", query="good", documents=[])["results"]
+    assert [] == posted(api, "/v2/rerank", query="good", documents=[])["results"]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/classify/health", "/
 
 @pytest.mark.parametrize("path", ["/models/tiny", "/models/tiny/info", "/classify/info"])
 def test_a_model_is_described(models: Path, path: str) -> None:
-    """A model's page has its task, labels, limits, precision, provider and validation report, at each base's info too."""
     page = call(models, "GET", path).json()
     assert (page["name"], page["task"], page["labels"]) == ("tiny", "text-classification", list(tiny.LABELS))
     assert (page["provider"], page["precision"]) == ("cpu", "fp32")
@@ -40,7 +39,6 @@ def test_a_model_that_fills_masks_says_how_it_spells_them(tmp_path: Path) -> Non
 
 
 def test_all_models_are_listed(tmp_path: Path) -> None:
-    """`/models` has a short line for each model, by name; the page of a model has the same fields, and all others."""
     tiny.bundle(tmp_path, "b")
     tiny.bundle(tmp_path, "a")
     listed = call(tmp_path, "GET", "/models")
@@ -67,7 +65,6 @@ def test_health_is_green_while_requests_are_answered(models: Path, path: str) ->
 
 
 def test_info_has_the_limits(models: Path) -> None:
-    """`/info` has version, models and every limit as it is set."""
     limits = {
         "max_inputs": 7,
         "max_chars": 1000,
@@ -185,7 +182,6 @@ def test_operations_have_names_of_their_paths(models: Path) -> None:
 
 
 def test_the_formats_of_other_clients_are_folded(models: Path) -> None:
-    """`/docs` opens the tag of the service's own paths; those of other clients have another one."""
     page = call(models, "GET", "/docs").text
     paths = call(models, "GET", "/openapi.json").json()["paths"]
     [own] = paths["/classify"]["post"]["tags"]
@@ -221,7 +217,6 @@ def test_openapi_has_examples_of_answers(models: Path) -> None:
 
 
 def test_every_example_is_answered(tmp_path: Path) -> None:
-    """Each path with its own example, and each example of the paths that any model answers: who presses "Try it out" sees an answer."""
     folder = tiny.every_kind(tmp_path, max_length=64)
     settings = {"default": {"text-classification": "classifier"}}
     document = call(folder, "GET", "/openapi.json", settings=settings).json()

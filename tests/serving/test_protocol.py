@@ -133,7 +133,6 @@ def test_a_client_that_closes_its_sending_half_has_disconnected() -> None:
 
 @pytest.mark.parametrize("reset", [False, True])
 async def test_a_client_that_leaves_a_held_stream_is_noticed(monkeypatch: pytest.MonkeyPatch, reset: bool) -> None:
-    """While nothing more is read of a stream and nothing is written: its lines are cancelled, and no other starts."""
     monkeypatch.setattr(connections, "SWEEP_S", 0.02)
     started, cancelled = [], []
 

@@ -43,7 +43,6 @@ def test_only_records_and_builders_name_a_provider() -> None:
 
 
 def test_a_new_record_reaches_flags_manifests_and_sessions(tmp_path: Path) -> None:
-    """A toy provider is a choice of both programs, a provider of a graph in a manifest, and has its own session options."""
     program = """
         import json, sys
         from pathlib import Path

@@ -211,7 +211,6 @@ def test_the_version_of_tensorrt_is_its_librarys() -> None:
     ("info", "name"), [("processor\t: 0\nmodel name\t: AMD EPYC 9V74\nflags : a\nmodel name : other\n", "AMD EPYC 9V74")]
 )
 def test_the_cpu_is_named_as_the_system_does(tmp_path: Path, info: str, name: str) -> None:
-    """The first `model name`; where there is none, the architecture."""
     (tmp_path / "cpuinfo").write_text(info)
 
     assert name == hardware.cpu_name(tmp_path / "cpuinfo")
@@ -240,7 +239,6 @@ def test_a_provider_that_cannot_be_had_stops_the_start(models: Path, monkeypatch
 def test_a_fallback_that_was_allowed_is_loud_and_told(
     models: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The CPU's default graph serves, a warning says so, and `/info` has what was asked for and what there is."""
     without_a_gpu(monkeypatch)
     settings = {"provider": "cuda", "precision": "fp16", "allow_provider_fallback": True}
 

@@ -35,8 +35,7 @@ def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture(name="address", scope="module")
 def its_address(service: Served) -> tuple[str, int]:
-    host, _, port = service.url.removeprefix("http://").partition(":")
-    return host, int(port)
+    return service.address
 
 
 @pytest.fixture(name="bystander", scope="module")
@@ -102,8 +101,6 @@ def result(answer: Answer) -> object:
 
 
 def test_no_bytes_break_a_connection_of_others(address: tuple[str, int], bystander: httpx.Client) -> None:
-    """Answers come in the order of their requests, none twice; no connection hangs."""
-
     @hostile.cases(SHARE)
     @given(sent=raw_http.connections())
     def check(sent: bytes) -> None:

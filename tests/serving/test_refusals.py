@@ -59,14 +59,12 @@ def test_a_body_of_the_limit_is_read(models: Path) -> None:
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP"])
 def test_a_compressed_body_is_refused(models: Path, encoding: str) -> None:
-    """A content encoding is 415 and named."""
     response = classify(models, b"\x1f\x8b", headers={"content-encoding": encoding})
     assert f"`{encoding}`" in rejected(response, 415, "content_encoding")
 
 
 @pytest.mark.parametrize("encoding", ["identity", "Identity"])
 def test_a_body_that_says_it_is_not_compressed_is_read(models: Path, encoding: str) -> None:
-    """The content encoding `identity` is none."""
     assert classify(models, {"inputs": "good"}, headers={"content-encoding": encoding}).status_code == 200
 
 
@@ -149,7 +147,6 @@ def test_a_stopping_service_refuses_and_turns_red(models: Path) -> None:
 
 @pytest.mark.parametrize(("inputs", "name"), [("poor", "inputs"), (["good", "bad", "poor"], "inputs[2]")])
 def test_an_engine_failure_names_its_input(models: Path, inputs: Any, name: str) -> None:
-    """A graph that fails on a text is 500 `engine`, and the error names the input."""
     service = faked(models, FakeEngine(guilty_token=tiny.VOCABULARY.index("poor")))
     response = play(service, lambda client: client.post("/classify", json={"inputs": inputs}))
     assert rejected(response, 500, "engine") == f"{name}: the graph failed with GuiltyToken."

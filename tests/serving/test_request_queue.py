@@ -131,8 +131,6 @@ def test_padding_that_costs_more_than_a_run_is_not_taken() -> None:
 
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=40), st.integers(1, 16))
 def test_the_padded_budget_is_never_exceeded(lengths: list[int], multiple: int) -> None:
-    """Rows times padded length stays within the budget, for any lengths and any padding rule."""
-
     def padded(n: int) -> int:
         return min(64, -(-n // multiple) * multiple)
 
@@ -441,8 +439,6 @@ class Key:
 
 
 def test_every_operation_is_logarithmic() -> None:
-    """With 10,000 items waiting no operation takes more than twice the steps that it takes with 100."""
-
     def taken(waiting: int) -> dict[str, int]:
         queue, steps = RequestQueue(max_batch_tokens=64, max_queue_tokens=10**9), Steps()
         end = 10.0**6
@@ -722,7 +718,6 @@ def test_time_to_tokenize_and_to_decode_counts_in_the_priority() -> None:
 
 
 def test_large_requests_leave_room_for_small_ones() -> None:
-    """A part of the queue is for requests that are a small part of it, also where the large ones had more tokens than expected."""
     queue = new_queue(max_queue_tokens=640)
     for large in [queue.admit(tokens=320, seconds=0.0, deadline=100.0, now=0.0) for _ in range(2)]:
         queue.put(large, KEY, [(60, None)] * 10, no_fixed_cost, 0.0)

@@ -167,7 +167,6 @@ async def with_threads(state: AppState, work: Any) -> None:
 
 @pytest.mark.parametrize(("root_path", "mounted"), [("", False), ("/bert", False), ("/bert", True)])
 def test_no_mutated_path_gets_around_the_access_of_a_route(models: Path, root_path: str, mounted: bool) -> None:
-    """Whether a prefix is a setting or comes from a server that mounts the application: no change of a model without the admin key."""
     state, auth, changes = service(models)
     options = {} if mounted else {"root_path": root_path}
 
@@ -207,7 +206,6 @@ def test_without_admin_keys_nobody_changes_models(models: Path, path: str) -> No
 
 
 def test_a_path_without_a_route_is_404_before_its_body_is_read(models: Path) -> None:
-    """With a key or without: the answer is there before the first byte of a body."""
     state, auth, _ = service(models)
 
     async def ask(authorization: bytes) -> tuple[int, int]:

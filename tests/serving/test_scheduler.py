@@ -248,7 +248,6 @@ async def test_what_has_ended_does_not_run_again(bench: Bench) -> None:
 
 @on_loop()
 async def test_the_first_failure_ends_the_whole_request(bench: Bench) -> None:
-    """A request with a guilty item fails once, and its other items do not keep the queue busy."""
     bench.work.guilty = {"bad"}
     with pytest.raises(EngineError, match="guilty"):
         await bench.submit("a", "bad", "c", tokens=60)
@@ -290,7 +289,6 @@ class Text:
 
 @on_loop()
 async def test_an_answered_request_keeps_neither_payloads_nor_results_until_its_deadline(bench: Bench) -> None:
-    """The queue keeps a request until its deadline, which can be minutes away; what the request read and answered is free at once."""
     kept = weakref.WeakSet[Text]()
 
     def finish(results: Sequence[Any]) -> Text:
@@ -313,7 +311,6 @@ async def test_an_answered_request_keeps_neither_payloads_nor_results_until_its_
 
 @on_loop(threads=2, max_queue_tokens=100_000)
 async def test_a_thousand_callers_that_hang_up_leave_nothing(bench: Bench) -> None:
-    """Of those that hang up while they wait nothing runs, of those in a run no result is delivered; both threads live, and nothing is kept."""
     kept = weakref.WeakSet[Text]()
 
     def texts(count: int) -> list[Text]:
@@ -733,7 +730,6 @@ class Delivery:
 @pytest.mark.parametrize("guilty", [(), ("bad",)], ids=["whole", "in halves"])
 @on_loop(threads=2, queue=Watched)
 async def test_the_next_stage_does_not_wait_for_the_rest_of_a_batch(bench: Bench, guilty: tuple[str, ...]) -> None:
-    """While one thread delivers the rest of a batch, an idle thread runs the next stage of a request that was in it, also of a batch that failed."""
     assert isinstance(bench.queue, Watched)
     bench.work.guilty, deliver = set(guilty), Delivery()
     blockers = [await bench.blocked(), await bench.blocked()]

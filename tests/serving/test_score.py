@@ -79,7 +79,6 @@ def test_an_unknown_bundle_is_not_asked_for_on_the_hub(
 
 
 def test_the_best_label_has_columns_of_its_own(models: Path, tmp_path: Path) -> None:
-    """In CSV, where one label is right. Whole answers are JSON: with --json-cells, and where more labels are asked for."""
     source = tmp_path / "in.csv"
     source.write_text("label,text\n1,good\n0,bad\n")
 
@@ -104,7 +103,6 @@ def test_the_best_label_has_columns_of_its_own(models: Path, tmp_path: Path) -> 
 
 
 def test_an_empty_cell_is_answered_with_a_warning(models: Path, tmp_path: Path) -> None:
-    """Or rejected with --empty reject. A run that begins with one does not go on with the other."""
     source = tmp_path / "in.csv"
     source.write_text("id,text\n1,good\n2,\n3,  \n")
     assert 0 == run(models, source, tmp_path / "out.csv")
@@ -278,7 +276,6 @@ def test_each_setting_that_is_taken_is_used(models: Path, tmp_path: Path) -> Non
 
 
 def test_a_cut_text_is_said(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A text over the model's length has a warning in its row, and the last line counts it."""
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": LONG}])
     assert run(models, source, tmp_path / "out.jsonl") == 0
     assert [[], ["truncation; cut to the model's 32 tokens"]] == [row["warnings"] for row in read_lines(tmp_path / "out.jsonl")]
@@ -453,7 +450,6 @@ def columns_of_each_type() -> dict[str, tuple[Any, Any]]:
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
 def test_each_type_of_parquet_comes_through(models: Path, tmp_path: Path, suffix: str) -> None:
-    """To Parquet with its values, and to JSON and CSV in a form that keeps all of them."""
     columns = columns_of_each_type()
     table = pa.table({"text": ["good", "bad"]} | {name: array for name, (array, _) in columns.items()})
     pq.write_table(table, tmp_path / "in.parquet")
@@ -515,7 +511,6 @@ def test_columns_of_one_name_are_refused(models: Path, tmp_path: Path, capsys: p
 def test_stdout_ends_at_the_first_bad_row_unless_there_is_a_file_for_it(
     models: Path, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    """Rows go to stdout; a bad one is never lost there: it ends the run, or goes to the file of --rejected."""
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": 1}])
     assert run(models, source, Path("-")) == 1
     assert b"row 2 cannot be answered: " in capsysbinary.readouterr().err
@@ -531,7 +526,6 @@ class Killed(BaseException):
 
 
 def test_it_truncates_deletes_and_replaces_no_file_unasked(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither as the file of rejected rows nor as one that the run makes for itself; --restart replaces what it names."""
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": 1}])
     before = source.read_bytes()
     other = tmp_path / "other"
@@ -571,7 +565,6 @@ def test_what_is_no_regular_file_is_neither_replaced_nor_removed(models: Path, t
 def test_files_of_a_run_are_different_files(
     models: Path, tmp_path: Path, restart: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By their paths, a symbolic link, a hard link or a folder that is one; with --restart too."""
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}])
     before = source.read_bytes()
     (tmp_path / "link.jsonl").symlink_to(source)

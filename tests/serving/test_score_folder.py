@@ -28,7 +28,6 @@ def write(path: Path) -> Path:
 
 
 def test_a_folder_lists_what_readers_of_parquet_read(tmp_path: Path) -> None:
-    """Folders within count, and names that begin with `_` or `.` do not; a folder that is not there has no files."""
     for name in ("b.parquet", "a/c.parquet", "_a.parquet", ".b.parquet", "_a/c.parquet"):
         write(tmp_path / name)
     (tmp_path / "d.csv").write_text("")
@@ -126,7 +125,6 @@ def test_an_address_without_a_cluster_is_said_at_once(models: Path, tmp_path: Pa
 
 
 def test_folders_that_cannot_be_scored_are_refused(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """No Parquet in the input, an output within it, an output with files of someone else."""
     write(tmp_path / "in/a.parquet")
     write(tmp_path / "other/a.parquet")
 

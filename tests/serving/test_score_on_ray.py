@@ -109,7 +109,6 @@ def actors(address: str) -> list[int]:
 def test_answers_are_those_of_one_machine_to_the_byte(
     cluster: str, models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Predictions, warnings, rejected rows, and files of folders within are those of a run for each file; hidden files are none."""
     source, output = tmp_path / "in", tmp_path / "out"
     write(source / "a.parquet", 5000, more={17: LONG, 4500: None})
     write(source / "b/c.parquet", 300)
@@ -128,7 +127,6 @@ def test_answers_are_those_of_one_machine_to_the_byte(
 
 
 def test_a_killed_actor_loses_nothing_and_doubles_nothing(cluster: str, models: Path, tmp_path: Path) -> None:
-    """Killed with files half written, actors are replaced, and the output is to the byte that of a run without a kill."""
     source, output = tmp_path / "in", tmp_path / "out"
     for i in range(2):
         write(source / f"{i}.parquet", 9_000, more={5 + i: None})

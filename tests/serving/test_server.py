@@ -61,9 +61,8 @@ def sample(client: httpx.Client, name: str) -> float:
 
 def hang_up_on(served: Any, body: Any) -> socket.socket:
     """Sends a request over a plain socket, which is returned, and reads nothing."""
-    host, _, port = served.url.removeprefix("http://").partition(":")
     raw = json.dumps(body).encode()
-    connection = socket.create_connection((host, int(port)))
+    connection = socket.create_connection(served.address)
     connection.sendall(b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n%s" % (len(raw), raw))
     return connection
 
@@ -93,8 +92,7 @@ def test_a_client_that_hangs_up_at_once_frees_its_place(slow_service: Served) ->
 def test_a_client_that_hangs_up_while_it_sends_is_gone(service: Served) -> None:
     """A body that never ends because its client left is counted as that, and is no error of the service."""
     with client_of(service) as client:
-        host, _, port = service.url.removeprefix("http://").partition(":")
-        with socket.create_connection((host, int(port))) as connection:
+        with socket.create_connection(service.address) as connection:
             connection.sendall(b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n{")
             time.sleep(0.1)
         wait_until(lambda: 'status="499"' in client.get("/metrics").text)
@@ -110,7 +108,6 @@ def test_a_large_body_is_refused_while_it_is_sent(service: Served) -> None:
 
 
 def test_the_service_answers_others_while_a_large_request_runs(slow_service: Served) -> None:
-    """Probes are answered all the while a long text is read and keeps the inference threads busy."""
     with client_of(slow_service) as client, ThreadPoolExecutor(1) as pool:
         parameters, rows = {"window": "mean"}, sample(client, "batch_rows_sum")
         busy = pool.submit(

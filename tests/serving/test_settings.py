@@ -80,7 +80,6 @@ def test_every_setting_is_described(name: str) -> None:
 
 
 def test_every_setting_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    """`--help` lists each setting as a flag with its default."""
     with pytest.raises(SystemExit) as stopped:
         parse(Settings, ["--help"])
     assert stopped.value.code == 0
@@ -112,7 +111,6 @@ def test_a_flag_and_a_variable_mean_the_same(name: str, given: str, value: objec
 
 @pytest.mark.parametrize("name", ["access_log", "batch_variant_graphs"])
 def test_a_switch_is_a_flag_without_a_value(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A switch is turned on by its flag, and off by its `--no-` flag over the variable."""
     flag = name.replace("_", "-")
     assert getattr(parse(Settings, [f"--{flag}"]), name) is True
     monkeypatch.setenv(f"BERT_SERVE_{name.upper()}", "true")

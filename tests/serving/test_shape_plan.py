@@ -180,7 +180,6 @@ def test_a_batch_is_filled_beyond_a_row_count() -> None:
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("task", list(tiny.OUTPUTS))
 def test_planned_runs_answer_as_exact_ones(tmp_path: Path, task: str, side: str) -> None:
-    """Whatever the batch, only planned shapes are run, and each text's outputs are those of its own exact run."""
     path = tiny.bundle(tmp_path, task=task)
     masks = task == "fill-mask"
     made, exact = planned(path, MASKED if masks else PLAN, side), planned(path, None, side)

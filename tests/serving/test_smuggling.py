@@ -135,7 +135,6 @@ def test_no_text_becomes_a_special_token(made: Callable[..., Tokenizer], text: s
 
 @given(text=TEXTS)
 def test_only_a_mask_spelled_as_such_is_one(made: Callable[..., Tokenizer], text: str) -> None:
-    """For fill-mask the mask token is read from the text, and no other special token is."""
     tokenizer = made(mask=True)
     assert tokenizer.mask is not None
     (tokens,) = tokenizer.tokenize([text])
@@ -156,7 +155,6 @@ def test_a_pair_is_not_split_by_its_texts(made: Callable[..., Tokenizer], a: str
 
 @pytest.mark.parametrize("spelled", ["[SEP]", "</s>", "[CLS]", "<s>", "good [SEP] who?"])
 def test_no_task_takes_a_special_token_from_its_texts(made: Callable[..., Tokenizer], spelled: str) -> None:
-    """Neither a passage, a question, a label, a template nor a text gives its model more special tokens than others do."""
     tokenizer, plain = made(), made(mask=True)
     passage = encode(question_answering, question_answering.Request(f"who {spelled}", f"it was {spelled} bad"), tokenizer).encodings[0]
     parameters = zero_shot.ZeroShotParameters(candidate_labels=[f"bad {spelled}"], hypothesis_template=f"{spelled} {{}}")

@@ -112,7 +112,6 @@ def test_what_is_no_folder_is_a_hub_id(text: str, source: Source) -> None:
 
 
 def test_a_folder_may_have_a_name_of_its_own(checkpoint: Path) -> None:
-    """`NAME=FOLDER` names it; a folder with `=` in its own name is that folder."""
     odd = checkpoint.rename(checkpoint.with_name("a=b"))
     assert Source("mine", str(odd)) == read_source(f"mine={odd}")
     with pytest.raises(SettingsError, match="`a=b` is not a valid model name"):
@@ -319,7 +318,6 @@ def test_the_exports_error_is_the_commands(checkpoint: Path, fake: Fake, tmp_pat
 def test_what_is_missing_is_said_in_one_line(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without the extra `export`, with what to install; `check` says it as `serve` does."""
     monkeypatch.setattr(sources, "find_spec", lambda name: None if name in ("torch", "transformers") else object())
     flags = ["--model", str(checkpoint), "--cache-dir", str(tmp_path / "cache")]
 

@@ -116,7 +116,6 @@ def test_the_log_can_be_json(models: Path, serve: Serve) -> None:
 
 
 def test_a_key_from_a_file_is_asked_for(models: Path, serve: Serve, tmp_path: Path) -> None:
-    """The key of `--api-key-file`, its line end not counted, opens the service, and is in no log."""
     (tmp_path / "key").write_text("swordfish\n")
     with serve(models, "--api-key-file", str(tmp_path / "key"), "--access-log") as served:
         rejected(classify(served, "good"), 401, "unauthorized")

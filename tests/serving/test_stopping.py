@@ -28,11 +28,6 @@ Serve = Callable[..., Any]
 TWO = ("--workers", "2", "--threads", "2")
 
 
-def address_of(served: Any) -> tuple[str, int]:
-    host, _, port = served.url.removeprefix("http://").partition(":")
-    return host, int(port)
-
-
 def get(served: Any, path: str) -> httpx.Response:
     return httpx.get(served.url + path, trust_env=False, timeout=30)
 
@@ -49,7 +44,7 @@ def test_sigterm_under_load_loses_nothing(models: Path, serve: Serve, workers: t
     with serve(models, *workers) as served:
 
         async def load() -> None:
-            asking = asyncio.create_task(ask_until_refused(address_of(served), 48, outcome=outcome, limit_s=30))
+            asking = asyncio.create_task(ask_until_refused(served.address, 48, outcome=outcome, limit_s=30))
             await asyncio.sleep(1)
             served.process.send_signal(signal.SIGTERM)
             await asking
@@ -87,7 +82,7 @@ def test_readiness_is_red_while_the_service_goes_on(models: Path, serve: Serve) 
 )
 def test_what_is_half_sent_at_the_end_is_refused_in_peace(models: Path, serve: Serve, sent: bytes) -> None:
     """Half a head and half a body get a 503 of ours when the service stops, and leave no traceback."""
-    with serve(models) as served, socket.create_connection(address_of(served), timeout=20) as connection:
+    with serve(models) as served, socket.create_connection(served.address, timeout=20) as connection:
         connection.sendall(sent)
         assert 200 == get(served, "/health/live").status_code  # it was read by then
         served.process.send_signal(signal.SIGTERM)
@@ -101,7 +96,7 @@ def test_what_is_half_sent_at_the_end_is_refused_in_peace(models: Path, serve: S
 
 def test_an_idle_connection_is_closed_in_order(models: Path, serve: Serve) -> None:
     """A client that keeps a connection without a request sees its end, not a reset."""
-    with serve(models) as served, socket.create_connection(address_of(served), timeout=20) as connection:
+    with serve(models) as served, socket.create_connection(served.address, timeout=20) as connection:
         connection.sendall(b"GET /health/live HTTP/1.1\r\nhost: test\r\n\r\n")
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 OK\r\n")
         served.process.send_signal(signal.SIGTERM)

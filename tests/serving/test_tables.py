@@ -87,7 +87,6 @@ def test_sessions_read_the_table_that_they_share(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("name", ["sentiment", "fill-mask"])
 def test_embedded_models_share_their_embeddings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of the file of a model, and a third of fill-mask's, is one table."""
     monkeypatch.undo()
     file = ROOT / "models" / name / "model.cpu.int8.onnx"
     (table,) = read_tables(file).values()

@@ -83,7 +83,6 @@ def test_any_bytes_at_all_are_refused(raw: bytes, header: str) -> None:
 
 
 def test_an_answer_may_have_both_forms() -> None:
-    """Binary outputs follow the JSON, whose length is in the header; the others are in it."""
     outputs = {
         "a": Output(np.array([[1, 2], [3, 4]], np.float32), binary=True),
         "b": Output(np.array([5], np.int64), binary=False),

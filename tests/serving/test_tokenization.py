@@ -21,7 +21,6 @@ from bertserve.service.text.windows import truncate_longest_first, windows
 
 @pytest.mark.parametrize(("text", "pair"), [("A good film.", None), ("", None), ("a film", "not good"), ("", "x"), ("x", "")])
 def test_the_template_gives_what_the_post_processor_gives(tokenizer: Tokenizer, text: str, pair: str | None) -> None:
-    """Ids and type ids equal those of tokenizers' own special-token processing, for one text and for a pair."""
     expected = tiny.tokenizer().encode(text, pair)
     a, *b = tokenizer.tokenize([text] if pair is None else [text, pair])
     actual = tokenizer.assemble(a.ids, b[0].ids if b else None)

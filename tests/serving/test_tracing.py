@@ -115,7 +115,6 @@ def ask(models: Path, collector: Collector, body: Any, *, path: str = "/classify
 
 
 def test_a_request_is_a_span_with_its_stages(models: Path, collector: Collector) -> None:
-    """A server span has the queue, the tokenizer, the run and the decoding below it, in this order and within it."""
     ask(models, collector, {"inputs": "good"}, x_request_id="mine-1")
     server = collector.one("POST /classify")
     children = sorted(
@@ -143,7 +142,6 @@ def test_a_request_is_a_span_with_its_stages(models: Path, collector: Collector)
 
 
 def test_a_batch_is_a_span_that_links_its_requests(models: Path, collector: Collector) -> None:
-    """Requests that ran together are links of one span, which is of no request's trace; and each request's run links that span."""
     engine = FakeEngine()
     service = faked(models, engine)
 
@@ -281,7 +279,6 @@ def test_probes_and_scrapes_are_not_traced(models: Path, collector: Collector) -
 
 
 def test_a_long_text_waits_before_its_tokenizer_too(models: Path, collector: Collector) -> None:
-    """A text that an inference thread tokenizes waits twice in the queue: before that, and before its run."""
     ask(models, collector, {"inputs": LONG * 40})
     named = [span.name for span in sorted(collector.spans, key=lambda span: span.start_time_unix_nano) if span.parent_span_id]
     assert ["queue", "tokenize", "queue", "run", "decode"] == named
@@ -304,7 +301,6 @@ def test_the_first_lines_of_a_stream_are_traced(models: Path, collector: Collect
 
 
 def test_log_lines_have_the_trace(models: Path, collector: Collector, caplog: pytest.LogCaptureFixture) -> None:
-    """The lines of a request, those of errors too, name the trace and the span; a probe's have none."""
     caplog.set_level(logging.INFO)
 
     async def check(client: httpx.AsyncClient) -> None:

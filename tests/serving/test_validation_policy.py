@@ -87,10 +87,6 @@ def test_few_samples_say_little(samples: int, share: float, low: float, high: fl
     assert (low, high) == pytest.approx(agreement_range(share, samples), abs=5e-4)
 
 
-def test_without_a_floor_no_validation_is_asked_for(models: Path) -> None:
-    assert ["tiny"] == list(build(Settings(models=models)).registry.models)
-
-
 @pytest.mark.parametrize(
     ("flags", "named"), [({"require_validation": True}, "--require-validation is set"), ({"min_agreement": 0.0}, "--min-agreement is 0.0")]
 )
@@ -119,16 +115,6 @@ def test_a_bundle_below_the_floor_is_refused(tmp_path: Path) -> None:
     assert [] == [fact for fact in facts if fact not in error.value.message]
 
 
-def test_the_floor_is_for_the_graph_that_is_served(tmp_path: Path) -> None:
-    [graph] = load_bundle(measured(tmp_path, label_agreement=0.5)).manifest.graphs
-    other = graph.model_copy(update={"evidence": graph.evidence.model_copy(update={"agreement": agreement("label", 1.0, 18)})})
-    floor = ValidationPolicy(min_agreement=0.99)
-
-    floor.check("measured", other)
-    with pytest.raises(BundleError):
-        floor.check("measured", graph)
-
-
 @pytest.mark.parametrize("value", ["1.01", "-0.1", "nan", "high"])
 def test_a_floor_that_is_no_share_is_a_usage_error(models: Path, capsys: pytest.CaptureFixture[str], value: str) -> None:
     """Exit code 2, naming the flag."""
@@ -149,7 +135,6 @@ def test_the_embedded_bundles_have_validation() -> None:
 
 
 def test_agreement_by_construction_of_an_older_export_is_none() -> None:
-    """The embedded `embed` was exported before cosine similarity was measured: its label agreement of 1.0 is of no label."""
     found = {path.name: load_bundle(path).manifest.graphs[0].evidence.agreement for path in EMBEDDED.iterdir() if path.is_dir()}
 
     assert found["embed"] is None
@@ -271,7 +256,6 @@ def spec(provider: str, precision: str, measured_on: str, **evidence: Any) -> Gr
 def test_validation_counts_for_what_was_measured(
     floor: ValidationPolicy, provider: str, precision: str, measured_on: str, named: str | None
 ) -> None:
-    """A graph for a GPU that was exported on a machine without one was measured on the CPU, which says nothing of half precision."""
     graph = spec(provider, precision, measured_on)
     if named is None:
         floor.check("tiny", graph)

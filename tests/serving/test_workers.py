@@ -410,7 +410,6 @@ def test_no_worker_outlives_its_supervisor(models: Path, serve: Serve) -> None:
 
 
 def test_replaced_workers_take_no_more_memory(models: Path, serve: Serve) -> None:
-    """A worker counts on in the files of the one that it replaces: they are as many as before, and no count and no histogram falls."""
     with serve(models, *TWO) as served:
         folder = folder_of(served)
         with clients_of(served, 4) as clients:

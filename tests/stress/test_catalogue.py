@@ -13,7 +13,6 @@ FIELDS = {field.name for field in all_fields()}
 
 
 def test_every_field_of_a_request_body_is_attacked() -> None:
-    """A new field needs a line in `field_attacks.COSTLIEST`: the values that cost the service most."""
     assert set() == FIELDS - set().union(*(attack.covers for attack in ATTACKS)), "fields without a line in field_attacks.COSTLIEST"
 
 

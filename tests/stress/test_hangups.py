@@ -34,7 +34,6 @@ LONG_RUN = json.dumps({"inputs": "dull"}).encode()
 
 
 def test_clients_that_hang_up_cost_nothing(tmp_path: Path, serve: Callable[..., Any]) -> None:
-    """No text of a client that left while it waited runs; inference threads, descriptors and other threads are what they were, and the memory comes back."""
     slow.hanging_bundle(tmp_path / "models", turns=int(HELD_S * slow.SECOND), batch_invariant=False)
     with serve(tmp_path / "models", "--threads", str(THREADS), "--max-queue-tokens", "4000000") as served:
         samples(served)  # a thread comes with the first page
@@ -107,8 +106,7 @@ def assert_threads_live(served: Served) -> None:
 
 
 def connect(served: Served) -> socket.socket:
-    host, _, port = served.url.removeprefix("http://").partition(":")
-    return socket.create_connection((host, int(port)), timeout=30)
+    return socket.create_connection(served.address, timeout=30)
 
 
 def send(connection: socket.socket, body: bytes) -> None:
