@@ -147,7 +147,7 @@ class Served:
         return host, int(port)
 
     def lines(self) -> list[str]:
-        """Returns the lines of its log, without those that every shutdown has."""
+        """Returns the lines of its log without the lines of an ordinary shutdown."""
         return without_shutdown(self.log.read_text())
 
 

@@ -90,7 +90,7 @@ def test_named_make_targets_exist(page: Path) -> None:
 
 @each_current_page
 def test_named_flags_exist(page: Path) -> None:
-    """Each flag that a page names is one of our programs', or of a program that the page shows beside them."""
+    """Each flag on a page belongs to one of our programs, or to another program on that page."""
     known = {f"--{name.replace('_', '-')}" for name in Settings.model_fields} | OTHERS
     known |= {f"--no-{name.replace('_', '-')}" for name, field in facts.settings().items() if field.annotation is bool}
     known |= {f"--{name.replace('_', '-')}" for name in facts.score_settings()}

@@ -17,7 +17,7 @@ FILES = {
     for path in sorted((ROOT / package).rglob("*.py"))
 }
 
-# Library -> modules that may import it. Who may import whom of ours is import-linter's: pyproject.toml, `make lint`.
+# Library -> modules that may import it. import-linter checks imports between our own modules: pyproject.toml, `make lint`.
 HOMES = {
     "fastapi": {"bertserve.service.http"},
     "starlette": {
@@ -144,7 +144,7 @@ def test_the_serving_install_has_no_torch() -> None:
 
 
 def test_importing_the_service_imports_neither_torch_nor_the_sdk_of_traces() -> None:
-    """Also where they are installed, serving does not load them; the latter where nobody asks for traces."""
+    """Serving does not load them where they are installed; it loads the latter only for traces."""
     unwanted = ("torch", "transformers", "bertserve.export", "opentelemetry.sdk")
     code = f"import sys, bertserve.service.http.app, bertserve.service.cli, bertserve.service.process.work; print([m for m in {unwanted} if m in sys.modules])"
 

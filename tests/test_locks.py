@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PIN = re.compile(r"([A-Za-z0-9._-]+)==([^ ;]+)")
-# in an image alone, never where tests run: what markers leave out on Linux, and what torch's wheel brings beside libraries of NVIDIA
+# only in an image, never where tests run: packages that markers leave out on Linux, and those of torch's wheel other than NVIDIA's libraries
 UNTESTED = {"onnxruntime-gpu", "colorama", "httpx2-jsfetch"}
 UNTESTED |= {"cuda-bindings", "cuda-pathfinder", "cuda-toolkit", "setuptools", "triton"}
 

@@ -64,7 +64,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.full_grid
 def test_the_wheel_has_one_package(wheel: Path) -> None:
-    """`bertserve`, with what it needs beside Python, and nothing of measurements or models."""
+    """The wheel has `bertserve` and its data files, without measurements and models."""
     names = zipfile.ZipFile(wheel).namelist()
 
     assert {"bertserve", "bertserve-0.1.0.dist-info"} == {name.split("/")[0] for name in names}

@@ -112,7 +112,7 @@ def test_reports_are_drawn_together(written: Written, tmp_path: Path) -> None:
 
 
 def test_open_loops_stand_by_their_rates(written: Written) -> None:
-    """After the closed ones, whatever the order in which a sweep tried them; with what was offered beside what was answered."""
+    """They stand after the closed ones, in ascending order of rate; each has the offered and the answered rate."""
     document = json.loads(written.json)
     (closed,) = document["runs"]
     closed["generator"]["warnings"] = []
@@ -185,7 +185,7 @@ def test_a_page_says_what_a_sweep_found(written: Written) -> None:
 
 
 def test_a_service_that_answers_nothing_exits_with_1() -> None:
-    """Only 503 is no result, with and without an objective."""
+    """A load that gets only 503 has an error instead of a result, with and without an objective."""
 
     async def busy(_: int) -> bytes:
         return BUSY

@@ -139,7 +139,7 @@ def test_answers_other_than_200_are_counted_by_status() -> None:
 
 
 def test_a_closed_connection_is_an_error_and_replaced() -> None:
-    """A request whose connection closes before its answer is counted as `closed`, and the loop goes on."""
+    """A request whose connection closes before its answer is counted as `closed`; the loop then continues."""
 
     async def close_second(i: int) -> bytes | None:
         return None if i == 1 else OK

@@ -52,7 +52,7 @@ def measure(folder: Path, *given: object) -> dict[str, Any]:
 
 
 def structure(value: Any) -> Any:
-    """Returns the keys of nested JSON objects, of the first element of each list; not those that are data."""
+    """Returns the keys of nested JSON objects and of the first element of each list, without keys that are data."""
     if isinstance(value, dict):
         return {key: None if key in ("rows", "statuses", "errors") else structure(item) for key, item in value.items()}
     return [structure(item) for item in value[:1] if isinstance(item, dict)] if isinstance(value, list) else None

@@ -74,7 +74,7 @@ def test_no_rate_is_higher_than_was_allowed(max_rate: float, rates: list[float],
 
 
 def test_a_generator_that_is_late_ends_the_search_upward() -> None:
-    """What it cannot send is not known to hold: the search goes on below, and says which steps were inconclusive."""
+    """A rate that the generator cannot send is inconclusive: the search continues at lower rates and reports the step."""
     service = Service(closed=200, late_above=500)
     report = service.sweep(steps=4)
 

@@ -12,7 +12,7 @@ import pytest
 from bertserve.bench import bodies, workloads
 from bertserve.bench.errors import BenchError
 
-# what the tasks' own files put beside the inputs of a load test
+# keys of the tasks' own files that are not inputs of a load test
 QUERY, SOURCE = "Who built the bridge over the river?", "The bridge was opened in the summer of 1886."
 LAST_LAYER = {"output_attentions": True, "layers": [-1]}
 CHOICES = ["It was late.", "The bridge was closed.", "Nobody had seen it before.", "They sold it for ten times the price."]

@@ -1,4 +1,4 @@
-"""tritonclient over HTTP, as Triton's users have it: texts, token ids, binary and JSON, and the routes beside `infer`."""
+"""tritonclient over HTTP: texts, token ids, binary and JSON tensors, and the other routes of the protocol."""
 
 from __future__ import annotations
 

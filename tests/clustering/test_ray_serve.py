@@ -183,7 +183,7 @@ def test_a_prefix_leads_to_the_same_paths(cluster: Cluster) -> None:
 
 @full
 def test_there_are_more_replicas_while_there_is_work_for_more(cluster: Cluster) -> None:
-    """By the policy of deploy/ray/serve.yaml: from one to two as its inference threads are always busy, and back; nobody's request fails."""
+    """The policy of deploy/ray/serve.yaml starts a second replica while the inference threads are busy and stops it later; all requests succeed."""
     quick = {"upscale_delay_s": 1, "downscale_delay_s": 2, "look_back_period_s": 2, "metrics_interval_s": 0.5}
     cluster.deploy(args=_slow(cluster), scaling={"min_replicas": 1, "max_replicas": 2, **quick})
     until(lambda: _model(cluster) == "slow" and cluster.replicas() == 1, "one is there")

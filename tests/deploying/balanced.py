@@ -1,4 +1,4 @@
-"""Replicas behind a real HAProxy under a load that goes on in a thread, and what its clients saw."""
+"""Replicas behind a real HAProxy, with a load in a thread and a record of what its clients saw."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Seen:
 
     @property
     def failed(self) -> dict[int | str, int]:
-        """All that is no answer, but for what the load itself left behind at its end."""
+        """Everything but answers, without the requests that the load itself left open at its end."""
         return {outcome: times for outcome, times in self.outcomes.items() if outcome not in (200, "interrupted")}
 
     def __str__(self) -> str:

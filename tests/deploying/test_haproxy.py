@@ -222,7 +222,7 @@ def test_who_hangs_up_is_not_waited_for(service: Balanced) -> None:
 @pytest.mark.serial
 @pytest.mark.full_grid
 def test_without_replicas_errors_have_the_shape_of_all_errors(tmp_path: Path, models: Path) -> None:
-    """With when to come again, and the caller's id; monitors of the proxy see red."""
+    """The answer has Retry-After and the caller's id; monitors of the proxy see failed health checks."""
     with balanced(models, tmp_path, count=1) as service, httpx.Client(base_url=service.proxy.url, trust_env=False) as client:
         service.replicas[0].stop()
         answer = client.post("/classify", json=BODY, headers={"x-request-id": "mine-2"})

@@ -33,7 +33,7 @@ each_container = pytest.mark.parametrize(
 
 
 def probed() -> list[Container]:
-    """Returns the containers that run the service as a whole, and are no patch."""
+    """Returns the complete definitions of containers that run the service, without patches."""
     return [container for container in manifests.containers() if "readinessProbe" in container.spec]
 
 
@@ -249,7 +249,7 @@ def test_containers_have_no_rights(container: Container) -> None:
 
 
 def test_images_stand_at_one_place() -> None:
-    """Each image of a manifest has a name that a kustomization beside it, or the top one, gives a registry and a tag."""
+    """A kustomization in the same folder, or the top one, gives each image of a manifest a registry and a tag."""
     for kustomization, *patches in [
         [KUBERNETES / "kustomization.yaml", KUBERNETES / "base/deployment.yaml"],
         *[

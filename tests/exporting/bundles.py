@@ -27,7 +27,7 @@ Analyze = Callable[..., tuple[dict[str, Any], str]]
 
 
 def exported(source: str | Path, output: Path | None = None, **options: Any) -> Bundle:
-    """Exports a checkpoint in fp32, unless `options` of the export say otherwise, to `models` beside it, unless `output` is given."""
+    """Exports a checkpoint, in fp32 by default, to `output` or to the folder `models` next to it."""
     from bertserve.export.pipeline import ExportSpec, export
 
     spec = ExportSpec(str(source), output or Path(source).parent / "models", **{"precisions": ("fp32",), **options})

@@ -124,7 +124,7 @@ def test_spans_of_a_result(result: Any, expected: set[Span]) -> None:
     ],
 )
 def test_labels_whose_scores_are_nearly_equal_may_be_in_either_order(actual: Any, expected: bool) -> None:
-    """Rounding orders them either way, in the middle of a list and at its end; those that differ by more keep their order."""
+    """Rounding may swap equal scores, in the middle of a list and at its end; scores that differ by more keep their order."""
     reference = scored(a=0.5, b=0.3, c=0.20005)
     assert expected is equal_but_for_ties("text-classification", reference, actual, 1e-4)
     assert equal_but_for_ties("text-classification", [scored(a=0.50004, b=0.49996)], [scored(b=0.50003, a=0.49997)], 1e-4)

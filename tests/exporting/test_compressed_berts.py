@@ -101,7 +101,7 @@ def test_dropped_layers_are_gone(tmp_path: Path) -> None:
 
 @FULL
 def test_a_distilled_student_brings_what_its_training_needed(tmp_path: Path) -> None:
-    """TinyBERT's checkpoints keep the matrices that compared its layers with the teacher's; they are no part of the model."""
+    """TinyBERT's checkpoints keep matrices that compared its layers with the teacher's; the export ignores them."""
     source, student = bert(tmp_path, hidden_size=24, num_hidden_layers=1, num_attention_heads=3, intermediate_size=40)
     edit_weights(source, lambda tensors: tensors.update({"fit_dense.weight": torch.ones(48, 24), "fit_dense.bias": torch.ones(48)}))
 

@@ -102,7 +102,7 @@ def truncate(path: Path) -> None:
 
 
 def declare_code(path: Path) -> None:
-    """Makes configuration and tokenizer ask for code that lies beside them."""
+    """Makes configuration and tokenizer ask for code in the same folder."""
     (path / "code.py").write_text("import pathlib; pathlib.Path(__file__).with_name('ran').touch()\n", encoding="utf-8")
     edit_json(path / "config.json", model_type="zorp", auto_map={"AutoConfig": "code.Config", "AutoModel": "code.Model"})
 
@@ -312,7 +312,7 @@ SIZES = [1_000, 20_000, 100_000, 180_000]
 def test_a_file_that_cannot_be_written_ends_in_one_line(
     source: Path, output: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    """Wherever the writing stops: exit code 1, the folder named, the old bundle as it was, nothing beside it; once with every stage real."""
+    """Wherever the writing stops, the exit code is 1, the message names the folder, and only the old bundle is left; one case runs all stages."""
     existing = contents(tiny.bundle(output, "tiny-bert"))
     texts = few_texts(tmp_path)
     if size != SIZES[-1]:
@@ -438,7 +438,7 @@ def test_a_signal_stops_a_running_export(source: Path, output: Path, stage: str,
 
 
 def test_a_second_export_of_a_name_fails_at_once(source: Path, output: Path, run: Run) -> None:
-    """While the first one runs, with --overwrite too: before it loads anything, and without a trace. Another name is no matter."""
+    """It is refused before it loads anything, also with --overwrite, and leaves no files; an export of another name runs."""
     others = (".tiny-bert.12345678", ".tiny-bert.extra.12345678", ".git")
     for name in others:
         (output / name).mkdir(parents=True)
@@ -476,7 +476,7 @@ def test_a_bundle_that_appears_during_an_export_stays(source: Path, output: Path
 
 @pytest.mark.usefixtures("played_back")
 def test_an_export_that_cannot_lock_its_folder_is_left_alone(source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a file system without locks an export works, and nobody takes its folder for a dead one's."""
+    """On a file system without locks an export works, and another export does not delete its folder."""
 
     def none(*_: Any) -> None:
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))

@@ -127,7 +127,7 @@ def test_the_manifest_says_where_the_bundle_came_from(usual: Usual) -> None:
 def test_int8_that_answers_otherwise_is_no_default_unless_asked_for(
     usual: Usual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Then fp32 is; its answer is the stored example, and command and card warn of int8, which is there for those who name it."""
+    """fp32 is the default then and answers the stored example; command and card warn of int8, which a request can still name."""
     play_back(monkeypatch, usual.source)
     monkeypatch.setattr("bertserve.service.bundle.validation_policy.ENOUGH_AGREEMENT", 1.01)
     models = tmp_path / "models"
@@ -142,7 +142,7 @@ def test_int8_that_answers_otherwise_is_no_default_unless_asked_for(
 
 
 def test_int8_is_compared_on_ordinary_texts_too(usual: Usual) -> None:
-    """On those that it was not calibrated on alone; its answers may differ, where those of fp32 may not."""
+    """int8 is compared on the samples of fp32 and on texts outside its calibration."""
     tokenizer = Tokenizer(usual.bundle.tokenizer_path, usual.manifest.tokenizer)
     split = calibration.read_split(usual.source.parent / "texts.txt").with_passages(tokenizer)
     requests = text_requests("text-classification", split.report, usual.manifest.tokenizer)
@@ -191,7 +191,7 @@ def test_int8_with_one_broken_matrix_is_refused(usual: Usual, tmp_path: Path, ki
 def test_the_last_precision_is_the_default_graph(
     usual: Usual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precisions: tuple[str, ...]
 ) -> None:
-    """The other graphs are those that were asked for: without fp32 its graph is compared but not kept."""
+    """The bundle has the requested graphs; without fp32 that graph is compared but not kept."""
     play_back(monkeypatch, usual.source)
     bundle = exported(usual.source, tmp_path, precisions=precisions, calibration=few_texts(tmp_path))
 

@@ -140,7 +140,7 @@ def test_texts_and_pairs_share_a_batch(tmp_path: Path, family: str) -> None:
 
 
 def test_the_embedding_decides_what_can_be_padding(tmp_path: Path) -> None:
-    """An id of -1 is no token; a model that knows its padding by it has none on the right, and LLaMA bears it on the left."""
+    """A padding id of -1 is ignored: LLaMA is padded on the left with the tokenizer's token."""
     source = FAMILIES["LLaMA"].save(tmp_path / "checkpoint", CLASSIFIES)
     edit_json(source / "config.json", pad_token_id=-1)
     loaded = load_checkpoint(str(source))

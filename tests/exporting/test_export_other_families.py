@@ -1,4 +1,4 @@
-"""Encoders beside the families of the table: most are exported without being known, and the others are refused with what was not understood."""
+"""Encoders outside the table of families: most are exported, and the others are refused with a message that says what was not understood."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def test_the_form_says_in_how_many_layers_attention_was_fused(fused: int, form: 
 
 
 def test_a_graph_without_attention_is_left_as_it_is(stages: Stages, tmp_path: Path) -> None:
-    """Nothing to fuse is no error: the graph answers as before, and nothing is counted."""
+    """A graph with nothing to fuse answers as before, and the count is 0."""
     onnx.save(tiny.graph(), str(tmp_path / "raw.onnx"))
 
     assert {} == fuse(tmp_path / "raw.onnx", tmp_path / "fused.onnx", stages.loaded)

@@ -38,7 +38,7 @@ def counted(path: Path, family: str, task: str) -> tuple[Checkpoint, float, floa
         ("BERT", "fill-mask", LAYERS * LINEAR, LAYERS * QUADRATIC),
         # one layer, three times, behind a factorized embedding
         ("ALBERT", "text-classification", 3 * LINEAR + 2 * 16 * HIDDEN, 3 * QUADRATIC),
-        # weights that are no linear layers; twice as many relative positions as tokens, projected and scored, of which half is kept
+        # not linear layers: twice as many relative positions as tokens are projected and scored, and half of the scores is kept
         ("XLNet", "text-classification", LAYERS * (LINEAR + 2 * 2 * HIDDEN**2), LAYERS * (QUADRATIC + 2 * 2 * HIDDEN)),
     ],
 )

@@ -305,7 +305,7 @@ def test_plans_reach_the_models_length_within_their_tokens(max_length: int, rect
 
 
 def test_providers_choose_among_the_precisions() -> None:
-    """Each provider makes those that it has, in the order given; without any given, all."""
+    """Each provider makes the graphs that it supports, in the given order; without a choice it makes all."""
     assert {"cpu": ("fp32", "int8"), "cuda": ("fp32", "fp16")} == choose_precisions(("cpu", "cuda"), None)
     assert {"cpu": ("int8",), "cuda": ("fp16",), "tensorrt": ("fp16",)} == choose_precisions(("cpu", "cuda", "tensorrt"), ("int8", "fp16"))
     assert {"cuda": ("fp16", "fp32")} == choose_precisions(("cuda",), ("fp16", "fp32"))

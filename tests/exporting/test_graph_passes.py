@@ -177,7 +177,7 @@ def test_a_constants_name_is_made_distinct_where_another_value_has_it(tmp_path: 
 
 
 def test_what_nothing_reads_is_not_saved(tmp_path: Path) -> None:
-    """Nodes without a reader go, with those that only they read, and so do constants, and shapes, which are of the graph before."""
+    """Unread nodes are removed, with their unread inputs, constants, and the shapes of the earlier graph."""
     nodes = [
         helper.make_node("Mul", ["x", "unread"], ["a"]),
         helper.make_node("Neg", ["a"], ["b"]),
@@ -197,7 +197,7 @@ def test_what_nothing_reads_is_not_saved(tmp_path: Path) -> None:
 
 
 def test_further_outputs_come_after_the_graphs_own(tmp_path: Path) -> None:
-    """They are given out in the order asked for, and those that the graph gives out anyway once; the model itself has its own outputs alone."""
+    """Additional outputs follow the graph's own, in the requested order and without duplicates; the model itself is unchanged."""
     nodes = [helper.make_node("Neg", ["x"], ["a"]), helper.make_node("Abs", ["x"], ["b"]), helper.make_node("Add", ["a", "one"], ["y"])]
     model = rewrite.load(handmade(tmp_path / "graph.onnx", nodes, {"one": np.float32([1])}))
     rewrite.save(model, tmp_path / "more.onnx", outputs=["b", "y", "a"])

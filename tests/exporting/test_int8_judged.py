@@ -1,4 +1,4 @@
-"""int8 is judged on texts that it has not seen; where it cannot be had, the verified float32 graph is kept, and all who look are told."""
+"""int8 is judged on texts outside its calibration; where it fails, the verified float32 graph is kept, and log, card and manifest say so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs too large for one file: their weights beside them, between stages, in the bundle, and in the service's hands.
+"""Graphs too large for one file: their weights are in separate files between stages, in the bundle, and in the service.
 
 The bound is some kilobytes here; `test_real_sizes.py` has a model that is over the real one.
 """
@@ -193,7 +193,7 @@ def test_values_are_at_hand_where_they_are_asked_for(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("max_bytes", [0, 10**6])
 def test_a_full_disk_is_said_to_be_full(tmp_path: Path, max_bytes: int) -> None:
-    """Also by numpy, which writes weights beside a graph and says of a failure only how much it wrote."""
+    """The separate weights are written by numpy, whose own message only says how much it wrote."""
     model = product()
     model.graph.initializers["matrix"].const_value = ir.Tensor(CONSTANTS["matrix"], name="matrix")
     with largest_file(1000), pytest.raises(OSError, match=r"No space left|File too large"):
@@ -296,7 +296,7 @@ def test_an_update_leaves_the_files_as_they_are(source: Path, damaged: Path) -> 
 def test_the_command_names_the_whole_size_and_the_service_takes_the_bundle(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights beside the graph count; `bert-serve check` gets the stored result with them."""
+    """The reported size includes separate weights; `bert-serve check` computes the stored result with them."""
     monkeypatch.setattr(onnx_files, "MAX_BYTES", BETWEEN)
     assert 0 == cli.main([str(source), "--output", str(tmp_path), "--precision", "fp32"])
 

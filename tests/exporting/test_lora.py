@@ -49,7 +49,7 @@ def adapter(folder: Path, *, base_task: str = "fill-mask", **config: Any) -> Pat
 
 
 def merged(source: Path, scale: float) -> Any:
-    """Returns the classifier in PyTorch with the adapter beside its layers, as peft runs it."""
+    """Returns the classifier in PyTorch with a separate adapter per layer, as peft runs it."""
     model = transformers.BertForSequenceClassification.from_pretrained(source.parent / "base", num_labels=LABELS).eval()
     tensors = {name.removeprefix("base_model.model."): value for name, value in transformers_tensors(source).items()}
     layers = dict(model.named_modules())
@@ -182,7 +182,7 @@ def test_settings_that_change_nothing_pass(tmp_path: Path) -> None:
 
 
 def test_a_configuration_as_peft_writes_it_has_no_unknown_settings() -> None:
-    """The version that is installed adds none that is not known here; those that are new must be looked at."""
+    """The installed version of peft has only known options; a new option must be examined."""
     known = lora._READ | lora._OF_TRAINING | lora._UNDERSTOOD.keys()
     written = LoraConfig().to_dict()
 
@@ -236,7 +236,7 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path, name: str, tenso
 
 
 def test_an_adapter_on_an_adapter_is_refused(tmp_path: Path) -> None:
-    """Where peft is installed transformers would load a base model's own adapter beside its weights, and elsewhere not."""
+    """An adapter in the base model's own folder is loaded by transformers, but only where peft is installed."""
     source = adapter(tmp_path)
     (tmp_path / "base" / "adapter_config.json").write_text((source / "adapter_config.json").read_text())
 

@@ -227,7 +227,7 @@ def test_what_does_not_fit_is_said(tmp_path: Path, change: tuple[str, str], mess
     path = Path(reference.removesuffix(":make"))
     code = path.read_text(encoding="utf-8")
     assert change[0] in code
-    assert len(change[0]) != len(change[1])  # Python goes by seconds and size, and would run what it compiled for `example`
+    assert len(change[0]) != len(change[1])  # Python compares seconds and size, and would run the code that it compiled for `example`
     path.write_text(code.replace(*change), encoding="utf-8")
 
     with pytest.raises(CheckpointError, match=message):

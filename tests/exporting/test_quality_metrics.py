@@ -1,4 +1,4 @@
-"""Scores against right answers: SQuAD's two, strict entity F1 beside seqeval's, and tags of every scheme."""
+"""Scores against right answers: SQuAD's two metrics, strict entity F1 compared with seqeval, and tags of every scheme."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_entity_f1_is_strict_and_over_all_texts() -> None:
         (["O", "I-PER", "O", "I-PER"], {(3, 5, "PER"), (9, 11, "PER")}),
         (["B-PER", "E-PER", "S-PER", "S-PER"], {(0, 5, "PER"), (6, 8, "PER"), (9, 11, "PER")}),
         (["B-PER", "I-PER", "L-PER", "U-LOC"], {(0, 8, "PER"), (9, 11, "LOC")}),
-        (["S-PER", "I-PER", "O", "O"], {(0, 2, "PER"), (3, 5, "PER")}),  # a single one cannot go on
+        (["S-PER", "I-PER", "O", "O"], {(0, 2, "PER"), (3, 5, "PER")}),  # a single tag cannot continue
         (["PER", "PER", "O", "LOC"], {(0, 5, "PER"), (9, 11, "LOC")}),
         (["O", "O", "O", "O"], set()),
     ],

@@ -113,7 +113,7 @@ def test_padding_goes_where_the_model_bears_it(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_without_a_limit_gets_the_usual_one(tmp_path: Path) -> None:
-    """Relative positions end nowhere, and 10^30 tokens are no length."""
+    """Relative positions have no end, and 10^30 tokens are not a usable length."""
     source = FAMILIES["XLNet"].save(tmp_path / "endless", "text-classification")
     edit_json(source / "tokenizer_config.json", model_max_length=int(1e30))
 

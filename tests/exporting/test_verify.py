@@ -94,7 +94,7 @@ def edit_constant(path: Path, file: str, name: str, change: Callable[[np.ndarray
 
 
 def with_gpu_graph(path: Path, *, runnable: bool = True, only: bool = False) -> Path:
-    """Adds a CUDA graph in fp16 to a bundle of fp32, or puts it in its place: the same graph, or a file that is no graph."""
+    """Adds a CUDA graph in fp16 to a bundle of fp32, or replaces that graph: by a copy or by a file that is not a graph."""
     file = path / "model.cuda.fp16.onnx"
     file.write_bytes((path / FP32).read_bytes() if runnable else b"x")
 
@@ -117,7 +117,7 @@ def data(folder: Path, *lines: Any) -> Path:
 
 
 def passed(checks: dict[str, Any]) -> dict[str, bool | None]:
-    """Returns which checks passed; None for those that only say something."""
+    """Returns which checks passed; None for checks that only report."""
     return {name: check["passed"] for name, check in checks.items()}
 
 
@@ -240,7 +240,7 @@ def test_a_graph_that_nothing_here_can_run_is_left_out(tmp_path: Path, verify: V
 
 
 def test_another_precision_may_answer_the_example_otherwise(tmp_path: Path, verify: Verify) -> None:
-    """The stored result is that of the default graph: from a graph of another precision a difference is said, and is no fault."""
+    """The stored result is that of the default graph; a difference of another precision is reported but is not a failure."""
     _, checks = verify(sound(tmp_path, other_seed=1))
 
     assert (True, None) == tuple(checks[f"example cpu/{precision}"]["passed"] for precision in ("int8", "fp32"))
@@ -470,7 +470,7 @@ def test_values_through_a_sigmoid_say_so(tmp_path: Path, verify: Verify, largest
 
 
 def test_a_floor_of_a_metric_that_is_not_there_fails(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A metric that the model does not have, data without right answers, or no graph that runs: nothing was measured, and that is no pass."""
+    """A metric of another task, data without right answers, or no graph that runs: nothing was measured, so the check fails."""
     path, labeled = sound(tmp_path), {"text": "good", "label": 0}
     for line, reason in ((labeled, "accuracy, macro F1, Matthews"), ({"text": "good"}, "no line")):
         code, checks = verify(path, "--data", data(tmp_path, line), "--min-metric", "spearman=0.5")

@@ -217,7 +217,7 @@ def second_text_first(source: Path) -> None:
 def test_a_tokenizer_that_the_task_cannot_use_is_refused(
     tmp_path: Path, architecture: str, change: Callable[[Path], object], cause: str
 ) -> None:
-    """The start of a passage would be taken for that of the question; no text could have a mask, or none beside it."""
+    """The passage comes before the question, masks are split into characters, or texts have too few tokens."""
     source = bert(tmp_path, architecture=architecture, labels=("LABEL_0", "LABEL_1"))
     change(source)
     with pytest.raises(CheckpointError, match=cause):

@@ -37,7 +37,7 @@ Floats = NDArray[np.float32]
 Mask = dict[str, Any]
 Fill = dict[str, Any]
 
-ROOM = 510  # text tokens beside [CLS] and [SEP]
+ROOM = 510  # text tokens, without [CLS] and [SEP]
 BEST = 100
 DEFAULT_TOP_K = 5
 TOLERANCE = 1e-6

@@ -35,7 +35,7 @@ import torch
 import transformers
 from aggregation import Entity, Floats, Token, aggregate, softmax
 
-ROOM = 510  # text tokens beside [CLS] and [SEP]
+ROOM = 510  # text tokens, without [CLS] and [SEP]
 DEFAULT_STRATEGY = "simple"
 DEFAULT_STRIDE = 128
 DEFAULT_IGNORED = ("O",)

@@ -26,10 +26,10 @@ class Outcome:
 
 
 async def ask_until_refused(address: tuple[str, int], clients: int, *, outcome: Outcome, limit_s: float) -> None:
-    """Has clients ask side by side until nobody listens any more; `outcome` is filled meanwhile.
+    """Runs concurrent clients until the service refuses connections, and fills `outcome` meanwhile.
 
     Raises:
-        TimeoutError: Somebody still answered after `limit_s` seconds.
+        TimeoutError: The service still answered after `limit_s` seconds.
     """
     async with asyncio.timeout(limit_s):
         await asyncio.gather(*(_ask(address, outcome) for _ in range(clients)))
@@ -54,7 +54,7 @@ async def _ask(address: tuple[str, int], outcome: Outcome) -> None:
 
 
 async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, outcome: Outcome) -> bool:
-    """Sends a request and reads its answer; returns whether the connection goes on."""
+    """Sends a request and reads its answer; returns whether the connection stays open."""
     writer.write(REQUEST)
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     status = int(head.split(b" ", 2)[1])

@@ -95,7 +95,7 @@ def literal_bodies(draw: st.DrawFn, task: str) -> bytes:
 
 @st.composite
 def broken_bodies(draw: st.DrawFn, task: str) -> bytes:
-    """Returns bytes that are no body: cut, in another encoding, packed, nested beyond reason, or with a key twice."""
+    """Returns an invalid body: cut, in another encoding, compressed, nested too deeply, or with a duplicate key."""
     whole = json.dumps(_example(task))
     kind = draw(st.integers(0, 7))
     if kind == 0:

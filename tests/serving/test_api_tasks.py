@@ -71,7 +71,7 @@ def test_the_strategy_none_gives_tokens(api: Send) -> None:
 @pytest.mark.parametrize("strategy", ["none", "simple", "first", "average", "max"])
 @pytest.mark.parametrize("text", [UNICODE, WINDOWED], ids=["one window", "several windows"])
 def test_offsets_of_entities_are_slices(api: Send, strategy: str, text: str) -> None:
-    """Offsets count the code points of the caller's text, of one window and of several, beside emoji, marks, CJK and CRLF."""
+    """Offsets count code points of the caller's text, in one window and in several, with emoji, marks, CJK and CRLF."""
     entities = answered(api, NER, text, aggregation_strategy=strategy, **EVERYTHING)
     for entity in entities:
         part = text[entity["start"] : entity["end"]]
@@ -191,7 +191,7 @@ def test_one_target_gives_one_token(api: Send, targets: Any) -> None:
 
 
 def test_targets_outside_the_vocabulary_are_warned_of(api: Send) -> None:
-    """A target that is no vocabulary entry stands for its first piece, which the warning says with numbers."""
+    """A target outside the vocabulary is replaced by its first token; the warning has the number of such targets."""
     response = ask(api, FILL, INPUTS[FILL], targets=["zebra", "good", "Film"])
     assert {"z", "good", "film"} == {item["token_str"] for item in response.json()}
     expected = "targets; 2 of 3 are not in the vocabulary, so their first tokens are used: z, film"
@@ -246,7 +246,7 @@ def test_targets_without_a_token_are_an_error(api: Send, targets: Any) -> None:
     ],
 )
 def test_a_mask_spelled_wrongly_shows_the_right_one(api: Send, text: str) -> None:
-    """A mask of another model, or with odd spacing, is no mask, and the message has the one to write."""
+    """A mask of another model, or with odd spacing, is not recognized; the message names the right one."""
     message = refused(api, FILL, ["a [MASK] film", text])
     assert message.startswith("inputs[1]: ")
     assert message.endswith("; write `[MASK]` for each word to fill in.")

@@ -169,7 +169,7 @@ def test_each_key_has_its_name_in_metrics(models: Path) -> None:
 
 
 def test_a_key_may_have_so_many_requests_under_way(models: Path) -> None:
-    """One more is refused at once, with when to come again; another key, and the same one later, are not."""
+    """One more request is refused at once with Retry-After; requests of another key, and later ones of the same key, are answered."""
     key, line = new_key("alice")
     auth = Authenticator(keys(models.parent, line, "swordfish"), max_concurrent_per_key=1)
     engine = FakeEngine()
@@ -191,7 +191,7 @@ def test_a_key_may_have_so_many_requests_under_way(models: Path) -> None:
 
 
 def test_refusals_are_logged_once_a_second(models: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first with its id, the others with their number: a flood of refusals is no flood of lines."""
+    """The log has the first refusal with its id and a count of the others, so that a flood of refusals does not flood the log."""
     monkeypatch.setattr("bertserve.service.http.errors.INTERVAL_S", 0.2)
     engine = FakeEngine()
 
@@ -240,7 +240,7 @@ def test_each_line_is_a_key_of_its_own(tmp_path: Path) -> None:
         (["# a comment"], "is empty"),
         (["swordfish", "two words"], "line 2"),
         (["alice sha256:abc"], "line 1"),
-        ([f"sha256:{'0' * 64}"], "line 1"),  # a digest is no secret
+        ([f"sha256:{'0' * 64}"], "line 1"),  # a digest is not secret
         (["sw\xf6rdfish"], "line 1"),
         (["s" * 513], "line 1"),
         ([f"alice sha256:{'0' * 64}", f"alice sha256:{'1' * 64}"], "the duplicate name `alice`"),
@@ -276,7 +276,7 @@ def test_a_name_that_the_file_cannot_have_is_refused(name: str) -> None:
 
 
 def test_a_new_keys_line_goes_into_the_file_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`bert-serve new-key alice >> keys.txt` is all there is to do: the key is shown beside, on stderr."""
+    """`bert-serve new-key alice >> keys.txt` is enough: the command writes the key itself to stderr."""
     assert 0 == cli.main(["new-key", "alice"])
     printed = capsys.readouterr()
     made = keys(tmp_path, printed.out.strip())

@@ -58,7 +58,7 @@ def test_a_passage_answers_without_cls(tmp_path: Path) -> None:
 
 
 def test_no_answer_cannot_be_asked_for_where_nothing_stands_for_it(tmp_path: Path) -> None:
-    """The empty answer has the score 0 in transformers; that is no answer either."""
+    """The parameter needs a [CLS] token, and this model has none."""
     body = {"inputs": QUESTION, "parameters": {"handle_impossible_answer": True}}
     answer = call(bare(tmp_path, "question-answering"), "POST", "/answer", json=body)
 

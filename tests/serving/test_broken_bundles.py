@@ -110,7 +110,7 @@ def another_domain(path: Path) -> None:
 
 
 def data_outside(path: Path) -> None:
-    """Has the graph read its weights from a file beside the bundle's folder."""
+    """Makes the graph read its weights from a file outside the bundle's folder."""
     model = tiny.graph()
     (path.parent.parent / "outside.data").write_bytes(b"\0" * 4096)
     tensor = next(tensor for tensor in model.graph.initializer if tensor.name == "dense")

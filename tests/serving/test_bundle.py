@@ -1,4 +1,4 @@
-"""What makes a bundle, and the errors of those that are not."""
+"""Loading of bundles, and the errors of invalid ones."""
 
 from __future__ import annotations
 

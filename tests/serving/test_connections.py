@@ -132,7 +132,7 @@ def test_an_idle_connection_is_closed_in_time(service: Served) -> None:
 
 
 def test_a_body_behind_its_answer_is_not_waited_for(service: Served) -> None:
-    """A client that goes on with a body that was refused is cut off, too, and gets no second answer."""
+    """The connection of a client that continues to send a refused body is closed without a second answer."""
     with connected(service, b"POST /nowhere HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n{") as connection:
         answer = until_closed(connection)
     assert answer.startswith(b"HTTP/1.1 404 "), answer
@@ -207,7 +207,7 @@ def test_probes_find_room_among_half_sent_heads(models: Path, tmp_path: Path) ->
 
 
 def test_a_full_service_refuses_what_cannot_wait(models: Path, serve: Callable[..., Any]) -> None:
-    """When every connection has a request, a new one gets 503 and when to come back; connections in place go on."""
+    """When every connection has a request, a new one gets 503 with Retry-After; existing connections continue."""
     with serve(models, "--max-connections", "2") as served, connected(served, HALF_BODY), connected(served, HALF_BODY):
         with connected(served, WHOLE) as connection:
             answer = until_closed(connection)

@@ -71,7 +71,7 @@ def plain_merge(cuts: Sequence[range], parts: Sequence[Floats]) -> Floats:
 def test_each_token_is_taken_from_the_window_where_it_lies_farthest_from_an_edge(
     count: int, room: int, data: st.DataObject, seed: int
 ) -> None:
-    """Ends of the text are no edges, of equal distances the earlier window counts; special tokens take no part."""
+    """Ends of the text are not edges, the earlier window wins at equal distances, and special tokens are left out."""
     cuts = windows(count, room, data.draw(st.integers(0, room - 1)) if count > room else 0)
     before, after = data.draw(st.integers(0, 3)), data.draw(st.integers(0, 3))
     whole = [random_logits(seed + i, before + len(cut) + after, 3) for i, cut in enumerate(cuts)]
@@ -85,7 +85,7 @@ def test_each_token_is_taken_from_the_window_where_it_lies_farthest_from_an_edge
 
 
 def hugging_face(request: token_classification.Request, text_tokens: Tokens, logits: Floats) -> list[dict[str, Any]]:
-    """Returns entities by the pipeline's rules, without its two mistakes: words go by the prefix, and end behind their marks."""
+    """Returns entities by the pipeline's rules without its two mistakes: the prefix decides about words, and their marks belong to them."""
     text, offsets, pieces = request.text, text_tokens.offsets, text_tokens.pieces
     tokens = []
     for i, (start, end) in enumerate(offsets):

@@ -100,7 +100,7 @@ def test_every_task_that_is_open_is_named_at_once(tmp_path: Path) -> None:
 def test_a_default_is_the_only_one_or_the_wanted_one(
     tmp_path: Path, models: dict[str, Any], settings: dict[str, Any], expected: dict[str, str]
 ) -> None:
-    """Of those that fit: a task that bundles of another one answer uses that one's default, where it can do it."""
+    """A task that bundles of another task answer uses the default of that task, if that bundle can answer."""
     assert expected == used(state_of(made(tmp_path, **models), **settings))
 
 
@@ -307,7 +307,7 @@ def test_a_model_that_can_do_less_now_answers_no_more(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_comes_later_has_the_defaults_of_its_predecessor(tmp_path: Path) -> None:
-    """Not those that the names of the models now served would give."""
+    """A later worker has the defaults of its predecessor, not those that the names of the served models would give."""
     reports: list[Any] = []
 
     def worker() -> AppState:

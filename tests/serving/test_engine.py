@@ -117,7 +117,7 @@ def test_warm_up_runs_are_timed(models: Path) -> None:
 
 @pytest.mark.parametrize("task", ["text-classification", "fill-mask"])
 def test_the_shortest_text_can_be_timed(tmp_path: Path, task: str) -> None:
-    """A warm-up at one token is one that every graph takes, those that look masks up too."""
+    """Every graph accepts a warm-up at one token, also graphs with a lookup of masks."""
     loaded = files.load_bundle(tiny.bundle(tmp_path, task=task))
     subject = OnnxEngine(loaded.path / loaded.manifest.graphs[0].file, loaded.manifest.graphs[0], pad_id=0, padding_side="right")
 

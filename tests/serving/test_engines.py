@@ -178,7 +178,7 @@ def test_accounting_that_fails_fails_no_answer(
 
 @pytest.mark.parametrize("name", ["sentiment", "ner", "qa", "fill-mask", "embed", "nli"])
 def test_several_threads_answer_the_same(name: str) -> None:
-    """The same row, bit for bit, whatever ran beside it: threads share out rows and columns, never one sum."""
+    """A row is the same, bit for bit, in any batch: threads divide rows and columns, never one sum."""
     loaded = files.load_bundle(ROOT / "models" / name)
     graph, spec = loaded.graph("cpu"), loaded.manifest.tokenizer
     one_thread = OnnxEngine(loaded.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)

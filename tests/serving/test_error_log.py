@@ -71,7 +71,7 @@ def post(models: Path, path: str, body: Any, **settings: Any) -> None:
     ],
 )
 def test_a_line_says_why_without_what_was_sent(models: Path, caplog: pytest.LogCaptureFixture, path: str, body: Any, line: str) -> None:
-    """The message of the answer stands in the log with the names of the caller's values, beside the request's id, method and path."""
+    """The log has the message of the answer with the names of the caller's values, and the request's id, method and path."""
     post(models, path, body, max_chars=50)
     [record] = [record for record in caplog.records if record.name == "bertserve.errors"]
 

@@ -118,7 +118,7 @@ def test_a_wrong_method_names_those_that_are_allowed(models: Path, method: str, 
 
 
 def test_a_status_counts_once_it_is_sent() -> None:
-    """A head that the server cannot send is no answer: the caller gets the error's, and that is what is counted."""
+    """If the server cannot send a head, the caller gets that of the error, and the error is counted."""
     metrics = Metrics()
     sent: list[Message] = []
 

@@ -108,7 +108,7 @@ def test_every_parameter_says_what_it_does(spec: TaskSpec) -> None:
 
 @each_path
 def test_a_model_is_chosen_by_body_or_path(api: Send, path: str) -> None:
-    """`model` beside `inputs` and `/models/{name}` choose the same model."""
+    """`model` in the body and `/models/{name}` choose the same model."""
     expected = post(api, BODIES[path] | {"model": MODELS[path]}, path=path)
     actual = post(api, BODIES[path], path=f"/models/{MODELS[path]}")
     assert (200, MODELS[path]) == (expected.status_code, expected.headers["x-model"])
@@ -289,7 +289,7 @@ def test_a_list_gives_the_result_of_each(api: Send, path: str) -> None:
     ],
 )
 def test_a_wrong_body_is_named_by_its_path(api: Send, path: str, body: Any, where: str) -> None:
-    """What is no input of the task is 422 and named by where it stands."""
+    """An invalid input of the task is 422 with its place."""
     assert wrong(api, path, body).startswith((f"`{where}` is wrong: ", f"`{where}` is missing; send"))
 
 
@@ -400,7 +400,7 @@ def test_a_query_is_an_error(api: Send, path: str) -> None:
 
 
 def test_a_question_may_stand_at_the_top(api: Send) -> None:
-    """As huggingface_hub 0.25 sends it; what else stands there is checked as ever, and `inputs` beside it is no question of its own."""
+    """huggingface_hub 0.25 sends it; other keys are checked as usual, and an additional `inputs` is not a question."""
     assert result(api, ANSWER, BODIES[ANSWER]) == result(api, ANSWER, QUESTION)
     assert "`parameters`" in wrong(api, ANSWER, QUESTION | {"top_k": 1})
     assert "`question`" in wrong(api, ANSWER, QUESTION | BODIES[ANSWER])

@@ -1,4 +1,4 @@
-"""Weights in files beside a graph: a graph that reads one which the manifest does not list is refused."""
+"""Weights in separate files: a graph that reads a file which the manifest does not list is refused."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_stored_logits_decode_to_the_reference_tokens(case: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("step", embedded.STEPS)
 def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """The served graph's best token against float32's, where that is no near tie."""
+    """The served graph has the best token of float32, except where two tokens nearly tie."""
     same = count = 0
     for case in CASES[::step]:
         for request, masks in zip(embedded.read(fill_mask.TASK, case["request"]).requests(), case["masks"], strict=True):

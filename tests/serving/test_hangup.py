@@ -1,4 +1,4 @@
-"""SIGHUP: keys, certificate and models are read again by all workers, while requests go on; and TLS itself."""
+"""SIGHUP: all workers read keys, certificate and models again while requests are answered; and TLS itself."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_service_can_speak_tls(models: Path, tmp_path: Path, serve: Serve) -> 
 
 
 def test_silent_connections_keep_nobody_out_of_tls(models: Path, tmp_path: Path, serve: Serve) -> None:
-    """As many as there may be, with those for probes, and none sends a byte of its handshake: they make room for others."""
+    """All possible connections are open, with those for probes, and send nothing of a handshake; other clients still get in."""
     chain, key = certified(tmp_path)
     flags = ("--tls-cert", str(chain), "--tls-key", str(key), "--max-connections", "2", "--header-timeout-s", "600")
     with serve(models, *flags) as served, ExitStack() as stack:

@@ -217,7 +217,7 @@ def spec(layers: Any, **fields: Any) -> Embedding:
     ],
 )
 def test_layers_are_counted_from_either_end(embedding: Embedding, asked: Any, places: tuple[int, ...]) -> None:
-    """As transformers counts its hidden states, of those that the bundle has; what a request leaves open is the bundle's choice."""
+    """Layers count as in transformers, among the layers of the bundle; the bundle chooses what a request leaves open."""
     combine = embedding.combine
     assert LayerChoice(embedding.layers_output, 4, places, combine) == choose(asked, None, embedding)
 
@@ -375,7 +375,7 @@ def test_entities_of_bio_are_the_pipelines(labels: list[str], known: str, expect
 
 
 def test_plain_tags_keep_their_names(tokenizer: Tokenizer) -> None:
-    """Neighbors of one tag are one entity, and a hyphen in a tag is no prefix."""
+    """Neighbors of one tag are one entity, and a hyphen in a tag does not make a prefix."""
     known = ("O", "E-MAIL", "PER")
     assert [("PER", 0, 1), ("E-MAIL", 2, 2)] == entities(["PER", "PER", "E-MAIL", "O"], known, tokenizer)
     assert ("", "E-MAIL") == split("E-MAIL", "plain")

@@ -1,4 +1,4 @@
-"""One caller with long lists or documents beside others with short texts, in virtual time: how much longer these wait for it."""
+"""One caller with long lists or documents and others with short texts, in virtual time: how much longer the others wait."""
 
 from __future__ import annotations
 

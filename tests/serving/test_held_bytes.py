@@ -1,4 +1,4 @@
-"""The memory of large bodies and answers: one limit for all connections, beside which small requests are answered."""
+"""The memory of large bodies and answers: one limit for all connections; small requests are answered even at the limit."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ async def test_a_body_that_is_slow_to_parse_leaves_turns_to_others(monkeypatch: 
 
 
 async def test_a_turn_of_the_loop_parses_for_one_connection() -> None:
-    """What several connections have sent and nobody has parsed yet is parsed in turn, and the loop serves others between."""
+    """Unparsed bytes of several connections are parsed in turn, and the loop serves others between."""
     loop, order = asyncio.get_running_loop(), list[str]()
     open_ = connections.Connections(LIMITS, HeldBytes(1000))
 

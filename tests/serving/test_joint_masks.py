@@ -256,7 +256,7 @@ def test_one_mask_has_the_scores_of_the_ordinary_answer(api: Send) -> None:
 
 
 def test_targets_are_searched_together(api: Send, runs: Runs) -> None:
-    """All combinations where the beam has room for them, a warning for pieces that nobody knows, and answers as by hand."""
+    """A wide beam gives all combinations, unknown pieces give a warning, and the answers equal those by hand."""
     expected = runs.drive(text_of(runs, "a [MASK] or [MASK] film", beam=64, top_k=100, targets=WORDS))
     found = ask(api, "a [MASK] or [MASK] film", beam=64, top_k=100, targets=WORDS)
     assert 25 == len(found)

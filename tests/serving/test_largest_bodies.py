@@ -1,4 +1,4 @@
-"""Reading a body is no way to hold the event loop: the largest bodies that --max-body-bytes admits, made to be slow to read.
+"""The largest bodies that --max-body-bytes admits, made to be slow to read, do not hold the event loop.
 
 Work is counted, not timed: calls into Python, errors made, and comparisons.
 """
@@ -178,7 +178,7 @@ SLOW = {
 
 
 def parameters(names: Iterable[str]) -> list[Any]:
-    """Returns names as parameters, of which `make test` leaves out those that are slow."""
+    """Returns names as parameters; `make test` leaves out the slow ones."""
     return [pytest.param(name, marks=[pytest.mark.full_grid] if name in SLOW else []) for name in names]
 
 

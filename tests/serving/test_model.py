@@ -125,7 +125,7 @@ def test_metrics_add_up(tmp_path: Path) -> None:
 def test_the_cost_model_is_told_what_a_run_took_of_a_core(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: str, told: bool
 ) -> None:
-    """Waits of an inference thread's run are no work of it, on the CPU; beside another device a thread's own time says nothing."""
+    """On the CPU, waits within a run are not its work; with another device the thread's CPU time is not used."""
     bench = Bench(tmp_path)
     bench.model.graph = bench.model.graph.model_copy(update={"provider": provider})
     quick, learned = bench.engine.run, []

@@ -90,7 +90,7 @@ def test_choices_are_scored_as_pairs(api: Send, folder: Path, more: dict[str, An
 
 
 def test_a_list_in_is_a_list_out(api: Send) -> None:
-    """Each question has its own scores, whatever stands beside it; `prompt` is another name of `question`."""
+    """Each question has its own scores in any list; `prompt` is another name of `question`."""
     other = {"prompt": "a very", "choices": ["good film", "bad"]}
     same = {"question": "a very", "choices": ["good film", "bad"]}
 
@@ -177,7 +177,7 @@ def test_most_choices_are_answered(api: Send) -> None:
 
 
 def test_all_that_is_tokenized_is_counted_at_admission() -> None:
-    """A question is read with each choice beside a context, which is read once; every pair is estimated."""
+    """The question is tokenized with each choice, the context once; every pair is estimated."""
     assert 3 + 2 + 4 == multiple_choice.Request("abc", ("de", "fghi")).chars
     assert 100 + (3 + 1) * 2 + 2 + 4 == multiple_choice.Request("abc", ("de", "fghi"), "x" * 100).chars
     request = multiple_choice.Request("a" * 400, ("b" * 400, "c" * 40, "d" * 4000))

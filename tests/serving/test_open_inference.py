@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over HTTP: texts and token ids in tensors, binary and JSON, what is refused, and the routes beside `infer`."""
+"""The Open Inference Protocol over HTTP: texts and token ids in binary and JSON tensors, what is refused, and the other routes."""
 
 from __future__ import annotations
 
@@ -313,7 +313,7 @@ def test_token_ids_have_no_parameters_and_outputs_of_texts(api: Send) -> None:
 
 
 def test_raw_outputs_may_be_too_many(tmp_path: Path) -> None:
-    """They count as numbers of the answer, padding too; those that are not asked for do not."""
+    """They count as numbers of the answer, with padding; outputs that the request does not name do not count."""
     tiny.bundle(tmp_path, "vectors", task="feature-extraction", max_length=512)
     with started(tmp_path) as api:
         mask = numbers("attention_mask", [[1] + [0] * 511] * 64)
@@ -539,7 +539,7 @@ def test_a_version_that_is_made_up_stands_in_no_log(api: Send, caplog: pytest.Lo
     assert [] == [line for line in lines if "my-secret" in line]
 
 
-# The routes beside `infer`.
+# The routes other than `infer`.
 
 
 def test_server_and_health(api: Send) -> None:

@@ -150,7 +150,7 @@ def test_models_are_listed(api: Send) -> None:
 
 @pytest.mark.parametrize("path", RERANKS)
 def test_documents_are_ranked_as_texts_are(api: Send, path: str) -> None:
-    """Scores and places are those of `/rerank`, the best `top_n` of them; what an object has beside its text comes back."""
+    """Scores and places are those of `/rerank`, the best `top_n` of them; other keys of a document come back."""
     texts = ["bad", "good film", "film"]
     expected = posted(api, "/rerank", query="good", texts=texts)[:2]
     documents = [{"text": "bad", "id": 7}, {"text": "good film", "id": 8}, "film"]
@@ -188,7 +188,7 @@ def test_an_answer_has_the_id_of_its_request(api: Send) -> None:
     ],
 )
 def test_wrong_rankings_are_refused(api: Send, body: dict[str, Any], message: str) -> None:
-    """What would be ignored, and what is no document, is an error that names it."""
+    """A parameter that would be ignored, or an invalid document, is an error that names it."""
     assert message in wrong(api, "/v1/rerank", **body)
 
 

@@ -1,4 +1,4 @@
-"""What operators and clients read beside the answers: models, health, info, docs, headers, and the API key."""
+"""What operators and clients read in addition to answers: models, health, info, docs, headers, and the API key."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_the_formats_of_other_clients_are_folded(models: Path) -> None:
 
 
 def test_openapi_says_who_answers(models: Path) -> None:
-    """And where nobody does, which the list of operations shows; each summary is of its own path."""
+    """Without a default the list of operations shows that; each summary belongs to its own path."""
     paths = call(models, "GET", "/openapi.json").json()["paths"]
 
     assert "`tiny` answers" in paths["/classify"]["post"]["description"]

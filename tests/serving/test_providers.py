@@ -1,4 +1,4 @@
-"""Execution providers: their options, the folder of TensorRT's engines, and what is said where one cannot be had. No GPU is needed."""
+"""Execution providers: their options, the folder of TensorRT's engines, and the message where one is not available. No GPU is needed."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_tensorrt_without_a_plan_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_engine_is_only_found_where_it_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another graph, other weights beside it, another precision, plan, GPU or version is another folder; the same of all is the same."""
+    """The folder depends on graph, separate weights, precision, plan, GPU and version, and on nothing else."""
     monkeypatch.setattr(sessions, "VERSION", "1.31.1")
     spec = graph(tmp_path)
     narrower = ShapePlan(buckets=(*PLAN.buckets[:2], ShapeBucket(length=32, rows=(1,))))

@@ -64,7 +64,7 @@ def assert_serves_on(bystander: httpx.Client) -> None:
 
 @pytest.mark.parametrize("name", raw_http.CORPUS)
 def test_odd_bytes_get_the_answers_that_they_should(address: tuple[str, int], bystander: httpx.Client, name: str) -> None:
-    """And not one more: what stands in a body, or behind what cannot be read, is no request."""
+    """It counts no others: bytes in a body, or after an unreadable request, are not a request."""
     sent, expected = raw_http.CORPUS[name]
     received = exchange(address, sent, len(expected))
     assert expected == [answer.status for answer in received]

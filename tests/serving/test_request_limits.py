@@ -1,4 +1,4 @@
-"""What a request may cost beyond its size: tokens that nobody counted, and memory that is held until it is answered."""
+"""What a request may cost beyond its size: uncounted tokens, and memory that is held until it is answered."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def embedding(**parameters: Any) -> embed.Request:
 def test_vectors_are_pooled_as_soon_as_they_are_there(
     models_of_all: dict[str, Model], request_: embed.Request, expected: tuple[int, ...]
 ) -> None:
-    """Of a text beside a long one nothing but its own vector, or those of its own tokens, is held."""
+    """For a short text in a batch with a long one only its own vector, or those of its own tokens, are held."""
     long = replace(request_, text="good " * 30)
     row, _ = rows_of(models_of_all["feature-extraction"], embed.TASK, [request_, long])
 

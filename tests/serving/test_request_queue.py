@@ -581,7 +581,7 @@ def test_a_long_step_waits_until_a_thread_may_begin_one() -> None:
 
 
 def test_the_requests_of_a_share_hold_a_quarter_of_the_queue() -> None:
-    """Before their tokens are known they count as many as there may be; then as many as there are, and those that start count no more."""
+    """Until its tokens are known, a request counts with the maximum; then with its tokens, and from its start not at all."""
     queue, share = new_queue(), Share()
 
     def admit(tokens: int) -> ScheduledRequest:
@@ -706,7 +706,7 @@ def test_a_document_is_refused_if_its_last_item_would_start_too_late() -> None:
 
 
 def test_time_to_tokenize_and_to_decode_counts_in_the_priority() -> None:
-    """What a request took of an inference thread makes room for others, also where no run was part of it."""
+    """The time that a request used for tokens and decoding counts in its priority, also where it had no run."""
     queue = new_queue()
     decoded, long, text = (queue.admit(tokens=9, seconds=0.0, deadline=100.0, now=0.1 * i) for i in range(3))
     decoded.finish_s = 1.0
@@ -813,7 +813,7 @@ def test_a_request_of_a_share_is_refused_if_those_before_it_take_too_long() -> N
     with pytest.raises(RefusedError) as error:
         queue.admit(tokens=9, seconds=1.0, deadline=3.0, now=0.0, share=share)
     assert "deadline" == error.value.reason
-    queue.close(lines[2])  # what will not run makes room
+    queue.close(lines[2])  # a request that will not run frees its share
     queue.admit(tokens=9, seconds=1.0, deadline=3.0, now=0.0, share=share)
 
 

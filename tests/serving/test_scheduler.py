@@ -401,7 +401,7 @@ class Broken(RequestQueue):
 
 @on_loop(threads=2, queue=Broken)
 async def test_a_dead_thread_turns_readiness_red_and_fails_what_waits(bench: Bench) -> None:
-    """If an inference thread dies in the scheduler's own code nobody is left hanging, in its run or beside it, and nothing new is admitted."""
+    """If an inference thread dies in the scheduler's own code, all requests end, in its run or outside it, and new ones are refused."""
     assert isinstance(bench.queue, Broken)
     blocker = await bench.blocked()
     bench.queue.broken = True
@@ -459,7 +459,7 @@ def test_no_fault_of_a_request_reaches_its_neighbors(fault: str, place: str) -> 
 
 @on_loop()
 async def test_what_is_too_much_for_the_memory_runs_in_parts(bench: Bench) -> None:
-    """A batch that does not fit runs in halves, of which each does: nobody hears of it."""
+    """A batch that is too large for memory runs in two halves, and all callers get their answers."""
     ran: list[int] = []
 
     def run(payloads: Sequence[Any]) -> list[Any]:
@@ -495,7 +495,7 @@ def test_a_run_that_hangs_is_noticed_once(caplog: pytest.LogCaptureFixture) -> N
         bench.look(1)
         assert (1, True) == (bench.hangs, bench.scheduler.ready)
         second = bench.submit("second", key=None)
-        assert 1 == bench.queue.threads  # waits are predicted for those that are left
+        assert 1 == bench.queue.threads  # waits are predicted for the threads that are left
         await asyncio.to_thread(bench.work.started.acquire)
         bench.look(10)
         assert (2, False) == (bench.hangs, bench.scheduler.ready)
@@ -528,7 +528,7 @@ async def test_a_long_run_hangs_after_twenty_times_its_prediction(bench: Hanging
 
 @on_loop(Hanging, manual=True, hung_floor_s=10.0)
 async def test_requests_in_a_run_that_hangs_are_failed_after_their_deadlines(bench: Hanging) -> None:
-    """Each hears why, once its own deadline and the grace have passed, also those that were to run after a failed part; what waits expires."""
+    """Each gets the reason after its own deadline and the grace, also requests that were to run after a failed part."""
     blocker = await bench.blocked()
     bench.work.guilty = {"bad"}
     soon, bad, late = bench.submit("soon", timeout_s=20.0), bench.submit("bad", timeout_s=20.0), bench.submit("late", timeout_s=60.0)
@@ -647,7 +647,7 @@ class MultiThreaded:
 
 @on_loop(threads=2, multi_threads=2, manual=True)
 async def test_a_lone_run_is_multi_threaded(bench: Bench) -> None:
-    """With nothing else running or waiting, now and of late, the stage's other function runs; beside a run, or with work left, not."""
+    """The stage's other function runs if nothing else runs, waits or did so lately; with another run or more work it does not."""
     multi_threaded, clock = MultiThreaded(), bench.clock
     assert ["lone"] == (await bench.submit("lone", run_multi_threaded=multi_threaded)).value
     assert list(range(8)) == (await bench.submit(*range(8), key=None, run_multi_threaded=multi_threaded)).value

@@ -1,4 +1,4 @@
-"""The command `bert-serve score`: what it writes of which files, what it refuses, and that a run which was ended anywhere goes on."""
+"""The command `bert-serve score`: what it writes for which files, what it refuses, and how a stopped run continues."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def test_a_setting_without_effect_is_refused(
 
 
 def test_each_setting_that_is_taken_is_used(models: Path, tmp_path: Path) -> None:
-    """One that had no effect would be an error that nobody sees."""
+    """An option without effect is refused, because the user would not notice it."""
     used: set[str] = set()
 
     class Watched(Settings):
@@ -327,7 +327,7 @@ def test_a_run_without_an_answer_replaces_no_output(models: Path, tmp_path: Path
 
 
 def test_too_many_bad_rows_end_the_run_and_more_may_be_allowed(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Over --max-rejected the run ends with the first reason; with a higher limit the same command goes on."""
+    """Over --max-rejected the run ends with the first reason; with a higher limit the same command continues."""
     source = write_lines(tmp_path / "in.jsonl", [*({"text": "good"} for _ in range(20)), *({"txt": 1} for _ in range(3))])
     assert run(models, source, tmp_path / "out.jsonl", "--max-rejected", "2") == 1
     assert "3 rows up to row 23 cannot be answered, and --max-rejected is 2" in capsys.readouterr().err
@@ -490,7 +490,7 @@ def test_each_type_of_parquet_comes_through(models: Path, tmp_path: Path, suffix
 def test_a_column_without_a_form_is_named(
     models: Path, tmp_path: Path, columns: dict[str, Any], word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line, not a traceback; what is no input goes to Parquet as it is."""
+    """The message is one line, not a traceback; columns that are not inputs are copied to Parquet unchanged."""
     pq.write_table(pa.table(columns), tmp_path / "in.parquet")
     assert run(models, tmp_path / "in.parquet", tmp_path / "out.jsonl") in (1, 2)
     assert word in capsys.readouterr().err
@@ -597,7 +597,7 @@ def test_stdout_may_not_be_the_input(models: Path, tmp_path: Path) -> None:
 def test_an_output_that_others_made_meanwhile_is_not_replaced(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the run lasts, or while it is stopped; it goes on once that file is moved."""
+    """The file may appear while the run lasts or is stopped; the run continues once that file is moved."""
     source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
     append = part.Part.append
 
@@ -697,7 +697,7 @@ def test_a_run_that_was_killed_anywhere_goes_on(
 def test_another_input_model_or_option_does_not_go_on(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is begun goes on with the same alone; else the message says what differs, and --restart begins again. A whole output stays."""
+    """A run continues only with the same inputs; otherwise the message says what differs, and --restart begins again. A complete output stays."""
     source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
     with monkeypatch.context() as patch:
         patch.setattr(part.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
@@ -775,7 +775,7 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
 @ALL
 @pytest.mark.serial
 def test_streams_and_signals(models: Path, tmp_path: Path) -> None:
-    """Stdin goes to stdout; SIGTERM ends a run in order, and a killed one goes on to the same bytes."""
+    """Stdin goes to stdout; SIGTERM ends a run in order, and a killed run continues to the same bytes."""
     command = [str(Path(sys.executable).with_name("bert-serve")), "score", "--models", str(models), "--model", "tiny"]
     lines = b'{"text": "good"}\n' * 3
     done = subprocess.run([*command, "--input-format", "jsonl", "-", "-"], input=lines, capture_output=True, check=True)

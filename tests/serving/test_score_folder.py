@@ -147,7 +147,7 @@ def test_folders_that_cannot_be_scored_are_refused(models: Path, tmp_path: Path,
 
 
 def test_a_restart_counts_only_what_was_made_since(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an earlier run made is no part of the one that --restart begins, also when that one is stopped and goes on."""
+    """Results of an earlier run are not part of a run with --restart, also when that run is stopped and continued."""
     from bertserve.service.scoring import ray_data
 
     asked: list[list[str]] = []

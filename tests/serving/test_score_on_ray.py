@@ -169,7 +169,7 @@ def test_a_run_whose_driver_died_goes_on_with_what_is_not_there(
 
 
 def test_a_signal_stops_the_run(cluster: str, models: Path, tmp_path: Path) -> None:
-    """SIGTERM ends it with 143, and no actor goes on."""
+    """SIGTERM ends it with 143, and no actor is left."""
     for i in range(4):
         write(tmp_path / f"in/{i}.parquet", 9_000)
     with start(models, "--ray", cluster, tmp_path / "in", tmp_path / "out") as process:

@@ -90,7 +90,7 @@ def test_a_client_that_hangs_up_at_once_frees_its_place(slow_service: Served) ->
 
 
 def test_a_client_that_hangs_up_while_it_sends_is_gone(service: Served) -> None:
-    """A body that never ends because its client left is counted as that, and is no error of the service."""
+    """A body that never ends because its client left is counted as such, not as an error of the service."""
     with client_of(service) as client:
         with socket.create_connection(service.address) as connection:
             connection.sendall(b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n{")
@@ -101,7 +101,7 @@ def test_a_client_that_hangs_up_while_it_sends_is_gone(service: Served) -> None:
 
 
 def test_a_large_body_is_refused_while_it_is_sent(service: Served) -> None:
-    """A client that sends far too much gets its 413, and its connection goes on to work."""
+    """A client that sends far too much gets its 413, and its connection stays usable."""
     with client_of(service) as client:
         rejected(client.post("/classify", content=b" " * 20_000_000), 413, "too_large")
         assert client.post("/classify", json={"inputs": "good"}).status_code == 200

@@ -201,7 +201,7 @@ def test_planned_runs_answer_as_exact_ones(tmp_path: Path, task: str, side: str)
 
 
 def by_lengths(path: Path) -> GraphSpec:
-    """Writes a graph on int32 ids and the lengths of rows: the sum of the ids that are no padding, over their number."""
+    """Writes a graph on int32 ids and the lengths of rows: the mean of the ids without padding."""
     nodes = [
         helper.make_node("Shape", ["input_ids"], ["width"], start=1),
         helper.make_node("Squeeze", ["width"], ["end"]),

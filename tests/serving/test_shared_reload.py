@@ -147,7 +147,7 @@ def test_a_worker_that_cannot_follow_is_named(models: Path, monkeypatch: pytest.
 
 
 def test_a_worker_that_comes_later_has_what_its_predecessor_had(models: Path) -> None:
-    """What was unloaded stays away, what was never loaded too, a broken bundle keeps nobody from the others, and what it missed it makes."""
+    """Unloaded and never loaded models stay away, a broken bundle does not stop the others, and a missed refresh is repeated."""
     tiny.bundle(models, "broken")
     tiny.bundle(models, "gone")
     service = Service(models, default={"classify": "gone"})

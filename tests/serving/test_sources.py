@@ -163,7 +163,7 @@ def test_the_second_start_takes_the_bundle(checkpoint: Path, fake: Fake, tmp_pat
 def test_a_bundle_without_int8_is_served_with_a_warning(
     checkpoint: Path, fake: Fake, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """bert-export ends with 4 where int8 cannot be had and fp32 is there; the next start takes that bundle too."""
+    """bert-export ends with 4 where int8 failed and fp32 is there; the next start uses that bundle too."""
     fake("import atexit, os; atexit.register(os._exit, 4)")
     flags = ("--model", str(checkpoint))
     first = with_sources(settings(tmp_path, *flags))
@@ -208,7 +208,7 @@ def test_the_base_of_an_adapter_is_a_part_of_it(place: str, part: str, checkpoin
 
 
 def test_the_steps_of_a_training_are_no_part_of_its_checkpoint(checkpoint: Path) -> None:
-    """A run that goes on beside the model which is served changes nothing of it, and its gigabytes are not read."""
+    """A checkpoint of a training in the same folder does not change the model, and its large files are not read."""
     before = read_source(str(checkpoint)).key([])
     shutil.copytree(checkpoint, checkpoint / "checkpoint-500")
 

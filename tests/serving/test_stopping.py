@@ -39,7 +39,7 @@ def waits(served: Any) -> float:
 
 @pytest.mark.parametrize("workers", [pytest.param((), id="one", marks=pytest.mark.full_grid), pytest.param(TWO, id="two")])
 def test_sigterm_under_load_loses_nothing(models: Path, serve: Serve, workers: tuple[str, ...]) -> None:
-    """Of many clients that never pause all get answers until nobody listens, the last ones a 503 that says when to come back."""
+    """Many clients that never pause all get answers until the service stops to listen; the last ones get 503 with Retry-After."""
     outcome = Outcome()
     with serve(models, *workers) as served:
 
@@ -62,7 +62,7 @@ def test_sigterm_under_load_loses_nothing(models: Path, serve: Serve, workers: t
 
 
 def test_readiness_is_red_while_the_service_goes_on(models: Path, serve: Serve) -> None:
-    """With `--pre-stop-delay-s` probes see red while requests, over new connections too, are answered; then it ends, and has refused nobody."""
+    """With `--pre-stop-delay-s` readiness fails while requests, over new connections too, are answered; then the service ends without a refusal."""
     with serve(models, "--pre-stop-delay-s", "1.5") as served:
         served.process.send_signal(signal.SIGTERM)
         wait_until(lambda: get(served, "/health/ready").status_code == 503)
@@ -70,7 +70,7 @@ def test_readiness_is_red_while_the_service_goes_on(models: Path, serve: Serve) 
         assert "1" == get(served, "/health/ready").headers["retry-after"]
         assert 200 == get(served, "/health/live").status_code
         assert 0 == served.process.wait(20)
-        assert [] == served.lines()  # a red probe is no request that was refused
+        assert [] == served.lines()  # a failed probe is not a refused request
 
 
 @pytest.mark.parametrize(

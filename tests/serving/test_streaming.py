@@ -66,7 +66,7 @@ def test_blank_lines_are_none_and_the_last_needs_no_end(models: Path, content: b
 
 
 def test_a_line_that_fails_is_an_error_in_its_place(models: Path) -> None:
-    """The stream goes on behind it; each error has the one shape, and its status is counted."""
+    """The stream continues after it; each error has the usual shape, and its status is counted."""
     lines = [
         b'{"inputs": "a"}',
         b"{",
@@ -316,7 +316,7 @@ def test_hanging_up_gives_up_what_waits(models: Path) -> None:
 
 
 def test_a_full_queue_is_waited_for(models: Path) -> None:
-    """Lines that find no room are asked again, and are no refusals in the metrics."""
+    """Lines that do not fit in the queue are tried again and are not refusals in the metrics."""
     content = written(*({"inputs": "good " * 12} for _ in range(64)))
     settings = {"max_queue_tokens": 64, "max_batch_tokens": 64}
 
@@ -350,7 +350,7 @@ def test_a_stream_leaves_room_in_the_queue(models: Path) -> None:
 
 
 def test_waiting_for_room_ends_at_the_deadline(models: Path) -> None:
-    """A line that finds no room in time is refused, and the stream goes on."""
+    """A line that does not fit in the queue in time is refused, and the stream continues."""
     engine = FakeEngine()
     service = faked(models, engine, max_queue_tokens=64)
 

@@ -36,7 +36,7 @@ def graph_of(path: Path, tensors: dict[str, NDArray[Any]], nodes: list[tuple[str
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8, np.uint8])
 def test_tables_that_are_only_looked_up_are_found(tmp_path: Path, dtype: type) -> None:
-    """Not those that another operator reads too, or that are the indices of a lookup, or of another type."""
+    """Tables stay as they are if another operator reads them too, if they are indices, or if they have another type."""
     values = np.arange(6).reshape(3, 2).astype(dtype)
     tensors = {"table": values, "both": values, "matrix": values, "indices": np.array([1, 2]), "unused": values}
     nodes = [("Gather", ["table", "ids"]), ("Gather", ["both", "indices"]), ("MatMul", ["both", "matrix"])]

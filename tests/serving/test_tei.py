@@ -79,7 +79,7 @@ def test_bodies_of_shared_paths_are_read(api: Send) -> None:
 
 
 def test_tokens_are_shown_with_their_places(api: Send) -> None:
-    """Ids are those that the model reads, special tokens without a place; `start` and `stop` count code points of the text."""
+    """The ids are the model's input, special tokens have no place, and `start` and `stop` count code points of the text."""
     (tokens,) = posted(api, "/tokenize", inputs="\U0001f600 good", model="classifier")
 
     assert ["[CLS]", "\U0001f600", "good", "[SEP]"] == [token["text"] for token in tokens]

@@ -220,7 +220,7 @@ def test_two_traceparents_are_none(collector: Collector) -> None:
 
 
 def test_what_the_caller_does_not_record_is_not_recorded(models: Path, collector: Collector) -> None:
-    """A trace that its root chose not to record sends no span, and its ids go on."""
+    """A trace that its root chose not to record sends no span, but its ids are passed on."""
     answer = ask(models, collector, {"inputs": "good"}, traceparent=f"00-{CALLER}-{PARENT}-00")
     assert [] == collector.spans
     assert f'traceparent;desc="00-{CALLER}-' in answer.headers["server-timing"]
@@ -334,7 +334,7 @@ def test_the_sdk_can_be_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_collector_that_is_away_disturbs_nobody(models: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests are answered while nobody takes their spans, the end does not wait for them, and the log has no text of a caller."""
+    """Requests are answered without a receiver of spans, the shutdown does not wait for them, and the log has no text of a caller."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     tracer = Tracer.to("http://127.0.0.1:1/v1/traces")
     assert tracer is not None

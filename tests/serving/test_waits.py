@@ -155,7 +155,7 @@ def test_the_predicted_wait_of_texts_that_share_runs_is_an_upper_bound(threads: 
 @pytest.mark.parametrize("key", [pytest.param(None, marks=pytest.mark.full_grid), "model"])
 @pytest.mark.parametrize("max_queue_tokens", [5_000, 10**6], ids=["queue_full", "deadline"])
 def test_who_comes_again_after_retry_after_is_admitted(key: str | None, max_queue_tokens: int) -> None:
-    """If nobody else came meanwhile, nine in ten are admitted at the time that they were told, and nearly all a tenth later."""
+    """Without other clients nine in ten are admitted at the announced time, and nearly all a tenth later."""
     refused_again = {1.0: 0, 1.1: 0}
     for seed in range(60):
         for factor in refused_again:

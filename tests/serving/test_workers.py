@@ -199,7 +199,7 @@ def test_a_listener_that_leaves_takes_nothing_more() -> None:
 
 
 def test_a_worker_with_a_dead_thread_makes_room_for_another() -> None:
-    """A worker goes on while its inference threads live, and ends when they do not."""
+    """A worker stays alive while its inference threads do, and ends with them."""
 
     async def run() -> list[bool]:
         scheduler = Scheduler(RequestQueue(max_batch_tokens=64, max_queue_tokens=64), threads=1)
@@ -284,7 +284,7 @@ def test_a_worker_that_hangs_is_replaced(models: Path, serve: Serve) -> None:
 
 @pytest.mark.full_grid
 def test_a_machine_that_stood_still_costs_no_worker(models: Path, serve: Serve) -> None:
-    """Whoever is paused together with the supervisor, by a container's runtime perhaps, has not hung, though it goes on later."""
+    """A worker that is paused together with the supervisor, for example by a container's runtime, does not count as hung later."""
     with serve(models, *TWO) as served:
         before = workers_of(served)
         everyone = [served.process.pid, *before.values()]

@@ -68,7 +68,7 @@ def closed_loop(targets: Sequence[Target], connections: int, duration_s: float, 
 
 @contextmanager
 def beside(load: Callable[[], LoadResult]) -> Iterator[Future[LoadResult]]:
-    """Runs a load beside the block; its result is there when both have ended."""
+    """Runs a load during the block; its result is there when both have ended."""
     with ThreadPoolExecutor(1) as pool:
         yield pool.submit(load)
 
@@ -139,7 +139,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 
 def show(bar: str, figure: str) -> None:
-    """Prints a figure beside its bar where the load lasted as long as the bar says."""
+    """Prints a figure with its bar if the load lasted as long as the bar requires."""
     if LONG:
         print(f"\n  {bar}: {figure}", end="", flush=True)
 

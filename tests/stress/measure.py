@@ -183,7 +183,7 @@ UNITS = (
 
 
 class AttackedService:
-    """A service of the embedded models and of tiny ones for the other tasks, with a prober beside it; started when it is needed."""
+    """A service of the embedded models and of tiny ones for the other tasks, with a prober; started when it is needed."""
 
     def __init__(self, configuration: Configuration, folder: Path) -> None:
         """Starts nothing yet; `folder` is for its files."""
@@ -262,7 +262,7 @@ class AttackedService:
             self._running = stack.pop_all()
 
     def _usual(self, others: int) -> float:
-        """Returns the p99 of the prober's requests in seconds beside so many ordinary clients."""
+        """Returns the p99 of the prober's requests in seconds during a load of so many ordinary clients."""
         if others not in self._usual_p99_s:
             self._tell_prober("begin")
             self._attack(ORDINARY, others)

@@ -176,7 +176,7 @@ class Prober:
         connection, thread = Connection(self._options), threading.get_ident()
         while True:
             measurement = self._now()
-            start = self._asked.setdefault(thread, time.monotonic())  # a probe that failed is sent again, and its time goes on
+            start = self._asked.setdefault(thread, time.monotonic())  # a failed probe is sent again, and its time keeps running
             try:
                 connection.ask(b"GET /health/live HTTP/1.1\r\nhost: t\r\n\r\n")
                 del self._asked[thread]

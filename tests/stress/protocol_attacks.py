@@ -154,7 +154,7 @@ def hang_up(request: Callable[[Target], bytes], *, reset: bool, tls: bool = True
 
 
 def wrong_keys(target: Target) -> None:
-    """Sends a key that is not known with each request, and some that are no keys."""
+    """Sends an unknown key with each request, and some values that are not keys."""
     keys = [b"Bearer wrong", b"Bearer " + b"a" * (HEAD_BYTES - 1024), b"Basic " + b"=" * 1000, b"\xff" * 1000]
     heads = [b"POST /classify HTTP/1.1\r\nhost: t\r\nauthorization: %s\r\ncontent-length: 0\r\n\r\n" % key for key in keys]
     target.ask_all(forever(*heads))

@@ -1,4 +1,4 @@
-"""One client with heavy requests, beside others with short ones: how much longer these wait for it, and what its key may have under way."""
+"""One client with heavy requests and others with short ones: how much longer the others wait, and how much its key may have in progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A thousand clients that hang up, while they wait and while they run: nobody computes for them, and nothing of them is left."""
+"""A thousand clients that hang up while they wait or run: the service stops their work and keeps nothing of them."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Watch:
 def test_a_long_time_of_everything(tmp_path: Path, serve: Callable[..., Any]) -> None:
     """Every request ends once, right ones are answered and wrong ones refused, and the process holds no more after ten minutes than after one."""
     by_path: dict[str, list[Any]] = {}
-    for path, body in RIGHT + WRONG[:-1] + MORE:  # a path of its own for nobody would be most of the load
+    for path, body in RIGHT + WRONG[:-1] + MORE:  # without the unknown path: as a target of its own it would be most of the load
         by_path.setdefault(path, []).append(body)
     with serve(models_for(tmp_path)) as served:
         everything = [target(served, path, bodies) for path, bodies in by_path.items()]
