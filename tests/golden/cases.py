@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,26 @@ def read(task: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (FOLDER / f"{task}.jsonl").read_text(encoding="utf-8").split("\n") if line]
 
 
-def checkpoint(description: str | None) -> Path:
-    """Returns the folder of the checkpoint that a command of this description is given."""
+def remake(
+    task: str,
+    description: str | None,
+    load: Callable[[Path], Any],
+    golden: Callable[[dict[str, Any], Any], dict[str, Any]],
+    separators: tuple[str, str] | None = None,
+) -> None:
+    """Replaces the golden file of a task.
+
+    Args:
+        task: Name of the file.
+        description: Of the command, which takes the folder of a checkpoint.
+        load: Loads the reference from that folder.
+        golden: Returns the line of a case, given the case and the reference.
+        separators: Those of the JSON.
+    """
     parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT_DIR", help="folder of the fine-tuned model")
-    folder: Path = parser.parse_args().checkpoint
-    return folder
+    reference = load(parser.parse_args().checkpoint)
+    write(task, [golden({"id": case["id"], "request": case["request"]}, reference) for case in read(task)], separators)
 
 
 def source(version: str, count: int, forced: list[int]) -> str:
@@ -35,11 +49,6 @@ def source(version: str, count: int, forced: list[int]) -> str:
     if forced and len(forced) < count:
         return f"{pipeline}; inputs {forced}: {brute_force}"
     return brute_force if forced else pipeline
-
-
-def requests(task: str) -> list[dict[str, Any]]:
-    """Returns the `id` and `request` of each case, without the answer."""
-    return [{"id": case["id"], "request": case["request"]} for case in read(task)]
 
 
 def write(task: str, cases: Iterable[dict[str, Any]], separators: tuple[str, str] | None = None) -> None:

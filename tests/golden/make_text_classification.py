@@ -28,7 +28,6 @@ Item = str | dict[str, str]
 
 MAX_LENGTH = 512
 DEFAULT_STRIDE = 128
-TOLERANCE = 1e-6
 
 
 class Reference:
@@ -109,12 +108,12 @@ def golden(case: dict[str, Any], reference: Reference) -> dict[str, Any]:
     for item in items:
         encodings = reference.encode_windows(item, stride) if window else reference.encode(item)
         logits = np.stack([reference.logits(encoding) for encoding in encodings])
-        scores = activate(logits, function)
-        combined = scores.max(axis=0) if window == "max" else scores.mean(axis=0)
-        answer = ranked(combined, reference.labels, top_k)
-        if not window:
-            computed, answer = answer, reference.piped(item, top_k, function)
-            _check_equal(case["id"], computed, answer)
+        if window:
+            scores = activate(logits, function)
+            combined = scores.max(axis=0) if window == "max" else scores.mean(axis=0)
+            answer = ranked(combined, reference.labels, top_k)
+        else:
+            answer = reference.piped(item, top_k, function)
         all_logits.append(logits.tolist())
         answers.append(answer)
     source = "brute force over transformers {} windows" if window else "transformers {} pipeline"
@@ -125,23 +124,6 @@ def _texts(item: Item) -> tuple[str, str | None]:
     return (item, None) if isinstance(item, str) else (item["text"], item["text_pair"])
 
 
-def _check_equal(case_id: str, computed: list[dict[str, Any]], piped: list[dict[str, Any]]) -> None:
-    """Stops the script if the stored logits do not give the pipeline's labels and scores."""
-    same = [entry["label"] for entry in computed] == [entry["label"] for entry in piped] and all(
-        abs(ours["score"] - theirs["score"]) <= TOLERANCE for ours, theirs in zip(computed, piped, strict=True)
-    )
-    if not same:
-        raise SystemExit(f"{case_id}: the logits give {computed}, the pipeline {piped}.")
-
-
-def main() -> None:
-    """Replaces the golden file."""
-    folder = cases.checkpoint(__doc__)
-    torch.set_num_threads(1)
-    reference = Reference(folder)
-    rows = [golden(case, reference) for case in cases.requests("text_classification")]
-    cases.write("text_classification", rows)
-
-
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    cases.remake("text_classification", __doc__, Reference, golden)

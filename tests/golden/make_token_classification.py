@@ -189,14 +189,6 @@ def _same(ours: list[Entity], theirs: list[Entity]) -> bool:
     )
 
 
-def main() -> None:
-    """Replaces the golden file."""
-    folder = cases.checkpoint(__doc__)
-    torch.set_num_threads(1)
-    reference = Reference(folder)
-    rows = [golden(case, reference) for case in cases.requests("token_classification")]
-    cases.write("token_classification", rows)
-
-
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    cases.remake("token_classification", __doc__, Reference, golden)
