@@ -7,6 +7,7 @@ import gc
 import inspect
 import logging
 import os
+import re
 import subprocess
 import sys
 import time
@@ -126,6 +127,12 @@ def wait_until(holds: Callable[[], bool], limit_s: float = 60) -> None:
     while not holds():
         assert time.monotonic() < end, "it never came true"
         time.sleep(0.02)
+
+
+def metric(page: str, name: str, **labels: str) -> float:
+    """Returns the sum of the samples of one of the service's metrics that have these labels."""
+    samples = re.findall(rf"^bertserve_{name}(?:\{{(.*)\}})? (\S+)$", page, re.MULTILINE)
+    return sum(float(value) for given, value in samples if all(f'{label}="{text}"' in given for label, text in labels.items()))
 
 
 def without_shutdown(log: str) -> list[str]:

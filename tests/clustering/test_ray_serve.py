@@ -23,7 +23,7 @@ import tiny
 from bertserve.bench.overhead.ray_cluster import until
 from bertserve.bench.overhead.replica import free_ports
 from cluster import ROOT, Cluster, Load
-from conftest import running
+from conftest import metric, running
 
 SHOWN = ("content-type", "x-model", "x-truncated", "x-windows", "x-hf-warning", "retry-after")
 LONG = "good film " * 200
@@ -234,5 +234,4 @@ def _model(cluster: Cluster) -> str:
 
 
 def _queued(cluster: Cluster) -> float:
-    page = httpx.get(f"{cluster.url}/metrics", trust_env=False).text
-    return sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith("bertserve_queue_tokens"))
+    return metric(httpx.get(f"{cluster.url}/metrics", trust_env=False).text, "queue_tokens")

@@ -21,6 +21,7 @@ from bertserve.bench.load.generator import Durations, run_closed_loop
 from bertserve.bench.overhead.replica import HAProxy, Replica, haproxy, replicas
 from bertserve.bench.progress import Progress
 from bertserve.bench.target import build_target, parse_url
+from conftest import metric
 
 LIMIT_S = 60
 
@@ -87,5 +88,4 @@ def load(url: str, clients: int, text: str = "good", headers: Mapping[str, str] 
 
 
 def entries(replica: Replica) -> float:
-    page = httpx.get(f"{replica.url}/metrics", trust_env=False).text
-    return next(float(line.split()[1]) for line in page.splitlines() if line.startswith("bertserve_queue_items "))
+    return metric(httpx.get(f"{replica.url}/metrics", trust_env=False).text, "queue_items")

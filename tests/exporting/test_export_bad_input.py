@@ -95,6 +95,24 @@ def drop_pad_token(path: Path) -> None:
     (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "cls_token": "[CLS]"}))
 
 
+def other_weights(path: Path) -> None:
+    """Names another file of weights than the one of the digest."""
+    shutil.copy(path / "model.safetensors", path / "other.safetensors")
+    edit_json(path / "config.json", transformers_weights="other.safetensors")
+
+
+def pad_by(token: str) -> Change:
+    def change(path: Path) -> None:
+        edit_json(path / "tokenizer_config.json", pad_token=token)
+        edit_json(path / "config.json", pad_token_id=tiny.VOCABULARY.index(token))
+
+    return change
+
+
+def fill_in(*inputs: str) -> Change:
+    return lambda path: edit_json(path / "tokenizer_config.json", model_input_names=list(inputs))
+
+
 def truncate(path: Path) -> None:
     """Cuts the weights off in the middle, as an interrupted copy does."""
     file = path / "model.safetensors"
@@ -149,11 +167,17 @@ BAD: dict[str, tuple[Change, list[str]]] = {
     "weights not fetched from git lfs": (write("model.safetensors", LFS_POINTER), ["weights"]),
     "weights cut off": (truncate, ["weights", "download it again"]),
     "weights of an adapter": (weigh(adapter), ["1 weight", "adapter.down"]),
+    "weights of another file": (other_weights, ["transformers_weights"]),
     "no tokenizer": (remove("tokenizer.json", "tokenizer_config.json"), ["tokenizer"]),
     "no fast tokenizer": (remove("tokenizer.json"), ["tokenizer"]),
     "slow tokenizer only": (slow_tokenizer, ["no fast tokenizer", "tokenizer.json"]),
     "broken tokenizer": (write("tokenizer.json", b"{"), ["tokenizer"]),
     "no padding token": (drop_pad_token, ["`pad_token`"]),
+    "padding by a word": (pad_by("the"), [f"`the` (id {tiny.VOCABULARY.index('the')}), which is an ordinary token"]),
+    "padding by a mark": (pad_by("!"), [f"`!` (id {tiny.VOCABULARY.index('!')}), which is an ordinary token"]),
+    "input that nothing fills": (fill_in("input_ids", "attention_mask", "bbox"), ["inputs that are not supported: bbox"]),
+    "token type without a row": (replace(type_vocab_size=1), ["token types up to 1, but the model has 1"]),
+    "too few positions": (replace(positions=8), ["usable length of 8 tokens", "needs 16", "max_position_embeddings"]),
     "NaN weights": (fill(DENSE, float("nan")), [f"`{DENSE}`", "NaN"]),
     "infinite weights": (fill(DENSE, float("inf")), [f"`{DENSE}`", "infinite"]),
     "weights that overflow": (weigh(lambda tensors: tensors[DENSE].fill_(3e38)), ["finite"]),

@@ -43,13 +43,6 @@ def test_a_model_without_a_task_here_is_refused(tmp_path: Path, architecture: st
     assert f"has no head for {task} on a {type(config).__name__}" in refused(source, task=task)
 
 
-def test_an_input_that_nothing_fills_is_refused(tmp_path: Path) -> None:
-    source = FAMILIES["BERT"].save(tmp_path / "boxes", "text-classification")
-    edit_json(source / "tokenizer_config.json", model_input_names=["input_ids", "attention_mask", "bbox"])
-
-    assert "tokenizer gives inputs that are not supported: bbox" in refused(source)
-
-
 def test_an_input_that_the_model_needs_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A forward with another argument that has no default cannot be called with what a tokenizer gives."""
     source = FAMILIES["BERT"].save(tmp_path / "boxes", "text-classification")
@@ -69,13 +62,6 @@ def test_another_head_of_the_same_name_is_refused(tmp_path: Path) -> None:
     source = saved(tmp_path / "beam", transformers.XLNetForQuestionAnswering, config, tokenizer)
 
     assert "['XLNetForQuestionAnswering'] is not XLNetForQuestionAnsweringSimple" in refused(source)
-
-
-def test_types_that_the_model_has_no_row_for_are_refused(tmp_path: Path) -> None:
-    """A tokenizer of two token types on a model of one would stop PyTorch at the first pair."""
-    source = FAMILIES["BERT"].save(tmp_path / "types", "text-classification", type_vocab_size=1)
-
-    assert "token types up to 1, but the model has 1" in refused(source)
 
 
 FUNNEL = {"d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 64, "block_sizes": [1, 1, 1]}

@@ -6,8 +6,7 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
-BODY = b'{"inputs":"good"}'
-REQUEST = b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n%s" % (len(BODY), BODY)
+import raw_http
 
 
 @dataclass
@@ -55,7 +54,7 @@ async def _ask(address: tuple[str, int], outcome: Outcome) -> None:
 
 async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, outcome: Outcome) -> bool:
     """Sends a request and reads its answer; returns whether the connection stays open."""
-    writer.write(REQUEST)
+    writer.write(raw_http.post())
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     status = int(head.split(b" ", 2)[1])
     lines = dict(line.split(b": ", 1) for line in head.split(b"\r\n")[1:] if line)

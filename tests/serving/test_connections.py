@@ -17,15 +17,15 @@ from typing import Any
 import httpx
 import pytest
 
+import raw_http
 import tiny
 from bertserve.service.errors import SettingsError
 from bertserve.service.process.preparation import RESERVE, max_connections
-from conftest import Served, running, without_shutdown
+from conftest import Served, metric, running, without_shutdown
 
 HALF_HEAD = b"POST /classify HTTP/1.1\r\nhost: te"
 HALF_BODY = b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n{"
-BODY = b'{"inputs":"good"}'
-WHOLE = b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n%s" % (len(BODY), BODY)
+WHOLE = raw_http.post()
 SHORT = ("--header-timeout-s", "0.3", "--body-timeout-s", "0.6", "--keep-alive-s", "1", "--max-header-bytes", "2048")
 
 
@@ -63,13 +63,11 @@ def refused(answer: bytes, status: int, error_type: str) -> None:
 
 def closed(served: Any, reason: str) -> float:
     """Returns how many connections the metrics say were closed for a reason."""
-    page = httpx.get(f"{served.url}/metrics", trust_env=False).text
-    return sum(float(value) for value in re.findall(rf'bertserve_connections_closed_total\{{reason="{reason}"\}} (\S+)', page))
+    return metric(httpx.get(f"{served.url}/metrics", trust_env=False).text, "connections_closed_total", reason=reason)
 
 
 def counted(served: Any, status: int) -> float:
-    page = httpx.get(f"{served.url}/metrics", trust_env=False).text
-    return sum(float(value) for value in re.findall(rf'bertserve_requests_total\{{.*status="{status}".*\}} (\S+)', page))
+    return metric(httpx.get(f"{served.url}/metrics", trust_env=False).text, "requests_total", status=str(status))
 
 
 @pytest.mark.parametrize(
@@ -193,11 +191,11 @@ def test_probes_find_room_among_half_sent_heads(models: Path, tmp_path: Path) ->
             stack.enter_context(connected(served, HALF_HEAD))
         assert 200 == httpx.get(f"{served.url}/health/live", trust_env=False).status_code
         assert 200 == httpx.get(f"{served.url}/health/ready", trust_env=False).status_code
-        answers = [httpx.post(f"{served.url}/classify", content=BODY, trust_env=False)]
+        answers = [httpx.post(f"{served.url}/classify", content=raw_http.BODY, trust_env=False)]
         while answers[-1].status_code != 200:
             assert len(answers) < 100, "there never was room"
             time.sleep(0.1)
-            answers.append(httpx.post(f"{served.url}/classify", content=BODY, trust_env=False))
+            answers.append(httpx.post(f"{served.url}/classify", content=raw_http.BODY, trust_env=False))
         assert {(503, "1")} >= {(answer.status_code, answer.headers.get("retry-after")) for answer in answers[:-1]}
         assert closed(served, "evicted") > 0
     lines = without_shutdown(log.read_text())

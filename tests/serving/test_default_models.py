@@ -110,8 +110,10 @@ def test_a_default_that_cannot_do_a_task_leaves_it_open(tmp_path: Path) -> None:
         state_of(folder, default={"classify": "mood"})
 
 
-def test_a_broken_model_is_no_candidate(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stored", ["{}", '{"classify": "a"}'])
+def test_a_broken_model_is_no_candidate(tmp_path: Path, stored: str) -> None:
     folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
+    (folder / DEFAULTS_FILE).write_text(stored)
     (folder / "a/tokenizer.json").write_text("{}")
     assert {"text-classification": "b"} == used(state_of(folder, skip_broken=True))
 
@@ -196,14 +198,6 @@ def test_folders_that_disagree_need_a_flag(tmp_path: Path) -> None:
     ):
         build(Settings(models=folders))
     assert {"text-classification": "b"} == used(build(Settings(models=folders, default={"classify": "b"})))
-
-
-def test_what_a_folder_says_of_a_broken_model_counts_for_nothing(tmp_path: Path) -> None:
-    folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
-    (folder / DEFAULTS_FILE).write_text('{"classify": "a"}')
-    (folder / "a/tokenizer.json").write_text("{}")
-
-    assert {"text-classification": "b"} == used(state_of(folder, skip_broken=True))
 
 
 def test_the_embedded_models_answer_all_endpoints_but_three(caplog: pytest.LogCaptureFixture) -> None:

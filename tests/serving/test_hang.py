@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 import slow
+from conftest import metric
 
 pytestmark = pytest.mark.serial
 
@@ -72,5 +73,4 @@ def ask(client: httpx.Client, text: str) -> httpx.Response:
 
 def thread_busy_s(client: httpx.Client) -> float:
     """Returns the seconds that threads had a batch, of all workers."""
-    (line,) = (line for line in client.get("/metrics").text.splitlines() if line.startswith("bertserve_thread_busy_seconds_total"))
-    return float(line.split()[1])
+    return metric(client.get("/metrics").text, "thread_busy_seconds_total")

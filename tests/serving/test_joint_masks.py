@@ -287,13 +287,6 @@ def test_the_client_that_reads_one_token_is_told(api: Send) -> None:
     assert (422, True) == (response.status_code, "@huggingface/inference cannot read" in response.json()["error"])
 
 
-def test_an_answer_of_all_fillings_is_refused(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertserve.service.tasks.cost.MAX_ANSWER_BYTES", 2**20)
-    assert len(tiny.VOCABULARY) * 8 == len(ask(api, "[MASK] [MASK]", top_k=10**6))
-    status, error = ask(api, ["[MASK] [MASK] [MASK]"] * 2, top_k=10**6, beam=64)
-    assert (413, True) == (status, "the response would have" in error)
-
-
 def test_a_search_that_would_hold_too_much_is_refused(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each variant keeps its best tokens until the others have run: of a wide beam and a great `top_k` more than the answer has."""
     monkeypatch.setattr("bertserve.service.tasks.cost.MAX_HELD", 5000)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
+import raw_http
 from bertserve.service.errors import ClientGoneError
 from bertserve.service.http.streaming import LineStream, Turns
 from bertserve.service.process import connections
@@ -93,7 +94,7 @@ def test_closing_writes_what_was_held_first() -> None:
 def test_a_response_reaches_the_client_in_one_piece(models: Path, serve: Callable[..., Any]) -> None:
     with serve(models) as served, connect(served.url) as connection:
         for _ in range(3):
-            connection.sendall(request())
+            connection.sendall(raw_http.post())
             whole = connection.recv(65536)
             assert whole.startswith(b"HTTP/1.1 200 OK\r\n")
             assert {"label", "score"} == json.loads(whole.partition(b"\r\n\r\n")[2])[0][0].keys()
@@ -103,13 +104,13 @@ def test_a_client_that_resets_its_connection_is_no_error(models: Path, serve: Ca
     with serve(models) as served:
         for _ in range(20):
             with connect(served.url) as connection:
-                connection.sendall(request() * 3)
+                connection.sendall(raw_http.post() * 3)
                 connection.recv(1)
                 # a reset instead of an orderly end
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         time.sleep(0.3)
         with connect(served.url) as connection:
-            connection.sendall(request())
+            connection.sendall(raw_http.post())
             assert connection.recv(65536).startswith(b"HTTP/1.1 200 OK\r\n")
     assert "ERROR" not in served.log.read_text()
 
@@ -166,8 +167,3 @@ async def test_a_client_that_leaves_a_held_stream_is_noticed(monkeypatch: pytest
 def connect(url: str) -> socket.socket:
     host, _, port = url.removeprefix("http://").partition(":")
     return socket.create_connection((host, int(port)), timeout=10)
-
-
-def request() -> bytes:
-    body = b'{"inputs":"good"}'
-    return b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)

@@ -134,47 +134,18 @@ def test_a_prediction_is_what_the_endpoint_answers(models: Path, tmp_path: Path)
     assert ["in.jsonl", "models", "out.jsonl"] == sorted(os.listdir(tmp_path))
 
 
-CASES = {
-    "attention": (
-        {"text": "good", "text_pair": "bad"},
-        {"layers": [0]},
-        "/attention",
-        {"inputs": {"text": "good", "text_pair": "bad"}, "parameters": {"layers": [0]}},
-    ),
-    "text-classification": ({"text": "good", "text_pair": "bad"}, {}, "/classify", {"inputs": {"text": "good", "text_pair": "bad"}}),
-    "token-classification": ({"text": "a good film"}, {}, "/ner", {"inputs": "a good film"}),
-    "question-answering": (
-        {"question": "good?", "context": "a good film"},
-        {},
-        "/answer",
-        {"inputs": {"question": "good?", "context": "a good film"}},
-    ),
-    "fill-mask": ({"text": "a [MASK] film"}, {"top_k": 2}, "/fill-mask", {"inputs": "a [MASK] film", "parameters": {"top_k": 2}}),
-    "multiple-choice": (
-        {"prompt": "the film was", "choices": ["very good", "a book"]},
-        {},
-        "/choose",
-        {"inputs": {"prompt": "the film was", "choices": ["very good", "a book"]}},
-    ),
-    "feature-extraction": ({"text": "a film"}, {"normalize": True}, "/embed", {"inputs": "a film", "normalize": True}),
-    "sentence-similarity": (
-        {"source_sentence": "a film", "sentences": ["a book", "a film"]},
-        {},
-        "/similarity",
-        {"inputs": {"source_sentence": "a film", "sentences": ["a book", "a film"]}},
-    ),
-    "text-ranking": (
-        {"query": "a film", "texts": ["a book", "good"]},
-        {"return_text": True},
-        "/rerank",
-        {"query": "a film", "texts": ["a book", "good"], "return_text": True},
-    ),
-    "zero-shot-classification": (
-        {"text": "a film"},
-        {"candidate_labels": ["good", "bad"]},
-        "/zero-shot",
-        {"inputs": "a film", "parameters": {"candidate_labels": ["good", "bad"]}},
-    ),
+# task -> columns of a row and parameters
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "attention": ({"text": "good", "text_pair": "bad"}, {"layers": [0]}),
+    "text-classification": ({"text": "good", "text_pair": "bad"}, {}),
+    "token-classification": ({"text": "a good film"}, {}),
+    "question-answering": ({"question": "good?", "context": "a good film"}, {}),
+    "fill-mask": ({"text": "a [MASK] film"}, {"top_k": 2}),
+    "multiple-choice": ({"prompt": "the film was", "choices": ["very good", "a book"]}, {}),
+    "feature-extraction": ({"text": "a film"}, {"normalize": True}),
+    "sentence-similarity": ({"source_sentence": "a film", "sentences": ["a book", "a film"]}, {}),
+    "text-ranking": ({"query": "a film", "texts": ["a book", "good"]}, {"return_text": True}),
+    "zero-shot-classification": ({"text": "a film"}, {"candidate_labels": ["good", "bad"]}),
 }
 BASES = {
     "attention": "text-classification",
@@ -198,7 +169,8 @@ SOME = {(task, "jsonl") for task in TASKS} | {
 @pytest.mark.parametrize(("task", "suffix"), [case if case in SOME else pytest.param(*case, marks=ALL) for case in GRID])
 def test_each_task_scores_each_format(task: str, suffix: str, tmp_path: Path) -> None:
     """The columns are the inputs of the task, and the answer is the endpoint's, as JSON or as nested columns."""
-    row, parameters, path, body = CASES[task]
+    row, parameters = CASES[task]
+    body = row | parameters if task == "text-ranking" else {"inputs": row.get("text") if len(row) == 1 else row, "parameters": parameters}
     more = ({"labels": LABELS[task]} if task in LABELS else {}) | ({"attention_heads": (2, 2)} if task == "attention" else {})
     tiny.bundle(tmp_path / "models", task=BASES.get(task, task), **more)
     source, output = tmp_path / f"in.{suffix}", tmp_path / f"out.{suffix}"
@@ -215,7 +187,7 @@ def test_each_task_scores_each_format(task: str, suffix: str, tmp_path: Path) ->
     flags += ["--json-cells"] if suffix == "csv" else []
     assert run(tmp_path / "models", source, output, *flags, "--parameters", json.dumps(parameters), "--task", TASKS[task].path) == 0
 
-    expected = served(tmp_path / "models", path, body)
+    expected = served(tmp_path / "models", f"/{TASKS[task].path}", body)
     expected = expected[0] if TASKS[task].body.always_list else expected
     if suffix == "jsonl":
         found = read_lines(output)[0]["prediction"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import socket
 import time
@@ -16,10 +15,11 @@ from typing import Any
 import httpx
 import pytest
 
+import raw_http
 import slow
 import tiny
 from application import rejected
-from conftest import Served, running, wait_until
+from conftest import Served, metric, running, wait_until
 
 pytestmark = pytest.mark.serial
 
@@ -55,15 +55,13 @@ def client_of(served: Any, **headers: str) -> Iterator[httpx.Client]:
 
 
 def sample(client: httpx.Client, name: str) -> float:
-    [line] = [line for line in client.get("/metrics").text.splitlines() if re.match(rf"bertserve_{name}(\{{|\s)", line)]
-    return float(line.rpartition(" ")[2])
+    return metric(client.get("/metrics").text, name)
 
 
 def hang_up_on(served: Any, body: Any) -> socket.socket:
     """Sends a request over a plain socket, which is returned, and reads nothing."""
-    raw = json.dumps(body).encode()
     connection = socket.create_connection(served.address)
-    connection.sendall(b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n%s" % (len(raw), raw))
+    connection.sendall(raw_http.post(body=json.dumps(body).encode()))
     return connection
 
 

@@ -72,19 +72,6 @@ def test_the_start_is_json_where_the_log_is(models: Path) -> None:
     assert all(datetime.fromisoformat(line["time"]).tzinfo for line in lines)
 
 
-def test_a_port_in_use_is_an_error(models: Path) -> None:
-    """A port that is taken ends the start with a code and a message that names it."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        command = [str(Path(sys.executable).with_name("bert-serve")), "serve", "--models", str(models), "--port", str(port)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 1
-    assert str(port) in done.stderr
-    assert "in use" in done.stderr
-    assert "listens on" not in done.stdout
-    assert "Traceback" not in done.stderr
-
-
 @pytest.mark.full_grid
 def test_sigint_stops_the_service_as_sigterm(models: Path, serve: Serve) -> None:
     with serve(models) as served:
@@ -150,11 +137,15 @@ def test_a_wrong_setting_that_workers_find_is_wrong_usage(models: Path) -> None:
     assert (2, 1) == (done.returncode, len(done.stderr.splitlines()))
 
 
-@pytest.mark.full_grid
-def test_a_port_in_use_is_said_before_any_worker_starts(models: Path) -> None:
+def test_a_port_in_use_is_an_error(models: Path) -> None:
+    """A port that is taken ends the start with a code and a message that names it, with two workers before either starts."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         one, two = failed_with_one_and_two("--models", str(models), "--port", port)
 
-    assert (1, one.stderr) == (two.returncode, two.stderr)
+    assert (1, one.stdout, one.stderr) == (one.returncode, two.stdout, two.stderr)
+    assert 1 == two.returncode
+    assert port in two.stderr
     assert "in use" in two.stderr
+    assert "listens on" not in two.stdout
+    assert "Traceback" not in two.stderr

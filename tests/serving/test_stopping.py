@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -20,7 +19,7 @@ import pytest
 import slow
 from application import rejected
 from closed_loop import Outcome, ask_until_refused
-from conftest import wait_until, without_shutdown
+from conftest import metric, wait_until, without_shutdown
 
 pytestmark = pytest.mark.serial
 
@@ -33,8 +32,7 @@ def get(served: Any, path: str) -> httpx.Response:
 
 
 def waits(served: Any) -> float:
-    [value] = re.findall(r"^bertserve_queue_items (\S+)", get(served, "/metrics").text, re.MULTILINE)
-    return float(value)
+    return metric(get(served, "/metrics").text, "queue_items")
 
 
 @pytest.mark.parametrize("workers", [pytest.param((), id="one", marks=pytest.mark.full_grid), pytest.param(TWO, id="two")])
@@ -109,10 +107,11 @@ def test_an_idle_connection_is_closed_in_order(models: Path, serve: Serve) -> No
     assert f" INFO [{pid}] bertserve.server: shutdown finished after 0." in finished
 
 
-def test_a_second_interrupt_ends_one_worker_at_once(tmp_path: Path, serve: Serve) -> None:
-    """Who presses Ctrl-C twice does not wait for what was accepted; a second SIGTERM changes nothing."""
+@pytest.mark.parametrize("workers", [("--threads", "1"), pytest.param(TWO, marks=pytest.mark.full_grid)], ids=["one", "two"])
+def test_a_second_interrupt_ends_the_service_at_once(tmp_path: Path, serve: Serve, workers: tuple[str, ...]) -> None:
+    """A second Ctrl-C does not wait for accepted requests; a second SIGTERM changes nothing."""
     slow.bundle(tmp_path / "slow")
-    with serve(tmp_path / "slow", "--threads", "1", "--shutdown-timeout-s", "600") as served, ThreadPoolExecutor(1) as pool:
+    with serve(tmp_path / "slow", *workers, "--shutdown-timeout-s", "600") as served, ThreadPoolExecutor(1) as pool:
         cut = pool.submit(httpx.post, f"{served.url}/classify", json={"inputs": ["good"] * 500}, timeout=60, trust_env=False)
         wait_until(lambda: waits(served) > 400)
         served.process.send_signal(signal.SIGTERM)

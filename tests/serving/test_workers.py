@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,7 +39,7 @@ from bertserve.service.serving.build import build
 from bertserve.service.serving.held_bytes import HeldBytes
 from bertserve.service.serving.workers import WorkerContext
 from bertserve.service.settings import Settings, parse
-from conftest import wait_until
+from conftest import metric, wait_until
 
 pytestmark = pytest.mark.serial
 
@@ -75,9 +75,7 @@ def workers_of(served: Any) -> dict[int, int]:
 
 def answered(client: httpx.Client) -> float:
     """Returns how many requests the metrics page counts as answered with 200."""
-    return sum(
-        float(value) for value in re.findall(r'bertserve_requests_total\{[^}]*status="200"[^}]*\} (\S+)', client.get("/metrics").text)
-    )
+    return metric(client.get("/metrics").text, "requests_total", status="200")
 
 
 @pytest.mark.parametrize(("total", "workers", "shares"), [(8, 2, [4, 4]), (3, 2, [2, 1]), (7, 4, [2, 2, 2, 1]), (5, 1, [5])])
@@ -379,23 +377,7 @@ def test_a_signal_drains_all_workers(tmp_path: Path, serve: Serve, number: int) 
 
 
 def waiting(client: httpx.Client) -> float:
-    [value] = re.findall(r"^bertserve_queue_items (\S+)", client.get("/metrics").text, re.MULTILINE)
-    return float(value)
-
-
-@pytest.mark.full_grid
-def test_a_second_interrupt_ends_at_once(tmp_path: Path, serve: Serve) -> None:
-    """Who presses Ctrl-C twice does not wait for what was accepted."""
-    slow.bundle(tmp_path / "slow")
-    with serve(tmp_path / "slow", *TWO) as served, clients_of(served, 1) as [client], ThreadPoolExecutor(1) as pool:
-        cut: Future[Any] = pool.submit(httpx.post, f"{served.url}/classify", json={"inputs": ["good"] * 400}, timeout=60)
-        wait_until(lambda: waiting(client) > 300)
-        served.process.send_signal(signal.SIGINT)
-        wait_until(lambda: client.get("/health/ready").status_code == 503)
-        served.process.send_signal(signal.SIGINT)
-        assert 0 == served.process.wait(10)
-        with pytest.raises(httpx.TransportError):
-            cut.result()
+    return metric(client.get("/metrics").text, "queue_items")
 
 
 def test_no_worker_outlives_its_supervisor(models: Path, serve: Serve) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -128,14 +127,6 @@ def assert_each_ended_once(before: Samples, after: Samples, *loads: LoadResult, 
     hurried = [record for load in loads for records in load.records for record in records if record.outcome in (429, 503)]
     assert all(record.retry_after for record in hurried)
     return ended
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Waits until something holds, and fails when that never happens: a minute is far more than it takes on a busy machine."""
-    end = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.02)
 
 
 def show(bar: str, figure: str) -> None:

@@ -14,9 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
+import raw_http
 import slow
-from conftest import Served
-from loads import LONG, by_status, descriptors, memory_mib, samples, show, threads, total, wait_until
+from conftest import Served, wait_until
+from loads import LONG, by_status, descriptors, memory_mib, samples, show, threads, total
 
 pytestmark = pytest.mark.serial
 
@@ -110,7 +111,7 @@ def connect(served: Served) -> socket.socket:
 
 
 def send(connection: socket.socket, body: bytes) -> None:
-    connection.sendall(b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+    connection.sendall(raw_http.post(body=body))
 
 
 @contextmanager
