@@ -14,11 +14,11 @@ from bertserve.bench.progress import Progress
 from bertserve.bench.report.report import Report
 from bertserve.bench.report.slo import parse_objectives
 
-CAPACITY = 1000  # requests a second
+CAPACITY = 1000  # requests per second
 
 
 class Service:
-    """A load test of a service that keeps the objective up to CAPACITY; its closed loop gets `closed` requests a second."""
+    """A load test of a service that keeps the objective up to CAPACITY; its closed loop gets `closed` requests per second."""
 
     def __init__(self, *, closed: float, late_above: float = float("inf")) -> None:
         self.closed, self.late_above = closed, late_above

@@ -35,7 +35,7 @@ class GlueTask:
 
     Attributes:
         columns: The columns of its data: a text's, or those of a pair.
-        labels: Its labels by id; of a regression one that nobody named.
+        labels: Its labels by id; a regression has one without a name.
         figures: What GLUE asks for.
     """
 

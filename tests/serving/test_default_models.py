@@ -301,7 +301,7 @@ def test_a_model_that_can_do_less_now_answers_no_more(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_comes_later_has_the_defaults_of_its_predecessor(tmp_path: Path) -> None:
-    """A later worker has the defaults of its predecessor, not those that the names of the served models would give."""
+    """A later worker has the defaults of its predecessor, not the defaults by the names of the served models."""
     reports: list[Any] = []
 
     def worker() -> AppState:

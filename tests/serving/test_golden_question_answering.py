@@ -1,6 +1,6 @@
 """Answers equal those of transformers 5.2.0, the last with the pipeline: stored logits decode to what it gave.
 
-Deliberate differences: the pipeline fills up with spans of score 0 that are no spans of the passage (dropped here); and it
+Deliberate differences: the pipeline adds spans of score 0 outside the passage (dropped here); and it
 gives a dict where one answer was found although several were asked for (a list here). By default equal texts keep their
 best score and every span is searched: tests/serving/test_decoders.py compares that with loops over all spans.
 """

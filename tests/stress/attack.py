@@ -132,7 +132,7 @@ def read_answer(connection: socket.socket, target: Target) -> tuple[int, bool]:
     """Reads an answer and drops it; returns its status, and whether the connection is open behind it.
 
     Raises:
-        TimeoutError: The answer did not end in time; that of a stream may go on as long as a client reads it.
+        TimeoutError: The answer did not end in time; that of a stream may last as long as a client reads it.
     """
     answer = HTTPResponse(connection)
     try:

@@ -1,7 +1,7 @@
 """Loads on a real service: how long they last, what the service says of itself before and after, and how every request ended.
 
 `make test`, or for one of them `make test-all`, runs each load for half a second, on tiny models, and looks at what must always hold.
-`make stress` sets STRESS_SECONDS, runs them as long as their bars say on the embedded ones, and prints each figure beside its bar.
+`make stress` sets STRESS_SECONDS, runs them as long as their bars say on the embedded ones, and prints each figure with its bar.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ MAX_STALL_MS = 250.0
 MAX_GROWTH_PER_CONNECTION_MIB = 64.0
 MAX_GROWTH_MIB = 256.0
 MAX_WORKERS_KILLED = 0
-# held in `make stress` only: a p99 of half a second is noise. Normal is the p99 beside as many clients that send ordinary requests one
+# held in `make stress` only: a p99 of half a second is noise. Normal is the p99 next to as many clients that send ordinary requests one
 # after the other: they too use the cores that all share
 MAX_P99_RATIO = 3.0
 
@@ -133,7 +133,7 @@ class Outcome:
         ready: Whether the service was ready afterwards.
         attacker: How often the attackers got each status.
         statuses: How often the other caller got each status; -1 for no answer.
-        p99_ratio: Its p99 over that beside as many ordinary clients; infinite where more than one request of a hundred was not answered with 200.
+        p99_ratio: Its p99 over that next to as many ordinary clients; infinite if over 1 % of the requests were not answered with 200.
     """
 
     attack: str
