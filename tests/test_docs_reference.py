@@ -48,7 +48,6 @@ def test_every_endpoint_is_described() -> None:
 
 
 def test_the_heartbeat_of_workers_is_that_of_the_code() -> None:
-    """The page on architecture has the seconds of the supervisor."""
     text = " ".join((REFERENCE.parent / "explanation/architecture.md").read_text(encoding="utf-8").split())
 
     assert f"writes a heartbeat to shared memory every {server.HEARTBEAT_S:g} s." in text
@@ -57,7 +56,6 @@ def test_the_heartbeat_of_workers_is_that_of_the_code() -> None:
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
 def test_every_manifest_field_is_specified(record: type[Record]) -> None:
-    """The section of a record of the manifest has a row for each of its fields, and no other."""
     assert sorted(record.model_fields) == sorted(first_cells(section("manifest.md", record.__name__)))
 
 
@@ -71,7 +69,6 @@ def test_manifest_fields_that_may_be_missing_are_marked(record: type[Record]) ->
 
 
 def test_every_record_belongs_to_the_manifest() -> None:
-    """The page names the manifest itself, and not records that are none."""
     headings = re.findall(r"^### (\w+)$", (REFERENCE / "manifest.md").read_text(encoding="utf-8"), re.MULTILINE)
 
     assert Manifest in RECORDS

@@ -1,4 +1,4 @@
-"""A service for the clients of others: the one of `make serve`, with a tiny model beside the embedded ones."""
+"""A service for third-party clients: that of `make serve` with a tiny model in addition to the embedded ones."""
 
 from __future__ import annotations
 

@@ -67,7 +67,6 @@ def test_the_answer_is_parsed(url: str, path: str, method: str, arguments: tuple
 
 
 def test_answers_of_one_text_are_as_many_as_asked_for(url: str) -> None:
-    """Parameters that the version has reach the service."""
     parameters = {} if OLD else {"top_k": 1}
     found = InferenceClient(model=f"{url}/classify").text_classification(TEXT, **parameters)
 

@@ -24,7 +24,6 @@ pytestmark = pytest.mark.skipif(
 
 @cache
 def what_the_page_shows(url: str, *key: str) -> dict[str, Any]:
-    """Returns what a visit sees."""
     command = [str(NODE), str(HERE / "playground.mjs"), url, str(CHROMIUM), *key]
     visit = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert visit.returncode == 0, visit.stderr
