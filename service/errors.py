@@ -64,7 +64,11 @@ _EXPECTED = {
     **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
     **dict.fromkeys(("model_type", "dict_type"), "must be an object"),
     "string_type": "must be a text",
-    "list_type": "must be a list",
+    **dict.fromkeys(("list_type", "tuple_type"), "must be a list"),
+    "missing": "is missing",
+    "extra_forbidden": "is unknown",
+    "json_invalid": "is not valid JSON: {error}",
+    "string_pattern_mismatch": "must match `{pattern}`",
     "greater_than": "must be more than {gt}",
     "greater_than_equal": "must be at least {ge}",
     "less_than": "must be less than {lt}",
@@ -82,6 +86,12 @@ def expectation(error: Mapping[str, Any]) -> str:
         return re.sub(r"\b1 (character|item)s$", r"1 \1", words.format(**error.get("ctx", {})))
     message = str(error["msg"]).removeprefix("Value error, ").replace("Input should be", "must be", 1)
     return message[:1].lower() + message[1:]
+
+
+def fault(error: Mapping[str, Any]) -> str:
+    """Returns which part of a document is wrong, and what it must be, from one of pydantic's errors."""
+    place = ".".join(map(str, error["loc"]))
+    return f"{f'`{place}`' if place else 'the document'}{':' if error['type'] == 'value_error' else ''} {expectation(error)}"
 
 
 def plural(count: int, noun: str) -> str:

@@ -1,4 +1,4 @@
-// Opens a report of bert-bench in Chromium at a width, and prints what lies outside it as JSON: node bench_report.mjs URL CHROMIUM WIDTH
+// Opens a report of bert-bench in Chromium at a width, and prints what lies outside it as JSON: node report_page.mjs URL CHROMIUM WIDTH
 import { chromium } from "playwright-core";
 
 const [url, executablePath, width] = process.argv.slice(2);
@@ -14,6 +14,5 @@ const seen = await page.evaluate(() => {
     plots: document.querySelectorAll("figure svg").length,
   };
 });
-if (process.env.SHOT) await page.screenshot({ path: process.env.SHOT, fullPage: true });
 await browser.close();
 console.log(JSON.stringify(seen));

@@ -1,4 +1,4 @@
-"""The HTML report of `bert-bench` in a real Chromium, driven by playwright-core (`bench_report.mjs`)."""
+"""The HTML report of `bert-bench` in a real Chromium, driven by playwright-core (`report_page.mjs`)."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def test_a_report_needs_no_sideways_scrolling(width: int, tmp_path: Path) -> Non
     report, page = ROOT / "tests/benching/report_of_0_1_0.json", tmp_path / "report.html"
     command = [ROOT / ".venv-dev/bin/bert-bench", "report", report, "--html", page]
     subprocess.run(command, env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
-    seen = in_browser("bench_report.mjs", page.as_uri(), str(width))
+    seen = in_browser("report_page.mjs", page.as_uri(), str(width))
 
     assert (width, [], 2, 5) == (seen["width"], seen["outside"], seen["rows"], seen["plots"])
