@@ -43,7 +43,7 @@ SAFE_VALUES = frozenset(
     {"kind", "limit", "max_batch_tokens", "max_body_bytes", "max_chars", "max_concurrent", "max_inputs", "max_length", "max_memory"}
     | {"header_timeout_s", "max_queue_tokens", "max_timeout_ms", "rate", "setting"}
     # names that the service knows, and sentences that are made from them
-    | {"caller", "example", "field", "known", "model", "models", "own_task", "place", "problem", "remedy", "task", "tasks", "why"}
+    | {"caller", "example", "field", "holder", "known", "model", "models", "own_task", "place", "problem", "remedy", "task", "tasks", "why"}
     # sizes that the service measured
     | {"answer_bytes", "chars", "counted", "estimate", "held", "longest", "memory", "memory_per_input", "others", "queue_tokens", "room"}
     | {"rows", "running", "size", "tokens", "total", "wait", "watched_s", "words"}
@@ -90,8 +90,8 @@ def expectation(error: Mapping[str, Any]) -> str:
 
 def fault(error: Mapping[str, Any]) -> str:
     """Returns which part of a document is wrong, and what it must be, from one of pydantic's errors."""
-    place = ".".join(map(str, error["loc"]))
-    return f"{f'`{place}`' if place else 'the document'}{':' if error['type'] == 'value_error' else ''} {expectation(error)}"
+    where = f"`{'.'.join(map(str, error['loc']))}`" if error["loc"] else "the document"
+    return f"{where}{':' * (error['type'] == 'value_error')} {expectation(error)}"
 
 
 def plural(count: int, noun: str) -> str:
