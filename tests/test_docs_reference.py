@@ -9,13 +9,14 @@ import pytest
 
 import facts
 from bertserve.bench import workloads
-from bertserve.bench.report import slo
+from bertserve.bench.report import measurement, slo
 from bertserve.export import calibration
 from bertserve.export.graph import onnx_files
 from bertserve.service import errors
 from bertserve.service.bundle import validation_policy
 from bertserve.service.bundle.graph_spec import Record
 from bertserve.service.bundle.manifest import Manifest  # and with it all records
+from bertserve.service.http import errors as http_errors
 from bertserve.service.http import responses, streaming
 from bertserve.service.process import connections, logs, parsing, preparation, server, supervisor
 from bertserve.service.scheduling import request_queue, scheduled_request, watchdog
@@ -88,6 +89,10 @@ def test_every_endpoint_is_described() -> None:
         ("how-to/explain.md", f"The limit is {occlusion.MAX_WORDS} words."),
         ("how-to/int8.md", f"one text per line: at least {calibration.MIN_TEXTS},"),
         ("how-to/int8.md", f"The built-in calibration texts are {len(calibration.read_texts(calibration.BUILT_IN))} English texts."),
+        (
+            "how-to/load-test.md",
+            f"over {measurement.MAX_CPU_SHARE * 100:g} % of a core or was more than {measurement.MAX_LATENESS_MS:g} ms late at p99.",
+        ),
         ("how-to/monitoring.md", f"has spans for the first {trace.MAX_STAGES - 1} runs and the last one."),
         ("how-to/monitoring.md", f"each of its first {streaming.MAX_TRACED_LINES} lines."),
         ("how-to/operations.md", f"takes {watchdog.HUNG_RATIO:g} times its predicted time, and at least {watchdog.HUNG_FLOOR_S:g} s."),
@@ -104,6 +109,7 @@ def test_every_endpoint_is_described() -> None:
             "reference/http-api.md",
             f"at most {joint_masks.MAX_JOINT_MASKS} masks, counting one for each token of a target, and {joint_masks.MAX_PATTERNS}",
         ),
+        ("reference/logs.md", f"for each other kind of 4xx {http_errors.MAX_CALLER_ERRORS} lines,"),
         ("reference/logs.md", f"lines beyond {logs.MAX_WAITING:,} are dropped,"),
         ("reference/manifest.md", f"with more than {onnx_files.MAX_BYTES >> 20:,} MiB of weights"),
         ("reference/open-inference.md", f"at most {cost.MAX_ANSWER_BYTES:,} bytes"),
