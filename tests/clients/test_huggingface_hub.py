@@ -82,6 +82,14 @@ def test_the_message_of_an_error_is_shown(url: str) -> None:
     assert "Request ID" in str(caught.value)
 
 
+def test_the_base_url_of_several_models_needs_a_body_for_one_task(url: str) -> None:
+    """As the page on clients says: a question with its passage is answered, and a text that several tasks take is refused with their paths."""
+    client = InferenceClient(model=url)
+    assert "London" in client.question_answering(question="Where did Ada live?", context="Ada Lovelace lived in London.").answer
+    with pytest.raises(huggingface_hub.errors.HfHubHTTPError, match="fits several tasks, /classify, /ner"):
+        client.text_classification(TEXT)
+
+
 @pytest.mark.parametrize("path", ["/classify", "/models/sentiment"])
 def test_health_and_info(url: str, path: str) -> None:
     """Below each base; from version 0.29 on the client asks only where it is told that the provider is hf-inference."""

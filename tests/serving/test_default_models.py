@@ -169,8 +169,8 @@ def test_a_folder_says_which_of_its_models_answers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[", "is not a JSON object of tasks and model names"),
-        ('{"classify": 1}', "is not a JSON object of tasks and model names"),
+        ("[", "the document is not valid JSON"),
+        ('{"classify": 1}', "`classify` must be a text"),
         ('{"clasify": "a"}', "has the unknown task `clasify`; known tasks are "),
         ('{"classify": "a", "text-classification": "b"}', "and one for `text-classification`, which is the same task"),
         ('{"classify": "c"}', "makes `c` the default for text-classification, but no model of that name and task is loaded; fix the file"),

@@ -46,7 +46,7 @@ def post(models: Path, path: str, body: Any, **settings: Any) -> None:
         (
             "/classify",
             {"inputs": "a", "parameters": {f"top_k{SECRET}": {}}},
-            "422 invalid_value r-1 POST /classify: {holder} has no `{name}`; known names are `top_k`",
+            "422 invalid_value r-1 POST /classify: `parameters` has no `{name}`; known names are `top_k`",
         ),
         (
             "/choose",
