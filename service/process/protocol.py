@@ -34,6 +34,7 @@ from bertserve.service.process.parsing import (
 _HEADS = tuple(b"HTTP/1.1 %d" % digit for digit in (2, 3, 4, 5))  # not 100: the client sends its body only after it
 _PEER_CLOSED = getattr(select, "POLLRDHUP", 0)  # Linux only; elsewhere poll still reports errors and resets
 _END_OF_HEAD = b"\r\n\r\n"
+LARGE_BYTES = 2**16  # of a body that is written separately from its head, because copying it costs more than a system call
 
 
 class CoalescingTransport(asyncio.Transport):
@@ -76,10 +77,12 @@ class CoalescingTransport(asyncio.Transport):
         if not self.held and data.startswith(_HEADS) and data.endswith(_END_OF_HEAD):
             self.held = bytes(data)
             return
-        data, self.held = self.held + data, b""
-        if data and not self._transport.is_closing():
-            self.written += len(data)
-            self._transport.write(data)
+        head, self.held = self.held, b""
+        parts = [head, data] if len(data) > LARGE_BYTES else [head + data]
+        for part in parts:
+            if part and not self._transport.is_closing():
+                self.written += len(part)
+                self._transport.write(part)
 
     def close(self) -> None:
         """Closes the transport once all is written."""

@@ -9,9 +9,9 @@ from bertserve.service.errors import UnavailableError
 from bertserve.service.tasks.cost import MAX_ANSWER_BYTES
 
 # Bodies of the largest size that are held at once, by all workers together.
-MAX_BODIES = 24
+MAX_BODIES = 16
 # Answers of the largest size: the limit is never lower, even if the limit of a body is small.
-MAX_ANSWERS = 12
+MAX_ANSWERS = 8
 # A worker has room for at least this many bodies or answers of the largest size, however many workers there are. With room for one, it
 # would be refused while a smaller one is held.
 MIN_LARGEST = 2

@@ -19,6 +19,7 @@ GET_LIVE = b"GET /health/live HTTP/1.1\r\nhost: t\r\n\r\n"
 HEAD_BYTES: int = Settings.model_fields["max_header_bytes"].default
 SHORT = b'{"inputs":"A warm, funny film."}'
 PAIRS = json.dumps({"inputs": [{"text": "a", "text_pair": "b"}] * 220}).encode() + b"\n"
+LARGE_ANSWER = json.dumps({"inputs": "[MASK] " * 64, "parameters": {"top_k": 300}}).encode()  # 10 MB
 BYTE_EVERY_S = 0.2
 MANY = 64  # connections that one attacker opens where each of them costs the service something
 FLOOD = 1 << 20
@@ -177,8 +178,8 @@ def long_line(target: Target) -> bytes:
     return head + chunk(SHORT + b"\n") + b"%x\r\n" % MAX_BODY + b" " * (MAX_BODY - 1)
 
 
-def _tokens_request(target: Target) -> bytes:
-    return target.post("/tokenize", json.dumps({"model": "sentiment", "inputs": repeated("a ")}).encode())
+def _large_answer_request(target: Target) -> bytes:
+    return target.post("/fill-mask", LARGE_ANSWER)
 
 
 def _stream_request(target: Target) -> bytes:
@@ -188,7 +189,7 @@ def _stream_request(target: Target) -> bytes:
 
 def _large_answers_request(target: Target) -> bytes:
     head = target.head("POST", "/fill-mask", b"transfer-encoding: chunked", b"content-type: application/x-ndjson")
-    return head + chunk(json.dumps({"inputs": "[MASK] " * 64, "parameters": {"top_k": 300}}).encode() + b"\n") * 40
+    return head + chunk(LARGE_ANSWER + b"\n") * 40
 
 
 LONG_PATHS = tuple("/" + name for name in ("clasify", "modls/x/y/z/a/b/c/d", "v2/modles/x/infr", "x" * 30_000, "x/" * 10_000, "%0a" * 9000))
@@ -212,7 +213,7 @@ PROTOCOL: dict[str, tuple[Run, int]] = {
     "slow bodies": (lambda target: hold(target, MANY, target.head("POST", "/classify", b"content-length: 1000000"), byte=b" "), MANY),
     "bodies without their last byte": (lambda target: hold(target, MANY, large_body(target)), MANY),
     "lines without their last byte": (lambda target: hold(target, MANY, long_line(target)), MANY),
-    "slow readers of a large answer": (lambda target: read_slowly(target, 8, _tokens_request(target)), 8),
+    "slow readers of a large answer": (lambda target: read_slowly(target, 8, _large_answer_request(target)), 8),
     "slow readers of a stream": (lambda target: read_slowly(target, 8, _stream_request(target)), 8),
     "a slow reader of a stream of large answers": (lambda target: read_slowly(target, 1, _large_answers_request(target)), 1),
     "silent connections": (lambda target: hold(target, target.max_connections + 16, b""), MANY),
