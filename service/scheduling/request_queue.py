@@ -262,7 +262,7 @@ class RequestQueue:
             heapq.heappush(self._deadlines, (request.deadline, next(self._tie), request))
 
     def _underestimated(self, request: ScheduledRequest, tokens: int, held: int) -> RefusedError:
-        """Returns the error for a request that would overfill the queue because its estimate was far too low. Small differences are allowed."""
+        """Returns the error for a request whose estimate was far too low, if it would overfill the queue; small differences are allowed."""
         return RefusedError(
             "the request has {tokens} tokens where about {estimate} were expected, and the queue holds {held} of "
             "{max_queue_tokens}; try again later, or split it.",
