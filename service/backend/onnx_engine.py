@@ -96,9 +96,8 @@ class OnnxEngine:
             encodings: The encodings, at least one.
 
         Returns:
-            For each encoding, its outputs by name, float32, without padding. The shapes are [values] for `per_text`, [length, ...] for
-            `per_token`, [masks, values] for `per_mask`, and [maps, length, length] for `per_map`, which is omitted for an encoding without
-            maps.
+            For each encoding, its outputs by name, float32, without padding. The shapes are [values] for `per_text`, [length, ...]
+            for `per_token`, [masks, values] for `per_mask`, and [maps, length, length] for `per_map`, which is omitted without maps.
 
         Raises:
             EngineError: The graph failed, or an output has a wrong number of rows or is not finite.

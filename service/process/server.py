@@ -52,8 +52,8 @@ class BalancedListener:
     def __init__(self, listener: socket.socket, counts: MutableSequence[int], index: int) -> None:
         """Creates a listener; `start` starts it.
 
-        listener: A bound socket, possibly shared with other workers.
-            listener: A bound socket.
+        Args:
+            listener: A bound socket, possibly shared with other workers.
             counts: From `shared_counts`.
             index: Index of this worker.
         """

@@ -37,7 +37,7 @@ class InputField:
 
 
 def input_fields(spec: TaskSpec) -> dict[str, InputField]:
-    """Returns the inputs of a task by name: the keys of objects in `inputs`, `text` if an input can be a text, or the fields that replace it."""
+    """Returns a task's inputs by name: keys of objects in `inputs`, `text` if an input can be a text, or the fields without `inputs`."""
     keys = required(spec.body)
     if keys != ["inputs"]:
         found = {name: spec.body.model_fields[name] for name in keys}

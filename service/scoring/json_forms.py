@@ -65,7 +65,7 @@ class JsonColumn:
 
 
 def plain(kind: Any) -> Any:
-    """Returns a type without dictionaries, whose values differ between batches, and without views, which pyarrow's `take` does not support."""
+    """Returns a type without dictionaries, whose values differ between batches, and without views, which pyarrow's `take` lacks."""
     types = pa.types
     if types.is_dictionary(kind):
         return plain(kind.value_type)
