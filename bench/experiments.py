@@ -71,7 +71,7 @@ def _run_both(test: LoadTest, report: Report, connections: int, name: str) -> tu
 def compare_concurrent_targets(test: LoadTest, report: Report, *, connections: int, rounds: int) -> None:
     """Measures each target alone and all targets at the same time, in turn.
 
-    `ratio` is the sum, over the targets, of the share of its own speed in tokens that each keeps under the common load. A ratio of 1 means
+    `ratio` is the sum over targets of their speeds in tokens under the common load, each relative to the speed alone. A ratio of 1 means
     that all models together do as much work as a single model.
 
     Args:

@@ -175,7 +175,7 @@ class Comparison:
         candidates: Each one is started for its turn in each round, so that no other one takes time from it.
         loads: The loads of each candidate in its turn.
         durations: The durations of each load.
-        models: Folder of bundles, one of which answers `/classify`.
+        models: Folder of bundles, including one for `/classify`.
         threads: Total number of inference threads of each candidate.
         progress: Gets the counts.
         results: (name of the candidate, load) -> its results, one per round.

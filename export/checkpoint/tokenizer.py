@@ -145,7 +145,7 @@ def read_mask_token(source: str, tokenizer: Any) -> MaskToken:
     """Returns the mask token.
 
     Raises:
-        CheckpointError: There is none, or the tokenizer does not recognize it in a text.
+        CheckpointError: The tokenizer has no mask token, or does not recognize it in a text.
     """
     if getattr(tokenizer, "split_special_tokens", False):
         raise CheckpointError(

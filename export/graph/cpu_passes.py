@@ -191,7 +191,7 @@ def restrict_to_cls(source: Path, target: Path) -> int:
     """
     model = rewrite.load(source)
     gathers = {node for node in model.graph if _gathers_cls(node)}
-    # the inputs of which a node needs only the first row
+    # node -> indices of the inputs of which it only needs the first row
     restricted: dict[ir.Node, tuple[int, ...]] = dict.fromkeys(gathers, (0,))
     for node in reversed(model.graph):
         output = node.outputs[0]

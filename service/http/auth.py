@@ -82,7 +82,7 @@ class Authenticator:
         self._running: Counter[Caller] = Counter()
 
     def enter(self, access: Access, headers: Iterable[tuple[bytes, bytes]]) -> Caller | None:
-        """Admits a request. Whoever calls it must pass the returned caller, if any, to `leave`.
+        """Admits a request. The code that calls it must pass the returned caller, if any, to `leave`.
 
         Args:
             access: The access that the route declares.
@@ -94,7 +94,7 @@ class Authenticator:
         Raises:
             UnauthorizedError: The request has no key, or an unknown one.
             ForbiddenError: The route needs an admin key and the request has another key, or there are no admin keys.
-            RefusedError: The key has as many open requests as are allowed.
+            RefusedError: The key has its maximum number of open requests.
         """
         admin = access is Access.ADMIN
         if not admin and (self.keys is None or self._open[access]):

@@ -93,7 +93,7 @@ class Targets:
         self.chars_each = sum(len(word) + 1 for word in words) // texts
 
     def tokenized(self, tokenizer: Tokenizer) -> tuple[list[int], tuple[str, ...]]:
-        """Returns the distinct token ids of the targets, and a warning about targets of which only the first token is used.
+        """Returns the distinct token ids of the targets, and a warning about targets that are cut to their first token.
 
         Args:
             tokenizer: The model's tokenizer, the same in each call.

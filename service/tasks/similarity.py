@@ -89,7 +89,7 @@ class SimilarityParameters(TaskParameters):
 
 
 class Sentences(Closed):
-    """A sentence and the sentences to compare it with."""
+    """The sentences of a request: a source and those to compare with it."""
 
     source_sentence: str
     sentences: Annotated[list[str], STOP]
