@@ -43,7 +43,7 @@ SAFE_VALUES = frozenset(
     {"kind", "limit", "max_batch_tokens", "max_body_bytes", "max_chars", "max_concurrent", "max_inputs", "max_length", "max_memory"}
     | {"header_timeout_s", "max_queue_tokens", "max_timeout_ms", "rate", "setting"}
     # names that the service defines, and sentences made from them
-    | {"caller", "example", "field", "known", "model", "models", "own_task", "place", "problem", "remedy", "task", "tasks", "why"}
+    | {"caller", "example", "field", "holder", "known", "model", "models", "own_task", "place", "problem", "remedy", "task", "tasks", "why"}
     # sizes that the service measured
     | {"answer_bytes", "chars", "counted", "estimate", "held", "longest", "memory", "memory_per_input", "others", "queue_tokens", "room"}
     | {"rows", "running", "size", "tokens", "total", "wait", "watched_s", "words"}
@@ -64,7 +64,11 @@ _EXPECTED = {
     **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
     **dict.fromkeys(("model_type", "dict_type"), "must be an object"),
     "string_type": "must be a text",
-    "list_type": "must be a list",
+    **dict.fromkeys(("list_type", "tuple_type"), "must be a list"),
+    "missing": "is missing",
+    "extra_forbidden": "is unknown",
+    "json_invalid": "is not valid JSON: {error}",
+    "string_pattern_mismatch": "must match `{pattern}`",
     "greater_than": "must be more than {gt}",
     "greater_than_equal": "must be at least {ge}",
     "less_than": "must be less than {lt}",
@@ -82,6 +86,12 @@ def expectation(error: Mapping[str, Any]) -> str:
         return re.sub(r"\b1 (character|item)s$", r"1 \1", words.format(**error.get("ctx", {})))
     message = str(error["msg"]).removeprefix("Value error, ").replace("Input should be", "must be", 1)
     return message[:1].lower() + message[1:]
+
+
+def fault(error: Mapping[str, Any]) -> str:
+    """Returns the wrong part of a document, and what it must be, from an error of pydantic."""
+    where = f"`{'.'.join(map(str, error['loc']))}`" if error["loc"] else "the document"
+    return f"{where}{':' * (error['type'] == 'value_error')} {expectation(error)}"
 
 
 def plural(count: int, noun: str) -> str:

@@ -7,6 +7,7 @@ import gc
 import inspect
 import logging
 import os
+import re
 import subprocess
 import sys
 import time
@@ -90,7 +91,6 @@ def exports_trace_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(name="models")
 def models_folder(tmp_path: Path) -> Path:
-    """A models folder with the tiny bundle `tiny`."""
     folder = tmp_path / "models"
     tiny.bundle(folder)
     return folder
@@ -129,6 +129,12 @@ def wait_until(holds: Callable[[], bool], limit_s: float = 60) -> None:
         time.sleep(0.02)
 
 
+def metric(page: str, name: str, **labels: str) -> float:
+    """Returns the sum of the samples of one of the service's metrics that have these labels."""
+    samples = re.findall(rf"^bertserve_{name}(?:\{{(.*)\}})? (\S+)$", page, re.MULTILINE)
+    return sum(float(value) for given, value in samples if all(f'{label}="{text}"' in given for label, text in labels.items()))
+
+
 def without_shutdown(log: str) -> list[str]:
     """Returns the lines of a log that are not about the start and the end of a shutdown."""
     return [line for line in log.splitlines() if "shutdown started" not in line and "shutdown finished" not in line]
@@ -142,8 +148,13 @@ class Served:
         self.url = url
         self.log = log
 
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.url.removeprefix("http://").partition(":")
+        return host, int(port)
+
     def lines(self) -> list[str]:
-        """Returns the lines of its log, without those that every shutdown has."""
+        """Returns the lines of its log without the lines of an ordinary shutdown."""
         return without_shutdown(self.log.read_text())
 
 
@@ -170,5 +181,4 @@ def running(models: Path, log: Path, *flags: str) -> Iterator[Served]:
 
 @pytest.fixture(name="serve")
 def serve_fixture(tmp_path: Path) -> Callable[..., object]:
-    """Returns `serve(models, *flags)`, a context manager that runs the service."""
     return lambda models, *flags: running(models, tmp_path / f"serve-{time.monotonic_ns()}.log", *flags)

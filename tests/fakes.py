@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertserve.service.backend.onnx_engine import Row
+from bertserve.service.backend.onnx_engine import Engine, Row
 from bertserve.service.bundle.manifest import Activation, Embedding, MaskToken
 from bertserve.service.errors import EngineError
 from bertserve.service.text.tokenizer import Encoding
@@ -38,7 +38,6 @@ class FakeEngine:
         self.batches: list[int] = []
 
     def run(self, encodings: Sequence[Encoding]) -> list[Row]:
-        """Returns `logits` float32 [labels] of each encoding."""
         self.entered.release()
         assert self.gate.wait(20), "the test never opened the gate"
         self.batches.append(len(encodings))
@@ -47,7 +46,6 @@ class FakeEngine:
         return [self.row(encoding) for encoding in encodings]
 
     def row(self, encoding: Encoding) -> Row:
-        """Returns the row of one encoding."""
         logits = np.zeros(self.labels, dtype=np.float32)
         logits[int(encoding.ids[1]) % self.labels] = len(encoding) / 10
         return {"logits": logits}
@@ -62,6 +60,18 @@ class Head:
     embedding: Embedding | None = None
     mask: MaskToken | None = None
     attention_heads: tuple[int, ...] = ()
+
+
+class RecordingEngine:
+    """An engine in front of another one that notes the encodings of each run."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.runs: list[Sequence[Encoding]] = []
+
+    def run(self, encodings: Sequence[Encoding]) -> list[Row]:
+        self.runs.append(encodings)
+        return self.engine.run(encodings)
 
 
 class FaultySession:

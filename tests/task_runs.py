@@ -27,19 +27,15 @@ class OneToken:
     pairs = Tokenizer.pairs
 
     def tokenize(self, texts: Sequence[str]) -> list[Any]:
-        """Returns one token per text."""
         return [_Tokens() for _ in texts]
 
     def each(self, texts: Sequence[str]) -> Iterator[Any]:
-        """Yields one token per text."""
         return iter(self.tokenize(texts))
 
     def room(self, *, pair: bool) -> int:
-        """Returns the room for tokens of texts."""
         return 510 - pair
 
     def assemble(self, *texts: Sequence[int]) -> Encoding:
-        """Returns an encoding of three or more tokens."""
         return Encoding(np.ones(3, dtype=np.int64), np.zeros(3, dtype=np.int64))
 
 
@@ -64,7 +60,6 @@ class Begun:
         return result
 
     def advance(self, rows: Sequence[Row]) -> Any:
-        """Returns the task's next batch, or its result."""
         return send(self.run, self.batch, rows)
 
 
@@ -94,7 +89,6 @@ def begin(task: Any, request: Any, tokenizer: Any = None, config: ModelConfig | 
 
 
 def encode(task: Any, request: Any, tokenizer: Any, config: ModelConfig | None = None) -> Batch:
-    """Returns the first batch of a task."""
     return begin(task, request, tokenizer, config).batch
 
 

@@ -21,7 +21,6 @@ Serve = Callable[..., AbstractContextManager[Served]]
 
 
 def document(name: str) -> str:
-    """Returns a document's text."""
     return (ROOT / name).read_text(encoding="utf-8")
 
 
@@ -50,7 +49,6 @@ def test_the_readme_quotes_metrics_that_were_measured() -> None:
 
 
 def test_check_passes_on_the_embedded_models() -> None:
-    """`bert-serve check`, as documented, accepts what is embedded."""
     command = [Path(sys.executable).with_name("bert-serve"), "check", "--models", str(ROOT / "models")]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
 

@@ -36,7 +36,6 @@ each_current_page = pytest.mark.parametrize("page", CURRENT, ids=lambda page: st
 
 
 def prose(page: Path) -> str:
-    """Returns a page's text without its blocks of code."""
     return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
 
 
@@ -74,7 +73,6 @@ def test_every_page_is_linked() -> None:
 
 @each_current_page
 def test_named_files_exist(page: Path) -> None:
-    """Files and folders that a page names, from the project's root, are there."""
     text = page.read_text(encoding="utf-8")
     names = re.findall(r"`((?:service|export|bench|models|docs|tests|deploy)/[\w./-]*)`", text) + re.findall(r"\bdocs/[\w/-]+\.\w+", text)
 
@@ -83,7 +81,6 @@ def test_named_files_exist(page: Path) -> None:
 
 @each_current_page
 def test_named_make_targets_exist(page: Path) -> None:
-    """Each `make TARGET` that a page shows is one of the Makefile's."""
     targets = re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     text = page.read_text(encoding="utf-8")
     shown = [*re.findall(r"`make ([a-z0-9-]+)", text), *re.findall(r"^make ([a-z0-9-]+)", text, re.MULTILINE)]
@@ -93,7 +90,7 @@ def test_named_make_targets_exist(page: Path) -> None:
 
 @each_current_page
 def test_named_flags_exist(page: Path) -> None:
-    """Each flag that a page names is one of our programs', or of a program that the page shows beside them."""
+    """Each flag on a page belongs to one of our programs, or to another program on that page."""
     known = {f"--{name.replace('_', '-')}" for name in Settings.model_fields} | OTHERS
     known |= {f"--no-{name.replace('_', '-')}" for name, field in facts.settings().items() if field.annotation is bool}
     known |= {f"--{name.replace('_', '-')}" for name in facts.score_settings()}
@@ -104,7 +101,6 @@ def test_named_flags_exist(page: Path) -> None:
 
 @each_current_page
 def test_named_commands_exist(page: Path) -> None:
-    """Each `bert-bench COMMAND` and `bert-serve COMMAND` that a page shows is a command, by its name of today and no alias."""
     known = {*facts.parsers(), *(f"bert-serve {name}" for name in facts.service_commands())}
     shown = re.findall(r"(?:`|^|/|&& )(bert-(?:bench|serve) [a-z][a-z-]*)", page.read_text(encoding="utf-8"), re.MULTILINE)
 
@@ -130,5 +126,4 @@ def test_every_generated_table_has_a_page() -> None:
 
 @pytest.mark.parametrize("page", [*CURRENT, ROOT / "Dockerfile"], ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_document_names_this_machine(page: Path) -> None:
-    """Paths of a developer's machine have no place here."""
     assert None is re.search(r"/(work|root|tmp)/", page.read_text(encoding="utf-8"))

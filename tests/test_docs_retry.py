@@ -77,7 +77,6 @@ class Answering(BaseHTTPRequestHandler):
 
 @pytest.fixture(name="refusing")
 def refusing_service(request: pytest.FixtureRequest) -> Iterator[Refusing]:
-    """The service, with the statuses of the test."""
     with Refusing(request.param) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
         yield server

@@ -17,7 +17,7 @@ FILES = {
     for path in sorted((ROOT / package).rglob("*.py"))
 }
 
-# Library -> modules that may import it. Who may import whom of ours is import-linter's: pyproject.toml, `make lint`.
+# Library -> modules that may import it. import-linter checks imports between our own modules: pyproject.toml, `make lint`.
 HOMES = {
     "fastapi": {"bertserve.service.http"},
     "starlette": {
@@ -110,7 +110,6 @@ def within(module: str, homes: set[str]) -> bool:
 
 @pytest.mark.parametrize("module", FILES)
 def test_libraries_stay_in_their_homes(module: str) -> None:
-    """Each library is imported where it lives and nowhere else."""
     outside = {name.split(".")[0] for name in imports(FILES[module])} & set(HOMES)
 
     assert set() == {library for library in outside if not within(module, HOMES[library])}
@@ -122,7 +121,6 @@ def test_no_message_installs_bertserve_from_an_index() -> None:
 
 
 def test_no_file_is_a_drawer() -> None:
-    """No `utils`, `helpers`, `common`, `base` or `manager`."""
     assert [] == [name for name in FILES if re.search(r"util(?!ization)|helper|common|base$|manager", name)]
 
 
@@ -134,7 +132,6 @@ def test_no_two_test_files_have_one_name() -> None:
 
 
 def test_the_serving_install_has_no_torch() -> None:
-    """What `make serve` installs can serve, cannot export, and holds neither torch nor transformers."""
     python = ROOT / ".venv/bin/python"
     assert python.exists(), "run `make unit`, which installs .venv first"
     code = "import importlib.util as u; print([m for m in ('torch', 'transformers', 'onnx') if u.find_spec(m)])"
@@ -147,7 +144,7 @@ def test_the_serving_install_has_no_torch() -> None:
 
 
 def test_importing_the_service_imports_neither_torch_nor_the_sdk_of_traces() -> None:
-    """Also where they are installed, serving does not load them; the latter where nobody asks for traces."""
+    """Serving does not load them where they are installed; it loads the latter only for traces."""
     unwanted = ("torch", "transformers", "bertserve.export", "opentelemetry.sdk")
     code = f"import sys, bertserve.service.http.app, bertserve.service.cli, bertserve.service.process.work; print([m for m in {unwanted} if m in sys.modules])"
 

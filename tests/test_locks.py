@@ -11,13 +11,12 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PIN = re.compile(r"([A-Za-z0-9._-]+)==([^ ;]+)")
-# in an image alone, never where tests run: what markers leave out on Linux, and what torch's wheel brings beside libraries of NVIDIA
+# only in an image, never where tests run: packages that markers leave out on Linux, and those of torch's wheel other than NVIDIA's libraries
 UNTESTED = {"onnxruntime-gpu", "colorama", "httpx2-jsfetch"}
 UNTESTED |= {"cuda-bindings", "cuda-pathfinder", "cuda-toolkit", "setuptools", "triton"}
 
 
 def normal(name: str) -> str:
-    """Returns a package's name as indexes compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -33,7 +32,6 @@ def pins(path: Path) -> dict[str, tuple[str, int]]:
 
 
 def asked(requirements: list[str]) -> set[str]:
-    """Returns the names of requirements."""
     return {normal(re.match(r"[A-Za-z0-9._-]+", requirement)[0]) for requirement in requirements}  # type: ignore[index]
 
 
@@ -52,27 +50,23 @@ def test_every_pin_of_the_image_is_the_tested_one_and_has_hashes(lock: str) -> N
 
 @pytest.mark.parametrize("extras", ["cpu", "gpu", "cpu,export", "cpu,otel", "gpu,otel"])
 def test_the_image_gets_all_that_the_service_needs(extras: str) -> None:
-    """The lock has every dependency of the base and of the extras."""
     optional = PROJECT["project"]["optional-dependencies"]
     wanted = PROJECT["project"]["dependencies"] + [requirement for extra in extras.split(",") for requirement in optional[extra]]
     assert asked(wanted) - set(pins(ROOT / "locks" / f"{extras}.txt")) == set()
 
 
 def test_the_image_is_built_with_what_the_package_asks_for() -> None:
-    """The group that is locked is the build system's requirements."""
     assert PROJECT["build-system"]["requires"] == PROJECT["dependency-groups"]["build"]
     assert asked(PROJECT["build-system"]["requires"]) <= set(pins(ROOT / "locks/build.txt"))
 
 
 def test_the_image_installs_nothing_without_a_hash() -> None:
-    """Each `pip install` of the Dockerfile has --require-hashes, or installs our own wheel without its dependencies."""
     steps = re.findall(r"^RUN pip install (.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     assert 3 == len(steps)
     assert [] == [step for step in steps if "--require-hashes" not in step and not step.endswith("--no-deps /app/wheels/*.whl")]
 
 
 def test_the_base_of_the_image_has_a_digest() -> None:
-    """Both stages stand on one base, whose digest is in the Dockerfile."""
     text = (ROOT / "Dockerfile").read_text()
     assert re.search(r"^ARG BASE=python:3\.11-slim@sha256:[0-9a-f]{64}$", text, re.MULTILINE)
     assert ["${BASE}", "${BASE}"] == re.findall(r"^FROM (\S+)", text, re.MULTILINE)
@@ -93,6 +87,5 @@ def test_a_changed_line_installs_no_dependency_again() -> None:
 
 
 def test_the_image_has_the_labels_that_registries_show() -> None:
-    """Title, description, license and revision, in OCI's names."""
     labels = re.findall(r"org\.opencontainers\.image\.(\w+)=", (ROOT / "Dockerfile").read_text())
     assert ["title", "description", "licenses", "revision"] == labels

@@ -70,7 +70,6 @@ def test_prose_is_plain(path: Path) -> None:
     ],
 )
 def test_patterns_find_what_they_are_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """The examples of the style guide are found."""
     monkeypatch.setattr("test_prose.ROOT", tmp_path)
     page = tmp_path / "page.md"
     page.write_text(f"{text}\n", encoding="utf-8")

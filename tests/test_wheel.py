@@ -64,7 +64,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.full_grid
 def test_the_wheel_has_one_package(wheel: Path) -> None:
-    """`bertserve`, with what it needs beside Python, and nothing of measurements or models."""
+    """The wheel has `bertserve` and its data files, without measurements and models."""
     names = zipfile.ZipFile(wheel).namelist()
 
     assert {"bertserve", "bertserve-0.1.0.dist-info"} == {name.split("/")[0] for name in names}
@@ -74,7 +74,6 @@ def test_the_wheel_has_one_package(wheel: Path) -> None:
 
 @pytest.mark.full_grid
 def test_no_other_name_is_taken(run: Run) -> None:
-    """`service`, `export` and `bench` are other people's."""
     code = (
         "import importlib.util as u; print([n for n in ('bertserve', 'bertserve.service', 'service', 'export', 'bench') if u.find_spec(n)])"
     )
@@ -125,7 +124,6 @@ def test_a_bundle_is_exported_verified_and_served(run: Run, tmp_path: Path) -> N
 
 @pytest.mark.full_grid
 def test_every_module_can_be_imported(run: Run) -> None:
-    """Under its installed name, those that need torch too."""
     code = (
         "import bertserve, importlib, pkgutil, sys\n"
         "names = [m.name for m in pkgutil.walk_packages(bertserve.__path__, 'bertserve.')]\n"
@@ -139,7 +137,6 @@ def test_every_module_can_be_imported(run: Run) -> None:
 
 @pytest.mark.full_grid
 def test_an_editable_install_runs_from_the_repository(tmp_path: Path) -> None:
-    """Its wheel has the path of the repository, and no module of its own."""
     code = f"import hatchling.build as b; print(b.build_editable({str(tmp_path)!r}))"
     name = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
     archive = zipfile.ZipFile(tmp_path / name)

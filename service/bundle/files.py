@@ -21,7 +21,7 @@ from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 from bertserve.service.bundle.manifest import NAME_PATTERN, Manifest
 from bertserve.service.bundle.onnx_file import refuse_unlisted_data
 from bertserve.service.bundle.validation_policy import upgrade_validation_reports
-from bertserve.service.errors import BundleError
+from bertserve.service.errors import BundleError, fault
 from bertserve.service.providers import Provider
 
 MANIFEST_FILE = "manifest.json"
@@ -113,13 +113,12 @@ def read_manifest(path: Path) -> tuple[Manifest, str]:
         raise BundleError(f"`{path}` is not a bundle: {MANIFEST_FILE} cannot be read ({error.strerror}).") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the document"
-        if where == "format_version" and isinstance(first["input"], int):
+        if first["loc"] == ("format_version",) and isinstance(first["input"], int):
             raise BundleError(
                 f"`{path / MANIFEST_FILE}` has format {first['input']}, but this version reads format 1; update bertserve, "
                 "or export the bundle again with this version."
             ) from error
-        raise BundleError(f"`{path / MANIFEST_FILE}` is not a version 1 manifest: {where}: {first['msg']}.") from error
+        raise BundleError(f"`{path / MANIFEST_FILE}` is not a version 1 manifest: {fault(first)}.") from error
     if manifest.name != path.name:
         raise BundleError(f"the manifest of bundle `{path}` has the name `{manifest.name}`; give the folder the same name.")
     return manifest, hashlib.sha256(raw).hexdigest()[:12]

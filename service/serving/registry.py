@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from bertserve.service.errors import BundleError, InvalidValueError, NotFoundError, SettingsError, nearest
+from bertserve.service.errors import BundleError, InvalidValueError, NotFoundError, SettingsError, fault, nearest
 from bertserve.service.serving.model import Model
 from bertserve.service.tasks.catalog import TASKS
 
@@ -47,7 +47,7 @@ def _read_file(path: Path) -> FolderDefaults:
     except ValidationError as error:
         raise BundleError(
             f'`{path}` is not a JSON object of tasks and model names, such as {{"text-classification": "sentiment"}}: '
-            f"{error.errors(include_url=False)[0]['msg']}."
+            f"{fault(error.errors(include_url=False)[0])}."
         ) from error
 
 

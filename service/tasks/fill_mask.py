@@ -24,7 +24,7 @@ from bertserve.service.tasks.cost import SCORE_BYTES, Cost, text_bytes, tokens_o
 from bertserve.service.tasks.decoding import Floats, Row, activate
 from bertserve.service.tasks.joint_masks import DEFAULT_BEAM, MAX_BEAM, MAX_JOINT_MASKS, Pieces, prepare, search
 from bertserve.service.tasks.spec import Form, FormField, TaskSpec, TensorForm
-from bertserve.service.text.filling import CONTEXT, SHORT_TOKENS, Fillings
+from bertserve.service.text.filling import CONTEXT, FILLINGS_PER_STEP, SHORT_TOKENS, Fillings
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
 
 TASK = "fill-mask"
@@ -197,11 +197,15 @@ def fill_masks(request: Request, model: TaskModel) -> TaskRun:
     )
     rows = yield Batch(_windows(ids, masks, tokenizer), cost, keep, warnings=warnings)
     best = [pair for row in rows for pair in zip(row["tokens"].tolist(), row["scores"].tolist(), strict=True)]
-    fillings, filled = _fillings(ids, masks, tokenizer), []
+    fillings = _fillings(ids, masks, tokenizer)
+    filled: list[list[dict[str, Any]]] = [[] for _ in masks]
     for place, (candidate_ids, scores) in enumerate(best):
-        filled.append(_filled(tokenizer, fillings, place, candidate_ids, scores))
-        model.budget.spend(answer_bytes=sum(CANDIDATE_BYTES + PIECE_BYTES + len(each["sequence"]) for each in filled[-1]))
-        yield PAUSE
+        for start in range(0, len(candidate_ids), FILLINGS_PER_STEP):
+            some = slice(start, start + FILLINGS_PER_STEP)
+            decoded = _filled(tokenizer, fillings, place, candidate_ids[some], scores[some])
+            model.budget.spend(answer_bytes=sum(CANDIDATE_BYTES + PIECE_BYTES + len(each["sequence"]) for each in decoded))
+            filled[place] += decoded
+            yield PAUSE
     return filled if len(masks) > 1 else filled[0]
 
 

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertserve.service.errors import InvalidValueError
-from bertserve.service.tasks.batch import Batch, TaskRun
+from bertserve.service.tasks.batch import PAUSE, Batch, TaskRun
 from bertserve.service.tasks.cost import Cost
 from bertserve.service.tasks.decoding import Floats, Row
-from bertserve.service.text.filling import Fillings
+from bertserve.service.text.filling import FILLINGS_PER_STEP, Fillings
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 DEFAULT_BEAM = 8
@@ -278,7 +278,7 @@ def search(patterns: Sequence[Pattern], *, beam: int, top_k: int, tokenizer: Tok
         )
         kept = iter(rows)
         beams = [each if each.full else each.grown([next(kept) for _ in each.fillings], top_k if each.last else beam) for each in beams]
-    return _results(beams, top_k, tokenizer)
+    return (yield from _results(beams, top_k, tokenizer))
 
 
 def _encodings(beam: _Beam, tokenizer: Tokenizer) -> Iterator[Encoding]:
@@ -308,22 +308,22 @@ def log_softmax(logits: Floats) -> NDArray[np.float64]:
     return exact
 
 
-def _results(beams: Sequence[_Beam], top_k: int, tokenizer: Tokenizer) -> list[dict[str, object]]:
+def _results(beams: Sequence[_Beam], top_k: int, tokenizer: Tokenizer) -> TaskRun:
     """Returns the best fillings of all patterns, by falling score."""
     found = sorted(((filling, beam.pattern) for beam in beams for filling in beam.fillings), key=lambda pair: pair[0].rank)
-    best = found[:top_k]
-    sequences = _sequences(tokenizer, best)
-    return [_filled(tokenizer, filling, pattern, sequence) for (filling, pattern), sequence in zip(best, sequences, strict=True)]
-
-
-def _sequences(tokenizer: Tokenizer, found: Sequence[tuple[Filling, Pattern]]) -> list[str]:
-    """Returns the texts of fillings. All patterns have the same text before their first mask and after their last one."""
     if not found:
         return []
-    pattern = found[0][1]
-    fillings = Fillings(tokenizer, pattern.ids, [range(pattern.masks[0], pattern.masks[-1] + 1)], skip_special=True)
-    middles = [pattern.filled(filling.tokens)[pattern.masks[0] : pattern.masks[-1] + 1] for filling, pattern in found]
-    return fillings.texts(0, middles)
+    # all patterns have the same text before their first mask and after their last one
+    first = found[0][1]
+    fillings = Fillings(tokenizer, first.ids, [range(first.masks[0], first.masks[-1] + 1)], skip_special=True)
+    results: list[dict[str, object]] = []
+    for start in range(0, min(len(found), top_k), FILLINGS_PER_STEP):
+        some = found[start : min(start + FILLINGS_PER_STEP, top_k)]
+        middles = [pattern.filled(filling.tokens)[pattern.masks[0] : pattern.masks[-1] + 1] for filling, pattern in some]
+        sequences = fillings.texts(0, middles)
+        results += [_filled(tokenizer, filling, pattern, sequence) for (filling, pattern), sequence in zip(some, sequences, strict=True)]
+        yield PAUSE
+    return results
 
 
 def _filled(tokenizer: Tokenizer, filling: Filling, pattern: Pattern, sequence: str) -> dict[str, object]:

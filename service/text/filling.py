@@ -13,8 +13,10 @@ from bertserve.service.text.tokenizer import TokenIds, Tokenizer
 CONTEXT = 8
 # A text of at most this many tokens is decoded as a whole for each filling, which is not slower.
 SHORT_TOKENS = 64
-# Maximum number of tokens to decode for the fillings of a text with another kind of decoder.
+# Maximum number of tokens to decode for the fillings of one place, if each filling needs the whole text.
 MAX_WHOLE_TOKENS = 2**20
+# Fillings to decode before other requests get a turn; 10 ms for a text of SHORT_TOKENS.
+FILLINGS_PER_STEP = 256
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -35,6 +37,7 @@ class Fillings:
         self._starts: dict[int, int] = {}
         self._text = ""
         self._whole = len(ids) <= SHORT_TOKENS
+        self._whole_tokens = [0] * len(places)  # decoded tokens of whole texts
         if not self._whole:
             self._cuts = [(self._clean_cut(place.start - CONTEXT, -1), self._clean_cut(place.stop + CONTEXT, 1)) for place in places]
             self._whole = not self._decode_shared()
@@ -55,12 +58,12 @@ class Fillings:
 
     def _written_whole(self, index: int, fillings: Sequence[TokenIds]) -> list[str]:
         place, count = self._places[index], len(self._ids)
-        if count > SHORT_TOKENS and len(fillings) * count > MAX_WHOLE_TOKENS:
-            raise TooLargeError(
-                "the text has {count} tokens, too many to decode it {fillings_count} times; shorten it, or make `top_k` smaller.",
-                count=count,
-                fillings_count=len(fillings),
-            )
+        if count > SHORT_TOKENS:
+            self._whole_tokens[index] += len(fillings) * count
+            if self._whole_tokens[index] > MAX_WHOLE_TOKENS:
+                raise TooLargeError(
+                    "the text has {count} tokens, too many to decode it for each filling; shorten it, or make `top_k` smaller.", count=count
+                )
         before, after = self._ids[: place.start], self._ids[place.stop :]
         return self._decoded([[*before, *filling, *after] for filling in fillings]) if fillings else []
 

@@ -91,12 +91,10 @@ def listening(answer: Answer, requests_per_connection: int | None = None) -> Ite
 
 
 async def ok(_: int) -> bytes:
-    """Answers at once with 200."""
     return OK
 
 
 def unused_port() -> int:
-    """Returns a port on which nothing listens."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])

@@ -27,7 +27,6 @@ EARLIER_REPORT = Path(__file__).parent / "report_of_0_1_0.json"
 
 
 def run(*given: object) -> int:
-    """Runs the command without a process; returns its exit code."""
     return cli.main([str(flag) for flag in given])
 
 
@@ -60,7 +59,6 @@ def written_by_a_closed_loop(tmp_path_factory: pytest.TempPathFactory) -> Writte
 
 
 def test_a_load_reports_and_exits_with_0(written: Written) -> None:
-    """Results on stdout, nothing on stderr with --quiet, and the same results as JSON."""
     document = json.loads(written.json)
     target = document["runs"][0]["targets"][0]
 
@@ -84,7 +82,6 @@ def test_a_page_stands_alone(written: Written) -> None:
 
 
 def test_keys_stay_out_of_the_report(written: Written) -> None:
-    """Of headers only their names are written, of the key only its file."""
     assert "x-token" in written.json
     assert "secret" not in written.json + written.html + written.stdout
 
@@ -98,7 +95,6 @@ def test_a_report_survives_json() -> None:
 
 
 def test_an_empty_report_has_a_page() -> None:
-    """Plots without data say so."""
     assert 5 == html_report.render_page([report.Report("closed", {}).document()]).count("nothing was measured")
 
 
@@ -116,7 +112,7 @@ def test_reports_are_drawn_together(written: Written, tmp_path: Path) -> None:
 
 
 def test_open_loops_stand_by_their_rates(written: Written) -> None:
-    """After the closed ones, whatever the order in which a sweep tried them; with what was offered beside what was answered."""
+    """They stand after the closed ones, in ascending order of rate; each has the offered and the answered rate."""
     document = json.loads(written.json)
     (closed,) = document["runs"]
     closed["generator"]["warnings"] = []
@@ -189,7 +185,7 @@ def test_a_page_says_what_a_sweep_found(written: Written) -> None:
 
 
 def test_a_service_that_answers_nothing_exits_with_1() -> None:
-    """Only 503 is no result, with and without an objective."""
+    """A load that gets only 503 has an error instead of a result, with and without an objective."""
 
     async def busy(_: int) -> bytes:
         return BUSY
@@ -217,7 +213,6 @@ def test_a_server_that_leaves_is_counted(tmp_path: Path) -> None:
 
 
 def test_nobody_there_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
-    """An address that cannot be reached is an error of one sentence."""
     assert 2 == load(unused_port())
     assert re.fullmatch(r"bert-bench: nothing listens at http://127\.0\.0\.1:\d+/classify; .*\n", capsys.readouterr().err)
 
@@ -247,20 +242,17 @@ def test_a_refused_request_exits_with_2(capsys: pytest.CaptureFixture[str]) -> N
     ],
 )
 def test_wrong_usage_exits_with_2(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """The error is one sentence, without a traceback."""
     assert 2 == run(*wrong)
     assert re.fullmatch(r"bert-bench: .+\n", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("wrong", [["open"], ["compare"], ["closed", "--seconds", "0"], ["closed", "--connections", "1.5"], ["x"], []])
 def test_wrong_flags_exit_with_2(wrong: list[str]) -> None:
-    """Argparse refuses missing, unknown and impossible flags."""
     with pytest.raises(SystemExit, match="2"):
         run(*wrong)
 
 
 def test_plots_without_matplotlib_exit_with_3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The error comes before anything is loaded, and names the extra."""
     monkeypatch.setattr(html_report, "find_spec", lambda name: None)
 
     assert 3 == load(unused_port(), "--html", tmp_path / "a.html")
@@ -270,7 +262,6 @@ def test_plots_without_matplotlib_exit_with_3(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_an_open_loop_sends_at_its_rate(tmp_path: Path) -> None:
-    """The requests of a run are those of the schedule, whatever the service does."""
     with listening(ok) as server:
         assert 0 == load(server.port, "--seconds", 0.3, "--rate", 100, "--json", tmp_path / "a.json", command="open")
     made = report.read(tmp_path / "a.json")["runs"][0]
@@ -293,32 +284,16 @@ def sweep(folder: Path, *given: object) -> tuple[int, dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("in_time")
-def test_a_sweep_finds_no_rate_where_none_holds(tmp_path: Path) -> None:
-    """An impossible objective exits with 1, after as many steps as were allowed."""
-    code, document = sweep(tmp_path, "--slo", "p99_ms=0.0001", "--steps", 2, "--max-rate", 40)
-
-    assert 1 == code
-    assert {"max_rate": None} == document["figures"]
-    assert ["open, 40/s", "open, 20/s"] == [made["name"] for made in document["runs"]]
-
-
-@pytest.mark.usefixtures("in_time")
-def test_a_sweep_takes_the_top_where_all_hold(tmp_path: Path) -> None:
-    """An objective that every rate meets needs one step."""
+def test_a_sweep_finds_the_top_rate_or_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where all rates hold, summary and report say that higher ones may too; where none holds, the exit code is 1 after the allowed steps."""
     code, document = sweep(tmp_path, "--slo", "p99_ms=10000", "--max-rate", 40)
-
-    assert 0 == code
-    assert {"max_rate": 40.0} == document["figures"]
+    assert (0, {"max_rate": 40.0}, True) == (code, document["figures"], document["is_lower_bound"])
     assert ["p99_ms <= 10000", "error_rate <= 0.01"] == [verdict["condition"] for verdict in document["verdicts"]]
 
+    code, missed = sweep(tmp_path, "--slo", "p99_ms=0.0001", "--steps", 2, "--max-rate", 40)
+    assert (1, {"max_rate": None}, False) == (code, missed["figures"], missed["is_lower_bound"])
+    assert ["open, 40/s", "open, 20/s"] == [made["name"] for made in missed["runs"]]
 
-@pytest.mark.usefixtures("in_time")
-def test_a_sweep_up_to_a_rate_that_holds_says_that_more_may(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In the summary and in the report; one that found a rate which does not hold says nothing of it."""
-    _, document = sweep(tmp_path, "--slo", "p99_ms=10000", "--max-rate", 40)
-    _, missed = sweep(tmp_path, "--slo", "p99_ms=0.0001", "--max-rate", 40, "--steps", 1)
-
-    assert (True, False) == (document["is_lower_bound"], missed["is_lower_bound"])
     printed = capsys.readouterr().out
     assert 1 == printed.count("all tested rates meet the targets, so higher ones may too")
     assert "result: holds p99 <= 10000 ms and error rate <= 1 % up to 40 requests/s\n" in printed
@@ -326,7 +301,6 @@ def test_a_sweep_up_to_a_rate_that_holds_says_that_more_may(tmp_path: Path, caps
 
 @pytest.mark.usefixtures("in_time")
 def test_a_sweep_has_a_target_of_its_own_only_where_none_is_given(tmp_path: Path) -> None:
-    """A given objective takes the place of the default one."""
     given = ("--max-rate", 40, "--steps", 1)
     conditions = [
         [verdict["condition"] for verdict in sweep(tmp_path, *given, *slos)[1]["verdicts"]]
@@ -409,7 +383,6 @@ def test_every_flag_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_an_unknown_flag_or_command_gets_a_hint(command: tuple[str, ...], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line with the nearest name, or the new one."""
     with pytest.raises(SystemExit) as caught:
         cli.main(command)
     assert 2 == caught.value.code

@@ -20,7 +20,6 @@ ROOT = Path(__file__).parent.parent.parent
 
 @pytest.fixture(name="sentiment", scope="module")
 def sentiment_engine() -> OnnxLoop:
-    """The engine of the embedded sentiment bundle."""
     return OnnxLoop(ROOT / "models/sentiment")
 
 
@@ -28,7 +27,6 @@ def sentiment_engine() -> OnnxLoop:
     ("workload", "low", "mean", "high"), [("short", 15, 23, 30), ("long", 135, 162, 190), ("mixed", 5, 48, 320), ("uniform", 12, 260, 512)]
 )
 def test_workloads_have_the_lengths_that_they_promise(sentiment: OnnxLoop, workload: str, low: int, mean: int, high: int) -> None:
-    """In tokens of the sentiment model, special tokens counted; of `mixed` most texts are shorter than its mean."""
     tokens = sentiment.encode(bodies.build_bodies(workload)).tokens
 
     assert mean == pytest.approx(fmean(tokens), rel=0.05)
@@ -45,7 +43,6 @@ def test_passages_take_about_five_windows() -> None:
 
 
 def test_a_body_of_another_task_that_the_model_can_do_is_run_as_that(tmp_path: Path) -> None:
-    """Candidate labels make a pair each, a query and texts a pair for each text."""
     tiny.bundle(tmp_path, "nli", labels=("contradiction", "entailment"))
     tiny.bundle(tmp_path, "ranker", labels=("LABEL_0",))
     zero_shot = bodies.Body(b'{"inputs": "good", "parameters": {"candidate_labels": ["a", "b", "c"]}}', 1)
@@ -76,7 +73,6 @@ def test_the_raw_loop_feeds_what_a_graph_declares(tmp_path: Path) -> None:
 
 
 def test_a_graph_that_cannot_be_fed_is_refused(models: Path, tmp_path: Path) -> None:
-    """An input that no tokenizer fills is named."""
     made = tiny.graph()
     made.graph.input.append(onnx.helper.make_tensor_value_info("pixels", onnx.TensorProto.FLOAT, [1]))
     onnx.save(made, str(tmp_path / "odd.onnx"))

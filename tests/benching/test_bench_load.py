@@ -28,7 +28,6 @@ BODIES = [Body(b'{"inputs":"a"}', 1), Body(b'{"inputs":["b","c"]}', 2)]
 
 
 def target(port: int) -> Target:
-    """Returns a target on loopback."""
     return build_target(parse_url(f"http://127.0.0.1:{port}/classify"), "test", BODIES, {"x-test": "1"})
 
 
@@ -64,12 +63,10 @@ def open_loop(answer: Answer, arrivals: list[float], *, max_connections: int = 6
 
 
 def outcomes(load: LoadResult) -> set[int | str]:
-    """Returns how the requests ended."""
     return {record.outcome for record in load.records[0]}
 
 
 def test_a_closed_loop_keeps_its_connections() -> None:
-    """Each connection sends request after request, and all bodies take turns."""
     load, server = closed_loop(ok, 20, connections=2)
 
     assert 2 == server.connections
@@ -80,8 +77,6 @@ def test_a_closed_loop_keeps_its_connections() -> None:
 
 
 def test_a_record_says_whether_the_answer_said_when_to_come_again() -> None:
-    """Each answer counts for its own request, also on one connection."""
-
     async def every_other(i: int) -> bytes:
         return OK if i % 2 else BUSY.replace(b"\r\n\r\n", b"\r\nRetry-After: 2\r\n\r\n")
 
@@ -144,7 +139,7 @@ def test_answers_other_than_200_are_counted_by_status() -> None:
 
 
 def test_a_closed_connection_is_an_error_and_replaced() -> None:
-    """A request whose connection closes before its answer is counted as `closed`, and the loop goes on."""
+    """A request whose connection closes before its answer is counted as `closed`; the loop then continues."""
 
     async def close_second(i: int) -> bytes | None:
         return None if i == 1 else OK
@@ -184,8 +179,6 @@ def test_no_answer_in_time_is_a_timeout() -> None:
 
 
 def test_nonsense_is_malformed() -> None:
-    """A response that is not HTTP is an error of its own kind."""
-
     async def nonsense(_: int) -> bytes:
         return b"NONSENSE\r\n\r\n"
 
@@ -202,8 +195,6 @@ def test_nonsense_is_malformed() -> None:
     ids=["chunked", "no content", "interim response"],
 )
 def test_the_end_of_a_response_is_found(answer: bytes, status: int) -> None:
-    """A body may come in chunks or not at all, and an interim response is not the response."""
-
     async def one(_: int) -> bytes:
         return answer
 
@@ -216,8 +207,6 @@ def test_the_end_of_a_response_is_found(answer: bytes, status: int) -> None:
 
 @pytest.mark.parametrize(("head", "outcome"), [(b"", 200), (b"content-length: 3\r\n", "closed")], ids=["no length", "too short"])
 def test_the_end_of_the_connection_ends_only_a_body_without_a_length(head: bytes, outcome: int | str) -> None:
-    """A body without a length is complete when the server closes; one that is shorter than its length is an error."""
-
     async def one(_: int) -> bytes:
         return b"HTTP/1.1 200 OK\r\n" + head + b"\r\n[]"
 
@@ -240,7 +229,6 @@ def test_an_answer_in_pieces_is_read_whole() -> None:
 
 
 def test_a_port_without_a_server_is_one_sentence() -> None:
-    """A target that cannot be reached is an error before anything is measured."""
     with pytest.raises(BenchError, match="nothing listens at"):
         generator.run_closed_loop([target(unused_port())], 2, UNTIL_STOPPED, stop=threading.Event(), progress=Progress(quiet=True))
 

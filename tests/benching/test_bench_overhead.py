@@ -37,13 +37,11 @@ def candidate(name: str, answer: bytes = OK, addresses: int = 1) -> Candidate:
 
 
 def comparison(*candidates: Candidate) -> Comparison:
-    """Returns a comparison with short loads."""
     durations = Durations(0.1, 0.02, 5)
     return Comparison(candidates, [ONE, TWO], durations, models=Path(), threads=2, progress=Progress(quiet=True))
 
 
 def test_each_candidate_gets_each_load_in_each_round() -> None:
-    """But for loads with fewer connections than it has addresses."""
     made = comparison(candidate("one"), candidate("two", addresses=2))
     for _ in range(2):
         made.run_round()
@@ -56,7 +54,6 @@ def test_each_candidate_gets_each_load_in_each_round() -> None:
 
 
 def test_a_ratio_is_of_one_round() -> None:
-    """Its median over the rounds, which differs from the ratio of the medians."""
     made = comparison()
     for name, speeds in {"one": (100, 200, 400), "two": (50, 200, 800)}.items():
         made.results[name, ONE] = [Result(speed, 1, 1, 0, 1, 0) for speed in speeds]

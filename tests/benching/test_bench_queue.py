@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections.abc import Callable
 from statistics import fmean
 
 import pytest
@@ -26,7 +27,6 @@ def test_arrivals_are_a_poisson_process() -> None:
 
 
 def test_arrivals_are_the_same_for_a_seed() -> None:
-    """Another rate stretches them; another seed changes them."""
     times = poisson_arrivals(10, 5, seed=3)
 
     assert times == poisson_arrivals(10, 5, seed=3)
@@ -46,29 +46,18 @@ def test_parts_of_a_job_run_side_by_side() -> None:
     assert [2.0, 1.0] == simulate_queue([0.0, 1.0], [[1.0, 1.0, 1.0], [1.0]], 2)
 
 
-def test_the_queue_gives_the_known_mean_of_one_exponential_server() -> None:
-    """M/M/1 at 50 % load: the mean time in the system is 1 / (mu - lambda)."""
-    random_ = random.Random(98)
-    times = poisson_arrivals(0.5, 50_000, seed=0)
-    latencies = simulate_queue(times, [[random_.expovariate(1.0)] for _ in times], 1)
+@pytest.mark.parametrize(
+    ("load", "servers", "run_s", "mean_s"),
+    [
+        pytest.param(0.5, 1, random.Random(98).expovariate, 2.0, id="M/M/1 at 50 %: 1 / (mu - lambda)"),
+        pytest.param(0.5, 1, lambda rate: 1 / rate, 1.5, id="M/D/1 at 50 %: half of the waiting of M/M/1"),
+        pytest.param(1.4, 2, random.Random(99).expovariate, 1 / (1 - 0.49), id="M/M/2 at 70 %, by Erlang's formula"),
+    ],
+)
+def test_the_queue_gives_the_known_mean(load: float, servers: int, run_s: Callable[[float], float], mean_s: float) -> None:
+    times = poisson_arrivals(load, 50_000, seed=servers - 1)
 
-    assert 2.0 == pytest.approx(fmean(latencies), rel=0.03)
-
-
-def test_the_queue_gives_the_known_mean_of_one_steady_server() -> None:
-    """M/D/1 at 50 % load: half of the waiting of M/M/1, so 1 + 0.5 of the run time."""
-    times = poisson_arrivals(0.5, 50_000, seed=0)
-
-    assert 1.5 == pytest.approx(fmean(simulate_queue(times, [[1.0]] * len(times), 1)), rel=0.03)
-
-
-def test_the_queue_gives_the_known_wait_of_two_exponential_servers() -> None:
-    """M/M/2 at 70 % load: by Erlang's formula a request is 1 / (1 - 0.7^2) of its run time in the system."""
-    random_ = random.Random(99)
-    times = poisson_arrivals(1.4, 50_000, seed=1)
-    latencies = simulate_queue(times, [[random_.expovariate(1.0)] for _ in times], 2)
-
-    assert 1 / (1 - 0.49) == pytest.approx(fmean(latencies), rel=0.03)
+    assert mean_s == pytest.approx(fmean(simulate_queue(times, [[run_s(1.0)] for _ in times], servers)), rel=0.03)
 
 
 def test_scaling_gives_the_queue_its_capacity() -> None:

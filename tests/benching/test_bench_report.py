@@ -58,7 +58,6 @@ def test_rates_do_not_come_in_waves() -> None:
 
 
 def test_what_is_not_answered_is_no_work() -> None:
-    """Rates leave out failures, and answers that took no time count where they came."""
     records = [Record(0.5, 0.5, 0.9, 503, 0, b""), Record(1.0, 1.0, 1.0, 200, 0, b""), Record(2.0, 2.0, 2.0, 200, 0, b"")]
     assert 0.5 == measurement.measure("t", records, (0.0, 2.0), texts=[1]).rps
 
@@ -103,7 +102,6 @@ def test_a_wrong_target_is_refused(text: str) -> None:
 
 
 def test_the_warm_up_is_left_out() -> None:
-    """Requests due before the measured time have no latency and no part in rates."""
     records = [Record(at, at, at + 0.01, 200, 0, b"") for at in (0.0, 0.5, 1.0, 1.5)]
 
     measured = measurement.measure("t", records, (1.0, 2.0), texts=[1])

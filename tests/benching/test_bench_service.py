@@ -47,13 +47,12 @@ def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 def measure(folder: Path, *given: object) -> dict[str, Any]:
-    """Runs a command that must succeed; returns its report."""
     assert 0 == cli.main([str(flag) for flag in (*given, "--json", folder / "a.json")]), given
     return report.read(folder / "a.json")
 
 
 def structure(value: Any) -> Any:
-    """Returns the keys of nested JSON objects, of the first element of each list; not those that are data."""
+    """Returns the keys of nested JSON objects and of the first element of each list, without keys that are data."""
     if isinstance(value, dict):
         return {key: None if key in ("rows", "statuses", "errors") else structure(item) for key, item in value.items()}
     return [structure(item) for item in value[:1] if isinstance(item, dict)] if isinstance(value, list) else None
@@ -75,7 +74,6 @@ def test_a_closed_loop_reports_the_service_and_its_model(service: Service, tmp_p
 
 
 def test_compare_has_both_sides_of_each_round(service: Service, tmp_path: Path) -> None:
-    """Each round has a load and an engine throughput of the same bundle."""
     given = ("--target", f"{service.url}/classify={service.texts}", "--connections", 2, "--texts", 32, "--rounds", 2)
     document = measure(tmp_path, "compare", *SHORT, *given, "--bundle", service.models / "classifier")
 

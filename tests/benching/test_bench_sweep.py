@@ -14,11 +14,11 @@ from bertserve.bench.progress import Progress
 from bertserve.bench.report.report import Report
 from bertserve.bench.report.slo import parse_objectives
 
-CAPACITY = 1000  # requests a second
+CAPACITY = 1000  # requests per second
 
 
 class Service:
-    """A load test of a service that keeps the objective up to CAPACITY; its closed loop gets `closed` requests a second."""
+    """A load test of a service that keeps the objective up to CAPACITY; its closed loop gets `closed` requests per second."""
 
     def __init__(self, *, closed: float, late_above: float = float("inf")) -> None:
         self.closed, self.late_above = closed, late_above
@@ -31,7 +31,6 @@ class Service:
         return SimpleNamespace(rate=self.closed, generator=SimpleNamespace(was_late=False))
 
     def run_open_loop(self, rate: float) -> tuple[Any, None, None]:
-        """Returns a run at this rate."""
         self.rates.append(rate)
         return SimpleNamespace(name=f"open, {rate:g}/s", rate=rate, generator=SimpleNamespace(was_late=rate > self.late_above)), None, None
 
@@ -44,38 +43,25 @@ class Service:
 
 @pytest.fixture(autouse=True)
 def metrics_of_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures of a run follow from its rate."""
     monkeypatch.setattr(
         module, "run_metrics", lambda run: {"rps": run.rate, "error_rate": 0.0, "p99_ms": 10.0 if run.rate <= CAPACITY else 90.0}
     )
 
 
-def test_a_first_rate_that_holds_is_doubled_until_one_does_not() -> None:
-    """A closed loop of few connections asks for less than the service can do: the search goes on above it, and then between the last two."""
-    service = Service(closed=200)
-    report = service.sweep(steps=6)
+@pytest.mark.parametrize(
+    ("closed", "steps", "rates", "found", "bound"),
+    [
+        pytest.param(200, 6, [220, 440, 880, 1760, 1320, 1100], 880, False, id="a first rate that holds is doubled until one does not"),
+        pytest.param(50, 4, [55, 110, 220, 440], 440, True, id="a search upward ends with its steps, and has a lower bound"),
+        pytest.param(2000, 4, [2200, 1100, 550, 825], 825, False, id="a first rate that does not hold is halved"),
+    ],
+)
+def test_the_search_goes_up_or_down_from_the_closed_loop(closed: float, steps: int, rates: list[float], found: float, bound: bool) -> None:
+    service = Service(closed=closed)
+    report = service.sweep(steps=steps)
 
-    assert pytest.approx([220, 440, 880, 1760, 1320, 1100]) == service.rates
-    assert (pytest.approx(880), False) == (report.figures["max_rate"], report.is_lower_bound)
-    assert 10.0 == report.judged["p99_ms"]
-
-
-def test_a_search_upward_ends_with_its_steps() -> None:
-    """Each of them held: what was found is a lower bound."""
-    service = Service(closed=50)
-    report = service.sweep(steps=4)
-
-    assert pytest.approx([55, 110, 220, 440]) == service.rates
-    assert (pytest.approx(440), True) == (report.figures["max_rate"], report.is_lower_bound)
-
-
-def test_a_first_rate_that_does_not_hold_is_halved() -> None:
-    """As before: the search goes on between nothing and it."""
-    service = Service(closed=2000)
-    report = service.sweep(steps=4)
-
-    assert pytest.approx([2200, 1100, 550, 825]) == service.rates
-    assert (pytest.approx(825), False) == (report.figures["max_rate"], report.is_lower_bound)
+    assert pytest.approx(rates) == service.rates
+    assert (pytest.approx(found), bound, 10.0) == (report.figures["max_rate"], report.is_lower_bound, report.judged["p99_ms"])
 
 
 @pytest.mark.parametrize(("max_rate", "rates", "found", "bound"), [(400, [400], 400, True), (1600, [1600, 800, 1200], 800, False)])
@@ -88,7 +74,7 @@ def test_no_rate_is_higher_than_was_allowed(max_rate: float, rates: list[float],
 
 
 def test_a_generator_that_is_late_ends_the_search_upward() -> None:
-    """What it cannot send is not known to hold: the search goes on below, and says which steps were inconclusive."""
+    """A rate that the generator cannot send is inconclusive: the search continues at lower rates and reports the step."""
     service = Service(closed=200, late_above=500)
     report = service.sweep(steps=4)
 

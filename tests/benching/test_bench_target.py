@@ -23,8 +23,6 @@ from listening import listening
     ],
 )
 def test_masks_are_those_of_the_model_that_is_asked(model: dict[str, str] | None, mask: str) -> None:
-    """As its page says; BERT's where it does not say."""
-
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200 if model and self.path == "/fill-mask/info" else 404)
@@ -50,7 +48,6 @@ def test_masks_are_those_of_the_model_that_is_asked(model: dict[str, str] | None
 
 
 def test_batches_are_the_growth_of_the_metrics() -> None:
-    """Rows, runs, padding and tokens between two readings, of one model."""
     name = "bertserve_batch_rows"
     before = {(f"{name}_count", "m", ""): 10.0, (f"{name}_sum", "m", ""): 10.0, (f"{name}_bucket", "m", "1.0"): 10.0}
     before |= {(f"{name}_bucket", "m", bound): 10.0 for bound in ("2.0", "4.0", "+Inf")}
@@ -117,7 +114,6 @@ def test_a_wrong_address_is_refused(url: str) -> None:
 
 
 def test_a_request_is_whole_http() -> None:
-    """Path and query, host with its port, headers, length, body."""
     address = parse_url("http://[::1]:8000/classify?a=b")
     made = build_target(address, "m", [bodies.Body(b"{}", 1)], {"x-a": "1"})
     expected = b"POST /classify?a=b HTTP/1.1\r\nHost: [::1]:8000\r\nContent-Type: application/json\r\nx-a: 1\r\nContent-Length: 2\r\n\r\n{}"

@@ -12,7 +12,7 @@ import pytest
 from bertserve.bench import bodies, workloads
 from bertserve.bench.errors import BenchError
 
-# what the tasks' own files put beside the inputs of a load test
+# keys of the tasks' own files that are not inputs of a load test
 QUERY, SOURCE = "Who built the bridge over the river?", "The bridge was opened in the summer of 1886."
 LAST_LAYER = {"output_attentions": True, "layers": [-1]}
 CHOICES = ["It was late.", "The bridge was closed.", "Nobody had seen it before.", "They sold it for ten times the price."]
@@ -21,7 +21,6 @@ LABELS = ["culture", "travel", "technology", "history"]
 
 @pytest.mark.parametrize("name", workloads.NAMES)
 def test_workloads_are_the_same_for_a_seed(name: str) -> None:
-    """Dozens of distinct inputs; another seed gives others."""
     made = workloads.workload_inputs(name, seed=1)
 
     assert made == workloads.workload_inputs(name, seed=1)
@@ -30,7 +29,6 @@ def test_workloads_are_the_same_for_a_seed(name: str) -> None:
 
 
 def test_a_mask_is_spelled_as_the_model_spells_it() -> None:
-    """One in each text, at the same places; other workloads have none."""
     bert, roberta = (workloads.workload_inputs("mask", **mask) for mask in ({}, {"mask": "<mask>"}))
 
     assert {1} == {text.count("[MASK]") for text in bert}
@@ -66,7 +64,6 @@ def test_several_texts_in_a_request_all_take_turns() -> None:
     ],
 )
 def test_texts_stand_in_the_body_of_their_endpoint(path: str, texts: int, expected: dict[str, Any], count: int, tmp_path: Path) -> None:
-    """By the last part of the path; counted is what the model has to read."""
     file = tmp_path / "texts.jsonl"
     file.write_text("".join(f'"{letter}"\n' for letter in "abcdef"), encoding="utf-8")
     made = bodies.build_bodies(str(file), path=path, texts=texts)
@@ -78,7 +75,6 @@ def test_texts_stand_in_the_body_of_their_endpoint(path: str, texts: int, expect
 
 @pytest.mark.parametrize("path", ["/rerank", "/similarity", "/zero-shot"])
 def test_every_text_of_a_mix_is_sent_equally_often(path: str) -> None:
-    """Whatever stands beside them in a body."""
     made = [json.loads(body.content) for body in bodies.build_bodies("short", path=path, texts=5)]
     given = [body.get("texts") or body["inputs"] for body in made]
     flat = [text for item in given for text in (item if isinstance(item, list) else item["sentences"])]
@@ -94,7 +90,6 @@ def test_questions_with_passages_are_no_texts_to_rank() -> None:
 
 
 def test_whole_bodies_count_what_the_model_reads(tmp_path: Path) -> None:
-    """Texts of a query, sentences with the one they are compared with, and a pair for each label."""
     file = tmp_path / "bodies.jsonl"
     lines: list[dict[str, Any]] = [
         {"query": "a", "texts": ["b", "c", "d"]},
@@ -110,7 +105,6 @@ def test_whole_bodies_count_what_the_model_reads(tmp_path: Path) -> None:
 
 
 def test_a_long_file_is_sent_whole(tmp_path: Path) -> None:
-    """However many texts it has, one or several to a request."""
     file = tmp_path / "texts.jsonl"
     file.write_text("".join(f'"text {i}"\n' for i in range(2001)), encoding="utf-8")
 
@@ -118,7 +112,6 @@ def test_a_long_file_is_sent_whole(tmp_path: Path) -> None:
 
 
 def test_a_file_of_bodies(tmp_path: Path) -> None:
-    """Objects are sent as they are, strings are inputs, empty lines nothing."""
     file = tmp_path / "bodies.jsonl"
     file.write_text('{"inputs": ["a", "b"], "parameters": {}}\n\n"c"\n', encoding="utf-8")
 
@@ -129,7 +122,6 @@ def test_a_file_of_bodies(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("character", ["\u2028", "\u2029", "\u0085"])
 def test_only_a_newline_ends_a_line(tmp_path: Path, character: str) -> None:
-    """Other characters that end one elsewhere stand in a text, as JSON allows it."""
     file = tmp_path / "bodies.jsonl"
     text = f"a{character}b"
     line = json.dumps(text, ensure_ascii=False)
@@ -140,7 +132,6 @@ def test_only_a_newline_ends_a_line(tmp_path: Path, character: str) -> None:
 
 @pytest.mark.parametrize(("content", "message"), [("", "no body"), ("{", "line 1"), ("1", "neither"), (None, "neither a workload")])
 def test_a_wrong_file_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
-    """The message says which line, or that there is no such workload."""
     file = tmp_path / "bodies.jsonl"
     if content is not None:
         file.write_text(content, encoding="utf-8")

@@ -1,17 +1,38 @@
-"""A service for the clients of others: the one of `make serve`, with a tiny model beside the embedded ones."""
+"""What tests of clients share: the service of `make serve`, with a tiny model in addition to the embedded ones, and a browser."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+
+HERE = Path(__file__).parent
+NODE, CHROMIUM = shutil.which("node"), shutil.which("chromium")
+
+needs_browser = pytest.mark.skipif(
+    NODE is None or CHROMIUM is None or not (HERE / "node_modules/playwright-core").is_dir(),
+    reason="needs chromium, node and playwright-core",
+)
+
+
+def in_browser(script: str, url: str, *more: str) -> dict[str, Any]:
+    """Returns what a script sees of a page in Chromium."""
+    visit = subprocess.run(
+        [str(NODE), str(HERE / script), url, str(CHROMIUM), *more], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert visit.returncode == 0, visit.stderr
+    shown: dict[str, Any] = json.loads(visit.stdout)
+    return shown
 
 
 @contextmanager

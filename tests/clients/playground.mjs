@@ -23,6 +23,10 @@ const wide = async () => {
   return found;
 };
 const text = (selector) => page.locator(selector).innerText();
+// Each stage of the time bar: its name, its milliseconds, and what it says about itself.
+const stages = () => page.locator("#timing dl > div").evaluateAll((parts) => parts.map((part) => [
+  part.querySelector("dt").textContent, parseFloat(part.querySelector("b").textContent), part.querySelector("small").textContent,
+]));
 
 await page.goto(url);
 if (key) {
@@ -40,7 +44,7 @@ for (let i = 0; i < count; i += 1) {
   await run();
   seen.tasks[name] = {
     result: await text("#result"), timing: await text("#timing"), code: await text("#code"), reasons: await text("#reasons"), read: await text("#read"),
-    spoken: await page.locator("[role=status]").first().textContent(), wide: await wide(),
+    spoken: await page.locator("[role=status]").first().textContent(), wide: await wide(), stages: await stages(),
   };
   await page.locator("[role=tab][aria-selected=true]").focus();
   await page.keyboard.press("ArrowRight");
@@ -78,6 +82,10 @@ await page.locator("#form textarea").first().fill("<img src=x onerror=document.t
 await page.locator("#form textarea").first().focus();
 await run();
 seen.markup = [await text("#code"), await page.title()];
+await page.locator("[name=explain]").check();
+await page.locator("#form textarea").first().fill("a good and warm film ".repeat(16));
+await run();
+seen.explained = await stages();
 await page.locator("#form textarea").first().fill("good ".repeat(2000));
 await run();
 seen.cut = [await text("#notes"), await text("#read"), await page.locator("#read s").innerText()];

@@ -10,7 +10,6 @@ DOCUMENTS = ["a bad film", "a good film", "the bridge"]
 
 
 def test_the_second_client_ranks(url: str) -> None:
-    """The best documents come first, as many as were asked for."""
     found = cohere.ClientV2(api_key="none", base_url=url).rerank(model="rank", query="good", documents=DOCUMENTS, top_n=2)
 
     assert 2 == len(found.results)
@@ -19,7 +18,6 @@ def test_the_second_client_ranks(url: str) -> None:
 
 
 def test_the_first_client_ranks_and_gets_documents(url: str) -> None:
-    """Documents are texts or objects, and what an object has besides comes back."""
     documents = [DOCUMENTS[0], {"text": DOCUMENTS[1], "title": "one"}]
     found = cohere.Client(api_key="none", base_url=url).rerank(model="rank", query="good", documents=documents, return_documents=True)
 

@@ -67,7 +67,6 @@ def test_the_answer_is_parsed(url: str, path: str, method: str, arguments: tuple
 
 
 def test_answers_of_one_text_are_as_many_as_asked_for(url: str) -> None:
-    """Parameters that the version has reach the service."""
     parameters = {} if OLD else {"top_k": 1}
     found = InferenceClient(model=f"{url}/classify").text_classification(TEXT, **parameters)
 
@@ -81,6 +80,14 @@ def test_the_message_of_an_error_is_shown(url: str) -> None:
 
     assert "has no mask" in str(caught.value)
     assert "Request ID" in str(caught.value)
+
+
+def test_the_base_url_of_several_models_needs_a_body_for_one_task(url: str) -> None:
+    """As the page on clients says: a question with its passage is answered, and a text that several tasks take is refused with their paths."""
+    client = InferenceClient(model=url)
+    assert "London" in client.question_answering(question="Where did Ada live?", context="Ada Lovelace lived in London.").answer
+    with pytest.raises(huggingface_hub.errors.HfHubHTTPError, match="fits several tasks, /classify, /ner"):
+        client.text_classification(TEXT)
 
 
 @pytest.mark.parametrize("path", ["/classify", "/models/sentiment"])

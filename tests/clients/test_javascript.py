@@ -21,14 +21,12 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(name="said", scope="module")
 def what_node_says(url: str) -> dict[str, Any]:
-    """What became of each call, and what was sent."""
     done = subprocess.run([str(NODE), HERE / "calls.mjs", url], cwd=HERE, capture_output=True, text=True, timeout=120, check=True)
     read: dict[str, Any] = json.loads(done.stdout)
     return read
 
 
 def result(said: dict[str, Any], name: str) -> Any:
-    """Returns what a call gave, which must not have failed."""
     assert "error" not in said["results"][name], said["results"][name]
     return said["results"][name]["result"]
 
@@ -41,21 +39,18 @@ def test_its_requests_are_told_by_their_user_agent(said: dict[str, Any]) -> None
 
 
 def test_texts_are_classified(said: dict[str, Any]) -> None:
-    """A text, and a list of one, give labels with scores."""
     assert ["positive"] == [item["label"] for item in result(said, "classify")]
     assert ["positive", "negative"] == [item["label"] for item in result(said, "classifyByUrl")]
     assert result(said, "classifyByUrl") == result(said, "classifyList")
 
 
 def test_entities_are_found(said: dict[str, Any]) -> None:
-    """With their groups; a list of one is read too."""
     assert [("PER", "Ada Lovelace"), ("LOC", "London")] == [(item["entity_group"], item["word"]) for item in result(said, "entities")]
     assert result(said, "entities") == result(said, "entitiesList")
     assert [("B-PER", "B-PER"), ("B-LOC", "B-LOC")] == [(item["entity_group"], item["entity"]) for item in result(said, "tokens")]
 
 
 def test_questions_are_answered(said: dict[str, Any]) -> None:
-    """At the endpoint, and at the base URL, where the question tells the task."""
     assert "Ada" == result(said, "answer")["answer"] == result(said, "answerList")["answer"]
     assert result(said, "answer") == result(said, "answerAtBase")
 

@@ -14,7 +14,6 @@ TEXTS = ["a good film", "a bad film"]
 
 
 def test_embeddings_of_the_hub_and_of_text_embeddings_inference(url: str) -> None:
-    """Both give the same vectors."""
     hub = HuggingFaceInferenceAPIEmbedding(model_name=f"{url}/embed", token="hf_x")
     inference = TextEmbeddingsInference(base_url=url, model_name="embed")
     vectors = inference.get_text_embedding_batch(TEXTS)
@@ -25,7 +24,6 @@ def test_embeddings_of_the_hub_and_of_text_embeddings_inference(url: str) -> Non
 
 
 def test_nodes_are_ranked(url: str) -> None:
-    """By the service's cross-encoder, best first."""
     nodes = [NodeWithScore(node=TextNode(text=text)) for text in ("a bad film", "a good film", "a dull book")]
     ranked = TextEmbeddingInference(base_url=url, top_n=2).postprocess_nodes(nodes, query_str="good")
     scores = [node.score for node in ranked]

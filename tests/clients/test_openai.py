@@ -19,7 +19,6 @@ KEY = "swordfish"
 
 @pytest.fixture(name="client", scope="module")
 def its_client(url: str) -> Iterator[openai.OpenAI]:
-    """The client, of a service without keys."""
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
@@ -47,7 +46,6 @@ def test_vectors_are_the_same_in_both_formats(client: openai.OpenAI) -> None:
 
 
 def test_one_text_of_fewer_dimensions(client: openai.OpenAI) -> None:
-    """`dimensions` and `user` are taken."""
     found = client.embeddings.create(model="embed", input=TEXTS[0], dimensions=3, user="me")
 
     assert [3] == [len(item.embedding) for item in found.data]
@@ -67,7 +65,6 @@ def test_models_are_listed_and_retrieved(client: openai.OpenAI) -> None:
 
 
 def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
-    """The message, where the client's users read it, lists those that there are."""
     with pytest.raises(openai.NotFoundError) as caught:
         client.embeddings.create(model="text-embedding-3-small", input="a")
     assert "no model `text-embedding-3-small` is loaded" in caught.value.body["message"]
@@ -78,7 +75,6 @@ def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("wrong", [{"dimensions": 10_000}, {"input": [1, 2]}, {"extra_body": {"truncation": True}}])
 def test_wrong_values_are_bad_requests(client: openai.OpenAI, wrong: dict[str, object]) -> None:
-    """Too many dimensions, ids of tokens, and what is not known."""
     with pytest.raises(openai.BadRequestError) as caught:
         client.embeddings.create(**{"model": "embed", "input": "a"} | wrong)
     assert "invalid_request_error" == caught.value.type
@@ -97,7 +93,6 @@ def test_a_wrong_key_is_an_authentication_error(locked: str) -> None:
 
 
 def test_a_refusal_is_retried_when_it_says(locked: str) -> None:
-    """With retries the client waits as `Retry-After` says and is answered; without it raises RateLimitError."""
     host, _, port = locked.removeprefix("http://").rpartition(":")
     with socket.create_connection((host, int(port))) as other:
         head = f"POST /classify HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {KEY}\r\ncontent-length: 2\r\n\r\n{{"

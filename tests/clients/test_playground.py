@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
+from conftest import in_browser, needs_browser, running
 
-from conftest import running
-
-HERE = Path(__file__).parent
-NODE, CHROMIUM = shutil.which("node"), shutil.which("chromium")
-
-pytestmark = pytest.mark.skipif(
-    NODE is None or CHROMIUM is None or not (HERE / "node_modules/playwright-core").is_dir(),
-    reason="needs chromium, node and playwright-core",
-)
+pytestmark = needs_browser
 
 
 @cache
 def what_the_page_shows(url: str, *key: str) -> dict[str, Any]:
-    """Returns what a visit sees."""
-    command = [str(NODE), str(HERE / "playground.mjs"), url, str(CHROMIUM), *key]
-    visit = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert visit.returncode == 0, visit.stderr
-    shown: dict[str, Any] = json.loads(visit.stdout)
-    return shown
+    return in_browser("playground.mjs", url, *key)
 
 
 def test_every_task_is_run_and_shown(url: str) -> None:
@@ -47,6 +31,18 @@ def test_every_task_is_run_and_shown(url: str) -> None:
     assert [] == [name for name, shown in tasks.items() if shown["wide"] or shown["read"]]
     assert [] == seen["nameless"]
     assert all(f"curl -s '{url}" in shown["code"] for shown in tasks.values())
+
+
+def test_the_stages_of_a_request_are_shown_apart(url: str) -> None:
+    """Each with its time and what it is; the many runs of `explain` are inference, since nothing waits in an idle service."""
+    seen = what_the_page_shows(url)
+    stages = ["tokenize", "queue", "inference", "decode", "rest"]
+    explained = {name: (ms, about) for name, ms, about in seen["explained"]}
+
+    assert dict.fromkeys(seen["tasks"], stages) == {name: [part[0] for part in shown["stages"]] for name, shown in seen["tasks"].items()}
+    assert stages == list(explained)
+    assert ("wait for the first run", "all runs of the model") == (explained["queue"][1], explained["inference"][1])
+    assert explained["queue"][0] < explained["inference"][0] / 4
 
 
 def test_attention_is_drawn_by_layer_and_head(url: str) -> None:

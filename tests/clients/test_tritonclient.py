@@ -1,4 +1,4 @@
-"""tritonclient over HTTP, as Triton's users have it: texts, token ids, binary and JSON, and the routes beside `infer`."""
+"""tritonclient over HTTP: texts, token ids, binary and JSON tensors, and the other routes of the protocol."""
 
 from __future__ import annotations
 
@@ -21,26 +21,22 @@ TEXTS = ["A warm, funny film.", "Dull."]
 
 @pytest.fixture(name="client")
 def connected(url: str) -> Iterator[triton.InferenceServerClient]:
-    """A client of the service."""
     with triton.InferenceServerClient(url.removeprefix("http://")) as client:
         yield client
 
 
 def text_input(name: str, *texts: str, binary: bool = True, column: bool = False) -> triton.InferInput:
-    """Returns an input of texts."""
     values = np.array([text.encode() for text in texts], object)
     values = values[:, None] if column else values
     return triton.InferInput(name, list(values.shape), "BYTES").set_data_from_numpy(values, binary_data=binary)
 
 
 def id_input(name: str, values: Any, *, binary: bool = True) -> triton.InferInput:
-    """Returns an input of numbers."""
     array = np.array(values, np.int64)
     return triton.InferInput(name, list(array.shape), "INT64").set_data_from_numpy(array, binary_data=binary)
 
 
 def own(url: str, path: str, **body: Any) -> Any:
-    """Returns the service's own answer."""
     request = urllib.request.Request(f"{url}{path}", json.dumps(body).encode())
     with urllib.request.urlopen(request) as response:
         return json.load(response)
@@ -49,7 +45,6 @@ def own(url: str, path: str, **body: Any) -> Any:
 @pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize("column", [True, False])
 def test_texts_are_classified(client: triton.InferenceServerClient, url: str, binary: bool, column: bool) -> None:
-    """All outputs, which come binary; the results are our own."""
     found = client.infer("sentiment", [text_input("inputs", *TEXTS, binary=binary, column=column)], request_id="7")
     expected = own(url, "/models/sentiment", inputs=TEXTS)
 
@@ -61,7 +56,6 @@ def test_texts_are_classified(client: triton.InferenceServerClient, url: str, bi
 
 
 def test_outputs_as_they_are_asked_for(client: triton.InferenceServerClient) -> None:
-    """Binary and JSON in one answer, and the best labels in place of numbers."""
     asked = [
         triton.InferRequestedOutput("label", binary_data=False),
         triton.InferRequestedOutput("scores", class_count=1),
@@ -87,7 +81,6 @@ def test_questions_and_vectors(client: triton.InferenceServerClient) -> None:
 
 
 def test_token_ids_give_logits(client: triton.InferenceServerClient) -> None:
-    """Padding makes no difference, and neither does the form."""
     ids, mask = [[101, 2204, 2143, 102, 0, 0], [101, 2200, 2919, 102, 0, 0]], [[1, 1, 1, 1, 0, 0]] * 2
     inputs = [id_input("input_ids", ids), id_input("attention_mask", mask)]
     padded = client.infer("sentiment", inputs).as_numpy("logits")
@@ -98,7 +91,6 @@ def test_token_ids_give_logits(client: triton.InferenceServerClient) -> None:
 
 
 def test_errors_are_shown(client: triton.InferenceServerClient) -> None:
-    """The exception has our message and the status."""
     for call, said, status in (
         (lambda: client.infer("sentiment", [text_input("input", "a")]), "did you mean `inputs`?", "422"),
         (lambda: client.infer("sentimental", [text_input("inputs", "a")]), "did you mean `sentiment`?", "404"),
@@ -118,7 +110,6 @@ def test_errors_are_shown(client: triton.InferenceServerClient) -> None:
 
 
 def test_timeouts_are_deadlines(client: triton.InferenceServerClient) -> None:
-    """Microseconds until the request must have started."""
     assert client.infer("sentiment", [text_input("inputs", "a")], timeout=5_000_000).as_numpy("label").shape == (1,)
     with pytest.raises(InferenceServerException):
         client.infer("sentiment", [text_input("inputs", "a")], timeout=1)
@@ -132,7 +123,6 @@ def test_answers_may_be_compressed_or_not(client: triton.InferenceServerClient) 
 
 
 def test_the_routes_beside_infer(client: triton.InferenceServerClient) -> None:
-    """Health, metadata, configuration, index and statistics."""
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("sentiment")
@@ -150,7 +140,6 @@ def test_the_routes_beside_infer(client: triton.InferenceServerClient) -> None:
 
 
 def test_calls_beside_each_other(client: triton.InferenceServerClient, url: str) -> None:
-    """`async_infer` of the client, and the client of asyncio."""
     handle = client.async_infer("sentiment", [text_input("inputs", *TEXTS)])
 
     async def ask() -> list[Any]:
@@ -167,7 +156,6 @@ def test_calls_beside_each_other(client: triton.InferenceServerClient, url: str)
 
 
 def ask_raw(url: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> tuple[bytes, Any]:
-    """Returns the body and the headers of an answer."""
     with urllib.request.urlopen(urllib.request.Request(url + path, body, headers or {})) as response:
         return response.read(), response.headers
 

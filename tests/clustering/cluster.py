@@ -22,7 +22,6 @@ class Cluster(RayCluster):
     """A cluster whose application has a folder of models."""
 
     def __init__(self, models: Path) -> None:
-        """Starts a head."""
         super().__init__()
         self.models = models
 
@@ -58,7 +57,6 @@ class Cluster(RayCluster):
             self.wait(route_prefix)
 
     def replicas(self) -> int:
-        """Returns how many replicas run."""
         states = [replica["state"] for replica in self.status()["deployments"]["bertserve"]["replicas"]]
         return states.count("RUNNING")
 

@@ -23,7 +23,7 @@ import tiny
 from bertserve.bench.overhead.ray_cluster import until
 from bertserve.bench.overhead.replica import free_ports
 from cluster import ROOT, Cluster, Load
-from conftest import running
+from conftest import metric, running
 
 SHOWN = ("content-type", "x-model", "x-truncated", "x-windows", "x-hf-warning", "retry-after")
 LONG = "good film " * 200
@@ -44,7 +44,6 @@ REQUESTS: dict[str, tuple[str, str, bytes, dict[str, str]]] = {
 
 
 def full(test: Callable[..., None]) -> Callable[..., None]:
-    """Marks a test that takes many seconds of both CPUs."""
     return pytest.mark.full_grid(pytest.mark.serial(test))
 
 
@@ -85,7 +84,6 @@ def test_replicas_answer_as_one_process(cluster: Cluster, tmp_path: Path) -> Non
 
 @full
 def test_prometheus_has_every_replica(cluster: Cluster, tmp_path: Path) -> None:
-    """By deploy/ray/prometheus.yml, in which each replica has a port of its own."""
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("prometheus is not installed (Debian: apt-get install prometheus)")
@@ -109,7 +107,6 @@ def test_prometheus_has_every_replica(cluster: Cluster, tmp_path: Path) -> None:
 
 @full
 def test_a_body_in_pieces_is_refused_when_it_is_too_long(cluster: Cluster) -> None:
-    """Without a length that says so before."""
     with httpx.Client(trust_env=False) as client:
         answer = client.post(f"{cluster.url}/classify", content=(b" " * 65536 for _ in range(40)))
     assert (413, "too_large") == (answer.status_code, answer.json()["error_type"])
@@ -117,7 +114,6 @@ def test_a_body_in_pieces_is_refused_when_it_is_too_long(cluster: Cluster) -> No
 
 @full
 def test_a_setting_of_rays_ends_the_deployment_with_its_name(cluster: Cluster) -> None:
-    """What ran goes on, and the message says what to use in its place."""
     cluster.deploy(wait=False, args={"workers": 2})
     until(lambda: "use num_replicas of the deployment" in str(cluster.status()["message"]), "it is said")
     assert 200 == httpx.post(f"{cluster.url}/classify", json={"inputs": "good"}, trust_env=False).status_code
@@ -125,7 +121,6 @@ def test_a_setting_of_rays_ends_the_deployment_with_its_name(cluster: Cluster) -
 
 @full
 def test_a_rolling_update_loses_nothing(cluster: Cluster) -> None:
-    """Both replicas are replaced under load."""
     before = cluster.worker_pids()
     with Load(cluster.url) as load:
         cluster.deploy(args={"max_inputs": 100})
@@ -135,7 +130,6 @@ def test_a_rolling_update_loses_nothing(cluster: Cluster) -> None:
 
 @full
 def test_replicas_come_and_go_unseen(cluster: Cluster) -> None:
-    """From one to three and back under load."""
     cluster.add_node(cpus=2)
     cluster.deploy(num_replicas=1)
     with Load(cluster.url) as load:
@@ -164,7 +158,6 @@ def test_a_killed_replica_is_replaced(cluster: Cluster) -> None:
 
 @full
 def test_a_killed_raylet_is_survived(cluster: Cluster) -> None:
-    """With the replicas of its node; they start again elsewhere."""
     node = cluster.nodes[1] if len(cluster.nodes) > 1 else cluster.add_node(cpus=2)
     cluster.deploy(num_replicas=4)
     until(lambda: len(cluster.worker_pids()) == 4, "four answer")
@@ -190,7 +183,7 @@ def test_a_prefix_leads_to_the_same_paths(cluster: Cluster) -> None:
 
 @full
 def test_there_are_more_replicas_while_there_is_work_for_more(cluster: Cluster) -> None:
-    """By the policy of deploy/ray/serve.yaml: from one to two as its inference threads are always busy, and back; nobody's request fails."""
+    """The policy of deploy/ray/serve.yaml starts a second replica while the inference threads are busy and stops it later; all requests succeed."""
     quick = {"upscale_delay_s": 1, "downscale_delay_s": 2, "look_back_period_s": 2, "metrics_interval_s": 0.5}
     cluster.deploy(args=_slow(cluster), scaling={"min_replicas": 1, "max_replicas": 2, **quick})
     until(lambda: _model(cluster) == "slow" and cluster.replicas() == 1, "one is there")
@@ -241,5 +234,4 @@ def _model(cluster: Cluster) -> str:
 
 
 def _queued(cluster: Cluster) -> float:
-    page = httpx.get(f"{cluster.url}/metrics", trust_env=False).text
-    return sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith("bertserve_queue_tokens"))
+    return metric(httpx.get(f"{cluster.url}/metrics", trust_env=False).text, "queue_tokens")

@@ -44,7 +44,6 @@ def test_others_are_settings_as_everywhere(replica: ModuleType) -> None:
 
 
 def test_variables_are_settings_as_everywhere(replica: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is no setting is an error, and those that Kubernetes makes of a Service are not."""
     monkeypatch.setenv("BERT_SERVE_PORT", "tcp://10.0.0.1:8000")
     monkeypatch.setenv("BERT_SERVE_MAX_INPUTS", "7")
     assert 7 == replica.ReplicaSettings.model_validate({"models": "."}).max_inputs
@@ -89,6 +88,5 @@ def test_a_replica_uses_each_setting_that_it_takes(replica: ModuleType, models: 
     ],
 )
 def test_enough_replicas_have_short_queues_and_a_reserve(replica: ModuleType, queue_s: list[float], busy: list[float], enough: int) -> None:
-    """A second of queue for each, and four fifths of their time."""
     metrics = {"queue_s": dict(enumerate(queue_s)), "busy": dict(enumerate(busy))} if queue_s else None
     assert (enough, {}) == replica.enough_replicas(SimpleNamespace(aggregated_metrics=metrics))

@@ -1,4 +1,4 @@
-"""Replicas behind a real HAProxy under a load that goes on in a thread, and what its clients saw."""
+"""Replicas behind a real HAProxy, with a load in a thread and a record of what its clients saw."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from bertserve.bench.load.generator import Durations, run_closed_loop
 from bertserve.bench.overhead.replica import HAProxy, Replica, haproxy, replicas
 from bertserve.bench.progress import Progress
 from bertserve.bench.target import build_target, parse_url
+from conftest import metric
 
 LIMIT_S = 60
 
@@ -58,11 +59,10 @@ class Seen:
 
     @property
     def failed(self) -> dict[int | str, int]:
-        """All that is no answer, but for what the load itself left behind at its end."""
+        """Everything but answers, without the requests that the load itself left open at its end."""
         return {outcome: times for outcome, times in self.outcomes.items() if outcome not in (200, "interrupted")}
 
     def __str__(self) -> str:
-        """The line that `pytest -s` shows."""
         return f"{self.outcomes[200]} answered, failed {self.failed}, the longest {max(self.waits, default=0):.2f} s"
 
 
@@ -88,6 +88,4 @@ def load(url: str, clients: int, text: str = "good", headers: Mapping[str, str] 
 
 
 def entries(replica: Replica) -> float:
-    """Returns the entries that wait at a replica."""
-    page = httpx.get(f"{replica.url}/metrics", trust_env=False).text
-    return next(float(line.split()[1]) for line in page.splitlines() if line.startswith("bertserve_queue_items "))
+    return metric(httpx.get(f"{replica.url}/metrics", trust_env=False).text, "queue_items")

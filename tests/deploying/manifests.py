@@ -27,18 +27,15 @@ class Container(NamedTuple):
 
 
 def documents(path: Path) -> list[Document]:
-    """Returns the documents of a YAML file."""
     return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
 
 
 def document(name: str) -> Document:
-    """Returns the one document of a file below `deploy/kubernetes`."""
     [found] = documents(KUBERNETES / name)
     return found
 
 
 def files() -> list[Path]:
-    """Returns all YAML files that Kubernetes reads."""
     return [*sorted(KUBERNETES.rglob("*.yaml")), KSERVE]
 
 
@@ -53,12 +50,10 @@ def pods() -> Iterator[tuple[Path, Document]]:
 
 
 def containers() -> list[Container]:
-    """Returns all containers, init containers included."""
     return [Container(path, pod, spec) for path, pod in pods() for spec in [*pod.get("initContainers", []), *pod["containers"]]]
 
 
 def seconds(duration: str) -> int:
-    """Returns the seconds of a duration such as `40s`."""
     assert duration.endswith("s"), duration
     return int(duration[:-1])
 

@@ -26,7 +26,6 @@ def test_the_composition_builds_the_image_of_the_repository() -> None:
 
 
 def test_nothing_is_published_beyond_loopback() -> None:
-    """The service has no key there, and Grafana anybody as a reader."""
     ports = [port for service in SERVICES.values() for port in service["ports"]]
     assert ["127.0.0.1:8000:8000", "127.0.0.1:9090:9090", "127.0.0.1:3000:3000"] == ports
 
@@ -46,14 +45,12 @@ def test_containers_of_the_composition_have_no_rights() -> None:
 
 
 def test_prometheus_and_grafana_get_their_configuration() -> None:
-    """Each file and folder of it is mounted, to be read only."""
     assert set(CONFIGURED) == set(mounted())
     lines = [volume for service in SERVICES.values() for volume in service.get("volumes", []) if volume.startswith("..")]
     assert {True} == {line.endswith(":ro") for line in lines}
 
 
 def test_prometheus_and_grafana_find_each_other() -> None:
-    """What is mounted is there; targets, the data source and the folder of dashboards are those of the composition."""
     assert [] == [name for name in CONFIGURED if not (DEPLOY / name).exists()]
     [scraping] = manifests.documents(DEPLOY / "prometheus/prometheus.yml")
     targets = [target for job in scraping["scrape_configs"] for each in job["static_configs"] for target in each["targets"]]
@@ -87,7 +84,6 @@ def test_the_unit_signals_the_main_process() -> None:
 
 
 def test_the_unit_expects_what_the_service_reports() -> None:
-    """Readiness and a watchdog, from the main process: the supervisor, where there are workers."""
     unit = manifests.unit()
     assert (["notify"], ["main"], ["30"]) == (unit["Type"], unit["NotifyAccess"], unit["WatchdogSec"])
 

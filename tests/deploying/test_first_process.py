@@ -23,7 +23,7 @@ def may_unshare() -> bool:
 
 @pytest.mark.skipif(not may_unshare(), reason="needs unshare, and the right to make a namespace of processes")
 def test_sigterm_ends_it_before_it_serves(tmp_path: Path) -> None:
-    """While it reads its settings, here from a pipe that nobody writes to, and while models load: with the exit code of that signal."""
+    """It ends with the exit code of the signal while it reads its settings (here from a pipe without a writer) and while models load."""
     pipe = tmp_path / "settings.toml"
     os.mkfifo(pipe)
     command = [str(Path(sys.executable).with_name("bert-serve")), "serve", "--config", str(pipe)]

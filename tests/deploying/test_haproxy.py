@@ -38,7 +38,6 @@ def seconds(name: str) -> float:
 
 
 def default(name: str) -> float:
-    """Returns the default of a setting of the service."""
     return float(Settings.model_fields[name].default)
 
 
@@ -74,7 +73,6 @@ def test_it_holds_what_the_service_does() -> None:
 
 
 def test_a_replica_drains_for_longer_than_it_takes_to_notice() -> None:
-    """The seconds of `--pre-stop-delay-s` that the guide shows are more than the longest way to a second red answer."""
     assert "fall 2" in TEXT
     notice = seconds("inter") + seconds("fastinter") + 2 * seconds("timeout check")
     assert f"inter + fastinter + 2 x timeout check = {notice:g} s" in TEXT
@@ -91,7 +89,6 @@ def test_the_guide_starts_the_replicas_that_it_names() -> None:
 
 
 def shown() -> list[Settings]:
-    """Returns the settings of each replica that the guide starts."""
     lines = re.findall(r"^bert-serve serve (.+)$", GUIDE, re.MULTILINE)
     assert 3 == len(lines)
     return [parse(Settings, line.split()) for line in lines]
@@ -104,7 +101,6 @@ def test_probes_are_paths_of_the_service() -> None:
 
 
 def test_its_errors_have_the_shape_of_the_service() -> None:
-    """An object with a text as `error`, a known `error_type` and the id of the request."""
     documents = [json.loads(text) for text in re.findall(r"lf-string '([^']+)'", TEXT)]
     assert 6 == len(documents)
     for document in documents:
@@ -126,7 +122,6 @@ def replicas_behind_haproxy(tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(name="client")
 def client_of_the_proxy(service: Balanced) -> Iterator[httpx.Client]:
-    """A client that asks the proxy."""
     with httpx.Client(base_url=service.proxy.url, trust_env=False, timeout=60) as client:
         yield client
 
@@ -144,7 +139,6 @@ def logged(service: Balanced, request_id: str) -> list[str]:
 @needs_haproxy
 @pytest.mark.serial
 def test_both_replicas_answer(service: Balanced, client: httpx.Client) -> None:
-    """Each has a share of the requests that come at the same time."""
     with ThreadPoolExecutor(8) as pool:
         assert {200} == {answer.status_code for answer in pool.map(lambda _: client.post("/classify", json=BODY), range(40))}
     shares = [replica.log.read_text().count(" POST /classify 200 ") for replica in service.replicas]
@@ -190,7 +184,6 @@ def test_answers_come_through_as_they_are(client: httpx.Client) -> None:
     ],
 )
 def test_what_one_replica_alone_would_do_is_refused(client: httpx.Client, method: str, path: str) -> None:
-    """In the shape of all errors, with an id that can be found in the proxy's log."""
     answer = client.request(method, path)
 
     assert (404, "not_found") == (answer.status_code, answer.json()["error_type"])
@@ -200,7 +193,6 @@ def test_what_one_replica_alone_would_do_is_refused(client: httpx.Client, method
 @needs_haproxy
 @pytest.mark.serial
 def test_a_line_is_answered_before_the_next_one_is_sent(service: Balanced) -> None:
-    """The proxy passes streams of JSON Lines on as they come, in both directions."""
     host, port = service.proxy.url.removeprefix("http://").split(":")
     head = "POST /classify HTTP/1.1\r\nhost: test\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n"
     line = json.dumps(BODY) + "\n"
@@ -230,7 +222,7 @@ def test_who_hangs_up_is_not_waited_for(service: Balanced) -> None:
 @pytest.mark.serial
 @pytest.mark.full_grid
 def test_without_replicas_errors_have_the_shape_of_all_errors(tmp_path: Path, models: Path) -> None:
-    """With when to come again, and the caller's id; monitors of the proxy see red."""
+    """The answer has Retry-After and the caller's id; monitors of the proxy see failed health checks."""
     with balanced(models, tmp_path, count=1) as service, httpx.Client(base_url=service.proxy.url, trust_env=False) as client:
         service.replicas[0].stop()
         answer = client.post("/classify", json=BODY, headers={"x-request-id": "mine-2"})

@@ -33,13 +33,12 @@ each_container = pytest.mark.parametrize(
 
 
 def probed() -> list[Container]:
-    """Returns the containers that run the service as a whole, and are no patch."""
+    """Returns the complete definitions of containers that run the service, without patches."""
     return [container for container in manifests.containers() if "readinessProbe" in container.spec]
 
 
 @pytest.fixture(name="settings")
 def settings_of_the_config_map() -> Settings:
-    """What the service makes of `bertserve.toml`."""
     return parse(Settings, ["--config", str(KUBERNETES / "base/bertserve.toml")])
 
 
@@ -51,7 +50,6 @@ def stop_s(container: Container, settings: Settings) -> float:
 
 
 def test_every_file_is_used() -> None:
-    """Kustomizations name each file beside them, and the top one each component, where it is left out in a comment."""
     for kustomization in KUBERNETES.rglob("kustomization.yaml"):
         text = kustomization.read_text(encoding="utf-8")
         beside = {path.name for path in kustomization.parent.iterdir() if path.is_file()} - {
@@ -87,7 +85,6 @@ def test_the_ingress_leads_to_the_service(settings: Settings) -> None:
 
 
 def test_probes_ask_for_paths_that_there_are() -> None:
-    """Each path answers GET without a key, and each port is the container's."""
     paths = {path for path, methods in facts.openapi()["paths"].items() if "get" in methods}
     assert 2 == len(probed())
     for container in probed():
@@ -98,7 +95,6 @@ def test_probes_ask_for_paths_that_there_are() -> None:
 
 
 def test_all_speak_of_the_port_of_the_image() -> None:
-    """The Dockerfile's, which containers name; Service, network policy and PodMonitor go by the name."""
     [port] = re.findall(rf"{PREFIX}PORT=(\d+)", DOCKERFILE)
     assert [port] == re.findall(r"^EXPOSE (\d+)$", DOCKERFILE, re.MULTILINE)
     assert {int(port)} == {each["containerPort"] for container in probed() for each in container.spec["ports"]}
@@ -163,7 +159,6 @@ def test_alerts_know_the_job() -> None:
 
 
 def test_patches_meet_the_deployment() -> None:
-    """Components name the Deployment and its container, and the autoscaler its target."""
     names = {path.parent.name: pod["containers"][0]["name"] for path, pod in manifests.pods() if "components" in path.parts}
     assert {"gpu": SERVICE["name"], "models-volume": SERVICE["name"]} == names
     assert ("Deployment", "bertserve") == (DEPLOYMENT["kind"], DEPLOYMENT["metadata"]["name"])
@@ -183,7 +178,6 @@ def test_the_autoscaler_does_its_arithmetic() -> None:
 
 
 def test_the_autoscaler_asks_for_a_metric_that_there_is() -> None:
-    """The adapter makes its metric of one of the service's, and all that comments and the guide name in queries are the service's."""
     [rule] = document("prometheus-adapter.yaml")["rules"]["custom"]
     asked = next(metric["pods"]["metric"]["name"] for metric in AUTOSCALER["spec"]["metrics"] if metric["type"] == "Pods")
     shown = Metrics().page().decode()
@@ -243,7 +237,6 @@ def test_pods_keep_to_the_restricted_standard(path: Any, pod: Any) -> None:
 
 @each_container
 def test_containers_have_no_rights(container: Container) -> None:
-    """No capability, nothing to write to, and a limit of memory."""
     if container.path.parent.name == "gpu" or (container.path.parent.name == "models-volume" and container.spec["name"] == "bertserve"):
         assert "securityContext" not in container.spec  # it stays as in the base
         return
@@ -256,7 +249,7 @@ def test_containers_have_no_rights(container: Container) -> None:
 
 
 def test_images_stand_at_one_place() -> None:
-    """Each image of a manifest has a name that a kustomization beside it, or the top one, gives a registry and a tag."""
+    """A kustomization in the same folder, or the top one, gives each image of a manifest a registry and a tag."""
     for kustomization, *patches in [
         [KUBERNETES / "kustomization.yaml", KUBERNETES / "base/deployment.yaml"],
         *[

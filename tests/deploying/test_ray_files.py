@@ -63,7 +63,6 @@ def test_kubernetes_has_the_same_configuration() -> None:
 
 
 def test_kubernetes_has_the_same_environment() -> None:
-    """In each pod, which ends later than its replicas do and mounts the key that the configuration names."""
     groups = [SERVICE["spec"]["rayClusterConfig"]["headGroupSpec"], *SERVICE["spec"]["rayClusterConfig"]["workerGroupSpecs"]]
     (application,) = ON_KUBERNETES["applications"]
     for group in groups:

@@ -25,12 +25,10 @@ CLIENTS = 16
 
 
 def said(replica: Replica) -> str:
-    """Returns what a replica wrote to its log."""
     return replica.log.read_text()
 
 
 def signal_one(service: Balanced, number: signal.Signals) -> Replica:
-    """Signals the first replica and returns it."""
     [first, *_] = service.replicas
     first.process.send_signal(number)
     return first

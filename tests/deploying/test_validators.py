@@ -38,7 +38,6 @@ def of_the_system(name: str) -> str:
 
 
 def said(*command: str | Path) -> str:
-    """Returns what a command printed, which must have ended well."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert 0 == done.returncode, done.stdout + done.stderr
     return done.stdout + done.stderr

@@ -27,7 +27,7 @@ Analyze = Callable[..., tuple[dict[str, Any], str]]
 
 
 def exported(source: str | Path, output: Path | None = None, **options: Any) -> Bundle:
-    """Exports a checkpoint in fp32, unless `options` of the export say otherwise, to `models` beside it, unless `output` is given."""
+    """Exports a checkpoint, in fp32 by default, to `output` or to the folder `models` next to it."""
     from bertserve.export.pipeline import ExportSpec, export
 
     spec = ExportSpec(str(source), output or Path(source).parent / "models", **{"precisions": ("fp32",), **options})
@@ -60,19 +60,15 @@ class Served:
         self.engine = engine_of(bundle, bundle.graph(provider, precision))
 
     def encode(self, request: Any) -> Batch:
-        """Returns the batch of a request of the bundle's task."""
         return encode(self.task, request, self.tokenizer, self.manifest)
 
     def encodings(self, *requests: Any) -> list[Encoding]:
-        """Returns the encodings of several requests."""
         return [encoding for request in requests for encoding in self.encode(request).encodings]
 
     def alone(self, request: Any) -> list[Row]:
-        """Returns the rows of a request, each encoding run alone."""
         return [self.engine.run([encoding])[0] for encoding in self.encodings(request)]
 
     def decode(self, request: Any, rows: list[Row]) -> Any:
-        """Returns the answer that rows decode to."""
         return decode(self.task, request, rows, self.manifest, self.tokenizer)
 
     def answer(self, body: dict[str, Any], task: str | None = None) -> Any:

@@ -59,7 +59,6 @@ def bert(
 
 
 def naming(labels: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the fields of a configuration that name the labels."""
     return {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
 
 
@@ -118,7 +117,6 @@ def edit_json(path: Path, **changes: Any) -> None:
 
 
 def edit_weights(path: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    """Lets `edit` change a checkpoint's tensors by name."""
     tensors = load_file(path / "model.safetensors")
     edit(tensors)
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
@@ -132,7 +130,6 @@ class PyTorch:
         self.model = transformers.AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.float32).eval()
 
     def logits(self, text: str, pair: str | None = None, *, max_length: int = POSITIONS) -> NDArray[np.float32]:
-        """Returns the logits of one text or pair, float32 [labels]."""
         feed = self.tokenizer(text, pair, truncation=True, max_length=max_length, padding=False, return_tensors="pt")
         with torch.no_grad():
             return np.asarray(self.model(**feed).logits[0])

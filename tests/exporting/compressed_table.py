@@ -107,7 +107,6 @@ def speed(engines: Sequence[OnnxEngine], ids: NDArray[np.int64]) -> list[float]:
 
 
 def logits(bundle: Bundle, engine: OnnxEngine, texts: Sequence[str]) -> NDArray[np.float32]:
-    """Returns the logits of texts."""
     tokenizer = Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)
     encodings = [tokenizer.assemble(tokens.ids[: LENGTH - 2]) for tokens in tokenizer.tokenize(texts)]
     return np.array([engine.run([encoding])[0]["logits"] for encoding in encodings])

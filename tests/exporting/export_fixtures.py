@@ -16,7 +16,6 @@ STAGED = ("text-classification", "token-classification", "question-answering", "
 
 @pytest.fixture(name="source")
 def source_checkpoint(tmp_path: Path) -> Path:
-    """The usual checkpoint."""
     from checkpoints import bert
 
     return bert(tmp_path)
@@ -32,7 +31,6 @@ def slow_stages_played_back(source: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.fixture(name="output")
 def output_folder(tmp_path: Path) -> Path:
-    """A models folder that does not exist yet."""
     return tmp_path / "models"
 
 
@@ -75,7 +73,6 @@ def all_staged_graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any
 
 @pytest.fixture(name="staged", params=STAGED)
 def staged_graphs(request: pytest.FixtureRequest, all_staged: dict[str, Any]) -> Any:
-    """The graphs of each task in turn."""
     return all_staged[request.param]
 
 

@@ -182,7 +182,6 @@ def bert_tokenizer() -> Any:
 
 
 def distilbert_tokenizer() -> Any:
-    """Returns BERT's tokenizer without token types."""
     made = bert_tokenizer()
     made.model_input_names = ["input_ids", "attention_mask"]
     return made

@@ -29,7 +29,6 @@ def rounded_up(error: float) -> float:
 
 
 def line(family: str, task: str, measured: Measured) -> str:
-    """Returns the row of a family with a head."""
     errors = " | ".join(f"{rounded_up(error):.0e}" for error in measured.errors)
     return f"| {family} | {task} | {errors} | {measured.attention} |"
 

@@ -53,7 +53,6 @@ class Measured:
 
     @property
     def attention(self) -> str:
-        """What became of the attention."""
         return self.fp32_graph.form.split(", ")[1]
 
 

@@ -47,7 +47,6 @@ class Staged:
     products_merged: int
 
     def feeds(self, texts: Sequence[str]) -> list[Feed]:
-        """Returns the graph's inputs for each text alone."""
         return calibration.make_feeds(calibration.Texts(tuple(texts)), self.loaded, self.tokenizer)
 
 
@@ -113,7 +112,7 @@ def operators(path: Path) -> Counter[str]:
 
 
 def assert_equal_outputs(expected: Path, actual: Path, feed: Feed, mask: Any = None, atol: float = 1e-5) -> None:
-    """Asserts that two graphs give the same outputs, where they have a row per token for those that are no padding."""
+    """Asserts that two graphs give the same outputs; rows of padding tokens are not compared."""
     for a, b in zip(run(expected, feed), run(actual, feed), strict=True):
         assert a.shape == b.shape
         assert np.abs(a).max() > 0.1  # of zeros nothing could be told

@@ -94,7 +94,6 @@ def test_channels_are_scaled_and_taken_out(tmp_path: Path) -> None:
 
 
 def test_texts_of_a_batch_keep_their_first_and_last_tokens(all_staged: dict[str, Staged], tmp_path: Path) -> None:
-    """Special tokens carry the largest values of all: the sample has those of each text, not of each batch."""
     staged, path = all_staged["token-classification"], tmp_path / "more.onnx"
     name = giving_out(staged, path, "Gelu")[0]
     feeds = staged.feeds([TEXTS[0], TEXTS[4]] * 8)

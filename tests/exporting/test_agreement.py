@@ -39,7 +39,6 @@ def measure(task: str, config: Config, *pairs: tuple[Any, Any]) -> Agreement:
 
 
 def scored(**scores: float) -> list[dict[str, Any]]:
-    """Returns a result of text classification, best first."""
     return [{"label": label, "score": score} for label, score in sorted(scores.items(), key=lambda item: -item[1])]
 
 
@@ -48,7 +47,6 @@ def token(id_: int) -> dict[str, Any]:
 
 
 def span(start: int, end: int, **fields: Any) -> dict[str, Any]:
-    """Returns an answer, or with `entity_group` an entity."""
     return {"answer": "x" * (end - start), "score": 0.5, "start": start, "end": end} | fields
 
 
@@ -71,7 +69,6 @@ def span(start: int, end: int, **fields: Any) -> dict[str, Any]:
     ],
 )
 def test_two_results_agree_where_their_choices_do(task: str, one: Any, other: Any, expected: bool) -> None:
-    """The best label, answer or token counts, of entities all; of a task without choices the whole result."""
     assert expected is equal_but_for_scores(*(TASKS[task].decision(result, Config(("a", "b", "c"))) for result in (one, other)))
 
 
@@ -113,7 +110,6 @@ def test_results_are_the_same_but_for_their_scores(actual: Any, expected: bool) 
     ],
 )
 def test_spans_of_a_result(result: Any, expected: set[Span]) -> None:
-    """Entities, tokens and answers have places; labels have none."""
     assert expected == result_spans(result)
 
 
@@ -128,14 +124,13 @@ def test_spans_of_a_result(result: Any, expected: set[Span]) -> None:
     ],
 )
 def test_labels_whose_scores_are_nearly_equal_may_be_in_either_order(actual: Any, expected: bool) -> None:
-    """Rounding orders them either way, in the middle of a list and at its end; those that differ by more keep their order."""
+    """Rounding may swap equal scores, in the middle of a list and at its end; scores that differ by more keep their order."""
     reference = scored(a=0.5, b=0.3, c=0.20005)
     assert expected is equal_but_for_ties("text-classification", reference, actual, 1e-4)
     assert equal_but_for_ties("text-classification", [scored(a=0.50004, b=0.49996)], [scored(b=0.50003, a=0.49997)], 1e-4)
 
 
 def test_entities_have_their_place_and_no_order_by_score() -> None:
-    """Another entity is another answer, however near the scores are."""
     assert not equal_but_for_ties("token-classification", [ADA | {"score": 0.5}], [ADA | {"end": 4, "score": 0.5}], 1e-4)
 
 
@@ -143,7 +138,6 @@ def test_entities_have_their_place_and_no_order_by_score() -> None:
 
 
 def test_labels_agree_by_their_share() -> None:
-    """Scores are left aside."""
     found = measure(
         "text-classification", Config(), (scored(a=0.9, b=0.1), scored(a=0.6, b=0.4)), (scored(a=0.9, b=0.1), scored(a=0.4, b=0.6))
     )
@@ -181,7 +175,6 @@ def test_ranks_within_rounding_are_equal() -> None:
 
 
 def test_label_sets_agree_by_their_f1() -> None:
-    """Over the inputs with a label on either side; two empty sets say nothing."""
     none, one, both = scored(a=0.1, b=0.1), scored(a=0.9, b=0.1), scored(a=0.9, b=0.9)
     found = measure("text-classification", SETS, (none, none), (one, both), (none, one), (both, both))
 
@@ -189,7 +182,6 @@ def test_label_sets_agree_by_their_f1() -> None:
 
 
 def test_taggers_agree_by_the_f1_of_their_spans() -> None:
-    """Over the texts with an entity on either side."""
     found = measure("token-classification", Config(), ([], []), ([ADA, ROME], [ADA]), ([], [ROME]))
 
     assert Agreement(measure="span_f1", value=0.5, decisions=2) == found

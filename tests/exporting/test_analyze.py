@@ -40,7 +40,6 @@ def test_every_variant_can_be_made(shape: Shape) -> None:
 
 
 def test_lengths_beyond_the_model_are_an_error_where_asked_for() -> None:
-    """And left out where nobody asked."""
     assert [16, 64] == choose_lengths(None, (16, 64, 128), 100)
     assert [10] == choose_lengths(None, (16, 64), 10)
     assert [16, 100] == choose_lengths((16, 100), (64,), 100)
@@ -49,7 +48,6 @@ def test_lengths_beyond_the_model_are_an_error_where_asked_for() -> None:
 
 
 def chain(*ops: str) -> list[Node]:
-    """Returns nodes of which each reads the one before."""
     names = ["x", *(f"v{i}" for i in range(len(ops)))]
     return [Node(op, [a], [b]) for op, (a, b) in zip(ops, pairwise(names), strict=True)]
 
@@ -58,7 +56,6 @@ LAYER = ("MatMul", "MultiHeadAttention", "MatMul", "LayerNormalization", "MatMul
 
 
 def test_a_layer_begins_with_what_attention_reads() -> None:
-    """Embeddings, two layers of eight nodes, and a head that has a norm of its own."""
     nodes = chain("Gather", "LayerNormalization", *LAYER, *LAYER, "MatMul", "LayerNormalization", "MatMul")
 
     assert ["embeddings"] * 2 + ["layer 1"] * 8 + ["layer 2"] * 8 + ["head"] * 3 == find_parts(nodes)
@@ -108,7 +105,6 @@ def test_a_bundle_is_analyzed_by_layer_and_operator(analyze: Analyze) -> None:
 
 @pytest.mark.full_grid
 def test_a_bundle_is_analyzed_without_torch(tmp_path: Path) -> None:
-    """It has no checkpoint, and its graph needs none."""
     import subprocess
     import sys
 

@@ -51,7 +51,6 @@ def test_a_configuration_is_measured_with_others_that_differ_in_one_thing(tmp_pa
 
 
 def test_a_configuration_of_no_encoder_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It cannot be read, says no shape, or does not match itself."""
     for fields, reason in (
         ({"model_type": "nothing"}, "the configuration"),
         ({"num_attention_heads": 3}, "transformers cannot create an encoder from this BertConfig (2 layers, 3 heads, hidden 32"),
@@ -86,7 +85,6 @@ def test_a_variant_that_cannot_be_measured_is_said(tmp_path: Path, analyze: Anal
 
 
 def test_a_checkpoint_is_measured_with_its_own_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its encoder, whatever its head is."""
     checkpoint, config = sweep._base(str(bert(tmp_path)))
     drawn, _ = sweep._base("bert-tiny")
 

@@ -46,7 +46,6 @@ def test_the_built_in_texts_are_700_distinct_ones() -> None:
 
 
 def test_a_file_has_a_text_on_each_line(tmp_path: Path) -> None:
-    """Empty lines are no texts; spaces and unicode stay; all lines are read."""
     lines = [f"täxt {i} " for i in range(calibration.MAX_TEXTS + 5)]
     (tmp_path / "texts.txt").write_text("\n \n".join(lines), encoding="utf-8")
 
@@ -108,7 +107,6 @@ def test_json_lines_without_a_text_are_an_error(tmp_path: Path, line: str) -> No
 
 
 def test_pairs_are_refused_for_a_task_of_single_texts() -> None:
-    """The message says how many there are; a classifier takes them."""
     with pytest.raises(CheckpointError, match="2 pairs, but fill-mask takes single texts"):
         calibration.refuse_pairs((Texts(pairs=(("a", "b"), ("c", "d"))), Texts(("e",))), "fill-mask")
     calibration.refuse_pairs((Texts(pairs=(("a", "b"),)),), "text-classification")
@@ -227,7 +225,6 @@ def test_passages_of_a_usual_model_have_two_lengths(all_staged: dict[str, Staged
 
 
 def test_few_short_texts_have_no_passages(all_staged: dict[str, Staged]) -> None:
-    """What there is not enough of is not repeated."""
     assert () == Texts(("a good film", "a dull one")).with_passages(all_staged["fill-mask"].tokenizer).passages
 
 
@@ -284,7 +281,6 @@ def test_a_classifier_is_fed_half_of_the_texts_as_pairs_too(all_staged: dict[str
 
 @pytest.mark.parametrize(("task", "expected"), [("text-classification", [{0}, {0, 1}]), ("question-answering", [{0, 1}, {0, 1}])])
 def test_pairs_of_the_file_are_fed_as_they_are(all_staged: dict[str, Staged], task: str, expected: list[set[int]]) -> None:
-    """Then a classifier is fed no other pairs; the texts of a long pair are cut as the service cuts them."""
     staged = all_staged[task]
     feeds = calibration.make_feeds(Texts(("a good film",), pairs=(("a book", "long " * 200),)), staged.loaded, staged.tokenizer)
     pair = staged.loaded.tokenizer("a book", "long " * 200, truncation="longest_first", max_length=staged.loaded.tokenizer_spec.max_length)

@@ -18,7 +18,6 @@ def card(folder: Path, content: str | bytes) -> Path:
 
 
 def front(matter: str) -> str:
-    """Returns a card with this front matter."""
     return f"---\n{matter}\n---\n# A model\n"
 
 
@@ -67,7 +66,6 @@ def test_what_a_card_says_is_read(tmp_path: Path, content: str | bytes, expected
 def test_a_value_that_is_no_text_is_left_out_and_noted(
     tmp_path: Path, line: str, key: str, shown: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The note has key and value, and the other fields are read."""
     other = "license" if key != "license" else "language"
 
     assert CardMetadata(**{other: ("en",)}) == read_card_metadata(card(tmp_path, front(f"{line}\n{other}: en")))
@@ -109,7 +107,6 @@ def test_broken_front_matter_is_noted(tmp_path: Path, content: str | bytes, note
 
 
 def test_a_card_without_end_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It is neither read nor quoted."""
     path = card(tmp_path, front("license: mit"))
     with path.open("r+b") as file:
         file.truncate(MAX_CARD_BYTES + 1)

@@ -73,7 +73,6 @@ def test_pruned_heads_that_make_no_sense_are_refused(tmp_path: Path, pruned: dic
 
 
 def test_distilbert_without_heads_is_loaded(tmp_path: Path) -> None:
-    """Its modules have other names."""
     source = FAMILIES["DistilBERT"].save(tmp_path / "checkpoint", CLASSIFIES)
     size = 32 // HEADS
 
@@ -102,7 +101,7 @@ def test_dropped_layers_are_gone(tmp_path: Path) -> None:
 
 @FULL
 def test_a_distilled_student_brings_what_its_training_needed(tmp_path: Path) -> None:
-    """TinyBERT's checkpoints keep the matrices that compared its layers with the teacher's; they are no part of the model."""
+    """TinyBERT's checkpoints keep matrices that compared its layers with the teacher's; the export ignores them."""
     source, student = bert(tmp_path, hidden_size=24, num_hidden_layers=1, num_attention_heads=3, intermediate_size=40)
     edit_weights(source, lambda tensors: tensors.update({"fit_dense.weight": torch.ones(48, 24), "fit_dense.bias": torch.ones(48)}))
 
@@ -111,7 +110,6 @@ def test_a_distilled_student_brings_what_its_training_needed(tmp_path: Path) -> 
 
 @FULL
 def test_layers_share_weights_in_groups(tmp_path: Path) -> None:
-    """ALBERT's layers of two groups, and of two layers a group."""
     for i, fields in enumerate(({"num_hidden_groups": 2, "num_hidden_layers": 4}, {"inner_group_num": 2, "num_hidden_layers": 2})):
         (tmp_path / str(i)).mkdir()
         assert fp32_error("ALBERT", CLASSIFIES, tmp_path / str(i), **fields) <= 1e-4

@@ -21,7 +21,7 @@ import tiny
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.validation.reference import sample_reference
 from bertserve.service.bundle.files import Bundle
-from bertserve.service.tasks import embed, rerank, similarity, zero_shot
+from bertserve.service.tasks import embed, rerank, zero_shot
 from bundles import Served, Verify, exported, json_lines, refused
 from checkpoints import POSITIONS, ROWS, SIZES, bert, edit_weights, few_texts, naming, save
 
@@ -87,13 +87,11 @@ class PyTorch:
 
 @pytest.fixture(name="source", scope="module")
 def sentence_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An encoder as sentence-transformers saves one: mean, normalized, 64 tokens."""
     return sentence_transformers(encoder(tmp_path_factory.mktemp("vectors")), "Transformer", "Pooling", "Normalize")
 
 
 @pytest.fixture(name="bundle", scope="module")
 def exported_encoder(source: Path) -> Bundle:
-    """Its bundle, of both precisions, with the last four layers."""
     return exported(source, precisions=("fp32", "int8"), layers="last_four", calibration=few_texts(source.parent, 40))
 
 
@@ -130,7 +128,6 @@ def test_vectors_are_pytorchs(pytorch: PyTorch, served: Served, pooling: str, la
 
 
 def test_the_bundle_pools_as_sentence_transformers_says(pytorch: PyTorch, served: Served) -> None:
-    """Without parameters vectors are means of length 1, of texts cut to 64 tokens; prompts come from the checkpoint."""
     assert_vectors(pytorch.vectors(TEXTS, "mean"), served)
     assert_vectors(pytorch.vectors([PROMPTS["query"] + text for text in TEXTS], "mean"), served, prompt_name="query")
     spec = {"pooling": "mean", "normalize": True, "dimensions": 32, "layers": "last_four", "default_layers": None, "combine": "concat"}
@@ -139,33 +136,7 @@ def test_the_bundle_pools_as_sentence_transformers_says(pytorch: PyTorch, served
     assert (64, spec) == (served.manifest.tokenizer.max_length, served.manifest.embedding.model_dump())
 
 
-def test_tokens_are_those_of_the_feature_extraction_pipeline(source: Path, served: Served) -> None:
-    """`pooling` `none` gives the pipeline's nested lists, special tokens included."""
-    pipeline = transformers.pipeline(
-        "feature-extraction", model=str(source), dtype=torch.float32, tokenize_kwargs={"truncation": True, "max_length": 64}
-    )
-    for text in TEXTS:
-        found = np.array(served.answer({"inputs": text, "pooling": "none", "normalize": False}, embed.TASK))
-        np.testing.assert_allclose(np.array(pipeline(text)), found, rtol=0, atol=1e-4)
-
-
-def test_similarities_are_cosines_of_pytorchs_vectors(pytorch: PyTorch, served: Served) -> None:
-    unit = pytorch.vectors(TEXTS, "mean")
-    found = served.answer({"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}}, similarity.TASK)
-    np.testing.assert_allclose(unit[1:] @ unit[0], found, rtol=0, atol=1e-4)
-
-
-def test_int8_passes_the_gate_and_points_the_same_way(pytorch: PyTorch, bundle: Bundle) -> None:
-    """The error on the validation texts is within the limit, and the vectors' cosines to PyTorch's are near 1."""
-    validation = bundle.graph("cpu", "int8").evidence
-    assert 0 < validation.quantization_error <= 0.1
-    assert validation.quantized["MatMulIntegerToFloat"] == 16
-    found = np.array(Served(bundle, "int8").answer({"inputs": TEXTS}, embed.TASK))
-    assert (found * pytorch.vectors(TEXTS, "mean")).sum(axis=1).min() > 0.99
-
-
 def test_the_agreement_is_that_of_the_vectors_that_are_served(source: Path, bundle: Bundle) -> None:
-    """The cosine similarity of the bundle's own vectors, pooled and with the prompts of the samples; no label agrees."""
     fp32, int8 = (bundle.graph("cpu", precision).evidence for precision in ("fp32", "int8"))
     texts = [request.prompt + request.text for request in sample_reference(load_checkpoint(str(source))).requests[: int8.samples]]
     one, other = (np.array(Served(bundle, precision).answer({"inputs": texts}, embed.TASK)) for precision in ("fp32", "int8"))
@@ -181,7 +152,6 @@ def test_the_agreement_is_that_of_the_vectors_that_are_served(source: Path, bund
 
 
 def test_the_bundle_is_served_and_checked(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
-    """`bert-serve check` runs its example, and the card says what vectors are."""
     assert 0 == bertserve.service.cli.main(["check", "--models", str(bundle.path.parent)])
     assert "vectors: feature-extraction, cpu/int8: ok" in capsys.readouterr().out
     card = (bundle.path / "README.md").read_text(encoding="utf-8")
@@ -209,7 +179,6 @@ def test_an_embedding_bundle_is_verified_on_data(source: Path, bundle: Bundle, t
 
 @pytest.mark.full_grid
 def test_an_encoder_without_files_is_pooled_by_its_first_token(tmp_path: Path) -> None:
-    """A bare checkpoint of two layers: [CLS], not normalized, one output, its own length."""
     source = encoder(tmp_path, layers=2)
     served = Served(exported(source))
     embedding = served.manifest.embedding
@@ -222,7 +191,6 @@ def test_an_encoder_without_files_is_pooled_by_its_first_token(tmp_path: Path) -
 
 @pytest.mark.parametrize("architecture", [pytest.param("BertForMaskedLM", marks=pytest.mark.full_grid), "BertForSequenceClassification"])
 def test_the_encoder_below_a_head_is_exported(tmp_path: Path, architecture: str) -> None:
-    """`--task feature-extraction` takes the encoder of any checkpoint, which needs no pooler's weights."""
     source = encoder(tmp_path, architecture, layers=2, architecture=architecture, **naming(tiny.LABELS))
     edit_weights(source, lambda tensors: [tensors.pop(name) for name in list(tensors) if ".pooler." in name])
     served = Served(exported(source, task="feature-extraction"))
@@ -230,7 +198,6 @@ def test_the_encoder_below_a_head_is_exported(tmp_path: Path, architecture: str)
 
 
 def test_an_encoder_that_lacks_weights_is_refused(tmp_path: Path) -> None:
-    """Missing weights of a layer are not taken for those of a pooler."""
     source = encoder(tmp_path, layers=2)
     edit_weights(source, lambda tensors: tensors.pop("encoder.layer.1.output.dense.weight"))
     assert "encoder.layer.1.output.dense.weight" in refused(source)
@@ -254,7 +221,6 @@ def test_what_cannot_be_served_is_refused(tmp_path: Path, steps: tuple[str, ...]
 
 @pytest.mark.parametrize(("given", "pooling"), [({"pooling_mode": "max"}, "max"), ({"pooling_mode_cls_token": True}, "cls")])
 def test_both_forms_of_the_pooling_file_are_read(tmp_path: Path, given: dict[str, Any], pooling: str) -> None:
-    """Flags, and the one name of newer files."""
     embedding = load_checkpoint(str(sentence_transformers(encoder(tmp_path, layers=1), "Transformer", "Pooling", pooling=given))).embedding
     assert embedding is not None
     assert (pooling, False) == (embedding.pooling, embedding.normalize)
@@ -307,7 +273,6 @@ def moved(source: Path, folder: str = "0_Transformer", length_file: str = "sente
     "length_file", ["sentence_bert_config.json", pytest.param("sentence_distilbert_config.json", marks=pytest.mark.full_grid)]
 )
 def test_a_model_in_its_own_folder_is_found(tmp_path: Path, length_file: str) -> None:
-    """Weights, tokenizer, length, pooling, prompts, digest and card are those of the same checkpoint in one folder, and so are its vectors."""
     flat = sentence_transformers(encoder(tmp_path), "Transformer", "Pooling", "Normalize", max_length=48)
     digest = load_checkpoint(str(flat)).weights_sha256
     source = moved(flat, length_file=length_file)
@@ -375,7 +340,6 @@ def test_a_language_model_is_no_bare_encoder(tmp_path: Path) -> None:
 
 @pytest.fixture(name="inference", scope="module")
 def exported_inference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Served]:
-    """Natural language inference: the pipeline of transformers, and the service."""
     source = bert(tmp_path_factory.mktemp("nli"), "nli", labels=NLI_LABELS, model_max_length=POSITIONS)
     return transformers.pipeline("zero-shot-classification", model=str(source), dtype=torch.float32), Served(exported(source))
 
@@ -384,7 +348,6 @@ def exported_inference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, S
 @pytest.mark.parametrize("labels", [["good"], ["good", "bad", "a dull book"], "film, book , great"])
 @pytest.mark.parametrize("template", ["This example is {}.", "the {} film !"])
 def test_zero_shot_labels_are_those_of_the_pipeline(inference: tuple[Any, Served], multi_label: bool, labels: Any, template: str) -> None:
-    """Labels, order and scores, for short texts, long ones that are cut, and unicode."""
     pipeline, served = inference
     parameters = {"candidate_labels": labels, "hypothesis_template": template, "multi_label": multi_label}
     for text in filter(None, TEXTS):  # the pipeline refuses an empty one
@@ -395,7 +358,6 @@ def test_zero_shot_labels_are_those_of_the_pipeline(inference: tuple[Any, Served
 
 
 def test_ranks_are_the_sigmoids_of_pytorchs_logits(tmp_path: Path) -> None:
-    """A cross-encoder's scores of query and text, pairs that are cut too."""
     source = bert(tmp_path, "ranker", labels=("LABEL_0",), model_max_length=POSITIONS)
     tokenizer, served = transformers.AutoTokenizer.from_pretrained(source), Served(exported(source))
     model = transformers.AutoModelForSequenceClassification.from_pretrained(source, dtype=torch.float32).eval()

@@ -41,20 +41,17 @@ class Page:
 
     @classmethod
     def read(cls, name: str, folder: Path) -> Page:
-        """Reads a page, and chooses a free port."""
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = str(taken.getsockname()[1])
         return cls((ROOT / name).read_text(encoding="utf-8"), folder, port)
 
     @property
     def commands(self) -> list[str]:
-        """The commands of the page, in order."""
         blocks = re.findall(r"```bash\n(.+?)\n```", self.text, re.S)
         return [block.replace("examples/", f"{ROOT}/examples/").replace("8000", self.port) for block in blocks]
 
     @property
     def answers(self) -> list[str]:
-        """The JSON answers that the page shows, in order."""
         return re.findall(r"```json\n(.+?)\n```", self.text, re.S)
 
     def run(self, command: str) -> str:

@@ -156,7 +156,6 @@ def test_weights_of_every_head_and_tracer(task: str, tracer: Any, tmp_path: Path
 
 @pytest.mark.full_grid
 def test_vectors_of_layers_stand_beside_it(tmp_path: Path) -> None:
-    """An encoder gives its layers and its attention; pruned heads are not among them."""
     source = checkpoint("BERT", CLASSIFIES, tmp_path)
     prune_heads(source, {0: (1, 3), 1: (0,)}, heads=SIZES["num_attention_heads"])
     bundle = with_attention(source, task="feature-extraction", layers=(0, 1))
@@ -238,7 +237,6 @@ def test_a_layers_weights_go_before_the_next_come(
 def test_what_has_no_attention_is_wrong_usage(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Graphs for GPUs, which fuse it, and modules of a user's own."""
     with pytest.raises(SystemExit, match="2"):
         cli.main([*arguments, "--attentions", "--output", str(tmp_path)])
     assert message in capsys.readouterr().err.partition("argument --attentions: ")[2]

@@ -95,6 +95,24 @@ def drop_pad_token(path: Path) -> None:
     (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "cls_token": "[CLS]"}))
 
 
+def other_weights(path: Path) -> None:
+    """Names another file of weights than the one of the digest."""
+    shutil.copy(path / "model.safetensors", path / "other.safetensors")
+    edit_json(path / "config.json", transformers_weights="other.safetensors")
+
+
+def pad_by(token: str) -> Change:
+    def change(path: Path) -> None:
+        edit_json(path / "tokenizer_config.json", pad_token=token)
+        edit_json(path / "config.json", pad_token_id=tiny.VOCABULARY.index(token))
+
+    return change
+
+
+def fill_in(*inputs: str) -> Change:
+    return lambda path: edit_json(path / "tokenizer_config.json", model_input_names=list(inputs))
+
+
 def truncate(path: Path) -> None:
     """Cuts the weights off in the middle, as an interrupted copy does."""
     file = path / "model.safetensors"
@@ -102,13 +120,12 @@ def truncate(path: Path) -> None:
 
 
 def declare_code(path: Path) -> None:
-    """Makes configuration and tokenizer ask for code that lies beside them."""
+    """Makes configuration and tokenizer ask for code in the same folder."""
     (path / "code.py").write_text("import pathlib; pathlib.Path(__file__).with_name('ran').touch()\n", encoding="utf-8")
     edit_json(path / "config.json", model_type="zorp", auto_map={"AutoConfig": "code.Config", "AutoModel": "code.Model"})
 
 
 def slow_tokenizer(path: Path) -> None:
-    """Leaves a tokenizer that transformers has in Python alone."""
     (path / "tokenizer.json").unlink()
     (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "CanineTokenizer"}), encoding="utf-8")
 
@@ -150,11 +167,17 @@ BAD: dict[str, tuple[Change, list[str]]] = {
     "weights not fetched from git lfs": (write("model.safetensors", LFS_POINTER), ["weights"]),
     "weights cut off": (truncate, ["weights", "download it again"]),
     "weights of an adapter": (weigh(adapter), ["1 weight", "adapter.down"]),
+    "weights of another file": (other_weights, ["transformers_weights"]),
     "no tokenizer": (remove("tokenizer.json", "tokenizer_config.json"), ["tokenizer"]),
     "no fast tokenizer": (remove("tokenizer.json"), ["tokenizer"]),
     "slow tokenizer only": (slow_tokenizer, ["no fast tokenizer", "tokenizer.json"]),
     "broken tokenizer": (write("tokenizer.json", b"{"), ["tokenizer"]),
     "no padding token": (drop_pad_token, ["`pad_token`"]),
+    "padding by a word": (pad_by("the"), [f"`the` (id {tiny.VOCABULARY.index('the')}), which is an ordinary token"]),
+    "padding by a mark": (pad_by("!"), [f"`!` (id {tiny.VOCABULARY.index('!')}), which is an ordinary token"]),
+    "input that nothing fills": (fill_in("input_ids", "attention_mask", "bbox"), ["inputs that are not supported: bbox"]),
+    "token type without a row": (replace(type_vocab_size=1), ["token types up to 1, but the model has 1"]),
+    "too few positions": (replace(positions=8), ["usable length of 8 tokens", "needs 16", "max_position_embeddings"]),
     "NaN weights": (fill(DENSE, float("nan")), [f"`{DENSE}`", "NaN"]),
     "infinite weights": (fill(DENSE, float("inf")), [f"`{DENSE}`", "infinite"]),
     "weights that overflow": (weigh(lambda tensors: tensors[DENSE].fill_(3e38)), ["finite"]),
@@ -196,7 +219,6 @@ class Trap:
 
 @pytest.mark.parametrize("place", ["with the weights", "without weights", "named by an index"])
 def test_a_pickle_is_never_opened(source: Path, output: Path, tmp_path: Path, run: Run, place: str) -> None:
-    """The export reads the safetensors, and no file that can run code is loaded."""
     if place == "without weights":
         (source / "model.safetensors").unlink()
     elif place == "named by an index":
@@ -218,16 +240,6 @@ def test_code_that_is_not_needed_is_not_run(source: Path, run: Run) -> None:
     assert not (source / "ran").exists()
 
 
-@pytest.mark.full_grid
-def test_leftovers_of_the_pretraining_do_not_matter(source: Path, output: Path, run: Run) -> None:
-    """Other heads and stored position ids are left, as transformers leaves them."""
-    extra = {"cls.predictions.bias": "classifier.bias", "cls.seq_relationship.weight": "classifier.weight"}
-    edit_weights(source, lambda tensors: tensors.update({name: tensors[like].clone() for name, like in extra.items()}))
-
-    assert 0 == run(source, *FAST)[0]
-    assert ["tiny-bert"] == left_in(output)
-
-
 # ---- folders that are not checkpoints, or do not fit the flags
 
 
@@ -241,7 +253,6 @@ def test_a_bundle_is_not_exported(tmp_path: Path, run: Run) -> None:
 
 @pytest.mark.parametrize("where", ["./nowhere", "/nowhere/at/all", "../nowhere", "a/b/c"])
 def test_a_folder_that_does_not_exist_is_said_not_to(where: str, run: Run) -> None:
-    """What looks like a path is not looked for on the hub."""
     code, message = run(where)
 
     assert (1, True) == (code, f"`{where}` does not exist" in message)
@@ -325,7 +336,7 @@ SIZES = [1_000, 20_000, 100_000, 180_000]
 def test_a_file_that_cannot_be_written_ends_in_one_line(
     source: Path, output: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    """Wherever the writing stops: exit code 1, the folder named, the old bundle as it was, nothing beside it; once with every stage real."""
+    """Wherever the writing stops, the exit code is 1, the message names the folder, and only the old bundle is left; one case runs all stages."""
     existing = contents(tiny.bundle(output, "tiny-bert"))
     texts = few_texts(tmp_path)
     if size != SIZES[-1]:
@@ -451,7 +462,7 @@ def test_a_signal_stops_a_running_export(source: Path, output: Path, stage: str,
 
 
 def test_a_second_export_of_a_name_fails_at_once(source: Path, output: Path, run: Run) -> None:
-    """While the first one runs, with --overwrite too: before it loads anything, and without a trace. Another name is no matter."""
+    """It is refused before it loads anything, also with --overwrite, and leaves no files; an export of another name runs."""
     others = (".tiny-bert.12345678", ".tiny-bert.extra.12345678", ".git")
     for name in others:
         (output / name).mkdir(parents=True)
@@ -473,7 +484,6 @@ def test_a_second_export_of_a_name_fails_at_once(source: Path, output: Path, run
 
 @pytest.mark.usefixtures("played_back")
 def test_a_bundle_that_appears_during_an_export_stays(source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without --overwrite nothing is replaced, whoever made it."""
     from bertserve.export import pipeline
 
     answers = pipeline.measure_graphs
@@ -490,7 +500,7 @@ def test_a_bundle_that_appears_during_an_export_stays(source: Path, output: Path
 
 @pytest.mark.usefixtures("played_back")
 def test_an_export_that_cannot_lock_its_folder_is_left_alone(source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a file system without locks an export works, and nobody takes its folder for a dead one's."""
+    """On a file system without locks an export works, and another export does not delete its folder."""
 
     def none(*_: Any) -> None:
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
@@ -529,7 +539,6 @@ def handlers() -> list[object]:
 
 
 def test_handlers_are_put_back() -> None:
-    """What the caller had is there again, also after a signal."""
     before = handlers()
     with pytest.raises(workspace.Stopped) as stopped, workspace.raise_on_signals():
         os.kill(os.getpid(), signal.SIGTERM)  # runs the handlers of what it has sent to itself
@@ -539,7 +548,6 @@ def test_handlers_are_put_back() -> None:
 
 
 def test_outside_of_the_main_thread_nothing_changes() -> None:
-    """Python handles signals in the main thread alone."""
     seen: list[object] = []
 
     def work() -> None:

@@ -8,26 +8,16 @@ from typing import Any
 import onnx
 import pytest
 import torch
-import transformers
 
 import bertserve.service.cli
 from bertserve.export.artifact import Tracer
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.tasks import multiple_choice
-from bundles import Served, exported
-from checkpoints import POSITIONS, bert
+from bundles import exported
+from checkpoints import bert
 
 pytestmark = pytest.mark.torch
-
-LONG = "the film was not very good , but the book is great ! " * 20
-REQUESTS = [
-    multiple_choice.Request("the film was", ("good", "not very good at all", "a book", "")),
-    multiple_choice.Request("", ("good", "bad")),
-    multiple_choice.Request("which one is great ?", ("the film", "the book"), "the film was fine , but the book is great !"),
-    multiple_choice.Request("which one is great ?", ("the film", "the book", LONG), LONG),
-    multiple_choice.Request(LONG, ("good", LONG)),
-]
 
 
 @pytest.fixture(name="source", scope="module")
@@ -38,35 +28,6 @@ def random_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(name="bundle", scope="module")
 def exported_bundle(source: Path) -> Bundle:
     return exported(source)
-
-
-def in_transformers(source: Path, request: multiple_choice.Request) -> torch.Tensor:
-    """Returns the scores of the choices [choices] from one forward over [1, choices, length], padded, as the `run_swag` example makes it."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-    model = transformers.AutoModelForMultipleChoice.from_pretrained(source, dtype=torch.float32).eval()
-    if request.context is None:
-        pairs = [[request.question] * len(request.choices), list(request.choices)]
-    else:
-        pairs = [[request.context] * len(request.choices), [f"{request.question} {choice}" for choice in request.choices]]
-    batch = tokenizer(*pairs, truncation=True, max_length=POSITIONS, padding=True, return_tensors="pt")
-    with torch.no_grad():
-        logits: torch.Tensor = model(**{name: values[None] for name, values in batch.items()}).logits
-    return logits[0]
-
-
-@pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: f"{request.question[:8]}-{len(request.choices)}")
-def test_choices_are_scored_as_in_transformers(source: Path, bundle: Bundle, request_: multiple_choice.Request) -> None:
-    """Logits within 1e-4 and the softmax over them, with a context and without, of long texts and empty ones."""
-    served = Served(bundle)
-    batch = served.encode(request_)
-    rows = served.engine.run(batch.encodings)
-    expected = in_transformers(source, request_)
-    found = served.decode(request_, rows)
-
-    assert expected.tolist() == pytest.approx([float(row["logits"][0]) for row in rows], abs=1e-4)
-    assert expected.softmax(0).tolist() == pytest.approx([item["score"] for item in sorted(found, key=lambda i: i["index"])], abs=1e-4)
-    assert batch.truncated is any(LONG in text for text in (request_.first, *request_.seconds))
-    assert expected.std() > 0.01
 
 
 def test_the_manifest_says_what_it_is(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,7 +61,6 @@ def alone(source: Path, task: str, tokenizer: Any, texts: Any = TEXTS) -> tuple[
 
 
 def assert_equal(expected: list[Row], found: list[Row]) -> None:
-    """Asserts that rows are equal but for rounding."""
     for a, b in zip(expected, found, strict=True):
         for name, values in a.items():
             np.testing.assert_allclose(values, b[name], rtol=0, atol=1e-4)
@@ -115,7 +114,6 @@ def test_a_padding_token_is_found_where_none_is_said(tmp_path: Path, configured:
 
 @pytest.mark.full_grid
 def test_a_token_that_ends_each_text_is_no_padding(tmp_path: Path) -> None:
-    """Where the padding token also ends texts, and only the tokenizer says that it is padding, the model reads it: padding is another one."""
     source = FAMILIES["LLaMA"].save(tmp_path / "checkpoint", CLASSIFIES)
     tokenizer = llama_tokenizer()
     begin, end = tokenizer.bos_token, tokenizer.eos_token
@@ -142,7 +140,7 @@ def test_texts_and_pairs_share_a_batch(tmp_path: Path, family: str) -> None:
 
 
 def test_the_embedding_decides_what_can_be_padding(tmp_path: Path) -> None:
-    """An id of -1 is no token; a model that knows its padding by it has none on the right, and LLaMA bears it on the left."""
+    """A padding id of -1 is ignored: LLaMA is padded on the left with the tokenizer's token."""
     source = FAMILIES["LLaMA"].save(tmp_path / "checkpoint", CLASSIFIES)
     edit_json(source / "config.json", pad_token_id=-1)
     loaded = load_checkpoint(str(source))

@@ -84,7 +84,6 @@ def test_the_table_is_complete() -> None:
 
 
 def test_every_family_has_every_head_that_transformers_has() -> None:
-    """The matrix is not cut short by a mapping that has changed its names."""
     missing = {(name, task) for name in FAMILIES for task in HEADS} - set(CASES)
     decoders = {(name, task) for name in ("GPT", "GPT-2", "LLaMA", "T5") for task in ("fill-mask", "multiple-choice")}
 
@@ -107,7 +106,6 @@ def test_the_sample_has_every_family_and_every_head() -> None:
 
 
 def test_a_table_that_is_written_is_read() -> None:
-    """Text around the table stays, errors are rounded up to a step, and a document without a table is an error."""
     document = "before\n" + "\n".join(["<!-- families: written by `make families` -->", "<!-- end of families -->"]) + "\nafter\n"
     written = write(document, ["| BERT | fill-mask | 2e-06 | 5e-02 | 1e-01 | as traced |"])
 

@@ -1,4 +1,4 @@
-"""Encoders beside the families of the table: most are exported without being known, and the others are refused with what was not understood."""
+"""Encoders outside the table of families: most are exported, and the others are refused with a message that says what was not understood."""
 
 from __future__ import annotations
 
@@ -119,7 +119,6 @@ def test_a_model_that_changes_itself_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_that_wants_a_language_is_refused(tmp_path: Path) -> None:
-    """X-MOD has an adapter for each, and does not say which is meant."""
     assert "ValueError: Input language unknown" in refused(XMOD.save(tmp_path / "languages", CLASSIFIES))
 
 

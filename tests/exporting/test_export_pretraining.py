@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -45,14 +44,12 @@ def outputs(source: Path, architecture: str, *texts: str) -> Any:
 
 
 def ask(bundle: Bundle, path: str, **body: Any) -> Any:
-    """Returns the answer to a request that must be answered."""
     response = call_fresh(bundle.path.parent, "POST", path, json=body)
     assert 200 == response.status_code, response.text
     return response.json()
 
 
 def refuse(bundle: Bundle, path: str, **body: Any) -> str:
-    """Returns the message to a request without a second text."""
     message = rejected(call_fresh(bundle.path.parent, "POST", path, json=body), 422, "invalid_value")
     assert "the second text is missing" in message
     return message
@@ -85,22 +82,9 @@ def test_the_manifest_of_next_sentences(following: tuple[Path, Bundle]) -> None:
     assert manifest.graphs[0].evidence.samples >= 10
 
 
-def test_what_follows_is_said_as_in_transformers(following: tuple[Path, Bundle]) -> None:
-    """Logits and probabilities, of long pairs and with an empty first text."""
-    source, bundle = following
-    expected = [outputs(source, "BertForNextSentencePrediction", *pair).logits[0] for pair in PAIRS]
-    scores = ask(bundle, "/classify", inputs=INPUTS)
-    raw = ask(bundle, "/classify", inputs=INPUTS, parameters={"function_to_apply": "none"})
-
-    for logits, found, found_raw in zip(expected, scores, raw, strict=True):
-        np.testing.assert_allclose(in_order(found_raw, FOLLOWS), logits, rtol=0, atol=1e-4)
-        np.testing.assert_allclose(in_order(found, FOLLOWS), logits.softmax(-1), rtol=0, atol=1e-4)
-
-
 @pytest.mark.parametrize("path", ["/classify", "/models/bundle", "/"])
 @pytest.mark.parametrize("alone", ["good", {"text": "good"}, {"text": "good", "text_pair": ""}])
 def test_a_text_without_a_second_one_is_refused(following: tuple[Path, Bundle], path: str, alone: Any) -> None:
-    """With the place of the text, and a pair to send."""
     message = refuse(following[1], path, inputs=[{"text": "a", "text_pair": "b"}, alone])
 
     assert "inputs[1]" in message
@@ -108,7 +92,6 @@ def test_a_text_without_a_second_one_is_refused(following: tuple[Path, Bundle], 
 
 
 def test_a_single_sequence_is_refused_too(following: tuple[Path, Bundle]) -> None:
-    """In the format of Text Embeddings Inference, and as tensors."""
     refuse(following[1], "/predict", inputs=[["a"]])
     refuse(following[1], "/v2/models/bundle/infer", inputs=[{"name": "inputs", "shape": [1], "datatype": "BYTES", "data": ["good"]}])
     assert ask(following[1], "/predict", inputs=[["a", "b"]])
@@ -144,7 +127,6 @@ def pretraining_albert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [("pretrained", "BertForPreTraining"), pytest.param("albert", "AlbertForPreTraining", marks=pytest.mark.full_grid)],
 )
 def test_a_class_of_pretraining_fills_masks(request: pytest.FixtureRequest, tmp_path: Path, kind: str, architecture: str) -> None:
-    """By default, as its masked language model does."""
     source = request.getfixturevalue(kind)
     bundle = save_bundle(source, tmp_path)
     manifest, text = bundle.manifest, "the [MASK] was not very good"
@@ -190,7 +172,6 @@ def test_other_tasks_are_refused_with_both_that_fit(pretrained: Path) -> None:
 
 
 def test_classes_of_pretraining_that_are_not_understood_are_refused(pretrained: Path, tmp_path: Path) -> None:
-    """A name that ends like BERT's is not BERT's, and sentences have two orders."""
     other = shutil.copytree(pretrained, tmp_path / "other")
     edit_json(other / "config.json", architectures=["RoCBertForPreTraining"])
     with pytest.raises(CheckpointError, match="cannot tell the task of architecture"):
@@ -205,7 +186,6 @@ def test_classes_of_pretraining_that_are_not_understood_are_refused(pretrained: 
 
 @pytest.fixture(name="discriminator", scope="module")
 def replaced_token_bundle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Bundle]:
-    """An ELECTRA that tells replaced tokens; and its bundle."""
     folder = tmp_path_factory.mktemp("electra")
     config = ElectraConfig(vocab_size=len(tiny.VOCABULARY), max_position_embeddings=POSITIONS, embedding_size=16, **SIZES)
     source = save(folder / "electra", "ElectraForPreTraining", config)
@@ -230,31 +210,7 @@ def test_replaced_tokens_have_the_sigmoid_of_their_logit(discriminator: tuple[Pa
     assert {"original", "replaced"} == {item["entity"] for item in found}
 
 
-def test_neighbors_of_one_tag_are_one_span(discriminator: tuple[Path, Bundle]) -> None:
-    """The tags are plain ones, and `ignore_labels` leaves the originals out."""
-    spans = ask(discriminator[1], "/ner", inputs=SENTENCE)
-    left = ask(discriminator[1], "/ner", inputs=SENTENCE, parameters={"ignore_labels": ["original"]})
-
-    assert SENTENCE == " ".join(span["word"] for span in spans)
-    assert all(a["entity_group"] != b["entity_group"] for a, b in itertools.pairwise(spans))
-    assert [span for span in spans if span["entity_group"] == "replaced"] == left
-
-
-def test_raw_outputs_hold_the_logit_itself(discriminator: tuple[Path, Bundle]) -> None:
-    """Behind a zero, for those who decode themselves."""
-    source, bundle = discriminator
-    ids = [2, *(tiny.VOCABULARY.index(word) for word in ("the", "film", "was")), 3]
-    tensor = {"name": "input_ids", "shape": [1, 5], "datatype": "INT64", "data": ids}
-    (output,) = ask(bundle, "/v2/models/bundle/infer", inputs=[tensor])["outputs"]
-    found = np.array(output["data"]).reshape(output["shape"])
-
-    assert (1, 5, 2) == found.shape
-    assert not found[..., 0].any()
-    np.testing.assert_allclose(found[0, :, 1], outputs(source, "ElectraForPreTraining", "the film was").logits[0], rtol=0, atol=1e-4)
-
-
 def test_a_discriminator_fills_no_masks(discriminator: tuple[Path, Bundle]) -> None:
-    """Its generator does, which is another checkpoint."""
     with pytest.raises(CheckpointError, match="ElectraForPreTraining, made for token-classification; --task fill-mask"):
         load_checkpoint(str(discriminator[0]), task="fill-mask")
 

@@ -24,7 +24,6 @@ from bertserve.export.errors import GraphError, ParityError
 from bertserve.export.int8.graph_edits import MIN_ROWS
 from bertserve.export.int8.quantize import quantize
 from bertserve.export.trace import OPSETS, trace
-from bertserve.export.validation.agreement import MAX_ROW_ERROR
 from bertserve.export.validation.parity import MAX_ABS_ERROR, Parity, measure_parity
 from bertserve.export.validation.reference import Reference, sample_reference
 from bertserve.service.backend.onnx_engine import OnnxEngine, Row
@@ -69,7 +68,6 @@ class Stages:
         return engine_of(self.bundle, path=path or self.fused)
 
     def tokenizer(self, **changes: Any) -> Tokenizer:
-        """Returns the bundle's tokenizer with other facts in its specification."""
         return Tokenizer(self.bundle.tokenizer_path, self.bundle.manifest.tokenizer.model_copy(update=changes))
 
     def compare(
@@ -132,8 +130,6 @@ def test_a_traced_graph_has_standard_operators_and_any_size(stages: Stages) -> N
 
 @pytest.mark.parametrize("name", ["token_type_ids", "attention_mask"])
 def test_an_input_that_the_model_does_not_use(stages: Stages, tmp_path: Path, name: str) -> None:
-    """Token types that nothing reads are none of the graph's inputs; without its mask a graph is refused, with the inputs that it has."""
-
     class Deaf(type(stages.loaded.model)):  # type: ignore[misc]
         def forward(self, **inputs: Any) -> Any:
             return super().forward(**{key: value for key, value in inputs.items() if key != name})
@@ -168,7 +164,7 @@ def test_the_form_says_in_how_many_layers_attention_was_fused(fused: int, form: 
 
 
 def test_a_graph_without_attention_is_left_as_it_is(stages: Stages, tmp_path: Path) -> None:
-    """Nothing to fuse is no error: the graph answers as before, and nothing is counted."""
+    """A graph with nothing to fuse answers as before, and the count is 0."""
     onnx.save(tiny.graph(), str(tmp_path / "raw.onnx"))
 
     assert {} == fuse(tmp_path / "raw.onnx", tmp_path / "fused.onnx", stages.loaded)
@@ -217,7 +213,6 @@ def test_rows_of_the_embedding_have_scales_of_their_own(quantized: Quantized) ->
 
 
 def test_the_reported_counts_are_those_of_the_graph(quantized: Quantized) -> None:
-    """What the validation report will say stands in the file."""
     _, target, counts = quantized
     found = operators(target)
     gathers = [node for node in onnx.load(str(target)).graph.node if node.op_type == "Gather"]
@@ -233,7 +228,6 @@ def test_the_reported_counts_are_those_of_the_graph(quantized: Quantized) -> Non
 
 
 def test_small_tables_stay_in_float(quantized: Quantized) -> None:
-    """Positions and token types are not quantized; only large tables are."""
     tables = {name: values for name, values in initializers(quantized[1]).items() if "embeddings.weight" in name and values.ndim == 2}
     small = [values.dtype for name, values in tables.items() if "position" in name or "token_type" in name]
 
@@ -251,14 +245,6 @@ def test_a_graph_in_which_nothing_is_quantized_is_an_error(tmp_path: Path) -> No
 
 
 # ---- parity: engines and tokenizers with a known fault
-
-
-def test_a_sound_graph_passes(stages: Stages) -> None:
-    found = stages.compare()
-
-    assert (19, 1.0) == (found.samples, found.label_agreement)
-    assert found.worst_abs_error <= MAX_ABS_ERROR["fp32"]
-    assert found.row_errors.worst <= MAX_ROW_ERROR
 
 
 @pytest.mark.parametrize(
@@ -294,7 +280,6 @@ def test_the_worst_case_is_named(stages: Stages) -> None:
 
 
 def scaled(reference: Reference) -> Reference:
-    """Returns a checkpoint's outputs, a thousand times as large."""
     made = copy.copy(reference)
     made.rows = [[{name: 1000 * value for name, value in row.items()} for row in rows] for rows in reference.rows]
     return made
@@ -314,7 +299,6 @@ def test_large_logits_may_be_off_in_proportion(stages: Stages) -> None:
 
 
 def test_a_row_of_large_logits_hides_no_other(stages: Stages) -> None:
-    """Each row is judged by its own largest logit: the text that is named is not the one whose error is largest."""
     [good] = stages.tokenizer().tokenize(["good"])
     reference = copy.copy(stages.reference)
     place = [getattr(request, "text", "") for request in reference.requests].index("good")
@@ -363,7 +347,6 @@ def test_a_fault_in_the_tokenizers_facts_is_caught(stages: Stages, change: Calla
 
 
 def test_a_fault_in_the_tokenizer_itself_is_caught(stages: Stages, tmp_path: Path) -> None:
-    """A tokenizer that does not lower-case as the checkpoint's does is a ParityError."""
     other = tiny.tokenizer()
     other.normalizer = None
     other.save(str(tmp_path / TOKENIZER_FILE))
@@ -373,7 +356,6 @@ def test_a_fault_in_the_tokenizer_itself_is_caught(stages: Stages, tmp_path: Pat
 
 
 def test_another_number_of_windows_is_caught(stages: Stages) -> None:
-    """Where only the cutting of windows differs the message counts them."""
     reference = Reference.__new__(Reference)
     windowed = [i for i, request in enumerate(stages.reference.requests) if request.parameters.window]
     reference.requests = [stages.reference.requests[i] for i in windowed]

@@ -42,7 +42,6 @@ class Fault:
         self._patch.setattr(module, name, fail)
 
     def load(self, key: Key) -> None:
-        """Lets onnxruntime refuse a graph's file."""
         self._patch.setattr(provider_graphs, "measure_graph", self._measuring(key, lambda path: path.write_bytes(b"no graph")))
 
     def agree(self, key: Key) -> None:
@@ -152,7 +151,6 @@ def test_without_a_float_graph_there_is_no_bundle(source: Path, output: Path, ru
 
 
 def test_no_provider_is_left(source: Path, output: Path, run: Run, fault: Fault) -> None:
-    """If the float32 graphs of all providers fail the export does."""
     fault.build(gpu, "fuse", GraphError("no CUDA."))
     fault.build(gpu, "write_standard", GraphError("no TensorRT."))
     assert ((1, "bert-export: no TensorRT."), []) == (run(source, "--provider", "cuda,tensorrt", *FAST), left_in(output))

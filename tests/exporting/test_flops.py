@@ -38,12 +38,11 @@ def counted(path: Path, family: str, task: str) -> tuple[Checkpoint, float, floa
         ("BERT", "fill-mask", LAYERS * LINEAR, LAYERS * QUADRATIC),
         # one layer, three times, behind a factorized embedding
         ("ALBERT", "text-classification", 3 * LINEAR + 2 * 16 * HIDDEN, 3 * QUADRATIC),
-        # weights that are no linear layers; twice as many relative positions as tokens, projected and scored, of which half is kept
+        # not linear layers: twice as many relative positions as tokens are projected and scored, and half of the scores is kept
         ("XLNet", "text-classification", LAYERS * (LINEAR + 2 * 2 * HIDDEN**2), LAYERS * (QUADRATIC + 2 * 2 * HIDDEN)),
     ],
 )
 def test_the_terms_are_those_of_the_layers(tmp_path: Path, family: str, task: str, linear: float, quadratic: float) -> None:
-    """By the formula, to the last operation."""
     _, *found = counted(tmp_path, family, task)
 
     assert [linear, quadratic] == found
@@ -51,7 +50,6 @@ def test_the_terms_are_those_of_the_layers(tmp_path: Path, family: str, task: st
 
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_longer_texts_take_what_the_terms_say(tmp_path: Path, family: str) -> None:
-    """What a run longer than those that were counted takes, but for a share that is the same at any length."""
     task = next(task for name, task in CASES if name == family)
     loaded, linear, quadratic = counted(tmp_path, family, task)
     short, long = (checkpoint._count_operations(loaded.model, loaded.inputs, loaded.example_ids(length)) for length in (24, LENGTH))
@@ -69,14 +67,12 @@ def test_longer_texts_take_what_the_terms_say(tmp_path: Path, family: str) -> No
     ],
 )
 def test_terms_through_three_points(lengths: list[int], counts: list[int], expected: tuple[float, float]) -> None:
-    """The constant is left out, and neither term is below what is possible."""
     found = checkpoint.fit_terms(lengths, counts)
 
     assert expected == (pytest.approx(found.linear), pytest.approx(found.quadratic))
 
 
 def test_counting_leaves_a_model_as_it_was(tmp_path: Path) -> None:
-    """A masked language model's head reads all positions again."""
     loaded, *_ = counted(tmp_path, "BERT", "fill-mask")
     with torch.no_grad():
         logits = loaded.model(input_ids=torch.ones(1, 7, dtype=torch.int64))["logits"]

@@ -35,7 +35,7 @@ class GlueTask:
 
     Attributes:
         columns: The columns of its data: a text's, or those of a pair.
-        labels: Its labels by id; of a regression one that nobody named.
+        labels: Its labels by id; a regression has one without a name.
         figures: What GLUE asks for.
     """
 
@@ -101,7 +101,6 @@ def test_the_validation_has_the_measure_of_the_head(tmp_path: Path, labels: tupl
 
 
 def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the scores of labels that exclude each other."""
     values = np.exp(logits - logits.max(axis=1, keepdims=True))
     return values / values.sum(axis=1, keepdims=True)
 

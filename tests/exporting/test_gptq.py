@@ -21,7 +21,6 @@ def random_weight(seed: int, rows: int, columns: int, outliers: float = 0.0) -> 
 
 
 def random_peak(seed: int, rows: int) -> NDArray[np.uint8]:
-    """Returns largest activations, most of them near what uint8 holds."""
     return np.random.default_rng(seed).choice(np.array([0, 3, 128, 200, 254, 255], dtype=np.uint8), rows)
 
 
@@ -93,7 +92,6 @@ def test_the_order_of_rows_makes_the_pairs() -> None:
 
 
 def test_a_column_of_zeros_has_a_finite_scale() -> None:
-    """Nothing becomes NaN, and the weights are zeros."""
     weight = np.zeros((4, 2), dtype=np.float32)
     scales = column_scales(weight, np.full(4, 255, dtype=np.uint8))
 
@@ -118,7 +116,6 @@ def test_steps_beyond_int8_are_its_ends() -> None:
 
 @pytest.mark.parametrize("rows", [32, 200])  # less and more than a block
 def test_gptq_gives_less_error_on_correlated_inputs(rows: int) -> None:
-    """What the matrix gives out, on inputs that were not in the sample too, is nearer to float than with rounding to nearest."""
     weight = random_weight(2, rows, 48)
     inputs = correlated_inputs(3, 6 * rows, rows)
     sample, other = inputs[::2], inputs[1::2]
@@ -185,7 +182,6 @@ def test_gptq_saturates_no_pair(rows: int, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("rows", [32, 33])
 def test_no_pair_leaves_16_bits_after_gptq(rows: int) -> None:
-    """What holds for rounding to nearest holds for GPTQ, which changes most columns."""
     changed = 0
     for seed in range(10):
         weight, peak = random_weight(seed, rows, 64, 0.1), random_peak(seed + 100, rows)

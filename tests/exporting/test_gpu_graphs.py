@@ -76,7 +76,6 @@ def model_of(bundle: Bundle, provider: Any, precision: Any) -> onnx.ModelProto:
 
 
 def test_the_bundle_lists_each_graph_with_its_plan(bundle: Bundle) -> None:
-    """One default per provider, the last precision asked for; GPU graphs have a plan up to the model's length, the CPU's none."""
     graphs = bundle.manifest.graphs
 
     assert [("cpu", "fp32"), *GRAPHS] == [(graph.provider, graph.precision) for graph in graphs]
@@ -117,7 +116,6 @@ def test_logits_are_those_of_pytorch(all_: All, provider: Any, precision: Any) -
 
 
 def test_cuda_is_fused_and_takes_lengths(bundle: Bundle) -> None:
-    """Attention of every layer is one operator on the rows' lengths, norms and activations are fused, and no mask is left."""
     graph = bundle.graph("cuda", "fp32")
     model = model_of(bundle, "cuda", "fp32")
     counts = operators(bundle.path / graph.file)
@@ -155,7 +153,6 @@ def test_half_precision_is_in_the_weights(bundle: Bundle) -> None:
 
 
 def test_tensorrt_gets_standard_operators(bundle: Bundle) -> None:
-    """Neither an operator nor a domain of ONNX Runtime's own is in the file."""
     model = model_of(bundle, "tensorrt", "fp16")
 
     assert {""} == {node.domain for node in model.graph.node} == {entry.domain for entry in model.opset_import}
@@ -308,7 +305,7 @@ def test_plans_reach_the_models_length_within_their_tokens(max_length: int, rect
 
 
 def test_providers_choose_among_the_precisions() -> None:
-    """Each provider makes those that it has, in the order given; without any given, all."""
+    """Each provider makes the graphs that it supports, in the given order; without a choice it makes all."""
     assert {"cpu": ("fp32", "int8"), "cuda": ("fp32", "fp16")} == choose_precisions(("cpu", "cuda"), None)
     assert {"cpu": ("int8",), "cuda": ("fp16",), "tensorrt": ("fp16",)} == choose_precisions(("cpu", "cuda", "tensorrt"), ("int8", "fp16"))
     assert {"cuda": ("fp16", "fp32")} == choose_precisions(("cuda",), ("fp16", "fp32"))

@@ -70,7 +70,6 @@ X = normal(3, LENGTH, WIDTH, seed=9)
 
 
 def assert_same(expected: Path, actual: Path, atol: float = 1e-5) -> None:
-    """Asserts that two handmade graphs give the same outputs."""
     for a, b in zip(run(expected, {"x": X}), run(actual, {"x": X}), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=atol)
 
@@ -96,7 +95,6 @@ def giving_out(source: Path, path: Path, names: Sequence[str]) -> Path:
 
 
 def test_constants_are_found_in_nodes_and_initializers(tmp_path: Path) -> None:
-    """A `Constant` node's value is a constant as an initializer's is; what is computed is none."""
     nodes = [
         helper.make_node("Constant", [], ["two"], value=numpy_helper.from_array(np.array(2, dtype=np.float32))),
         helper.make_node("Mul", ["x", "two"], ["doubled"]),
@@ -151,7 +149,6 @@ def test_a_graph_that_is_loaded_and_saved_answers_the_same(staged: Staged, tmp_p
 
 
 def test_new_names_collide_with_nothing_after_saving_and_loading(tmp_path: Path) -> None:
-    """Names made before a graph is saved are known to the graph that is loaded, and so are inputs and constants."""
     nodes = [helper.make_node("Add", ["val_0", "val_1"], ["val_2"], name="a"), helper.make_node("Neg", ["val_2"], ["y"], name="b")]
     path = handmade(tmp_path / "graph.onnx", nodes, {"val_1": np.float32([1])}, inputs=["val_0"])
     for _ in range(3):
@@ -169,7 +166,6 @@ def test_new_names_collide_with_nothing_after_saving_and_loading(tmp_path: Path)
 
 
 def test_a_constants_name_is_made_distinct_where_another_value_has_it(tmp_path: Path) -> None:
-    """The same value is stored once; another value, or another type, gets a name of its own."""
     path = handmade(tmp_path / "graph.onnx", [helper.make_node("Add", ["x", "one"], ["y"])], {"one": np.float32([1])})
     graph = rewrite.load(path).graph
     known = graph.initializers["one"]
@@ -181,7 +177,7 @@ def test_a_constants_name_is_made_distinct_where_another_value_has_it(tmp_path: 
 
 
 def test_what_nothing_reads_is_not_saved(tmp_path: Path) -> None:
-    """Nodes without a reader go, with those that only they read, and so do constants, and shapes, which are of the graph before."""
+    """Unread nodes are removed, with their unread inputs, constants, and the shapes of the earlier graph."""
     nodes = [
         helper.make_node("Mul", ["x", "unread"], ["a"]),
         helper.make_node("Neg", ["a"], ["b"]),
@@ -201,7 +197,7 @@ def test_what_nothing_reads_is_not_saved(tmp_path: Path) -> None:
 
 
 def test_further_outputs_come_after_the_graphs_own(tmp_path: Path) -> None:
-    """They are given out in the order asked for, and those that the graph gives out anyway once; the model itself has its own outputs alone."""
+    """Additional outputs follow the graph's own, in the requested order and without duplicates; the model itself is unchanged."""
     nodes = [helper.make_node("Neg", ["x"], ["a"]), helper.make_node("Abs", ["x"], ["b"]), helper.make_node("Add", ["a", "one"], ["y"])]
     model = rewrite.load(handmade(tmp_path / "graph.onnx", nodes, {"one": np.float32([1])}))
     rewrite.save(model, tmp_path / "more.onnx", outputs=["b", "y", "a"])
@@ -300,7 +296,6 @@ def gemm(shape: tuple[int, ...], *bias: str, **attributes: Any) -> tuple[list[on
 
 
 def einsum(equation: str, *shape: int) -> tuple[list[onnx.NodeProto], dict[str, Array]]:
-    """Returns a sum of products of `x` and a constant."""
     return [helper.make_node("Einsum", ["x", "w"], ["y"], equation=equation)], {"w": normal(*shape)}
 
 
@@ -357,7 +352,6 @@ def test_a_classifiers_last_layer_is_computed_for_one_token(classifier: Staged, 
 
 
 def test_other_tasks_are_not_restricted(staged: Staged) -> None:
-    """Only a classifier reads nothing but the first token's hidden state."""
     assert (staged.nodes_restricted > 0) == (staged.loaded.task == "text-classification")
     assert (operators(staged.unfused) == operators(staged.cls_only)) == (staged.nodes_restricted == 0)
 
@@ -532,7 +526,6 @@ def test_query_key_and_value_are_one_product(staged: Staged) -> None:
 
 
 def test_products_of_different_tensors_or_without_a_bias_stay_apart(tmp_path: Path) -> None:
-    """Merged are products of one tensor whose bias is added; widths may differ."""
     nodes = [
         helper.make_node("MatMul", ["x", "wide"], ["p1"]),
         helper.make_node("Add", ["wide_bias", "p1"], ["y1"]),
@@ -581,7 +574,6 @@ def test_equal_constants_are_kept_once(tmp_path: Path) -> None:
 
 
 def test_every_feed_forward_block_is_found(staged: Staged) -> None:
-    """There is one a layer; the activation of a head is none."""
     assert 2 == len(graph_edits.feed_forwards(rewrite.load(staged.packed).graph))
 
 

@@ -15,8 +15,8 @@ from transformers import BertConfig, RobertaPreLayerNormConfig
 from bertserve.export import cli
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.manifest import Layers
-from bundles import Served, exported, refused
-from checkpoints import POSITIONS, ROWS, SIZES, bert, save
+from bundles import Served, exported
+from checkpoints import POSITIONS, ROWS, SIZES, save
 
 pytestmark = pytest.mark.torch
 
@@ -93,14 +93,9 @@ def test_a_bundle_has_its_own_choice_of_layers(tmp_path: Path, layers: Layers, n
 def test_layers_that_a_model_does_not_have_are_refused(
     tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command says which there are; a list may begin with a minus."""
     assert 1 == cli.main([str(encoder(tmp_path)), "--output", str(tmp_path / "models"), "--precision", "fp32", *arguments])
     assert message in capsys.readouterr().err
     assert not list((tmp_path / "models").glob("*"))
-
-
-def test_a_list_of_layers_is_for_vectors(tmp_path: Path) -> None:
-    assert "--layers -2,-1 is for feature-extraction" in refused(bert(tmp_path), layers=(-2, -1))
 
 
 def test_layers_of_the_wrong_form_are_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,7 +59,6 @@ def test_results_come_in_the_order_of_the_inputs(all_staged: dict[str, Staged]) 
 
 
 def test_the_error_is_that_of_the_worst_output() -> None:
-    """The root mean square difference over what the expected output varies by."""
     expected = [np.float32([1, -1, 1, -1]), np.float32([10, -10, 10, -10])]
     actual = [expected[0] + np.float32(0.5), expected[1] + np.float32(1)]
 

@@ -1,4 +1,4 @@
-"""int8 is judged on texts that it has not seen; where it cannot be had, the verified float32 graph is kept, and all who look are told."""
+"""int8 is judged on texts outside its calibration; where it fails, the verified float32 graph is kept, and log, card and manifest say so."""
 
 from __future__ import annotations
 
@@ -52,7 +52,6 @@ def other_quantization(source: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
 def test_validation_texts_of_ones_own_are_what_int8_is_judged_on(
     source: Path, output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With --validation nothing else is held out than texts for the gate; the manifest recognizes the texts of each split."""
     own = "".join(f"a film {i}\n" for i in range(17))
     (tmp_path / "own.txt").write_text(own, encoding="utf-8")
     assert 0 == cli.main([str(source), "--output", str(output), "--validation", str(tmp_path / "own.txt")])
@@ -86,7 +85,6 @@ def test_the_gate_does_not_run_the_texts_of_the_report(source: Path, output: Pat
 
 
 def spec(folder: Path, max_length: int = 512) -> TokenizerSpec:
-    """Returns what a manifest says of BERT's tokenizer."""
     return load_bundle(tiny.bundle(folder, task="fill-mask", max_length=max_length)).manifest.tokenizer
 
 
@@ -149,8 +147,6 @@ def test_errors_over_the_spread_are_those_of_the_worst_output() -> None:
 def test_too_few_texts_to_round_well_are_said(
     source: Path, output: Path, tmp_path: Path, play: Played, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A count of matrices that GPTQ had too few rows for is in the manifest, and in words on stdout and in the card."""
-
     def with_few(played: Any, *args: Any, **options: Any) -> quantize.Int8Graph:
         result = played(*args, **options)
         return replace(result, counts=result.counts | {"RoundedToNearest": 3})

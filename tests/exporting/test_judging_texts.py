@@ -125,7 +125,6 @@ def test_card_and_command_say_how_long_the_longest_sample_was(source: Path, outp
 
 
 def test_texts_of_a_split_have_no_passages_in_the_manifest() -> None:
-    """Passages follow from the lines; pairs are counted."""
     texts = Texts(("a", "b"), ("a b",), (("c", "d"),))
 
     assert [3, 3, 3] == [split["texts"] for split in Split(texts, texts, texts).digests().model_dump().values()]

@@ -75,7 +75,6 @@ def feed() -> Feed:
 
 
 def run(model: ir.Model, path: Path) -> NDArray[np.float32]:
-    """Returns a model's output, without changing it."""
     path.write_bytes(ir.to_proto(model).SerializeToString())
     session = open_session(path)
     output: NDArray[np.float32] = session.run(None, {value.name: feed()[value.name] for value in session.get_inputs()})[0]

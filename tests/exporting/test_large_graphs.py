@@ -1,4 +1,4 @@
-"""Graphs too large for one file: their weights beside them, between stages, in the bundle, and in the service's hands.
+"""Graphs too large for one file: their weights are in separate files between stages, in the bundle, and in the service.
 
 The bound is some kilobytes here; `test_real_sizes.py` has a model that is over the real one.
 """
@@ -69,20 +69,17 @@ def places(path: Path) -> dict[str, dict[str, str]]:
 
 
 def run(path: Path) -> NDArray[np.float32]:
-    """Returns what the graph makes of the unit matrix."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     [y] = session.run(None, {"x": np.eye(SIZE, dtype=np.float32)})
     return np.asarray(y)
 
 
 def assert_computes(path: Path) -> None:
-    """Asserts that ONNX Runtime computes with a model's constants."""
     np.testing.assert_allclose(CONSTANTS["matrix"] + CONSTANTS["bias"], run(path), atol=1e-6)
 
 
 @pytest.mark.parametrize("max_bytes", [0, 10**6])
 def test_a_graph_is_read_as_it_was_written(tmp_path: Path, max_bytes: int) -> None:
-    """In one file or in two, nodes and constants are the same, and ONNX Runtime computes with them."""
     onnx_files.save(product(), tmp_path / "a.onnx", max_bytes=max_bytes)
 
     assert ["a.onnx", "a.onnx.data"][: 1 + (max_bytes == 0)] == [path.name for path in onnx_files.files(tmp_path / "a.onnx")]
@@ -95,7 +92,6 @@ def test_a_graph_is_read_as_it_was_written(tmp_path: Path, max_bytes: int) -> No
 
 
 def test_shapes_stay_in_the_graph_and_weights_begin_at_a_page(tmp_path: Path) -> None:
-    """Shape inference reads shapes; a page is what can be mapped alone."""
     onnx_files.save(product(other=CONSTANTS["matrix"] + 1), tmp_path / "a.onnx", max_bytes=0)
 
     assert {
@@ -121,7 +117,6 @@ def test_a_replaced_graph_stays_as_it_was_for_who_has_it_mapped(tmp_path: Path) 
 
 
 def test_constants_are_mapped_and_not_read(tmp_path: Path) -> None:
-    """A model that is loaded, and written to another file, holds none of its large constants."""
     onnx_files.save(product(), tmp_path / "a.onnx", max_bytes=0)
     model = ir.load(tmp_path / "a.onnx")
     onnx_files.save(model, tmp_path / "b.onnx", max_bytes=0)
@@ -154,7 +149,6 @@ def test_threads_may_ask_for_the_same_constant(tmp_path: Path, monkeypatch: pyte
 
 
 def test_weights_in_files_of_their_own_end_in_one(tmp_path: Path) -> None:
-    """PyTorch's exporter writes a file for each weight of a large model."""
     (tmp_path / "scattered").mkdir()
     scattered = tmp_path / "scattered" / "a.onnx"
     proto = ir.to_proto(product())
@@ -199,7 +193,7 @@ def test_values_are_at_hand_where_they_are_asked_for(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("max_bytes", [0, 10**6])
 def test_a_full_disk_is_said_to_be_full(tmp_path: Path, max_bytes: int) -> None:
-    """Also by numpy, which writes weights beside a graph and says of a failure only how much it wrote."""
+    """The separate weights are written by numpy, whose own message only says how much it wrote."""
     model = product()
     model.graph.initializers["matrix"].const_value = ir.Tensor(CONSTANTS["matrix"], name="matrix")
     with largest_file(1000), pytest.raises(OSError, match=r"No space left|File too large"):
@@ -257,7 +251,6 @@ def test_graphs_over_the_bound_have_one_file_beside_them(large: Path) -> None:
 
 @pytest.mark.full_grid
 def test_the_manifest_has_every_file_with_digest_and_size(large: Path) -> None:
-    """A graph's own file and what is beside it; what identifies it covers both."""
     manifest = files.load_bundle(large).manifest
     listed = {file.file: (file.sha256, file.size_bytes) for graph in manifest.graphs for file in graph.files}
 
@@ -273,7 +266,6 @@ def test_the_manifest_has_every_file_with_digest_and_size(large: Path) -> None:
     ("provider", "precision"), [("cpu", "fp32"), ("cpu", "int8"), ("cuda", "fp32"), ("cuda", "fp16"), ("tensorrt", "fp32")]
 )
 def test_a_large_bundle_answers_as_a_small_one(small: Path, large: Path, provider: Any, precision: Any) -> None:
-    """Where the weights stand changes no bit of an answer."""
     assert () == files.load_bundle(small).graph(provider, precision).data
     assert np.array_equal(logits(small, provider, precision), logits(large, provider, precision))
 
@@ -304,7 +296,7 @@ def test_an_update_leaves_the_files_as_they_are(source: Path, damaged: Path) -> 
 def test_the_command_names_the_whole_size_and_the_service_takes_the_bundle(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights beside the graph count; `bert-serve check` gets the stored result with them."""
+    """The reported size includes separate weights; `bert-serve check` computes the stored result with them."""
     monkeypatch.setattr(onnx_files, "MAX_BYTES", BETWEEN)
     assert 0 == cli.main([str(source), "--output", str(tmp_path), "--precision", "fp32"])
 

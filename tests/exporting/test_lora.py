@@ -49,7 +49,7 @@ def adapter(folder: Path, *, base_task: str = "fill-mask", **config: Any) -> Pat
 
 
 def merged(source: Path, scale: float) -> Any:
-    """Returns the classifier in PyTorch with the adapter beside its layers, as peft runs it."""
+    """Returns the classifier in PyTorch with a separate adapter per layer, as peft runs it."""
     model = transformers.BertForSequenceClassification.from_pretrained(source.parent / "base", num_labels=LABELS).eval()
     tensors = {name.removeprefix("base_model.model."): value for name, value in transformers_tensors(source).items()}
     layers = dict(model.named_modules())
@@ -109,7 +109,6 @@ def test_a_bundle_answers_as_base_and_adapter_together(tmp_path: Path, rooted: b
     ],
 )
 def test_weights_are_those_that_peft_merges(tmp_path: Path, settings: dict[str, Any]) -> None:
-    """LoRA and DoRA, trained and saved by peft, become the model that peft itself makes of its files, and so does the bundle."""
     path, source = FAMILIES["BERT"].save(tmp_path / "base", "fill-mask"), tmp_path / "adapter"
     base, trained = (transformers.BertForSequenceClassification.from_pretrained(path, num_labels=LABELS) for _ in range(2))
     modules: dict[str, Any] = {"target_modules": ["query", "value"], "modules_to_save": ["pooler", "classifier"]}
@@ -126,7 +125,6 @@ def test_weights_are_those_that_peft_merges(tmp_path: Path, settings: dict[str, 
 
 
 def test_an_adapter_with_a_tokenizer_of_its_own_uses_it(tmp_path: Path) -> None:
-    """Tokens that were added for the adapter are in its own files."""
     source = adapter(tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "base", model_max_length=50)
     tokenizer.save_pretrained(source)
@@ -184,7 +182,7 @@ def test_settings_that_change_nothing_pass(tmp_path: Path) -> None:
 
 
 def test_a_configuration_as_peft_writes_it_has_no_unknown_settings() -> None:
-    """The version that is installed adds none that is not known here; those that are new must be looked at."""
+    """The installed version of peft has only known options; a new option must be examined."""
     known = lora._READ | lora._OF_TRAINING | lora._UNDERSTOOD.keys()
     written = LoraConfig().to_dict()
 
@@ -230,7 +228,6 @@ def test_what_a_language_model_shares_is_changed_in_both_places_or_refused(
     ],
 )
 def test_an_adapter_of_another_model_is_refused(tmp_path: Path, name: str, tensor: torch.Tensor, message: str) -> None:
-    """A tensor without its place in the model ends the export."""
     source = adapter(tmp_path)
     save_file(transformers_tensors(source) | {f"base_model.model.{name}": tensor}, source / "adapter_model.safetensors")
 
@@ -239,7 +236,7 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path, name: str, tenso
 
 
 def test_an_adapter_on_an_adapter_is_refused(tmp_path: Path) -> None:
-    """Where peft is installed transformers would load a base model's own adapter beside its weights, and elsewhere not."""
+    """An adapter in the base model's own folder is loaded by transformers, but only where peft is installed."""
     source = adapter(tmp_path)
     (tmp_path / "base" / "adapter_config.json").write_text((source / "adapter_config.json").read_text())
 

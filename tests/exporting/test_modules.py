@@ -125,7 +125,6 @@ def test_an_lstm_stays_in_float(tmp_path: Path) -> None:
 @FULL
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_dynamo_traces_both(tmp_path: Path, name: str) -> None:
-    """Segment recurrence as a mask, and an LSTM as one operator, for every length."""
     reference, module = example(tmp_path, name)
     bundle = bundle_of(reference, tmp_path, tracer="dynamo")
 
@@ -157,7 +156,6 @@ def test_segments_are_a_mask(tmp_path: Path) -> None:
 
 
 def test_what_padding_moves_runs_alone(tmp_path: Path) -> None:
-    """A tagger that reads its padding backwards is exported, and found not to be batch-invariant."""
     reference, _ = example(tmp_path, "tagger")
     path = Path(reference.removesuffix(":make"))
     code = path.read_text(encoding="utf-8")
@@ -229,7 +227,7 @@ def test_what_does_not_fit_is_said(tmp_path: Path, change: tuple[str, str], mess
     path = Path(reference.removesuffix(":make"))
     code = path.read_text(encoding="utf-8")
     assert change[0] in code
-    assert len(change[0]) != len(change[1])  # Python goes by seconds and size, and would run what it compiled for `example`
+    assert len(change[0]) != len(change[1])  # Python compares seconds and size, and would run the code that it compiled for `example`
     path.write_text(code.replace(*change), encoding="utf-8")
 
     with pytest.raises(CheckpointError, match=message):

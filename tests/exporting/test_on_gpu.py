@@ -53,7 +53,6 @@ def source_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="models", scope="module")
 def exported_models(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The classifier's bundle, exported with what this machine has."""
     folder = tmp_path_factory.mktemp("gpu")
     providers = ["cpu", *(["cuda"] if CUDA is None else []), *(["tensorrt"] if TENSORRT is None else [])]
     exported(source, folder / "models", precisions=("fp32", "fp16"), providers=providers, calibration=few_texts(folder))
@@ -71,7 +70,6 @@ def test_the_validation_is_of_the_gpu(models: Path, provider: Any, precision: An
 
 @pytest.mark.parametrize(("provider", "precision"), GRAPHS)
 def test_logits_are_those_of_pytorch(source: Path, models: Path, provider: Any, precision: Any) -> None:
-    """Each text in a batch with others, from short to cut."""
     loaded = files.load_bundle(models / "tiny-bert")
     graph, spec = loaded.graph(provider, precision), loaded.manifest.tokenizer
     engine = OnnxEngine(loaded.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)

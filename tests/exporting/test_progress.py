@@ -41,7 +41,7 @@ def test_a_stage_that_fails_says_nothing() -> None:
 
 
 def test_a_terminal_sees_how_far_a_loop_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The bar names step, unit and total, and is wiped out at the end. Where stderr is no terminal, as in a log of CI, nothing is written."""
+    """The bar names step, unit and total, and is erased at the end. Without a terminal, as in a log of CI, nothing is written."""
     assert [1, 2, 3] == list(track([1, 2, 3], "count", unit="numbers"))
     assert ("", "") == capsys.readouterr()
     terminal = terminal_on_stderr(monkeypatch)

@@ -1,4 +1,4 @@
-"""Scores against right answers: SQuAD's two, strict entity F1 beside seqeval's, and tags of every scheme."""
+"""Scores against right answers: SQuAD's two metrics, strict entity F1 compared with seqeval, and tags of every scheme."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ WORDS = [(0, 2), (3, 5), (6, 8), (9, 11)]
     ],
 )
 def test_answers_are_normalized_as_in_squads_script(text: str, normalized: str) -> None:
-    """Lower case, then punctuation, then articles, then white space."""
     assert normalized == metrics.normalize_answer(text)
 
 
@@ -48,7 +47,6 @@ def test_answers_are_normalized_as_in_squads_script(text: str, normalized: str) 
     ],
 )
 def test_exact_match_and_f1_of_answers(answer: str, golds: list[str], exact: float, f1: float) -> None:
-    """The best over the right answers; an unanswerable question wants no answer."""
     assert (exact, f1) == (metrics.exact_match(answer, golds), pytest.approx(metrics.answer_f1(answer, golds)))
 
 
@@ -71,7 +69,7 @@ def test_entity_f1_is_strict_and_over_all_texts() -> None:
         (["O", "I-PER", "O", "I-PER"], {(3, 5, "PER"), (9, 11, "PER")}),
         (["B-PER", "E-PER", "S-PER", "S-PER"], {(0, 5, "PER"), (6, 8, "PER"), (9, 11, "PER")}),
         (["B-PER", "I-PER", "L-PER", "U-LOC"], {(0, 8, "PER"), (9, 11, "LOC")}),
-        (["S-PER", "I-PER", "O", "O"], {(0, 2, "PER"), (3, 5, "PER")}),  # a single one cannot go on
+        (["S-PER", "I-PER", "O", "O"], {(0, 2, "PER"), (3, 5, "PER")}),  # a single tag cannot continue
         (["PER", "PER", "O", "LOC"], {(0, 5, "PER"), (9, 11, "LOC")}),
         (["O", "O", "O", "O"], set()),
     ],
@@ -94,7 +92,6 @@ def test_tags_become_entities(tags: list[str], expected: set[metrics.Span]) -> N
     ],
 )
 def test_spans_are_widened_to_words(span: metrics.Span, words: list[tuple[int, int]], expected: metrics.Span) -> None:
-    """To those that they touch, not to neighbors that they only meet."""
     assert {expected} == metrics.widen_to_words([span], words)
 
 
@@ -109,7 +106,6 @@ def test_correlation() -> None:
 
 
 def test_correlation_of_huge_and_tiny_numbers() -> None:
-    """Their squares are no numbers; a correlation knows no scale."""
     series = [1.0, 2.0, 4.0, 3.0]
 
     assert metrics.pearson(series, [1.0, 3.0, 2.0, 5.0]) == pytest.approx(
@@ -120,7 +116,6 @@ def test_correlation_of_huge_and_tiny_numbers() -> None:
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_correlations_are_those_of_scipy(seed: int, ties: bool) -> None:
-    """Pearson's, and Spearman's with the mean rank for ties."""
     rng = random.Random(seed)
     a = [rng.randint(0, 5) + 0.0 if ties else rng.gauss(2, 1) for _ in range(60)]
     b = [round(x + rng.gauss(0, 2), 0 if ties else 9) for x in a]
@@ -132,7 +127,6 @@ def test_correlations_are_those_of_scipy(seed: int, ties: bool) -> None:
 @pytest.mark.parametrize("labels", ["ab", "abcd"])
 @pytest.mark.parametrize("seed", range(3))
 def test_scores_of_labels_are_those_of_scikit_learn(seed: int, labels: str) -> None:
-    """Matthews correlation of any number of labels, and macro F1, also where a label is never right or never found."""
     rng = random.Random(seed)
     right = [rng.choice(labels[:-1] if len(labels) > 2 else labels) for _ in range(50)]
     found = [label if rng.random() < 0.5 else rng.choice(labels[1:]) for label in right]
@@ -142,7 +136,6 @@ def test_scores_of_labels_are_those_of_scikit_learn(seed: int, labels: str) -> N
 
 
 def test_matthews_correlation_of_labels_that_do_not_vary() -> None:
-    """0, as in scikit-learn, even if all are right; 1 and -1 where labels vary."""
     for right, found in (("aab", "aaa"), ("aaa", "aab")):
         assert 0.0 == metrics.matthews(right, found) == sklearn.metrics.matthews_corrcoef(list(right), list(found))
     assert 0.0 == metrics.matthews("aaa", "aaa")
@@ -167,7 +160,6 @@ def sentence(rng: random.Random, scheme: str) -> list[str]:
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("seed", range(5))
 def test_entity_f1_is_that_of_seqeval(scheme: str, seed: int) -> None:
-    """In its strict mode, micro-averaged, on random entities of which some sentences have others."""
     rng = random.Random(seed)
     right = [sentence(rng, scheme) for _ in range(20)]
     found = [tags if rng.random() < 0.6 else sentence(rng, scheme) for tags in right]

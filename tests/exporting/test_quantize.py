@@ -24,9 +24,8 @@ from bertserve.export.inference import Feed
 from bertserve.export.int8.gptq import MAX_INT8, MAX_INT16
 from bertserve.export.int8.graph_edits import MIN_ROWS, emit_embeddings
 from bertserve.export.int8.quantize import Int8Graph, quantize
-from bertserve.service.bundle.files import digest
 from checkpoints import edit_weights
-from staged import ARCHITECTURES, Staged, checkpoint_of, graph_of, padded, run, stage
+from staged import ARCHITECTURES, Staged, checkpoint_of, graph_of, run, stage
 
 pytestmark = pytest.mark.torch
 
@@ -103,7 +102,6 @@ def products(path: Path) -> list[onnx.NodeProto]:
 
 
 def constants(path: Path, node: onnx.NodeProto, *places: int) -> list[Array]:
-    """Returns the constants that a node reads at these places."""
     initializers = rewrite.load(path).graph.initializers
     values = [rewrite.constant(initializers[node.input[place]]) for place in places]
     return [value for value in values if value is not None]
@@ -183,29 +181,6 @@ def test_no_activation_of_attention_is_multiplied_before_it_is_stored(quantized:
     stored = [producer.op_type for node in graph if node.op_type == "QuantizeLinear" and (producer := node.inputs[0].producer())]
 
     assert stored.count("MultiHeadAttention") == sum(node.op_type == "MultiHeadAttention" for node in graph) > 0
-
-
-def test_a_row_in_a_padded_batch_is_the_row_alone(quantized: Quantized) -> None:
-    feeds = quantized.staged.feeds(["good", "a very good film , but the book is great !", "1 2 3", UNSEEN[0][:90]])
-    lengths = [feed["input_ids"].shape[1] for feed in feeds]
-    together = run(quantized.target, padded(feeds, max(lengths) + 3))
-    alone = [run(quantized.target, feed) for feed in feeds]
-    for place, batch in enumerate(together):
-        rows = [outputs[place] for outputs in alone]
-        if quantized.task == "fill-mask":
-            np.testing.assert_allclose(np.concatenate(rows), batch, rtol=0, atol=1e-6)
-            continue
-        for i, row in enumerate(rows):
-            kept = batch[i, : lengths[i]] if quantized.task != "text-classification" else batch[i]
-            np.testing.assert_allclose(row[0], kept, rtol=0, atol=1e-6)
-
-
-def test_the_same_graph_and_texts_give_the_same_bytes(quantized: Quantized, tmp_path: Path) -> None:
-    before = digest(quantized.staged.packed)
-    counts = int8(quantized.staged, tmp_path / "again.onnx").counts
-
-    assert (quantized.counts, digest(quantized.target)) == (counts, digest(tmp_path / "again.onnx"))
-    assert before == digest(quantized.staged.packed)
 
 
 def observed(path: Path, feed: Feed) -> list[tuple[Array, Array]]:

@@ -172,7 +172,6 @@ def _assert_close(expected: Sequence[Any], found: Sequence[Any]) -> None:
 
 
 def _assert_decoded(expected: Any, found: Any) -> None:
-    """Compares scores by label, or a vector."""
     if isinstance(expected, dict):
         assert expected == pytest.approx({item["label"]: item["score"] for item in found}, rel=RELATIVE, abs=ABSOLUTE)
     elif expected is not None:

@@ -87,7 +87,6 @@ def test_a_real_checkpoint_answers_as_in_pytorch(name: str, tmp_path: Path, caps
 @pytest.mark.parametrize("size", [size for size in SIZES if size in os.environ.get(VARIABLE, "").split(",")])
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_a_real_size_is_exported(size: str, precision: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The bundle is within the bound in fp32; size, error, seconds, and memory of export and engine are printed."""
     name, fields = SIZES[size]
     source = FAMILIES[name].save(tmp_path / "checkpoint", "text-classification", **fields)
     texts = tmp_path / "texts.txt"

@@ -36,7 +36,6 @@ def quantized(staged: Staged, folder: Path) -> dict[str, QuantParams]:
 def test_a_layer_counts_what_it_does_alone(
     all_staged: dict[str, Staged], task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a graph with that layer alone in int8 is measured on the same texts; the average of all layers is 1."""
     staged = all_staged[task]
     texts = staged.feeds(read_texts(BUILT_IN)[:20])
     monkeypatch.setattr(sensitivity, "FAR", 1e9)  # all layers are measured on all texts
@@ -60,7 +59,6 @@ def test_a_layer_counts_what_it_does_alone(
 def test_what_is_far_from_all_limits_is_measured_on_few_texts(
     all_staged: dict[str, Staged], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second round has those alone that the first left in doubt."""
     staged = all_staged["text-classification"]
     params, rounds = quantized(staged, tmp_path), []
     measured = sensitivity._measure
@@ -87,7 +85,6 @@ def test_few_texts_are_measured_and_short_ones(all_staged: dict[str, Staged]) ->
 
 
 def test_single_texts_and_pairs_are_measured(all_staged: dict[str, Staged]) -> None:
-    """Both are among the few texts, though pairs are longer."""
     staged = all_staged["text-classification"]
     chosen = sensitivity._short(staged.feeds(read_texts(BUILT_IN)[:100]), 0)
     pairs = sum(bool(feed["token_type_ids"].any()) for feed in chosen)

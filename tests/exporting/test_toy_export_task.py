@@ -36,7 +36,6 @@ def grades(checkpoint: Path) -> list[int]:
 
 
 def test_a_task_of_ones_own_is_exported_and_verified(tmp_path: Path, verify: Verify) -> None:
-    """Its task is read from the architecture; fp32 and int8 are measured by its decision, and its data by its own metric."""
     checkpoint = bert(tmp_path, labels=LABELS)
     edit_json(checkpoint / "config.json", architectures=["BertForTextGrading"])
     bundle = exported(checkpoint, precisions=("fp32", "int8"), calibration=few_texts(tmp_path, 120))

@@ -104,7 +104,6 @@ def test_a_graph_says_nothing_of_the_machine(both: dict[Tracer, Graphs]) -> None
 
 
 def failing(*_: Any) -> Any:
-    """Stands for an exporter that cannot export a model."""
     raise torch.onnx.OnnxExporterError("It is step 2 of 3.\nMore.") from ValueError("This operator is unknown.\nMore.")
 
 

@@ -37,7 +37,6 @@ def refuse(*names: str, architecture: str = "BertForSequenceClassification", ign
     ],
 )
 def test_other_heads_and_position_ids_are_harmless(architecture: str, name: str) -> None:
-    """They take no part in this head's answers, as no weights do."""
     refuse(name, architecture=architecture)
     refuse(architecture=architecture)
 
@@ -64,7 +63,7 @@ def test_more_layers_are_refused(name: str) -> None:
     ],
 )
 def test_parts_that_no_head_of_the_architecture_has_are_refused(architecture: str, name: str) -> None:
-    """Within the encoder, beside it, or in a module that the model has; unless the user says that they do not matter."""
+    """Inside the encoder, outside it, or in a module of the model; an option of the user accepts them."""
     with pytest.raises(CheckpointError, match=rf"1 weight that its architecture does not use, such as `{name}`"):
         refuse(name, architecture=architecture)
     refuse(name, architecture=architecture, ignored=("unrelated.*", name))

@@ -54,7 +54,6 @@ def store_digests(path: Path) -> Path:
 
 
 def store_example(path: Path) -> Path:
-    """Stores what the default graph answers to the bundle's example."""
     return edit(path, lambda manifest: manifest["example"].update(result=answer(path, manifest["example"]["request"])))
 
 
@@ -95,7 +94,7 @@ def edit_constant(path: Path, file: str, name: str, change: Callable[[np.ndarray
 
 
 def with_gpu_graph(path: Path, *, runnable: bool = True, only: bool = False) -> Path:
-    """Adds a CUDA graph in fp16 to a bundle of fp32, or puts it in its place: the same graph, or a file that is no graph."""
+    """Adds a CUDA graph in fp16 to a bundle of fp32, or replaces that graph: by a copy or by a file that is not a graph."""
     file = path / "model.cuda.fp16.onnx"
     file.write_bytes((path / FP32).read_bytes() if runnable else b"x")
 
@@ -118,7 +117,7 @@ def data(folder: Path, *lines: Any) -> Path:
 
 
 def passed(checks: dict[str, Any]) -> dict[str, bool | None]:
-    """Returns which checks passed; None for those that only say something."""
+    """Returns which checks passed; None for checks that only report."""
     return {name: check["passed"] for name, check in checks.items()}
 
 
@@ -185,7 +184,6 @@ def test_a_damaged_bundle_fails(
 
 
 def test_a_false_claim_of_independence_fails(tmp_path: Path, verify: Verify) -> None:
-    """A graph whose rows move with their neighbors, and whose manifest denies it."""
     path = sound(tmp_path)
     model = onnx.load(str(path / FP32))
     gemm = model.graph.node[-1]
@@ -242,7 +240,7 @@ def test_a_graph_that_nothing_here_can_run_is_left_out(tmp_path: Path, verify: V
 
 
 def test_another_precision_may_answer_the_example_otherwise(tmp_path: Path, verify: Verify) -> None:
-    """The stored result is that of the default graph: from a graph of another precision a difference is said, and is no fault."""
+    """The stored result is that of the default graph; a difference of another precision is reported but is not a failure."""
     _, checks = verify(sound(tmp_path, other_seed=1))
 
     assert (True, None) == tuple(checks[f"example cpu/{precision}"]["passed"] for precision in ("int8", "fp32"))
@@ -295,7 +293,6 @@ def test_agreement_is_measured_against_the_fp32_graph(tmp_path: Path, verify: Ve
 def test_a_floor_is_for_the_measure_of_the_task(
     tmp_path: Path, verify: Verify, task: str, fields: dict[str, Any], measure: str, flags: tuple[str, ...], seed: int, code: int
 ) -> None:
-    """--min-agreement passes equal graphs and fails different ones."""
     path = sound(tmp_path, task, other_seed=seed, **fields)
     lines = data(tmp_path, *({"text": text} for text in TEXTS))
     found, checks = verify(path, "--data", lines, "--min-agreement", "0.99", *flags)
@@ -319,7 +316,6 @@ def test_a_floor_needs_something_to_compare_with(tmp_path: Path, verify: Verify)
 
 @pytest.mark.usefixtures("no_gpu")
 def test_a_graph_that_does_not_run_fails_what_was_asked_for(tmp_path: Path, verify: Verify) -> None:
-    """It passes without a floor. Beside a graph that runs, and for a comparison with the checkpoint: what was not compared has not passed."""
     lines, floor = data(tmp_path, {"text": "good", "label": 0}, {"text": "bad", "label": 1}), ("--min-metric", "accuracy=0.01")
     assert 0 == verify(with_gpu_graph(sound(tmp_path)), "--data", lines, *floor)[0]
     code, checks = verify(with_gpu_graph(sound(tmp_path / "beside"), runnable=False), "--data", lines, *floor)
@@ -348,7 +344,6 @@ def test_equal_but_empty_answers_reach_no_floor(tmp_path: Path, verify: Verify) 
 
 
 def test_a_floor_of_label_sets_needs_a_label(tmp_path: Path, verify: Verify) -> None:
-    """Micro F1 of no labels at all was 1."""
     path = store_example(edit_constant(sound(tmp_path, activation="sigmoid"), FP32, "bias", lambda bias: bias - 100))
     lines = data(tmp_path, *({"text": text, "label": []} for text in TEXTS))
     code, checks = verify(path, "--data", lines, "--min-metric", "micro-f1=0.5")
@@ -475,7 +470,7 @@ def test_values_through_a_sigmoid_say_so(tmp_path: Path, verify: Verify, largest
 
 
 def test_a_floor_of_a_metric_that_is_not_there_fails(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A metric that the model does not have, data without right answers, or no graph that runs: nothing was measured, and that is no pass."""
+    """A metric of another task, data without right answers, or no graph that runs: nothing was measured, so the check fails."""
     path, labeled = sound(tmp_path), {"text": "good", "label": 0}
     for line, reason in ((labeled, "accuracy, macro F1, Matthews"), ({"text": "good"}, "no line")):
         code, checks = verify(path, "--data", data(tmp_path, line), "--min-metric", "spearman=0.5")
@@ -488,7 +483,6 @@ def test_a_floor_of_a_metric_that_is_not_there_fails(tmp_path: Path, verify: Ver
 
 
 def test_entity_f1(tmp_path: Path, verify: Verify) -> None:
-    """Strict, from entities or from tagged words; words are labeled by their first piece where a line does not say."""
     path = sound(tmp_path, "token-classification", other_seed=0)
     text = "good film zq was bad"
     found = answer(path, {"inputs": text, "parameters": {"aggregation_strategy": "first"}})
@@ -517,7 +511,6 @@ def test_exact_match_and_f1(tmp_path: Path, verify: Verify) -> None:
 
 
 def test_questions_without_an_answer_let_the_model_say_so(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the data has such a question every line may be answered with nothing."""
     asked = []
     monkeypatch.setattr(f"{CHECKS}.LoadedGraph.answer", lambda self, request: asked.append(request) or {"answer": "", "score": 1.0})
     monkeypatch.setattr("bertserve.export.verify.verify.check_example", lambda loaded: Check("example cpu/fp32", True, ""))
@@ -529,7 +522,6 @@ def test_questions_without_an_answer_let_the_model_say_so(tmp_path: Path, verify
 
 
 def test_top_1_of_masks(tmp_path: Path, verify: Verify) -> None:
-    """The word of each mask, case and space aside."""
     path = sound(tmp_path, "fill-mask")
     texts = ("a [MASK] film", "a [MASK] , [MASK] film")
     one, two = (answer(path, {"inputs": text}) for text in texts)
@@ -541,7 +533,6 @@ def test_top_1_of_masks(tmp_path: Path, verify: Verify) -> None:
 
 
 def test_accuracy_of_choices(tmp_path: Path, verify: Verify) -> None:
-    """The right choice by its index or by its text, with a context and without."""
     path = sound(tmp_path, "multiple-choice", other_seed=0)
     line = {"question": "good ?", "choices": ["the film", "a dull book", "neither"]}
     best = [answer(path, {"inputs": inputs})[0]["index"] for inputs in (line, line | {"context": "a"})]
@@ -620,7 +611,6 @@ def test_data_without_a_right_answer_fails(tmp_path: Path, verify: Verify, line:
 
 
 def test_labeled_lines_are_counted_and_ignored_keys_named(tmp_path: Path, verify: Verify) -> None:
-    """A line separator in a text does not end its line, and an empty line is none."""
     lines = data(tmp_path, '{"text": "good\u2028", "label": 1, "idx": 7}\n\n', {"text": "bad", "lable": 0, "idx": 8})
     code, checks = verify(sound(tmp_path), "--data", lines)
 
@@ -695,7 +685,6 @@ def test_verifying_without_a_checkpoint_imports_no_torch(tmp_path: Path) -> None
 
 @pytest.fixture(name="exported", scope="module")
 def exported_bundle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A checkpoint, and its bundle of fp32 and int8."""
     from checkpoints import bert, few_texts
 
     folder = tmp_path_factory.mktemp("verify")
@@ -714,7 +703,6 @@ def checkpoint_with_another_bias(tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.mark.torch
 def test_a_bundle_passes_against_its_checkpoint(exported: tuple[Path, Path], verify: Verify, tmp_path: Path) -> None:
-    """Digest, parity of every graph with the errors of the export, and the agreement on data with PyTorch itself."""
     source, target = exported
     lines = data(tmp_path, *({"text": text, "label": 0} for text in [*TEXTS, "the film was not very good , " * 40]))
     code, checks = verify(target, "--checkpoint", source, "--data", lines)
@@ -758,7 +746,6 @@ def test_a_line_that_the_checkpoint_has_no_answer_to_is_a_failed_check(
 @pytest.mark.torch
 @pytest.mark.parametrize("flags", [(), ("--update",)])
 def test_another_checkpoint_fails(exported: tuple[Path, Path], other_checkpoint: Path, verify: Verify, flags: tuple[str, ...]) -> None:
-    """Its digest is another, and so are its logits; a bundle that fails is not updated."""
     before = (exported[1] / MANIFEST_FILE).read_bytes()
     code, checks = verify(exported[1], "--checkpoint", other_checkpoint, *flags)
 
@@ -807,7 +794,6 @@ def test_a_checkpoint_that_cannot_be_loaded_ends_with_1(
 @pytest.mark.torch
 @pytest.mark.full_grid
 def test_a_folder_called_verify_can_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As ./verify, or where the word is not the first."""
     from checkpoints import bert
 
     bert(tmp_path, "verify")
@@ -823,7 +809,6 @@ def test_a_folder_called_verify_can_be_exported(tmp_path: Path, monkeypatch: pyt
 def test_a_revision_of_the_checkpoint_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], revision: str | None
 ) -> None:
-    """As --revision of an export; none is the hub's default."""
     from bertserve.export.errors import CheckpointError
     from bertserve.export.verify import checkpoint_checks
 

@@ -18,7 +18,6 @@ import transformers
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 from safetensors.torch import load_file
 
-import tiny
 from bertserve.export.checkpoint import task_head
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
@@ -92,7 +91,6 @@ def test_tokens_of_the_template_stay_text(loaded: Checkpoint, tokenizer: Tokeniz
 
 
 def test_the_manifest_and_the_samples_have_each_added_token(loaded: Checkpoint) -> None:
-    """What the validation report says of a model is measured with its markers too."""
     spec = loaded.tokenizer_spec.model_copy(update={"sha256": "0" * 64})
     texts = " ".join(request.text for request in sample_requests("text-classification", spec) if isinstance(request, classify.Request))
     assert {(token, token != "CO2") for token in MARKERS} == {(token.token, token.special) for token in spec.added_tokens}
@@ -100,7 +98,6 @@ def test_the_manifest_and_the_samples_have_each_added_token(loaded: Checkpoint) 
 
 
 def test_a_decoded_text_leaves_special_added_tokens_out(marked: Path, tokenizer: Tokenizer) -> None:
-    """As transformers does with `skip_special_tokens`."""
     reference = transformers.AutoTokenizer.from_pretrained(marked)
     ids = reference("the [E1] good [/E1] film CO2")["input_ids"]
     for skip in (True, False):
@@ -131,30 +128,7 @@ def test_a_user_can_say_that_weights_do_not_matter(tmp_path: Path) -> None:
         load_checkpoint(str(source), ignored_weights=["lstm.*"])
 
 
-@pytest.mark.parametrize(
-    ("architecture", "task"),
-    [
-        ("BertForPreTraining", "feature-extraction"),
-        ("BertForMaskedLM", "feature-extraction"),
-        ("BertForQuestionAnswering", "feature-extraction"),
-        ("BertForPreTraining", "fill-mask"),
-    ],
-)
-def test_other_heads_are_harmless(tmp_path: Path, architecture: str, task: str) -> None:
-    """An encoder out of a model with a head is complete."""
-    assert task == load_checkpoint(str(bert(tmp_path, architecture=architecture)), task=task).task
-
-
 # ---- which files are loaded
-
-
-def test_other_weights_than_those_of_the_digest_are_refused(tmp_path: Path) -> None:
-    """`transformers_weights` in config.json would load another file, a pickle even."""
-    source = bert(tmp_path)
-    shutil.copy(source / "model.safetensors", source / "other.safetensors")
-    edit_json(source / "config.json", transformers_weights="other.safetensors")
-    with pytest.raises(CheckpointError, match="transformers_weights"):
-        load_checkpoint(str(source))
 
 
 def test_the_digest_is_of_the_files_that_are_loaded(tmp_path: Path) -> None:
@@ -216,7 +190,6 @@ def test_a_special_token_that_is_a_word_stays_one_where_special_tokens_are_split
 
 
 def second_text_first(source: Path) -> None:
-    """Gives the tokenizer a template of pairs in another order."""
     document = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
     document["post_processor"]["pair"].reverse()
     (source / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
@@ -234,7 +207,7 @@ def second_text_first(source: Path) -> None:
 def test_a_tokenizer_that_the_task_cannot_use_is_refused(
     tmp_path: Path, architecture: str, change: Callable[[Path], object], cause: str
 ) -> None:
-    """The start of a passage would be taken for that of the question; no text could have a mask, or none beside it."""
+    """The passage comes before the question, masks are split into characters, or texts have too few tokens."""
     source = bert(tmp_path, architecture=architecture, labels=("LABEL_0", "LABEL_1"))
     change(source)
     with pytest.raises(CheckpointError, match=cause):
@@ -273,29 +246,6 @@ def test_modules_without_pooling_decide_nothing(tmp_path: Path) -> None:
     assert "fill-mask" == load_checkpoint(str(masked), task="fill-mask").task
 
 
-@pytest.mark.parametrize(("architecture", "positions"), [("BertForSequenceClassification", 16), ("BertForMaskedLM", 32)])
-def test_a_short_position_table_is_long_enough(tmp_path: Path, architecture: str, positions: int) -> None:
-    """The texts with which padding is found are cut to it."""
-    assert positions == exported(bert(tmp_path, positions=positions, architecture=architecture)).manifest.tokenizer.max_length
-
-
-def test_too_few_positions_are_refused_by_name(tmp_path: Path) -> None:
-    """Not by sizes of tensors."""
-    with pytest.raises(CheckpointError, match=r"usable length of 8 tokens.* needs 16.*max_position_embeddings"):
-        load_checkpoint(str(bert(tmp_path, positions=8)))
-
-
-@pytest.mark.parametrize("token", ["the", "!"])
-def test_padding_by_an_ordinary_token_is_refused(tmp_path: Path, run: Run, token: str) -> None:
-    """Which the service would read as unknown text, so that parity failed without a cause."""
-    source = bert(tmp_path, "padded")
-    edit_json(source / "tokenizer_config.json", pad_token=token)
-    edit_json(source / "config.json", pad_token_id=tiny.VOCABULARY.index(token))
-    code, message = run(source, *FAST)
-    assert 1 == code
-    assert f"`{token}` (id {tiny.VOCABULARY.index(token)}), which is an ordinary token" in message
-
-
 def response(status: int) -> Any:
     return httpx.Response(status, request=httpx.Request("GET", "http://hub"))
 
@@ -313,8 +263,6 @@ PRIVATE = RepositoryNotFoundError("401 Client Error.", response=response(401))  
 
 @pytest.mark.parametrize(("error", "named"), [(GATED, "gated"), (uncached(), "gated"), (PRIVATE, "private")])
 def test_a_repository_that_needs_a_token_says_so(run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, named: str) -> None:
-    """And how one is given."""
-
     def download(*_: Any, **__: Any) -> None:
         raise error
 

@@ -43,7 +43,6 @@ class _Group:
 
 
 def softmax(logits: Floats) -> Floats:
-    """Returns the probabilities over the last axis."""
     exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
     probabilities: Floats = exponentials / exponentials.sum(axis=-1, keepdims=True)
     return probabilities

@@ -5,8 +5,9 @@ All texts are original. To add a case, append a line with an `id` and a `request
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,40 @@ LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\u0085\u2028\u2
 
 
 def read(task: str) -> list[dict[str, Any]]:
-    """Returns the cases of a task with their answers."""
     return [json.loads(line) for line in (FOLDER / f"{task}.jsonl").read_text(encoding="utf-8").split("\n") if line]
 
 
-def requests(task: str) -> list[dict[str, Any]]:
-    """Returns the `id` and `request` of each case, without the answer."""
-    return [{"id": case["id"], "request": case["request"]} for case in read(task)]
+def remake(
+    task: str,
+    description: str | None,
+    load: Callable[[Path], Any],
+    golden: Callable[[dict[str, Any], Any], dict[str, Any]],
+    separators: tuple[str, str] | None = None,
+) -> None:
+    """Replaces the golden file of a task.
+
+    Args:
+        task: Name of the file.
+        description: Of the command, which takes the folder of a checkpoint.
+        load: Loads the reference from that folder.
+        golden: Returns the line of a case, given the case and the reference.
+        separators: Those of the JSON.
+    """
+    parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
+    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT_DIR", help="folder of the fine-tuned model")
+    reference = load(parser.parse_args().checkpoint)
+    write(task, [golden({"id": case["id"], "request": case["request"]}, reference) for case in read(task)], separators)
+
+
+def source(version: str, count: int, forced: list[int]) -> str:
+    """Returns what made the answer to `count` texts, of which those at `forced` are longer than a window."""
+    pipeline = f"transformers {version} pipeline"
+    brute_force = f"brute force over transformers {version} windows"
+    if forced and len(forced) < count:
+        return f"{pipeline}; inputs {forced}: {brute_force}"
+    return brute_force if forced else pipeline
 
 
 def write(task: str, cases: Iterable[dict[str, Any]], separators: tuple[str, str] | None = None) -> None:
-    """Replaces the golden file of a task."""
     lines = [json.dumps(case, ensure_ascii=False, separators=separators).translate(LINE_ENDS) for case in cases]
     (FOLDER / f"{task}.jsonl").write_bytes("".join(f"{line}\n" for line in lines).encode())

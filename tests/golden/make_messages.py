@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FILE = Path(__file__).with_name("messages.txt")
 PACKAGES = ("service", "export", "bench")
 LOG_CALLS = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
-# Files and module variables whose texts are no messages: samples, headers, documents and bars of progress.
+# Files and module variables whose texts are not messages: samples, headers, documents and progress bars.
 OTHER_FILES = frozenset({"bench/workloads.py", "bench/report/html.py", "export/validation/samples.py", "export/tasks/spec.py"})
 OTHER_TEXTS = frozenset(
     {"DESCRIPTION", "POLICY", "TAGS", "TEMPLATE", "_BAR", "_ENDLESS", "_EXAMPLE", "_PASSAGE", "_REVIEW", "_SENTENCE", "_START", "_TOWNS"}
@@ -49,7 +49,6 @@ def _templates(tree: ast.Module) -> Iterator[str]:
 
 
 def _assigned(node: ast.AST) -> set[str]:
-    """Returns the names of an assignment's targets."""
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
     return {target.id for target in targets if isinstance(target, ast.Name)}
 

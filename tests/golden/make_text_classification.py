@@ -14,7 +14,6 @@ Needs torch and transformers.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ Item = str | dict[str, str]
 
 MAX_LENGTH = 512
 DEFAULT_STRIDE = 128
-TOLERANCE = 1e-6
 
 
 class Reference:
@@ -71,13 +69,11 @@ class Reference:
 
     @torch.inference_mode()
     def logits(self, encoding: dict[str, list[int]]) -> Floats:
-        """Returns the logits of one encoding, run alone."""
         batch = {name: torch.tensor([values]) for name, values in encoding.items()}
         logits: Floats = self.model(**batch).logits[0].numpy()
         return logits
 
     def piped(self, item: Item, top_k: int | None, function: str | None) -> list[dict[str, Any]]:
-        """Returns the pipeline's answer to one text or pair."""
         answer: list[dict[str, Any]] = self.pipeline(
             item, top_k=top_k, function_to_apply=function, truncation="longest_first", max_length=MAX_LENGTH, batch_size=1
         )
@@ -112,12 +108,12 @@ def golden(case: dict[str, Any], reference: Reference) -> dict[str, Any]:
     for item in items:
         encodings = reference.encode_windows(item, stride) if window else reference.encode(item)
         logits = np.stack([reference.logits(encoding) for encoding in encodings])
-        scores = activate(logits, function)
-        combined = scores.max(axis=0) if window == "max" else scores.mean(axis=0)
-        answer = ranked(combined, reference.labels, top_k)
-        if not window:
-            computed, answer = answer, reference.piped(item, top_k, function)
-            _check_equal(case["id"], computed, answer)
+        if window:
+            scores = activate(logits, function)
+            combined = scores.max(axis=0) if window == "max" else scores.mean(axis=0)
+            answer = ranked(combined, reference.labels, top_k)
+        else:
+            answer = reference.piped(item, top_k, function)
         all_logits.append(logits.tolist())
         answers.append(answer)
     source = "brute force over transformers {} windows" if window else "transformers {} pipeline"
@@ -128,25 +124,6 @@ def _texts(item: Item) -> tuple[str, str | None]:
     return (item, None) if isinstance(item, str) else (item["text"], item["text_pair"])
 
 
-def _check_equal(case_id: str, computed: list[dict[str, Any]], piped: list[dict[str, Any]]) -> None:
-    """Stops the script if the stored logits do not give the pipeline's labels and scores."""
-    same = [entry["label"] for entry in computed] == [entry["label"] for entry in piped] and all(
-        abs(ours["score"] - theirs["score"]) <= TOLERANCE for ours, theirs in zip(computed, piped, strict=True)
-    )
-    if not same:
-        raise SystemExit(f"{case_id}: the logits give {computed}, the pipeline {piped}.")
-
-
-def main() -> None:
-    """Replaces the golden file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT_DIR", help="folder of the fine-tuned classifier")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    reference = Reference(arguments.checkpoint)
-    rows = [golden(case, reference) for case in cases.requests("text_classification")]
-    cases.write("text_classification", rows)
-
-
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    cases.remake("text_classification", __doc__, Reference, golden)

@@ -23,7 +23,6 @@ Needs torch and transformers.
 
 from __future__ import annotations
 
-import argparse
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -36,7 +35,7 @@ import torch
 import transformers
 from aggregation import Entity, Floats, Token, aggregate, softmax
 
-ROOM = 510  # text tokens beside [CLS] and [SEP]
+ROOM = 510  # text tokens, without [CLS] and [SEP]
 DEFAULT_STRATEGY = "simple"
 DEFAULT_STRIDE = 128
 DEFAULT_IGNORED = ("O",)
@@ -51,7 +50,6 @@ class Reference:
     """A checkpoint in PyTorch (float32, eager attention), and the pipeline around it."""
 
     def __init__(self, checkpoint: Path) -> None:
-        """Loads model and tokenizer."""
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
         model = transformers.AutoModelForTokenClassification.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager")
         self.model = model.eval()
@@ -162,14 +160,13 @@ def golden(case: dict[str, Any], reference: Reference) -> dict[str, Any]:
         answers.append(answer)
         corrections.append(fixed["both"])
     pick = (lambda values: values) if isinstance(inputs, list) else (lambda values: values[0])
-    row = {**case, "windows": stored, "answer": pick(answers), "reference": _source(len(stored), forced)}
+    row = {**case, "windows": stored, "answer": pick(answers), "reference": cases.source(transformers.__version__, len(stored), forced)}
     if found:
         row |= {"deviation": "; ".join(REASONS[name] for name in REASONS if name in found), "corrected": pick(corrections)}
     return row
 
 
 def seven_digits(logits: Floats) -> Floats:
-    """Returns logits as they come back from the golden file."""
     return np.array([[_short(logit) for logit in row] for row in logits], np.float32)
 
 
@@ -179,15 +176,6 @@ def _short(logit: np.float32) -> float:
 
 def _words(reference: Reference) -> Callable[[int], str]:
     return lambda token_id: str(reference.tokenizer.convert_ids_to_tokens(token_id))
-
-
-def _source(count: int, forced: list[int]) -> str:
-    """Returns what made the answer to `count` texts, of which those at `forced` are longer than a window."""
-    pipeline = f"transformers {transformers.__version__} pipeline"
-    brute_force = f"brute force over transformers {transformers.__version__} windows"
-    if forced and len(forced) < count:
-        return f"{pipeline}; inputs {forced}: {brute_force}"
-    return brute_force if forced else pipeline
 
 
 def _same(ours: list[Entity], theirs: list[Entity]) -> bool:
@@ -201,16 +189,6 @@ def _same(ours: list[Entity], theirs: list[Entity]) -> bool:
     )
 
 
-def main() -> None:
-    """Replaces the golden file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT_DIR", help="folder of the fine-tuned token classifier")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    reference = Reference(arguments.checkpoint)
-    rows = [golden(case, reference) for case in cases.requests("token_classification")]
-    cases.write("token_classification", rows)
-
-
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    cases.remake("token_classification", __doc__, Reference, golden)

@@ -56,7 +56,6 @@ def play(service: AppState, check: Check[T], **options: Any) -> T:
 
 
 def keys(folder: Path, *lines: str) -> ApiKeys:
-    """Returns the keys of a file with these lines."""
     (folder / "keys").write_text("\n".join(lines), encoding="utf-8")
     return ApiKeys(folder / "keys")
 
@@ -112,7 +111,6 @@ def classify(models: Path, body: Any, *, path: str = "/classify", **options: Any
 
 
 def results(models: Path, inputs: Any, **parameters: Any) -> Any:
-    """Returns the result of a classification that must succeed."""
     response = classify(models, {"inputs": inputs, "parameters": parameters})
     assert response.status_code == 200, response.text
     return response.json()
@@ -153,34 +151,32 @@ def started(models: Path) -> Iterator[Send]:
 
 
 def post(api: Send, body: Any, *, path: str, **options: Any) -> httpx.Response:
-    """Returns the answer to one POST of a body."""
     return api("POST", path, content=json.dumps(body).encode(), **options)
 
 
 def ask(api: Send, path: str, inputs: Any, **parameters: Any) -> httpx.Response:
-    """Returns the answer to one request."""
     return post(api, {"inputs": inputs, "parameters": parameters}, path=path)
 
 
 def result(api: Send, path: str, body: Any, **options: Any) -> Any:
-    """Returns the result of a body that must be answered."""
     response = post(api, body, path=path, **options)
     assert response.status_code == 200, response.text
     return response.json()
 
 
+def posted(api: Send, path: str, **body: Any) -> Any:
+    return result(api, path, body)
+
+
 def wrong(api: Send, path: str, body: Any, **options: Any) -> str:
-    """Returns the message of a body that must be 422."""
     return rejected(post(api, body, path=path, **options), 422, "invalid_value")
 
 
 def answered(api: Send, path: str, inputs: Any, **parameters: Any) -> Any:
-    """Returns the result of a request that must succeed."""
     return result(api, path, {"inputs": inputs, "parameters": parameters})
 
 
 def refused(api: Send, path: str, inputs: Any, **parameters: Any) -> str:
-    """Returns the message of a request that must be 422."""
     return wrong(api, path, {"inputs": inputs, "parameters": parameters})
 
 
@@ -199,6 +195,28 @@ def assert_same(expected: Any, actual: Any, *, tolerance: float = 1e-5, ignored:
         assert (pytest.approx(expected, abs=tolerance) if isinstance(expected, float) else expected) == actual
 
 
+def model_of(
+    bundle: files.Bundle,
+    engines: Engines,
+    *,
+    scheduler: Scheduler,
+    metrics: Metrics,
+    cost: CostModel | None = None,
+    batch_variant: bool = False,
+) -> Model:
+    """Returns a bundle's model on other engines than its own."""
+    return Model(
+        bundle,
+        bundle.manifest.graphs[0],
+        tokenizer=Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer),
+        engines=engines,
+        cost=cost or CostModel(bundle.manifest.flops),
+        scheduler=scheduler,
+        metrics=metrics.model(bundle.manifest.task, bundle.manifest.name),
+        batch_variant=batch_variant,
+    )
+
+
 def faked(models: Path, engine: FakeEngine, *, max_queue_tokens: int = 4096) -> AppState:
     """Returns a service of one thread with the bundle `tiny` on a fake engine."""
     loaded = files.load_bundle(models / "tiny")
@@ -206,15 +224,7 @@ def faked(models: Path, engine: FakeEngine, *, max_queue_tokens: int = 4096) -> 
     scheduler = Scheduler(
         RequestQueue(max_batch_tokens=64, max_queue_tokens=max_queue_tokens, threads=1), threads=1, observe=metrics.observe_queue
     )
-    model = Model(
-        loaded,
-        loaded.manifest.graphs[0],
-        tokenizer=Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer),
-        engines=Engines(engine),
-        cost=CostModel(loaded.manifest.flops),
-        scheduler=scheduler,
-        metrics=metrics.model(loaded.manifest.task, loaded.manifest.name),
-    )
+    model = model_of(loaded, Engines(engine), scheduler=scheduler, metrics=metrics)
     registry = Registry([model], {})
     return AppState(
         registry=registry,

@@ -6,8 +6,7 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
-BODY = b'{"inputs":"good"}'
-REQUEST = b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n%s" % (len(BODY), BODY)
+import raw_http
 
 
 @dataclass
@@ -26,10 +25,10 @@ class Outcome:
 
 
 async def ask_until_refused(address: tuple[str, int], clients: int, *, outcome: Outcome, limit_s: float) -> None:
-    """Has clients ask side by side until nobody listens any more; `outcome` is filled meanwhile.
+    """Runs concurrent clients until the service refuses connections, and fills `outcome` meanwhile.
 
     Raises:
-        TimeoutError: Somebody still answered after `limit_s` seconds.
+        TimeoutError: The service still answered after `limit_s` seconds.
     """
     async with asyncio.timeout(limit_s):
         await asyncio.gather(*(_ask(address, outcome) for _ in range(clients)))
@@ -54,8 +53,8 @@ async def _ask(address: tuple[str, int], outcome: Outcome) -> None:
 
 
 async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, outcome: Outcome) -> bool:
-    """Sends a request and reads its answer; returns whether the connection goes on."""
-    writer.write(REQUEST)
+    """Sends a request and reads its answer; returns whether the connection stays open."""
+    writer.write(raw_http.post())
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     status = int(head.split(b" ", 2)[1])
     lines = dict(line.split(b": ", 1) for line in head.split(b"\r\n")[1:] if line)

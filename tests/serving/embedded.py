@@ -37,7 +37,6 @@ class Embedded:
 
 
 def load(name: str) -> Embedded:
-    """Loads an embedded bundle with its default CPU graph."""
     loaded = files.load_bundle(ROOT / "models" / name)
     spec, graph = loaded.manifest.tokenizer, loaded.graph("cpu")
     engine = OnnxEngine(loaded.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)

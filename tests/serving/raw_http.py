@@ -38,12 +38,10 @@ def framed(*headers: bytes, body: bytes = BODY) -> bytes:
 
 
 def chunked(body: bytes = b"11\r\n" + BODY + b"\r\n0\r\n\r\n", coding: bytes = b"transfer-encoding: chunked") -> bytes:
-    """Returns a post in chunks."""
     return framed(coding, body=body)
 
 
 def get(*headers: bytes, start: bytes = b"GET /health HTTP/1.1") -> bytes:
-    """Returns a request without a body."""
     return b"\r\n".join([start, b"host: t", *headers]) + END
 
 

@@ -67,7 +67,6 @@ async def listening(app: ASGIApp, **limits: float) -> AsyncIterator[Listening]:
 
 @asynccontextmanager
 async def client(served: Listening, sent: bytes = b"") -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Opens a connection and sends bytes."""
     reader, writer = await asyncio.open_connection(*served.address)
     writer.write(sent)
     try:
@@ -77,13 +76,11 @@ async def client(served: Listening, sent: bytes = b"") -> AsyncIterator[tuple[as
 
 
 def play(check: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Runs a check in uvloop, within 20 seconds."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(asyncio.wait_for(check(), 20))
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Waits until something holds; `play` ends what never does."""
     while not holds():
         await asyncio.sleep(0.005)
 
@@ -98,7 +95,6 @@ async def everything(reader: asyncio.StreamReader) -> bytes:
 
 
 async def body_of(receive: Receive) -> bytes:
-    """Reads a body to its end."""
     body = b""
     while True:
         message = await receive()
@@ -108,11 +104,9 @@ async def body_of(receive: Receive) -> bytes:
 
 
 async def answer(send: Send, body: bytes = b"ok", status: int = 200) -> None:
-    """Answers with a body."""
     await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"%d" % len(body))]})
     await send({"type": "http.response.body", "body": body})
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    """An application that answers with the path and the body."""
     await answer(send, scope["path"].encode() + b" " + await body_of(receive) + b"\n")

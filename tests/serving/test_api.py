@@ -21,12 +21,10 @@ HUGE_NUMBER = b"9" * 5000
 
 
 def labels(result: list[dict[str, Any]]) -> list[str]:
-    """Returns the labels of one result in their order."""
     return [item["label"] for item in result]
 
 
 def test_a_text_is_answered_with_a_list_of_one_result(models: Path) -> None:
-    """One text gives a list with one list of all labels, each an object of label and score."""
     [result] = results(models, "a good film")
     assert sorted(tiny.LABELS) == sorted(labels(result))
     assert all(sorted(item) == ["label", "score"] for item in result)
@@ -62,11 +60,6 @@ def test_sigmoid_and_none_replace_the_activation(models: Path) -> None:
     logits = {item["label"]: item["score"] for item in results(models, "good", function_to_apply="None")[0]}
     for item in results(models, "good", function_to_apply="sigmoid")[0]:
         assert item["score"] == pytest.approx(1 / (1 + np.exp(-logits[item["label"]])), abs=1e-6)
-
-
-def test_special_tokens_in_a_text_are_text(models: Path) -> None:
-    """A text that spells `[SEP]` is read letter by letter, as are the words that it consists of."""
-    assert results(models, "good [SEP] bad") == results(models, "good [ sep ] bad")
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "application/json; charset=utf-8", ""])
@@ -105,13 +98,11 @@ def test_unicode_is_read_as_it_is(models: Path) -> None:
 
 @pytest.mark.parametrize(("path", "named"), [("/classify", {"model": "tinny"}), ("/models/tinny", {})])
 def test_an_unknown_model_is_not_found_and_the_nearest_named(models: Path, path: str, named: dict[str, str]) -> None:
-    """A model that is not loaded is 404 with the name that was probably meant."""
     message = rejected(classify(models, {"inputs": "good", **named}, path=path), 404, "not_found")
     assert message == "no model `tinny` is loaded; did you mean `tiny`?"
 
 
 def test_a_model_that_contradicts_the_path_is_refused(tmp_path: Path) -> None:
-    """`model` and path that name different models are 422."""
     tiny.bundle(tmp_path, "a")
     tiny.bundle(tmp_path, "b")
     message = rejected(classify(tmp_path, {"inputs": "good", "model": "a"}, path="/models/b"), 422, "invalid_value")
@@ -133,7 +124,6 @@ def test_every_documented_inference_path_is_served_and_no_other(models: Path) ->
 
 
 def test_the_document_is_written_again_only_when_the_models_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the largest answer of the service, and anyone may ask for it."""
     tiny.bundle(tmp_path, "mood")
     state = build(Settings(models=tmp_path))
     written: list[int] = []
@@ -155,7 +145,6 @@ def test_the_document_is_written_again_only_when_the_models_change(tmp_path: Pat
 
 
 def test_what_people_come_for_comes_first(models: Path) -> None:
-    """The page of documents has the tasks in a group of their own before all others, and each group says what it is."""
     document = call(models, "GET", "/openapi.json").json()
     groups = {tag["name"]: tag["description"] for tag in document["tags"]}
     used = {tag: path for path, operations in document["paths"].items() for one in operations.values() for tag in one["tags"]}
@@ -178,6 +167,5 @@ def test_what_people_come_for_comes_first(models: Path) -> None:
     ],
 )
 def test_a_post_that_runs_no_model_is_refused_in_the_one_shape(models: Path, path: str, status: int) -> None:
-    """FastAPI's answers to other posts are errors like all others."""
     response = call(models, "POST", path, json={"inputs": "a good film"})
     assert (status, ["error", "error_type", "request_id"]) == (response.status_code, sorted(response.json()))

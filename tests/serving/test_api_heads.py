@@ -17,7 +17,6 @@ from bertserve.service.tasks import embed
 from bertserve.service.tasks.cost import NUMBER_BYTES
 from bertserve.service.wire.json_text import to_json, to_plain
 
-NLI_LABELS = ("contradiction", "neutral", "entailment")
 EMBED, SIMILARITY, RERANK, ZERO_SHOT = "/embed", "/similarity", "/rerank", "/zero-shot"
 LABELS = {"candidate_labels": ["good", "bad", "a very dull book"]}
 SENTENCES = {"source_sentence": "a good film", "sentences": ["a great film", "the book was dull"]}
@@ -30,25 +29,10 @@ BODIES: dict[str, Any] = {
 
 
 def by_label(found: list[dict[str, Any]]) -> dict[str, float]:
-    """Returns zero-shot results as a mapping."""
     return {item["label"]: item["score"] for item in found}
 
 
-def test_a_model_of_inference_still_classifies(api: Send) -> None:
-    """Without candidate labels its own path and /classify give its own labels."""
-    found = answered(api, "/models/nli", {"text": "a good film", "text_pair": "bad"})
-    assert set(NLI_LABELS) == {item["label"] for item in found[0]}
-
-
 # /embed
-
-
-def test_a_text_and_a_list_give_rows_of_vectors(api: Send) -> None:
-    one, other = answered(api, EMBED, "a good film"), answered(api, EMBED, "")
-    assert [tiny.HIDDEN] == [len(vector) for vector in one]
-    assert_same([*one, *other], answered(api, EMBED, ["a good film", ""]))
-    assert_same(one, answered(api, EMBED, ["a good film"]))
-    assert [] == answered(api, EMBED, [])
 
 
 def test_tokens_are_pooled_as_asked(api: Send) -> None:
@@ -85,7 +69,6 @@ def test_vectors_come_as_base64(api: Send, options: dict[str, Any]) -> None:
 
 
 def test_layers_are_chosen_and_combined(api: Send) -> None:
-    """A list of layers, side by side by default, or their sum or mean; `last_four` is such a list."""
     tokens = np.array(answered(api, EMBED, "a good film", layers="last_four", pooling="none")[0])
     layers = tokens.reshape(5, 4, tiny.HIDDEN)
     assert_same([tokens.tolist()], answered(api, EMBED, "a good film", layers=[-4, -3, -2, -1], pooling="none"))
@@ -97,7 +80,6 @@ def test_layers_are_chosen_and_combined(api: Send) -> None:
 
 
 def test_a_prompt_stands_before_the_text(api: Send) -> None:
-    """`prompt_name` puts the bundle's prompt before each text."""
     assert_same(answered(api, EMBED, "the book was good"), result(api, EMBED, {"inputs": "was good", "prompt_name": "query"}))
 
 
@@ -151,7 +133,6 @@ def test_arrays_are_written_as_the_lists_that_they_are() -> None:
 
 
 def test_similarity_is_that_of_the_vectors(api: Send) -> None:
-    """Cosines of what /embed gives, one for each sentence; nothing for no sentences."""
     vectors = np.array(answered(api, EMBED, [SENTENCES["source_sentence"], *SENTENCES["sentences"]], normalize=True))
     assert pytest.approx((vectors[1:] @ vectors[0]).tolist(), abs=1e-6) == answered(api, SIMILARITY, SENTENCES)
     assert pytest.approx([1.0], abs=1e-6) == answered(api, SIMILARITY, {"source_sentence": "good", "sentences": ["good"]}, pooling="cls")
@@ -199,7 +180,6 @@ def test_a_cross_encoder_of_two_labels_ranks_by_the_relevant_one(tmp_path: Path)
 
 
 def test_labels_share_one_or_stand_alone(api: Send) -> None:
-    """Scores add up to 1, or each label is scored by itself; one label always is."""
     shared = answered(api, ZERO_SHOT, "a good film", **LABELS)
     assert pytest.approx(1, abs=1e-6) == sum(item["score"] for item in shared)
     assert sorted(LABELS["candidate_labels"]) == sorted(item["label"] for item in shared)
@@ -210,7 +190,6 @@ def test_labels_share_one_or_stand_alone(api: Send) -> None:
 
 
 def test_a_label_is_a_hypothesis_of_the_pair(api: Send) -> None:
-    """A label's score is what /classify says of the pair of text and hypothesis."""
     pair = {"text": "a good film", "text_pair": "the film was bad !"}
     [found] = answered(api, "/models/nli", pair, function_to_apply="none")
     logits = by_label(found)

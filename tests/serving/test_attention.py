@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from onnx import numpy_helper
 import tiny
 from application import Send, call, call_fresh, play, post, rejected, started
 from bertserve.service.backend.engines import Engines
-from bertserve.service.backend.onnx_engine import Engine, OnnxEngine, Row
+from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import SettingsError
@@ -29,6 +28,7 @@ from bertserve.service.settings import Settings
 from bertserve.service.tasks import attention
 from bertserve.service.tasks.cost import NUMBER_BYTES
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
+from fakes import RecordingEngine
 from task_runs import encode
 
 ATTENTION = "/attention"
@@ -57,27 +57,23 @@ def folder_of_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", name="api")
 def started_service(folder: Path) -> Iterator[Send]:
-    """Sends requests to one started application with them."""
     with started(folder) as send:
         yield send
 
 
 @pytest.fixture(scope="module", name="engine")
 def tiny_engine(folder: Path) -> OnnxEngine:
-    """The engine of the classifier."""
     graph = load_bundle(folder / "classifier").manifest.graphs[0]
     return OnnxEngine(folder / "classifier" / graph.file, graph, pad_id=0, padding_side="right")
 
 
 def result(api: Send, inputs: Any, path: str = ATTENTION, model: str | None = "classifier", **parameters: Any) -> Any:
-    """Returns the answer to inputs that must be answered."""
     response = post(api, {"inputs": inputs, "parameters": parameters, **({"model": model} if model else {})}, path=path)
     assert 200 == response.status_code, response.text
     return response.json()
 
 
 def wrong(api: Send, inputs: Any, **parameters: Any) -> str:
-    """Returns the message of a request that must be 422."""
     body = {"inputs": inputs, "parameters": parameters, "model": "classifier"}
     return rejected(post(api, body, path=ATTENTION), 422, "invalid_value")
 
@@ -98,7 +94,6 @@ def expected(folder: Path, model: str, ids: list[int], types: list[int]) -> list
 
 
 def ids_of(tokens: list[str]) -> list[int]:
-    """Returns the ids of tokens."""
     return [tiny.VOCABULARY.index(token) for token in tokens]
 
 
@@ -107,7 +102,6 @@ def ids_of(tokens: list[str]) -> list[int]:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_weights_of_any_task_are_those_of_the_formula(api: Send, folder: Path, model: str) -> None:
-    """Every layer and head of a text and of a pair, of a bundle of each task; a token's weights add up to 1."""
     for inputs, types in ((TEXT, [0] * 5), (PAIR, [0] * 6 + [1] * 3)):
         found = result(api, inputs, model=model)
         right = expected(folder, model, ids_of(found["tokens"]), types)
@@ -177,7 +171,6 @@ def test_rows_that_want_other_maps_share_a_batch(engine: OnnxEngine, tokenizer: 
 
 
 def test_padding_may_be_on_the_left(folder: Path) -> None:
-    """A row's maps are then those of the last tokens of the padded row."""
     graph = load_bundle(folder / "classifier").manifest.graphs[0]
     engine = OnnxEngine(folder / "classifier" / graph.file, graph, pad_id=0, padding_side="left")
     ids = [np.array(ids) for ids in ([2, 5, 6, 7, 3], [2, 8, 3])]
@@ -205,7 +198,6 @@ def test_a_text_is_refused_with_its_numbers(api: Send, monkeypatch: pytest.Monke
 
 
 def test_all_texts_of_a_request_count_together(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request's answer has a limit however many texts it has."""
     monkeypatch.setattr("bertserve.service.tasks.cost.MAX_ANSWER_BYTES", 250 * NUMBER_BYTES)
     body = {"inputs": [TEXT, TEXT], "model": "classifier"}
     message = rejected(post(api, body, path=ATTENTION), 413, "too_large")
@@ -215,7 +207,6 @@ def test_all_texts_of_a_request_count_together(api: Send, monkeypatch: pytest.Mo
 
 
 def test_a_text_over_the_models_length_is_not_cut(api: Send) -> None:
-    """It is refused, alone and as a pair, with its length and the model's."""
     assert "the text has 31 tokens and the model takes 30; shorten it, because attention needs the whole text" in wrong(api, "good " * 31)
     assert "the text has 31 tokens and the model takes 29" in wrong(api, {"text": "good " * 30, "text_pair": "bad"})
     assert 32 == len(result(api, "good " * 30)["tokens"])
@@ -247,36 +238,24 @@ def test_a_batch_of_many_weights_runs_in_parts(folder: Path, monkeypatch: pytest
     """No run holds more weights than it may, padding counted, but for a single text; the answers are the same."""
     service = build(Settings(models=folder, allow_implicit_default=True, threads=1))
     model = service.registry.get("classifier")
-    engine = Counting(model.engines.single_threaded)
+    engine = RecordingEngine(model.engines.single_threaded)
     model.engines = Engines(engine)
     body = {"inputs": ["good " * count for count in (3, 9, 28, 5, 5, 14, 5, 5)], "model": "classifier"}
 
     async def check(client: httpx.AsyncClient) -> None:
         whole = (await client.post(ATTENTION, json=body)).json()
-        assert max(rows for rows, _ in engine.runs) > 1, "no batch was made"
+        assert max(map(len, engine.runs)) > 1, "no batch was made"
         engine.runs.clear()
         monkeypatch.setattr("bertserve.service.serving.model.MAX_WEIGHTS", 2 * 5 * 11**2)
         parts = (await client.post(ATTENTION, json=body)).json()
-        assert [] == [run for run in engine.runs if run[0] > 1 and run[0] * 5 * run[1] ** 2 > 2 * 5 * 11**2]
-        assert {30, 16} < {length for rows, length in engine.runs if rows == 1}
+        runs = [(len(run), max(map(len, run))) for run in engine.runs]
+        assert [] == [(rows, length) for rows, length in runs if rows > 1 and rows * 5 * length**2 > 2 * 5 * 11**2]
+        assert {30, 16} < {length for rows, length in runs if rows == 1}
         for one, other in zip(whole, parts, strict=True):
             for left, right in zip(one["attentions"], other["attentions"], strict=True):
                 np.testing.assert_allclose(left, right, rtol=0, atol=1e-6)
 
     play(service, check)
-
-
-class Counting:
-    """An engine that notes rows and longest row of each run."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.runs: list[tuple[int, int]] = []
-
-    def run(self, encodings: Sequence[Encoding]) -> list[Row]:
-        """Runs them."""
-        self.runs.append((len(encodings), max(map(len, encodings))))
-        return self.engine.run(encodings)
 
 
 # ---- requests that are wrong
@@ -295,7 +274,6 @@ class Counting:
     ],
 )
 def test_what_is_wrong_is_said(api: Send, parameters: dict[str, Any], message: str) -> None:
-    """Layers and heads that the model does not have, names twice, unknown names."""
     assert message in wrong(api, TEXT, **parameters)
 
 
@@ -311,7 +289,6 @@ def test_a_bundle_without_attention_says_what_to_do(api: Send, folder: Path) -> 
 
 
 def test_no_model_has_attention(models: Path) -> None:
-    """The message of the endpoint says what a bundle needs."""
     message = rejected(call(models, "POST", ATTENTION, json={"inputs": TEXT}), 404, "not_found")
 
     assert (
@@ -346,7 +323,6 @@ def test_several_models_with_attention_start(folder: Path, tmp_path: Path) -> No
 
 
 def test_a_manifest_that_promises_too_much_is_refused(folder: Path) -> None:
-    """Each graph of a bundle with `attention_heads` must have the output."""
     fields = json.loads((folder / "plain" / "manifest.json").read_text())
     with pytest.raises(
         ValueError, match=r"`attention_heads` needs an output of the kind `per_map`, which `model.cpu.fp32.onnx` does not have"
@@ -370,15 +346,3 @@ def test_raw_outputs_have_no_maps(api: Send) -> None:
     answered = post(api, {"inputs": [ids]}, path="/v2/models/classifier/infer").json()
 
     assert ["logits"] == [field["name"] for field in listed] == [output["name"] for output in answered["outputs"]]
-
-
-def test_it_is_served_over_http(folder: Path, serve: Callable[..., AbstractContextManager[Any]]) -> None:
-    """The command itself answers, and the stored example of each bundle passes beside it."""
-    with serve(folder, "--allow-implicit-default") as served:
-        response = httpx.post(f"{served.url}/attention", json={"inputs": PAIR, "model": "reader", "parameters": {"heads": [1]}}, timeout=20)
-
-    assert 200 == response.status_code
-    found = response.json()
-    right = expected(folder, "reader", ids_of(found["tokens"]), [0] * 6 + [1] * 3)
-    for layer, weights in zip(found["attentions"], right, strict=True):
-        np.testing.assert_allclose(weights[[1]], layer, rtol=0, atol=1e-5)

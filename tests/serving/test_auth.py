@@ -28,7 +28,6 @@ PROBES |= {"/v2/models/tiny/versions/1/ready", "/ping"}
 
 
 def guarded(models: Path, check: Check[T], **options: Any) -> T:
-    """Runs a check against a service with one key."""
     return play(build(Settings(models=models)), check, auth=Authenticator(keys(models.parent, "swordfish"), **options))
 
 
@@ -44,12 +43,10 @@ def routes(state: AppState) -> list[tuple[str, str]]:
 
 
 async def statuses(client: httpx.AsyncClient, asked: list[tuple[str, str]], headers: dict[str, str]) -> dict[tuple[str, str], int]:
-    """Returns the status of an empty request to each route."""
     return {(method, path): (await client.request(method, path, headers=headers)).status_code for method, path in asked}
 
 
 def test_every_route_but_probes_metrics_and_documents_needs_the_key(models: Path) -> None:
-    """With it none says 401; without it all do, but for health, metrics and the page of documents read with GET."""
     state = build(Settings(models=models))
     asked = routes(state)
     tasks = {path.removesuffix("/info") for _, path in asked if path.endswith("/info") and path.count("/") == 2}
@@ -69,7 +66,6 @@ def test_every_route_but_probes_metrics_and_documents_needs_the_key(models: Path
 
 @pytest.mark.parametrize("headers", [pytest.param({}, marks=pytest.mark.full_grid), KEY])
 def test_no_answer_lets_pages_of_others_read_it(models: Path, headers: dict[str, str]) -> None:
-    """No route sends an Access-Control header, to a request of another origin's page or to the browser's preflight; with a key or without."""
     state = build(Settings(models=models))
     foreign = {"origin": "http://evil.example", "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
 
@@ -159,7 +155,6 @@ def test_the_name_of_the_scheme_is_read_in_any_case(models: Path) -> None:
 
 
 def test_each_key_has_its_name_in_metrics(models: Path) -> None:
-    """Requests are counted by the name of their key; what has no right one is `unknown`, and what needs none is not counted."""
     key, line = new_key("alice")
     auth = Authenticator(keys(models.parent, "# who may call", "", line, "swordfish"))
 
@@ -174,7 +169,7 @@ def test_each_key_has_its_name_in_metrics(models: Path) -> None:
 
 
 def test_a_key_may_have_so_many_requests_under_way(models: Path) -> None:
-    """One more is refused at once, with when to come again; another key, and the same one later, are not."""
+    """One more request is refused at once with Retry-After; requests of another key, and later ones of the same key, are answered."""
     key, line = new_key("alice")
     auth = Authenticator(keys(models.parent, line, "swordfish"), max_concurrent_per_key=1)
     engine = FakeEngine()
@@ -196,7 +191,7 @@ def test_a_key_may_have_so_many_requests_under_way(models: Path) -> None:
 
 
 def test_refusals_are_logged_once_a_second(models: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first with its id, the others with their number: a flood of refusals is no flood of lines."""
+    """The log has the first refusal with its id and a count of the others, so that a flood of refusals does not flood the log."""
     monkeypatch.setattr("bertserve.service.http.errors.INTERVAL_S", 0.2)
     engine = FakeEngine()
 
@@ -226,7 +221,6 @@ def test_refusals_are_logged_once_a_second(models: Path, caplog: pytest.LogCaptu
 
 
 def test_a_file_has_no_key_in_it(tmp_path: Path) -> None:
-    """What new-key prints for the file is a digest, and opens for the key alone."""
     key, line = new_key("alice")
     made = keys(tmp_path, line)
     assert line == f"alice sha256:{hashlib.sha256(key.encode()).hexdigest()}"
@@ -234,7 +228,6 @@ def test_a_file_has_no_key_in_it(tmp_path: Path) -> None:
 
 
 def test_each_line_is_a_key_of_its_own(tmp_path: Path) -> None:
-    """Line ends and empty lines of any system do not count."""
     (tmp_path / "keys").write_bytes(b"\r\none\r\n\r\n# three\r\n two \r\n")
     made = ApiKeys(tmp_path / "keys")
     assert [made.holder(given) for given in (b"one", b"two", b"three", b"one\r\n\r\n two")] == ["line-2", "line-5", None, None]
@@ -247,7 +240,7 @@ def test_each_line_is_a_key_of_its_own(tmp_path: Path) -> None:
         (["# a comment"], "is empty"),
         (["swordfish", "two words"], "line 2"),
         (["alice sha256:abc"], "line 1"),
-        ([f"sha256:{'0' * 64}"], "line 1"),  # a digest is no secret
+        ([f"sha256:{'0' * 64}"], "line 1"),  # a digest is not secret
         (["sw\xf6rdfish"], "line 1"),
         (["s" * 513], "line 1"),
         ([f"alice sha256:{'0' * 64}", f"alice sha256:{'1' * 64}"], "the duplicate name `alice`"),
@@ -273,7 +266,6 @@ def test_keys_are_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
 
 @pytest.mark.parametrize("character", ["\u2028", "\u0085", "\x0c"])
 def test_only_a_newline_ends_the_line_of_a_key(tmp_path: Path, character: str) -> None:
-    """What follows another character in a comment is no key."""
     assert keys(tmp_path, f"# made by{character}alice", "one").holder(b"alice") is None
 
 
@@ -284,7 +276,7 @@ def test_a_name_that_the_file_cannot_have_is_refused(name: str) -> None:
 
 
 def test_a_new_keys_line_goes_into_the_file_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`bert-serve new-key alice >> keys.txt` is all there is to do: the key is shown beside, on stderr."""
+    """`bert-serve new-key alice >> keys.txt` is enough: the command writes the key itself to stderr."""
     assert 0 == cli.main(["new-key", "alice"])
     printed = capsys.readouterr()
     made = keys(tmp_path, printed.out.strip())

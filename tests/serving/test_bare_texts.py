@@ -30,7 +30,6 @@ def bare(folder: Path, task: str) -> Path:
     [("text-classification", "/classify", ""), ("text-classification", "/classify", ["good", ""]), ("feature-extraction", "/embed", "")],
 )
 def test_an_empty_text_is_refused(tmp_path: Path, task: str, path: str, inputs: Any) -> None:
-    """There is no token to run; the message says what to send."""
     answer = call(bare(tmp_path, task), "POST", path, json={"inputs": inputs})
 
     assert 422 == answer.status_code
@@ -59,7 +58,7 @@ def test_a_passage_answers_without_cls(tmp_path: Path) -> None:
 
 
 def test_no_answer_cannot_be_asked_for_where_nothing_stands_for_it(tmp_path: Path) -> None:
-    """The empty answer has the score 0 in transformers; that is no answer either."""
+    """The parameter needs a [CLS] token, and this model has none."""
     body = {"inputs": QUESTION, "parameters": {"handle_impossible_answer": True}}
     answer = call(bare(tmp_path, "question-answering"), "POST", "/answer", json=body)
 

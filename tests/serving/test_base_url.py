@@ -29,7 +29,6 @@ SIMILAR = {"inputs": {"source_sentence": "good", "sentences": ["bad"]}}
     "task", ["text-classification", "token-classification", "question-answering", "fill-mask", "multiple-choice", "feature-extraction"]
 )
 def test_the_only_model_answers(tmp_path: Path, task: str) -> None:
-    """As it does at its own path, whatever its task is; errors too."""
     tiny.bundle(tmp_path, "only", task=task)
     body = {"question-answering": QUESTION, "multiple-choice": CHOOSE, "fill-mask": {"inputs": "a [MASK]"}}.get(task, {"inputs": "good"})
     expected, actual = (call(tmp_path, "POST", path, json=body) for path in ("/models/only", "/"))
@@ -64,7 +63,6 @@ def test_the_only_model_answers_its_other_tasks(tmp_path: Path) -> None:
     ],
 )
 def test_of_several_models_the_body_decides(api: Send, body: dict[str, Any], name: str) -> None:
-    """Where one task alone can take it, or where it names the model."""
     assert name == post(api, body, path="/").headers["x-model"]
 
 
@@ -106,15 +104,12 @@ class Loaded:
 
     @property
     def models(self) -> dict[str, Loaded]:
-        """Two of it."""
         return {"a": self, "b": self}
 
     def get(self, name: str) -> Loaded:
-        """Returns itself."""
         return self
 
     def for_task(self, task: str, name: str | None = None) -> Loaded:
-        """Returns itself."""
         return self
 
 
@@ -127,7 +122,6 @@ class Loaded:
     ],
 )
 def test_the_largest_bodies_hold_nobody_up_here_either(name: str) -> None:
-    """Each task of which a model is loaded looks at the body, and few of them at each of its items."""
     body = BODIES[name][1]()
     models: Any = Loaded("a", "text-classification", tuple(TASKS), None)  # type: ignore[arg-type]
 

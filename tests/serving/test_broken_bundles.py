@@ -37,7 +37,6 @@ def rewritten(path: Path, model: onnx.ModelProto | bytes, **tokenizer: Any) -> N
 
 
 def refusal(models: Path, **settings: Any) -> str:
-    """Returns why a folder of models is not served."""
     with pytest.raises(StartError) as caught:
         build(Settings(models=models, **settings))
     return str(caught.value)
@@ -45,7 +44,6 @@ def refusal(models: Path, **settings: Any) -> str:
 
 @pytest.mark.parametrize("name", [MANIFEST_FILE, TOKENIZER_FILE, GRAPH])
 def test_a_file_that_is_cut_anywhere_is_refused(models: Path, name: str) -> None:
-    """At the first byte, the last, and some between."""
     path = models / "tiny" / name
     whole = path.read_bytes()
     for length in {0, 1, len(whole) - 1, *random.Random(0).sample(range(len(whole)), 12)}:
@@ -112,7 +110,7 @@ def another_domain(path: Path) -> None:
 
 
 def data_outside(path: Path) -> None:
-    """Has the graph read its weights from a file beside the bundle's folder."""
+    """Makes the graph read its weights from a file outside the bundle's folder."""
     model = tiny.graph()
     (path.parent.parent / "outside.data").write_bytes(b"\0" * 4096)
     tensor = next(tensor for tensor in model.graph.initializer if tensor.name == "dense")
@@ -134,7 +132,6 @@ def data_outside(path: Path) -> None:
     ],
 )
 def test_what_does_not_belong_together_is_refused(models: Path, damage: Callable[[Path], None], words: str) -> None:
-    """At the start, and not by each request's error."""
     damage(models / "tiny")
     message = refusal(models)
     assert words in message
@@ -145,7 +142,6 @@ def test_what_does_not_belong_together_is_refused(models: Path, damage: Callable
 
 
 def test_a_broken_model_can_be_left_out(models: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The others are served; it stands in `/models` with its reason, in the metrics, and in the log."""
     for name in ("altered", "mixed"):
         tiny.bundle(models, name)
     (models / "altered" / GRAPH).write_bytes(b"x")
@@ -189,7 +185,6 @@ def test_models_of_several_folders_are_served(tmp_path: Path) -> None:
 
 
 def test_a_healthy_bundle_passes_all_of_this(models: Path) -> None:
-    """The checks above refuse what is wrong and nothing else."""
     rewritten(models / "tiny", tiny.graph())
     assert call(models, "POST", "/classify", json={"inputs": "good"}).status_code == 200
     with pytest.raises(ProviderError):

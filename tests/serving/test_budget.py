@@ -28,12 +28,10 @@ HUGE = 2**64
 
 @pytest.fixture(name="allowed")
 def allowed_bytes(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Returns what sets how many bytes an answer may have."""
     return lambda count: monkeypatch.setattr("bertserve.service.tasks.cost.MAX_ANSWER_BYTES", count)
 
 
 def too_large(api: Send, path: str, **body: Any) -> str:
-    """Returns the message of a request that must be 413."""
     return rejected(post(api, body, path=path), 413, "too_large")
 
 
@@ -41,13 +39,11 @@ def too_large(api: Send, path: str, **body: Any) -> str:
 
 
 def test_a_task_must_say_what_it_costs() -> None:
-    """The `cost` of a batch has no default."""
     with pytest.raises(TypeError, match="cost"):
         Batch(encodings=[])  # type: ignore[call-arg]
 
 
 def test_costs_add_up() -> None:
-    """Each part by itself; work counts in the queue as tokens."""
     both = Cost(answer_bytes=1, steps=320, memory_per_input=3, reserved_tokens=4) + Cost(
         answer_bytes=10, steps=320, memory_per_input=30, reserved_tokens=40
     )
@@ -115,7 +111,6 @@ def test_the_bytes_of_every_answer_are_counted(api: Send, allowed: Any, path: st
 def test_what_is_known_is_refused_before_it_runs(
     api: Send, allowed: Any, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
-    """No decoder sees a request whose answer is known to be too long."""
     allowed(1000)
     spec = next(spec for spec in TASKS.values() if path == f"/{spec.path}")
     begun: list[int] = []
@@ -243,7 +238,6 @@ def test_answers_that_are_hard_to_find_have_a_limit(api: Send, monkeypatch: pyte
 
 
 def test_all_inputs_spend_one_budget() -> None:
-    """An input can only use what the inputs before it have left."""
     budget = Budget()
     budget.spend(answer_bytes=2**23)
     with pytest.raises(TooLargeError, match="16777217 bytes and 16777216 are allowed"):
@@ -267,7 +261,6 @@ def test_a_text_is_decoded_once_for_all_of_its_candidates(api: Send, monkeypatch
 
 
 def test_the_best_of_summed_answers_are_those_of_a_full_sort() -> None:
-    """Equal scores by start and then end, as the reference sorts them."""
     random = np.random.default_rng(3)
     start, end = (random.integers(1, 5, 40).astype(np.float32) for _ in range(2))
     spans = question_answering.score_spans(start, end, range(40), 9)
@@ -320,7 +313,6 @@ def test_tokens_of_long_texts_count_as_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lists", [False, True])
 def test_more_ids_than_are_allowed_are_refused_before_each_is_checked(api: Send, monkeypatch: pytest.MonkeyPatch, lists: bool) -> None:
-    """All lists count together; a wrong id among too many is not looked at."""
     monkeypatch.setattr(tokens, "MAX_IDS", 5)
     ids = [6, 6, 6, 6, 6, 6]
     response = post(api, {"ids": [ids[:3], [*ids[3:], "x"]] if lists else [*ids, "x"], "model": "nli"}, path="/decode")
@@ -333,7 +325,6 @@ def test_more_ids_than_are_allowed_are_refused_before_each_is_checked(api: Send,
 
 @pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank"])
 def test_a_document_that_cannot_be_returned_is_refused(api: Send, path: str) -> None:
-    """Before anything runs; where documents are not returned it is not looked at."""
     body = {"query": "good", "documents": ["film", {"text": "book", "page": {"number": [HUGE]}}]}
     assert 200 == post(api, body, path=path).status_code
     response = post(api, body | {"return_documents": True}, path=path)
@@ -350,7 +341,6 @@ def test_documents_come_back_as_they_are(api: Send) -> None:
 
 @pytest.mark.parametrize("version", ["5" * 5000 + ".0", "1." + "5" * 5000, "1.1"])
 def test_a_version_of_thousands_of_digits_is_none(api: Send, version: str) -> None:
-    """The client is then unknown and gets the default format."""
     body = {"inputs": "good", "parameters": {"candidate_labels": ["a", "b"]}, "model": "nli"}
     response = post(api, body, path="/zero-shot", headers={"user-agent": f"hf_hub/{version}"})
     assert (200, version == "1.1") == (response.status_code, isinstance(response.json(), dict))

@@ -1,9 +1,8 @@
-"""What makes a bundle, and the errors of those that are not."""
+"""Loading of bundles, and the errors of invalid ones."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,6 @@ import tiny
 from bertserve.service.bundle import files
 from bertserve.service.errors import BundleError
 from bertserve.service.tasks import catalog
-
-ROOT = Path(__file__).parents[2]
-
-
-def test_a_bundle_is_loaded_and_verified(models: Path) -> None:
-    """A whole bundle gives its manifest and a version that follows its content."""
-    loaded = files.load_bundle(models / "tiny")
-
-    assert ("tiny", "text-classification") == (loaded.manifest.name, loaded.manifest.task)
-    assert re.fullmatch(r"[0-9a-f]{12}", loaded.version)
 
 
 def edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
@@ -41,17 +30,21 @@ def edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
     ("damage", "message"),
     [
         (lambda path: (path / "manifest.json").unlink(), r"is not a bundle: manifest\.json cannot be read"),
-        (lambda path: (path / "manifest.json").write_text("{"), r"manifest\.json` is not a version 1 manifest"),
+        (
+            lambda path: (path / "manifest.json").write_text("{"),
+            r"manifest\.json` is not a version 1 manifest: the document is not valid JSON: EOF",
+        ),
         (lambda path: (path / "tokenizer.json").unlink(), r"tokenizer\.json` cannot be read"),
         (lambda path: (path / "model.cpu.fp32.onnx").unlink(), r"model\.cpu\.fp32\.onnx` cannot be read"),
         (lambda path: (path / "model.cpu.fp32.onnx").write_bytes(b"x"), r"model\.cpu\.fp32\.onnx` was altered"),
         (edit(lambda m: m.update(format_version=2)), r"has format 2, but this version reads format 1; update bertserve"),
         (edit(lambda m: m["graphs"][0].update(file="../tiny/model.cpu.fp32.onnx")), r"graphs\.0\.file"),
-        (edit(lambda m: m["graphs"][0].update(file="model\0.onnx")), r"graphs\.0\.file"),
-        (edit(lambda m: m.update(surprise=1)), r"surprise: Extra inputs"),
-        (edit(lambda m: m["tokenizer"].update(max_length="32")), r"tokenizer\.max_length"),
+        (edit(lambda m: m["graphs"][0].update(file="model\0.onnx")), r"`graphs\.0\.file` must match `"),
+        (edit(lambda m: m.update(surprise=1)), r"`surprise` is unknown"),
+        (edit(lambda m: m.pop("task")), r"`task` is missing"),
+        (edit(lambda m: m["tokenizer"].update(max_length="32")), r"`tokenizer\.max_length` must be a whole number"),
         (edit(lambda m: m.update(name="other")), r"has the name `other`"),
-        (edit(lambda m: m["graphs"][0].update(default=False)), r"exactly one graph with `default: true`"),
+        (edit(lambda m: m["graphs"][0].update(default=False)), r"the document: .*exactly one graph with `default: true`"),
     ],
 )
 def test_a_broken_bundle_is_named_with_its_fault(models: Path, damage: Callable[[Path], Any], message: str) -> None:
@@ -88,12 +81,6 @@ def test_a_bundle_has_what_its_task_needs(tmp_path: Path, task: str, change: dic
         catalog.spec_of(files.load_bundle(path))
 
 
-def test_a_missing_graph_lists_what_there_is(models: Path) -> None:
-    """Asking for a precision that was not exported says which were."""
-    with pytest.raises(BundleError, match=r"no graph for provider `cpu` and precision `int8`; it has cpu/fp32"):
-        files.load_bundle(models / "tiny").graph("cpu", "int8")
-
-
 def test_the_default_graph_is_the_one_marked(models: Path) -> None:
     """`auto` takes the provider's default graph."""
     loaded = files.load_bundle(models / "tiny")
@@ -102,7 +89,6 @@ def test_the_default_graph_is_the_one_marked(models: Path) -> None:
 
 
 def test_folders_are_discovered_by_name(tmp_path: Path) -> None:
-    """Hidden folders, such as an export under way, and files are left alone."""
     for name in ("b", "a", ".a.tmp"):
         (tmp_path / name).mkdir()
     (tmp_path / "README.md").write_text("")
@@ -112,18 +98,11 @@ def test_folders_are_discovered_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "message"), [(None, "has no bundle"), ("not a name", "names must match")])
 def test_a_folder_without_usable_bundles_is_an_error(tmp_path: Path, name: str | None, message: str) -> None:
-    """An empty folder, or one with an impossible name, refuses to start."""
     if name:
         (tmp_path / name).mkdir()
 
     with pytest.raises(BundleError, match=message):
         files.find_bundles([tmp_path])
-
-
-def test_two_bundles_differ_in_version(tmp_path: Path) -> None:
-    versions = {files.load_bundle(tiny.bundle(tmp_path / str(seed), seed=seed)).version for seed in range(2)}
-
-    assert 2 == len(versions)
 
 
 LATER = {"opset": 17, "worst_rel_error": 1e-6, "spans": 3, "span_agreement": 0.5}
@@ -158,7 +137,6 @@ def test_a_manifest_of_before_the_later_fields_is_read(models: Path) -> None:
 
 
 def test_a_manifest_with_the_later_fields_is_read(models: Path) -> None:
-    """They come back as they were written."""
     path = models / "tiny"
     edit(lambda m: m["graphs"][0]["evidence"].update(LATER | LATER_TABLES))(path)
 

@@ -21,7 +21,6 @@ WINDOWS = st.integers(1, 6).flatmap(lambda labels: st.lists(st.lists(FLOATS, min
 
 
 def brute_force(logits: list[float], activation: str) -> list[float]:
-    """Returns scores by the textbook formulas, in double precision."""
     if activation == "none":
         return logits
     if activation == "sigmoid":
@@ -88,7 +87,6 @@ def test_scores_are_finite_for_every_logit(logits: list[float], activation: str)
     ],
 )
 def test_text_is_cut_to_the_room_and_said_to_be(tokenizer: Tokenizer, request_: classify.Request, kept: int, truncated: bool) -> None:
-    """Exactly what does not fit is cut; an empty second text is none."""
     encoded = encode(classify, request_, tokenizer)
 
     assert ([kept], truncated) == ([len(encoding) for encoding in encoded.encodings], encoded.truncated)
@@ -109,13 +107,11 @@ def test_text_is_cut_to_the_room_and_said_to_be(tokenizer: Tokenizer, request_: 
     ],
 )
 def test_windows_without_room_are_an_error(tokenizer: Tokenizer, request_: classify.Request, message: str) -> None:
-    """A stride that leaves no room to move on is refused with the numbers."""
     with pytest.raises(InvalidValueError, match=message):
         encode(classify, request_, tokenizer)
 
 
 def test_the_estimate_is_bounded_where_text_is_cut() -> None:
-    """Admission does not charge for tokens that will be cut off."""
     text = "word " * 1000
 
     assert (32, 2668) == (

@@ -97,12 +97,10 @@ def service_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def call(client: Any, method: str, arguments: dict[str, Any], parameters: dict[str, Any], **more: Any) -> Any:
-    """Returns what the client's method returns."""
     return getattr(client, method)(**METHODS[method][2] | arguments, **parameters, **more)
 
 
 def client_of(url: str, method: str) -> InferenceClient:
-    """Returns a client for the path of a task."""
     return InferenceClient(model=f"{url}/{METHODS[method][0]}", token=KEY)
 
 
@@ -131,14 +129,11 @@ def plain(parsed: Any) -> Any:
 
 @pytest.mark.parametrize(("method", "arguments", "parameters"), CASES)
 def test_the_client_parses_the_answer(url: str, method: str, arguments: dict[str, Any], parameters: dict[str, Any]) -> None:
-    """Each method, with each of its parameters, returns the fields that the service sent."""
     expected = raw(url, method, arguments, parameters)
     assert_same(expected, plain(call(client_of(url, method), method, arguments, parameters)), tolerance=1e-4)
 
 
 def test_the_asynchronous_client_parses_the_answer(url: str) -> None:
-    """AsyncInferenceClient returns the same for all methods, asked at once."""
-
     async def ask() -> list[Any]:
         async with AsyncInferenceClient(token=KEY) as client:
             return await asyncio.gather(*(call(client, method, {}, {}, model=f"{url}/{METHODS[method][0]}") for method in METHODS))
@@ -149,7 +144,6 @@ def test_the_asynchronous_client_parses_the_answer(url: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_models_path_is_a_base_too(url: str, method: str) -> None:
-    """The client gets the same at /models/{name}, with the URL given by the call or as `base_url`; below each base are info and health."""
     path, model, _ = METHODS[method]
     expected = raw(url, method, {}, {})
     for base in (path, f"models/{model}"):
@@ -172,7 +166,6 @@ def test_entities_are_found(url: str) -> None:
 
 
 def test_an_answer_is_found(url: str) -> None:
-    """The client reads one answer as an object with its place in the passage."""
     answer: Any = client_of(url, "question_answering").question_answering(**BUILT)
     assert ("Porto", 24, 29) == (answer.answer, answer.start, answer.end)
 
@@ -259,7 +252,6 @@ def test_the_client_logs_our_warning(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A cut text and targets outside the vocabulary are warned of; tasks that read a long text in windows cut nothing."""
     monkeypatch.setattr(_http, "_WARNED_TOPICS", set())  # it warns once of each topic
     monkeypatch.setattr(logging.getLogger("huggingface_hub"), "propagate", True)
     caplog.set_level(logging.WARNING, logger="huggingface_hub")

@@ -50,7 +50,6 @@ def test_an_altered_file_stops_the_start(models: Path, command: str, capsys: pyt
 def test_what_cannot_be_loaded_stops_the_start(
     models: Path, tmp_path: Path, flags: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each is named in one line, with what to do or what there is."""
     (tmp_path / "empty").mkdir()
     flags, words = ([word.replace("EMPTY", str(tmp_path / "empty")) for word in given] for given in (flags, words))
     message = failure(capsys, 1, "serve", *([] if "--models" in flags else ["--models", str(models)]), *flags)
@@ -77,7 +76,6 @@ def test_wrong_settings_are_wrong_usage(models: Path, flags: list[str], words: l
 
 @pytest.mark.parametrize("key", ["", " \n\t\n"])
 def test_an_empty_key_is_refused(models: Path, key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A key file without a key must not open the service to everyone."""
     (tmp_path / "key").write_text(key)
     assert "is empty" in failure(capsys, 2, "serve", "--models", str(models), "--api-key-file", str(tmp_path / "key"))
 
@@ -92,7 +90,6 @@ def test_a_key_file_that_is_no_text_is_refused(models: Path, tmp_path: Path, cap
     ("host", "warned"), [("0.0.0.0", True), ("::", True), ("192.0.2.1", True), ("127.0.0.1", False), ("::1", False), ("localhost", False)]
 )
 def test_an_open_address_without_a_key_is_a_loud_warning(tmp_path: Path, host: str, warned: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """Listening beyond loopback without an API key is warned of in capitals."""
     main(["serve", "--models", str(tmp_path), "--host", host])
     assert (f"LISTENING ON {host} WITHOUT AN API KEY" in caplog.text) == warned
     assert all(record.levelno == logging.WARNING for record in caplog.records)
@@ -105,7 +102,6 @@ def test_an_open_address_with_a_key_is_not_warned_of(tmp_path: Path, caplog: pyt
 
 
 def test_check_passes_what_answers_as_stored(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A bundle that answers its example as stored, within the tolerance, is ok."""
     stored = results(models, REQUEST["inputs"], top_k=2)
     stored[0][0]["score"] += 9e-5
     tiny.bundle(tmp_path / "checked", "a", example={"request": REQUEST, "result": stored})
@@ -116,7 +112,6 @@ def test_check_passes_what_answers_as_stored(models: Path, tmp_path: Path, capsy
 def test_check_asks_no_more_of_a_graph_than_of_the_one_that_answered(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The stored result is the default graph's: an fp32 graph is not wrong where it differs from int8 as int8 may."""
     stored = results(models, REQUEST["inputs"], top_k=2)
     stored[0][0]["score"] += 0.01
     path = tiny.bundle(tmp_path / "checked", "a", example={"request": REQUEST, "result": stored})
@@ -131,7 +126,6 @@ def test_check_asks_no_more_of_a_graph_than_of_the_one_that_answered(
 
 
 def test_check_fails_what_answers_differently(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A bundle whose scores have moved fails the check with the numbers, and the others are still checked."""
     stored = results(models, REQUEST["inputs"], top_k=2)
     tiny.bundle(tmp_path / "checked", "b", example={"request": REQUEST, "result": stored})
     stored[0][0]["score"] += 2e-4
@@ -164,12 +158,10 @@ def test_check_fails_an_example_that_is_no_request(tmp_path: Path, example: Any,
     ],
 )
 def test_results_differ_in_labels_or_by_more_than_the_tolerance(expected: Any, actual: Any, same: bool) -> None:
-    """Scores may differ a little, labels, order and lengths not at all."""
     assert (difference(expected, actual, 1e-3) is None) == same
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    """`--version` prints name and version."""
     assert (main(["--version"]), capsys.readouterr().out) == (0, f"bert-serve {__version__}\n")
 
 

@@ -20,7 +20,6 @@ def test_a_peak_lasts_for_a_window_and_at_most_two() -> None:
 
 
 def test_what_was_long_ago_counts_no_more() -> None:
-    """After a pause the first run is alone."""
     demand = PeakConcurrency(1.0)
     demand.record(8, 10.0)
 

@@ -30,14 +30,12 @@ ner = "b"
 
 @pytest.fixture(name="file")
 def settings_file(tmp_path: Path) -> Path:
-    """A file with a setting of each kind."""
     path = tmp_path / "bertserve.toml"
     path.write_text(FILE)
     return path
 
 
 def refused(path: Path, text: str | bytes, *flags: str) -> str:
-    """Returns the message with which a file is refused."""
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(SettingsError) as error:
         parse(Settings, ["--config", str(path), *flags])
@@ -45,7 +43,6 @@ def refused(path: Path, text: str | bytes, *flags: str) -> str:
 
 
 def test_a_file_has_settings(file: Path) -> None:
-    """Of all kinds, in TOML's own types."""
     read = parse(Settings, ["--config", str(file)])
 
     expected = {
@@ -89,7 +86,6 @@ def test_an_unknown_key_is_refused(tmp_path: Path, key: str, near: str) -> None:
 
 @pytest.mark.parametrize("text", ['config = "other.toml"', "[serve]\nport = 1", "json = true", '"" = 1'])
 def test_a_key_like_nothing_is_refused(tmp_path: Path, text: str) -> None:
-    """As are one that names another file, and a table of settings."""
     assert "unknown setting" in refused(tmp_path / "f", text)
 
 
@@ -119,7 +115,6 @@ def test_a_key_like_nothing_is_refused(tmp_path: Path, text: str) -> None:
     ],
 )
 def test_a_wrong_value_is_refused(tmp_path: Path, text: str) -> None:
-    """With file, key and value, whatever its type, also where a flag gives another."""
     key = text.partition(" = ")[0]
 
     assert refused(tmp_path / "f", text).startswith(f"`FILE`: `{key}` is `")
@@ -128,7 +123,6 @@ def test_a_wrong_value_is_refused(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize("text", ["port = ", "port: 1", "[", b"\xff\xfe", "port = 1\nport = 2"])
 def test_what_is_no_toml_is_refused(tmp_path: Path, text: str | bytes) -> None:
-    """With what TOML's reader says, which has the line."""
     assert refused(tmp_path / "f", text).startswith("`FILE` is not TOML: ")
 
 
@@ -139,5 +133,4 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, name: str) -> Non
 
 
 def test_a_contradiction_with_the_file_is_refused(tmp_path: Path) -> None:
-    """Limits are compared wherever they come from."""
     assert "--timeout-ms is 9, over --max-timeout-ms, which is 8" in refused(tmp_path / "f", "timeout_ms = 9", "--max-timeout-ms", "8")

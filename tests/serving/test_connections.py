@@ -17,21 +17,20 @@ from typing import Any
 import httpx
 import pytest
 
+import raw_http
 import tiny
 from bertserve.service.errors import SettingsError
 from bertserve.service.process.preparation import RESERVE, max_connections
-from conftest import Served, running, without_shutdown
+from conftest import Served, metric, running, without_shutdown
 
 HALF_HEAD = b"POST /classify HTTP/1.1\r\nhost: te"
 HALF_BODY = b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n{"
-BODY = b'{"inputs":"good"}'
-WHOLE = b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n%s" % (len(BODY), BODY)
+WHOLE = raw_http.post()
 SHORT = ("--header-timeout-s", "0.3", "--body-timeout-s", "0.6", "--keep-alive-s", "1", "--max-header-bytes", "2048")
 
 
 @pytest.fixture(name="service", scope="module")
 def service_in_a_hurry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A service with short times and small heads."""
     models = tiny.bundle(tmp_path_factory.mktemp("models")).parent
     with running(models, tmp_path_factory.mktemp("log") / "log", *SHORT) as served:
         yield served
@@ -39,9 +38,7 @@ def service_in_a_hurry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
 
 @contextmanager
 def connected(served: Any, sent: bytes = b"") -> Iterator[socket.socket]:
-    """Opens a connection and sends bytes."""
-    host, _, port = served.url.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    with socket.create_connection(served.address, timeout=20) as connection:
         connection.sendall(sent)
         yield connection
 
@@ -66,14 +63,11 @@ def refused(answer: bytes, status: int, error_type: str) -> None:
 
 def closed(served: Any, reason: str) -> float:
     """Returns how many connections the metrics say were closed for a reason."""
-    page = httpx.get(f"{served.url}/metrics", trust_env=False).text
-    return sum(float(value) for value in re.findall(rf'bertserve_connections_closed_total\{{reason="{reason}"\}} (\S+)', page))
+    return metric(httpx.get(f"{served.url}/metrics", trust_env=False).text, "connections_closed_total", reason=reason)
 
 
 def counted(served: Any, status: int) -> float:
-    """Returns how many requests the metrics have with a status."""
-    page = httpx.get(f"{served.url}/metrics", trust_env=False).text
-    return sum(float(value) for value in re.findall(rf'bertserve_requests_total\{{.*status="{status}".*\}} (\S+)', page))
+    return metric(httpx.get(f"{served.url}/metrics", trust_env=False).text, "requests_total", status=str(status))
 
 
 @pytest.mark.parametrize(
@@ -136,7 +130,7 @@ def test_an_idle_connection_is_closed_in_time(service: Served) -> None:
 
 
 def test_a_body_behind_its_answer_is_not_waited_for(service: Served) -> None:
-    """A client that goes on with a body that was refused is cut off, too, and gets no second answer."""
+    """The connection of a client that continues to send a refused body is closed without a second answer."""
     with connected(service, b"POST /nowhere HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n{") as connection:
         answer = until_closed(connection)
     assert answer.startswith(b"HTTP/1.1 404 "), answer
@@ -165,7 +159,6 @@ def test_a_body_may_take_longer_at_its_rate(models: Path, serve: Callable[..., A
 
 @pytest.mark.full_grid
 def test_a_client_that_takes_no_answer_is_cut_off(service: Served) -> None:
-    """Answers that nobody reads do not keep a connection open."""
     before = closed(service, "send_timeout")
     with connected(service) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -198,11 +191,11 @@ def test_probes_find_room_among_half_sent_heads(models: Path, tmp_path: Path) ->
             stack.enter_context(connected(served, HALF_HEAD))
         assert 200 == httpx.get(f"{served.url}/health/live", trust_env=False).status_code
         assert 200 == httpx.get(f"{served.url}/health/ready", trust_env=False).status_code
-        answers = [httpx.post(f"{served.url}/classify", content=BODY, trust_env=False)]
+        answers = [httpx.post(f"{served.url}/classify", content=raw_http.BODY, trust_env=False)]
         while answers[-1].status_code != 200:
             assert len(answers) < 100, "there never was room"
             time.sleep(0.1)
-            answers.append(httpx.post(f"{served.url}/classify", content=BODY, trust_env=False))
+            answers.append(httpx.post(f"{served.url}/classify", content=raw_http.BODY, trust_env=False))
         assert {(503, "1")} >= {(answer.status_code, answer.headers.get("retry-after")) for answer in answers[:-1]}
         assert closed(served, "evicted") > 0
     lines = without_shutdown(log.read_text())
@@ -212,7 +205,7 @@ def test_probes_find_room_among_half_sent_heads(models: Path, tmp_path: Path) ->
 
 
 def test_a_full_service_refuses_what_cannot_wait(models: Path, serve: Callable[..., Any]) -> None:
-    """When every connection has a request, a new one gets 503 and when to come back; connections in place go on."""
+    """When every connection has a request, a new one gets 503 with Retry-After; existing connections continue."""
     with serve(models, "--max-connections", "2") as served, connected(served, HALF_BODY), connected(served, HALF_BODY):
         with connected(served, WHOLE) as connection:
             answer = until_closed(connection)

@@ -43,7 +43,7 @@ def test_one_stall_hardly_counts() -> None:
 
 
 def test_the_fixed_cost_is_learned_from_runs_in_service() -> None:
-    """Where a run costs three times as much beside its rows as the warm-up said, the prediction of any shape gets there."""
+    """Where the fixed cost of a run is three times that of the warm-up, the prediction of any shape adapts."""
     cost, true = model(), CostModel(Flops(linear=2_000_000, quadratic=10_000), fixed_s=3e-3, rate=1e10)
     for i in range(5000):
         rows, length = 1 + i % 3, 10 + 7 * (i % 11)
@@ -112,7 +112,6 @@ def test_no_clock_breaks_a_prediction(runs: list[tuple[int, int, float, float | 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e-9])
 def test_a_warm_up_that_took_no_time_can_be_fitted(seconds: float) -> None:
-    """A coarse clock at the start is no reason not to start."""
     cost = model()
     cost.fit([(1, 8, seconds), (1, 128, seconds)])
     cost.observe(1, 8, 1e-3)

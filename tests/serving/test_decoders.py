@@ -36,7 +36,6 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 @functools.cache
 def tokenizer_of(task: str, max_length: int) -> Tokenizer:
-    """Returns the tokenizer of a tiny bundle of this length."""
     with tempfile.TemporaryDirectory() as folder:
         loaded = files.load_bundle(tiny.bundle(Path(folder), task=task, max_length=max_length))
         return Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
@@ -72,7 +71,7 @@ def plain_merge(cuts: Sequence[range], parts: Sequence[Floats]) -> Floats:
 def test_each_token_is_taken_from_the_window_where_it_lies_farthest_from_an_edge(
     count: int, room: int, data: st.DataObject, seed: int
 ) -> None:
-    """Ends of the text are no edges, of equal distances the earlier window counts; special tokens take no part."""
+    """Ends of the text are not edges, the earlier window wins at equal distances, and special tokens are left out."""
     cuts = windows(count, room, data.draw(st.integers(0, room - 1)) if count > room else 0)
     before, after = data.draw(st.integers(0, 3)), data.draw(st.integers(0, 3))
     whole = [random_logits(seed + i, before + len(cut) + after, 3) for i, cut in enumerate(cuts)]
@@ -82,20 +81,11 @@ def test_each_token_is_taken_from_the_window_where_it_lies_farthest_from_an_edge
     np.testing.assert_array_equal(expected, token_classification.merge(encodings, cuts, whole))
 
 
-def test_a_tie_between_windows_goes_to_the_earlier_one() -> None:
-    """Of 5 tokens in windows 0-2 and 2-4 the middle one lies at both edges."""
-    cuts = [range(3), range(2, 5)]
-    encodings = [Encoding(np.zeros(3, dtype=np.int64), np.zeros(3, dtype=np.int64), start=0)] * 2
-    merged = token_classification.merge(encodings, cuts, [np.full((3, 1), 1, dtype=np.float32), np.full((3, 1), 2, dtype=np.float32)])
-
-    assert [1, 1, 1, 2, 2] == merged[:, 0].tolist()
-
-
 # ---- entities: aggregation
 
 
 def hugging_face(request: token_classification.Request, text_tokens: Tokens, logits: Floats) -> list[dict[str, Any]]:
-    """Returns entities by the pipeline's rules, without its two mistakes: words go by the prefix, and end behind their marks."""
+    """Returns entities by the pipeline's rules without its two mistakes: the prefix decides about words, and their marks belong to them."""
     text, offsets, pieces = request.text, text_tokens.offsets, text_tokens.pieces
     tokens = []
     for i, (start, end) in enumerate(offsets):
@@ -159,7 +149,6 @@ def test_windows_of_the_same_logits_give_the_entities_of_the_whole(
 
 
 def test_of_equal_maxima_in_a_word_the_first_token_counts() -> None:
-    """With strategy max two tokens that are equally sure of different labels give the word the first one's."""
     request = token_classification.Request("films", token_classification.NerParameters(aggregation_strategy="max", ignore_labels=[]))
     rows = [{"logits": np.array([[0, 0], [0, 3], [3, 0], [0, 0]], dtype=np.float32)}]
 
@@ -167,22 +156,6 @@ def test_of_equal_maxima_in_a_word_the_first_token_counts() -> None:
         item["entity_group"]
         for item in decode(token_classification, request, rows, Head(("A", "B")), tokenizer_of(token_classification.TASK, 32))
     ]
-
-
-@MANY
-@given(st.lists(st.sampled_from(LABELS), min_size=1, max_size=12))
-def test_neighbors_are_grouped_by_tag(labels: list[str]) -> None:
-    """Any sequence of labels is grouped as in the pipeline, labels of other schemes too."""
-    request = token_classification.Request(
-        "good " * len(labels), token_classification.NerParameters(aggregation_strategy="simple", ignore_labels=[])
-    )
-    tokenizer = tokenizer_of(token_classification.TASK, 4096)
-    (tokens,) = tokenizer.tokenize([request.text])
-    logits = 5 * np.eye(len(LABELS), dtype=np.float32)[[0, *(LABELS.index(label) for label in labels), 0]]
-
-    assert_same(
-        hugging_face(request, tokens, logits[1:-1]), decode(token_classification, request, [{"logits": logits}], Head(LABELS), tokenizer)
-    )
 
 
 # ---- answers
@@ -269,7 +242,6 @@ def asked(fields: dict[str, Any], room: int, stride: int, seed: int, *, coarse: 
 
 
 def answered(request: question_answering.Request, rows: Sequence[dict[str, Floats]]) -> Any:
-    """Returns the answer to such a request."""
     return decode(question_answering, request, rows, tokenizer=tokenizer_of(question_answering.TASK, 4096))
 
 
@@ -289,7 +261,6 @@ def test_the_best_answers_are_those_of_loops_over_all_spans(fields: dict[str, An
 @MANY
 @given(REQUESTS, st.integers(1, 40), st.data(), SEEDS)
 def test_answers_of_equal_score_are_ordered_by_start_then_end(fields: dict[str, Any], room: int, data: st.DataObject, seed: int) -> None:
-    """With many equal scores the order, and which of them `top_k` keeps, are still those of the loops."""
     fields = {**fields, "handle_impossible_answer": False}
     request, read, rows = asked(fields, room, data.draw(st.integers(0, room - 1)), seed, coarse=True)
 
@@ -299,65 +270,10 @@ def test_answers_of_equal_score_are_ordered_by_start_then_end(fields: dict[str, 
 @MANY
 @given(st.lists(st.text("qxz", min_size=6, max_size=22), min_size=2, max_size=5), st.integers(1, 8), SEEDS, st.booleans())
 def test_few_texts_are_found_behind_many_spans_of_one(words: list[str], top_k: int, seed: int, coarse: bool) -> None:
-    """In words of many pieces hundreds of spans have one text; the next best texts are still found, and none is left out."""
     fields = {"context": " ".join(words), "top_k": top_k, "max_answer_len": 30}
     request, read, rows = asked(fields, 200, 0, seed, coarse=coarse)
 
     assert best_answers(request, read, rows) == listed(answered(request, rows), top_k)
-
-
-def transformers_5_2_0(
-    request: question_answering.Request, read: question_answering.PassageWindows, rows: Sequence[dict[str, Floats]]
-) -> tuple[list[dict[str, Any]], float]:
-    """Returns the answers of the last `question-answering` pipeline, in its own way over full matrices, and the null score."""
-    answers: list[dict[str, Any]] = []
-    nulls = 1000000.0
-    for encoding, cut, row in zip(read.encodings, read.cuts, rows, strict=True):
-        allowed = np.zeros(len(encoding), dtype=bool)
-        allowed[0] = True
-        allowed[encoding.start : encoding.start + len(cut)] = True
-        start, end = (np.where(allowed, row[name], np.float32(-10000.0))[None] for name in ("start_logits", "end_logits"))
-        start, end = (np.exp(values - values.max(axis=-1, keepdims=True)) for values in (start, end))
-        start, end = start / start.sum(), end / end.sum()
-        nulls = min(nulls, (start[0, 0] * end[0, 0]).item())
-        start[0, 0] = end[0, 0] = 0.0
-        outer = np.matmul(np.expand_dims(start, -1), np.expand_dims(end, 1))
-        candidates = np.tril(np.triu(outer), request.parameters.max_answer_len - 1)
-        flat = candidates.flatten()
-        limit = request.parameters.top_k * 2 + 10 if request.parameters.align_to_words else request.parameters.top_k
-        if limit == 1:
-            order = np.array([np.argmax(flat)])
-        elif len(flat) <= limit:
-            order = np.argsort(-flat)
-        else:
-            order = np.argpartition(-flat, limit)[:limit]
-            order = order[np.argsort(-flat[order])]
-        starts, ends = np.unravel_index(order, candidates.shape)[1:]
-        kept = np.isin(starts, allowed.nonzero()) & np.isin(ends, allowed.nonzero())
-        for s, e, score in zip(starts[kept], ends[kept], candidates[0, starts[kept], ends[kept]], strict=True):
-            if score == 0:  # its fillers, of which there is no telling
-                continue
-            first, last = cut.start + int(s) - encoding.start, cut.start + int(e) - encoding.start
-            begin, stop, text = plain_text(request, read.passage, first, last, cut)
-            earlier = next((item for item in answers if item["answer"].lower() == text.lower()), None)
-            if earlier:
-                earlier["score"] += score.item()
-            else:
-                answers.append({"answer": text, "score": score.item(), "start": begin, "end": stop})
-    return answers, nulls
-
-
-@MANY
-@given(REQUESTS, st.integers(1, 40), st.data(), SEEDS)
-def test_summed_duplicates_are_those_of_transformers_5_2_0(fields: dict[str, Any], room: int, data: st.DataObject, seed: int) -> None:
-    """With `duplicates: "sum"` the candidates of each window, the sums and the order are the last pipeline's."""
-    request, read, rows = asked(fields, room, data.draw(st.integers(0, room - 1)), seed, duplicates="sum")
-    expected, null = transformers_5_2_0(request, read, rows)
-    if request.parameters.handle_impossible_answer:
-        expected.append({"answer": "", "score": null, "start": 0, "end": 0})
-    expected = sorted(expected, key=lambda item: item["score"], reverse=True)[: request.parameters.top_k]
-
-    assert_same(expected, listed(answered(request, rows), request.parameters.top_k))
 
 
 def test_summed_scores_may_pass_one_and_best_ones_do_not() -> None:
@@ -388,7 +304,6 @@ TARGETS = st.none() | st.lists(
 
 
 def plain_targets(targets: Sequence[str], tokenizer: Tokenizer) -> list[int]:
-    """Returns each target's vocabulary id, or its first piece's, once."""
     ids = []
     for target in targets:
         id_ = tiny.VOCABULARY.index(target) if target in tiny.VOCABULARY else tokenizer.tokenize([target])[0].ids[0]
@@ -434,7 +349,6 @@ def test_fillings_are_those_of_a_full_sort(
 @MANY
 @given(MASKED, st.integers(3, 40))
 def test_a_long_text_has_a_window_around_each_mask(text: str, max_length: int) -> None:
-    """A window is a full run of the text with its mask in the middle, or as near to it as the text's ends let it be."""
     tokenizer = tokenizer_of(fill_mask.TASK, max_length)
     encodings = encode(fill_mask, fill_mask.Request(text), tokenizer).encodings
     ids, room = tokenizer.tokenize([text])[0].ids, max_length - 2

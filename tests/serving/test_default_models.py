@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import tiny
-from application import Send, call, post, rejected, started
+from application import call
 from bertserve.service.check import check
 from bertserve.service.cli import main
 from bertserve.service.errors import NotFoundError, SettingsError, StartError
@@ -23,7 +23,6 @@ from bertserve.service.tasks.catalog import TASKS
 from embedded import ROOT
 
 NLI = ("contradiction", "entailment")
-ZERO = {"inputs": "good", "parameters": {"candidate_labels": ["film"]}}
 
 
 def made(folder: Path, **models: Any) -> Path:
@@ -34,7 +33,6 @@ def made(folder: Path, **models: Any) -> Path:
 
 
 def state_of(folder: Path, **settings: Any) -> AppState:
-    """Returns a service that is not started."""
     return build(Settings(models=folder, **settings))
 
 
@@ -47,7 +45,6 @@ def used(state: AppState) -> dict[str, str]:
 
 
 def test_two_models_of_a_task_need_a_default(tmp_path: Path) -> None:
-    """The start ends with what could answer, and with the two ways to choose."""
     with pytest.raises(SettingsError) as raised:
         state_of(made(tmp_path, a=tiny.LABELS, b=tiny.LABELS))
 
@@ -103,19 +100,20 @@ def test_every_task_that_is_open_is_named_at_once(tmp_path: Path) -> None:
 def test_a_default_is_the_only_one_or_the_wanted_one(
     tmp_path: Path, models: dict[str, Any], settings: dict[str, Any], expected: dict[str, str]
 ) -> None:
-    """Of those that fit: a task that bundles of another one answer uses that one's default, where it can do it."""
+    """A task that bundles of another task answer uses the default of that task, if that bundle can answer."""
     assert expected == used(state_of(made(tmp_path, **models), **settings))
 
 
 def test_a_default_that_cannot_do_a_task_leaves_it_open(tmp_path: Path) -> None:
-    """A default for /classify that is no model of inference says nothing about /zero-shot."""
     folder = made(tmp_path, a=NLI, b=NLI, mood=tiny.LABELS)
     with pytest.raises(SettingsError, match=r"several models can answer /zero-shot \(`a`, `b`\); .* --default zero-shot=NAME,"):
         state_of(folder, default={"classify": "mood"})
 
 
-def test_a_broken_model_is_no_candidate(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stored", ["{}", '{"classify": "a"}'])
+def test_a_broken_model_is_no_candidate(tmp_path: Path, stored: str) -> None:
     folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
+    (folder / DEFAULTS_FILE).write_text(stored)
     (folder / "a/tokenizer.json").write_text("{}")
     assert {"text-classification": "b"} == used(state_of(folder, skip_broken=True))
 
@@ -171,8 +169,8 @@ def test_a_folder_says_which_of_its_models_answers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[", "is not a JSON object of tasks and model names"),
-        ('{"classify": 1}', "is not a JSON object of tasks and model names"),
+        ("[", "the document is not valid JSON"),
+        ('{"classify": 1}', "`classify` must be a text"),
         ('{"clasify": "a"}', "has the unknown task `clasify`; known tasks are "),
         ('{"classify": "a", "text-classification": "b"}', "and one for `text-classification`, which is the same task"),
         ('{"classify": "c"}', "makes `c` the default for text-classification, but no model of that name and task is loaded; fix the file"),
@@ -200,15 +198,6 @@ def test_folders_that_disagree_need_a_flag(tmp_path: Path) -> None:
     ):
         build(Settings(models=folders))
     assert {"text-classification": "b"} == used(build(Settings(models=folders, default={"classify": "b"})))
-
-
-def test_what_a_folder_says_of_a_broken_model_counts_for_nothing(tmp_path: Path) -> None:
-    """With --skip-broken the only one that is left answers."""
-    folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
-    (folder / DEFAULTS_FILE).write_text('{"classify": "a"}')
-    (folder / "a/tokenizer.json").write_text("{}")
-
-    assert {"text-classification": "b"} == used(state_of(folder, skip_broken=True))
 
 
 def test_the_embedded_models_answer_all_endpoints_but_three(caplog: pytest.LogCaptureFixture) -> None:
@@ -278,7 +267,6 @@ def test_a_reload_warns_of_a_default_that_is_gone(tmp_path: Path, caplog: pytest
 
 
 def test_a_default_that_goes_is_followed_by_the_only_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The log says so; a wanted one that comes back is the default again."""
     state = state_of(made(tmp_path, a=tiny.LABELS, b=tiny.LABELS), default={"classify": "a"})
     asyncio.run(state.reloader.unload("a"))
     assert {"text-classification": "b"} == used(state)
@@ -289,7 +277,6 @@ def test_a_default_that_goes_is_followed_by_the_only_one(tmp_path: Path, caplog:
 
 
 def test_of_several_that_are_left_none_is_the_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A request that names none is told to; with --allow-implicit-default the first is."""
     folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS, c=tiny.LABELS)
     state = state_of(folder, default={"classify": "a"})
     asyncio.run(state.reloader.unload("a"))
@@ -314,7 +301,7 @@ def test_a_model_that_can_do_less_now_answers_no_more(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_comes_later_has_the_defaults_of_its_predecessor(tmp_path: Path) -> None:
-    """Not those that the names of the models now served would give."""
+    """A later worker has the defaults of its predecessor, not the defaults by the names of the served models."""
     reports: list[Any] = []
 
     def worker() -> AppState:
@@ -328,18 +315,3 @@ def test_a_worker_that_comes_later_has_the_defaults_of_its_predecessor(tmp_path:
     first.reloader.report()  # type: ignore[attr-defined]
 
     assert {"text-classification": "b"} == used(first) == used(worker())
-
-
-@pytest.fixture(name="api")
-def service(tmp_path: Path) -> Any:
-    """Sends requests to a service with two classifiers, of which `mood` is the first by name."""
-    with started(made(tmp_path, nli=NLI, mood=tiny.LABELS)) as send:
-        yield send
-
-
-def test_requests_that_name_no_model_go_to_the_default(api: Send) -> None:
-    assert "mood" == post(api, {"inputs": "good"}, path="/classify").headers["x-model"]
-    assert "nli" == post(api, {"inputs": "good", "model": "nli"}, path="/classify").headers["x-model"]
-    assert "nli" == post(api, ZERO, path="/zero-shot").headers["x-model"]
-    assert "mood" == api("GET", "/classify/info").json()["name"]
-    assert "no model for token-classification" in rejected(api("GET", "/ner/info"), 404, "not_found")

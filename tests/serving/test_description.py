@@ -40,7 +40,6 @@ POSTS = [f"/{spec.path}" for spec in TASKS.values()] + ["/models/{name}", "/", "
 
 @pytest.fixture(name="service", scope="module")
 def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A service with a tiny model of every kind."""
     log = tmp_path_factory.mktemp("log") / "log"
     with running(tiny.every_kind(tmp_path_factory.mktemp("models"), max_length=64), log, "--default", "classify=classifier") as served:
         yield served
@@ -48,7 +47,6 @@ def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture(name="schema", scope="module")
 def its_description(service: Served) -> Any:
-    """The description as schemathesis reads it."""
     with requests.get(f"{service.url}/openapi.json", timeout=20) as answer:
         schema = schemathesis.openapi.from_dict(answer.json())
     schema.config.update(base_url=service.url)
@@ -57,7 +55,6 @@ def its_description(service: Served) -> Any:
 
 @pytest.fixture(name="session", scope="module")
 def one_connection() -> Iterator[requests.Session]:
-    """A client that keeps its connection."""
     with requests.Session() as session:
         session.trust_env = False
         yield session
@@ -76,8 +73,6 @@ def assert_conforms(case: Case, session: requests.Session) -> None:
 @pytest.mark.parametrize("mode", GenerationMode)
 @pytest.mark.parametrize("path", POSTS)
 def test_bodies_are_answered_as_described(schema: Any, session: requests.Session, path: str, mode: GenerationMode) -> None:
-    """Bodies that follow the schema and bodies that do not, to the default model and others."""
-
     @hostile.cases(SHARE / len(POSTS) / 2)
     @given(case=schema[path]["POST"].as_strategy(generation_mode=mode), name=st.sampled_from([*MODELS, None]))
     def check(case: Case, name: str | None) -> None:
@@ -91,7 +86,6 @@ def test_bodies_are_answered_as_described(schema: Any, session: requests.Session
 
 
 def test_all_other_paths_are_answered_as_described(schema: Any, session: requests.Session) -> None:
-    """With a model that there is, and with names that schemathesis makes up."""
     others = [result.ok() for result in schema.get_all_operations()]
     others = [operation for operation in others if (operation.method, operation.path) not in {("post", path) for path in POSTS}]
     assert len(others) > 25
@@ -109,7 +103,6 @@ def test_all_other_paths_are_answered_as_described(schema: Any, session: request
 
 
 def test_the_description_is_the_one_that_is_served(schema: Any) -> None:
-    """Every path is among those that were asked."""
     paths = {result.ok().path for result in schema.get_all_operations()}
     assert set(POSTS) < paths
     assert json.dumps(sorted(paths)).count("/health") == 6 + len(TASKS)

@@ -4,39 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from prometheus_client import Counter, Histogram
 
 import tiny
-from application import call_fresh
+from application import call_fresh, model_of
 from bertserve.service.backend.cost import CostModel
 from bertserve.service.backend.engines import Engines, MultiThreadedEngine, min_multi_threaded_tokens
-from bertserve.service.backend.onnx_engine import Engine, OnnxEngine, Row
+from bertserve.service.backend.onnx_engine import Engine, OnnxEngine
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import Flops
-from bertserve.service.errors import EngineError, ProviderError
+from bertserve.service.errors import ProviderError
 from bertserve.service.metrics import Metrics
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
-from bertserve.service.scheduling.stage import Stage
 from bertserve.service.serving import loading
 from bertserve.service.serving.build import build
-from bertserve.service.serving.model import Model
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.classify import Request
-from bertserve.service.text.tokenizer import Encoding, Tokenizer
+from bertserve.service.text.tokenizer import Encoding
 from embedded import ROOT
 from fakes import FakeEngine
 
 
 @pytest.mark.parametrize(("nodes", "longest", "expected"), [(200, 512, 80), (200, 80, 80), (200, 79, None), (40, 512, 1), (0, 512, None)])
 def test_texts_that_take_long_enough_for_each_node_are_worth_threads(nodes: int, longest: int, expected: int | None) -> None:
-    """2 ms a run and 100 us a token: 200 nodes are worth threads from 10 ms on."""
     cost = CostModel(Flops(linear=1e6, quadratic=0.0), fixed_s=2e-3, rate=1e10)
 
     assert expected == min_multi_threaded_tokens(cost, nodes=nodes, longest=longest)
@@ -50,7 +46,6 @@ def wait_for_multi_threaded(model: str) -> None:
 
 
 def test_no_run_waits_for_the_engine_that_it_wants() -> None:
-    """It is made once, when the first run wants it, in a thread beside the inference threads, which run what comes meanwhile."""
     single, made, gate = FakeEngine(), FakeEngine(), threading.Event()
     calls: list[str] = []
 
@@ -126,7 +121,6 @@ def test_the_second_session_answers_as_the_first(tmp_path: Path, monkeypatch: py
 
 
 def test_only_lone_runs_of_enough_tokens_take_it(tmp_path: Path) -> None:
-    """Short texts, and texts beside others, run with one thread; what ran is counted, and the cost model learns of single-threaded runs only."""
     loaded = files.load_bundle(tiny.bundle(tmp_path))
     metrics, single, several = Metrics(), FakeEngine(), FakeEngine()
     multi_threaded = MultiThreadedEngine(lambda: several, model="tiny", threads=2, min_tokens=10)
@@ -134,15 +128,7 @@ def test_only_lone_runs_of_enough_tokens_take_it(tmp_path: Path) -> None:
     wait_for_multi_threaded("tiny")
     scheduler = Scheduler(RequestQueue(max_batch_tokens=4096, max_queue_tokens=4096), threads=1)
     cost = CostModel(loaded.manifest.flops, fixed_s=1.0, rate=1e12)
-    model = Model(
-        loaded,
-        loaded.manifest.graphs[0],
-        tokenizer=Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer),
-        engines=Engines(single, multi_threaded),
-        cost=cost,
-        scheduler=scheduler,
-        metrics=metrics.model("text-classification", "tiny"),
-    )
+    model = model_of(loaded, Engines(single, multi_threaded), scheduler=scheduler, metrics=metrics, cost=cost)
 
     async def check() -> None:
         scheduler.start()
@@ -163,94 +149,6 @@ def test_only_lone_runs_of_enough_tokens_take_it(tmp_path: Path) -> None:
     assert 'bertserve_multi_threaded_runs_total{model="tiny",task="text-classification"} 2.0' in metrics.page().decode()
 
 
-class FaultyEngine:
-    """An engine in front of another that does to a batch with a guilty token what a test wants."""
-
-    def __init__(self, engine: Engine, fault: Callable[[list[Row]], list[Row]], guilty_token: int) -> None:
-        self.engine = engine
-        self.fault = fault
-        self.guilty_token = guilty_token
-        self.batches: list[int] = []
-
-    def run(self, encodings: Sequence[Encoding]) -> list[Row]:
-        """Returns the rows of the engine behind it, or what the fault makes of them."""
-        self.batches.append(len(encodings))
-        rows = self.engine.run(encodings)
-        return self.fault(rows) if any(self.guilty_token in encoding.ids for encoding in encodings) else rows
-
-
-def raise_error(error: BaseException) -> list[Row]:
-    """Raises an error, where an expression is wanted."""
-    raise error
-
-
-FAULTS: dict[str, tuple[Callable[[list[Row]], list[Row]], str]] = {
-    "throws": (lambda rows: raise_error(EngineError("the graph failed with Fail.")), "the graph failed with Fail"),
-    "memory": (lambda rows: raise_error(MemoryError()), "not enough memory"),
-    "panics": (lambda rows: raise_error(SystemExit()), "ended with SystemExit"),
-    "too few rows": (lambda rows: rows[1:], "gave 0 results. This is a bug"),
-    "too many rows": (lambda rows: rows * 2, "gave 2 results. This is a bug"),
-}
-
-
-@pytest.mark.parametrize("fault", [*FAULTS, "NaN", "inf"])
-async def test_a_fault_of_one_row_fails_its_request_alone(tmp_path: Path, fault: str) -> None:
-    """Of four requests that share a run the guilty one hears why, and the others get their scores."""
-    loaded = files.load_bundle(tiny.bundle(tmp_path))
-    graph, spec = loaded.manifest.graphs[0], loaded.manifest.tokenizer
-    tokenizer = Tokenizer(loaded.tokenizer_path, spec)
-    guilty = int(tokenizer.tokenize(["bad"])[0].ids[0])
-    file = loaded.path / graph.file
-    if fault in ("NaN", "inf"):
-        spoil_word(file, guilty, float(fault))
-    do, message = FAULTS.get(fault, (lambda rows: rows, "`logits` is not finite"))
-    engine = FaultyEngine(OnnxEngine(file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side), do, guilty)
-    scheduler = Scheduler(RequestQueue(max_batch_tokens=4096, max_queue_tokens=4096), threads=1)
-    model = Model(
-        loaded,
-        graph,
-        tokenizer=tokenizer,
-        engines=Engines(engine),
-        cost=CostModel(loaded.manifest.flops, fixed_s=1.0, rate=1e12),
-        scheduler=scheduler,
-        metrics=Metrics().model("text-classification", "tiny"),
-    )
-
-    scheduler.start()
-    gate = threading.Event()
-    try:
-        alone = (await model.predict([Request("good")], timeout_s=10)).results
-        blocker = asyncio.ensure_future(scheduler.run(scheduler.admit(tokens=1, seconds=0, timeout_s=10), blocking(gate)))
-        await asyncio.sleep(0)
-        tasks = [asyncio.ensure_future(model.predict([Request(text)], timeout_s=10)) for text in ("good", "bad", "good", "good")]
-        await asyncio.sleep(0)
-        gate.set()
-        good, bad, *others = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
-        assert isinstance(bad, EngineError)
-        assert message in bad.message
-        assert [alone] * 3 == [answer.results for answer in (good, *others) if not isinstance(answer, BaseException)]
-        assert [1, 4, 2, 1, 1, 2] == engine.batches
-        assert scheduler.ready
-        await blocker
-    finally:
-        await scheduler.stop(5)
-
-
-def blocking(gate: threading.Event) -> Stage:
-    """Returns a stage that holds an inference thread until the gate opens."""
-    return Stage(work=[(1, gate)], run=lambda gates: [gates[0].wait(20)], finish=list, key=None, cost=lambda rows, length: 0.0)
-
-
-def spoil_word(file: Path, token: int, value: float) -> None:
-    """Puts a number that is not finite into the embedding of a token."""
-    model = onnx.load(str(file))
-    words = next(tensor for tensor in model.graph.initializer if tensor.name == "words")
-    values = onnx.numpy_helper.to_array(words).copy()
-    values[token] = value
-    words.CopyFrom(onnx.numpy_helper.from_array(values, "words"))
-    onnx.save(model, str(file))
-
-
 @pytest.mark.parametrize(("owner", "name"), [(CostModel, "observe"), (Histogram, "observe"), (Counter, "inc")])
 def test_accounting_that_fails_fails_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, owner: type, name: str
@@ -258,15 +156,7 @@ def test_accounting_that_fails_fails_no_answer(
     """What was computed is delivered, and the log says once for each run what could not be counted, without the text."""
     loaded = files.load_bundle(tiny.bundle(tmp_path))
     scheduler = Scheduler(RequestQueue(max_batch_tokens=4096, max_queue_tokens=4096), threads=1)
-    model = Model(
-        loaded,
-        loaded.manifest.graphs[0],
-        tokenizer=Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer),
-        engines=Engines(FakeEngine()),
-        cost=CostModel(loaded.manifest.flops),
-        scheduler=scheduler,
-        metrics=Metrics().model("text-classification", "tiny"),
-    )
+    model = model_of(loaded, Engines(FakeEngine()), scheduler=scheduler, metrics=Metrics())
 
     def broken(*_: object) -> None:
         if threading.current_thread().name.startswith("inference-"):
@@ -288,7 +178,7 @@ def test_accounting_that_fails_fails_no_answer(
 
 @pytest.mark.parametrize("name", ["sentiment", "ner", "qa", "fill-mask", "embed", "nli"])
 def test_several_threads_answer_the_same(name: str) -> None:
-    """The same row, bit for bit, whatever ran beside it: threads share out rows and columns, never one sum."""
+    """A row is the same, bit for bit, in any batch: threads divide rows and columns, never one sum."""
     loaded = files.load_bundle(ROOT / "models" / name)
     graph, spec = loaded.graph("cpu"), loaded.manifest.tokenizer
     one_thread = OnnxEngine(loaded.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
@@ -315,7 +205,6 @@ def test_one_thread_makes_no_second_session(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_model_of_short_runs_makes_none(tmp_path: Path) -> None:
-    """Where no text is worth threads the session of one thread runs everything."""
     tiny.bundle(tmp_path, "tiny")
 
     assert call_fresh(tmp_path, "GET", "/models/tiny", settings={"multi_threads": 2}).json()["graph"]["multi_threaded_run"] is None

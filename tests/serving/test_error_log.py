@@ -20,7 +20,6 @@ SECRET = "hunter2"
 
 
 def post(models: Path, path: str, body: Any, **settings: Any) -> None:
-    """Posts a body under the request id `r-1`."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     call(models, "POST", path, content=content, headers={"x-request-id": "r-1"}, settings=settings)
 
@@ -47,7 +46,7 @@ def post(models: Path, path: str, body: Any, **settings: Any) -> None:
         (
             "/classify",
             {"inputs": "a", "parameters": {f"top_k{SECRET}": {}}},
-            "422 invalid_value r-1 POST /classify: {holder} has no `{name}`; known names are `top_k`",
+            "422 invalid_value r-1 POST /classify: `parameters` has no `{name}`; known names are `top_k`",
         ),
         (
             "/choose",
@@ -72,7 +71,7 @@ def post(models: Path, path: str, body: Any, **settings: Any) -> None:
     ],
 )
 def test_a_line_says_why_without_what_was_sent(models: Path, caplog: pytest.LogCaptureFixture, path: str, body: Any, line: str) -> None:
-    """The message of the answer stands in the log with the names of the caller's values, beside the request's id, method and path."""
+    """The log has the message of the answer with the names of the caller's values, and the request's id, method and path."""
     post(models, path, body, max_chars=50)
     [record] = [record for record in caplog.records if record.name == "bertserve.errors"]
 
@@ -94,7 +93,6 @@ def test_a_size_that_a_caller_declares_is_not_logged(models: Path, caplog: pytes
 
 
 def test_an_error_line_has_the_fields_of_its_request(models: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A JSON line of an error can be read without that of the access."""
     post(models, "/models/tiny", {"inputs": 5})
     [record] = [record for record in caplog.records if record.name == "bertserve.errors"]
     names = ("request_id", "method", "path", "client", "task", "model", "status", "error_type")
@@ -122,7 +120,6 @@ def test_an_error_line_has_the_fields_of_its_request(models: Path, caplog: pytes
     ],
 )
 def test_a_log_has_the_values_of_the_operator_only(error: Any, message: str, logged: str) -> None:
-    """The caller gets all; both survive the way from a worker to its supervisor."""
     assert (message, logged) == (error.message, error.for_log)
     again = pickle.loads(pickle.dumps(error))
     assert (type(error), message, logged, str(error)) == (type(again), again.message, again.for_log, str(again))
@@ -165,5 +162,4 @@ def test_templates_are_literals() -> None:
 
 
 def kinds(kind: type[BertServeError]) -> set[type[BertServeError]]:
-    """Returns a class of errors with all below it."""
     return {kind}.union(*(kinds(below) for below in kind.__subclasses__()))

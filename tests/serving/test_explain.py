@@ -68,7 +68,6 @@ def _named(send: Send, method: str, path: str, **request: Any) -> httpx.Response
 
 
 def without(text: str, start: int, end: int) -> str:
-    """Returns a text without a part."""
     return text[:start] + text[end:]
 
 
@@ -93,7 +92,6 @@ def test_words_are_those_that_people_read() -> None:
 
 
 def test_a_word_at_the_edge_of_a_window_counts_by_its_part() -> None:
-    """The word that the cut goes through is what is within."""
     (part, dot), (end,) = words("floccinaucinihilipilification.")[:2], words("floccinaucinihilipilification", range(3, 6))
     assert ("floccinaucinihilipilification", ".") == (part, dot)
     assert "floccinaucinihilipilification" not in end
@@ -120,7 +118,6 @@ def test_a_words_importance_is_the_score_less_the_score_without_it(api: Send) ->
 
 
 def test_an_answer_without_it_is_the_same_to_the_byte(api: Send) -> None:
-    """`explain` false, null parameters and none at all."""
     plain = api("POST", CLASSIFY, json={"inputs": TEXT}).content
     assert b"explanation" not in plain
     assert plain == ask(api, CLASSIFY, TEXT, explain=False).content
@@ -158,7 +155,6 @@ def test_words_of_a_pair_say_of_which_text_they_are(api: Send) -> None:
 
 
 def test_several_texts_are_explained_each(api: Send) -> None:
-    """As each alone; empty ones and such of one word among them."""
     texts = ["good", "", "a bad film", " ", "good"]
     assert [answered(api, CLASSIFY, text, explain=True)[0] for text in texts] == answered(api, CLASSIFY, texts, explain=True)
     assert [1, 0, 3, 0, 1] == [len(found[0]["explanation"]) for found in answered(api, CLASSIFY, texts, explain=True)]
@@ -166,7 +162,6 @@ def test_several_texts_are_explained_each(api: Send) -> None:
 
 @pytest.mark.parametrize(("unit", "expected"), [("code_points", (3, 7)), ("utf16", (4, 8)), ("UTF8", (6, 10))])
 def test_offsets_are_in_the_unit_that_is_asked_for(api: Send, unit: str, expected: tuple[int, int]) -> None:
-    """Code points unless one is named."""
     ((best, *_),) = answered(api, CLASSIFY, "👍 good", explain=True, offset_unit=unit)
     item = best["explanation"][-1]
     assert ("good", (expected[0] - 1, expected[1] - 1)) == (item["word"], (item["start"], item["end"]))
@@ -190,7 +185,6 @@ QUESTION, PASSAGE = "was the film good ?", "the book was dull . a very good film
 
 
 def test_an_answers_words_are_judged_by_the_score_of_its_span(tmp_path: Path, api: Send) -> None:
-    """The same tokens in the text without the word; words of the answer stay."""
     graph = Tiny(tmp_path, "question-answering", max_length=64)
     inputs = {"question": QUESTION, "context": PASSAGE}
     best, second = answered(api, ANSWER, inputs, explain=True, top_k=2, max_answer_len=3)
@@ -257,14 +251,12 @@ def test_too_many_words_are_refused_with_their_number(tmp_path: Path) -> None:
 
 
 def test_what_would_be_ignored_is_refused(api: Send) -> None:
-    """A unit without offsets, and windows of a text that is explained; of a short text there is one."""
     assert "set `explain` to true" in refused(api, CLASSIFY, "good", offset_unit="utf8")
     assert "needs 3" in refused(api, CLASSIFY, "good film " * 60, explain=True, window="mean")
     assert answered(api, CLASSIFY, TEXT, explain=True) == answered(api, CLASSIFY, TEXT, explain=True, window="max")
 
 
 def test_all_variants_are_scheduled_as_one(tmp_path: Path) -> None:
-    """The text runs, then all variants of all texts together, in batches."""
     tiny.bundle(tmp_path)
     engine = FakeEngine()
 
@@ -275,7 +267,6 @@ def test_all_variants_are_scheduled_as_one(tmp_path: Path) -> None:
 
 
 def test_variants_count_at_admission(tmp_path: Path) -> None:
-    """A text that fits the queue is refused with its variants, before anything runs."""
     tiny.bundle(tmp_path, max_length=64)
     engine = FakeEngine()
 
@@ -313,7 +304,6 @@ class BlocksAtVariants(FakeEngine):
         self.reached, self.go_on = threading.Event(), threading.Event()
 
     def run(self, encodings: Sequence[Encoding]) -> list[Row]:
-        """Returns the rows."""
         if self.batches:
             self.reached.set()
             assert self.go_on.wait(20)
@@ -344,7 +334,6 @@ def test_who_hangs_up_leaves_no_variant_behind(tmp_path: Path) -> None:
 
 
 def test_the_words_that_a_reader_would_name_come_out() -> None:
-    """Of the embedded classifier: the word with the largest logit difference carries the feeling."""
     model = load("sentiment")
     for text, key in {"The script is awful.": "awful", "I loved every minute of it.": "loved", "It never bores.": "never"}.items():
         request = classify.Request(text, None, classify.ClassifyParameters(explain=True, function_to_apply="none"))

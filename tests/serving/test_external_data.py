@@ -1,4 +1,4 @@
-"""Weights in files beside a graph: a graph that reads one which the manifest does not list is refused."""
+"""Weights in separate files: a graph that reads a file which the manifest does not list is refused."""
 
 from __future__ import annotations
 
@@ -66,7 +66,6 @@ def linked(path: Path) -> None:
     ],
 )
 def test_another_file_is_refused(models: Path, damage: Callable[[Path], None], word: str) -> None:
-    """One that no digest covers, one outside, one by another spelling, and memory."""
     damage(models / "tiny")
     with pytest.raises(BundleError) as caught:
         load_bundle(models / "tiny")
@@ -82,7 +81,6 @@ def external(name: str) -> onnx.TensorProto:
 
 
 def test_tensors_are_found_wherever_they_stand(tmp_path: Path) -> None:
-    """In constants, lists, sparse tensors, graphs within nodes, functions and training, at any depth."""
     graph = onnx.GraphProto(name="g", initializer=[external("initializer")])
     graph.sparse_initializer.add().values.CopyFrom(external("sparse"))
     inner = onnx.GraphProto(name="inner", initializer=[external("inner")])
@@ -100,7 +98,6 @@ def test_tensors_are_found_wherever_they_stand(tmp_path: Path) -> None:
 
 
 def test_every_message_with_tensors_is_known() -> None:
-    """By ONNX's own description: a message that a later version adds fails here."""
     described: dict[str, Any] = {}
     waiting = [onnx.ModelProto.DESCRIPTOR]
     while waiting:
@@ -118,7 +115,6 @@ def test_every_message_with_tensors_is_known() -> None:
 
 
 def test_groups_hide_nothing(tmp_path: Path) -> None:
-    """Protobuf skips a field of that form, and reads what comes after it."""
     graph = onnx.GraphProto(name="g", initializer=[external("hidden")])
     group = bytes([15 << 3 | 3, 1 << 3 | 0, 7, 15 << 3 | 4])
     path = tmp_path / "model.onnx"
@@ -129,7 +125,6 @@ def test_groups_hide_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"\x08\x07 no graph", b"\x3a\xff\xff\xff\xff\x0f", b"\xff" * 20])
 def test_what_is_no_message_is_left_to_onnxruntime(tmp_path: Path, content: bytes) -> None:
-    """It loads none of these, and says why."""
     path = tmp_path / "model.onnx"
     path.write_bytes(content)
     assert set() == external_locations(path)
@@ -138,7 +133,6 @@ def test_what_is_no_message_is_left_to_onnxruntime(tmp_path: Path, content: byte
 
 
 def test_the_format_of_onnxruntime_is_refused(models: Path) -> None:
-    """It has places of weights too, which nothing here reads."""
     path = models / "tiny"
     (path / GRAPH).rename(path / "model.ORT")
     manifest = json.loads((path / MANIFEST_FILE).read_bytes())

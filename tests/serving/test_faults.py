@@ -28,7 +28,7 @@ FAULTS = {
 
 @pytest.mark.parametrize(("fault", "message"), FAULTS.items())
 def test_a_fault_of_the_graph_is_the_answer_of_the_guilty_request_alone(models: Path, fault: str, message: str) -> None:
-    """Those in its batch have the scores that they have without it, readiness stays green, and the inference thread goes on."""
+    """Other requests of its batch get their usual scores, the service stays ready, and the inference thread continues."""
     service = build(Settings(models=models, threads=1))
     engine = service.registry.get("tiny").engines.single_threaded
     session = FaultySession(engine._session, tiny.VOCABULARY.index(GUILTY), fault)  # type: ignore[attr-defined]

@@ -22,7 +22,6 @@ def stage(lengths: list[int], ran: list[list[str]], *, key: Any = "model", finis
 
 
 async def run_all(*stages: Stage, threads: int) -> list[Any]:
-    """Runs stages beside each other; returns their values."""
     scheduler = Scheduler(RequestQueue(max_batch_tokens=64, max_queue_tokens=4096, threads=threads), threads=threads)
     scheduler.start()
     requests = [scheduler.admit(tokens=100, seconds=0.1, timeout_s=20) for _ in stages]
@@ -41,7 +40,6 @@ def test_batches_follow_from_the_lengths() -> None:
 
 
 def test_batches_are_the_same_beside_other_work_and_on_more_threads() -> None:
-    """Whatever else of the model waits, no batch changes."""
     alone: list[list[str]] = []
     asyncio.run(run_all(in_fixed_batches(stage([5, 6, 7, 8] * 4, alone), 24), threads=1))
     beside: list[list[str]] = []
@@ -51,7 +49,6 @@ def test_batches_are_the_same_beside_other_work_and_on_more_threads() -> None:
 
 
 def test_what_runs_alone_and_later_stages_stay_so() -> None:
-    """Items without a key come one by one, and a stage that follows runs in fixed batches too."""
     ran: list[list[str]] = []
     follows = stage([4, 4, 4], ran)
     first = stage([2, 3], ran, key=None, finish=lambda results: follows)

@@ -36,7 +36,6 @@ def test_without_glibc_nothing_is_returned(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("has_glibc", [True, False])
 def test_all_threads_share_one_heap_if_glibc_has_several(monkeypatch: pytest.MonkeyPatch, has_glibc: bool) -> None:
-    """Other C libraries lack the function, and the service starts all the same."""
     calls: list[tuple[int, int]] = []
     monkeypatch.setattr(freed_memory, "_mallopt", (lambda *arguments: calls.append(arguments)) if has_glibc else None)
     freed_memory.share_one_heap()

@@ -86,12 +86,10 @@ def test_workers_serve_on_while_the_disk_of_their_metrics_is_full(models: Path) 
 
 
 def worker(client: httpx.Client) -> int:
-    """Returns the process that answers a new connection."""
     return int(client.get("/info", headers={"connection": "close"}).json()["worker"]["pid"])
 
 
 def fill(path: Path) -> None:
-    """Writes a file until there is no room."""
     with path.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
         while file.write(bytes(4096)):
             pass

@@ -61,7 +61,6 @@ def test_every_text_is_cut_into_as_many_windows_as_the_reference_has() -> None:
 
 @pytest.mark.parametrize("step", embedded.STEPS)
 def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where float32 is no near tie, the served graph gives the same best label in 98 % of the cases at least."""
     clear = agreed = ties = 0
     ran: dict[bytes, Row] = {}  # many cases are of the same text
     for case in CASES[::step]:

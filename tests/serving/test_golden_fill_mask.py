@@ -53,7 +53,6 @@ def test_there_are_enough_cases() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
 def test_stored_logits_decode_to_the_reference_tokens(case: dict[str, Any]) -> None:
-    """Tokens, their order, `token_str` and `sequence` exactly, scores to 1e-6."""
     body = embedded.read(fill_mask.TASK, case["request"])
     results = [decoded(request, masks) for request, masks in zip(body.requests(), case["masks"], strict=True)]
     answers = case["answer"] if body.is_list else [case["answer"]]
@@ -67,7 +66,7 @@ def test_stored_logits_decode_to_the_reference_tokens(case: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("step", embedded.STEPS)
 def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """The served graph's best token against float32's, where that is no near tie."""
+    """The served graph has the best token of float32, except where two tokens nearly tie."""
     same = count = 0
     for case in CASES[::step]:
         for request, masks in zip(embedded.read(fill_mask.TASK, case["request"]).requests(), case["masks"], strict=True):

@@ -1,6 +1,6 @@
 """Answers equal those of transformers 5.2.0, the last with the pipeline: stored logits decode to what it gave.
 
-Deliberate differences: the pipeline fills up with spans of score 0 that are no spans of the passage (dropped here); and it
+Deliberate differences: the pipeline adds spans of score 0 outside the passage (dropped here); and it
 gives a dict where one answer was found although several were asked for (a list here). By default equal texts keep their
 best score and every span is searched: tests/serving/test_decoders.py compares that with loops over all spans.
 """
@@ -35,12 +35,10 @@ def stored(
 
 
 def listed(result: Any) -> list[dict[str, Any]]:
-    """Returns answers as a list, without the reference's fillers."""
     return [item for item in (result if isinstance(result, list) else [result]) if item["score"] > 0]
 
 
 def pairs(case: dict[str, Any], **changes: Any) -> list[tuple[question_answering.Request, list[dict[str, Any]], Any]]:
-    """Returns each input's request, windows and reference answer."""
     parameters = case["request"].get("parameters", {}) | changes
     body = embedded.read(question_answering.TASK, case["request"] | {"parameters": parameters})
     answers = case["answer"] if body.is_list else [case["answer"]]

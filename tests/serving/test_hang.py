@@ -14,13 +14,13 @@ import httpx
 import pytest
 
 import slow
+from conftest import metric
 
 pytestmark = pytest.mark.serial
 
 
 @pytest.mark.full_grid
 def test_a_worker_whose_threads_hang_is_replaced(tmp_path: Path, serve: Callable[..., Any]) -> None:
-    """Its requests fail with a reason, another worker's are answered all the while, and another process takes its place."""
     with (
         serve(slow.hanging_bundle(tmp_path / "models").parent, "--workers", "2", "--threads", "2") as served,
         connections_of_two_workers(served.url, each=2) as ((hanging, waiting), (working, _)),
@@ -64,16 +64,13 @@ def connections_of_two_workers(url: str, *, each: int = 1) -> Iterator[list[list
 
 
 def worker(client: httpx.Client) -> int:
-    """Returns the process that answers on a connection."""
     return int(client.get("/info").json()["worker"]["pid"])
 
 
 def ask(client: httpx.Client, text: str) -> httpx.Response:
-    """Classifies a text."""
     return client.post("/classify", json={"inputs": text})
 
 
 def thread_busy_s(client: httpx.Client) -> float:
     """Returns the seconds that threads had a batch, of all workers."""
-    (line,) = (line for line in client.get("/metrics").text.splitlines() if line.startswith("bertserve_thread_busy_seconds_total"))
-    return float(line.split()[1])
+    return metric(client.get("/metrics").text, "thread_busy_seconds_total")

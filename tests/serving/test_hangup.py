@@ -1,4 +1,4 @@
-"""SIGHUP: keys, certificate and models are read again by all workers, while requests go on; and TLS itself."""
+"""SIGHUP: all workers read keys, certificate and models again while requests are answered; and TLS itself."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ def certified(folder: Path, name: str = "localhost") -> tuple[Path, Path]:
 
 
 def trusting() -> ssl.SSLContext:
-    """Returns what a client trusts: our authority alone."""
     context = ssl.create_default_context()
     AUTHORITY.configure_trust(context)
     return context
@@ -95,7 +94,6 @@ def test_a_hangup_of_one_worker_is_for_all(models: Path, tmp_path: Path, serve: 
 def test_a_pid_file_that_cannot_be_written_ends_the_start(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The message names the flag and the path."""
     monkeypatch.setattr("bertserve.service.process.logs.configure_logging", lambda _: None)  # the handlers are those of the test run
     path = tmp_path / "none" / "pid"
     assert 1 == main(["serve", "--models", str(models), "--port", "0", "--pid-file", str(path)])
@@ -119,7 +117,7 @@ def test_a_service_can_speak_tls(models: Path, tmp_path: Path, serve: Serve) -> 
 
 
 def test_silent_connections_keep_nobody_out_of_tls(models: Path, tmp_path: Path, serve: Serve) -> None:
-    """As many as there may be, with those for probes, and none sends a byte of its handshake: they make room for others."""
+    """All possible connections are open, with those for probes, and send nothing of a handshake; other clients still get in."""
     chain, key = certified(tmp_path)
     flags = ("--tls-cert", str(chain), "--tls-key", str(key), "--max-connections", "2", "--header-timeout-s", "600")
     with serve(models, *flags) as served, ExitStack() as stack:
@@ -177,7 +175,6 @@ def test_a_hangup_reads_the_certificate_again(models: Path, tmp_path: Path, serv
 
 
 def test_a_certificate_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
-    """A file that is missing, no certificate, or another one's key."""
     chain, key = certified(tmp_path)
     other = tmp_path / "other"
     other.mkdir()

@@ -16,7 +16,7 @@ import tiny
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.bundle.manifest import Activation, Embedding
 from bertserve.service.errors import InvalidValueError
-from bertserve.service.tasks import embed, rerank, similarity, token_classification, zero_shot
+from bertserve.service.tasks import embed, rerank, token_classification, zero_shot
 from bertserve.service.tasks.catalog import tasks_of
 from bertserve.service.tasks.embed import LAST_LAYER, LayerChoice, choose
 from bertserve.service.tasks.token_classification import scheme_of, split
@@ -27,12 +27,10 @@ from task_runs import decode, encode
 
 Floats = NDArray[np.float32]
 NLI = Head(labels=("contradiction", "neutral", "entailment"))
-LONG = " ".join(["good", "film", "bad"] * 20)
 ROOM = 30  # text tokens of a tiny bundle, 29 of a pair
 
 
 def logits(*rows: tuple[float, ...]) -> list[dict[str, Floats]]:
-    """Returns the outputs of a classifier."""
     return [{"logits": np.array(row, dtype=np.float32)} for row in rows]
 
 
@@ -72,7 +70,6 @@ def test_equal_labels_come_last_first() -> None:
 
 
 def test_great_logits_do_not_overflow() -> None:
-    """Where the pipeline's plain exponentials overflow, scores stay numbers."""
     found = decode(
         zero_shot,
         zero_shot.Request("text", zero_shot.ZeroShotParameters(candidate_labels=["a", "b"])),
@@ -99,22 +96,6 @@ def test_a_model_of_inference_is_known_by_its_labels(labels: tuple[str, ...], pl
     assert zero_shot.compatible(Head(labels=labels)) is (place is not None)
 
 
-def test_the_text_is_cut_and_the_hypothesis_is_not(tokenizer: Tokenizer) -> None:
-    """Of a long text the end is cut, for each label as much as its hypothesis needs."""
-    encoded = encode(
-        zero_shot,
-        zero_shot.Request(LONG, zero_shot.ZeroShotParameters(candidate_labels=["good", "a very bad book"], hypothesis_template="is {} ?")),
-        tokenizer,
-    )
-    text = tokenizer.tokenize([LONG])[0].ids
-    for encoding, hypothesis in zip(encoded.encodings, ("is good ?", "is a very bad book ?"), strict=True):
-        ids = tokenizer.tokenize([hypothesis])[0].ids
-        assert [2, *text[: 29 - len(ids)], 3, *ids, 3] == encoding.ids.tolist()
-        assert [0] * (31 - len(ids)) + [1] * (len(ids) + 1) == encoding.type_ids.tolist()
-    assert encoded.truncated
-    assert not encode(zero_shot, zero_shot.Request("good", zero_shot.ZeroShotParameters(candidate_labels=["bad"])), tokenizer).truncated
-
-
 def test_a_hypothesis_without_room_is_refused(tokenizer: Tokenizer) -> None:
     """A label that leaves no token of the text is named; without a text it may take all."""
     label = " ".join(["good"] * 29)
@@ -136,7 +117,6 @@ def test_a_hypothesis_without_room_is_refused(tokenizer: Tokenizer) -> None:
 
 
 def test_texts_are_ranked_by_sigmoid_or_logit() -> None:
-    """Scores are sigmoids of the one logit, or on request the logits; equal ones keep the order of the texts."""
     rows = logits((-1.0,), (2.0,), (-1.0,), (100.0,))
     request = rerank.Request("query", ("a", "b", "c", "d"), rerank.RerankOptions(return_text=True))
     found = decode(rerank, request, rows, Head(labels=("LABEL_0",)))
@@ -189,23 +169,10 @@ def test_a_cross_encoder_is_known_by_its_labels(labels: tuple[str, ...], place: 
 
 
 def test_query_and_text_are_a_pair_also_without_a_text(tokenizer: Tokenizer) -> None:
-    """Each text stands behind the query, an empty one too."""
     encoded = encode(rerank, rerank.Request("good", ("bad film", "")), tokenizer)
     good, bad, film = (tiny.VOCABULARY.index(word) for word in ("good", "bad", "film"))
     assert [[2, good, 3, bad, film, 3], [2, good, 3, 3]] == [encoding.ids.tolist() for encoding in encoded.encodings]
     assert not encoded.truncated
-
-
-@pytest.mark.parametrize("direction", ["left", "right"])
-def test_a_long_pair_is_cut_at_its_longer_text(tokenizer: Tokenizer, direction: Any) -> None:
-    """The longer of query and text is cut, at the end that the caller names, or refused."""
-    encoded = encode(rerank, rerank.Request("a good book", ("bad", LONG), rerank.RerankOptions(truncation_direction=direction)), tokenizer)
-    words = tokenizer.tokenize([LONG])[0].ids
-    kept = words[-26:] if direction == "left" else words[:26]
-    assert [*kept, 3] == encoded.encodings[1].ids.tolist()[-27:]
-    assert encoded.truncated
-    with pytest.raises(InvalidValueError, match=r"texts\[1\]` have 63 tokens together, and the model takes 29"):
-        encode(rerank, rerank.Request("a good book", ("bad", LONG), rerank.RerankOptions(truncate=False)), tokenizer)
 
 
 # ---- embeddings
@@ -234,19 +201,7 @@ def test_vectors_are_pooled_cut_and_normalized(layers: Any, normalize: bool, dim
     np.testing.assert_allclose(expected, decode(embed, request, [ROW]), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("places", [(0,), (3, 1), (0, 1, 2, 3)])
-@pytest.mark.parametrize("combine", ["concat", "sum", "mean"])
-def test_layers_become_one(places: tuple[int, ...], combine: Any) -> None:
-    """Those that are chosen, in their order, side by side, summed or averaged, token by token."""
-    choice = LayerChoice("last_four_hidden_states", 4, places, combine)
-    chosen = [ROW[choice.output][:, 8 * place : 8 * place + 8].astype(np.float64) for place in places]
-    expected = {"concat": np.concatenate(chosen, axis=1), "sum": sum(chosen), "mean": sum(chosen) / len(chosen)}[combine]
-    np.testing.assert_allclose(np.asarray(expected), choice.of(ROW), rtol=0, atol=1e-6)
-    assert expected.shape[1] == 8 * choice.widths
-
-
 def spec(layers: Any, **fields: Any) -> Embedding:
-    """Returns what a bundle says of its vectors."""
     return Embedding(pooling="mean", normalize=True, dimensions=8, layers=layers, **fields)
 
 
@@ -262,7 +217,7 @@ def spec(layers: Any, **fields: Any) -> Embedding:
     ],
 )
 def test_layers_are_counted_from_either_end(embedding: Embedding, asked: Any, places: tuple[int, ...]) -> None:
-    """As transformers counts its hidden states, of those that the bundle has; what a request leaves open is the bundle's choice."""
+    """Layers count as in transformers, among the layers of the bundle; the bundle chooses what a request leaves open."""
     combine = embedding.combine
     assert LayerChoice(embedding.layers_output, 4, places, combine) == choose(asked, None, embedding)
 
@@ -311,50 +266,12 @@ def test_a_vector_of_zeros_stays_one() -> None:
     assert [0.0, 0.0] == embed.normalized(np.zeros(2, dtype=np.float32)).tolist()
 
 
-@pytest.mark.parametrize("direction", ["left", "right"])
-def test_a_long_text_is_cut_at_the_end_that_is_asked_for(tokenizer: Tokenizer, direction: Any) -> None:
-    """A text over the length loses its end, or its beginning; the prompt stands before it."""
-    encoded = encode(
-        embed, embed.Request(LONG, prompt="the book ! ", parameters=embed.EmbedParameters(truncation_direction=direction)), tokenizer
-    )
-    ids = tokenizer.tokenize(["the book ! " + LONG])[0].ids
-    assert [2, *(ids[-ROOM:] if direction == "left" else ids[:ROOM]), 3] == encoded.encodings[0].ids.tolist()
-    assert encoded.truncated
-    with pytest.raises(InvalidValueError, match="the text has 60 tokens and the model takes 30; shorten it, or set `truncate` to true"):
-        encode(embed, embed.Request(LONG, embed.EmbedParameters(truncate=False)), tokenizer)
-
-
 def test_what_is_left_open_is_as_the_bundle_says() -> None:
-    """Pooling, normalizing and the prompt come from the bundle, and give way to what the caller names."""
     given = spec("last_four", prompts={"query": "q: ", "": "x"}, default_prompt="query")
     left_open = embed.Request("", embed.EmbedParameters(pooling="mean", normalize=True), prompt="q: ", width=8)
     assert left_open == embed.resolve(embed.EmbedParameters(), given)
     chosen = embed.EmbedParameters(pooling="cls", normalize=False, prompt_name="", layers="last_four", dimensions=32)
     assert embed.Request("", chosen, prompt="x", width=32, layers=FOUR) == embed.resolve(chosen, given)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"layers": "last_four"}, "`layers` is `last_four`, but this model has only its last layer"),
-        ({"dimensions": 9}, "`dimensions` is 9, but this model's vectors have 8"),
-        ({"prompt_name": "passage"}, "unknown prompt `passage`; this model has `query`"),
-    ],
-)
-def test_what_a_bundle_does_not_have_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidValueError) as refusal:
-        embed.resolve(embed.EmbedParameters(**options), Embedding(pooling="cls", normalize=False, dimensions=8, prompts={"query": "q: "}))
-    assert message in refusal.value.message
-
-
-def test_similarity_is_the_cosine() -> None:
-    """Whether or not vectors are normalized, and also of a vector with itself."""
-    rows = [{"last_hidden_state": np.random.default_rng(i).normal(size=(i + 2, 8)).astype(np.float32)} for i in (0, 1, 2, 0)]
-    means = [row["last_hidden_state"].mean(axis=0) for row in rows]
-    expected = [float(v @ means[0] / np.linalg.norm(v) / np.linalg.norm(means[0])) for v in means[1:]]
-    for normalize in (False, True):
-        request = similarity.Request("a", ("b", "c", "a"), embed.Request("", embed.EmbedParameters(pooling="mean", normalize=normalize)))
-        assert pytest.approx(expected, abs=1e-6) == decode(similarity, request, rows)
 
 
 # ---- what a bundle can do
@@ -397,7 +314,6 @@ def test_a_bundle_answers_more_than_its_task(tmp_path: Path, task: str, labels: 
     ],
 )
 def test_a_scheme_is_told_by_its_labels(labels: tuple[str, ...], scheme: str) -> None:
-    """Endings make a scheme where each tag that begins has one."""
     assert scheme == scheme_of(labels)
 
 
@@ -441,7 +357,6 @@ TO_BILOU = str.maketrans("ES", "LU")
 
 @given(labels=st.lists(st.sampled_from(BIOES), min_size=1, max_size=ROOM))
 def test_entities_of_bioes_and_bilou_are_those_of_conlleval(labels: list[str], tokenizer: Tokenizer) -> None:
-    """Right sequences and wrong ones give the chunks that the common evaluation gives."""
     assert chunks(labels) == entities(labels, BIOES, tokenizer)
     other = tuple(label[:1].translate(TO_BILOU) + label[1:] for label in BIOES)
     assert chunks(labels) == entities([label[:1].translate(TO_BILOU) + label[1:] for label in labels], other, tokenizer)
@@ -455,13 +370,12 @@ def test_entities_of_bioes_and_bilou_are_those_of_conlleval(labels: list[str], t
     ],
 )
 def test_entities_of_bio_are_the_pipelines(labels: list[str], known: str, expected: list[Any], tokenizer: Tokenizer) -> None:
-    """B begins, everything else goes on."""
     spelled = tuple(label if label == "O" else f"{label}-X" for label in known.split())
     assert expected == entities([label if label == "O" else f"{label}-X" for label in labels], spelled, tokenizer)
 
 
 def test_plain_tags_keep_their_names(tokenizer: Tokenizer) -> None:
-    """Neighbors of one tag are one entity, and a hyphen in a tag is no prefix."""
+    """Neighbors of one tag are one entity, and a hyphen in a tag does not make a prefix."""
     known = ("O", "E-MAIL", "PER")
     assert [("PER", 0, 1), ("E-MAIL", 2, 2)] == entities(["PER", "PER", "E-MAIL", "O"], known, tokenizer)
     assert ("", "E-MAIL") == split("E-MAIL", "plain")
@@ -472,7 +386,6 @@ def test_plain_tags_keep_their_names(tokenizer: Tokenizer) -> None:
 
 @given(st.text(max_size=40), st.data())
 def test_offsets_index_the_text_in_their_unit(text: str, data: st.DataObject) -> None:
-    """A span cut out of the encoded text is the span of the text; spans in any order, overlapping and empty."""
     places = st.integers(0, len(text))
     bounds = [tuple(sorted(pair)) for pair in data.draw(st.lists(st.tuples(places, places), max_size=6))]
     for unit, codec, size in (("utf16", "utf-16-le", 2), ("utf8", "utf-8", 1)):

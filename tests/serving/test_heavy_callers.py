@@ -1,4 +1,4 @@
-"""One caller with long lists or documents beside others with short texts, in virtual time: how much longer these wait for it."""
+"""One caller with long lists or documents and others with short texts, in virtual time: how much longer the others wait."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ class Crowd(Simulation):
     times: list[float] = field(default_factory=list)
 
     def ask(self) -> None:
-        """Sends the heavy caller's request."""
         if self.heavy and self.now < SECONDS:
             self.arrive(*self.heavy)
 

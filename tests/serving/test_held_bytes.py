@@ -1,4 +1,4 @@
-"""The memory of large bodies and answers: one limit for all connections, beside which small requests are answered."""
+"""The memory of large bodies and answers: one limit for all connections; small requests are answered even at the limit."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
+import raw_http
 from application import faked
 from bertserve.service.errors import UnavailableError
 from bertserve.service.http import inference
@@ -26,11 +27,6 @@ LARGE = json.dumps({"inputs": "good", "parameters": {"top_k": 1}}).encode().ljus
 SMALL = b'{"inputs":"good"}'
 
 
-def post(body: bytes, length: int | None = None) -> bytes:
-    """Returns a request with a body, or with the beginning of one of that length."""
-    return b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n%s" % (length or len(body), body)
-
-
 def chunked(body: bytes) -> bytes:
     """Returns a request with a body in chunks, without its end."""
     return b"POST /classify HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n" % (len(body), body)
@@ -45,7 +41,6 @@ def service(models: Path, **held: int) -> AppState:
 
 
 def test_a_reservation_that_cannot_grow_is_released() -> None:
-    """What it held before is all that is released."""
     held = HeldBytes(1)
     held.limit = 10
     reservation = Reservation(held)
@@ -57,7 +52,9 @@ def test_a_reservation_that_cannot_grow_is_released() -> None:
     assert 0 == held.count
 
 
-@pytest.mark.parametrize("begin", [post(LARGE[:100_000], BODY_BYTES), chunked(LARGE[:190_000])], ids=["length", "chunks"])
+@pytest.mark.parametrize(
+    "begin", [raw_http.post(body=LARGE[:100_000], length=BODY_BYTES), chunked(LARGE[:190_000])], ids=["length", "chunks"]
+)
 async def test_unfinished_bodies_hold_a_limited_number_of_bytes(models: Path, begin: bytes) -> None:
     """A large body that does not fit is 503, to be sent again; small ones are answered, and a large one once another has ended."""
     state = service(models)
@@ -66,12 +63,12 @@ async def test_unfinished_bodies_hold_a_limited_number_of_bytes(models: Path, be
     async with listening(create_app(state)) as served:
         async with client(served, begin), client(served, begin):
             await until(lambda: state.held_bytes.count >= 380_000)
-            async with client(served, post(LARGE)) as (refused, _), client(served, post(SMALL)) as (small, _):
+            async with client(served, raw_http.post(body=LARGE)) as (refused, _), client(served, raw_http.post(body=SMALL)) as (small, _):
                 head = await refused.readuntil(b"\r\n\r\n")
                 assert head.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1\r\n" in head.lower()
                 assert (await small.readline()).startswith(b"HTTP/1.1 200 ")
         await until(lambda: state.held_bytes.count == 0)
-        async with client(served, post(LARGE)) as (large, _):
+        async with client(served, raw_http.post(body=LARGE)) as (large, _):
             assert (await large.readline()).startswith(b"HTTP/1.1 200 ")
         assert 0 == state.held_bytes.count
     await state.scheduler.stop(0)
@@ -82,7 +79,7 @@ async def test_a_long_answer_that_does_not_fit_is_refused(models: Path, monkeypa
     state.held_bytes.add(2 * BODY_BYTES)
 
     async def status() -> bytes:
-        async with listening(create_app(state)) as served, client(served, post(SMALL)) as (reader, _):
+        async with listening(create_app(state)) as served, client(served, raw_http.post(body=SMALL)) as (reader, _):
             return (await reader.readline()).split()[1]
 
     state.scheduler.start()

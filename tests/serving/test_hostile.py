@@ -43,7 +43,6 @@ def assert_clear(response: httpx.Response, sent: bytes) -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_no_body_breaks_an_endpoint(api: Send, task: str) -> None:
-    """Sent to the task's path, and to a model's own."""
     paths = [f"/{TASKS[task].path}", MODELS.get(task, "/models/nli")]
 
     @hostile.cases(SHARE / len(TASKS))

@@ -74,7 +74,6 @@ async def test_many_small_chunks_are_a_body() -> None:
 
 @pytest.mark.parametrize(("more", "status"), [(0, b"200"), (1, b"431")])
 async def test_a_request_has_few_headers(more: int, status: bytes) -> None:
-    """Without values too: each takes far more memory than its bytes."""
     received, _ = await replies(b"GET / HTTP/1.1\r\nconnection: close\r\n" + b"a:\r\n" * (MAX_HEADERS - 1 + more) + b"\r\n")
     assert received.startswith(b"HTTP/1.1 %s " % status)
 
@@ -85,8 +84,6 @@ async def test_empty_lines_before_a_request_have_a_limit() -> None:
 
 
 async def test_a_stream_to_http_1_0_has_no_chunks() -> None:
-    """It ends with its connection; an answer of known length is as always."""
-
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == "/known":
             await answer(send)
@@ -109,15 +106,12 @@ class Unread(asyncio.Transport):
     unsent = 0
 
     def write(self, data: Any) -> None:
-        """Keeps bytes."""
         self.unsent += len(data)
 
     def is_closing(self) -> bool:
-        """Returns whether it is closed."""
         return False
 
     def get_write_buffer_size(self) -> int:
-        """Returns what was not yet taken."""
         return self.unsent
 
 
@@ -135,7 +129,6 @@ async def test_a_client_must_take_its_answers_at_the_lowest_rate(per_second: int
 
 
 async def test_a_client_that_has_taken_everything_may_rest() -> None:
-    """The time of an answer begins when it is written."""
     raw = Unread()
     transport = CoalescingTransport(raw)
     for second in range(0, 200, 20):
@@ -152,7 +145,6 @@ async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
 
 @pytest.mark.parametrize(("app", "begins"), [(echo, b"HTTP/1.1 503 "), (refusing, b"HTTP/1.1 401 ")], ids=["unanswered", "answered"])
 async def test_half_sent_bodies_make_room(monkeypatch: pytest.MonkeyPatch, app: Any, begins: bytes) -> None:
-    """The one that waits longest ends for a connection that comes when there is no room, whether it was answered or not."""
     monkeypatch.setattr(connections, "SWEEP_S", 0.02)
     monkeypatch.setattr(connections, "EXPENDABLE_AFTER_S", 0.02)
 
@@ -171,7 +163,6 @@ async def test_half_sent_bodies_make_room(monkeypatch: pytest.MonkeyPatch, app: 
 
 
 async def test_a_body_at_the_lowest_rate_is_not_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is one whose application has yet to take it."""
     monkeypatch.setattr(connections, "SWEEP_S", 0.01)
     monkeypatch.setattr(connections, "EXPENDABLE_AFTER_S", 0.01)
 
@@ -192,7 +183,6 @@ async def test_a_client_that_left_before_it_was_refused_is_no_error(monkeypatch:
         """A socket whose other end has gone."""
 
         def send(self, *_: Any) -> int:
-            """Fails."""
             raise ConnectionResetError
 
     async with listening(echo) as served:
@@ -217,7 +207,6 @@ async def test_a_client_that_left_before_it_was_refused_is_no_error(monkeypatch:
     ids=["empty lines", "chunks of a byte"],
 )
 async def test_a_body_that_is_slow_to_parse_leaves_turns_to_others(monkeypatch: pytest.MonkeyPatch, sent: bytes, length: int) -> None:
-    """Its read is parsed in parts, between which the loop turns, and the client may have sent its end."""
     body: list[bytes] = []
     turns = 0
     parse_on = HttpProtocol._parse_on
@@ -241,7 +230,7 @@ async def test_a_body_that_is_slow_to_parse_leaves_turns_to_others(monkeypatch: 
 
 
 async def test_a_turn_of_the_loop_parses_for_one_connection() -> None:
-    """What several connections have sent and nobody has parsed yet is parsed in turn, and the loop serves others between."""
+    """Unparsed bytes of several connections are parsed in turn, and the loop serves others between."""
     loop, order = asyncio.get_running_loop(), list[str]()
     open_ = connections.Connections(LIMITS, HeldBytes(1000))
 

@@ -51,7 +51,6 @@ def test_tokens_have_a_group(api: Send) -> None:
 )
 @pytest.mark.parametrize("count", [0, 2])
 def test_several_inputs_are_refused(api: Send, path: str, one: Any, more: dict[str, Any], count: int) -> None:
-    """Of several answers the client gives its user the first, or none."""
     message = rejected(post(api, {"inputs": [one] * count, **more}, path=path, headers=AGENT), 422, "invalid_value")
     assert f"@huggingface/inference cannot read answers to several inputs, and `inputs` has {count} items; send one at a time" in message
     assert count == len(post(api, {"inputs": [one] * count, **more}, path=path).json())

@@ -1,4 +1,4 @@
-"""Reading a body is no way to hold the event loop: the largest bodies that --max-body-bytes admits, made to be slow to read.
+"""The largest bodies that --max-body-bytes admits, made to be slow to read, do not hold the event loop.
 
 Work is counted, not timed: calls into Python, errors made, and comparisons.
 """
@@ -62,7 +62,6 @@ def distinct(head: str, item: str, tail: str) -> bytes:
 
 
 def long(head: str, text: str, tail: str) -> bytes:
-    """Returns a body with one huge text."""
     return f"{head}{text * ((BYTES - len(head) - len(tail)) // len(text))}{tail}".encode()
 
 
@@ -179,7 +178,7 @@ SLOW = {
 
 
 def parameters(names: Iterable[str]) -> list[Any]:
-    """Returns names as parameters, of which `make test` leaves out those that are slow."""
+    """Returns names as parameters; `make test` leaves out the slow ones."""
     return [pytest.param(name, marks=[pytest.mark.full_grid] if name in SLOW else []) for name in names]
 
 
@@ -270,14 +269,11 @@ def test_labels_are_compared_in_one_pass() -> None:
     ],
 )
 def test_there_are_a_thousand_labels_at_most(labels: Any, message: str) -> None:
-    """A list and a text of labels have the same limit."""
     with pytest.raises(ValidationError, match=message):
         zero_shot.ZeroShotParameters(candidate_labels=labels)
 
 
 def test_a_huge_model_name_is_not_compared_whole() -> None:
-    """To find the nearest name, the beginning of the one given is enough."""
-
     def get(name: str) -> None:
         with pytest.raises(CallerError):
             Registry([], {}).get(name)

@@ -15,13 +15,11 @@ from bertserve.service.cli import main
 
 
 def listed(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
-    """Returns what the command prints."""
     assert code == main(["models", *argv])
     return capsys.readouterr().out
 
 
 def test_a_line_for_each_model(capsys: pytest.CaptureFixture[str]) -> None:
-    """With task, labels, size, graphs with their validation report, and the card, in columns."""
     header, *lines = listed(capsys, "--models", "models").splitlines()
 
     assert ["embed", "fill-mask", "ner", "nli", "qa", "sentiment"] == [line.split()[0] for line in lines]
@@ -32,7 +30,6 @@ def test_a_line_for_each_model(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_many_labels_are_shortened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A table of a line a model has no room for hundreds."""
     tiny.bundle(tmp_path, labels=tuple("abcdef"))
 
     assert "a, b, c, d and 2 more  " in listed(capsys, "--models", str(tmp_path))

@@ -30,7 +30,7 @@ class Stderr(io.StringIO):
 
 @pytest.fixture(name="stderr")
 def blocked_stderr(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stderr]:
-    """A stderr that nobody reads, with room for five lines; the root logger is as it was afterwards."""
+    """A stderr without a reader, with room for five lines; the root logger is restored afterwards."""
     root = logging.getLogger()
     before = (root.level, list(root.handlers))
     stderr = Stderr()

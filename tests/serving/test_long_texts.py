@@ -17,7 +17,6 @@ ROOM = 30  # text tokens that a tiny bundle takes; 29 of a pair
 
 
 def words(count: int) -> str:
-    """Returns a text of as many tokens."""
     return " ".join((LONG.split() * 5)[:count])
 
 
@@ -37,7 +36,6 @@ def scores_of(models: Path, sequences: list[list[str]]) -> list[dict[str, float]
 
 
 def by_label(result: list[dict[str, Any]]) -> dict[str, float]:
-    """Returns a result as a mapping."""
     return {item["label"]: item["score"] for item in result}
 
 
@@ -50,14 +48,12 @@ def test_a_long_text_is_cut_and_the_cut_is_said(models: Path) -> None:
 
 
 def test_the_cut_inputs_of_a_list_are_counted_and_named(models: Path) -> None:
-    """For a list, the headers say how many inputs were cut and which."""
     response = classify(models, {"inputs": ["good", LONG, words(ROOM), {"text": "good", "text_pair": LONG}]})
     assert response.headers["x-truncated"] == "2"
     assert response.headers["x-hf-warning"].endswith("2 of 4 inputs cut to the model's 32 tokens: inputs[1], inputs[3]")
 
 
 def test_many_cut_inputs_keep_the_warning_short(models: Path) -> None:
-    """The warning names ten inputs at most; the count is of all."""
     response = classify(models, {"inputs": [LONG] * 40})
     assert response.headers["x-truncated"] == "40"
     assert response.headers["x-hf-warning"].endswith("inputs[8], inputs[9], ...")
@@ -75,7 +71,6 @@ def test_an_empty_text_is_answered_with_a_warning(models: Path) -> None:
 
 @pytest.mark.parametrize("parameters", [{}, {"truncation": False}, {"window": "mean"}])
 def test_a_text_that_just_fits_is_not_cut(models: Path, parameters: dict[str, Any]) -> None:
-    """A text of exactly the model's length is scored whole, without a warning."""
     response = classify(models, {"inputs": words(ROOM), "parameters": parameters})
     assert response.status_code == 200
     assert "x-truncated" not in response.headers
@@ -99,7 +94,6 @@ def test_without_truncation_a_long_text_is_an_error(models: Path, inputs: Any, n
 
 @pytest.mark.parametrize("combine", ["mean", "max"])
 def test_windows_cover_the_whole_text(models: Path, combine: str) -> None:
-    """`window` combines the scores of overlapping windows: their plain mean, or the maximum of each label."""
     text, stride = words(100).split(), 10
     cuts = [text[start : start + ROOM] for start in range(0, len(text) - stride, ROOM - stride)]
     windows = scores_of(models, [["[CLS]", *cut, "[SEP]"] for cut in cuts])
@@ -111,7 +105,6 @@ def test_windows_cover_the_whole_text(models: Path, combine: str) -> None:
 
 
 def test_windows_of_a_pair_cut_the_second_text(models: Path) -> None:
-    """A pair's windows each have the whole first text beside a part of the second."""
     first, second, stride = words(4).split(), words(60).split(), 3
     room = ROOM - 1 - len(first)
     cuts = [second[start : start + room] for start in range(0, len(second) - stride, room - stride)]
@@ -150,7 +143,6 @@ def test_the_windows_of_a_text_are_told(tmp_path: Path) -> None:
 
 
 def told(models: Path, inputs: Any, **parameters: Any) -> str:
-    """Returns the header of a request."""
     response = call(models, "POST", "/ner", json={"inputs": inputs, "parameters": parameters})
     assert 200 == response.status_code
     return str(response.headers.get("x-windows", ""))

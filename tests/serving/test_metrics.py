@@ -14,7 +14,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 import tiny
-from application import LONG, blocked, faked, keys, play
+from application import blocked, faked, keys, play
 from bertserve.service.http.auth import Authenticator
 from bertserve.service.metrics import ProcessMetrics
 from bertserve.service.scheduling.inference_thread import InferenceThread
@@ -94,7 +94,6 @@ def value(found: dict[str, Metric], sample: str, **labels: str) -> float:
 
 @pytest.fixture(name="found", scope="module")
 def after_one_request(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Metric]:
-    """The metrics of a service that was asked once."""
     folder = tmp_path_factory.mktemp("metrics") / "models"
     tiny.bundle(folder)
     return families(folder, ("/classify", {"inputs": "good"}))
@@ -127,7 +126,6 @@ def test_buckets_of_seconds_run_from_half_a_millisecond_to_half_a_minute(models:
 
 
 def test_requests_are_counted_by_status(models: Path) -> None:
-    """Requests count under their model and status, at either path, answered or not."""
     good, bad = {"inputs": "good"}, {"inputs": 1}
     found = families(models, ("/classify", good), ("/models/tiny", good), ("/classify", good | {"model": "tiny"}), ("/models/tiny", bad))
     assert value(found, "requests_total", **TINY, status="200") == 3
@@ -167,14 +165,6 @@ def test_every_request_is_counted_by_status(tmp_path: Path) -> None:
     assert {"200": "1.0", "401": "1.0", "404": "3.0", "405": "1.0", "413": "1.0"} == counted
 
 
-def test_one_request_is_observed_once_in_each_part(models: Path) -> None:
-    """A request counts once in each of its times, however many inputs it has."""
-    found = families(models, ("/classify", {"inputs": ["good", "bad", "a long film"]}))
-    for part in ("request", "tokenize", "queue", "decode"):
-        assert value(found, f"{part}_seconds_count", **TINY) == 1
-    assert value(found, "batch_rows_sum", **TINY) == 3
-
-
 @pytest.mark.parametrize(("least_s", "counted"), [(60.0, 0), (0.0, 1)])
 def test_who_does_not_wait_is_not_compared_with_a_prediction(
     models: Path, monkeypatch: pytest.MonkeyPatch, least_s: float, counted: int
@@ -185,28 +175,7 @@ def test_who_does_not_wait_is_not_compared_with_a_prediction(
     assert value(found, "wait_prediction_ratio_count", **TINY) == counted
 
 
-def test_tokens_are_counted_real_and_padded(models: Path) -> None:
-    """Tokens of texts count as real with their special ones, and those that fill a batch up as padded."""
-    found = families(models, ("/classify", {"inputs": ["good"]}), ("/classify", {"inputs": ["a good film"]}))
-    assert value(found, "tokens_total", **TINY, kind="real") == 3 + 5
-    assert value(found, "tokens_total", **TINY, kind="padded") == 0
-
-
-def test_cut_inputs_are_counted(models: Path) -> None:
-    found = families(models, ("/classify", {"inputs": [LONG, "good", LONG]}))
-    assert value(found, "truncated_total", **TINY) == 2
-
-
-def test_the_queue_is_empty_after_the_answers(models: Path) -> None:
-    """The gauges are back at zero when nothing waits."""
-    found = families(
-        models, ("/classify", {"inputs": ["good", LONG]}), ("/classify", {"inputs": LONG, "parameters": {"truncation": False}})
-    )
-    assert (value(found, "queue_items"), value(found, "queue_tokens")) == (0, 0)
-
-
 def test_loaded_models_are_named(models: Path) -> None:
-    """`model_info` is 1 for each loaded model, with its version as its page has it."""
     found = families(models)
     [sample] = found["bertserve_model_info"].samples
     assert sample.value == 1
@@ -270,7 +239,6 @@ def test_the_busy_seconds_of_threads_are_those_of_the_scheduler(models: Path) ->
 
 
 def test_the_loop_is_measured_from_its_start(models: Path) -> None:
-    """CPU seconds and lag are of the thread in which the application was started."""
     service = build(Settings(models=models))
 
     async def run() -> None:

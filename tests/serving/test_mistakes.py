@@ -36,7 +36,6 @@ MULTIPART = b'--7d4b\r\nContent-Disposition: form-data; name="inputs"\r\n\r\ngoo
     ],
 )
 def test_a_body_that_is_no_json_is_told_what_it_looks_like(api: Send, raw: bytes, looks: str) -> None:
-    """The message ends with a body that the endpoint takes."""
     classify = rejected(api("POST", "/classify", content=raw), 400, "malformed")
     answer = rejected(api("POST", "/models/passages", content=raw), 400, "malformed")
 
@@ -65,7 +64,6 @@ def test_every_example_in_a_message_is_one_that_is_answered(api: Send) -> None:
     ],
 )
 def test_inputs_alone_are_told_of_the_object_around_them(api: Send, body: object, path: str, said: str) -> None:
-    """A text or a list as the whole body is JSON, but not the object that `inputs` stands in."""
     assert said in rejected(post(api, body, path=path), 422, "invalid_value")
 
 
@@ -91,7 +89,6 @@ def test_inputs_alone_are_told_of_the_object_around_them(api: Send, body: object
     ],
 )
 def test_a_wrong_path_is_told_the_nearest(api: Send, method: str, path: str, near: str) -> None:
-    """Whatever its method is; a model's name in it is taken to be right."""
     assert f"there is no path `{path}`; did you mean `{near}`? See /docs." == rejected(api(method, path), 404, "not_found")
 
 
@@ -113,13 +110,11 @@ def test_a_wrong_path_is_looked_for_in_bounded_time(api: Send, monkeypatch: pyte
 
 
 def test_a_wrong_path_of_openai_is_told_the_nearest(api: Send) -> None:
-    """In the shape of errors that clients of that API read."""
     error = api("POST", "/v1/embeding").json()["error"]
     assert ("not_found", "there is no path `/v1/embeding`; did you mean `/v1/embeddings`? See /docs.") == (error["code"], error["message"])
 
 
 def test_a_path_like_no_other_is_told_which_there_are(api: Send) -> None:
-    """However long it is, its message is short."""
     message = rejected(api("POST", f"/{'generate' * 500}"), 404, "not_found")
     assert "; send a POST to /classify, /ner, /answer, " in message
     assert len(message) < 300

@@ -60,7 +60,6 @@ WRONG: list[tuple[str, Any]] = [
 
 
 def gauge(page: str, name: str) -> float:
-    """Returns the value of the only sample of a metric."""
     [line] = re.findall(rf"^bertserve_{name} (.*)$", page, re.MULTILINE)
     return float(line)
 

@@ -13,23 +13,21 @@ from typing import Any
 import pytest
 
 import tiny
+from application import model_of
 from bertserve.service.backend.cost import CostModel
 from bertserve.service.backend.engines import Engines
 from bertserve.service.bundle import files
-from bertserve.service.errors import EngineError, ExpiredError, InvalidValueError, NotFoundError, RefusedError, SettingsError
+from bertserve.service.errors import InvalidValueError
 from bertserve.service.metrics import Metrics
 from bertserve.service.scheduling.request_queue import LONG_STEP_S, RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.serving import model as model_module
-from bertserve.service.serving.loading import LoadOptions, choose_provider, load_model
-from bertserve.service.serving.model import Model
-from bertserve.service.serving.registry import Registry
 from bertserve.service.serving.work import RequestRun
 from bertserve.service.tasks.batch import PAUSE, Batch, TaskModel, TaskRun
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.classify import ClassifyParameters, Request
 from bertserve.service.tasks.cost import Budget, Cost
-from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
+from bertserve.service.text.tokenizer import SHORT_CHARS
 from fakes import FakeEngine
 
 
@@ -42,20 +40,12 @@ class Bench:
         self.queue = RequestQueue(max_batch_tokens=4096, max_queue_tokens=4096)
         self.scheduler = Scheduler(self.queue, threads=1, observe=self.metrics.observe_queue)
         self.engine = FakeEngine(guilty_token=guilty_token)
-        self.tokenizer = Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
-        self.model = Model(
-            loaded,
-            loaded.manifest.graphs[0],
-            tokenizer=self.tokenizer,
-            engines=Engines(self.engine),
-            cost=CostModel(loaded.manifest.flops, fixed_s=1.0, rate=1e12),
-            scheduler=self.scheduler,
-            metrics=self.metrics.model("text-classification", "m"),
-            batch_variant=batch_variant,
+        cost = CostModel(loaded.manifest.flops, fixed_s=1.0, rate=1e12)
+        self.model = model_of(
+            loaded, Engines(self.engine), scheduler=self.scheduler, metrics=self.metrics, cost=cost, batch_variant=batch_variant
         )
 
     def count(self, name: str, **labels: str) -> float:
-        """Returns a sample of the metrics page."""
         wanted = {f'{key}="{value}"' for key, value in ({"task": "text-classification", "model": "m"} | labels).items()}
         for line in self.metrics.page().decode().splitlines():
             head, _, value = line.rpartition(" ")
@@ -116,41 +106,7 @@ def test_an_input_that_cannot_be_encoded_is_named(tmp_path: Path, padding: str) 
     assert (0, 0) == (bench.queue.queue_items, bench.queue.queue_tokens)
 
 
-def test_an_input_that_the_graph_fails_on_is_named(tmp_path: Path) -> None:
-    """Of a shared batch only the guilty input fails, and its request says which it was."""
-    guilty = tiny.VOCABULARY.index("bad")
-    bench = Bench(tmp_path, guilty_token=guilty)
-
-    async def check() -> None:
-        with pytest.raises(EngineError) as caught:
-            await bench.model.predict([Request("good"), Request("fine"), Request("bad")], timeout_s=10)
-        assert 2 == caught.value.input_index
-        assert 1 == len((await bench.model.predict([Request("good")], timeout_s=10)).results)
-
-    play(bench, check)
-
-
-def test_windows_of_a_text_become_one_result(tmp_path: Path) -> None:
-    """Texts and windowed texts of one request each give one result, in order; only cut texts count as truncated."""
-    bench = Bench(tmp_path)
-    requests = [
-        Request("good"),
-        Request("bad " * 70, parameters=ClassifyParameters(window="mean", stride=4)),
-        Request("fine " * 70),
-        Request("dull"),
-    ]
-
-    async def check() -> None:
-        prediction = await bench.model.predict(requests, timeout_s=10)
-        singles = [await bench.model.predict([request], timeout_s=10) for request in requests]
-        assert [single.results[0] for single in singles] == prediction.results
-        assert [2] == prediction.truncated
-
-    play(bench, check)
-
-
 def test_metrics_add_up(tmp_path: Path) -> None:
-    """Rows, real tokens, padding, truncations and timings are counted once each."""
     bench = Bench(tmp_path)
 
     async def check() -> None:
@@ -165,94 +121,11 @@ def test_metrics_add_up(tmp_path: Path) -> None:
     ]
 
 
-def test_refusal_expiry_and_cancellation_are_counted(tmp_path: Path) -> None:
-    """Each way to end unanswered has its counter."""
-    bench = Bench(tmp_path)
-    bench.model._cost.slowdown = 1e-3  # so that the run in flight is not predicted to outlast a deadline
-
-    async def check() -> None:
-        bench.engine.gate.clear()
-        first = asyncio.ensure_future(bench.model.predict([Request("good")], timeout_s=10))
-        await asyncio.sleep(0)
-        await asyncio.to_thread(bench.engine.entered.acquire)
-        with pytest.raises(ExpiredError):
-            await bench.model.predict([Request("late")], timeout_s=0.02)
-        leaver = asyncio.ensure_future(bench.model.predict([Request("good")], timeout_s=10))
-        await asyncio.sleep(0)
-        leaver.cancel()
-        await asyncio.gather(leaver, return_exceptions=True)
-        filler = asyncio.ensure_future(bench.model.predict([Request("good " * 40)] * 100, timeout_s=1000))
-        await asyncio.sleep(0)
-        with pytest.raises(RefusedError):
-            await bench.model.predict([Request("good " * 40)] * 100, timeout_s=1000)
-        filler.cancel()
-        bench.engine.gate.set()
-        await first
-
-    play(bench, check)
-    assert [1, 1] == [bench.count("expired_total"), bench.count("refused_total", reason="queue_full")]
-    assert 2 == bench.count("cancelled_total")
-
-
-def test_an_empty_list_needs_no_thread(tmp_path: Path) -> None:
-    """No inputs give no results, even while nothing runs."""
-    bench = Bench(tmp_path)
-
-    assert [] == asyncio.run(bench.model.predict([], timeout_s=1)).results
-
-
-def registry(folder: Path, *names: str, **defaults: str) -> Registry:
-    """Returns a registry of tiny bundles."""
-    bundles = [files.load_bundle(tiny.bundle(folder, name, seed=i)) for i, name in enumerate(names)]
-    options = LoadOptions(provider=choose_provider(bundles, "auto"))
-    scheduler = Scheduler(RequestQueue(max_batch_tokens=64, max_queue_tokens=64), threads=1)
-    return Registry(
-        [load_model(bundle, options=options, scheduler=scheduler, metrics=Metrics()) for bundle in bundles],
-        {k.replace("_", "-"): v for k, v in defaults.items()},
-        by_name=True,
-    )
-
-
-def test_models_are_found_by_name_and_task(tmp_path: Path) -> None:
-    """A task's endpoint uses the first by name, or the one that --default says."""
-    assert "a" == registry(tmp_path / "1", "b", "a").for_task("text-classification").name
-    assert "b" == registry(tmp_path / "2", "b", "a", text_classification="b").for_task("text-classification").name
-    assert "a" == registry(tmp_path / "3", "b", "a", text_classification="b").for_task("text-classification", "a").name
-
-
-def test_unknown_names_are_not_found(tmp_path: Path) -> None:
-    found = registry(tmp_path, "sentiment", "topics")
-
-    with pytest.raises(NotFoundError, match="did you mean `sentiment`"):
-        found.get("sentment")
-    with pytest.raises(NotFoundError, match="loaded are: sentiment, topics"):
-        found.get("x")
-    with pytest.raises(NotFoundError, match=r"no model for fill-mask is loaded; loaded are: sentiment \(text-classification\)"):
-        found.for_task("fill-mask")
-    with pytest.raises(InvalidValueError, match="`topics` is for text-classification, but this endpoint is for fill-mask"):
-        found.for_task("fill-mask", "topics")
-
-
-def test_a_default_must_be_loaded(tmp_path: Path) -> None:
-    """A default that names no model of its task refuses to start."""
-    with pytest.raises(SettingsError, match=r"text-classification=c, but no model"):
-        registry(tmp_path, "a", text_classification="c")
-
-
-def test_a_budget_below_one_text_refuses_to_start(tmp_path: Path) -> None:
-    """A model whose longest text no batch could hold is a contradiction of settings."""
-    loaded = files.load_bundle(tiny.bundle(tmp_path, max_length=65))
-    scheduler = Scheduler(RequestQueue(max_batch_tokens=64, max_queue_tokens=64), threads=1)
-
-    with pytest.raises(SettingsError, match=r"--max-batch-tokens is 64, less than .* `tiny` \(65 tokens\)"):
-        load_model(loaded, options=LoadOptions(provider="cpu", max_batch_tokens=64), scheduler=scheduler, metrics=Metrics())
-
-
 @pytest.mark.parametrize(("provider", "told"), [("cpu", True), ("cuda", False)])
 def test_the_cost_model_is_told_what_a_run_took_of_a_core(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: str, told: bool
 ) -> None:
-    """Waits of an inference thread's run are no work of it, on the CPU; beside another device a thread's own time says nothing."""
+    """On the CPU, waits within a run are not its work; with another device the thread's CPU time is not used."""
     bench = Bench(tmp_path)
     bench.model.graph = bench.model.graph.model_copy(update={"provider": provider})
     quick, learned = bench.engine.run, []

@@ -71,7 +71,6 @@ def series_of_a_service(tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_every_expression_asks_for_what_the_service_has(series: dict[str, set[str]], name: str) -> None:
-    """Each metric of a panel or an alert is on the page, with each label that is matched there; and so are the labels that are grouped by."""
     bare = re.sub(r"\[[^]]*\]", "", EXPRESSIONS[name])
     named = re.findall(r"\b([a-z_]+)\b(\{[^}]*\})?", re.sub(r'"[^"]*"|\b(?:by|on) \([^)]*\)', "", bare))
     selectors = [(metric, set(re.findall(r"(\w+)[=!]", matched))) for metric, matched in named if metric not in WORDS]
@@ -97,7 +96,6 @@ def test_panels_lie_beside_each_other() -> None:
 
 
 def test_variables_are_those_of_the_queries() -> None:
-    """Each variable of the dashboard is used, and each that is used is there; Grafana makes the interval itself."""
     used = set(re.findall(r"\$\{?(\w+)", json.dumps([DASHBOARD["panels"], DASHBOARD["templating"]]))) - {"__rate_interval", "__all"}
     assert used == {variable["name"] for variable in DASHBOARD["templating"]["list"]}
 
@@ -129,7 +127,6 @@ def test_every_alert_says_what_to_do(rule: dict[str, Any]) -> None:
     "command", [("check", "rules", "alerts.yml"), ("check", "config", "prometheus.yml"), ("test", "rules", "alerts_test.yml")]
 )
 def test_promtool_accepts_them(command: tuple[str, ...]) -> None:
-    """The rules and the configuration are valid, and each alert fires when it should."""
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")

@@ -16,10 +16,7 @@ import tiny
 from application import LONG, Send, call_fresh, post, rejected, started
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle.files import load_bundle
-from bertserve.service.errors import BundleError, InvalidValueError
 from bertserve.service.scheduling.scheduler import Scheduler
-from bertserve.service.serving.build import build
-from bertserve.service.settings import Settings
 from bertserve.service.tasks import multiple_choice
 from bertserve.service.text.tokenizer import Tokenizer
 from task_runs import decode, encode
@@ -30,7 +27,6 @@ QUESTION: dict[str, Any] = {"question": "which one is good ?", "choices": ["a fi
 
 @pytest.fixture(scope="module", name="folder")
 def folder_of_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A models folder with a tiny model of choices."""
     folder = tmp_path_factory.mktemp("choices")
     tiny.bundle(folder, "choices", task=multiple_choice.TASK)
     return folder
@@ -38,20 +34,17 @@ def folder_of_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", name="api")
 def started_service(folder: Path) -> Iterator[Send]:
-    """Sends requests to one started application with it."""
     with started(folder) as send:
         yield send
 
 
 def result(api: Send, inputs: Any, path: str = CHOOSE, **more: Any) -> Any:
-    """Returns the answer to inputs that must be answered."""
     response = post(api, {"inputs": inputs, **more}, path=path)
     assert 200 == response.status_code, response.text
     return response.json()
 
 
 def told(api: Send, inputs: Any, **more: Any) -> str:
-    """Returns the message of inputs that must be 422."""
     return rejected(post(api, {"inputs": inputs, **more}, path=CHOOSE), 422, "invalid_value")
 
 
@@ -70,7 +63,6 @@ def plain_logits(folder: Path, pairs: list[tuple[str, str]]) -> list[float]:
 
 
 def ranked(logits: list[float], choices: list[str]) -> list[dict[str, Any]]:
-    """Returns the softmax of logits as the answer has it."""
     powers = np.exp(np.array(logits) - max(logits))
     scores = powers / powers.sum()
     order = sorted(range(len(logits)), key=lambda i: (-scores[i], i))
@@ -98,7 +90,7 @@ def test_choices_are_scored_as_pairs(api: Send, folder: Path, more: dict[str, An
 
 
 def test_a_list_in_is_a_list_out(api: Send) -> None:
-    """Each question has its own scores, whatever stands beside it; `prompt` is another name of `question`."""
+    """Each question has its own scores in any list; `prompt` is another name of `question`."""
     other = {"prompt": "a very", "choices": ["good film", "bad"]}
     same = {"question": "a very", "choices": ["good film", "bad"]}
 
@@ -141,7 +133,6 @@ def test_tensors_have_a_context_too(api: Send) -> None:
 
 @given(st.lists(st.floats(-300, 300, width=32), min_size=2, max_size=8))
 def test_scores_are_a_softmax_over_choices(logits: list[float]) -> None:
-    """Of logits of any size; equal scores keep the order of the choices."""
     request = multiple_choice.Request("a", tuple(map(str, range(len(logits)))))
     rows = [{"logits": np.array([logit], dtype=np.float32)} for logit in logits]
     found = decode(multiple_choice, request, rows)
@@ -151,7 +142,6 @@ def test_scores_are_a_softmax_over_choices(logits: list[float]) -> None:
 
 
 def found_scores(found: list[dict[str, Any]]) -> dict[int, float]:
-    """Returns the score of each choice."""
     return {item["index"]: item["score"] for item in found}
 
 
@@ -159,7 +149,6 @@ def found_scores(found: list[dict[str, Any]]) -> dict[int, float]:
 
 
 def test_a_pair_is_cut_as_in_transformers(tokenizer: Tokenizer) -> None:
-    """Of 32 tokens, the longer text first, each choice by itself, and it is said."""
     encoded = encode(multiple_choice, multiple_choice.Request("good", ("bad", LONG), LONG), tokenizer)
     context, short, long = (tokens.ids for tokens in tokenizer.tokenize([LONG, "good bad", f"good {LONG}"]))
 
@@ -170,7 +159,6 @@ def test_a_pair_is_cut_as_in_transformers(tokenizer: Tokenizer) -> None:
 
 
 def test_what_is_cut_is_said_or_refused(api: Send) -> None:
-    """By a header, or as an error that names the choice."""
     body = {"inputs": [QUESTION, QUESTION | {"context": LONG}]}
     response = post(api, body, path=CHOOSE)
 
@@ -189,7 +177,7 @@ def test_most_choices_are_answered(api: Send) -> None:
 
 
 def test_all_that_is_tokenized_is_counted_at_admission() -> None:
-    """A question is read with each choice beside a context, which is read once; every pair is estimated."""
+    """The question is tokenized with each choice, the context once; every pair is estimated."""
     assert 3 + 2 + 4 == multiple_choice.Request("abc", ("de", "fghi")).chars
     assert 100 + (3 + 1) * 2 + 2 + 4 == multiple_choice.Request("abc", ("de", "fghi"), "x" * 100).chars
     request = multiple_choice.Request("a" * 400, ("b" * 400, "c" * 40, "d" * 4000))
@@ -200,14 +188,12 @@ def test_all_that_is_tokenized_is_counted_at_admission() -> None:
 
 
 def test_a_request_larger_than_the_queue_is_refused(folder: Path) -> None:
-    """By the tokens of all its pairs, before it is tokenized."""
     body = {"inputs": {"question": LONG, "choices": ["good"] * 64}}
 
     assert 413 == call_fresh(folder, "POST", CHOOSE, json=body, settings={"max_queue_tokens": 400, "max_batch_tokens": 400}).status_code
 
 
 def test_all_choices_of_a_request_are_scheduled_as_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are admitted together, and share a run."""
     admitted, runs = [], []
     admit, run = Scheduler.admit, OnnxEngine.run
     monkeypatch.setattr(Scheduler, "admit", lambda self, **given: admitted.append(given["tokens"]) or admit(self, **given))
@@ -217,21 +203,3 @@ def test_all_choices_of_a_request_are_scheduled_as_one(folder: Path, monkeypatch
     assert 200 == response.status_code
     assert 1 == len(admitted)
     assert 6 == runs[-1]
-
-
-def test_a_graph_of_several_logits_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A score of a choice is one number; a classifier's graph under the task's name does not load."""
-    graph = tiny.graph
-    monkeypatch.setattr(tiny, "graph", lambda task, **options: graph("text-classification", labels=3, seed=0))
-    tiny.bundle(tmp_path, "choices", task=multiple_choice.TASK)
-
-    with pytest.raises(BundleError, match="returns 3 values as `logits`, but its manifest says 1"):
-        build(Settings(models=[tmp_path]))
-
-
-def test_the_error_of_a_pair_says_how_long_it_is(tokenizer: Tokenizer) -> None:
-    request = multiple_choice.Request("good", ("bad", LONG), parameters=multiple_choice.ChooseParameters(truncation=False))
-    with pytest.raises(
-        InvalidValueError, match=r"`choices\[1\]` has 61 tokens together with its question or prompt, and the model takes 29"
-    ):
-        encode(multiple_choice, request, tokenizer)

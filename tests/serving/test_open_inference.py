@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over HTTP: texts and token ids in tensors, binary and JSON, what is refused, and the routes beside `infer`."""
+"""The Open Inference Protocol over HTTP: texts and token ids in binary and JSON tensors, what is refused, and the other routes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import tiny
-from application import Send, assert_same, call, keys, play, rejected, started
+from application import Send, assert_same, call, keys, play, posted, rejected, started
 from bertserve.service.api_keys import ApiKeys
 from bertserve.service.http.auth import Authenticator
 from bertserve.service.serving.build import build
@@ -45,23 +45,19 @@ def folder_of_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="api", scope="module")
 def started_application(folder: Path) -> Iterator[Send]:
-    """A started application with these."""
     with started(folder) as send:
         yield send
 
 
 def texts(name: str, *values: str) -> dict[str, Any]:
-    """Returns an input of texts."""
     return {"name": name, "shape": [len(values)], "datatype": "BYTES", "data": list(values)}
 
 
 def numbers(name: str, values: Any, datatype: str = "INT64") -> dict[str, Any]:
-    """Returns an input of numbers, nested."""
     return {"name": name, "shape": list(np.shape(values)), "datatype": datatype, "data": values}
 
 
 def infer(api: Send, model: str, *inputs: dict[str, Any], headers: Any = None, **body: Any) -> httpx.Response:
-    """Returns the answer to a request of JSON."""
     return api("POST", f"/v2/models/{model}/infer", json={"inputs": list(inputs), **body}, headers=headers)
 
 
@@ -71,20 +67,11 @@ def outputs(response: httpx.Response) -> dict[str, Any]:
     return {output["name"]: np.array(output["data"]).reshape(output["shape"]) for output in response.json()["outputs"]}
 
 
-def own(api: Send, path: str, **body: Any) -> Any:
-    """Returns the service's own answer."""
-    response = api("POST", path, json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
 def refused(response: httpx.Response) -> str:
-    """Returns the message of a request that must be 422."""
     return rejected(response, 422, "invalid_value")
 
 
 def decoded(values: Any) -> list[Any]:
-    """Returns the results of a tensor `json`."""
     return [json.loads(value) for value in values]
 
 
@@ -99,7 +86,7 @@ def in_order(result: list[dict[str, Any]], labels: Sequence[str]) -> list[float]
 def test_texts_are_classified(api: Send) -> None:
     """The answer has the best label, its score, all scores in the order of the labels, and our own answer for each text."""
     response = infer(api, "tiny", texts("inputs", *TEXTS), id="7")
-    found, expected = outputs(response), own(api, "/models/tiny", inputs=TEXTS)
+    found, expected = outputs(response), posted(api, "/models/tiny", inputs=TEXTS)
 
     assert ["label", "score", "scores", "json"] == list(found)
     assert [result[0]["label"] for result in expected] == found["label"].tolist()
@@ -132,7 +119,7 @@ def test_pairs_are_classified(api: Send) -> None:
     pairs = [{"text": "good", "text_pair": "film"}, {"text": "bad", "text_pair": "book"}]
     found = outputs(infer(api, "tiny", texts("inputs", "good", "bad"), texts("text_pair", "film", "book")))
 
-    assert own(api, "/models/tiny", inputs=pairs) == decoded(found["json"])
+    assert posted(api, "/models/tiny", inputs=pairs) == decoded(found["json"])
 
 
 def test_parameters_are_the_tasks(api: Send) -> None:
@@ -140,16 +127,15 @@ def test_parameters_are_the_tasks(api: Send) -> None:
     parameters = {"top_k": 1, "function_to_apply": "none"}
     found = outputs(infer(api, "tiny", texts("inputs", *TEXTS), parameters=parameters))
 
-    assert own(api, "/models/tiny", inputs=TEXTS, parameters=parameters) == decoded(found["json"])
+    assert posted(api, "/models/tiny", inputs=TEXTS, parameters=parameters) == decoded(found["json"])
     assert (2, 3) == found["scores"].shape
     assert_same([result[0]["score"] for result in decoded(found["json"])], found["scores"].max(axis=1).tolist())
 
 
 def test_the_best_labels_in_place_of_numbers(api: Send) -> None:
-    """`classification` of `scores` gives texts of score, index and label, best first."""
     asked = [{"name": "scores", "parameters": {"classification": 2}}]
     found = outputs(infer(api, "tiny", texts("inputs", *TEXTS), outputs=asked))
-    (expected, _) = own(api, "/models/tiny", inputs=TEXTS)
+    (expected, _) = posted(api, "/models/tiny", inputs=TEXTS)
 
     assert ["scores"] == list(found)
     assert (2, 2) == found["scores"].shape
@@ -158,18 +144,16 @@ def test_the_best_labels_in_place_of_numbers(api: Send) -> None:
 
 @pytest.mark.parametrize(("model", "text"), [("tags", "good film"), ("masks", "a [MASK] film")])
 def test_results_without_a_natural_tensor(api: Send, model: str, text: str) -> None:
-    """Entities and fillings are JSON alone."""
     found = outputs(infer(api, model, texts("inputs", text, text)))
 
     assert ["json"] == list(found)
-    assert own(api, f"/models/{model}", inputs=[text, text]) == decoded(found["json"])
+    assert posted(api, f"/models/{model}", inputs=[text, text]) == decoded(found["json"])
 
 
 @pytest.mark.parametrize("top_k", [1, 2])
 def test_questions_are_answered(api: Send, top_k: int) -> None:
-    """The best answer is in tensors, all that were asked for in JSON."""
     found = outputs(infer(api, "spans", texts("question", QUESTION), texts("context", CONTEXT), parameters={"top_k": top_k}))
-    (expected,) = own(api, "/models/spans", inputs=[{"question": QUESTION, "context": CONTEXT}], parameters={"top_k": top_k})
+    (expected,) = posted(api, "/models/spans", inputs=[{"question": QUESTION, "context": CONTEXT}], parameters={"top_k": top_k})
     best = expected[0] if top_k > 1 else expected
 
     assert [expected] == decoded(found["json"])
@@ -177,31 +161,29 @@ def test_questions_are_answered(api: Send, top_k: int) -> None:
 
 
 def test_texts_are_embedded(api: Send) -> None:
-    """Vectors are one tensor; `pooling` none leaves them to JSON."""
     found = outputs(infer(api, "vectors", texts("inputs", *TEXTS), parameters={"normalize": True}))
     ragged = outputs(infer(api, "vectors", texts("inputs", *TEXTS), parameters={"pooling": "none"}))
 
-    assert own(api, "/embed", inputs=TEXTS, normalize=True) == found["embedding"].tolist() == decoded(found["json"])
+    assert posted(api, "/embed", inputs=TEXTS, normalize=True) == found["embedding"].tolist() == decoded(found["json"])
     assert ["json"] == list(ragged)
-    assert own(api, "/embed", inputs=TEXTS, pooling="none") == decoded(ragged["json"])
+    assert posted(api, "/embed", inputs=TEXTS, pooling="none") == decoded(ragged["json"])
 
 
 def test_derived_tasks(api: Send) -> None:
-    """Their own inputs, or `candidate_labels`, ask a model for them."""
     query, sentences = "good ?", ["a bad book", "a good film"]
     ranked = outputs(infer(api, "cross", texts("query", query), texts("texts", *sentences), parameters={"raw_scores": True}))
     compared = outputs(infer(api, "vectors", texts("source_sentence", query), texts("sentences", *sentences)))
     labels = {"candidate_labels": "dull,great", "multi_label": True}
     scored = outputs(infer(api, "nli", texts("inputs", *TEXTS), parameters=labels))
 
-    expected = own(api, "/models/cross", query=query, texts=sentences, raw_scores=True)
+    expected = posted(api, "/models/cross", query=query, texts=sentences, raw_scores=True)
     assert [expected] == decoded(ranked["json"])
     assert_same([{i["index"]: i["score"] for i in expected}[place] for place in range(2)], ranked["score"].tolist())
-    similar = own(api, "/models/vectors", inputs={"source_sentence": query, "sentences": sentences})
+    similar = posted(api, "/models/vectors", inputs={"source_sentence": query, "sentences": sentences})
     assert [similar] == decoded(compared["json"])
     assert_same(similar, compared["score"].tolist())
-    zero_shot = own(api, "/models/nli", inputs=TEXTS, parameters=labels)
-    assert zero_shot == decoded(scored["json"])
+    zero_shot = posted(api, "/models/nli", inputs=TEXTS, parameters=labels)
+    assert_same(zero_shot, decoded(scored["json"]))
     assert_same([in_order(result, ["dull", "great"]) for result in zero_shot], scored["scores"].tolist())
 
 
@@ -213,7 +195,7 @@ ATTENTION = [[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]]
 
 def test_token_ids_give_logits(api: Send) -> None:
     body = {"inputs": TEXTS, "parameters": {"function_to_apply": "none"}}
-    expected = [in_order(result, tiny.LABELS) for result in own(api, "/models/tiny", **body)]
+    expected = [in_order(result, tiny.LABELS) for result in posted(api, "/models/tiny", **body)]
     ids = [[tiny.VOCABULARY.index(token) for token in ("[CLS]", *text.split(), "[SEP]")] for text in TEXTS]
     padded = [row + [0] * (6 - len(row)) for row in ids]
     mask = [[1] * len(row) + [0] * (6 - len(row)) for row in ids]
@@ -264,7 +246,6 @@ def test_masks_give_logits_of_the_vocabulary(api: Send) -> None:
 
 
 def test_segments_count(api: Send) -> None:
-    """`token_type_ids` changes the logits, as INT32 too."""
     plain, typed = (
         outputs(infer(api, "tiny", numbers("input_ids", IDS), numbers("token_type_ids", kinds, "INT32")))["logits"]
         for kinds in ([[0] * 6] * 2, [[0, 0, 0, 1, 1, 1]] * 2)
@@ -321,7 +302,6 @@ def test_a_model_padded_on_the_left(tmp_path: Path) -> None:
     ],
 )
 def test_token_ids_that_cannot_be_run(api: Send, inputs: list[dict[str, Any]], said: str) -> None:
-    """The message says which row, what is wrong and what is allowed."""
     assert said in refused(infer(api, "tiny", *inputs))
 
 
@@ -333,7 +313,7 @@ def test_token_ids_have_no_parameters_and_outputs_of_texts(api: Send) -> None:
 
 
 def test_raw_outputs_may_be_too_many(tmp_path: Path) -> None:
-    """They count as numbers of the answer, padding too; those that are not asked for do not."""
+    """They count as numbers of the answer, with padding; outputs that the request does not name do not count."""
     tiny.bundle(tmp_path, "vectors", task="feature-extraction", max_length=512)
     with started(tmp_path) as api:
         mask = numbers("attention_mask", [[1] + [0] * 511] * 64)
@@ -346,7 +326,6 @@ def test_raw_outputs_may_be_too_many(tmp_path: Path) -> None:
 
 
 def test_masks_that_cannot_be_filled(api: Send) -> None:
-    """A row without a mask has no logits, and 64 is the most."""
     assert "input_ids[0]: the row has 0 mask tokens (4)" in refused(infer(api, "masks", numbers("input_ids", IDS)))
 
 
@@ -354,7 +333,6 @@ def test_masks_that_cannot_be_filled(api: Send) -> None:
 
 
 def packed(*values: str | bytes) -> bytes:
-    """Returns texts in their binary form."""
     encoded = [value.encode() if isinstance(value, str) else value for value in values]
     return b"".join(struct.pack("<I", len(value)) + value for value in encoded)
 
@@ -386,7 +364,6 @@ def unpacked(response: httpx.Response) -> dict[str, bytes]:
 
 
 def test_binary_texts_and_outputs(api: Send) -> None:
-    """`binary_data_output` makes all outputs binary, and `binary_data` one of them."""
     parts = {"inputs": ("BYTES", [2, 1], packed(*TEXTS))}
     expected = outputs(infer(api, "tiny", texts("inputs", *TEXTS)))
     response = binary(api, "tiny", parts, parameters={"binary_data_output": True})
@@ -401,7 +378,6 @@ def test_binary_texts_and_outputs(api: Send) -> None:
 
 
 def test_binary_token_ids(api: Send) -> None:
-    """INT64, INT32 and BOOL, little-endian."""
     parts = {
         "input_ids": ("INT32", [2, 6], np.array(IDS, "<i4").tobytes()),
         "attention_mask": ("BOOL", [2, 6], np.array(ATTENTION, "?").tobytes()),
@@ -429,7 +405,6 @@ def test_broken_binary_texts(api: Send, data: bytes, shape: list[int], said: str
 
 @pytest.mark.parametrize("header", ["0", "-1", "x", "1000000", "٣", "1" * 40])
 def test_lengths_of_the_json_that_do_not_fit(api: Send, header: str) -> None:
-    """The header must be a length within the body."""
     response = api("POST", "/v2/models/tiny/infer", content=b"{}", headers=[(HEADER.encode(), header.encode())])
 
     assert "`Inference-Header-Content-Length` is" in rejected(response, 400, "malformed")
@@ -508,7 +483,6 @@ def test_what_is_wrong_is_said(api: Send, body: Any, said: str) -> None:
 
 @pytest.mark.parametrize("shape", [[10**12], [10**12, 1], [2**62], [2**62] * 8, [10**400, 1], [10**4299]])
 def test_a_huge_shape_costs_nothing(api: Send, shape: list[int]) -> None:
-    """It is refused for what it says, before anything is made of it."""
     ids = numbers("input_ids", [[2, 3]]) | {"shape": [*shape[:1], 2]}
     content = json.dumps({"inputs": [GOOD | {"shape": shape}]}).encode()
 
@@ -519,7 +493,6 @@ def test_a_huge_shape_costs_nothing(api: Send, shape: list[int]) -> None:
 
 
 def test_too_many_tensors_and_rows(api: Send) -> None:
-    """Both are counted before they are read."""
     many = [texts(f"a{i}", "good") for i in range(17)]
     assert "`inputs` is wrong" in refused(infer(api, "tiny", *many))
     rows = rejected(infer(api, "tiny", texts("inputs", *["a"] * 5000)), 413, "too_large")
@@ -535,7 +508,6 @@ def test_the_deadline_of_the_body(api: Send) -> None:
 
 
 def test_the_header_of_the_deadline_is_read_too(api: Send) -> None:
-    """A wrong one is refused where the body has a deadline of its own."""
     response = infer(api, "tiny", GOOD, parameters={"timeout": 5_000_000}, headers={"x-request-timeout-ms": "soon"})
 
     assert "the header `x-request-timeout-ms` is `soon`" in refused(response)
@@ -559,7 +531,6 @@ def test_models_and_versions(api: Send) -> None:
 
 
 def test_a_version_that_is_made_up_stands_in_no_log(api: Send, caplog: pytest.LogCaptureFixture) -> None:
-    """Lines have the route in place of the path."""
     api("POST", "/v2/models/tiny/versions/my-secret/infer", json={"inputs": [GOOD]})
     api("GET", "/v2/models/tiny/versions/my-secret")
 
@@ -568,7 +539,7 @@ def test_a_version_that_is_made_up_stands_in_no_log(api: Send, caplog: pytest.Lo
     assert [] == [line for line in lines if "my-secret" in line]
 
 
-# The routes beside `infer`.
+# The routes other than `infer`.
 
 
 def test_server_and_health(api: Send) -> None:
@@ -600,7 +571,6 @@ def test_metadata_are_what_there_is(api: Send, model: str) -> None:
 
 
 def test_ready_config_and_statistics(api: Send) -> None:
-    """Each with the version and without, and 404 for another version."""
     version = api("GET", "/v2/models/nli").json()["versions"][0]
     infer(api, "nli", GOOD)
     for suffix in ("", "/ready", "/config", "/stats"):
@@ -614,7 +584,6 @@ def test_ready_config_and_statistics(api: Send) -> None:
 
 
 def test_statistics_count_requests(tmp_path: Path) -> None:
-    """Successes, failures, runs and rows; the three parts of a request are counted alike."""
     tiny.bundle(tmp_path)
     with started(tmp_path) as api:
         before = api("GET", "/v2/models/tiny/stats").json()["model_stats"][0]
@@ -632,8 +601,6 @@ def test_statistics_count_requests(tmp_path: Path) -> None:
 
 
 def test_the_repository(models: Path) -> None:
-    """The index lists what is served; an admin's key unloads and loads."""
-
     async def check(client: httpx.AsyncClient) -> list[httpx.Response]:
         admin = {"authorization": "Bearer trident"}
         path = "/v2/repository/models/tiny"
@@ -665,7 +632,6 @@ def test_the_repository(models: Path) -> None:
     ("body", "status"), [(b"[]", 400), (b"{", 400), (b'{"redy": true}', 422), (b'{"ready": 1}', 422), (b" " * 65537, 413)]
 )
 def test_bodies_of_the_index(api: Send, body: bytes, status: int) -> None:
-    """A wrong one is refused; a broken model is listed with its reason."""
     assert status == api("POST", "/v2/repository/index", content=body).status_code
 
 
@@ -678,11 +644,11 @@ def test_instances_give_predictions(api: Send) -> None:
     labels = {"candidate_labels": ["dull", "great"]}
 
     def predictions(model: str, instances: Any, **parameters: Any) -> Any:
-        return own(api, f"/v1/models/{model}:predict", instances=instances, parameters=parameters)["predictions"]
+        return posted(api, f"/v1/models/{model}:predict", instances=instances, parameters=parameters)["predictions"]
 
-    assert own(api, "/models/tiny", inputs=TEXTS, parameters={"top_k": 1}) == predictions("tiny", TEXTS, top_k=1)
-    assert [own(api, "/models/spans", inputs=question)] == predictions("spans", [question])
-    assert own(api, "/models/nli", inputs=TEXTS, parameters=labels) == predictions("nli", TEXTS, **labels)
+    assert posted(api, "/models/tiny", inputs=TEXTS, parameters={"top_k": 1}) == predictions("tiny", TEXTS, top_k=1)
+    assert [posted(api, "/models/spans", inputs=question)] == predictions("spans", [question])
+    assert posted(api, "/models/nli", inputs=TEXTS, parameters=labels) == predictions("nli", TEXTS, **labels)
     assert [] == predictions("tiny", [])
 
 

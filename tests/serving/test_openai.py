@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import tiny
-from application import Send, call, keys, play, post, started
+from application import Send, call, keys, play, post, posted, started
 from bertserve.service.http.auth import Authenticator
 from bertserve.service.serving.build import build
 from bertserve.service.settings import Settings
@@ -33,13 +33,6 @@ def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
         yield send
 
 
-def answered(api: Send, path: str, **body: Any) -> Any:
-    """Returns the result of a request that must succeed."""
-    response = post(api, body, path=path)
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
 def failed(response: httpx.Response, status: int, kind: str, code: str) -> str:
     """Returns the message of an error after checking its status and OpenAI's shape."""
     assert response.status_code == status, response.text
@@ -54,28 +47,27 @@ def failed(response: httpx.Response, status: int, kind: str, code: str) -> str:
 
 
 def wrong(api: Send, path: str = EMBEDDINGS, **body: Any) -> str:
-    """Returns the message of a request that must be 400."""
     return failed(post(api, body, path=path), 400, "invalid_request_error", "invalid_value")
 
 
 def test_vectors_are_those_of_embed(api: Send) -> None:
     """Each text's vector stands at its index, with the model's name and the tokens that were read, [CLS] and [SEP] included."""
-    expected = answered(api, "/embed", inputs=["good film", "bad"], model="vectors")
-    found = answered(api, EMBEDDINGS, input=["good film", "bad"], model="vectors")
+    expected = posted(api, "/embed", inputs=["good film", "bad"], model="vectors")
+    found = posted(api, EMBEDDINGS, input=["good film", "bad"], model="vectors")
 
     data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(expected)]
     assert {"object": "list", "data": data, "model": "vectors", "usage": {"prompt_tokens": 7, "total_tokens": 7}} == found
 
 
 def test_one_text_makes_a_list_of_one(api: Send) -> None:
-    assert answered(api, EMBEDDINGS, input=["good"], model="vectors") == answered(api, EMBEDDINGS, input="good", model="vectors")
+    assert posted(api, EMBEDDINGS, input=["good"], model="vectors") == posted(api, EMBEDDINGS, input="good", model="vectors")
 
 
 def test_vectors_come_as_base64_and_shorter(api: Send) -> None:
     """`encoding_format` gives the values as float32, `dimensions` the first of them; `user`, and keys that are null, change nothing."""
-    whole = answered(api, EMBEDDINGS, input="good", model="vectors")["data"][0]["embedding"]
+    whole = posted(api, EMBEDDINGS, input="good", model="vectors")["data"][0]["embedding"]
     more = {"user": "me", "encoding_format": "base64", "dimensions": 3, "unknown": None}
-    packed = answered(api, EMBEDDINGS, input="good", model="vectors", **more)["data"][0]["embedding"]
+    packed = posted(api, EMBEDDINGS, input="good", model="vectors", **more)["data"][0]["embedding"]
 
     assert whole[:3] == pytest.approx(np.frombuffer(base64.b64decode(packed), "<f4"))
 
@@ -111,7 +103,6 @@ def test_wrong_bodies_are_bad_requests(api: Send, body: dict[str, Any], message:
 
 
 def test_a_model_of_openai_is_not_found(api: Send) -> None:
-    """Only loaded models have a name; the message lists them."""
     message = failed(post(api, {"input": "a", "model": "text-embedding-3-small"}, path=EMBEDDINGS), 404, "not_found_error", "not_found")
 
     assert "no model `text-embedding-3-small` is loaded; loaded are: classes, ranker, tokens, vectors." == message
@@ -130,7 +121,6 @@ def test_a_model_of_openai_is_not_found(api: Send) -> None:
     ],
 )
 def test_all_errors_below_v1_have_that_shape(api: Send, method: str, path: str, body: bytes, status: int, kind: str, code: str) -> None:
-    """Whoever found the error: the router, the reading of the body, or the limits."""
     failed(api(method, path, content=body), status, kind, code)
 
 
@@ -141,7 +131,6 @@ def test_other_paths_keep_the_one_shape(api: Send) -> None:
 
 
 def test_a_refused_key_has_that_shape(models: Path) -> None:
-    """A request without a key, which no route has seen, too."""
     auth = Authenticator(keys(models.parent, "swordfish"))
     answer = play(build(Settings(models=models)), lambda client: client.get("/v1/models"), auth=auth)
 
@@ -149,7 +138,6 @@ def test_a_refused_key_has_that_shape(models: Path) -> None:
 
 
 def test_models_are_listed(api: Send) -> None:
-    """As OpenAI's API lists them, with the keys of KServe's beside."""
     listed = api("GET", "/v1/models").json()
     one = api("GET", "/v1/models/vectors").json()
 
@@ -162,11 +150,11 @@ def test_models_are_listed(api: Send) -> None:
 
 @pytest.mark.parametrize("path", RERANKS)
 def test_documents_are_ranked_as_texts_are(api: Send, path: str) -> None:
-    """Scores and places are those of `/rerank`, the best `top_n` of them; what an object has beside its text comes back."""
+    """Scores and places are those of `/rerank`, the best `top_n` of them; other keys of a document come back."""
     texts = ["bad", "good film", "film"]
-    expected = answered(api, "/rerank", query="good", texts=texts)[:2]
+    expected = posted(api, "/rerank", query="good", texts=texts)[:2]
     documents = [{"text": "bad", "id": 7}, {"text": "good film", "id": 8}, "film"]
-    found = answered(api, path, query="good", documents=documents, top_n=2, return_documents=True, model="ranker")
+    found = posted(api, path, query="good", documents=documents, top_n=2, return_documents=True, model="ranker")
 
     shown = [{"text": "bad", "id": 7}, {"text": "good film", "id": 8}, {"text": "film"}]
     results = [{"index": each["index"], "relevance_score": each["score"], "document": shown[each["index"]]} for each in expected]
@@ -180,12 +168,11 @@ def test_documents_are_ranked_as_texts_are(api: Send, path: str) -> None:
 
 
 def test_an_answer_has_the_id_of_its_request(api: Send) -> None:
-    """The `id` of a ranking is the one in the header."""
     answer = post(api, {"query": "good", "documents": ["bad"]}, path="/v2/rerank")
 
     assert answer.json()["id"] == answer.headers["x-request-id"]
     assert [{"index": 0}] == [{"index": each["index"]} for each in answer.json()["results"]]
-    assert [] == answered(api, "/v2/rerank", query="good", documents=[])["results"]
+    assert [] == posted(api, "/v2/rerank", query="good", documents=[])["results"]
 
 
 @pytest.mark.parametrize(
@@ -201,13 +188,12 @@ def test_an_answer_has_the_id_of_its_request(api: Send) -> None:
     ],
 )
 def test_wrong_rankings_are_refused(api: Send, body: dict[str, Any], message: str) -> None:
-    """What would be ignored, and what is no document, is an error that names it."""
+    """A parameter that would be ignored, or an invalid document, is an error that names it."""
     assert message in wrong(api, "/v1/rerank", **body)
 
 
 @pytest.mark.parametrize("path", [EMBEDDINGS, *RERANKS])
 def test_limits_hold(tmp_path: Path, path: str) -> None:
-    """Inputs and characters are limited as everywhere, and the message names the field."""
     tiny.bundle(tmp_path, "vectors", task="feature-extraction")
     tiny.bundle(tmp_path, "ranker", labels=("LABEL_0",), activation="none")
     field = "input" if path == EMBEDDINGS else "documents"

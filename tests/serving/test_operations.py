@@ -1,4 +1,4 @@
-"""What operators and clients read beside the answers: models, health, info, docs, headers, and the API key."""
+"""What operators and clients read in addition to answers: models, health, info, docs, headers, and the API key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/classify/health", "/
 
 @pytest.mark.parametrize("path", ["/models/tiny", "/models/tiny/info", "/classify/info"])
 def test_a_model_is_described(models: Path, path: str) -> None:
-    """A model's page has its task, labels, limits, precision, provider and validation report, at each base's info too."""
     page = call(models, "GET", path).json()
     assert (page["name"], page["task"], page["labels"]) == ("tiny", "text-classification", list(tiny.LABELS))
     assert (page["provider"], page["precision"]) == ("cpu", "fp32")
@@ -40,7 +39,6 @@ def test_a_model_that_fills_masks_says_how_it_spells_them(tmp_path: Path) -> Non
 
 
 def test_all_models_are_listed(tmp_path: Path) -> None:
-    """`/models` has a short line for each model, by name; the page of a model has the same fields, and all others."""
     tiny.bundle(tmp_path, "b")
     tiny.bundle(tmp_path, "a")
     listed = call(tmp_path, "GET", "/models")
@@ -67,7 +65,6 @@ def test_health_is_green_while_requests_are_answered(models: Path, path: str) ->
 
 
 def test_info_has_the_limits(models: Path) -> None:
-    """`/info` has version, models and every limit as it is set."""
     limits = {
         "max_inputs": 7,
         "max_chars": 1000,
@@ -100,7 +97,6 @@ def test_the_docs_work_offline(models: Path) -> None:
 
 
 def references(node: Any) -> list[str]:
-    """Returns every `$ref` within a JSON value."""
     if isinstance(node, list):
         return [found for item in node for found in references(item)]
     if isinstance(node, dict):
@@ -139,7 +135,6 @@ def test_openapi_is_complete(models: Path) -> None:
 
 
 def test_openapi_documents_the_errors_that_are_sent(models: Path) -> None:
-    """Every documented error has the one shape, none the framework's own."""
     document = call(models, "GET", "/openapi.json").json()
     for path, methods in document["paths"].items():
         kind = "OpenAIErrorBody" if path.startswith("/v1/") and not path.endswith(":predict") else "ErrorBody"
@@ -158,7 +153,6 @@ def test_a_request_id_is_echoed(models: Path, given: str) -> None:
 
 @pytest.mark.parametrize("given", [None, "", "x" * 129, "a b", "é", "a\tb", "<script>"])
 def test_a_missing_or_odd_request_id_is_replaced(models: Path, given: str | None) -> None:
-    """Without a well-formed id the service makes one of its own."""
     headers = {} if given is None else {"x-request-id": given.encode()}
     response = classify(models, {"inputs": "good"}, headers=headers)
     assert re.fullmatch(r"[0-9a-f]{32}", response.headers["x-request-id"])
@@ -177,7 +171,6 @@ def test_an_empty_list_does_not_need_room(models: Path) -> None:
 
 
 def test_operations_have_names_of_their_paths(models: Path) -> None:
-    """A client that is generated from the description has methods that read well."""
     document = call(models, "GET", "/openapi.json").json()
     names = {
         (method, path): operation["operationId"] for path, methods in document["paths"].items() for method, operation in methods.items()
@@ -189,17 +182,17 @@ def test_operations_have_names_of_their_paths(models: Path) -> None:
 
 
 def test_the_formats_of_other_clients_are_folded(models: Path) -> None:
-    """`/docs` opens the tag of the service's own paths; those of other clients have another one."""
     page = call(models, "GET", "/docs").text
     paths = call(models, "GET", "/openapi.json").json()["paths"]
     [own] = paths["/classify"]["post"]["tags"]
 
     assert '"docExpansion": "none"' in page and f"location.replace('#/{own}')" in page
+    assert page.index(f"location.replace('#/{own}')") < page.index("SwaggerUIBundle")
     assert [] == [path for path in ("/v1/embeddings", "/predict", "/v2/models/{name}/infer") if own in paths[path]["post"]["tags"]]
 
 
 def test_openapi_says_who_answers(models: Path) -> None:
-    """And where nobody does, which the list of operations shows; each summary is of its own path."""
+    """Without a default the list of operations shows that; each summary belongs to its own path."""
     paths = call(models, "GET", "/openapi.json").json()["paths"]
 
     assert "`tiny` answers" in paths["/classify"]["post"]["description"]
@@ -215,13 +208,6 @@ def test_openapi_says_who_answers(models: Path) -> None:
     assert len(tasks) == len(set(tasks))
 
 
-def test_the_docs_page_opens_at_inference(models: Path) -> None:
-    """The other tags are folded, with the formats of other clients among them."""
-    page = call(models, "GET", "/docs").text
-    assert '"docExpansion": "none"' in page
-    assert page.index("location.replace('#/inference')") < page.index("SwaggerUIBundle")
-
-
 def test_openapi_has_examples_of_answers(models: Path) -> None:
     """No answer of a task is shown with texts that are `string` and scores that are 0: each field has an example or a list of others."""
     schemas = call(models, "GET", "/openapi.json").json()["components"]["schemas"]
@@ -231,7 +217,6 @@ def test_openapi_has_examples_of_answers(models: Path) -> None:
 
 
 def test_every_example_is_answered(tmp_path: Path) -> None:
-    """Each path with its own example, and each example of the paths that any model answers: who presses "Try it out" sees an answer."""
     folder = tiny.every_kind(tmp_path, max_length=64)
     settings = {"default": {"text-classification": "classifier"}}
     document = call(folder, "GET", "/openapi.json", settings=settings).json()

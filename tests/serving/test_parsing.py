@@ -56,12 +56,10 @@ def test_a_body_of_too_many_parts_is_refused_before_it_is_parsed(parsed: list[tu
     ["[" * 2 * MAX_CONTAINERS, '\\"[' * MAX_CONTAINERS * 2, "{:" * (MAX_KEYS + 1), "," * 2 * MAX_VALUES, "\\\\[" * MAX_CONTAINERS * 2],
 )
 def test_structure_within_a_text_does_not_count(text: str) -> None:
-    """A long text of brackets, commas and escaped quotes is a text."""
     assert {"inputs": json.loads(f'"{text}"')} == parse(f'{{"inputs": "{text}"}}'.encode())
 
 
 def test_what_is_allowed_is_parsed() -> None:
-    """As many lists as may be; one more is refused."""
     assert MAX_CONTAINERS - 1 == len(parse(b"[" + b"[]," * (MAX_CONTAINERS - 2) + b"[]]"))
 
 
@@ -88,7 +86,6 @@ def test_a_body_is_parsed_once(api: Send, parsed: list[tuple[int, bool]], path: 
 
 @pytest.mark.parametrize("raw", [b"[" + b"[]," * 2000 + b"[]]", b"[" + b"[]," * 2000])
 def test_the_collector_is_paused_while_a_long_body_is_parsed(parsed: list[tuple[int, bool]], raw: bytes) -> None:
-    """It runs again afterwards, also after invalid JSON."""
     try:
         parse(raw)
     except ValueError:
@@ -159,7 +156,6 @@ def test_no_odd_value_is_an_error_of_the_service(api: Send, path: str, body: str
     [("x-request-timeout-ms", b"9" * 5000), ("inference-header-content-length", b"9" * 5000), ("user-agent", b"hf_hub/\xb2.\xff")],
 )
 def test_no_odd_header_is_an_error_of_the_service(api: Send, header: str, value: bytes) -> None:
-    """Numbers of thousands of digits, and digits that are not ASCII."""
     for path in ("/classify", "/v2/models/classifier/infer"):
         assert api("POST", path, content=b'{"inputs": "good"}', headers={header: value}).status_code < 500
 

@@ -23,5 +23,4 @@ def test_a_piece_ends_at_an_empty_line(size: int) -> None:
 
 
 def test_a_piece_takes_little_time_to_parse() -> None:
-    """Without an empty line it ends after some bytes."""
     assert [PIECE_BYTES, 20_000] == [PieceCutter().end(b"x" * 20_000, 0), PieceCutter().end(b"x" * 20_000, PIECE_BYTES)]

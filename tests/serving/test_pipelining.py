@@ -16,12 +16,10 @@ READ = 256_000  # bytes that uvloop reads at once
 
 
 def posted(path: bytes, body: bytes = b"") -> bytes:
-    """Returns a request with a body."""
     return b"POST %s HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n%s" % (path, len(body), body)
 
 
 def chunked(path: bytes, body: bytes) -> bytes:
-    """Returns a request with a body in one chunk."""
     return b"POST %s HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (path, len(body), body)
 
 

@@ -51,7 +51,6 @@ def test_nothing_is_loaded_from_outside(models: Path) -> None:
 
 
 def test_modules_import_what_is_there() -> None:
-    """Each script imports files that are served, and names that these export."""
     for name in playground.FILES:
         text = (FOLDER / name).read_text("utf-8")
         for names, file in re.findall(r'import \{ ([^}]+) \} from "./([^"]+)"', text):
@@ -76,7 +75,6 @@ def test_every_task_has_a_form(models: Path) -> None:
 
 
 def test_every_file_of_the_folder_is_served() -> None:
-    """What lies beside the page belongs to it."""
     assert sorted([playground.PAGE, *playground.FILES]) == sorted(
         file.name for file in FOLDER.iterdir() if file.suffix in {".html", ".css", ".js"}
     )
@@ -89,7 +87,6 @@ def test_the_page_knows_the_limit_of_words(models: Path) -> None:
 
 
 def test_texts_are_only_put_into_text_nodes() -> None:
-    """A label or a text with markup is shown and does nothing."""
     for name in playground.FILES:
         assert re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", (FOLDER / name).read_text("utf-8")) is None
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
+import raw_http
 from bertserve.service.errors import ClientGoneError
 from bertserve.service.http.streaming import LineStream, Turns
 from bertserve.service.process import connections
@@ -34,17 +35,14 @@ class Transport(asyncio.Transport):
         self.closed = False
 
     def write(self, data: Any) -> None:
-        """Notes bytes."""
         assert not self.closed, "uvloop raises here"
         self.calls.append(bytes(data))
 
     def close(self) -> None:
-        """Closes."""
         self.calls.append("close")
         self.closed = True
 
     def is_closing(self) -> bool:
-        """Returns whether it is closed."""
         return self.closed
 
 
@@ -68,7 +66,6 @@ def written(*steps: bytes | str) -> list[Any]:
 
 
 def test_head_and_body_are_one_write() -> None:
-    """Also of several responses in one turn."""
     assert [HEAD + b"{}", HEAD + b"[]"] == written(HEAD, b"{}", HEAD, b"[]")
 
 
@@ -95,33 +92,30 @@ def test_closing_writes_what_was_held_first() -> None:
 
 
 def test_a_response_reaches_the_client_in_one_piece(models: Path, serve: Callable[..., Any]) -> None:
-    """One read returns head and body."""
     with serve(models) as served, connect(served.url) as connection:
         for _ in range(3):
-            connection.sendall(request())
+            connection.sendall(raw_http.post())
             whole = connection.recv(65536)
             assert whole.startswith(b"HTTP/1.1 200 OK\r\n")
             assert {"label", "score"} == json.loads(whole.partition(b"\r\n\r\n")[2])[0][0].keys()
 
 
 def test_a_client_that_resets_its_connection_is_no_error(models: Path, serve: Callable[..., Any]) -> None:
-    """Answers that can no longer be written are dropped in silence."""
     with serve(models) as served:
         for _ in range(20):
             with connect(served.url) as connection:
-                connection.sendall(request() * 3)
+                connection.sendall(raw_http.post() * 3)
                 connection.recv(1)
                 # a reset instead of an orderly end
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         time.sleep(0.3)
         with connect(served.url) as connection:
-            connection.sendall(request())
+            connection.sendall(raw_http.post())
             assert connection.recv(65536).startswith(b"HTTP/1.1 200 OK\r\n")
     assert "ERROR" not in served.log.read_text()
 
 
 def test_a_client_that_closes_its_sending_half_has_disconnected() -> None:
-    """Its request is cancelled, whether or not it still reads."""
     ended: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -140,7 +134,6 @@ def test_a_client_that_closes_its_sending_half_has_disconnected() -> None:
 
 @pytest.mark.parametrize("reset", [False, True])
 async def test_a_client_that_leaves_a_held_stream_is_noticed(monkeypatch: pytest.MonkeyPatch, reset: bool) -> None:
-    """While nothing more is read of a stream and nothing is written: its lines are cancelled, and no other starts."""
     monkeypatch.setattr(connections, "SWEEP_S", 0.02)
     started, cancelled = [], []
 
@@ -172,12 +165,5 @@ async def test_a_client_that_leaves_a_held_stream_is_noticed(monkeypatch: pytest
 
 
 def connect(url: str) -> socket.socket:
-    """Returns a connection to the service."""
     host, _, port = url.removeprefix("http://").partition(":")
     return socket.create_connection((host, int(port)), timeout=10)
-
-
-def request() -> bytes:
-    """Returns a request for one text."""
-    body = b'{"inputs":"good"}'
-    return b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)

@@ -22,7 +22,6 @@ NAMES = re.compile(
 
 
 def names(tree: ast.AST) -> Iterator[str]:
-    """Returns the identifiers and strings of a module, without docstrings."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             node.value.value = ""
@@ -44,7 +43,6 @@ def test_only_records_and_builders_name_a_provider() -> None:
 
 
 def test_a_new_record_reaches_flags_manifests_and_sessions(tmp_path: Path) -> None:
-    """A toy provider is a choice of both programs, a provider of a graph in a manifest, and has its own session options."""
     program = """
         import json, sys
         from pathlib import Path

@@ -1,4 +1,4 @@
-"""Execution providers: their options, the folder of TensorRT's engines, and what is said where one cannot be had. No GPU is needed."""
+"""Execution providers: their options, the folder of TensorRT's engines, and the message where one is not available. No GPU is needed."""
 
 from __future__ import annotations
 
@@ -84,7 +84,6 @@ def test_float32_is_computed_in_full_on_cuda(tmp_path: Path) -> None:
 
 
 def test_a_profile_spans_the_plan_for_every_input() -> None:
-    """Least, middle and largest shape of all inputs, the lengths' and the masks' too."""
     plan = PLAN.model_copy(update={"masks": (1, 2, 4, 8)})
     inputs = [
         InputSpec(name="ids", fill="token_ids"),
@@ -100,7 +99,6 @@ def test_a_profile_spans_the_plan_for_every_input() -> None:
 
 @pytest.mark.parametrize(("precision", "flag"), [("fp32", "0"), ("fp16", "1")])
 def test_tensorrt_computes_in_the_precision_asked_for(tmp_path: Path, precision: str, flag: str) -> None:
-    """The flag follows the graph's precision, and without a cache nothing is written."""
     options = providers.tensorrt_options(graph(tmp_path, precision=precision), None)
 
     assert flag == options["trt_fp16_enable"]
@@ -110,7 +108,6 @@ def test_tensorrt_computes_in_the_precision_asked_for(tmp_path: Path, precision:
 
 
 def test_engines_and_timings_are_kept_in_the_cache(tmp_path: Path) -> None:
-    """With a cache both are switched on and written to the one folder."""
     options = providers.tensorrt_options(graph(tmp_path), tmp_path / "engines")
 
     assert {"1"} == {options["trt_engine_cache_enable"], options["trt_timing_cache_enable"]}
@@ -124,7 +121,7 @@ def test_tensorrt_without_a_plan_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_engine_is_only_found_where_it_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another graph, other weights beside it, another precision, plan, GPU or version is another folder; the same of all is the same."""
+    """The folder depends on graph, separate weights, precision, plan, GPU and version, and on nothing else."""
     monkeypatch.setattr(sessions, "VERSION", "1.31.1")
     spec = graph(tmp_path)
     narrower = ShapePlan(buckets=(*PLAN.buckets[:2], ShapeBucket(length=32, rows=(1,))))
@@ -158,12 +155,10 @@ def test_an_engine_is_only_found_where_it_fits(tmp_path: Path, monkeypatch: pyte
 
 
 def missing(load: Callable[[str], Any], available: list[str] = BUILT_WITH) -> str | None:
-    """Returns what CUDA lacks on a machine."""
     return sessions.missing("cuda", available, load)
 
 
 def test_a_missing_wheel_is_named() -> None:
-    """The CPU's wheel has no CUDA: the message says which package has."""
     said = missing(loader(driver=Driver()), ["CPUExecutionProvider"])
 
     assert said is not None
@@ -172,30 +167,25 @@ def test_a_missing_wheel_is_named() -> None:
 
 
 def test_a_missing_driver_is_named() -> None:
-    """Without the driver's library the message says so, and how a container gets it."""
     assert (missing(loader(driver=None)) or "").startswith("there is no NVIDIA driver (libcuda.so.1: cannot open")
 
 
 @pytest.mark.parametrize("driver", [Driver(devices=0), Driver(code=100)])
 def test_a_driver_without_a_gpu_is_named(driver: Driver) -> None:
-    """A driver that gives this process no device is not enough."""
     assert (missing(loader(driver=driver)) or "").startswith("the NVIDIA driver has no GPU for this process")
 
 
 def test_a_missing_library_is_named() -> None:
-    """The loader's own words say which library it is."""
     said = missing(loader(driver=Driver(), missing="libcublasLt.so.12"))
 
     assert (said or "").startswith("a library that it needs is missing (libcublasLt.so.12: cannot open")
 
 
 def test_nothing_is_missing_where_all_is_there() -> None:
-    """Wheel, driver, GPU and libraries: there is nothing to say."""
     assert missing(loader(driver=Driver())) is None
 
 
 def test_the_gpu_is_read_from_the_driver() -> None:
-    """Its name and compute capability, as the engine cache needs them."""
     assert hardware.first_gpu(loader(driver=Driver())) == H100
 
 
@@ -221,7 +211,6 @@ def test_the_version_of_tensorrt_is_its_librarys() -> None:
     ("info", "name"), [("processor\t: 0\nmodel name\t: AMD EPYC 9V74\nflags : a\nmodel name : other\n", "AMD EPYC 9V74")]
 )
 def test_the_cpu_is_named_as_the_system_does(tmp_path: Path, info: str, name: str) -> None:
-    """The first `model name`; where there is none, the architecture."""
     (tmp_path / "cpuinfo").write_text(info)
 
     assert name == hardware.cpu_name(tmp_path / "cpuinfo")
@@ -237,7 +226,6 @@ def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_provider_that_cannot_be_had_stops_the_start(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error has the provider, the reason and both ways out."""
     without_a_gpu(monkeypatch)
 
     with pytest.raises(ProviderError) as stopped:
@@ -251,7 +239,6 @@ def test_a_provider_that_cannot_be_had_stops_the_start(models: Path, monkeypatch
 def test_a_fallback_that_was_allowed_is_loud_and_told(
     models: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The CPU's default graph serves, a warning says so, and `/info` has what was asked for and what there is."""
     without_a_gpu(monkeypatch)
     settings = {"provider": "cuda", "precision": "fp16", "allow_provider_fallback": True}
 
@@ -269,7 +256,6 @@ def test_the_cpu_is_always_had() -> None:
 
 
 def test_info_has_graph_and_machine(models: Path) -> None:
-    """Which file answers, by which digest, with how many threads, on which CPU."""
     graph_ = files.load_bundle(models / "tiny").manifest.graphs[0]
 
     assert call(models, "GET", "/models/tiny").json()["graph"] == {

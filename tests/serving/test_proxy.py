@@ -80,7 +80,6 @@ def test_a_page_of_an_allowed_origin_may_read_answers(models: Path) -> None:
 
 
 def test_a_page_of_another_origin_may_not(models: Path) -> None:
-    """Its browser finds nothing that lets it."""
     headers = {**PREFLIGHT, "origin": "https://app.example.com.evil.test"}
     (preflight,) = answers(models, ("OPTIONS", "/classify"), headers=headers, cors_origins=[PAGE])
 

@@ -35,9 +35,7 @@ def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture(name="address", scope="module")
 def its_address(service: Served) -> tuple[str, int]:
-    """Host and port of the service."""
-    host, _, port = service.url.removeprefix("http://").partition(":")
-    return host, int(port)
+    return service.address
 
 
 @pytest.fixture(name="bystander", scope="module")
@@ -60,14 +58,13 @@ def assert_clear(answer: Answer, sent: bytes) -> None:
 
 
 def assert_serves_on(bystander: httpx.Client) -> None:
-    """Asserts that another client gets its own answer."""
     answer = bystander.post("/classify", json={"inputs": "good"}, headers={"x-request-id": "bystander"})
     assert (200, "bystander", "positive") == (answer.status_code, answer.headers["x-request-id"], answer.json()[0][0]["label"])
 
 
 @pytest.mark.parametrize("name", raw_http.CORPUS)
 def test_odd_bytes_get_the_answers_that_they_should(address: tuple[str, int], bystander: httpx.Client, name: str) -> None:
-    """And not one more: what stands in a body, or behind what cannot be read, is no request."""
+    """It counts no others: bytes in a body, or after an unreadable request, are not a request."""
     sent, expected = raw_http.CORPUS[name]
     received = exchange(address, sent, len(expected))
     assert expected == [answer.status for answer in received]
@@ -79,7 +76,6 @@ def test_odd_bytes_get_the_answers_that_they_should(address: tuple[str, int], by
 
 @pytest.mark.parametrize("count", [2, 50])
 def test_requests_in_one_packet_get_their_own_answers_in_order(address: tuple[str, int], count: int) -> None:
-    """Long ones and short ones, of several paths, with a missing one among them."""
     kinds = [
         raw_http.post(b"x-request-id: %d", body=b'{"inputs":' + json.dumps(["good film"] * 40).encode() + b"}"),
         raw_http.post(b"x-request-id: %d", body=b'{"inputs":"bad"}'),
@@ -105,8 +101,6 @@ def result(answer: Answer) -> object:
 
 
 def test_no_bytes_break_a_connection_of_others(address: tuple[str, int], bystander: httpx.Client) -> None:
-    """Answers come in the order of their requests, none twice; no connection hangs."""
-
     @hostile.cases(SHARE)
     @given(sent=raw_http.connections())
     def check(sent: bytes) -> None:
@@ -124,7 +118,6 @@ def test_no_bytes_break_a_connection_of_others(address: tuple[str, int], bystand
 
 @pytest.mark.parametrize("path", ["/health", "/classify", "/nope"])
 def test_an_answer_to_head_comes_at_once(address: tuple[str, int], path: str) -> None:
-    """On a connection that stays open, where nothing is written behind its head."""
     with socket.create_connection(address, timeout=5) as connection:
         connection.sendall(f"HEAD {path} HTTP/1.1\r\nhost: t\r\n\r\n".encode())
         received = b""

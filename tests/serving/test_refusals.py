@@ -42,7 +42,6 @@ def test_more_than_the_queue_ever_holds_is_too_large(models: Path) -> None:
     ("inputs", "settings"), [(["good"] * 3, {"max_inputs": 3}), ("good" * 3, {"max_chars": 12}), ("é" * 12, {"max_chars": 12})]
 )
 def test_what_is_just_not_too_large_is_answered(models: Path, inputs: Any, settings: dict[str, int]) -> None:
-    """Limits are what is still allowed; texts are counted in characters, not bytes."""
     assert classify(models, {"inputs": inputs}, settings=settings).status_code == 200
 
 
@@ -60,14 +59,12 @@ def test_a_body_of_the_limit_is_read(models: Path) -> None:
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP"])
 def test_a_compressed_body_is_refused(models: Path, encoding: str) -> None:
-    """A content encoding is 415 and named."""
     response = classify(models, b"\x1f\x8b", headers={"content-encoding": encoding})
     assert f"`{encoding}`" in rejected(response, 415, "content_encoding")
 
 
 @pytest.mark.parametrize("encoding", ["identity", "Identity"])
 def test_a_body_that_says_it_is_not_compressed_is_read(models: Path, encoding: str) -> None:
-    """The content encoding `identity` is none."""
     assert classify(models, {"inputs": "good"}, headers={"content-encoding": encoding}).status_code == 200
 
 
@@ -150,24 +147,9 @@ def test_a_stopping_service_refuses_and_turns_red(models: Path) -> None:
 
 @pytest.mark.parametrize(("inputs", "name"), [("poor", "inputs"), (["good", "bad", "poor"], "inputs[2]")])
 def test_an_engine_failure_names_its_input(models: Path, inputs: Any, name: str) -> None:
-    """A graph that fails on a text is 500 `engine`, and the error names the input."""
     service = faked(models, FakeEngine(guilty_token=tiny.VOCABULARY.index("poor")))
     response = play(service, lambda client: client.post("/classify", json={"inputs": inputs}))
     assert rejected(response, 500, "engine") == f"{name}: the graph failed with GuiltyToken."
-
-
-def test_a_failing_request_does_not_harm_others(models: Path) -> None:
-    """Requests that share a batch with one on which the graph fails are answered."""
-    engine = FakeEngine(guilty_token=tiny.VOCABULARY.index("poor"))
-
-    async def check(client: httpx.AsyncClient) -> list[int]:
-        texts = ("good", "poor", "bad")
-        posts = [asyncio.ensure_future(client.post("/classify", json={"inputs": text})) for text in texts]
-        await asyncio.sleep(0.05)
-        engine.gate.set()
-        return [(await post).status_code for post in posts]
-
-    assert blocked(faked(models, engine), engine, check) == [200, 500, 200]
 
 
 def test_an_unforeseen_error_tells_nothing(models: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -98,7 +98,7 @@ def test_the_old_model_is_let_go(models: Path, tmp_path: Path) -> None:
 
 
 def test_a_bad_bundle_leaves_the_old_model_serving(models: Path, tmp_path: Path) -> None:
-    """The answer and the model's page say why, without the folder's path; mended, it is loaded."""
+    """The answer and the model's page say why, without the folder's path; once repaired, the bundle is loaded."""
     state = build(Settings(models=models))
 
     async def check(client: httpx.AsyncClient) -> None:
@@ -142,7 +142,7 @@ def test_a_model_comes_and_goes(models: Path, tmp_path: Path) -> None:
 
 
 def test_a_refresh_makes_models_what_the_folders_have(models: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """New ones are loaded, others only where their version is another, those that are gone unloaded; what is broken stays as it was."""
+    """New and changed bundles are loaded, missing ones unloaded; for a broken one the old version stays."""
     for name in ("broken", "gone", "same"):
         tiny.bundle(models, name)
     state = build(Settings(models=models, default={"classify": "same"}))

@@ -1,4 +1,4 @@
-"""What a request may cost beyond its size: tokens that nobody counted, and memory that is held until it is answered."""
+"""What a request may cost beyond its size: uncounted tokens, and memory that is held until it is answered."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ LIMITS = Limits(max_inputs=512, max_chars=200_000)
 
 @pytest.fixture(scope="module", name="models_of_all")
 def models_of_all_tasks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
-    """A model of each task."""
     folder = tmp_path_factory.mktemp("all")
     own = [name for name, spec in TASKS.items() if spec.derivation is None]
     for task in own:
@@ -114,7 +113,6 @@ def test_many_targets_do_not_keep_others_waiting(tmp_path: Path, monkeypatch: py
 
 
 def test_all_targets_together_have_a_limit(api: Send) -> None:
-    """The JSON schema has the limits of each, and of their number."""
     message = refused(api, "/fill-mask", "a [MASK]", targets=["x" * 256] * 65)
     assert message.startswith("`parameters.targets` is wrong: must have at most 16384 characters in total")
 
@@ -136,7 +134,6 @@ def test_windows_are_counted_at_admission(models_of_all: dict[str, Model], strid
 
 
 def test_a_request_of_more_tokens_than_the_queue_is_refused_before_it_runs(models: Path) -> None:
-    """Where the estimate let it in, tokenizing finds it out, and no encoding runs."""
     engine = FakeEngine()
     service = faked(models, engine, max_queue_tokens=256)
     message = rejected(
@@ -190,7 +187,6 @@ def test_what_is_many_times_its_estimate_must_fit_like_new() -> None:
 
 
 def test_characters_count_for_the_predicted_wait(models_of_all: dict[str, Model]) -> None:
-    """A text that is cut costs what tokenizing the whole of it takes."""
     model = models_of_all["text-classification"]
     estimates = [model._estimate([classification.Request("a" * 1000)], TASKS[model.task], chars) for chars in (0, 10**6)]
 
@@ -223,7 +219,7 @@ def embedding(**parameters: Any) -> embed.Request:
 def test_vectors_are_pooled_as_soon_as_they_are_there(
     models_of_all: dict[str, Model], request_: embed.Request, expected: tuple[int, ...]
 ) -> None:
-    """Of a text beside a long one nothing but its own vector, or those of its own tokens, is held."""
+    """For a short text in a batch with a long one only its own vector, or those of its own tokens, are held."""
     long = replace(request_, text="good " * 30)
     row, _ = rows_of(models_of_all["feature-extraction"], embed.TASK, [request_, long])
 
@@ -246,7 +242,6 @@ def test_no_row_holds_the_padded_batch(models_of_all: dict[str, Model], task: st
 
 
 def test_of_a_vocabulary_only_the_best_tokens_are_held(models_of_all: dict[str, Model]) -> None:
-    """Of each mask as many as are asked for, with their scores."""
     (row,) = rows_of(models_of_all["fill-mask"], "fill-mask", [fill_mask.Request("[MASK] [MASK]", fill_mask.FillMaskParameters(top_k=3))])
 
     assert {"tokens": (2, 3), "scores": (2, 3)} == {name: values.shape for name, values in row.items()}

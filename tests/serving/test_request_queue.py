@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertserve.service.errors import InvalidValueError, RefusedError, TooLargeError
+from bertserve.service.errors import InvalidValueError, RefusedError
 from bertserve.service.scheduling.request_queue import KEPT_ENDED, LATE_PER_SHORT, LATE_S, LONG_STEP_S, RequestQueue
 from bertserve.service.scheduling.scheduled_request import MAX_ANSWER_BYTES, SHARE_FULL, Item, ScheduledRequest, Shape, Share, exact
 
@@ -36,7 +36,6 @@ def no_fixed_cost(rows: int, length: int) -> float:
 
 
 def new_queue(**options: Any) -> RequestQueue:
-    """Returns a queue with a small budget."""
     return RequestQueue(**{"max_batch_tokens": 64, "max_queue_tokens": 1000} | options)
 
 
@@ -56,28 +55,13 @@ def add(
 
 
 def drain(queue: RequestQueue, now: float = 0.0) -> list[list[Item]]:
-    """Takes batches until nothing waits."""
     batches = []
     while batch := queue.take(now):
         batches.append(batch)
     return batches
 
 
-def test_an_empty_queue_gives_nothing() -> None:
-    """There is no batch where nothing waits."""
-    assert [] == new_queue().take(0.0)
-
-
-def test_a_lone_item_is_taken_at_once() -> None:
-    """No minimum and no timer holds a lone request back."""
-    queue = new_queue()
-    request = add(queue, 8)
-
-    assert [request] == [item.request for item in queue.take(0.0)]
-
-
 def test_likes_share_a_batch() -> None:
-    """Items of one key run together, nearest lengths first."""
     queue = new_queue()
     add(queue, 16)
     add(queue, 4)
@@ -147,8 +131,6 @@ def test_padding_that_costs_more_than_a_run_is_not_taken() -> None:
 
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=40), st.integers(1, 16))
 def test_the_padded_budget_is_never_exceeded(lengths: list[int], multiple: int) -> None:
-    """Rows times padded length stays within the budget, for any lengths and any padding rule."""
-
     def padded(n: int) -> int:
         return min(64, -(-n // multiple) * multiple)
 
@@ -162,7 +144,6 @@ def test_the_padded_budget_is_never_exceeded(lengths: list[int], multiple: int) 
 
 
 def test_an_item_over_the_budget_is_refused_before_it_queues() -> None:
-    """What no batch can hold is refused, and leaves nothing behind."""
     queue = new_queue()
     request = queue.admit(tokens=65, seconds=0.0, deadline=1.0, now=0.0)
 
@@ -174,7 +155,6 @@ def test_an_item_over_the_budget_is_refused_before_it_queues() -> None:
 
 
 def test_admission_is_all_or_none() -> None:
-    """A request that does not fit whole takes no place at all."""
     queue = new_queue(max_queue_tokens=100)
     add(queue, 60)
 
@@ -186,18 +166,11 @@ def test_admission_is_all_or_none() -> None:
 
 
 def test_what_was_refused_is_admitted_when_there_is_room_again() -> None:
-    """A start frees the tokens that it takes with it."""
     queue = new_queue(max_queue_tokens=100)
     add(queue, 60)
     queue.take(0.0)
 
     assert queue.admit(tokens=100, seconds=0.0, deadline=100.0, now=0.0).open
-
-
-def test_a_request_larger_than_the_queue_is_too_large() -> None:
-    """What could never be admitted is an error of its own, not a refusal to be tried again."""
-    with pytest.raises(TooLargeError, match=r"1001 tokens .* 1000"):
-        new_queue().admit(tokens=1001, seconds=0.0, deadline=1.0, now=0.0)
 
 
 def test_a_deadline_that_cannot_be_kept_is_refused() -> None:
@@ -239,17 +212,7 @@ def test_retry_after_is_the_time_until_the_excess_has_drained() -> None:
     assert 4.0 == refused.value.retry_after_s
 
 
-def test_the_estimate_is_replaced_by_the_real_cost() -> None:
-    """After tokenizing, a request holds what its items really are."""
-    queue = new_queue()
-    request = queue.admit(tokens=500, seconds=9.0, deadline=1.0, now=0.0)
-    queue.put(request, KEY, [(10, None), (20, None)], expensive_start, 0.0)
-
-    assert (30, 2) == (queue.queue_tokens, queue.queue_items)
-
-
 def test_an_estimate_can_be_kept_while_the_cost_is_unknown() -> None:
-    """A request that is still being tokenized holds what it was admitted with."""
     queue = new_queue()
     request = queue.admit(tokens=500, seconds=9.0, deadline=1.0, now=0.0)
     queue.put(request, None, [(0, "tokenize")], lambda rows, length: 0.0, 0.0, keep_estimate=True)
@@ -311,7 +274,6 @@ def test_the_predicted_wait_counts_what_comes_before() -> None:
 
 
 def test_nothing_of_a_closed_document_counts() -> None:
-    """Its windows whose start time is to come are forgotten with it."""
     queue = new_queue(threads=1)
     document = add(queue, *[60] * 10, now=0.0, cost=lambda rows, length: 1.0, key=None)
     add(queue, 60, now=0.0, cost=lambda rows, length: 1.0, key=None)
@@ -334,7 +296,6 @@ def test_a_document_counts_by_its_parts_before_it_is_tokenized() -> None:
 
 
 def test_a_document_that_ends_before_it_is_tokenized_counts_no_more() -> None:
-    """None of its parts holds anyone up."""
     queue = new_queue(threads=1)
     queue.close(queue.admit(tokens=600, seconds=10.0, deadline=100.0, now=0.0, items=10))
     add(queue, 60, now=0.0, cost=lambda rows, length: 1.0, key=None)
@@ -350,17 +311,6 @@ def test_short_texts_slip_between_the_windows_of_a_long_document() -> None:
 
     order = [batch[0].request for batch in drain(queue)]
     assert [document] * 2 + [text] + [document] * 8 == order
-
-
-def test_no_item_starves() -> None:
-    """An odd length is served in its turn, however many batches of other lengths keep coming."""
-    queue = new_queue(max_queue_tokens=10**6)
-    odd = add(queue, 64, now=0.0)
-    for step in range(1, 40):
-        add(queue, *[4] * 16, now=step * 1e-3)
-    taken = next(i for i, batch in enumerate(drain(queue)) if any(item.request is odd for item in batch))
-
-    assert 0 == taken
 
 
 @given(st.lists(st.tuples(st.integers(1, 64), st.integers(0, 5)), min_size=1, max_size=30))
@@ -389,50 +339,11 @@ def test_cancelled_while_queued_takes_no_slot() -> None:
     assert [[first, last]] == [[item.request for item in batch] for batch in drain(queue)]
 
 
-def test_a_closed_head_is_skipped() -> None:
-    """A closed request at the front does not lead a batch."""
-    queue = new_queue()
-    cancelled, living = add(queue, 8), add(queue, 8)
-    queue.close(cancelled)
-
-    assert [living] == [item.request for item in queue.take(0.0)]
-
-
 def test_a_request_closes_once() -> None:
-    """Whoever closes a request first ends it; a second answer is refused."""
     queue = new_queue()
     request = add(queue, 8)
 
     assert [True, False] == [queue.close(request), queue.close(request)]
-
-
-def test_results_come_in_order_and_the_last_one_finishes() -> None:
-    """Results are kept by their item's place, whatever order the items finish in."""
-    queue = new_queue()
-    request = add(queue, 4, 8, 6)
-    items = {item.index: item for batch in drain(queue) for item in batch}
-
-    assert [False, False, True] == [queue.finish(items[i], f"r{i}") for i in (2, 0, 1)]
-    assert ["r0", "r1", "r2"] == request.results
-
-
-def test_a_result_for_a_closed_request_is_dropped() -> None:
-    """An item that was in flight when its request ended finishes nothing."""
-    queue = new_queue()
-    request = add(queue, 8)
-    (item,) = queue.take(0.0)
-    queue.close(request)
-
-    assert not queue.finish(item, "late")
-
-
-def test_expiry_closes_what_still_waits() -> None:
-    """A deadline that passes while an item waits ends the request."""
-    queue = new_queue()
-    late, soon = add(queue, 8, deadline=1.0), add(queue, 8, deadline=3.0)
-
-    assert [[], [late], [], [soon]] == [queue.expire(now) for now in (0.5, 1.0, 2.0, 3.0)]
-    assert (0, 0) == (queue.queue_items, queue.queue_tokens)
 
 
 def test_the_deadline_applies_until_the_last_item_has_started() -> None:
@@ -464,7 +375,6 @@ class Steps:
         self.count = 0
 
     def of(self, call: Callable[[], Any]) -> int:
-        """Returns how many steps a call takes."""
         before = self.count
         call()
         return self.count - before
@@ -475,7 +385,6 @@ class Steps:
         return no_fixed_cost(rows, length)
 
     def shape(self, rows: int, tokens: int) -> tuple[int, int]:
-        """Pads to the longest."""
         self.count += 1
         return rows, tokens
 
@@ -530,8 +439,6 @@ class Key:
 
 
 def test_every_operation_is_logarithmic() -> None:
-    """With 10,000 items waiting no operation takes more than twice the steps that it takes with 100."""
-
     def taken(waiting: int) -> dict[str, int]:
         queue, steps = RequestQueue(max_batch_tokens=64, max_queue_tokens=10**9), Steps()
         end = 10.0**6
@@ -662,7 +569,6 @@ def test_a_request_that_runs_leaves_the_last_thread_to_others() -> None:
 
 
 def test_a_long_step_waits_until_a_thread_may_begin_one() -> None:
-    """A text that takes long to tokenize is passed over, and keeps its turn."""
     queue = new_queue()
     long = queue.admit(tokens=8, seconds=0.0, deadline=100.0, now=0.0)
     long.delay_s = 2 * LONG_STEP_S
@@ -675,7 +581,7 @@ def test_a_long_step_waits_until_a_thread_may_begin_one() -> None:
 
 
 def test_the_requests_of_a_share_hold_a_quarter_of_the_queue() -> None:
-    """Before their tokens are known they count as many as there may be; then as many as there are, and those that start count no more."""
+    """Until its tokens are known, a request counts with the maximum; then with its tokens, and from its start not at all."""
     queue, share = new_queue(), Share()
 
     def admit(tokens: int) -> ScheduledRequest:
@@ -790,7 +696,6 @@ def test_a_document_that_is_not_late_keeps_its_turn() -> None:
 
 
 def test_a_document_is_refused_if_its_last_item_would_start_too_late() -> None:
-    """It waits for the later items of other documents; a text does not."""
     queue = new_queue(max_queue_tokens=10_000)
     add(queue, *[60] * 10, cost=lambda rows, length: 1.0, key=None)
 
@@ -801,7 +706,7 @@ def test_a_document_is_refused_if_its_last_item_would_start_too_late() -> None:
 
 
 def test_time_to_tokenize_and_to_decode_counts_in_the_priority() -> None:
-    """What a request took of an inference thread makes room for others, also where no run was part of it."""
+    """The time that a request used for tokens and decoding counts in its priority, also where it had no run."""
     queue = new_queue()
     decoded, long, text = (queue.admit(tokens=9, seconds=0.0, deadline=100.0, now=0.1 * i) for i in range(3))
     decoded.finish_s = 1.0
@@ -813,7 +718,6 @@ def test_time_to_tokenize_and_to_decode_counts_in_the_priority() -> None:
 
 
 def test_large_requests_leave_room_for_small_ones() -> None:
-    """A part of the queue is for requests that are a small part of it, also where the large ones had more tokens than expected."""
     queue = new_queue(max_queue_tokens=640)
     for large in [queue.admit(tokens=320, seconds=0.0, deadline=100.0, now=0.0) for _ in range(2)]:
         queue.put(large, KEY, [(60, None)] * 10, no_fixed_cost, 0.0)
@@ -842,7 +746,6 @@ def test_the_requests_of_a_share_are_due_behind_each_other() -> None:
 
 
 def test_the_requests_of_a_share_make_no_more_answers_than_they_may_hold() -> None:
-    """A large one waits for the others, and is made if there are none."""
     queue, share = new_queue(), Share()
     requests = [queue.admit(tokens=9, seconds=0.0, deadline=100.0, now=0.0, share=share) for _ in range(3)]
     queue.expect_answer(requests[0], MAX_ANSWER_BYTES + 1)
@@ -887,7 +790,6 @@ def test_a_tokenized_text_no_longer_waits_behind_others() -> None:
 
 
 def test_what_has_run_outlives_its_deadline_while_it_is_decoded() -> None:
-    """A pause of decoding does not expire, and a stage after it does."""
     queue = new_queue()
     request = add(queue, 5, deadline=1.0)
     queue.take(0.0)
@@ -911,7 +813,7 @@ def test_a_request_of_a_share_is_refused_if_those_before_it_take_too_long() -> N
     with pytest.raises(RefusedError) as error:
         queue.admit(tokens=9, seconds=1.0, deadline=3.0, now=0.0, share=share)
     assert "deadline" == error.value.reason
-    queue.close(lines[2])  # what will not run makes room
+    queue.close(lines[2])  # a request that will not run frees its share
     queue.admit(tokens=9, seconds=1.0, deadline=3.0, now=0.0, share=share)
 
 

@@ -107,11 +107,9 @@ class Changes:
         self.names: list[str] = []
 
     def differing(self) -> dict[str, Any]:
-        """Returns the models of which workers have different versions."""
         return {}
 
     async def load(self, name: str) -> Any:
-        """Notes it."""
         self.names.append(name)
         raise AssertionError("it changed a model")
 
@@ -136,7 +134,6 @@ def routes(app: FastAPI) -> Iterator[tuple[Endpoint, str, str]]:
 
 
 def allowed(access: Access, authorization: bytes) -> bool:
-    """Returns whether a caller may call a route."""
     return access in WITHOUT_KEY or authorization == ADMIN_KEY or (authorization == KEY and access is Access.KEY)
 
 
@@ -161,7 +158,6 @@ def test_every_route_asks_for_what_it_declares(models: Path) -> None:
 
 
 async def with_threads(state: AppState, work: Any) -> None:
-    """Awaits what needs a service that is ready."""
     state.scheduler.start()
     try:
         await work
@@ -171,7 +167,6 @@ async def with_threads(state: AppState, work: Any) -> None:
 
 @pytest.mark.parametrize(("root_path", "mounted"), [("", False), ("/bert", False), ("/bert", True)])
 def test_no_mutated_path_gets_around_the_access_of_a_route(models: Path, root_path: str, mounted: bool) -> None:
-    """Whether a prefix is a setting or comes from a server that mounts the application: no change of a model without the admin key."""
     state, auth, changes = service(models)
     options = {} if mounted else {"root_path": root_path}
 
@@ -211,7 +206,6 @@ def test_without_admin_keys_nobody_changes_models(models: Path, path: str) -> No
 
 
 def test_a_path_without_a_route_is_404_before_its_body_is_read(models: Path) -> None:
-    """With a key or without: the answer is there before the first byte of a body."""
     state, auth, _ = service(models)
 
     async def ask(authorization: bytes) -> tuple[int, int]:
@@ -222,7 +216,6 @@ def test_a_path_without_a_route_is_404_before_its_body_is_read(models: Path) -> 
 
 
 def test_a_route_without_a_declared_access_fails_at_start(models: Path) -> None:
-    """Also one of FastAPI's own kind, and one of ours whose class declares nothing."""
     app = create_fastapi(build(Settings(models=models)))
     check_declared(app.routes)
 
@@ -242,7 +235,6 @@ def test_the_reserved_connections_are_for_probes_and_metrics(models: Path) -> No
 
 
 def test_probes_of_unknown_models_name_no_models(models: Path) -> None:
-    """They need no key, so what is loaded stays hidden."""
     state, auth, _ = service(models)
     paths = ("/models/tinny/health", "/v2/models/tinny/ready", "/v2/models/tiny/versions/9/ready", "/ner/health")
 

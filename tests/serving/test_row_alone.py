@@ -82,7 +82,6 @@ class Served:
 
 @pytest.fixture(name="served", params=CASES, ids=["-".join(case) for case in CASES])
 def served_bundle(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
-    """Each task with padding on each side."""
     return Served(tmp_path, *request.param)
 
 
@@ -111,7 +110,6 @@ def test_a_row_in_a_batch_equals_the_row_alone(served: Served) -> None:
 
 
 def test_a_row_beside_each_other_one_equals_the_row_alone(served: Served) -> None:
-    """Neighbors two by two: longer and shorter, with more masks and with fewer."""
     alone = [served.engine.run([encoding])[0] for encoding in served.encodings]
     for i, first in enumerate(served.encodings):
         for j, second in enumerate(served.encodings):
@@ -119,7 +117,6 @@ def test_a_row_beside_each_other_one_equals_the_row_alone(served: Served) -> Non
 
 
 def test_answers_from_a_batch_are_those_of_texts_alone(served: Served) -> None:
-    """Decoded results are the same, whichever way the rows were computed."""
     together = served.engine.run(served.encodings)
     for request, batch in zip(served.requests, served.batches, strict=True):
         rows = [together.pop(0) for _ in batch.encodings]

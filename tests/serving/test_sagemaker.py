@@ -14,7 +14,6 @@ PATH = "/invocations"
 
 
 def test_the_one_model_answers(models: Path) -> None:
-    """As at its own path, whatever content type the caller names."""
     answer = call(models, "POST", PATH, json={"inputs": "good"}, headers={"content-type": "application/json", "accept": "*/*"})
 
     assert call(models, "POST", "/models/tiny", json={"inputs": "good"}).json() == answer.json()

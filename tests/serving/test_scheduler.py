@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -69,14 +69,12 @@ class Watched(RequestQueue):
     in_vain = 0
 
     def take(self, now: float, *, last_thread: bool = False, long_step: bool = True) -> list[Item]:
-        """Takes the best batch there is."""
         batch = super().take(now, last_thread=last_thread, long_step=long_step)
         self.in_vain += not batch
         return batch
 
 
 def batched(rows: int, length: int) -> float:
-    """Predicts runs that are worth batching."""
     return 1e-3 + rows * length * 1e-9
 
 
@@ -110,7 +108,6 @@ class Bench:
         self.hangs += 1
 
     def admit(self, tokens: int = 8, timeout_s: float = 20.0) -> ScheduledRequest:
-        """Admits a request."""
         return self.scheduler.admit(tokens=tokens, seconds=0.0, timeout_s=timeout_s)
 
     def stage(self, *payloads: Any, tokens: int = 8, key: Any = "model", **changes: Any) -> Stage:
@@ -119,7 +116,6 @@ class Bench:
         return Stage(work=[(tokens, payload) for payload in payloads], **fields)
 
     def submit(self, *payloads: Any, timeout_s: float = 20.0, **options: Any) -> asyncio.Task[RequestResult]:
-        """Starts a request in a task of its own."""
         return asyncio.ensure_future(self.scheduler.run(self.admit(8 * len(payloads), timeout_s), self.stage(*payloads, **options)))
 
     async def blocked(self) -> asyncio.Task[RequestResult]:
@@ -201,7 +197,6 @@ async def test_a_lone_request_is_not_delayed(bench: Bench) -> None:
 
 @on_loop()
 async def test_what_gathers_behind_a_run_shares_the_next_one(bench: Bench) -> None:
-    """While an inference thread is busy the next batch collects."""
     blocker = await bench.blocked()
     others = [bench.submit(i) for i in range(8)]
     await asyncio.sleep(0)
@@ -210,41 +205,12 @@ async def test_what_gathers_behind_a_run_shares_the_next_one(bench: Bench) -> No
     assert [["blocker"], list(range(8))] == bench.work.batches
 
 
-@on_loop(max_queue_tokens=100)
-async def test_a_full_queue_refuses_at_once(bench: Bench) -> None:
-    """What does not fit is refused without waiting, and what was admitted is answered."""
-    blocker = await bench.blocked()
-    waiting = bench.submit(*range(10))
-    await asyncio.sleep(0)
-    with pytest.raises(RefusedError, match="queue is full"):
-        bench.admit(24)
-    bench.work.gate.set()
-    assert list(range(10)) == (await waiting).value
-    await blocker
-
-
 @on_loop()
 async def test_an_item_over_the_budget_fails_only_its_request(bench: Bench) -> None:
     """A text that no batch can hold is an error of its request, and frees its place."""
     with pytest.raises(InvalidValueError, match="65 tokens"):
         await bench.submit("x", tokens=65)
     assert ["y"] == (await bench.submit("y")).value
-
-
-@on_loop()
-async def test_a_failing_batch_fails_only_the_guilty_item(bench: Bench) -> None:
-    """A batch of several that failed runs again one by one; the inference thread lives on."""
-    blocker = await bench.blocked()
-    bench.work.guilty = {"bad"}
-    tasks = [bench.submit(payload) for payload in ("good", "bad", "fine")]
-    await asyncio.sleep(0)
-    bench.work.gate.set()
-    good, bad, fine = await asyncio.gather(*tasks, return_exceptions=True)
-    assert ["good"] == good.value  # type: ignore[union-attr]
-    assert ["fine"] == fine.value  # type: ignore[union-attr]
-    assert "guilty: ['bad']" == str(bad)
-    assert ["after"] == (await bench.submit("after")).value
-    await blocker
 
 
 @on_loop()
@@ -282,7 +248,6 @@ async def test_what_has_ended_does_not_run_again(bench: Bench) -> None:
 
 @on_loop()
 async def test_the_first_failure_ends_the_whole_request(bench: Bench) -> None:
-    """A request with a guilty item fails once, and its other items do not keep the queue busy."""
     bench.work.guilty = {"bad"}
     with pytest.raises(EngineError, match="guilty"):
         await bench.submit("a", "bad", "c", tokens=60)
@@ -297,21 +262,6 @@ async def test_a_wrong_number_of_results_is_an_error(bench: Bench) -> None:
         await bench.submit("x")
     bench.work.short = False
     assert ["y"] == (await bench.submit("y")).value
-
-
-@on_loop()
-async def test_cancelled_while_queued_takes_no_slot(bench: Bench) -> None:
-    """A caller that leaves before its turn is never run."""
-    blocker = await bench.blocked()
-    leaver, stayer = bench.submit("leaver"), bench.submit("stayer")
-    await asyncio.sleep(0)
-    leaver.cancel()
-    await asyncio.sleep(0)
-    bench.work.gate.set()
-    assert ["stayer"] == (await stayer).value
-    await blocker
-    assert leaver.cancelled()
-    assert [["blocker"], ["stayer"]] == bench.work.batches
 
 
 @on_loop(manual=True)
@@ -339,7 +289,6 @@ class Text:
 
 @on_loop()
 async def test_an_answered_request_keeps_neither_payloads_nor_results_until_its_deadline(bench: Bench) -> None:
-    """The queue keeps a request until its deadline, which can be minutes away; what the request read and answered is free at once."""
     kept = weakref.WeakSet[Text]()
 
     def finish(results: Sequence[Any]) -> Text:
@@ -362,7 +311,6 @@ async def test_an_answered_request_keeps_neither_payloads_nor_results_until_its_
 
 @on_loop(threads=2, max_queue_tokens=100_000)
 async def test_a_thousand_callers_that_hang_up_leave_nothing(bench: Bench) -> None:
-    """Of those that hang up while they wait nothing runs, of those in a run no result is delivered; both threads live, and nothing is kept."""
     kept = weakref.WeakSet[Text]()
 
     def texts(count: int) -> list[Text]:
@@ -399,28 +347,6 @@ async def test_a_thousand_callers_that_hang_up_leave_nothing(bench: Bench) -> No
         await asyncio.sleep(0)
 
 
-@on_loop()
-async def test_cancelled_in_flight_does_not_kill_the_thread(bench: Bench) -> None:
-    """A caller that leaves during its run loses its result; the next one is served by the same thread."""
-    blocker = await bench.blocked()
-    blocker.cancel()
-    bench.work.gate.set()
-    assert ["next"] == (await bench.submit("next")).value
-    assert blocker.cancelled()
-    assert bench.scheduler.ready
-
-
-@on_loop()
-async def test_a_deadline_ends_what_waits_while_every_thread_is_busy(bench: Bench) -> None:
-    """Expiry does not need a free thread: the caller hears of it on time."""
-    blocker = await bench.blocked()
-    with pytest.raises(ExpiredError, match="deadline passed"):
-        await bench.submit("late", timeout_s=0.05)
-    bench.work.gate.set()
-    await blocker
-    assert [["blocker"]] == bench.work.batches
-
-
 @on_loop(manual=True)
 async def test_a_timer_that_fires_early_fires_again(bench: Bench) -> None:
     """A timer may end before the scheduler's own clock has passed the deadline, as uvloop's do by a millisecond: the caller hears of it all the same."""
@@ -447,18 +373,6 @@ async def test_a_deadline_that_passed_before_the_work_was_queued_ends_it(bench: 
 
 
 @on_loop()
-async def test_a_request_that_has_started_outlives_its_deadline(bench: Bench) -> None:
-    """The deadline applies until the last item has started."""
-    bench.work.gate.clear()
-    task = bench.submit("x", timeout_s=0.05)
-    await asyncio.sleep(0)
-    await asyncio.to_thread(bench.work.started.acquire)
-    await asyncio.sleep(0.1)
-    bench.work.gate.set()
-    assert ["x"] == (await task).value
-
-
-@on_loop()
 async def test_stop_answers_what_was_admitted_and_refuses_the_rest(bench: Bench) -> None:
     """Within the grace period queued requests are drained; new ones are refused from the first moment."""
     blocker = await bench.blocked()
@@ -474,23 +388,12 @@ async def test_stop_answers_what_was_admitted_and_refuses_the_rest(bench: Bench)
     await stopping
 
 
-@on_loop()
-async def test_stop_leaves_nothing_pending_after_its_grace(bench: Bench) -> None:
-    """What did not make it in time fails with a clear error, in flight or queued."""
-    tasks = [await bench.blocked(), bench.submit("waiting")]
-    await asyncio.sleep(0)
-    await bench.scheduler.stop(0.05)
-    failed = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [UnavailableError, UnavailableError] == [type(error) for error in failed]
-
-
 class Broken(RequestQueue):
     """A queue whose own code fails once it is told to."""
 
     broken = False
 
     def take(self, now: float, *, last_thread: bool = False, long_step: bool = True) -> list[Item]:
-        """Takes the best batch there is, or fails."""
         if self.broken:
             raise RuntimeError("a bug of the queue")
         return super().take(now, last_thread=last_thread, long_step=long_step)
@@ -498,7 +401,7 @@ class Broken(RequestQueue):
 
 @on_loop(threads=2, queue=Broken)
 async def test_a_dead_thread_turns_readiness_red_and_fails_what_waits(bench: Bench) -> None:
-    """If an inference thread dies in the scheduler's own code nobody is left hanging, in its run or beside it, and nothing new is admitted."""
+    """If an inference thread dies in the scheduler's own code, all requests end, in its run or outside it, and new ones are refused."""
     assert isinstance(bench.queue, Broken)
     blocker = await bench.blocked()
     bench.queue.broken = True
@@ -556,7 +459,7 @@ def test_no_fault_of_a_request_reaches_its_neighbors(fault: str, place: str) -> 
 
 @on_loop()
 async def test_what_is_too_much_for_the_memory_runs_in_parts(bench: Bench) -> None:
-    """A batch that does not fit runs in halves, of which each does: nobody hears of it."""
+    """A batch that is too large for memory runs in two halves, and all callers get their answers."""
     ran: list[int] = []
 
     def run(payloads: Sequence[Any]) -> list[Any]:
@@ -578,7 +481,6 @@ class Hanging(Bench):
     """A bench whose watchdog looks when it is told to: a tick is a second, and a run hangs after ten of them or 20 times its prediction."""
 
     def look(self, ticks: int) -> None:
-        """Lets the watchdog tick."""
         for _ in range(ticks):
             self.scheduler._watchdog.look()
 
@@ -593,7 +495,7 @@ def test_a_run_that_hangs_is_noticed_once(caplog: pytest.LogCaptureFixture) -> N
         bench.look(1)
         assert (1, True) == (bench.hangs, bench.scheduler.ready)
         second = bench.submit("second", key=None)
-        assert 1 == bench.queue.threads  # waits are predicted for those that are left
+        assert 1 == bench.queue.threads  # waits are predicted for the threads that are left
         await asyncio.to_thread(bench.work.started.acquire)
         bench.look(10)
         assert (2, False) == (bench.hangs, bench.scheduler.ready)
@@ -613,7 +515,6 @@ def test_a_run_that_hangs_is_noticed_once(caplog: pytest.LogCaptureFixture) -> N
 
 @on_loop(Hanging, manual=True, hung_floor_s=10.0)
 async def test_a_long_run_hangs_after_twenty_times_its_prediction(bench: Hanging) -> None:
-    """What is predicted to take two seconds may take forty."""
     bench.work.gate.clear()
     task = bench.submit("long", cost=lambda rows, length: 2.0)
     await asyncio.to_thread(bench.work.started.acquire)
@@ -627,7 +528,7 @@ async def test_a_long_run_hangs_after_twenty_times_its_prediction(bench: Hanging
 
 @on_loop(Hanging, manual=True, hung_floor_s=10.0)
 async def test_requests_in_a_run_that_hangs_are_failed_after_their_deadlines(bench: Hanging) -> None:
-    """Each hears why, once its own deadline and the grace have passed, also those that were to run after a failed part; what waits expires."""
+    """Each gets the reason after its own deadline and the grace, also requests that were to run after a failed part."""
     blocker = await bench.blocked()
     bench.work.guilty = {"bad"}
     soon, bad, late = bench.submit("soon", timeout_s=20.0), bench.submit("bad", timeout_s=20.0), bench.submit("late", timeout_s=60.0)
@@ -694,40 +595,6 @@ async def test_what_is_not_predicted_has_more_time(bench: Hanging, place: str) -
     await task
 
 
-@on_loop()
-async def test_the_loop_keeps_ticking_while_the_engine_blocks(bench: Bench) -> None:
-    """Runs happen on threads: the event loop is free meanwhile."""
-    blocker = await bench.blocked()
-    ticks = 0
-    for _ in range(50):
-        await asyncio.sleep(0.001)
-        ticks += 1
-    assert not blocker.done()
-    assert 50 == ticks
-    bench.work.gate.set()
-    await blocker
-
-
-@on_loop()
-async def test_stages_follow_each_other(bench: Bench) -> None:
-    """A stage whose finish returns another stage goes on with it, on the same request."""
-    second = bench.stage("b", "c", finish=lambda results: ["second", *results])
-    timed = await bench.submit("a", key=None, finish=lambda results: second, keep_estimate=True)
-    assert ["second", "b", "c"] == timed.value
-
-
-@on_loop()
-async def test_what_finish_raises_is_the_requests_error(bench: Bench) -> None:
-    """An error in decoding fails its own request and nothing else."""
-
-    def fail(results: Sequence[Any]) -> None:
-        raise InvalidValueError("nonsense")
-
-    with pytest.raises(InvalidValueError, match="nonsense"):
-        await bench.submit("x", finish=fail)
-    assert ["y"] == (await bench.submit("y")).value
-
-
 @on_loop(threads=2, max_queue_tokens=100_000)
 async def test_a_result_is_never_set_twice(bench: Bench) -> None:
     """Cancellation, expiry, failure and completion race for the same requests; each ends exactly once and the inference threads live."""
@@ -767,34 +634,6 @@ def test_a_count_that_fails_fails_nothing() -> None:
     asyncio.run(play())
 
 
-def test_the_queue_is_observed() -> None:
-    """Whoever watches the queue sees it fill and empty."""
-    seen: list[tuple[int, int]] = []
-
-    async def play() -> None:
-        work = Work()
-        scheduler = Scheduler(
-            RequestQueue(max_batch_tokens=64, max_queue_tokens=100), threads=1, observe=lambda items, tokens: seen.append((items, tokens))
-        )
-        scheduler.start()
-        request = scheduler.admit(tokens=10, seconds=0, timeout_s=5)
-        await scheduler.run(request, Stage(work=[(9, "x")], run=work, finish=list, key=None, cost=batched))
-        await scheduler.stop(1)
-
-    asyncio.run(play())
-
-    assert [(1, 9), (0, 0)] == seen
-
-
-@on_loop()
-async def test_a_coroutine_that_never_ran_leaves_nothing(bench: Bench) -> None:
-    """Closing an admitted request gives its tokens back."""
-    request = bench.admit(100)
-    assert bench.scheduler.close(request)
-    coroutine: Coroutine[Any, Any, RequestResult] = bench.scheduler.run(bench.admit(8), bench.stage("x"))
-    assert ["x"] == (await coroutine).value
-
-
 class MultiThreaded:
     """A `run_multi_threaded` that echoes and remembers what it ran."""
 
@@ -808,7 +647,7 @@ class MultiThreaded:
 
 @on_loop(threads=2, multi_threads=2, manual=True)
 async def test_a_lone_run_is_multi_threaded(bench: Bench) -> None:
-    """With nothing else running or waiting, now and of late, the stage's other function runs; beside a run, or with work left, not."""
+    """The stage's other function runs if nothing else runs, waits or did so lately; with another run or more work it does not."""
     multi_threaded, clock = MultiThreaded(), bench.clock
     assert ["lone"] == (await bench.submit("lone", run_multi_threaded=multi_threaded)).value
     assert list(range(8)) == (await bench.submit(*range(8), key=None, run_multi_threaded=multi_threaded)).value
@@ -828,8 +667,6 @@ async def test_a_lone_run_is_multi_threaded(bench: Bench) -> None:
 
 @pytest.mark.parametrize(("threads", "expected"), [(4, []), (5, []), (6, ["beside"])])
 def test_with_many_threads_a_few_runs_may_have_several_threads(threads: int, expected: list[str]) -> None:
-    """Two runs of three threads fit on six cores."""
-
     async def check(bench: Bench) -> None:
         multi_threaded = MultiThreaded()
         blocker = await bench.blocked()
@@ -893,7 +730,6 @@ class Delivery:
 @pytest.mark.parametrize("guilty", [(), ("bad",)], ids=["whole", "in halves"])
 @on_loop(threads=2, queue=Watched)
 async def test_the_next_stage_does_not_wait_for_the_rest_of_a_batch(bench: Bench, guilty: tuple[str, ...]) -> None:
-    """While one thread delivers the rest of a batch, an idle thread runs the next stage of a request that was in it, also of a batch that failed."""
     assert isinstance(bench.queue, Watched)
     bench.work.guilty, deliver = set(guilty), Delivery()
     blockers = [await bench.blocked(), await bench.blocked()]
@@ -974,7 +810,6 @@ async def test_one_thread_begins_no_long_step_while_the_others_have_one(bench: B
 
 @on_loop(Hanging, manual=True, hung_floor_s=10.0, threads=2)
 async def test_a_long_step_does_not_wait_for_one_that_hangs(bench: Hanging) -> None:
-    """The thread that was left to others begins it, although nothing new comes."""
     steps = LongSteps(bench)
     await asyncio.to_thread(steps.begun.acquire)
     bench.look(UNPREDICTED_FLOORS * TICKS_OF_FLOOR)
@@ -1047,7 +882,6 @@ def test_a_refused_request_is_freed_without_the_garbage_collector() -> None:
 
 
 def test_python_switches_threads_as_before_once_it_has_stopped() -> None:
-    """The interval is the whole process's, which may do other things afterwards."""
     before = sys.getswitchinterval()
 
     async def check(bench: Bench) -> None:

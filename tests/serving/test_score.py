@@ -1,4 +1,4 @@
-"""The command `bert-serve score`: what it writes of which files, what it refuses, and that a run which was ended anywhere goes on."""
+"""The command `bert-serve score`: what it writes for which files, what it refuses, and how a stopped run continues."""
 
 from __future__ import annotations
 
@@ -43,29 +43,23 @@ TEXTS = [" ".join(WORDS[(i * k) % 8] for k in range(1 + i * 7 % 19)) for i in ra
 
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few rows are several windows."""
     monkeypatch.setattr(score, "WINDOW_ROWS", 16)
 
 
 def write_lines(path: Path, rows: Sequence[Any]) -> Path:
-    """Writes JSON Lines."""
     path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows), encoding="utf-8")
     return path
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Reads JSON Lines."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def run(models: Path, source: Path, output: Path, *flags: str) -> int:
-    """Scores by the model `tiny`."""
     return main(["score", "--models", str(models), "--model", "tiny", *flags, str(source), str(output)])
 
 
 def served(models: Path, path: str, body: dict[str, Any]) -> Any:
-    """Returns what the service answers to a body."""
-
     async def ask(client: httpx.AsyncClient) -> Any:
         return (await client.post(path, json=body)).json()
 
@@ -75,7 +69,6 @@ def served(models: Path, path: str, body: dict[str, Any]) -> Any:
 def test_an_unknown_bundle_is_not_asked_for_on_the_hub(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The message names the folder, and a near name. Nothing is exported."""
     monkeypatch.setattr(logs, "configure_logging", lambda _: None)  # the handlers are those of the test run
     source = tmp_path / "in.csv"
     source.write_text("text\ngood\n")
@@ -86,7 +79,6 @@ def test_an_unknown_bundle_is_not_asked_for_on_the_hub(
 
 
 def test_the_best_label_has_columns_of_its_own(models: Path, tmp_path: Path) -> None:
-    """In CSV, where one label is right. Whole answers are JSON: with --json-cells, and where more labels are asked for."""
     source = tmp_path / "in.csv"
     source.write_text("label,text\n1,good\n0,bad\n")
 
@@ -111,7 +103,6 @@ def test_the_best_label_has_columns_of_its_own(models: Path, tmp_path: Path) -> 
 
 
 def test_an_empty_cell_is_answered_with_a_warning(models: Path, tmp_path: Path) -> None:
-    """Or rejected with --empty reject. A run that begins with one does not go on with the other."""
     source = tmp_path / "in.csv"
     source.write_text("id,text\n1,good\n2,\n3,  \n")
     assert 0 == run(models, source, tmp_path / "out.csv")
@@ -143,47 +134,18 @@ def test_a_prediction_is_what_the_endpoint_answers(models: Path, tmp_path: Path)
     assert ["in.jsonl", "models", "out.jsonl"] == sorted(os.listdir(tmp_path))
 
 
-CASES = {
-    "attention": (
-        {"text": "good", "text_pair": "bad"},
-        {"layers": [0]},
-        "/attention",
-        {"inputs": {"text": "good", "text_pair": "bad"}, "parameters": {"layers": [0]}},
-    ),
-    "text-classification": ({"text": "good", "text_pair": "bad"}, {}, "/classify", {"inputs": {"text": "good", "text_pair": "bad"}}),
-    "token-classification": ({"text": "a good film"}, {}, "/ner", {"inputs": "a good film"}),
-    "question-answering": (
-        {"question": "good?", "context": "a good film"},
-        {},
-        "/answer",
-        {"inputs": {"question": "good?", "context": "a good film"}},
-    ),
-    "fill-mask": ({"text": "a [MASK] film"}, {"top_k": 2}, "/fill-mask", {"inputs": "a [MASK] film", "parameters": {"top_k": 2}}),
-    "multiple-choice": (
-        {"prompt": "the film was", "choices": ["very good", "a book"]},
-        {},
-        "/choose",
-        {"inputs": {"prompt": "the film was", "choices": ["very good", "a book"]}},
-    ),
-    "feature-extraction": ({"text": "a film"}, {"normalize": True}, "/embed", {"inputs": "a film", "normalize": True}),
-    "sentence-similarity": (
-        {"source_sentence": "a film", "sentences": ["a book", "a film"]},
-        {},
-        "/similarity",
-        {"inputs": {"source_sentence": "a film", "sentences": ["a book", "a film"]}},
-    ),
-    "text-ranking": (
-        {"query": "a film", "texts": ["a book", "good"]},
-        {"return_text": True},
-        "/rerank",
-        {"query": "a film", "texts": ["a book", "good"], "return_text": True},
-    ),
-    "zero-shot-classification": (
-        {"text": "a film"},
-        {"candidate_labels": ["good", "bad"]},
-        "/zero-shot",
-        {"inputs": "a film", "parameters": {"candidate_labels": ["good", "bad"]}},
-    ),
+# task -> columns of a row and parameters
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "attention": ({"text": "good", "text_pair": "bad"}, {"layers": [0]}),
+    "text-classification": ({"text": "good", "text_pair": "bad"}, {}),
+    "token-classification": ({"text": "a good film"}, {}),
+    "question-answering": ({"question": "good?", "context": "a good film"}, {}),
+    "fill-mask": ({"text": "a [MASK] film"}, {"top_k": 2}),
+    "multiple-choice": ({"prompt": "the film was", "choices": ["very good", "a book"]}, {}),
+    "feature-extraction": ({"text": "a film"}, {"normalize": True}),
+    "sentence-similarity": ({"source_sentence": "a film", "sentences": ["a book", "a film"]}, {}),
+    "text-ranking": ({"query": "a film", "texts": ["a book", "good"]}, {"return_text": True}),
+    "zero-shot-classification": ({"text": "a film"}, {"candidate_labels": ["good", "bad"]}),
 }
 BASES = {
     "attention": "text-classification",
@@ -207,7 +169,8 @@ SOME = {(task, "jsonl") for task in TASKS} | {
 @pytest.mark.parametrize(("task", "suffix"), [case if case in SOME else pytest.param(*case, marks=ALL) for case in GRID])
 def test_each_task_scores_each_format(task: str, suffix: str, tmp_path: Path) -> None:
     """The columns are the inputs of the task, and the answer is the endpoint's, as JSON or as nested columns."""
-    row, parameters, path, body = CASES[task]
+    row, parameters = CASES[task]
+    body = row | parameters if task == "text-ranking" else {"inputs": row.get("text") if len(row) == 1 else row, "parameters": parameters}
     more = ({"labels": LABELS[task]} if task in LABELS else {}) | ({"attention_heads": (2, 2)} if task == "attention" else {})
     tiny.bundle(tmp_path / "models", task=BASES.get(task, task), **more)
     source, output = tmp_path / f"in.{suffix}", tmp_path / f"out.{suffix}"
@@ -224,7 +187,7 @@ def test_each_task_scores_each_format(task: str, suffix: str, tmp_path: Path) ->
     flags += ["--json-cells"] if suffix == "csv" else []
     assert run(tmp_path / "models", source, output, *flags, "--parameters", json.dumps(parameters), "--task", TASKS[task].path) == 0
 
-    expected = served(tmp_path / "models", path, body)
+    expected = served(tmp_path / "models", f"/{TASKS[task].path}", body)
     expected = expected[0] if TASKS[task].body.always_list else expected
     if suffix == "jsonl":
         found = read_lines(output)[0]["prediction"]
@@ -244,7 +207,6 @@ def without_nulls(value: Any) -> Any:
 
 
 def rounded(value: Any) -> Any:
-    """Returns a value with its numbers at five digits."""
     if isinstance(value, list):
         return [rounded(item) for item in value]
     if isinstance(value, dict):
@@ -253,7 +215,6 @@ def rounded(value: Any) -> Any:
 
 
 def test_each_input_of_a_task_has_a_flag() -> None:
-    """A new task's inputs are columns that a flag can name."""
     assert {name for spec in TASKS.values() for name in input_fields(spec)} <= score_command().model_fields.keys()
 
 
@@ -269,7 +230,7 @@ def test_a_setting_without_effect_is_refused(
 
 
 def test_each_setting_that_is_taken_is_used(models: Path, tmp_path: Path) -> None:
-    """One that had no effect would be an error that nobody sees."""
+    """An option without effect is refused, because the user would not notice it."""
     used: set[str] = set()
 
     class Watched(Settings):
@@ -287,7 +248,6 @@ def test_each_setting_that_is_taken_is_used(models: Path, tmp_path: Path) -> Non
 
 
 def test_a_cut_text_is_said(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A text over the model's length has a warning in its row, and the last line counts it."""
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": LONG}])
     assert run(models, source, tmp_path / "out.jsonl") == 0
     assert [[], ["truncation; cut to the model's 32 tokens"]] == [row["warnings"] for row in read_lines(tmp_path / "out.jsonl")]
@@ -339,7 +299,7 @@ def test_a_run_without_an_answer_replaces_no_output(models: Path, tmp_path: Path
 
 
 def test_too_many_bad_rows_end_the_run_and_more_may_be_allowed(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Over --max-rejected the run ends with the first reason; with a higher limit the same command goes on."""
+    """Over --max-rejected the run ends with the first reason; with a higher limit the same command continues."""
     source = write_lines(tmp_path / "in.jsonl", [*({"text": "good"} for _ in range(20)), *({"txt": 1} for _ in range(3))])
     assert run(models, source, tmp_path / "out.jsonl", "--max-rejected", "2") == 1
     assert "3 rows up to row 23 cannot be answered, and --max-rejected is 2" in capsys.readouterr().err
@@ -417,7 +377,6 @@ def test_each_line_end_within_a_field_is_quoted(models: Path, tmp_path: Path, de
 
 
 def test_a_line_of_csv_that_is_too_long_ends_the_run(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It was cut without a word; where its quotes end nobody knows then."""
     (tmp_path / "in.csv").write_text("text,id\n" + "a," * 1000 + "\ngood,2\n")
     assert 1 == run(models, tmp_path / "in.csv", tmp_path / "out.csv", "--max-chars", "100", "--max-body-bytes", "1024")
     assert "line 2 of the input has more than 1024 bytes" in capsys.readouterr().err
@@ -463,7 +422,6 @@ def columns_of_each_type() -> dict[str, tuple[Any, Any]]:
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
 def test_each_type_of_parquet_comes_through(models: Path, tmp_path: Path, suffix: str) -> None:
-    """To Parquet with its values, and to JSON and CSV in a form that keeps all of them."""
     columns = columns_of_each_type()
     table = pa.table({"text": ["good", "bad"]} | {name: array for name, (array, _) in columns.items()})
     pq.write_table(table, tmp_path / "in.parquet")
@@ -504,7 +462,7 @@ def test_each_type_of_parquet_comes_through(models: Path, tmp_path: Path, suffix
 def test_a_column_without_a_form_is_named(
     models: Path, tmp_path: Path, columns: dict[str, Any], word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line, not a traceback; what is no input goes to Parquet as it is."""
+    """The message is one line, not a traceback; columns that are not inputs are copied to Parquet unchanged."""
     pq.write_table(pa.table(columns), tmp_path / "in.parquet")
     assert run(models, tmp_path / "in.parquet", tmp_path / "out.jsonl") in (1, 2)
     assert word in capsys.readouterr().err
@@ -525,7 +483,6 @@ def test_columns_of_one_name_are_refused(models: Path, tmp_path: Path, capsys: p
 def test_stdout_ends_at_the_first_bad_row_unless_there_is_a_file_for_it(
     models: Path, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    """Rows go to stdout; a bad one is never lost there: it ends the run, or goes to the file of --rejected."""
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": 1}])
     assert run(models, source, Path("-")) == 1
     assert b"row 2 cannot be answered: " in capsysbinary.readouterr().err
@@ -541,7 +498,6 @@ class Killed(BaseException):
 
 
 def test_it_truncates_deletes_and_replaces_no_file_unasked(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither as the file of rejected rows nor as one that the run makes for itself; --restart replaces what it names."""
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": 1}])
     before = source.read_bytes()
     other = tmp_path / "other"
@@ -581,7 +537,6 @@ def test_what_is_no_regular_file_is_neither_replaced_nor_removed(models: Path, t
 def test_files_of_a_run_are_different_files(
     models: Path, tmp_path: Path, restart: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By their paths, a symbolic link, a hard link or a folder that is one; with --restart too."""
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}])
     before = source.read_bytes()
     (tmp_path / "link.jsonl").symlink_to(source)
@@ -614,7 +569,7 @@ def test_stdout_may_not_be_the_input(models: Path, tmp_path: Path) -> None:
 def test_an_output_that_others_made_meanwhile_is_not_replaced(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the run lasts, or while it is stopped; it goes on once that file is moved."""
+    """The file may appear while the run lasts or is stopped; the run continues once that file is moved."""
     source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
     append = part.Part.append
 
@@ -714,7 +669,7 @@ def test_a_run_that_was_killed_anywhere_goes_on(
 def test_another_input_model_or_option_does_not_go_on(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is begun goes on with the same alone; else the message says what differs, and --restart begins again. A whole output stays."""
+    """A run continues only with the same inputs; otherwise the message says what differs, and --restart begins again. A complete output stays."""
     source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
     with monkeypatch.context() as patch:
         patch.setattr(part.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
@@ -755,7 +710,6 @@ class Echo:
     """A Scorer without a model."""
 
     async def answer(self, rows: Sequence[Row], on_done: Any) -> list[Answer]:
-        """Returns the length of each text."""
         return [Answer(len(row.values["text"])) for row in rows]
 
 
@@ -763,7 +717,6 @@ class Nowhere:
     """A sink that counts."""
 
     def append(self, data: bytes, rejected: bytes, progress: Progress) -> Progress:
-        """Drops both."""
         return Progress(progress.place, output_bytes=progress.output_bytes + len(data))
 
 
@@ -794,7 +747,7 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
 @ALL
 @pytest.mark.serial
 def test_streams_and_signals(models: Path, tmp_path: Path) -> None:
-    """Stdin goes to stdout; SIGTERM ends a run in order, and a killed one goes on to the same bytes."""
+    """Stdin goes to stdout; SIGTERM ends a run in order, and a killed run continues to the same bytes."""
     command = [str(Path(sys.executable).with_name("bert-serve")), "score", "--models", str(models), "--model", "tiny"]
     lines = b'{"text": "good"}\n' * 3
     done = subprocess.run([*command, "--input-format", "jsonl", "-", "-"], input=lines, capture_output=True, check=True)
@@ -818,7 +771,6 @@ def test_streams_and_signals(models: Path, tmp_path: Path) -> None:
 
 
 def test_a_wrong_column_costs_no_file(models: Path, tmp_path: Path) -> None:
-    """With --restart too: what was written before stays until the run can begin."""
     source, output = tmp_path / "in.csv", tmp_path / "out.csv"
     source.write_text("text\ngood\n")
     assert 0 == run(models, source, output)

@@ -22,14 +22,12 @@ pytestmark = pytest.mark.usefixtures("logging_of_pytest")
 
 
 def write(path: Path) -> Path:
-    """Writes a row of text."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table({"text": ["good"]}), path)
     return path
 
 
 def test_a_folder_lists_what_readers_of_parquet_read(tmp_path: Path) -> None:
-    """Folders within count, and names that begin with `_` or `.` do not; a folder that is not there has no files."""
     for name in ("b.parquet", "a/c.parquet", "_a.parquet", ".b.parquet", "_a/c.parquet"):
         write(tmp_path / name)
     (tmp_path / "d.csv").write_text("")
@@ -44,7 +42,6 @@ def test_a_folder_lists_what_readers_of_parquet_read(tmp_path: Path) -> None:
 
 
 def test_a_folder_goes_to_another_process(tmp_path: Path) -> None:
-    """What an actor gets reads the same files."""
     write(tmp_path / "a.parquet")
     folder = pickle.loads(pickle.dumps(ParquetFolder(str(tmp_path), "the input")))
 
@@ -113,7 +110,6 @@ def scored(models: Path, *words: str | Path) -> int:
 def test_flags_that_ray_cannot_follow_are_refused(
     models: Path, tmp_path: Path, flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line says what to change, and nothing is written."""
     write(tmp_path / "in/a.parquet")
 
     assert 2 == scored(models, "--ray", "127.0.0.1:9", *flags, tmp_path / "in", tmp_path / "out")
@@ -129,7 +125,6 @@ def test_an_address_without_a_cluster_is_said_at_once(models: Path, tmp_path: Pa
 
 
 def test_folders_that_cannot_be_scored_are_refused(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """No Parquet in the input, an output within it, an output with files of someone else."""
     write(tmp_path / "in/a.parquet")
     write(tmp_path / "other/a.parquet")
 
@@ -152,7 +147,7 @@ def test_folders_that_cannot_be_scored_are_refused(models: Path, tmp_path: Path,
 
 
 def test_a_restart_counts_only_what_was_made_since(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an earlier run made is no part of the one that --restart begins, also when that one is stopped and goes on."""
+    """Results of an earlier run are not part of a run with --restart, also when that run is stopped and continued."""
     from bertserve.service.scoring import ray_data
 
     asked: list[list[str]] = []
@@ -178,7 +173,6 @@ def test_a_restart_counts_only_what_was_made_since(models: Path, tmp_path: Path,
 def test_without_the_extra_the_error_names_it(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Scoring itself does not import Ray, and --ray says what to install."""
     write(tmp_path / "in/a.parquet")
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "bertserve.service.scoring.ray_data", raising=False)

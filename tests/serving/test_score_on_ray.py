@@ -57,19 +57,16 @@ def cluster() -> Iterator[str]:
 
 
 def write(path: Path, rows: int, *, more: Mapping[int, Any] | None = None) -> None:
-    """Writes rows of texts, some of them others."""
     path.parent.mkdir(parents=True, exist_ok=True)
     texts = [(more or {}).get(i, " ".join(WORDS[(i * k) % 8] for k in range(1 + i * 7 % 9))) for i in range(rows)]
     pq.write_table(pa.table({"id": range(rows), "review": pa.array(texts, pa.string())}), path)
 
 
 def arguments(models: Path, *more: str | Path) -> list[str]:
-    """Returns the arguments that score by the model `tiny`."""
     return ["score", "--models", str(models), "--model", "tiny", "--text", "review", *map(str, more)]
 
 
 def start(models: Path, *more: str | Path) -> subprocess.Popen[str]:
-    """Starts the command as a process of its own."""
     command = [sys.executable, "-m", "bertserve.service.cli", *arguments(models, *more)]
     return subprocess.Popen(command, cwd=ROOT, text=True, stderr=subprocess.PIPE)
 
@@ -81,7 +78,6 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def scored_one_by_one(models: Path, source: Path, output: Path) -> dict[str, bytes]:
-    """Returns what `bert-serve score` makes of each file."""
     for path in source.rglob("*.parquet"):
         made = output / path.relative_to(source)
         made.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +86,6 @@ def scored_one_by_one(models: Path, source: Path, output: Path) -> dict[str, byt
 
 
 def wait_for(condition: Callable[[], Any], what: str) -> Any:
-    """Returns what a condition gives once it holds."""
     until = time.monotonic() + 60
     while not (found := condition()):
         assert time.monotonic() < until, what
@@ -114,7 +109,6 @@ def actors(address: str) -> list[int]:
 def test_answers_are_those_of_one_machine_to_the_byte(
     cluster: str, models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Predictions, warnings, rejected rows, and files of folders within are those of a run for each file; hidden files are none."""
     source, output = tmp_path / "in", tmp_path / "out"
     write(source / "a.parquet", 5000, more={17: LONG, 4500: None})
     write(source / "b/c.parquet", 300)
@@ -133,7 +127,6 @@ def test_answers_are_those_of_one_machine_to_the_byte(
 
 
 def test_a_killed_actor_loses_nothing_and_doubles_nothing(cluster: str, models: Path, tmp_path: Path) -> None:
-    """Killed with files half written, actors are replaced, and the output is to the byte that of a run without a kill."""
     source, output = tmp_path / "in", tmp_path / "out"
     for i in range(2):
         write(source / f"{i}.parquet", 9_000, more={5 + i: None})
@@ -176,7 +169,7 @@ def test_a_run_whose_driver_died_goes_on_with_what_is_not_there(
 
 
 def test_a_signal_stops_the_run(cluster: str, models: Path, tmp_path: Path) -> None:
-    """SIGTERM ends it with 143, and no actor goes on."""
+    """SIGTERM ends it with 143, and no actor is left."""
     for i in range(4):
         write(tmp_path / f"in/{i}.parquet", 9_000)
     with start(models, "--ray", cluster, tmp_path / "in", tmp_path / "out") as process:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,15 +15,15 @@ from typing import Any
 import httpx
 import pytest
 
+import raw_http
 import slow
 import tiny
 from application import rejected
-from conftest import Served, running, wait_until
+from conftest import Served, metric, running, wait_until
 
 pytestmark = pytest.mark.serial
 
 Serve = Callable[..., Any]
-TEXTS = ["good", "", "bad " * 3, "a great film", "dull " * 10, "fine film " * 12, "poor " * 30, "good bad " * 40]
 
 
 @pytest.fixture(name="slow_models", scope="module")
@@ -57,40 +55,14 @@ def client_of(served: Any, **headers: str) -> Iterator[httpx.Client]:
 
 
 def sample(client: httpx.Client, name: str) -> float:
-    """Returns the value of the only sample of a metric."""
-    [line] = [line for line in client.get("/metrics").text.splitlines() if re.match(rf"bertserve_{name}(\{{|\s)", line)]
-    return float(line.rpartition(" ")[2])
+    return metric(client.get("/metrics").text, name)
 
 
 def hang_up_on(served: Any, body: Any) -> socket.socket:
     """Sends a request over a plain socket, which is returned, and reads nothing."""
-    host, _, port = served.url.removeprefix("http://").partition(":")
-    raw = json.dumps(body).encode()
-    connection = socket.create_connection((host, int(port)))
-    connection.sendall(b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n%s" % (len(raw), raw))
+    connection = socket.create_connection(served.address)
+    connection.sendall(raw_http.post(body=json.dumps(body).encode()))
     return connection
-
-
-def test_clients_side_by_side_get_their_own_answers(service: Served) -> None:
-    """32 clients with texts of mixed lengths each get what the text gets alone."""
-    with client_of(service) as client:
-        expected = {text: client.post("/classify", json={"inputs": text}).json()[0] for text in TEXTS}
-    start = threading.Barrier(32)
-
-    def ask(number: int) -> None:
-        with client_of(service, **{"x-request-id": f"client-{number}"}) as client:
-            start.wait(20)
-            for turn in range(8):
-                texts = [TEXTS[(number + turn * step) % len(TEXTS)] for step in range(1, 2 + number % 4)]
-                response = client.post("/classify", json={"inputs": texts})
-                assert response.headers["x-request-id"] == f"client-{number}"
-                for text, result in zip(texts, response.json(), strict=True):
-                    assert [item["label"] for item in result] == [item["label"] for item in expected[text]]
-                    scores = [item["score"] for item in result]
-                    assert scores == pytest.approx([item["score"] for item in expected[text]], abs=1e-5)
-
-    with ThreadPoolExecutor(32) as pool:
-        list(pool.map(ask, range(32)))
 
 
 def test_a_client_that_hangs_up_frees_its_place(slow_service: Served) -> None:
@@ -108,7 +80,6 @@ def test_a_client_that_hangs_up_frees_its_place(slow_service: Served) -> None:
 
 
 def test_a_client_that_hangs_up_at_once_frees_its_place(slow_service: Served) -> None:
-    """It does not matter that the client left before anyone looked."""
     with client_of(slow_service) as client:
         cancelled = sample(client, "cancelled_total")
         hang_up_on(slow_service, {"inputs": ["good"] * 400}).close()
@@ -117,10 +88,9 @@ def test_a_client_that_hangs_up_at_once_frees_its_place(slow_service: Served) ->
 
 
 def test_a_client_that_hangs_up_while_it_sends_is_gone(service: Served) -> None:
-    """A body that never ends because its client left is counted as that, and is no error of the service."""
+    """A body that never ends because its client left is counted as such, not as an error of the service."""
     with client_of(service) as client:
-        host, _, port = service.url.removeprefix("http://").partition(":")
-        with socket.create_connection((host, int(port))) as connection:
+        with socket.create_connection(service.address) as connection:
             connection.sendall(b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n{")
             time.sleep(0.1)
         wait_until(lambda: 'status="499"' in client.get("/metrics").text)
@@ -129,14 +99,13 @@ def test_a_client_that_hangs_up_while_it_sends_is_gone(service: Served) -> None:
 
 
 def test_a_large_body_is_refused_while_it_is_sent(service: Served) -> None:
-    """A client that sends far too much gets its 413, and its connection goes on to work."""
+    """A client that sends far too much gets its 413, and its connection stays usable."""
     with client_of(service) as client:
         rejected(client.post("/classify", content=b" " * 20_000_000), 413, "too_large")
         assert client.post("/classify", json={"inputs": "good"}).status_code == 200
 
 
 def test_the_service_answers_others_while_a_large_request_runs(slow_service: Served) -> None:
-    """Probes are answered all the while a long text is read and keeps the inference threads busy."""
     with client_of(slow_service) as client, ThreadPoolExecutor(1) as pool:
         parameters, rows = {"window": "mean"}, sample(client, "batch_rows_sum")
         busy = pool.submit(
@@ -149,34 +118,6 @@ def test_the_service_answers_others_while_a_large_request_runs(slow_service: Ser
         assert busy.result().status_code == 200
         # a loop that waited for a run would answer one probe a run
         assert answered > 2 * (sample(client, "batch_rows_sum") - rows)
-
-
-def test_a_short_text_does_not_wait_for_a_long_list(slow_service: Served) -> None:
-    """A text that comes while a long list runs slips in between."""
-    with client_of(slow_service) as client, ThreadPoolExecutor(1) as pool:
-        long = pool.submit(httpx.post, f"{slow_service.url}/classify", json={"inputs": ["good"] * 60}, timeout=60)
-        wait_until(lambda: sample(client, "queue_items") > 10)
-        assert client.post("/classify", json={"inputs": "bad"}).status_code == 200
-        assert not long.done()
-        assert len(long.result().json()) == 60
-
-
-@pytest.mark.full_grid
-def test_sigterm_answers_what_was_accepted(slow_models: Path, serve: Serve) -> None:
-    """After SIGTERM what was accepted is answered, what comes is refused with 503 while that goes on, and the exit code is 0."""
-    with serve(slow_models, "--threads", "1") as served, client_of(served) as client, ThreadPoolExecutor(4) as pool:
-        accepted = [pool.submit(httpx.post, f"{served.url}/classify", json={"inputs": ["good"] * 10}, timeout=30) for _ in range(4)]
-        wait_until(lambda: sample(client, "queue_items") > 25)
-        served.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: client.get("/health/ready").status_code == 503)
-        rejected(client.post("/classify", json={"inputs": "bad"}), 503, "unavailable")
-        with client_of(served) as other:
-            rejected(other.post("/classify", json={"inputs": "bad"}), 503, "unavailable")
-            assert other.get("/health/live").status_code == 200
-        assert [(future.result().status_code, len(future.result().json())) for future in accepted] == [(200, 10)] * 4
-        assert served.process.wait(10) == 0
-        with pytest.raises(httpx.TransportError):
-            client.get("/health/live")
 
 
 def test_what_outlasts_the_grace_is_refused(slow_models: Path, serve: Serve) -> None:

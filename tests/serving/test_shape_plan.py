@@ -54,12 +54,10 @@ class Seen:
 
     @property
     def shapes(self) -> set[tuple[int, ...]]:
-        """The shapes of the token ids."""
         return {feed["input_ids"] for feed in self.fed}
 
 
 def encoding(length: int, masks: tuple[int, ...] = ()) -> Encoding:
-    """Returns an encoding of some length."""
     ids = np.array([2, *((5 + 3 * i + length) % 60 for i in range(length - 2)), 3], dtype=np.int64)
     return Encoding(ids, np.zeros(length, dtype=np.int64), masks=masks)
 
@@ -81,13 +79,11 @@ def test_a_batch_gets_the_least_shape_that_holds_it() -> None:
 
 
 def test_a_budget_cuts_the_rows() -> None:
-    """No shape is over the budget, but every length keeps its least rows."""
     assert {(1, 8), (2, 8), (4, 8), (1, 16), (1, 32)} == set(PLAN.within(40).shapes)
     assert {(1, 8), (1, 16), (1, 32)} == set(PLAN.within(1).shapes)
 
 
 def test_the_largest_shape_comes_first() -> None:
-    """Memory that the first run of the warm-up takes serves all others."""
     areas = [rows * length for rows, length in PLAN.shapes]
 
     assert SHAPES == set(PLAN.shapes)
@@ -106,7 +102,6 @@ def test_the_largest_shape_comes_first() -> None:
     ],
 )
 def test_a_plan_that_contradicts_itself_is_refused(fields: dict[str, Any], reason: str) -> None:
-    """What the scheduler relies on is checked when the bundle is read."""
     with pytest.raises(ValidationError, match=reason):
         ShapePlan.model_validate(fields)
 
@@ -127,7 +122,6 @@ def edited(path: Path, **changes: Any) -> Path:
     ],
 )
 def test_a_plan_that_does_not_fit_the_model_is_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
-    """The longest text must have a shape, and masks are planned where masks are."""
     with pytest.raises(files.BundleError, match=reason):
         files.load_bundle(edited(tiny.bundle(tmp_path), **changes))
 
@@ -186,7 +180,6 @@ def test_a_batch_is_filled_beyond_a_row_count() -> None:
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("task", list(tiny.OUTPUTS))
 def test_planned_runs_answer_as_exact_ones(tmp_path: Path, task: str, side: str) -> None:
-    """Whatever the batch, only planned shapes are run, and each text's outputs are those of its own exact run."""
     path = tiny.bundle(tmp_path, task=task)
     masks = task == "fill-mask"
     made, exact = planned(path, MASKED if masks else PLAN, side), planned(path, None, side)
@@ -208,7 +201,7 @@ def test_planned_runs_answer_as_exact_ones(tmp_path: Path, task: str, side: str)
 
 
 def by_lengths(path: Path) -> GraphSpec:
-    """Writes a graph on int32 ids and the lengths of rows: the sum of the ids that are no padding, over their number."""
+    """Writes a graph on int32 ids and the lengths of rows: the mean of the ids without padding."""
     nodes = [
         helper.make_node("Shape", ["input_ids"], ["width"], start=1),
         helper.make_node("Squeeze", ["width"], ["end"]),
@@ -247,7 +240,6 @@ def test_lengths_stand_for_the_mask(tmp_path: Path) -> None:
 
 
 def test_lengths_need_padding_on_the_right(tmp_path: Path) -> None:
-    """A manifest that pads on the left says nothing with lengths."""
     path = tiny.bundle(tmp_path)
     fields = json.loads((path / MANIFEST_FILE).read_text())
     fields["tokenizer"]["padding_side"] = "left"

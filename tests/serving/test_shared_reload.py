@@ -36,7 +36,6 @@ class Service:
     """
 
     def __init__(self, models: Path, **settings: Any) -> None:
-        """Loads the models of both workers."""
         self.log, self.is_alone = ReloadLog(2, self._send), False
         self._settings, self._folder = Settings(models=models, workers=2, threads=2, **settings), models.parent
         self.states = [self._started(index) for index in (0, 1)]
@@ -59,13 +58,11 @@ class Service:
 
 
 def reloader(state: AppState) -> SharedReloader:
-    """Returns what changes a worker's models."""
     assert isinstance(state.reloader, SharedReloader)
     return state.reloader
 
 
 def served(state: AppState) -> dict[str, str]:
-    """Returns name -> version of a worker's models."""
     return {name: model.bundle.version for name, model in state.registry.models.items()}
 
 
@@ -81,8 +78,6 @@ def following(states: list[AppState], check: Callable[[], Awaitable[None]]) -> N
 
 
 def refusing(state: AppState, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes a worker fail to load anything."""
-
     def load(bundle: Bundle) -> Model:
         raise BundleError("there is not enough memory.")
 
@@ -152,7 +147,7 @@ def test_a_worker_that_cannot_follow_is_named(models: Path, monkeypatch: pytest.
 
 
 def test_a_worker_that_comes_later_has_what_its_predecessor_had(models: Path) -> None:
-    """What was unloaded stays away, what was never loaded too, a broken bundle keeps nobody from the others, and what it missed it makes."""
+    """Unloaded and never loaded models stay away, a broken bundle does not stop the others, and a missed refresh is repeated."""
     tiny.bundle(models, "broken")
     tiny.bundle(models, "gone")
     service = Service(models, default={"classify": "gone"})

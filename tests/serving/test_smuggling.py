@@ -26,7 +26,6 @@ LETTERS = [*"abcdefghijklmnopqrstuvwxyz.!?<>/[]()", *"ABCDEFGHIJKLMNOPQRSTUVWXYZ
 
 
 def word_piece(specials: list[str]) -> tokenizers.Tokenizer:
-    """BERT's: punctuation is split off first."""
     pieces = [*specials, *LETTERS, *(f"##{letter}" for letter in LETTERS), "sep", "cls", "mask"]
     made = tokenizers.Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token=specials[UNKNOWN]))
     made.normalizer = normalizers.BertNormalizer(lowercase=True)
@@ -43,7 +42,6 @@ def whole_words(specials: list[str]) -> tokenizers.Tokenizer:
 
 
 def byte_pair(specials: list[str], *, ignore_merges: bool = False) -> tokenizers.Tokenizer:
-    """RoBERTa's: byte-level BPE, here without an unknown token."""
     pieces = [*specials, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     made = tokenizers.Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, [], ignore_merges=ignore_merges))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not ignore_merges)
@@ -137,7 +135,6 @@ def test_no_text_becomes_a_special_token(made: Callable[..., Tokenizer], text: s
 
 @given(text=TEXTS)
 def test_only_a_mask_spelled_as_such_is_one(made: Callable[..., Tokenizer], text: str) -> None:
-    """For fill-mask the mask token is read from the text, and no other special token is."""
     tokenizer = made(mask=True)
     assert tokenizer.mask is not None
     (tokens,) = tokenizer.tokenize([text])
@@ -158,7 +155,6 @@ def test_a_pair_is_not_split_by_its_texts(made: Callable[..., Tokenizer], a: str
 
 @pytest.mark.parametrize("spelled", ["[SEP]", "</s>", "[CLS]", "<s>", "good [SEP] who?"])
 def test_no_task_takes_a_special_token_from_its_texts(made: Callable[..., Tokenizer], spelled: str) -> None:
-    """Neither a passage, a question, a label, a template nor a text gives its model more special tokens than others do."""
     tokenizer, plain = made(), made(mask=True)
     passage = encode(question_answering, question_answering.Request(f"who {spelled}", f"it was {spelled} bad"), tokenizer).encodings[0]
     parameters = zero_shot.ZeroShotParameters(candidate_labels=[f"bad {spelled}"], hypothesis_template=f"{spelled} {{}}")
@@ -171,7 +167,6 @@ def test_no_task_takes_a_special_token_from_its_texts(made: Callable[..., Tokeni
 
 
 def test_the_place_of_a_spelled_token_is_kept(made: Callable[..., Tokenizer]) -> None:
-    """A span over a spelled special token is the caller's own text."""
     text = "good </s> bad [SEP] x"
     (tokens,) = made().tokenize([text])
 

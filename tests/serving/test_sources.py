@@ -42,7 +42,6 @@ FAKE = """
 
 @pytest.fixture(name="checkpoint")
 def checkpoint_folder(tmp_path: Path) -> Path:
-    """A folder that looks like a checkpoint."""
     folder = tmp_path / "own"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
@@ -68,12 +67,10 @@ def fake_exporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
 
 
 def settings(tmp_path: Path, *flags: str) -> Settings:
-    """Returns settings with a cache of the test's own."""
     return parse(Settings, ["--cache-dir", str(tmp_path / "cache"), *flags])
 
 
 def calls(tmp_path: Path) -> list[str]:
-    """Returns the command lines that the exporter was called with."""
     file = tmp_path / "cache/calls"
     return file.read_text().splitlines() if file.exists() else []
 
@@ -82,7 +79,6 @@ def calls(tmp_path: Path) -> list[str]:
 
 
 def test_a_checkpoint_is_served(checkpoint: Path, fake: Fake, tmp_path: Path) -> None:
-    """The folder that is served then holds the one bundle, by the folder's name."""
     served = with_sources(settings(tmp_path, "--model", str(checkpoint)))
 
     assert ["own"] == [path.name for path in find_bundles(served.models)]
@@ -112,12 +108,10 @@ def test_folders_of_models_are_served_too_where_they_are_given(models: Path, che
     ],
 )
 def test_what_is_no_folder_is_a_hub_id(text: str, source: Source) -> None:
-    """With a name before it, and a revision behind it."""
     assert source == read_source(text)
 
 
 def test_a_folder_may_have_a_name_of_its_own(checkpoint: Path) -> None:
-    """`NAME=FOLDER` names it; a folder with `=` in its own name is that folder."""
     odd = checkpoint.rename(checkpoint.with_name("a=b"))
     assert Source("mine", str(odd)) == read_source(f"mine={odd}")
     with pytest.raises(SettingsError, match="`a=b` is not a valid model name"):
@@ -140,7 +134,6 @@ def test_a_name_that_no_model_can_have_is_refused(text: str) -> None:
 
 
 def test_a_folder_of_bundles_is_told_apart(models: Path) -> None:
-    """The message names the flag that takes it."""
     with pytest.raises(StartError, match=f"`{models}` is a folder of bundles \\(tiny\\); give it with --models {models}"):
         read_source(str(models))
 
@@ -170,7 +163,7 @@ def test_the_second_start_takes_the_bundle(checkpoint: Path, fake: Fake, tmp_pat
 def test_a_bundle_without_int8_is_served_with_a_warning(
     checkpoint: Path, fake: Fake, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """bert-export ends with 4 where int8 cannot be had and fp32 is there; the next start takes that bundle too."""
+    """bert-export ends with 4 where int8 failed and fp32 is there; the next start uses that bundle too."""
     fake("import atexit, os; atexit.register(os._exit, 4)")
     flags = ("--model", str(checkpoint))
     first = with_sources(settings(tmp_path, *flags))
@@ -215,7 +208,7 @@ def test_the_base_of_an_adapter_is_a_part_of_it(place: str, part: str, checkpoin
 
 
 def test_the_steps_of_a_training_are_no_part_of_its_checkpoint(checkpoint: Path) -> None:
-    """A run that goes on beside the model which is served changes nothing of it, and its gigabytes are not read."""
+    """A checkpoint of a training in the same folder does not change the model, and its large files are not read."""
     before = read_source(str(checkpoint)).key([])
     shutil.copytree(checkpoint, checkpoint / "checkpoint-500")
 
@@ -244,7 +237,6 @@ def test_each_name_and_each_option_has_its_own_export(checkpoint: Path) -> None:
 
 
 def test_two_starts_at_once_export_once(checkpoint: Path, fake: Fake, tmp_path: Path) -> None:
-    """The one that comes second waits, and takes what the first one made."""
     fake("time.sleep(0.3)")
     source = read_source(str(checkpoint))
     # threads stand for processes: a lock is of the open file; the signals of an export are the main thread's
@@ -271,7 +263,6 @@ def test_a_cache_that_cannot_be_written_is_said(checkpoint: Path, fake: Fake, tm
 
 
 def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By default; XDG_CACHE_HOME moves it as it does others."""
     monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
     assert Path("/elsewhere/bertserve") == sources.cache_folder(Settings())
     monkeypatch.delenv("XDG_CACHE_HOME")
@@ -316,7 +307,6 @@ def test_a_precision_that_a_provider_lacks_is_wrong_usage(flags: list[str], chec
 
 
 def test_the_exports_error_is_the_commands(checkpoint: Path, fake: Fake, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Its one line stands alone, and its exit code is passed on."""
     fake('sys.exit("bert-export: the checkpoint cannot be read.")')
     with pytest.raises(SystemExit) as stopped:
         main(["serve", "--port", "0", "--model", str(checkpoint), "--cache-dir", str(tmp_path / "cache")])
@@ -328,7 +318,6 @@ def test_the_exports_error_is_the_commands(checkpoint: Path, fake: Fake, tmp_pat
 def test_what_is_missing_is_said_in_one_line(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without the extra `export`, with what to install; `check` says it as `serve` does."""
     monkeypatch.setattr(sources, "find_spec", lambda name: None if name in ("torch", "transformers") else object())
     flags = ["--model", str(checkpoint), "--cache-dir", str(tmp_path / "cache")]
 
@@ -339,7 +328,6 @@ def test_what_is_missing_is_said_in_one_line(
 
 
 def test_the_exporter_stands_beside_the_service() -> None:
-    """It is found under the name that the service itself is installed by."""
     assert "bertserve.export.cli" == sources.MODULE
 
 
@@ -393,7 +381,6 @@ def test_a_signal_ends_the_export_and_the_start(workers: str, number: signal.Sig
 
 
 def said(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
-    """Returns the one line that a start ends with."""
     assert 1 == main(["serve", "--port", "0", *argv])
     [line] = capsys.readouterr().err.splitlines()
     return line

@@ -26,7 +26,6 @@ TWO = ("--workers", "2", "--threads", "2")
 
 
 def classify(served: Served, inputs: Any, **headers: str) -> httpx.Response:
-    """Sends inputs to /classify and returns the answer."""
     return httpx.post(f"{served.url}/classify", json={"inputs": inputs}, headers=headers, timeout=30, trust_env=False)
 
 
@@ -73,22 +72,8 @@ def test_the_start_is_json_where_the_log_is(models: Path) -> None:
     assert all(datetime.fromisoformat(line["time"]).tzinfo for line in lines)
 
 
-def test_a_port_in_use_is_an_error(models: Path) -> None:
-    """A port that is taken ends the start with a code and a message that names it."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        command = [str(Path(sys.executable).with_name("bert-serve")), "serve", "--models", str(models), "--port", str(port)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 1
-    assert str(port) in done.stderr
-    assert "in use" in done.stderr
-    assert "listens on" not in done.stdout
-    assert "Traceback" not in done.stderr
-
-
 @pytest.mark.full_grid
 def test_sigint_stops_the_service_as_sigterm(models: Path, serve: Serve) -> None:
-    """Ctrl-C ends the service cleanly, without a traceback."""
     with serve(models) as served:
         served.process.send_signal(signal.SIGINT)
         served.process.wait(10)
@@ -96,14 +81,12 @@ def test_sigint_stops_the_service_as_sigterm(models: Path, serve: Serve) -> None
 
 
 def test_the_access_log_is_off_by_default(models: Path, serve: Serve) -> None:
-    """Without the flag a request that is answered leaves nothing in the log."""
     with serve(models) as served:
         classify(served, "good")
     assert served.lines() == []
 
 
 def test_the_log_can_be_json(models: Path, serve: Serve) -> None:
-    """With both flags each request is a JSON object a line, without its text."""
     with serve(models, "--access-log", "--log-format", "json") as served:
         classify(served, "swordfish", **{"x-request-id": "r-7"})
         classify(served, ["swordfish", 1], **{"x-request-id": "r-7"})
@@ -120,7 +103,6 @@ def test_the_log_can_be_json(models: Path, serve: Serve) -> None:
 
 
 def test_a_key_from_a_file_is_asked_for(models: Path, serve: Serve, tmp_path: Path) -> None:
-    """The key of `--api-key-file`, its line end not counted, opens the service, and is in no log."""
     (tmp_path / "key").write_text("swordfish\n")
     with serve(models, "--api-key-file", str(tmp_path / "key"), "--access-log") as served:
         rejected(classify(served, "good"), 401, "unauthorized")
@@ -129,7 +111,6 @@ def test_a_key_from_a_file_is_asked_for(models: Path, serve: Serve, tmp_path: Pa
 
 
 def failed(*flags: str) -> subprocess.CompletedProcess[str]:
-    """Runs a start that must fail."""
     command = [str(Path(sys.executable).with_name("bert-serve")), "serve", *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
@@ -156,11 +137,15 @@ def test_a_wrong_setting_that_workers_find_is_wrong_usage(models: Path) -> None:
     assert (2, 1) == (done.returncode, len(done.stderr.splitlines()))
 
 
-@pytest.mark.full_grid
-def test_a_port_in_use_is_said_before_any_worker_starts(models: Path) -> None:
+def test_a_port_in_use_is_an_error(models: Path) -> None:
+    """A port that is taken ends the start with a code and a message that names it, with two workers before either starts."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         one, two = failed_with_one_and_two("--models", str(models), "--port", port)
 
-    assert (1, one.stderr) == (two.returncode, two.stderr)
+    assert (1, one.stdout, one.stderr) == (one.returncode, two.stdout, two.stderr)
+    assert 1 == two.returncode
+    assert port in two.stderr
     assert "in use" in two.stderr
+    assert "listens on" not in two.stdout
+    assert "Traceback" not in two.stderr

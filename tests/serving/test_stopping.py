@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -20,7 +19,7 @@ import pytest
 import slow
 from application import rejected
 from closed_loop import Outcome, ask_until_refused
-from conftest import wait_until, without_shutdown
+from conftest import metric, wait_until, without_shutdown
 
 pytestmark = pytest.mark.serial
 
@@ -28,31 +27,22 @@ Serve = Callable[..., Any]
 TWO = ("--workers", "2", "--threads", "2")
 
 
-def address_of(served: Any) -> tuple[str, int]:
-    """Returns host and port of a service."""
-    host, _, port = served.url.removeprefix("http://").partition(":")
-    return host, int(port)
-
-
 def get(served: Any, path: str) -> httpx.Response:
-    """Returns an answer over a connection of its own."""
     return httpx.get(served.url + path, trust_env=False, timeout=30)
 
 
 def waits(served: Any) -> float:
-    """Returns the entries that wait."""
-    [value] = re.findall(r"^bertserve_queue_items (\S+)", get(served, "/metrics").text, re.MULTILINE)
-    return float(value)
+    return metric(get(served, "/metrics").text, "queue_items")
 
 
 @pytest.mark.parametrize("workers", [pytest.param((), id="one", marks=pytest.mark.full_grid), pytest.param(TWO, id="two")])
 def test_sigterm_under_load_loses_nothing(models: Path, serve: Serve, workers: tuple[str, ...]) -> None:
-    """Of many clients that never pause all get answers until nobody listens, the last ones a 503 that says when to come back."""
+    """Many clients that never pause all get answers until the service stops to listen; the last ones get 503 with Retry-After."""
     outcome = Outcome()
     with serve(models, *workers) as served:
 
         async def load() -> None:
-            asking = asyncio.create_task(ask_until_refused(address_of(served), 48, outcome=outcome, limit_s=30))
+            asking = asyncio.create_task(ask_until_refused(served.address, 48, outcome=outcome, limit_s=30))
             await asyncio.sleep(1)
             served.process.send_signal(signal.SIGTERM)
             await asking
@@ -70,7 +60,7 @@ def test_sigterm_under_load_loses_nothing(models: Path, serve: Serve, workers: t
 
 
 def test_readiness_is_red_while_the_service_goes_on(models: Path, serve: Serve) -> None:
-    """With `--pre-stop-delay-s` probes see red while requests, over new connections too, are answered; then it ends, and has refused nobody."""
+    """With `--pre-stop-delay-s` readiness fails while requests, over new connections too, are answered; then the service ends without a refusal."""
     with serve(models, "--pre-stop-delay-s", "1.5") as served:
         served.process.send_signal(signal.SIGTERM)
         wait_until(lambda: get(served, "/health/ready").status_code == 503)
@@ -78,7 +68,7 @@ def test_readiness_is_red_while_the_service_goes_on(models: Path, serve: Serve) 
         assert "1" == get(served, "/health/ready").headers["retry-after"]
         assert 200 == get(served, "/health/live").status_code
         assert 0 == served.process.wait(20)
-        assert [] == served.lines()  # a red probe is no request that was refused
+        assert [] == served.lines()  # a failed probe is not a refused request
 
 
 @pytest.mark.parametrize(
@@ -90,7 +80,7 @@ def test_readiness_is_red_while_the_service_goes_on(models: Path, serve: Serve) 
 )
 def test_what_is_half_sent_at_the_end_is_refused_in_peace(models: Path, serve: Serve, sent: bytes) -> None:
     """Half a head and half a body get a 503 of ours when the service stops, and leave no traceback."""
-    with serve(models) as served, socket.create_connection(address_of(served), timeout=20) as connection:
+    with serve(models) as served, socket.create_connection(served.address, timeout=20) as connection:
         connection.sendall(sent)
         assert 200 == get(served, "/health/live").status_code  # it was read by then
         served.process.send_signal(signal.SIGTERM)
@@ -104,7 +94,7 @@ def test_what_is_half_sent_at_the_end_is_refused_in_peace(models: Path, serve: S
 
 def test_an_idle_connection_is_closed_in_order(models: Path, serve: Serve) -> None:
     """A client that keeps a connection without a request sees its end, not a reset."""
-    with serve(models) as served, socket.create_connection(address_of(served), timeout=20) as connection:
+    with serve(models) as served, socket.create_connection(served.address, timeout=20) as connection:
         connection.sendall(b"GET /health/live HTTP/1.1\r\nhost: test\r\n\r\n")
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 OK\r\n")
         served.process.send_signal(signal.SIGTERM)
@@ -117,10 +107,11 @@ def test_an_idle_connection_is_closed_in_order(models: Path, serve: Serve) -> No
     assert f" INFO [{pid}] bertserve.server: shutdown finished after 0." in finished
 
 
-def test_a_second_interrupt_ends_one_worker_at_once(tmp_path: Path, serve: Serve) -> None:
-    """Who presses Ctrl-C twice does not wait for what was accepted; a second SIGTERM changes nothing."""
+@pytest.mark.parametrize("workers", [("--threads", "1"), pytest.param(TWO, marks=pytest.mark.full_grid)], ids=["one", "two"])
+def test_a_second_interrupt_ends_the_service_at_once(tmp_path: Path, serve: Serve, workers: tuple[str, ...]) -> None:
+    """A second Ctrl-C does not wait for accepted requests; a second SIGTERM changes nothing."""
     slow.bundle(tmp_path / "slow")
-    with serve(tmp_path / "slow", "--threads", "1", "--shutdown-timeout-s", "600") as served, ThreadPoolExecutor(1) as pool:
+    with serve(tmp_path / "slow", *workers, "--shutdown-timeout-s", "600") as served, ThreadPoolExecutor(1) as pool:
         cut = pool.submit(httpx.post, f"{served.url}/classify", json={"inputs": ["good"] * 500}, timeout=60, trust_env=False)
         wait_until(lambda: waits(served) > 400)
         served.process.send_signal(signal.SIGTERM)

@@ -22,7 +22,6 @@ from embedded import ROOT
 
 @pytest.fixture(autouse=True)
 def of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables of tests are small."""
     monkeypatch.setattr(onnx_file, "LEAST_BYTES", 1)
 
 
@@ -37,7 +36,7 @@ def graph_of(path: Path, tensors: dict[str, NDArray[Any]], nodes: list[tuple[str
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8, np.uint8])
 def test_tables_that_are_only_looked_up_are_found(tmp_path: Path, dtype: type) -> None:
-    """Not those that another operator reads too, or that are the indices of a lookup, or of another type."""
+    """Tables stay as they are if another operator reads them too, if they are indices, or if they have another type."""
     values = np.arange(6).reshape(3, 2).astype(dtype)
     tensors = {"table": values, "both": values, "matrix": values, "indices": np.array([1, 2]), "unused": values}
     nodes = [("Gather", ["table", "ids"]), ("Gather", ["both", "indices"]), ("MatMul", ["both", "matrix"])]
@@ -55,7 +54,6 @@ def test_small_tables_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_is_no_whole_graph_has_none_or_whole_ones(tmp_path: Path) -> None:
-    """A file that is cut anywhere, or altered, is onnxruntime's to refuse."""
     values = np.arange(8, dtype=np.int8).reshape(4, 2)
     path = graph_of(tmp_path / "g.onnx", {"table": values}, [("Gather", ["table", "ids"])])
     whole = path.read_bytes()
@@ -71,7 +69,6 @@ def test_what_is_no_whole_graph_has_none_or_whole_ones(tmp_path: Path) -> None:
 
 
 def test_sessions_read_the_table_that_they_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With another one in its place both of them answer by that."""
     loaded = files.load_bundle(tiny.bundle(tmp_path))
     graph = loaded.manifest.graphs[0]
     encoding = Encoding(np.array([2, 7, 8, 3]), np.zeros(4, dtype=np.int64))
@@ -90,7 +87,6 @@ def test_sessions_read_the_table_that_they_share(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("name", ["sentiment", "fill-mask"])
 def test_embedded_models_share_their_embeddings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of the file of a model, and a third of fill-mask's, is one table."""
     monkeypatch.undo()
     file = ROOT / "models" / name / "model.cpu.int8.onnx"
     (table,) = read_tables(file).values()

@@ -7,20 +7,12 @@ from typing import Any
 
 import pytest
 
-from application import LONG, Send, answered, call, post, rejected
+from application import LONG, Send, answered, call, post, posted, rejected
 
 PAIR = ["good film", "bad"]
 
 
-def asked(api: Send, path: str, **body: Any) -> Any:
-    """Returns the result of a request that must succeed."""
-    response = post(api, body, path=path)
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
 def refused(api: Send, path: str, **body: Any) -> str:
-    """Returns the message of a request that must be 422."""
     return rejected(post(api, body, path=path), 422, "invalid_value")
 
 
@@ -37,19 +29,17 @@ def refused(api: Send, path: str, **body: Any) -> str:
     ],
 )
 def test_texts_and_pairs_are_classified(api: Send, inputs: Any, same: Any) -> None:
-    """Two texts in a list are a pair, whose answer is a flat list; lists in a list are a batch, whose answer has a list for each."""
     expected = answered(api, "/classify", same)
     batch = isinstance(inputs, list) and not any(isinstance(each, str) for each in inputs)
 
-    assert (expected if batch else expected[0]) == asked(api, "/predict", inputs=inputs)
+    assert (expected if batch else expected[0]) == posted(api, "/predict", inputs=inputs)
 
 
 def test_raw_scores_are_logits(api: Send) -> None:
-    """`raw_scores` leaves out the softmax; `truncate` and the direction that there is are taken, `left` is not."""
     expected = answered(api, "/classify", "good", function_to_apply="none")
     more = {"truncate": True, "truncation_direction": "Right", "model": "classifier"}
 
-    assert expected[0] == asked(api, "/predict", inputs="good", raw_scores=True, **more)
+    assert expected[0] == posted(api, "/predict", inputs="good", raw_scores=True, **more)
     assert "`truncation_direction` is wrong" in refused(api, "/predict", inputs="good", truncation_direction="Left")
 
 
@@ -60,15 +50,14 @@ def test_more_than_two_texts_are_no_sequence(api: Send, inputs: Any) -> None:
 
 
 def test_long_texts_are_cut_or_refused(api: Send) -> None:
-    """As everywhere: cut with a warning, or an error on request."""
     assert "1" == post(api, {"inputs": LONG}, path="/predict").headers["x-truncated"]
     assert "60 tokens" in refused(api, "/predict", inputs=LONG, truncate=False)
 
 
 def test_each_token_has_a_vector(api: Send) -> None:
     """Those of `/embed` with the pooling `none`, not normalized; one text makes a list of one."""
-    expected = asked(api, "/embed", inputs=["good film"], pooling="none", prompt_name="query", normalize=False)
-    found = asked(api, "/embed_all", inputs="good film", prompt_name="query", truncate=True, truncation_direction="Left")
+    expected = posted(api, "/embed", inputs=["good film"], pooling="none", prompt_name="query", normalize=False)
+    found = posted(api, "/embed_all", inputs="good film", prompt_name="query", truncate=True, truncation_direction="Left")
 
     assert expected == found
     assert [6] == [len(tokens) for tokens in found]
@@ -81,36 +70,34 @@ def test_no_model_has_sparse_vectors(api: Send) -> None:
 def test_bodies_of_shared_paths_are_read(api: Send) -> None:
     """What its clients send to `/embed`, `/similarity` and `/rerank` means the same there, upper case included."""
     options = {"truncate": True, "truncation_direction": "Right"}
-    embedded = asked(api, "/embed", inputs="good", normalize=True, prompt_name=None, dimensions=2, **options)
+    embedded = posted(api, "/embed", inputs="good", normalize=True, prompt_name=None, dimensions=2, **options)
     assert [2] == [len(vector) for vector in embedded]
-    ranked = asked(api, "/rerank", query="good", texts=["bad"], raw_scores=False, return_text=True, **options)
+    ranked = posted(api, "/rerank", query="good", texts=["bad"], raw_scores=False, return_text=True, **options)
     assert [(0, "bad")] == [(each["index"], each["text"]) for each in ranked]
-    compared = asked(api, "/similarity", inputs={"source_sentence": "good", "sentences": ["bad"]}, parameters=options)
+    compared = posted(api, "/similarity", inputs={"source_sentence": "good", "sentences": ["bad"]}, parameters=options)
     assert 1 == len(compared)
 
 
 def test_tokens_are_shown_with_their_places(api: Send) -> None:
-    """Ids are those that the model reads, special tokens without a place; `start` and `stop` count code points of the text."""
-    (tokens,) = asked(api, "/tokenize", inputs="\U0001f600 good", model="classifier")
+    """The ids are the model's input, special tokens have no place, and `start` and `stop` count code points of the text."""
+    (tokens,) = posted(api, "/tokenize", inputs="\U0001f600 good", model="classifier")
 
     assert ["[CLS]", "\U0001f600", "good", "[SEP]"] == [token["text"] for token in tokens]
     assert [None, (0, 1), (2, 6), None] == [None if token["special"] else (token["start"], token["stop"]) for token in tokens]
     assert [2, 3] == [tokens[0]["id"], tokens[-1]["id"]]
-    assert tokens[1:-1] == asked(api, "/tokenize", inputs=["\U0001f600 good"], model="classifier", add_special_tokens=False)[0]
+    assert tokens[1:-1] == posted(api, "/tokenize", inputs=["\U0001f600 good"], model="classifier", add_special_tokens=False)[0]
 
 
 def test_long_texts_are_tokenized_whole(api: Send) -> None:
-    """No token is cut off, however short the model's texts are."""
-    assert [62, 2] == [len(tokens) for tokens in asked(api, "/tokenize", inputs=[LONG, ""], model="classifier")]
+    assert [62, 2] == [len(tokens) for tokens in posted(api, "/tokenize", inputs=[LONG, ""], model="classifier")]
 
 
 def test_ids_become_texts(api: Send) -> None:
-    """One list of ids, or several; special tokens on request."""
-    ids = [token["id"] for token in asked(api, "/tokenize", inputs="good film", model="classifier")[0]]
+    ids = [token["id"] for token in posted(api, "/tokenize", inputs="good film", model="classifier")[0]]
 
-    assert ["good film"] == asked(api, "/decode", ids=ids, model="classifier")
-    assert ["good film", "[CLS]"] == asked(api, "/decode", ids=[ids[1:-1], ids[:1]], skip_special_tokens=False, model="classifier")
-    assert [] == asked(api, "/decode", ids=[], model="classifier")
+    assert ["good film"] == posted(api, "/decode", ids=ids, model="classifier")
+    assert ["good film", "[CLS]"] == posted(api, "/decode", ids=[ids[1:-1], ids[:1]], skip_special_tokens=False, model="classifier")
+    assert [] == posted(api, "/decode", ids=[], model="classifier")
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,11 @@ TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=9), 
 
 
 def packed(texts: list[str]) -> bytes:
-    """Returns texts in their binary form."""
     return b"".join(struct.pack("<I", len(text.encode())) + text.encode() for text in texts)
 
 
 @given(TEXTS)
 def test_binary_texts_come_back(texts: list[str]) -> None:
-    """What an answer packs, a request reads, whatever the texts are."""
     data = Output(np.array(texts, object), binary=True).packed()
 
     assert packed(texts) == data
@@ -68,7 +66,6 @@ TENSOR = st.fixed_dictionaries(
 
 @given(st.fixed_dictionaries({"inputs": st.lists(TENSOR, max_size=3) | JSON}), st.binary(max_size=16), st.integers(-20, 3) | st.none())
 def test_any_body_is_read_or_refused(value: Any, rest: bytes, off: int | None) -> None:
-    """Wrong types, wrong lengths and wrong headers are all the caller's errors."""
     head = json.dumps(value).encode()
     try:
         _, tensors = read_infer_body(head + rest, None if off is None else str(len(head) + off))
@@ -86,7 +83,6 @@ def test_any_bytes_at_all_are_refused(raw: bytes, header: str) -> None:
 
 
 def test_an_answer_may_have_both_forms() -> None:
-    """Binary outputs follow the JSON, whose length is in the header; the others are in it."""
     outputs = {
         "a": Output(np.array([[1, 2], [3, 4]], np.float32), binary=True),
         "b": Output(np.array([5], np.int64), binary=False),

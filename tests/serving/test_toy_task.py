@@ -39,7 +39,6 @@ def one_more_task() -> Iterator[None]:
 
 @pytest.fixture(name="folder", scope="module")
 def its_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a bundle of the task."""
     folder = tmp_path_factory.mktemp("models")
     tiny.bundle(folder, "toy", task=toy_task.TASK)
     return folder
@@ -47,14 +46,12 @@ def its_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="api", scope="module")
 def service(folder: Path) -> Iterator[Send]:
-    """Sends requests to a service with that bundle."""
     with started(folder) as send:
         yield send
 
 
 @pytest.mark.parametrize("path", ["/count", "/models/toy", "/", "/invocations"])
 def test_it_is_answered_at_every_path(api: Send, path: str) -> None:
-    """One input, a list, and parameters; in JSON Lines too."""
     assert RESULT == api("POST", path, json={"inputs": PAIR}).json()
     assert [RESULT, OTHER_RESULT] == api("POST", path, json={"inputs": [PAIR, OTHER]}).json()
     assert 10 == api("POST", path, json={"inputs": PAIR, "parameters": {"factor": 2}}).json()["tokens"]
@@ -70,7 +67,6 @@ def test_wrong_bodies_are_refused_as_those_of_other_tasks(api: Send) -> None:
 
 
 def test_it_is_described(api: Send) -> None:
-    """By its paths of information, among the models, and in OpenAPI."""
     assert ("toy", ["/count"], ["/count"]) == tuple(api("GET", "/count/info").json()[key] for key in ("name", "endpoints", "default_of"))
     assert 200 == api("GET", "/count/health").status_code
     post = api("GET", "/openapi.json").json()["paths"]["/count"]["post"]
@@ -105,7 +101,6 @@ def test_it_has_a_form_on_the_playground(api: Send) -> None:
 
 @pytest.mark.parametrize("flags", [[], ["--left", "first", "--right", "second"]])
 def test_files_are_scored_by_it(folder: Path, tmp_path: Path, flags: list[str]) -> None:
-    """From the columns of its inputs, which flags can name."""
     left, right = flags[1::2] or ["left", "right"]
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text(json.dumps({left: "a good film", right: "a book"}) + "\n", "utf-8")
@@ -116,7 +111,6 @@ def test_files_are_scored_by_it(folder: Path, tmp_path: Path, flags: list[str]) 
 
 
 def test_a_graph_of_other_widths_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the spec says how many values there are."""
     graph = tiny.graph
     monkeypatch.setattr(tiny, "graph", lambda task, **options: graph(task, **options | {"labels": 2}))
     tiny.bundle(tmp_path, "toy", task=toy_task.TASK)
@@ -152,7 +146,6 @@ def _count_tokens(request: _Length, model: TaskModel) -> TaskRun:
 
 
 def test_a_task_in_the_list_is_served(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its endpoint, its models, its documents and the discriminator follow from its spec."""
     spec = replace(
         classify.SPEC,
         name="token-counting",

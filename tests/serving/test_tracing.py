@@ -43,22 +43,18 @@ class Collector(http.server.ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """Its base address."""
         return f"http://127.0.0.1:{self.server_port}"
 
     @property
     def spans(self) -> list[Span]:
-        """All spans that came."""
         scopes = [scope for export in self.exports for resource in export.resource_spans for scope in resource.scope_spans]
         return [span for scope in scopes for span in scope.spans]
 
     def one(self, name: str) -> Span:
-        """Returns the only span of that name."""
         [span] = [span for span in self.spans if span.name == name]
         return span
 
     def resources(self) -> list[dict[str, Any]]:
-        """Returns the attributes of who sent, of each export."""
         return [values(resource.resource) for export in self.exports for resource in export.resource_spans]
 
 
@@ -81,7 +77,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(name="collector")
 def collector_on_loopback() -> Iterator[Collector]:
-    """A collector that listens."""
     with Collector() as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -91,7 +86,6 @@ def collector_on_loopback() -> Iterator[Collector]:
 
 
 def values(carrier: Any) -> dict[str, Any]:
-    """Returns the attributes of a span or a resource."""
     return {item.key: getattr(item.value, item.value.WhichOneof("value")) for item in carrier.attributes}
 
 
@@ -121,7 +115,6 @@ def ask(models: Path, collector: Collector, body: Any, *, path: str = "/classify
 
 
 def test_a_request_is_a_span_with_its_stages(models: Path, collector: Collector) -> None:
-    """A server span has the queue, the tokenizer, the run and the decoding below it, in this order and within it."""
     ask(models, collector, {"inputs": "good"}, x_request_id="mine-1")
     server = collector.one("POST /classify")
     children = sorted(
@@ -149,7 +142,6 @@ def test_a_request_is_a_span_with_its_stages(models: Path, collector: Collector)
 
 
 def test_a_batch_is_a_span_that_links_its_requests(models: Path, collector: Collector) -> None:
-    """Requests that ran together are links of one span, which is of no request's trace; and each request's run links that span."""
     engine = FakeEngine()
     service = faked(models, engine)
 
@@ -228,7 +220,7 @@ def test_two_traceparents_are_none(collector: Collector) -> None:
 
 
 def test_what_the_caller_does_not_record_is_not_recorded(models: Path, collector: Collector) -> None:
-    """A trace that its root chose not to record sends no span, and its ids go on."""
+    """A trace that its root chose not to record sends no span, but its ids are passed on."""
     answer = ask(models, collector, {"inputs": "good"}, traceparent=f"00-{CALLER}-{PARENT}-00")
     assert [] == collector.spans
     assert f'traceparent;desc="00-{CALLER}-' in answer.headers["server-timing"]
@@ -251,7 +243,6 @@ def test_no_span_has_the_text_of_a_caller(models: Path, collector: Collector) ->
 
 
 def test_what_a_caller_did_wrong_is_no_error_of_the_service(models: Path, collector: Collector) -> None:
-    """A refused request is not marked as an error, by the conventions of servers."""
     assert 422 == ask(models, collector, {"inputs": 1}).status_code
     server = collector.one("POST /classify")
     assert 422 == values(server)["http.response.status_code"]
@@ -279,8 +270,6 @@ def test_a_run_that_fails_is_an_error_of_its_batch_and_of_the_request(models: Pa
 
 
 def test_probes_and_scrapes_are_not_traced(models: Path, collector: Collector) -> None:
-    """What comes every few seconds makes no span; everything else does, by its route."""
-
     async def check(client: httpx.AsyncClient) -> None:
         for path in ("/health/live", "/health/ready", "/metrics", "/ping", "/models/tiny/info"):
             assert (await client.get(path)).status_code == 200
@@ -290,7 +279,6 @@ def test_probes_and_scrapes_are_not_traced(models: Path, collector: Collector) -
 
 
 def test_a_long_text_waits_before_its_tokenizer_too(models: Path, collector: Collector) -> None:
-    """A text that an inference thread tokenizes waits twice in the queue: before that, and before its run."""
     ask(models, collector, {"inputs": LONG * 40})
     named = [span.name for span in sorted(collector.spans, key=lambda span: span.start_time_unix_nano) if span.parent_span_id]
     assert ["queue", "tokenize", "queue", "run", "decode"] == named
@@ -313,7 +301,6 @@ def test_the_first_lines_of_a_stream_are_traced(models: Path, collector: Collect
 
 
 def test_log_lines_have_the_trace(models: Path, collector: Collector, caplog: pytest.LogCaptureFixture) -> None:
-    """The lines of a request, those of errors too, name the trace and the span; a probe's have none."""
     caplog.set_level(logging.INFO)
 
     async def check(client: httpx.AsyncClient) -> None:
@@ -342,13 +329,12 @@ def test_who_sends_is_described_and_variables_say_more(models: Path, collector: 
 
 
 def test_the_sdk_can_be_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OTEL_SDK_DISABLED turns traces off, whatever the setting says."""
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     assert Tracer.to("http://127.0.0.1:1") is None
 
 
 def test_a_collector_that_is_away_disturbs_nobody(models: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests are answered while nobody takes their spans, the end does not wait for them, and the log has no text of a caller."""
+    """Requests are answered without a receiver of spans, the shutdown does not wait for them, and the log has no text of a caller."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     tracer = Tracer.to("http://127.0.0.1:1/v1/traces")
     assert tracer is not None
@@ -366,8 +352,6 @@ def test_a_collector_that_is_away_disturbs_nobody(models: Path, caplog: pytest.L
 
 
 def test_nothing_of_it_is_there_where_it_is_off(models: Path) -> None:
-    """Without the setting no answer names a trace, whatever the caller sends."""
-
     async def check(client: httpx.AsyncClient) -> httpx.Response:
         return await client.post("/classify", json={"inputs": "good"}, headers={"traceparent": TRACEPARENT})
 
@@ -383,7 +367,6 @@ def test_a_missing_extra_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("address", ["localhost:4318", "grpc://localhost:4317", "http://", "http://user:secret@host", "http://host/?key=1"])
 def test_an_address_that_is_none_is_refused(address: str) -> None:
-    """An address is of HTTP, with a host; keys go into OTEL_EXPORTER_OTLP_HEADERS."""
     with pytest.raises(SettingsError, match=r"--otlp-endpoint .* must be an http or https address, such as http://localhost:4318"):
         parse(Settings, ["--otlp-endpoint", address])
 

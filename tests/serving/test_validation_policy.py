@@ -19,7 +19,6 @@ from bertserve.service.settings import Settings
 
 
 def agreement(measure: Any, value: float | None, decisions: int | None, worst: float | None = None) -> Agreement:
-    """Returns the record of an agreement."""
     return Agreement(measure=measure, value=value, decisions=decisions, worst=worst)
 
 
@@ -88,11 +87,6 @@ def test_few_samples_say_little(samples: int, share: float, low: float, high: fl
     assert (low, high) == pytest.approx(agreement_range(share, samples), abs=5e-4)
 
 
-def test_without_a_floor_no_validation_is_asked_for(models: Path) -> None:
-    """By default a bundle without a validation report is served, as before."""
-    assert ["tiny"] == list(build(Settings(models=models)).registry.models)
-
-
 @pytest.mark.parametrize(
     ("flags", "named"), [({"require_validation": True}, "--require-validation is set"), ({"min_agreement": 0.0}, "--min-agreement is 0.0")]
 )
@@ -121,16 +115,6 @@ def test_a_bundle_below_the_floor_is_refused(tmp_path: Path) -> None:
     assert [] == [fact for fact in facts if fact not in error.value.message]
 
 
-def test_the_floor_is_for_the_graph_that_is_served(tmp_path: Path) -> None:
-    [graph] = load_bundle(measured(tmp_path, label_agreement=0.5)).manifest.graphs
-    other = graph.model_copy(update={"evidence": graph.evidence.model_copy(update={"agreement": agreement("label", 1.0, 18)})})
-    floor = ValidationPolicy(min_agreement=0.99)
-
-    floor.check("measured", other)
-    with pytest.raises(BundleError):
-        floor.check("measured", graph)
-
-
 @pytest.mark.parametrize("value", ["1.01", "-0.1", "nan", "high"])
 def test_a_floor_that_is_no_share_is_a_usage_error(models: Path, capsys: pytest.CaptureFixture[str], value: str) -> None:
     """Exit code 2, naming the flag."""
@@ -139,7 +123,6 @@ def test_a_floor_that_is_no_share_is_a_usage_error(models: Path, capsys: pytest.
 
 
 def test_a_refused_bundle_ends_the_command_with_1(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line, no traceback; the flag needs no value."""
     assert 1 == main(["check", "--models", str(models), "--require-validation"])
     assert capsys.readouterr().err.startswith("bert-serve: bundle `tiny`, graph cpu/fp32: its manifest has no validation report")
 
@@ -152,7 +135,6 @@ def test_the_embedded_bundles_have_validation() -> None:
 
 
 def test_agreement_by_construction_of_an_older_export_is_none() -> None:
-    """The embedded `embed` was exported before cosine similarity was measured: its label agreement of 1.0 is of no label."""
     found = {path.name: load_bundle(path).manifest.graphs[0].evidence.agreement for path in EMBEDDED.iterdir() if path.is_dir()}
 
     assert found["embed"] is None
@@ -173,7 +155,6 @@ def test_agreement_by_construction_of_an_older_export_is_none() -> None:
     ],
 )
 def test_what_an_older_export_recorded_counts_where_it_could_fail(tmp_path: Path, bundle: dict[str, Any], expected: str | None) -> None:
-    """Vectors, single scores and independent labels were given full agreement whatever they were."""
     [graph] = load_bundle(measured(tmp_path, bundle=bundle, label_agreement=1.0)).manifest.graphs
     found = graph.evidence.agreement
 
@@ -182,7 +163,6 @@ def test_what_an_older_export_recorded_counts_where_it_could_fail(tmp_path: Path
 
 @pytest.mark.parametrize("found", [agreement("span_f1", None, 0), agreement("set_f1", None, 0), agreement("spearman", None, 0)])
 def test_a_floor_refuses_what_was_not_measured(tmp_path: Path, found: Agreement) -> None:
-    """No input had anything to decide, which is no agreement."""
     measured(tmp_path, label_agreement=None, agreement=found)
 
     with pytest.raises(BundleError, match="was not measured on any input"):
@@ -238,7 +218,6 @@ def test_int8_without_a_decision_is_low(precision: str, low: bool) -> None:
     ],
 )
 def test_a_table_names_the_measure(found: Agreement | None, expected: str) -> None:
-    """The share of equal answers needs no name."""
     assert expected == summarize_agreement(found)
 
 
@@ -277,7 +256,6 @@ def spec(provider: str, precision: str, measured_on: str, **evidence: Any) -> Gr
 def test_validation_counts_for_what_was_measured(
     floor: ValidationPolicy, provider: str, precision: str, measured_on: str, named: str | None
 ) -> None:
-    """A graph for a GPU that was exported on a machine without one was measured on the CPU, which says nothing of half precision."""
     graph = spec(provider, precision, measured_on)
     if named is None:
         floor.check("tiny", graph)
@@ -319,5 +297,4 @@ def test_int8_of_other_kernels_is_warned_of(
 
 
 def test_without_a_policy_validation_of_another_provider_is_served() -> None:
-    """By default a validation report is only shown."""
     ValidationPolicy().check("tiny", spec("cuda", "fp16", "cpu"))

@@ -47,12 +47,10 @@ class Simulation:
         self.made = 0
 
     def at(self, time: float, what: Callable[[], None]) -> None:
-        """Lets something happen at a time."""
         self.made += 1
         heapq.heappush(self.events, (time, self.made, what))
 
     def busy_s(self) -> float:
-        """Returns what the scheduler says of the inference threads."""
         return sum(max(end - self.now, 0.0) for _, end in self.runs.values()) if len(self.runs) == self.threads else 0.0
 
     def arrive(self, *lengths: int) -> None:
@@ -73,7 +71,6 @@ class Simulation:
         self._start()
 
     def play(self, until: float = float("inf")) -> None:
-        """Lets everything happen until a time."""
         while self.events and self.events[0][0] <= until:
             self.now, _, what = heapq.heappop(self.events)
             what()
@@ -129,7 +126,6 @@ def with_documents(dice: random.Random) -> tuple[int, ...]:
 
 
 def within_twice(predicted: float, real: float) -> bool:
-    """Whether two waits are within a factor of two."""
     return predicted <= 2 * real and real <= 2 * predicted
 
 
@@ -159,7 +155,7 @@ def test_the_predicted_wait_of_texts_that_share_runs_is_an_upper_bound(threads: 
 @pytest.mark.parametrize("key", [pytest.param(None, marks=pytest.mark.full_grid), "model"])
 @pytest.mark.parametrize("max_queue_tokens", [5_000, 10**6], ids=["queue_full", "deadline"])
 def test_who_comes_again_after_retry_after_is_admitted(key: str | None, max_queue_tokens: int) -> None:
-    """If nobody else came meanwhile, nine in ten are admitted at the time that they were told, and nearly all a tenth later."""
+    """Without other clients nine in ten are admitted at the announced time, and nearly all a tenth later."""
     refused_again = {1.0: 0, 1.1: 0}
     for seed in range(60):
         for factor in refused_again:

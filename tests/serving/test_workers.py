@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,7 +39,7 @@ from bertserve.service.serving.build import build
 from bertserve.service.serving.held_bytes import HeldBytes
 from bertserve.service.serving.workers import WorkerContext
 from bertserve.service.settings import Settings, parse
-from conftest import wait_until
+from conftest import metric, wait_until
 
 pytestmark = pytest.mark.serial
 
@@ -75,14 +75,11 @@ def workers_of(served: Any) -> dict[int, int]:
 
 def answered(client: httpx.Client) -> float:
     """Returns how many requests the metrics page counts as answered with 200."""
-    return sum(
-        float(value) for value in re.findall(r'bertserve_requests_total\{[^}]*status="200"[^}]*\} (\S+)', client.get("/metrics").text)
-    )
+    return metric(client.get("/metrics").text, "requests_total", status="200")
 
 
 @pytest.mark.parametrize(("total", "workers", "shares"), [(8, 2, [4, 4]), (3, 2, [2, 1]), (7, 4, [2, 2, 2, 1]), (5, 1, [5])])
 def test_a_total_is_divided_among_the_workers(total: int, workers: int, shares: list[int]) -> None:
-    """Shares add up to the total and differ by one at most."""
     assert shares == [WorkerContext(index, workers).share(total) for index in range(workers)]
 
 
@@ -100,7 +97,6 @@ def test_info_has_totals_and_the_workers_share(models: Path) -> None:
 
 
 def test_every_worker_has_a_thread_by_default(models: Path) -> None:
-    """More workers than cores get an inference thread each all the same."""
     made = [build(Settings(models=models, workers=250, max_batch_tokens=64), WorkerContext(index, 250)) for index in (0, 249)]
 
     assert [1, 1] == [min(service.worker["threads"], 1) for service in made]
@@ -201,7 +197,7 @@ def test_a_listener_that_leaves_takes_nothing_more() -> None:
 
 
 def test_a_worker_with_a_dead_thread_makes_room_for_another() -> None:
-    """A worker goes on while its inference threads live, and ends when they do not."""
+    """A worker stays alive while its inference threads do, and ends with them."""
 
     async def run() -> list[bool]:
         scheduler = Scheduler(RequestQueue(max_batch_tokens=64, max_queue_tokens=64), threads=1)
@@ -226,7 +222,6 @@ def test_a_worker_with_a_dead_thread_makes_room_for_another() -> None:
 
 
 def test_all_workers_answer_and_any_page_counts_all_requests(models: Path, serve: Serve) -> None:
-    """Connections are spread over both workers, and each of them gives the same sums."""
     with serve(models, *TWO) as served, clients_of(served, 8) as clients:
         for client in clients:
             assert 200 == client.post("/classify", json={"inputs": ["good", "bad"]}).status_code
@@ -287,7 +282,7 @@ def test_a_worker_that_hangs_is_replaced(models: Path, serve: Serve) -> None:
 
 @pytest.mark.full_grid
 def test_a_machine_that_stood_still_costs_no_worker(models: Path, serve: Serve) -> None:
-    """Whoever is paused together with the supervisor, by a container's runtime perhaps, has not hung, though it goes on later."""
+    """A worker that is paused together with the supervisor, for example by a container's runtime, does not count as hung later."""
     with serve(models, *TWO) as served:
         before = workers_of(served)
         everyone = [served.process.pid, *before.values()]
@@ -382,28 +377,10 @@ def test_a_signal_drains_all_workers(tmp_path: Path, serve: Serve, number: int) 
 
 
 def waiting(client: httpx.Client) -> float:
-    """Returns the entries that wait, of all workers."""
-    [value] = re.findall(r"^bertserve_queue_items (\S+)", client.get("/metrics").text, re.MULTILINE)
-    return float(value)
-
-
-@pytest.mark.full_grid
-def test_a_second_interrupt_ends_at_once(tmp_path: Path, serve: Serve) -> None:
-    """Who presses Ctrl-C twice does not wait for what was accepted."""
-    slow.bundle(tmp_path / "slow")
-    with serve(tmp_path / "slow", *TWO) as served, clients_of(served, 1) as [client], ThreadPoolExecutor(1) as pool:
-        cut: Future[Any] = pool.submit(httpx.post, f"{served.url}/classify", json={"inputs": ["good"] * 400}, timeout=60)
-        wait_until(lambda: waiting(client) > 300)
-        served.process.send_signal(signal.SIGINT)
-        wait_until(lambda: client.get("/health/ready").status_code == 503)
-        served.process.send_signal(signal.SIGINT)
-        assert 0 == served.process.wait(10)
-        with pytest.raises(httpx.TransportError):
-            cut.result()
+    return metric(client.get("/metrics").text, "queue_items")
 
 
 def test_no_worker_outlives_its_supervisor(models: Path, serve: Serve) -> None:
-    """When the supervisor is killed its workers end and the port is free."""
     with serve(models, *TWO) as served:
         served.process.kill()
         reader = threading.Thread(target=served.process.stdout.read)  # ends when the last of them has closed it
@@ -415,7 +392,6 @@ def test_no_worker_outlives_its_supervisor(models: Path, serve: Serve) -> None:
 
 
 def test_replaced_workers_take_no_more_memory(models: Path, serve: Serve) -> None:
-    """A worker counts on in the files of the one that it replaces: they are as many as before, and no count and no histogram falls."""
     with serve(models, *TWO) as served:
         folder = folder_of(served)
         with clients_of(served, 4) as clients:
@@ -439,7 +415,6 @@ def folder_of(served: Any) -> Path:
 
 
 def room(folder: Path) -> int:
-    """Returns the bytes that the metrics in a folder take."""
     return sum(path.stat().st_blocks * 512 for path in folder.glob("*.db"))
 
 

@@ -49,20 +49,16 @@ class Target:
 
     @property
     def over(self) -> bool:
-        """Whether no more requests are to be sent."""
         return time.monotonic() >= self.until
 
     @property
     def left_s(self) -> float:
-        """Seconds for which a socket may block."""
         return max(self.until + self.patience_s - time.monotonic(), 0.01)
 
     def share(self, count: int) -> int:
-        """Returns how many of so many connections are this attacker's."""
         return -(-count // self.parallel)
 
     def as_admin(self) -> Target:
-        """Returns the same with the key that may change models."""
         return replace(self, key=self.admin_key)
 
     def pause(self, seconds: float) -> bool:
@@ -85,7 +81,6 @@ class Target:
             raise
 
     def connect_tcp(self) -> socket.socket:
-        """Returns a new connection without TLS."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=self.left_s)
 
     def head(self, method: str, path: str, *headers: bytes) -> bytes:
@@ -94,7 +89,6 @@ class Target:
         return b"\r\n".join([f"{method} {path} HTTP/1.1".encode(), b"host: t", *key, *headers]) + b"\r\n\r\n"
 
     def post(self, path: str, body: bytes, *headers: bytes) -> bytes:
-        """Returns a whole request."""
         return self.head("POST", path, b"content-length: %d" % len(body), *headers) + body
 
     @contextmanager
@@ -138,7 +132,7 @@ def read_answer(connection: socket.socket, target: Target) -> tuple[int, bool]:
     """Reads an answer and drops it; returns its status, and whether the connection is open behind it.
 
     Raises:
-        TimeoutError: The answer did not end in time; that of a stream may go on as long as a client reads it.
+        TimeoutError: The answer did not end in time; that of a stream may last as long as a client reads it.
     """
     answer = HTTPResponse(connection)
     try:

@@ -78,7 +78,6 @@ def _binary_tensors(target: Target) -> None:
 
 
 def body_attacks() -> list[Attack]:
-    """Returns an attack for each costly body."""
     costly = [
         Attack(name, "body", lambda target, path=path, make=make: _run(path, make, target))  # type: ignore[misc]
         for name, (path, make) in COSTLY.items()

@@ -177,7 +177,6 @@ def attack_on(fields: list[Field], name: str) -> Attack:
 
 
 def field_attacks() -> list[Attack]:
-    """Returns an attack on each field that has costliest values."""
     by_name: dict[str, list[Field]] = defaultdict(list)
     for field in all_fields():
         if field.name in COSTLIEST:

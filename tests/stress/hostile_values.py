@@ -128,7 +128,6 @@ def values_of_schema(schema: dict[str, Any]) -> Iterator[bytes]:
 
 
 def _kinds(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields the members of a union."""
     members = schema.get("anyOf") or schema.get("oneOf")
     if not members:
         yield schema

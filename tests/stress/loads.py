@@ -1,7 +1,7 @@
 """Loads on a real service: how long they last, what the service says of itself before and after, and how every request ended.
 
 `make test`, or for one of them `make test-all`, runs each load for half a second, on tiny models, and looks at what must always hold.
-`make stress` sets STRESS_SECONDS, runs them as long as their bars say on the embedded ones, and prints each figure beside its bar.
+`make stress` sets STRESS_SECONDS, runs them as long as their bars say on the embedded ones, and prints each figure with its bar.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -68,7 +67,7 @@ def closed_loop(targets: Sequence[Target], connections: int, duration_s: float, 
 
 @contextmanager
 def beside(load: Callable[[], LoadResult]) -> Iterator[Future[LoadResult]]:
-    """Runs a load beside the block; its result is there when both have ended."""
+    """Runs a load during the block; its result is there when both have ended."""
     with ThreadPoolExecutor(1) as pool:
         yield pool.submit(load)
 
@@ -130,16 +129,8 @@ def assert_each_ended_once(before: Samples, after: Samples, *loads: LoadResult, 
     return ended
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Waits until something holds, and fails when that never happens: a minute is far more than it takes on a busy machine."""
-    end = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.02)
-
-
 def show(bar: str, figure: str) -> None:
-    """Prints a figure beside its bar where the load lasted as long as the bar says."""
+    """Prints a figure with its bar if the load lasted as long as the bar requires."""
     if LONG:
         print(f"\n  {bar}: {figure}", end="", flush=True)
 
@@ -157,10 +148,8 @@ def memory_mib(served: Served) -> float:
 
 
 def descriptors(served: Served) -> int:
-    """Returns how many descriptors the service's process has open."""
     return len(os.listdir(f"/proc/{served.process.pid}/fd"))
 
 
 def threads(served: Served) -> int:
-    """Returns how many threads the service's process has."""
     return len(os.listdir(f"/proc/{served.process.pid}/task"))

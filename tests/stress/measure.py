@@ -33,7 +33,7 @@ MAX_STALL_MS = 250.0
 MAX_GROWTH_PER_CONNECTION_MIB = 64.0
 MAX_GROWTH_MIB = 256.0
 MAX_WORKERS_KILLED = 0
-# held in `make stress` only: a p99 of half a second is noise. Normal is the p99 beside as many clients that send ordinary requests one
+# held in `make stress` only: a p99 of half a second is noise. Normal is the p99 next to as many clients that send ordinary requests one
 # after the other: they too use the cores that all share
 MAX_P99_RATIO = 3.0
 
@@ -133,7 +133,7 @@ class Outcome:
         ready: Whether the service was ready afterwards.
         attacker: How often the attackers got each status.
         statuses: How often the other caller got each status; -1 for no answer.
-        p99_ratio: Its p99 over that beside as many ordinary clients; infinite where more than one request of a hundred was not answered with 200.
+        p99_ratio: Its p99 over that next to as many ordinary clients; infinite if over 1 % of the requests were not answered with 200.
     """
 
     attack: str
@@ -168,7 +168,6 @@ class Outcome:
         return [words for words, is_broken in broken.items() if is_broken]
 
     def line(self) -> str:
-        """Returns the row of the table."""
         answers, attacker = (" ".join(f"{s}:{n}" for s, n in sorted(each.items())) for each in (self.statuses, self.attacker))
         back = f">{RETURN_S:.0f}" if self.return_s is None else f"{self.return_s:.1f}"
         return (
@@ -184,7 +183,7 @@ UNITS = (
 
 
 class AttackedService:
-    """A service of the embedded models and of tiny ones for the other tasks, with a prober beside it; started when it is needed."""
+    """A service of the embedded models and of tiny ones for the other tasks, with a prober; started when it is needed."""
 
     def __init__(self, configuration: Configuration, folder: Path) -> None:
         """Starts nothing yet; `folder` is for its files."""
@@ -263,7 +262,7 @@ class AttackedService:
             self._running = stack.pop_all()
 
     def _usual(self, others: int) -> float:
-        """Returns the p99 of the prober's requests in seconds beside so many ordinary clients."""
+        """Returns the p99 of the prober's requests in seconds during a load of so many ordinary clients."""
         if others not in self._usual_p99_s:
             self._tell_prober("begin")
             self._attack(ORDINARY, others)
@@ -301,7 +300,6 @@ class AttackedService:
         return first.answers
 
     def _workers(self) -> set[int]:
-        """Returns the processes that serve."""
         first = self._served.process
         if first.poll() is not None:
             return set()
@@ -369,6 +367,5 @@ def _tiny_models(folder: Path) -> Path:
 
 
 def show_table(outcomes: Iterable[Outcome]) -> None:
-    """Prints the outcomes, those that broke a limit first."""
     ordered = sorted(outcomes, key=lambda each: not each.breaches)
     print("\n".join(["", HEADER, UNITS, *(outcome.line() for outcome in ordered)]), flush=True)

@@ -99,7 +99,6 @@ class Connection:
     """A connection that is opened again when it was lost."""
 
     def __init__(self, options: Options) -> None:
-        """Creates it, not yet open."""
         self._options = options
         self._context = ssl.create_default_context(cafile=options.authority) if options.authority else None
         self._socket: socket.socket | None = None
@@ -118,7 +117,6 @@ class Connection:
             raise
 
     def close(self) -> None:
-        """Closes it."""
         if self._socket is not None:
             self._socket.close()
         self._socket = None
@@ -156,7 +154,6 @@ class Prober:
             threading.Thread(target=work, daemon=True).start()
 
     def begin(self) -> None:
-        """Forgets what was measured."""
         now = memory(self._options.pid)
         with self._lock:
             self._measurement = Measurement(rss_before=now, rss_peak=now)
@@ -179,7 +176,7 @@ class Prober:
         connection, thread = Connection(self._options), threading.get_ident()
         while True:
             measurement = self._now()
-            start = self._asked.setdefault(thread, time.monotonic())  # a probe that failed is sent again, and its time goes on
+            start = self._asked.setdefault(thread, time.monotonic())  # a failed probe is sent again, and its time keeps running
             try:
                 connection.ask(b"GET /health/live HTTP/1.1\r\nhost: t\r\n\r\n")
                 del self._asked[thread]

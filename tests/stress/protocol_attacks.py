@@ -26,7 +26,6 @@ RESET = struct.pack("ii", 1, 0)
 
 
 def forever(*requests: bytes) -> Iterator[bytes]:
-    """Yields requests in turn, without end."""
     while True:
         yield from requests
 
@@ -105,12 +104,10 @@ def lines(*parts: bytes) -> Run:
 
 
 def chunk(data: bytes) -> bytes:
-    """Returns data as a chunk."""
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
 def gets(*paths: str) -> Run:
-    """Returns an attack by requests without a body."""
     return lambda target: target.ask_all(forever(*(target.head("GET", path) for path in paths)))
 
 
@@ -157,7 +154,7 @@ def hang_up(request: Callable[[Target], bytes], *, reset: bool, tls: bool = True
 
 
 def wrong_keys(target: Target) -> None:
-    """Sends a key that is not known with each request, and some that are no keys."""
+    """Sends an unknown key with each request, and some values that are not keys."""
     keys = [b"Bearer wrong", b"Bearer " + b"a" * (HEAD_BYTES - 1024), b"Basic " + b"=" * 1000, b"\xff" * 1000]
     heads = [b"POST /classify HTTP/1.1\r\nhost: t\r\nauthorization: %s\r\ncontent-length: 0\r\n\r\n" % key for key in keys]
     target.ask_all(forever(*heads))
@@ -254,5 +251,4 @@ PROTOCOL: dict[str, tuple[Run, int]] = {
 
 
 def protocol_attacks() -> list[Attack]:
-    """Returns an attack on each feature of the protocol."""
     return [Attack(name, "protocol", run, connections=connections) for name, (run, connections) in PROTOCOL.items()]

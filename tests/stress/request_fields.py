@@ -63,7 +63,6 @@ class Field:
     schema: dict[str, Any]
 
     def filled(self, value: bytes) -> bytes:
-        """Returns the body with a value, which is JSON already."""
         return json.dumps(self.body).encode().replace(json.dumps(MARK).encode(), value, 1)
 
 

@@ -86,14 +86,12 @@ class Services:
         self._last: tuple[Configuration, AttackedService] | None = None
 
     def of(self, configuration: Configuration) -> AttackedService:
-        """Returns the service in a configuration."""
         if self._last is None or self._last[0] is not configuration:
             self.stop()
             self._last = (configuration, AttackedService(configuration, self._factory.mktemp(configuration.name)))
         return self._last[1]
 
     def stop(self) -> None:
-        """Stops what runs."""
         if self._last is not None:
             self._last[1].stop()
         self._last = None
@@ -101,7 +99,6 @@ class Services:
 
 @pytest.fixture(name="services", scope="module")
 def all_services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
-    """Starts services, and stops the last one in the end."""
     services = Services(tmp_path_factory)
     yield services
     services.stop()

@@ -13,12 +13,10 @@ FIELDS = {field.name for field in all_fields()}
 
 
 def test_every_field_of_a_request_body_is_attacked() -> None:
-    """A new field needs a line in `field_attacks.COSTLIEST`: the values that cost the service most."""
     assert set() == FIELDS - set().union(*(attack.covers for attack in ATTACKS)), "fields without a line in field_attacks.COSTLIEST"
 
 
 def test_no_attack_is_on_a_field_that_does_not_exist() -> None:
-    """A field that was removed or renamed leaves the catalogue."""
     assert set() == set(COSTLIEST) - FIELDS, "lines of field_attacks.COSTLIEST for fields that do not exist"
 
 
@@ -30,5 +28,4 @@ def test_every_setting_is_attacked_or_limits_nothing() -> None:
 
 
 def test_each_attack_has_a_name_of_its_own() -> None:
-    """The name says in the table what broke which limit."""
     assert [] == [name for name, count in Counter(attack.name for attack in ATTACKS).items() if count > 1]

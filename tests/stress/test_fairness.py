@@ -1,4 +1,4 @@
-"""One client with heavy requests, beside others with short ones: how much longer these wait for it, and what its key may have under way."""
+"""One client with heavy requests and others with short ones: how much longer the others wait, and how much its key may have in progress."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ HEAVY = [
 
 @pytest.mark.full_grid
 def test_one_heavy_client_among_others(tmp_path: Path, serve: Callable[..., Any]) -> None:
-    """All of both are answered, each once; how long the others wait is measured with and without it in turn."""
     with serve(models_for(tmp_path)) as served:
         others = target(served, "/classify", [{"inputs": text} for text in SHORT])
         before = samples(served)

@@ -1,4 +1,4 @@
-"""A thousand clients that hang up, while they wait and while they run: nobody computes for them, and nothing of them is left."""
+"""A thousand clients that hang up while they wait or run: the service stops their work and keeps nothing of them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
+import raw_http
 import slow
-from conftest import Served
-from loads import LONG, by_status, descriptors, memory_mib, samples, show, threads, total, wait_until
+from conftest import Served, wait_until
+from loads import LONG, by_status, descriptors, memory_mib, samples, show, threads, total
 
 pytestmark = pytest.mark.serial
 
@@ -34,7 +35,6 @@ LONG_RUN = json.dumps({"inputs": "dull"}).encode()
 
 
 def test_clients_that_hang_up_cost_nothing(tmp_path: Path, serve: Callable[..., Any]) -> None:
-    """No text of a client that left while it waited runs; inference threads, descriptors and other threads are what they were, and the memory comes back."""
     slow.hanging_bundle(tmp_path / "models", turns=int(HELD_S * slow.SECOND), batch_invariant=False)
     with serve(tmp_path / "models", "--threads", str(THREADS), "--max-queue-tokens", "4000000") as served:
         samples(served)  # a thread comes with the first page
@@ -91,7 +91,6 @@ def try_wave(served: Served, before: Any) -> float | None:
 
 
 def queued(served: Served) -> float:
-    """Returns the entries that wait."""
     return total(samples(served), "queue_items")
 
 
@@ -108,14 +107,11 @@ def assert_threads_live(served: Served) -> None:
 
 
 def connect(served: Served) -> socket.socket:
-    """Returns a connection of its own."""
-    host, _, port = served.url.removeprefix("http://").partition(":")
-    return socket.create_connection((host, int(port)), timeout=30)
+    return socket.create_connection(served.address, timeout=30)
 
 
 def send(connection: socket.socket, body: bytes) -> None:
-    """Sends a request, of which the answer is not read."""
-    connection.sendall(b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+    connection.sendall(raw_http.post(body=body))
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def short_and_long() -> list[Any]:
 
 
 def test_twice_the_capacity(tmp_path: Path, serve: Callable[..., Any]) -> None:
-    """Every request ends once, refusals say when to come again, and what is answered is no less than without the overload."""
+    """Every request ends once, refusals have Retry-After, and the service answers as many as without the overload."""
     models = ROOT / "models" if LONG else slow.bundle(tmp_path / "models").parent
     with serve(models, "--access-log", "--log-format", "json") as served:
         texts = target(served, "/classify", short_and_long(), **{"x-request-timeout-ms": str(DEADLINE_MS)})

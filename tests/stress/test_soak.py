@@ -41,19 +41,16 @@ class Watch:
     """
 
     def __init__(self, served: Served) -> None:
-        """Watches the process of a service."""
         self.readings: list[tuple[float, float, int, int]] = []
         self._served = served
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._read)
 
     def __enter__(self) -> Watch:
-        """Begins."""
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends."""
         self._over.set()
         self._thread.join()
 
@@ -67,7 +64,7 @@ class Watch:
 def test_a_long_time_of_everything(tmp_path: Path, serve: Callable[..., Any]) -> None:
     """Every request ends once, right ones are answered and wrong ones refused, and the process holds no more after ten minutes than after one."""
     by_path: dict[str, list[Any]] = {}
-    for path, body in RIGHT + WRONG[:-1] + MORE:  # a path of its own for nobody would be most of the load
+    for path, body in RIGHT + WRONG[:-1] + MORE:  # without the unknown path: as a target of its own it would be most of the load
         by_path.setdefault(path, []).append(body)
     with serve(models_for(tmp_path)) as served:
         everything = [target(served, path, bodies) for path, bodies in by_path.items()]
