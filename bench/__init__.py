@@ -1,1 +1,1 @@
-"""bert-bench: the load generator for HTTP endpoints, the throughput of the engine alone, and reports. Neither service nor export imports it."""
+"""bert-bench: a load generator for HTTP endpoints, a measurement of the engine throughput, and reports. Other packages do not import it."""

@@ -1,7 +1,7 @@
-"""Request bodies, from a built-in workload or from the user's file, and the number of texts in each. Both follow from the service's tasks.
+"""Builds request bodies from a built-in workload or a user's file, and counts the texts of each. It is derived from the service's tasks.
 
-An endpoint is recognized by the last part of its path, so that it also works behind a proxy's prefix and with other servers of the same
-wire format. A body at the path of a model is counted as that of the task whose keys it has.
+An endpoint is recognized by the last part of its path, so it also works behind a proxy's prefix, and for other servers with the same
+wire format. A body at a model's path counts as that of the task with the same keys.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def build_bodies(source: str, *, path: str = "/", texts: int = 1, seed: int = 0,
     """Returns the bodies of a workload or of a file.
 
     Args:
-        source: Name of a workload, or path of a JSON Lines file. Each line of a file is an object, which is sent as it is, or a string.
-        path: Path of the endpoint that the bodies are for.
-        texts: Texts in each request. Objects of a file are whole requests, so it must be 1 for them.
+        source: Name of a workload, or path of a JSON Lines file. Each line of a file is an object, which is sent unchanged, or a string.
+        path: Path of the endpoint for the bodies.
+        texts: Number of texts per request. Objects of a file are whole requests, so it must be 1 for them.
         seed: Seed of a built-in workload.
-        mask: How the model spells a word that it is to fill in; what a file has is sent as it is.
+        mask: The model's spelling of the mask; the content of a file is sent unchanged.
 
     Raises:
-        BenchError: There is no such workload or file, a line of the file is not a body, or the endpoint does not take what the workload has.
+        BenchError: The workload or file does not exist, a line of the file is not a body, or the endpoint does not support the workload.
     """
     if source in workloads.NAMES:
         return _group(path, workloads.workload_inputs(source, seed=seed, mask=mask), texts)
@@ -63,7 +63,7 @@ def build_bodies(source: str, *, path: str = "/", texts: int = 1, seed: int = 0,
 
 
 def _group(path: str, inputs: Sequence[Any], texts: int) -> list[Body]:
-    """Returns bodies of `texts` texts each, in which every input stands equally often."""
+    """Returns bodies of `texts` texts each, in which all inputs occur equally often."""
     count = min(math.lcm(len(inputs), texts) // texts, max(len(inputs) // texts, _MAX_BODIES))
     return [_encode(request_body(path, [inputs[(i * texts + k) % len(inputs)] for k in range(texts)])) for i in range(count)]
 
@@ -76,7 +76,7 @@ def _read_lines(path: Path) -> list[Any]:
     """Returns the values of a JSON Lines file.
 
     Raises:
-        BenchError: The file cannot be read or has no value, or a line is neither an object nor a string.
+        BenchError: The file cannot be read, has no values, or has a line that is neither an object nor a string.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -86,7 +86,7 @@ def _read_lines(path: Path) -> list[Any]:
             f"`{path}` is neither a workload nor a readable file of bodies ({reason}); workloads are {', '.join(workloads.NAMES)}."
         ) from error
     lines = []
-    for number, line in enumerate(text.split("\n"), 1):  # a text may contain other line ends, as U+2028
+    for number, line in enumerate(text.split("\n"), 1):  # a text may contain other line ends, such as U+2028
         if line.strip():
             try:
                 value = json.loads(line)
@@ -105,7 +105,7 @@ def request_body(path: str, inputs: Sequence[Any]) -> dict[str, Any]:
 
     Args:
         path: Path of the endpoint, with or without a query.
-        inputs: At least one. A single input is sent as itself if the endpoint also takes a list.
+        inputs: At least one input. A single input is sent without a list if the endpoint also accepts that.
 
     Raises:
         BenchError: The endpoint takes texts, and the inputs are questions with passages.
@@ -120,13 +120,13 @@ def request_body(path: str, inputs: Sequence[Any]) -> dict[str, Any]:
 
 
 def count_texts(value: Mapping[str, Any]) -> int:
-    """Returns how many texts the model reads for a body: each text of a rerank request, each sentence, each pair of a text and a label.
+    """Returns the number of texts that the model reads for a body: texts to rank, sentences to compare, or pairs of text and label.
 
     Args:
-        value: A body. Of one that is none of our tasks' the items of `inputs` are counted.
+        value: A body. If it fits no task, the items of `inputs` are counted.
     """
     names = {requested_task(spec.name, value) for spec in TASKS.values() if spec.derivation is None}
-    # the derived tasks that the body's keys name come before those that take any inputs
+    # derived tasks with specific keys come before tasks that accept any inputs
     for name in sorted(names, key=lambda name: TASKS[name].derivation is None):
         try:
             return validate_body(name, value, NO_LIMITS).texts_read
@@ -137,11 +137,11 @@ def count_texts(value: Mapping[str, Any]) -> int:
 
 
 def default_workload(task: str) -> str:
-    """Returns the built-in workload for a task, by its Hugging Face name; of an unknown one that of short texts."""
+    """Returns the built-in workload for a task, by its Hugging Face name; for an unknown task, the workload of short texts."""
     return TASKS[task].load_workload if task in TASKS else "short"
 
 
 def _spec_of(path: str) -> TaskSpec | None:
-    """Returns the task of a path, or None. The path of a model has none: its last part is the model's name."""
+    """Returns the task of a path, or None. It is None for the path of a model, whose last part is the model's name."""
     *above, last = path.partition("?")[0].rstrip("/").split("/")
     return next((spec for spec in TASKS.values() if spec.path == last and above[-1:] != ["models"]), None)

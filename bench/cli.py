@@ -1,7 +1,7 @@
 """bert-bench: load a service over HTTP and compare it with the engine alone.
 
-Exit codes: 0 success, 1 an objective was missed or no request was answered, 2 wrong usage or an address that cannot be reached, 3 the
-bench extra is not installed, 4 a sweep whose steps were inconclusive in part or whole, 130 interrupted.
+Exit codes: 0 success, 1 an objective was missed or no request was answered, 2 wrong usage or an unreachable address, 3 the
+bench extra is not installed, 4 some or all steps of a sweep were inconclusive, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ def _draw(args: argparse.Namespace) -> int:
 
 
 def _measure(args: argparse.Namespace, stop: threading.Event) -> int:
-    """Runs a command that measures. What was measured before an error is reported too."""
+    """Runs a command that measures; after an error it reports the measurements so far."""
     objectives = slo.parse_objectives(args.slo or flags.DEFAULT_OBJECTIVES.get(args.command, ()))
     if args.html:
-        html.require_matplotlib()  # before the load, not after it
+        html.require_matplotlib()  # before the load
     report = Report(args.command, flags.settings(args))
     progress = Progress(quiet=args.quiet)
-    # tokenizers, pydantic and onnxruntime take a second to import; --help and wrong flags need not wait for them
+    # importing tokenizers, pydantic and onnxruntime takes a second, and --help and wrong flags do not need them
     from bertserve.bench import commands
 
     try:
@@ -79,7 +79,7 @@ def _measure(args: argparse.Namespace, stop: threading.Event) -> int:
     finally:
         report.interrupted = stop.is_set()
         if report.runs or report.limits:
-            if report.judged or not report.inconclusive:  # of a sweep that found out nothing, nothing was missed
+            if report.judged or not report.inconclusive:  # a sweep without results has missed nothing
                 report.verdicts = slo.evaluate(objectives, report.judged | report.figures)
             _write(report, args)
     if report.interrupted:

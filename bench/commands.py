@@ -1,4 +1,4 @@
-"""From flags to measurements: builds what a subcommand needs, and runs it. The report is filled along the way."""
+"""Runs the subcommands that measure: builds a load test from flags, and fills the report."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from bertserve.bench.report.report import Report
 from bertserve.bench.report.slo import Objective
 from bertserve.bench.target import fetch_json, probe_target
 
-_ENGINE_THROUGHPUT_SHARE = 0.5  # of --seconds, for an engine throughput that only accompanies a load
+_ENGINE_THROUGHPUT_SHARE = 0.5  # of --seconds, for an engine throughput that accompanies a load
 
 
 def run(args: argparse.Namespace, report: Report, objectives: Sequence[Objective], *, stop: threading.Event, progress: Progress) -> None:
-    """Runs the subcommand `args.command`, one of those that measure.
+    """Runs the subcommand `args.command`, which must be one that measures.
 
     Args:
         args: The parsed flags.
-        report: Gets each result as soon as it is measured.
+        report: Gets each result at once.
         objectives: The objectives of a sweep.
-        stop: Set by Ctrl-C; ends the command early with what was measured.
+        stop: Set by Ctrl-C; the command then ends early with the results so far.
         progress: Gets the counts of each load.
 
     Raises:
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace, report: Report, objectives: Sequence[Objective
 
 
 def has_results(report: Report) -> bool:
-    """Returns whether the report has at least one request that was answered with 200, or one run of the engine.
+    """Returns whether the report has at least one request with status 200, or one run of the engine.
 
     A sweep also needs a rate that met the objectives.
     """
@@ -80,7 +80,7 @@ def _measure_engine_throughput(args: argparse.Namespace, report: Report, stop: t
     limit = benchmark.measure_throughput(args.seconds)
     report.limits.append(limit)
     rates = {"rps": limit.requests_per_s, "texts_per_s": limit.texts_per_s, "tokens_per_s": limit.tokens_per_s}
-    report.judged = {**rates, "error_rate": 0.0}  # a run that fails ends the command
+    report.judged = {**rates, "error_rate": 0.0}  # a failed run ends the command
 
 
 def _build_load_test(args: argparse.Namespace, report: Report, stop: threading.Event, progress: Progress) -> LoadTest:
@@ -133,7 +133,7 @@ def _request_headers(args: argparse.Namespace) -> dict[str, str]:
     """Returns the headers of every request.
 
     Raises:
-        BenchError: A header is not `NAME: VALUE`, or the file of the key cannot be read.
+        BenchError: A header is not `NAME: VALUE`, or the key file cannot be read.
     """
     headers = {}
     for header in args.header:

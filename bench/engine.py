@@ -1,8 +1,8 @@
-"""The engine throughput: what the graph of a bundle, or another graph of the same model, does in a loop with nothing around it.
+"""The engine throughput: the speed of a bundle's graph, or of another graph of the same model, in a loop without other work.
 
-Bodies become encodings exactly as in the service, windows included, but before the loop. The loop times `session.run` of one row alone,
-on several threads over one session that uses one thread for each run. There is no HTTP, no queue, no batching and no decoding: this is
-the speed that a caller with direct access to the session would see.
+Bodies become encodings exactly like in the service, including windows, but before the loop. The loop times `session.run` of single rows
+on several threads with one session, whose runs have one thread each. It has no HTTP, queue, batches or decoding. So this is
+the speed for a caller with direct access to the session.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from bertserve.service.wire.reading import parse_json, requested_task, validate_
 Feed = dict[str, NDArray[Any]]
 
 VERSION: str = ort.__version__
-_WARMUP_SHARE = 0.1  # of the measured time, before it
-# inputs of exports that are not ours, by name -> what fills them
+_WARMUP_SHARE = 0.1  # relative to the measured time
+# inputs of other exporters' graphs, by name -> their content
 _STOCK_INPUTS = {
     "input_ids": "token_ids",
     "attention_mask": "attention_mask",
@@ -48,10 +48,10 @@ _STOCK_INPUTS = {
 
 @dataclass(frozen=True, slots=True)
 class EncodedBodies:
-    """The runs of the graph that some bodies need.
+    """The graph runs of some bodies.
 
     Attributes:
-        feeds: For each body, the inputs of its runs: one run for each text, or one for each window of a long text.
+        feeds: For each body, the inputs of its runs: one run per text, or one per window of a long text.
         lengths: For each body, the length of each run in tokens, including special tokens.
         texts: For each body, its number of texts.
     """
@@ -73,12 +73,12 @@ class EngineThroughput:
     Attributes:
         threads: Number of threads that ran the graph.
         seconds: Measured time.
-        runs: Runs of the graph.
-        runs_per_s: Runs per second on all threads together.
-        requests_per_s: Bodies per second that these runs amount to.
+        runs: Number of runs of the graph.
+        runs_per_s: Runs per second, summed over threads.
+        requests_per_s: Bodies per second that correspond to these runs.
         texts_per_s: Texts per second.
         tokens_per_s: Tokens per second.
-        run_ms: Mean time of one run in milliseconds, while the other threads run too.
+        run_ms: Mean time of a run in milliseconds, while other threads run too.
         feed_s: For each body, the median time of each of its runs in seconds.
     """
 
@@ -97,7 +97,7 @@ def summarize_runs(encoded: EncodedBodies, runs: Sequence[tuple[int, int, float]
     """Returns the metrics of a raw ONNX Runtime loop.
 
     Args:
-        encoded: The bodies that were run.
+        encoded: The bodies of the runs.
         runs: For each run, `(index of the body, index of the run in the body, seconds)`.
         threads: Number of threads that ran the graph.
         seconds: Measured time.
@@ -107,7 +107,7 @@ def summarize_runs(encoded: EncodedBodies, runs: Sequence[tuple[int, int, float]
         times.setdefault((body, part), []).append(taken)
     mean = statistics.fmean(taken for _, _, taken in runs) if runs else 0.0
     span = seconds or 1.0
-    shares = [1 / len(feeds) for feeds in encoded.feeds]  # of a body in each of its runs
+    shares = [1 / len(feeds) for feeds in encoded.feeds]  # the part of a body per run
     return EngineThroughput(
         threads=threads,
         seconds=seconds,
@@ -117,23 +117,23 @@ def summarize_runs(encoded: EncodedBodies, runs: Sequence[tuple[int, int, float]
         texts_per_s=sum(shares[body] * encoded.texts[body] for body, _, _ in runs) / span,
         tokens_per_s=sum(encoded.lengths[body][part] for body, part, _ in runs) / span,
         run_ms=mean * 1000,
-        # a short loop may not reach the last text of a workload; the mean is used for it
+        # a short loop may not reach the last text of a workload, which then gets the mean
         feed_s=[[statistics.median(times.get((i, k), [mean])) for k in range(len(feeds))] for i, feeds in enumerate(encoded.feeds)],
     )
 
 
 class OnnxLoop:
-    """A bundle's tokenizer, and one onnxruntime session over its graph or over another one."""
+    """A bundle's tokenizer, and an onnxruntime session with its graph or another one."""
 
     def __init__(self, path: Path, graph: Path | None = None) -> None:
         """Loads the bundle and creates the session.
 
         Args:
             path: Folder of the bundle.
-            graph: ONNX file to run in place of the bundle's default graph for the CPU.
+            graph: ONNX file to run instead of the bundle's default graph for the CPU.
 
         Raises:
-            BenchError: The bundle is broken, or the graph cannot be loaded, or it has an input that is not known.
+            BenchError: The bundle is broken, or the graph cannot be loaded, or has an unknown input.
         """
         try:
             self.bundle: Bundle = files.load_bundle(path)
@@ -144,7 +144,7 @@ class OnnxLoop:
         self.graph = graph or path / spec.file
         self._session = _create_session(self.graph, as_written=graph is None)
         fills = _STOCK_INPUTS | ({} if graph else {given.name: given.fill for given in spec.inputs})
-        self._inputs: list[tuple[str, str, Any]] = []  # (name, what fills it, dtype)
+        self._inputs: list[tuple[str, str, Any]] = []  # (name, content, dtype)
         for given in self._session.get_inputs():
             if given.name not in fills or given.type not in ("tensor(int64)", "tensor(int32)"):
                 raise BenchError(
@@ -159,15 +159,15 @@ class OnnxLoop:
 
     @property
     def mask(self) -> str | None:
-        """How the bundle's model spells a word that it is to fill in, or None."""
+        """The spelling of the mask of the bundle's model, or None."""
         mask = self.bundle.manifest.tokenizer.mask
         return None if mask is None else mask.token
 
     def encode(self, bodies: Sequence[Body]) -> EncodedBodies:
-        """Tokenizes bodies as the service does, and builds the inputs of their runs.
+        """Tokenizes bodies like the service, and builds the inputs of their runs.
 
         Raises:
-            BenchError: The bundle's model cannot take a body.
+            BenchError: The bundle's model does not support a body.
         """
         feeds, lengths = [], []
         for body in bodies:
@@ -187,13 +187,13 @@ class OnnxLoop:
         return EncodedBodies(feeds, lengths, [body.texts for body in bodies])
 
     def run_loop(self, encoded: EncodedBodies, *, threads: int, seconds: float, stop: threading.Event) -> EngineThroughput:
-        """Runs the encoded bodies again and again, in order, one row at a time on each thread.
+        """Runs the encoded bodies repeatedly in order, one row at a time per thread.
 
         Args:
-            encoded: At least one run.
-            threads: Number of threads that run the graph at the same time, over one session.
-            seconds: Measured time; a tenth more is run before it.
-            stop: Set by Ctrl-C; ends the loop early with what was measured.
+            encoded: The runs, at least one.
+            threads: Number of threads that run the graph concurrently with one session.
+            seconds: Measured time; a tenth of it more is run before.
+            stop: Set by Ctrl-C; the loop then ends early with the results so far.
 
         Raises:
             BenchError: A run failed.
@@ -216,7 +216,7 @@ class OnnxLoop:
                     results.append((at, before, now))
                     if now >= end or stop.is_set():
                         return
-            except Exception as error:  # noqa: BLE001  # onnxruntime's exceptions share no base class but Exception; reported below
+            except Exception as error:  # noqa: BLE001  # onnxruntime's exceptions only share the base class Exception; reported below
                 failures.append(error)
 
         workers = [threading.Thread(target=loop, args=(results,)) for results in finished]
@@ -252,7 +252,7 @@ def _create_session(path: Path, *, as_written: bool) -> Any:
 
     Args:
         path: The ONNX file.
-        as_written: True runs the graph with the options of the service, as for a bundle's own graph. False lets onnxruntime optimize it
+        as_written: Whether to run the graph with the service's options, as for a bundle's own graph. Otherwise onnxruntime optimizes it
             with its defaults, as for another graph.
 
     Raises:
@@ -261,7 +261,7 @@ def _create_session(path: Path, *, as_written: bool) -> Any:
     options = ort.SessionOptions()
     if as_written:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-        # two threads on one session's arena are up to a third slower, and the service runs without it
+        # with an arena, two threads on one session are up to a third slower, and the service has none
         options.enable_cpu_mem_arena = False
         options.enable_mem_pattern = False
     options.intra_op_num_threads = 1
@@ -269,20 +269,20 @@ def _create_session(path: Path, *, as_written: bool) -> Any:
     options.log_severity_level = 3
     try:
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's exceptions share no base class but Exception
+    except Exception as error:  # onnxruntime's exceptions only share the base class Exception
         raise BenchError(f"onnxruntime {ort.__version__} cannot load `{path}`: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class EngineBenchmark:
-    """A raw ONNX Runtime loop and what it runs.
+    """A raw ONNX Runtime loop and its inputs.
 
     Attributes:
         engine: The engine.
-        encoded: The bodies of the load, as inputs of the graph.
+        encoded: The bodies of the load, as graph inputs.
         threads: Number of threads of the raw ONNX Runtime loop.
-        stop: Set by Ctrl-C; ends a loop early.
-        progress: Gets a line for each loop.
+        stop: Set by Ctrl-C; a loop then ends early.
+        progress: Gets a line per loop.
     """
 
     engine: OnnxLoop

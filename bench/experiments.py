@@ -1,7 +1,7 @@
-"""The measurements behind the subcommands: loads and engine loops, and the metrics made of several of them.
+"""The measurements of the subcommands: loads and engine loops, and metrics computed from several of them.
 
-Whatever is compared is measured in turn in one process, so that a machine that is slower today is slower for both sides. Ctrl-C ends an
-experiment after its current measurement, with the metrics of what was measured.
+Values that are compared are measured in turn in one process, so that a slow machine affects all of them. After Ctrl-C, an
+experiment ends after its current measurement, with the metrics so far.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from bertserve.bench.report.report import Report, Run
 from bertserve.bench.report.slo import Objective
 from bertserve.service.errors import plural
 
-_HEADROOM = 1.1  # first rate of the search, relative to the maximum of the closed loop
-_GROWTH = 2.0  # of a rate that held, while none is known that does not: few connections may ask for less than the service can do
+_HEADROOM = 1.1  # first rate of the search, relative to the throughput of the closed loop
+_GROWTH = 2.0  # next rate while all rates hold, because a closed loop with few connections may not reach the capacity
 
 
 def compare(test: LoadTest, report: Report, *, connections: int, rounds: int) -> None:
@@ -28,10 +28,10 @@ def compare(test: LoadTest, report: Report, *, connections: int, rounds: int) ->
 
     Args:
         test: One target, with an engine benchmark.
-        report: Gets the medians over the rounds: `ratio` of the speeds in texts, `ratio_tokens` of the speeds in tokens, and with a
-            single connection `request_ratio`, the median latency of a request over the time that the raw ONNX Runtime loop needs for one.
+        report: Gets the medians over the rounds: `ratio` of the speeds in texts, `ratio_tokens` of the speeds in tokens, and for a
+            single connection `request_ratio`, the median latency of a request relative to the time of the raw ONNX Runtime loop for it.
         connections: Number of connections of the closed loop.
-        rounds: Measurements of each.
+        rounds: Number of measurements of each.
     """
     rows: list[dict[str, float | None]] = []
     for i in range(rounds):
@@ -46,7 +46,7 @@ def compare(test: LoadTest, report: Report, *, connections: int, rounds: int) ->
             "ratio": ratio,
             "ratio_tokens": (served.tokens_per_s or 0.0) / limit.tokens_per_s,
         }
-        if connections == 1 and served.latency:  # with more connections a request also waits for others
+        if connections == 1 and served.latency:  # with more connections, a request also waits for others
             row |= {
                 "served_request_ms": served.latency.p50_ms,
                 "bare_request_ms": 1000 / limit.requests_per_s,
@@ -60,7 +60,7 @@ def compare(test: LoadTest, report: Report, *, connections: int, rounds: int) ->
 
 
 def _run_both(test: LoadTest, report: Report, connections: int, name: str) -> tuple[Run, EngineThroughput | None]:
-    """Returns a closed loop and, unless Ctrl-C came, the engine's throughput after it; the report gets both."""
+    """Returns a closed loop and, unless interrupted, the engine throughput after it; the report gets both."""
     assert test.engine is not None, "the command line requires --bundle"
     run = test.run_closed_loop(connections, name=name)
     limit = None if test.stop.is_set() else test.engine.measure_throughput(test.durations.seconds)
@@ -71,17 +71,17 @@ def _run_both(test: LoadTest, report: Report, connections: int, name: str) -> tu
 def compare_concurrent_targets(test: LoadTest, report: Report, *, connections: int, rounds: int) -> None:
     """Measures each target alone and all targets at the same time, in turn.
 
-    `ratio` is the sum, over the targets, of the share of its own speed in tokens that each kept under the common load. A ratio of 1 means
-    that all models together do as much work as one model alone.
+    `ratio` is the sum over targets of their speeds in tokens under the common load, each relative to the speed alone. A ratio of 1 means
+    that all models together do as much work as a single model.
 
     Args:
-        test: Two targets or more, of different models.
+        test: Two or more targets with different models.
         report: Gets the medians over the rounds.
         connections: Number of connections to each target.
-        rounds: Measurements of each.
+        rounds: Number of measurements of each.
 
     Raises:
-        BenchError: The service does not count tokens, or answered nothing.
+        BenchError: The service does not count tokens, or did not answer.
     """
     ratios, concurrent_speeds, alone_speeds = [], [], []
     for i in range(rounds):
@@ -113,7 +113,7 @@ def _tokens_per_s(target: Measurement) -> float:
     """Returns tokens per second.
 
     Raises:
-        BenchError: The service does not count them, or answered nothing.
+        BenchError: The service does not count them, or did not answer.
     """
     if not target.tokens_per_s:
         raise BenchError(f"{target.target}: no tokens were counted; the targets must be different models of one bertserve.")
@@ -121,16 +121,16 @@ def _tokens_per_s(target: Measurement) -> float:
 
 
 def compare_tail_latency(test: LoadTest, report: Report, *, connections: int, share: float, servers: int, rounds: int) -> None:
-    """Measures the latencies of an open loop, and simulates those of an ideal queue with the same arrivals and run times.
+    """Measures the latencies of an open loop, and simulates an ideal queue with the same arrivals and run times.
 
-    Each round has a closed loop for the maximum, a raw ONNX Runtime loop for the run times, and the open loop.
+    Each round has a closed loop for the maximum throughput, a raw ONNX Runtime loop for run times, and the open loop.
 
     Args:
         test: One target, with an engine benchmark.
-        report: Gets the medians over the rounds: `queue_ratio`, the measured p99 over the simulated one, and both.
+        report: Gets the medians over the rounds: the measured p99, the simulated one, and their ratio `queue_ratio`.
         connections: Number of connections of the closed loop.
-        share: Rate of the open loop as a share of the maximum.
-        servers: Number of servers of the ideal queue: the service's threads.
+        share: Rate of the open loop, relative to the maximum throughput.
+        servers: Number of servers of the ideal queue, which are the service's threads.
         rounds: Number of measurements.
     """
     rows: list[dict[str, float | None]] = []
@@ -172,8 +172,8 @@ def simulate_queue(arrivals: Sequence[float], requests: Sequence[Sequence[float]
 
     Args:
         arrivals: Arrival times in seconds, ascending.
-        requests: For each request, the run times of its parts in seconds; a part runs on the server that is free first.
-        servers: Number of parts that run at the same time.
+        requests: For each request, the run times of its parts in seconds; a part runs on the first free server.
+        servers: Number of parts that run concurrently.
     """
     free = [0.0] * servers
     latencies = []
@@ -188,12 +188,12 @@ def simulate_queue(arrivals: Sequence[float], requests: Sequence[Sequence[float]
 
 
 def scale_to_capacity(requests: Sequence[Sequence[float]], servers: int, capacity: float) -> list[list[float]]:
-    """Returns the requests with all run times multiplied by one factor, so that the queue has the given capacity.
+    """Returns the requests with all run times multiplied by the factor that gives the queue a capacity.
 
     Args:
         requests: For each request, the run times of its parts in seconds; not all zero.
-        servers: Number of parts that run at the same time. The capacity of the queue is `servers` over the mean time of a request.
-        capacity: Requests per second that the queue shall be able to do.
+        servers: Number of parts that run concurrently. The capacity of the queue is `servers` divided by the mean time of a request.
+        capacity: Capacity of the queue in requests per second.
     """
     factor = servers * len(requests) / (capacity * sum(map(sum, requests)))
     return [[part * factor for part in parts] for parts in requests]
@@ -202,22 +202,22 @@ def scale_to_capacity(requests: Sequence[Sequence[float]], servers: int, capacit
 def sweep(test: LoadTest, report: Report, objectives: Sequence[Objective], *, connections: int, steps: int, max_rate: float | None) -> None:
     """Finds the highest rate of an open loop at which all objectives are met, with at most `steps` rates.
 
-    A load in which the generator was late is another one than was meant. It is repeated once, and if that is late too, the step is
-    inconclusive: the search continues below it and never reports its rate.
+    If the generator was late, the load differs from the intended one. It is repeated once, and if that is late too, the step is
+    inconclusive: the search continues below its rate, and never reports it.
 
     Args:
-        test: What to load.
-        report: Gets `max_rate`, None if no rate was low enough, whether that is only a lower bound, the metrics of the run at that rate, and
-            the steps that were inconclusive.
-        objectives: Objectives on latencies and errors; those on rates are not considered.
-        connections: Connections of the closed loop that says where the search begins.
+        test: The load test.
+        report: Gets `max_rate`, None if no rate was low enough, whether it is only a lower bound, the metrics of the run at this rate, and
+            the inconclusive steps.
+        objectives: Objectives on latencies and errors; those on rates are ignored.
+        connections: Number of connections of the closed loop that determines the first rate.
         steps: Number of rates.
-        max_rate: Upper bound of the search in requests per second, which it then begins with.
+        max_rate: Upper bound of the search in requests per second, which is then the first rate.
 
     Raises:
         BenchError: No request of the closed loop was answered.
     """
-    low, high = 0.0, None  # the highest rate that held, and the lowest that did not or was inconclusive
+    low, high = 0.0, None  # the highest rate that held, and the lowest that did not hold or was inconclusive
     rate = max_rate or _first_rate(test, report, connections)
     report.figures["max_rate"] = None
     for _ in range(steps):
@@ -246,7 +246,7 @@ def sweep(test: LoadTest, report: Report, objectives: Sequence[Objective], *, co
 
 
 def _first_rate(test: LoadTest, report: Report, connections: int) -> float:
-    """Returns the rate to begin with where none is given: just above what a closed loop gets."""
+    """Returns the default first rate: slightly above the throughput of a closed loop."""
     run = test.run_closed_loop(connections)
     report.runs.append(run)
     rate = (run_metrics(run)["rps"] or 0.0) * _HEADROOM
@@ -256,7 +256,7 @@ def _first_rate(test: LoadTest, report: Report, connections: int) -> float:
 
 
 def _load_in_time(test: LoadTest, report: Report, rate: float) -> Run:
-    """Returns the run at a rate; where the generator was late, the run of a second try."""
+    """Returns the run at a rate; if the generator was late, it returns a second try."""
     run, _, _ = test.run_open_loop(rate)
     report.runs.append(run)
     if run.generator.was_late and not test.stop.is_set():

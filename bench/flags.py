@@ -86,7 +86,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns the flags as a report shows them: of headers only their names."""
+    """Returns the flags for a report, which has only the names of headers."""
     shown = {
         name: str(value) if isinstance(value, Path) else value
         for name, value in vars(args).items()

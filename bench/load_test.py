@@ -1,4 +1,4 @@
-"""A load test: probed targets and how to load them, and each load as a run of the report."""
+"""A load test: probed targets with the settings of loads, and each load as a run of the report."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from bertserve.service.errors import plural
 
 @dataclass(slots=True)
 class LoadTest:
-    """Targets and how to load them.
+    """Targets and the settings of their loads.
 
     Attributes:
-        targets: Endpoints to load, each of which has accepted one request.
+        targets: Endpoints to load; each has accepted one request.
         headers: Headers of every request.
-        models: For each target, what its endpoint says of its model.
-        durations: How long each load is.
+        models: For each target, its endpoint's information about the model.
+        durations: The durations of each load.
         stop: Set by Ctrl-C.
         progress: Gets the counts of each load.
-        engine: Measures the engine throughput and counts the tokens of the bodies; only with a single target.
-        max_connections: Limit of the connections to each target in an open loop.
+        engine: Measures the engine throughput, and counts the tokens of the bodies; only with a single target.
+        max_connections: Maximum number of connections per target in an open loop.
         seed: Seed of the arrival times.
     """
 
@@ -50,8 +50,8 @@ class LoadTest:
         """Runs a closed loop.
 
         Args:
-            connections: Number of connections to each target.
-            only: Index of the one target to load, or None for all.
+            connections: Number of connections per target.
+            only: Index of the only target to load, or None for all.
             name: Name of the run in the report.
         """
         indices = list(range(len(self.targets))) if only is None else [only]
@@ -66,11 +66,11 @@ class LoadTest:
         """Runs an open loop with Poisson arrivals.
 
         Args:
-            rate: Requests per second, shared evenly by the targets.
+            rate: Requests per second, divided evenly among the targets.
             name: Name of the run in the report.
 
         Returns:
-            The run, the load as recorded, and the arrival times of the first target in seconds from the start of the load.
+            The run, the recorded load, and the arrival times of the first target in seconds from the start of the load.
         """
         name = name or f"open, {rate:.4g}/s"
         self.progress.start(name)
@@ -90,7 +90,7 @@ class LoadTest:
         targets_of_model = Counter(models)
         measurements = []
         for i, model, records in zip(indices, models, load.records, strict=True):
-            # the metrics of a model do not tell its targets apart
+            # the metrics of a model do not distinguish its targets
             batches = batch_stats(before, after, model) if model and targets_of_model[model] == 1 else None
             measurements.append(
                 measure(
@@ -112,13 +112,13 @@ RATES = ("rps", "texts_per_s", "tokens_per_s")
 
 
 def run_metrics(run: Run) -> dict[str, float | None]:
-    """Returns a run's metrics: the sum of rates over its targets, and the worst of every other metric."""
+    """Returns a run's metrics: the sum of rates over its targets, and the worst value of every other metric."""
     each = [target.figures() for target in run.targets]
     return {name: _combine(name, [values[name] for values in each]) for name in each[0]}
 
 
 def median_metrics(runs: Sequence[Run]) -> dict[str, float | None]:
-    """Returns the median of each metric over runs."""
+    """Returns the median of each metric over several runs."""
     each = [run_metrics(run) for run in runs]
     return {name: median([values[name] for values in each]) for name in (each[0] if each else {})}
 

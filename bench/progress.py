@@ -1,6 +1,6 @@
 """Progress on stderr: one line that is redrawn on a terminal, and a line every few seconds in a log.
 
-tqdm would cover only the terminal: in a log it writes carriage returns in place of lines.
+tqdm supports only the terminal: in a log it writes carriage returns instead of lines.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ class Progress:
         self._label = ""
 
     def log(self, line: str) -> None:
-        """Prints a line that stays."""
+        """Prints a permanent line."""
         if not self._quiet:
             self._write(line, end="\n")
 
     def start(self, label: str) -> None:
-        """Starts the progress of one measurement."""
+        """Starts the progress of a measurement."""
         self._label = label
         self._next_update = time.monotonic() + self._interval_s
         if not self._terminal:
             self.log(label)
 
     def update(self, elapsed_s: float, total_s: float, done: int, failed: int) -> None:
-        """Shows the counts, at most once an interval."""
+        """Shows the counts, at most once per interval."""
         now = time.monotonic()
         if now >= self._next_update and not self._quiet:
             self._next_update = now + self._interval_s

@@ -1,6 +1,6 @@
-"""Endpoints under load: their addresses, the requests for them, and what the service behind them says of itself.
+"""Endpoints under load: their addresses, their requests, and the information of the service about itself.
 
-A service that is not bertserve may have no page of itself and no metrics; reports then leave them out.
+Other services than bertserve may have no such information and no metrics; reports then omit them.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Address:
     """A parsed URL.
 
     Attributes:
-        url: The URL as it was given.
+        url: The URL as given.
         host: Name or IP address.
         port: TCP port.
-        path: Path and query, `/` at least.
+        path: Path and query; at least `/`.
         tls: Whether the scheme is https.
     """
 
@@ -65,10 +65,10 @@ class Address:
 
 
 def parse_url(url: str) -> Address:
-    """Parses a URL.
+    """Parses an address.
 
     Raises:
-        BenchError: It is not `http://HOST[:PORT]/PATH` or the same with https.
+        BenchError: It is not `http://HOST[:PORT]/PATH`, or the same with https.
     """
     try:
         parts = urlsplit(url)
@@ -89,8 +89,8 @@ class Target:
     Attributes:
         address: Address of the endpoint.
         workload: Name of its workload, or path of its file of bodies.
-        bodies: Request bodies, which are sent in turn.
-        requests: The same bodies as whole HTTP requests.
+        bodies: Request bodies, sent in turn.
+        requests: The same bodies as complete HTTP requests.
     """
 
     address: Address
@@ -110,7 +110,7 @@ def build_target(address: Address, workload: str, bodies: Sequence[Body], header
     Args:
         address: Address of the endpoint.
         workload: Name of the bodies in reports.
-        bodies: At least one.
+        bodies: The bodies, at least one.
         headers: Headers of every request.
     """
     given = {name.lower() for name in headers}
@@ -125,7 +125,7 @@ def fetch(address: Address, method: str, path: str, headers: Mapping[str, str], 
     """Sends one request; returns the status and the body of the response.
 
     Raises:
-        BenchError: The address cannot be reached, or does not answer in HTTP.
+        BenchError: The address cannot be reached, or does not use HTTP.
     """
     context = address.ssl_context
     connection = (
@@ -146,10 +146,10 @@ def fetch(address: Address, method: str, path: str, headers: Mapping[str, str], 
 
 
 def fetch_json(address: Address, path: str, headers: Mapping[str, str]) -> dict[str, Any] | None:
-    """Returns the JSON object at a path, or None if the path has none.
+    """Returns the JSON object at a path, or None if there is none.
 
     Raises:
-        BenchError: The address cannot be reached, or does not answer in HTTP.
+        BenchError: The address cannot be reached, or does not use HTTP.
     """
     status, raw = fetch(address, "GET", path, headers)
     try:
@@ -162,7 +162,7 @@ def fetch_json(address: Address, path: str, headers: Mapping[str, str]) -> dict[
 def read_metrics(address: Address, headers: Mapping[str, str]) -> Metrics:
     """Returns the service's metrics of runs and tokens.
 
-    The result is empty if the service has none, or has gone: a load that was measured must not be lost for its metrics.
+    The result is empty if the service has no metrics or has ended, because missing metrics must not invalidate a load.
     """
     try:
         status, raw = fetch(address, "GET", "/metrics", headers)
@@ -172,12 +172,12 @@ def read_metrics(address: Address, headers: Mapping[str, str]) -> Metrics:
         return {}
     try:
         return parse_metrics(raw.decode("utf-8", "replace"))
-    except ValueError:  # it is not a page of Prometheus
+    except ValueError:  # not a page of Prometheus
         return {}
 
 
 def parse_metrics(text: str) -> Metrics:
-    """Returns the metrics of runs and tokens in Prometheus' text format, summed over all labels but the model and `le` or `kind`.
+    """Returns the metrics of runs and tokens from Prometheus' text format, summed over all labels except the model and `le` or `kind`.
 
     Raises:
         ValueError: The text has another format.
@@ -187,7 +187,7 @@ def parse_metrics(text: str) -> Metrics:
         for sample in family.samples:
             if sample.name.startswith(_PREFIXES):
                 key = sample.name, sample.labels.get("model", ""), sample.labels.get("le", sample.labels.get("kind", ""))
-                # a model that answers several tasks has series for each of them
+                # a model with several tasks has a series per task
                 found[key] = found.get(key, 0.0) + sample.value
     return found
 
@@ -197,11 +197,11 @@ class BatchStats:
     """The runs of one model between two readings of the metrics.
 
     Attributes:
-        runs: Runs of the graph.
+        runs: Number of runs of the graph.
         mean_rows: Mean number of rows of a run.
-        rows: Histogram of the rows of a run: upper bound of the metric's bucket -> number of runs.
-        real_tokens: Tokens of texts that were run.
-        padding_share: Share of padding in all tokens that were run, 0 to 1.
+        rows: Histogram of rows per run: upper bound of the metric's bucket -> number of runs.
+        real_tokens: Tokens of texts.
+        padding_share: Share of padding in all tokens of the runs, 0 to 1.
     """
 
     runs: int
@@ -233,16 +233,16 @@ def batch_stats(before: Metrics, after: Metrics, model: str) -> BatchStats | Non
 
 
 def probe_target(text: str, headers: Mapping[str, str], *, texts: int, seed: int) -> tuple[Target, Mapping[str, Any] | None]:
-    """Returns a target that has accepted one request, and what its endpoint says of its model.
+    """Returns a target that has accepted one request, and its endpoint's information about the model.
 
     Args:
         text: `URL` or `URL=WORKLOAD`; without a workload, the default workload of the model's task is used.
         headers: Headers of every request.
-        texts: Texts in each request.
+        texts: Number of texts per request.
         seed: Seed of a built-in workload.
 
     Raises:
-        BenchError: The address, the workload or the file is wrong, or the endpoint refuses the first body.
+        BenchError: The address, the workload or the file is wrong, or the endpoint refused the first body.
     """
     url, equals, workload = text.rpartition("=")
     if not equals or ("?" in url and workload not in workloads.NAMES and not Path(workload).exists()):
@@ -253,7 +253,7 @@ def probe_target(text: str, headers: Mapping[str, str], *, texts: int, seed: int
     mask = str((model or {}).get("mask_token") or workloads.MASK)
     target = build_target(address, workload, bodies.build_bodies(workload, path=address.path, texts=texts, seed=seed, mask=mask), headers)
     _send_first_request(target, headers)
-    # a model's own `endpoint` is that of its task, which may not be the one under load
+    # `endpoint` of a model is that of its own task, which may differ from the endpoint under load
     shown = {k: v for k, v in (model or {}).items() if k not in ("endpoint", "evidence", "figures")}
     return target, {"endpoint": address.path, **shown} if model else None
 
@@ -262,7 +262,7 @@ def _send_first_request(target: Target, headers: Mapping[str, str]) -> None:
     """Sends the target's first body once.
 
     Raises:
-        BenchError: No HTTP server answers, or it refuses such requests whatever the load.
+        BenchError: There is no HTTP server, or it refuses such requests for a reason other than load.
     """
     status, raw = fetch(target.address, "POST", target.address.path, headers, target.bodies[0].content)
     if status < 200 or (300 <= status < 500 and status != _TOO_MANY_REQUESTS):

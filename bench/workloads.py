@@ -1,8 +1,8 @@
-"""The built-in workloads: inputs of known lengths, the same for the same seed, and the English text that they are made of.
+"""The built-in workloads: inputs of known lengths, equal for equal seeds, and the English sentences for them.
 
-Lengths are fixed quantiles of a distribution, in an order drawn from the seed, so that a workload has the same mean for every seed.
-They are counted in words and punctuation marks, each of which is about one token of BERT's English tokenizers. The sentences were written
-for this tool, in common words, for that reason. The exact number of tokens is counted if a bundle is given.
+Lengths are fixed quantiles of a distribution, in an order that the seed determines, so that a workload has the same mean for every seed.
+They count words and punctuation marks, each of which is about one token of BERT's English tokenizers. For this reason, the sentences were
+written for this tool in common words. With a bundle, the exact number of tokens is counted.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from statistics import NormalDist
 from typing import Any
 
 COUNT = 64
-MASK = "[MASK]"  # of BERT; other models spell it otherwise
-_SPECIAL_TOKENS = 2  # that a tokenizer puts around a text
+MASK = "[MASK]"  # BERT's spelling; other models have others
+_SPECIAL_TOKENS = 2  # added to a text by a tokenizer
 _MIN_TOKENS = 5  # without special tokens
 _PASSAGE_TOKENS = (1110, 1320)  # with a question, about five windows of 384 tokens that overlap by 128
 
-# placeholder -> what may fill it; a year is drawn
+# placeholder -> its words; a year is a random number
 WORDS: Mapping[str, tuple[str, ...]] = {
     "name": (
         "Anna Weber",
@@ -99,7 +99,7 @@ def workload_inputs(name: str, *, seed: int = 0, mask: str = MASK) -> list[Any]:
     Args:
         name: One of NAMES.
         seed: Seed of the words and of the order.
-        mask: How the model spells a word that it is to fill in.
+        mask: The model's spelling of the mask.
     """
     inputs = _WORKLOADS[name](random.Random(f"{name} {seed}"))  # noqa: S311  # texts, not secrets
     return [text.replace(MASK, mask) for text in inputs] if _WORKLOADS[name] is _mask else inputs
@@ -114,7 +114,7 @@ def _long(random_: random.Random) -> list[Any]:
 
 
 def _mixed(random_: random.Random) -> list[Any]:
-    # lengths of texts are about log-normal: median 33, mean about 48, longest about 300
+    # lengths of texts are approximately log-normal: median 33, mean about 48, longest about 300
     return _texts(random_, lambda share: 33 * math.exp(0.9 * NormalDist().inv_cdf(share)))
 
 
@@ -151,14 +151,14 @@ NAMES = tuple(_WORKLOADS)
 
 
 def _texts(random_: random.Random, length: Callable[[float], float], count: int = COUNT) -> list[Any]:
-    """Returns texts whose lengths in tokens are the quantile function `length` at evenly spaced shares within (0, 1)."""
+    """Returns texts whose lengths in tokens are values of the quantile function `length` at evenly spaced shares within (0, 1)."""
     lengths = [round(length((i + 0.5) / count)) for i in range(count)]
     random_.shuffle(lengths)
     return [_text(random_, max(tokens, _MIN_TOKENS + _SPECIAL_TOKENS) - _SPECIAL_TOKENS) for tokens in lengths]
 
 
 def _text(random_: random.Random, tokens: int) -> str:
-    """Returns sentences with this many words and punctuation marks in all; the last sentence is cut."""
+    """Returns sentences with this total number of words and punctuation marks; the last sentence is cut."""
     parts: list[str] = []
     left = tokens
     while True:

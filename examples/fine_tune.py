@@ -1,11 +1,11 @@
 """Fine-tunes a small classifier of support requests with transformers, on the CPU, in a minute.
 
-Writes a checkpoint as `save_pretrained` does, and beside it `test.jsonl`: labeled texts whose sentences the model has not seen.
+It writes a checkpoint like `save_pretrained`, and next to it `test.jsonl`: labeled texts whose sentences the model has not seen.
 
     python examples/fine_tune.py --output my-checkpoint
 
-Without `--base` it starts from random weights and a vocabulary of its own, which needs no network. With the id of a model on the Hugging
-Face Hub, such as `--base google-bert/bert-base-uncased`, it does what you would do with your own data.
+Without `--base` it starts from random weights and its own vocabulary, which needs no network. With the id of a model on the Hugging
+Face Hub, such as `--base google-bert/bert-base-uncased`, it works as for your own data.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from transformers import (
 
 DATA = Path(__file__).with_name("support.json")
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-TEST_SENTENCES = 3  # of each label, which no training text has
+TEST_SENTENCES = 3  # per label; no training text contains them
 TEXTS_PER_SENTENCE = 40
 
 
 def main() -> None:
-    """Makes the texts, trains, and writes the checkpoint."""
+    """Creates the texts, trains, and writes the checkpoint."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder of the checkpoint")
     parser.add_argument("--base", help="hub id or folder of a model to start from (default: random weights)")
@@ -77,9 +77,9 @@ def main() -> None:
 
 
 def make_texts() -> tuple[list[tuple[str, str]], list[tuple[str, str]], list[str]]:
-    """Returns texts with their labels to train on and to test on, and the labels.
+    """Returns training and test texts with their labels, and the labels.
 
-    The last sentences of each label are for the test alone.
+    The last sentences of each label are only for the test.
     """
     data = json.loads(DATA.read_text(encoding="utf-8"))
     draw = random.Random(0)
@@ -100,14 +100,14 @@ def make_texts() -> tuple[list[tuple[str, str]], list[tuple[str, str]], list[str
 
 
 def train_tokenizer(texts: list[str]) -> BertTokenizerFast:
-    """Returns BERT's own tokenizer with a vocabulary that is made from these texts."""
+    """Returns BERT's tokenizer with a vocabulary from these texts."""
     empty = BertTokenizerFast(vocab={token: number for number, token in enumerate(SPECIAL)}, model_max_length=128)
     trained: BertTokenizerFast = empty.train_new_from_iterator(texts, vocab_size=2000, show_progress=False)
     return trained
 
 
 def small_config(vocabulary: int, naming: dict[str, Any]) -> BertConfig:
-    """Returns the configuration of a BERT with 2 layers of 128."""
+    """Returns the configuration of a BERT with 2 layers and a hidden size of 128."""
     return BertConfig(
         vocab_size=vocabulary,
         hidden_size=128,
@@ -120,7 +120,7 @@ def small_config(vocabulary: int, naming: dict[str, Any]) -> BertConfig:
 
 
 def accuracy(predicted: Any) -> dict[str, float]:
-    """Returns the share of right labels."""
+    """Returns the share of correct labels."""
     return {"accuracy": float((predicted.predictions.argmax(-1) == predicted.label_ids).mean())}
 
 

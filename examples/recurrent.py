@@ -1,11 +1,11 @@
-"""A classifier with the segment recurrence of Transformer-XL, as a module that `bert-export --module` exports.
+"""A classifier with the segment recurrence of Transformer-XL, as a module for `bert-export --module`.
 
-Transformer-XL reads a text in segments. A token sees the tokens before it in its segment, and the last states of the segment before. Each
+Transformer-XL reads a text in segments. A token sees earlier tokens of its segment, and the last states of the previous segment. Each
 state is computed once, so a mask over the whole text gives the same numbers as a loop over segments. Positions are relative.
 
     bert-export --module recurrent.py:make --trust-module --output models
 
-The folder of this file must also have `tokenizer.json` and the trained weights, `recurrent.safetensors`.
+The folder of this file must also contain `tokenizer.json` and the trained weights, `recurrent.safetensors`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Layer(torch.nn.Module):
     """A layer of Transformer-XL: attention with relative positions, and a feed-forward block."""
 
     def __init__(self, width: int, heads: int) -> None:
-        """Makes a layer with random weights."""
+        """Creates a layer with random weights."""
         super().__init__()
         self.heads, self.scale = heads, (width // heads) ** -0.5
         self.query, self.key, self.value, self.output, self.position = (torch.nn.Linear(width, width, bias=False) for _ in range(5))
@@ -41,10 +41,10 @@ class Layer(torch.nn.Module):
         """Returns the next states, [rows, length, width].
 
         Args:
-            states: [rows, length, width].
+            states: The states, [rows, length, width].
             distance: Distance between each pair of tokens, [length, length].
-            positions: The vector of each distance.
-            bias: 0 where a token sees another one, and a large negative number elsewhere, [length, length].
+            positions: The vectors of the distances.
+            bias: 0 if a token sees another one, otherwise a large negative number, [length, length].
         """
         query, key, value = (self.split(part(states)) for part in (self.query, self.key, self.value))
         by_content = (query + self.content_bias) @ key.transpose(-1, -2)
@@ -59,7 +59,7 @@ class Recurrent(torch.nn.Module):
     """The classifier: it reads the state of the last token."""
 
     def __init__(self, tokens: int = 200, width: int = 32, heads: int = 4, layers: int = 2, labels: int = 3) -> None:
-        """Makes a classifier with random weights."""
+        """Creates a classifier with random weights."""
         super().__init__()
         self.embedding = torch.nn.Embedding(tokens, width)
         self.layers = torch.nn.ModuleList([Layer(width, heads) for _ in range(layers)])
@@ -83,7 +83,7 @@ class Recurrent(torch.nn.Module):
 
 
 def make() -> dict[str, Any]:
-    """Returns the module, and what `bert-export` must know of it."""
+    """Returns the module, with the information that `bert-export` needs."""
     module = Recurrent()
     module.load_state_dict(load_file(FOLDER / "recurrent.safetensors"))
     return {

@@ -1,1 +1,1 @@
-"""The export pipeline: a fine-tuned checkpoint to a bundle with a validation report. Needs the `export` extra (torch, transformers)."""
+"""The export pipeline: converts a fine-tuned checkpoint to a bundle with a validation report. It needs the extra `export`."""

@@ -1,6 +1,6 @@
-"""bert-export analyze: flags to a SweepSpec or a profile, tables on stdout, JSON and plots in a folder, exit codes.
+"""bert-export analyze: turns flags into a SweepSpec or a profile; prints tables, writes JSON and plots, returns exit codes.
 
-Exit codes: 0 done, 1 nothing could be measured, 2 wrong usage, 3 a needed package is not installed.
+Exit codes: 0 success, 1 nothing could be measured, 2 wrong usage, 3 a required package is not installed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
 OF_A_BUNDLE = ("onnx_ir", "onnxruntime")
 REPORT_FILE = "analysis.json"
-NAMES = ("batch", "by")  # flags that a bundle, which is what it is, has no use for
+NAMES = ("batch", "by")  # flags that do not apply to a bundle
 
 
 def main(argv: Sequence[str]) -> int:
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _analyze_shapes(args: argparse.Namespace) -> None:
-    # torch and transformers take seconds to import, and --help and wrong flags must not wait for them
+    # importing torch and transformers takes seconds, and --help and wrong flags do not need them
     from bertserve.export.analyze import report
     from bertserve.export.analyze.report import sweep_tables
     from bertserve.export.analyze.sweep import SweepSpec, run_sweep
@@ -100,7 +100,7 @@ def _analyze_bundle(args: argparse.Namespace) -> None:
 
 
 def _report(output: Path | None, lines: Iterable[str], figures: dict[str, Any]) -> None:
-    """Prints tables, and writes the same metrics as JSON where a folder was given."""
+    """Prints tables, and writes the same metrics as JSON if a folder is given."""
     from bertserve.service.backend.hardware import cpu_instructions, cpu_name, usable_cores
     from bertserve.service.backend.sessions import VERSION
 

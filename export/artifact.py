@@ -1,6 +1,7 @@
-"""A graph that was made of a checkpoint, and the precisions that each provider's graphs are made in.
+"""An exported graph, and the precisions of each provider's graphs.
 
-The stages that make graphs hand them to the stages that measure them. Nothing heavy is imported: the command checks its flags with this.
+The stages that create graphs pass them to the stages that measure them. It imports no large packages, because the command checks its flags
+with it.
 """
 
 from __future__ import annotations
@@ -13,24 +14,24 @@ from typing import Literal
 from bertserve.service.bundle.graph_spec import InputSpec, Precision, ShapePlan
 from bertserve.service.providers import PROVIDERS, Provider
 
-Tracer = Literal["dynamo", "torchscript"]  # PyTorch's exporters, by the names that torch has for them
+Tracer = Literal["dynamo", "torchscript"]  # PyTorch's exporters, by torch's names
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A graph that was made.
+    """An exported graph.
 
     Attributes:
-        path: The file.
-        provider: What it is for.
-        precision: What it computes in; TensorRT's fp16 is made of the float32 file.
-        form: How it was made, for the reader.
-        inputs: What it takes.
-        shapes: The plan of the shapes that it is run in, where there is one.
+        path: Path of the file.
+        provider: Its provider.
+        precision: Its precision; TensorRT's fp16 is built from the float32 file.
+        form: A description of its creation, for readers.
+        inputs: Its inputs.
+        shapes: The plan of its shapes, if any.
         fusions: Fused operator -> count.
-        quantized: What was converted, and what was kept in float -> count.
-        error: How far the conversion moves the outputs, as a share of their standard deviation.
-        max_error: How far it may move them.
+        quantized: Converted operators, and those that stay in float -> count.
+        error: Error of the outputs caused by the conversion, relative to their standard deviation.
+        max_error: Maximum of this error.
     """
 
     path: Path
@@ -46,14 +47,14 @@ class Artifact:
 
 
 def choose_precisions(providers: Sequence[Provider], requested: Sequence[Precision] | None) -> dict[Provider, tuple[Precision, ...]]:
-    """Returns the precisions to make for each provider, in the given order; the last of each is its default graph.
+    """Returns the precisions to create for each provider, in the given order; the last one is the default graph.
 
     Args:
-        providers: Different providers.
-        requested: Different precisions; None for all that each provider has.
+        providers: Distinct providers.
+        requested: Distinct precisions; None for all precisions of each provider.
 
     Raises:
-        ValueError: A precision is made for none of the providers, or a provider is left with none.
+        ValueError: No provider has a precision, or a provider has none of them.
     """
     have = {provider: PROVIDERS[provider].precisions for provider in providers}
     chosen = {provider: tuple(p for p in (requested or known) if p in known) for provider, known in have.items()}

@@ -1,4 +1,4 @@
-"""What lands on disk: manifest, model card, and the rename into place. A bundle is there whole or not at all."""
+"""Writes a bundle: manifest, model card, and the rename to its final place. A bundle exists either completely or not at all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bertserve.service.errors import plural
 
 
 def refuse_existing(target: Path, *, overwrite: bool) -> None:
-    """Refuses an existing target before minutes of work.
+    """Refuses an existing target, before minutes of work.
 
     Raises:
         OutputExistsError: `target` exists and `overwrite` is false.
@@ -31,17 +31,17 @@ def refuse_existing(target: Path, *, overwrite: bool) -> None:
 
 
 def package_bundle(workspace: Path, target: Path, manifest: Manifest, *, card: str | None) -> None:
-    """Completes the bundle in `workspace` and renames it to `target`.
+    """Completes the bundle in `workspace`, and renames it to `target`.
 
     Args:
-        workspace: Folder on the target's file system that holds the graphs and the tokenizer, and nothing else.
-        target: `models/<name>`. An existing bundle, file or link there is renamed aside first and deleted last.
+        workspace: Folder on the target's file system that contains only the graphs and the tokenizer.
+        target: `models/<name>`. An existing bundle, file or link there is renamed first and deleted last.
         manifest: The finished manifest.
         card: The checkpoint's own card, which the bundle's card quotes.
     """
     (workspace / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
     (workspace / CARD_FILE).write_text(model_card(manifest, workspace, card), encoding="utf-8")
-    workspace.chmod(0o755)  # tempfile makes it private; another user may run the service
+    workspace.chmod(0o755)  # tempfile creates it as private, but another user may run the service
     with ignore_signals():
         _move_into_place(workspace, target)
 
@@ -53,11 +53,11 @@ def _move_into_place(workspace: Path, target: Path) -> None:
             _remove(aside)
             target.rename(aside)
         workspace.rename(target)
-    except BaseException:  # whatever stopped it, the old bundle is restored
+    except BaseException:  # after any failure, the old bundle is restored
         if os.path.lexists(aside) and not os.path.lexists(target):
             aside.rename(target)
         raise
-    with suppress(OSError):  # the new bundle is in place; the remains of the old one are hidden, and the next export removes them
+    with suppress(OSError):  # the new bundle is in place; remains of the old one are hidden, and the next export removes them
         _remove(aside)
 
 
@@ -73,8 +73,8 @@ def model_card(manifest: Manifest, folder: Path, card: str | None) -> str:
 
     Args:
         manifest: The finished manifest.
-        folder: Where its graphs are.
-        card: The checkpoint's own card, if it has one.
+        folder: Folder of its graphs.
+        card: The checkpoint's own card, if any.
     """
     sections = [
         [f"# {manifest.name}", "", _summary(manifest)],
@@ -94,7 +94,7 @@ def model_card(manifest: Manifest, folder: Path, card: str | None) -> str:
 
 
 def _front_matter(source: Source) -> str:
-    """Returns what the checkpoint's card says of license, language and data, in the form in which the hub reads it."""
+    """Returns license, language and data sets of the checkpoint's card, in the hub's format."""
     fields = source.model_dump(include={"license", "license_name", "license_link", "language", "datasets"}, mode="json")
     known = {name: value[0] if name == "license" and len(value) == 1 else value for name, value in fields.items() if value}
     return f"---\n{ModelCardData(**known).to_yaml()}\n---\n" if known else ""
@@ -199,8 +199,8 @@ def _how_made(graph: GraphSpec) -> str:
 
 
 def describe_quantization(validation: ValidationReport) -> str:
-    """Returns what was quantized, how far that changes the outputs, and how many matrices had too few texts for GPTQ."""
-    # manifests of older exports, which did not measure the error, have 0
+    """Returns the quantized operators, the error of the outputs, and the number of matrices with too few texts for GPTQ."""
+    # 0 in manifests of older exports, which did not measure the error
     error = f", which changes the outputs by {validation.quantization_error:.3f} of their spread" if validation.quantization_error else ""
     nearest = validation.quantized.get("RoundedToNearest", 0)
     few = (
@@ -212,7 +212,7 @@ def describe_quantization(validation: ValidationReport) -> str:
 
 
 def describe_counts(counts: dict[str, int]) -> str:
-    """Returns names with their counts."""
+    """Returns names with their counts, as text."""
     return ", ".join(f"{name} {count}" for name, count in counts.items()) or "nothing"
 
 
@@ -226,12 +226,12 @@ def _span_agreement(graphs: Sequence[GraphSpec]) -> list[str]:
 
 
 def _error_table(graphs: Sequence[GraphSpec], max_length: int) -> list[str]:
-    """Returns the parity table by length: worst absolute and relative error."""
+    """Returns the parity table by length, with the largest absolute and relative errors."""
     with_table = [graph for graph in graphs if graph.evidence.lengths]
     if not with_table:
         return []
     entries = {(_name(graph), entry.up_to): entry for graph in with_table for entry in graph.evidence.lengths}
-    # int8 is compared on more texts than the others
+    # int8 is compared on more texts than other precisions
     rows_at = {up_to: ", ".join(dict.fromkeys(str(e.rows) for (_, at), e in entries.items() if at == up_to)) for _, up_to in entries}
     names = [_name(graph) for graph in with_table]
     rows = [
@@ -250,7 +250,7 @@ def _error_table(graphs: Sequence[GraphSpec], max_length: int) -> list[str]:
 
 
 def _longest(graphs: Sequence[GraphSpec], max_length: int) -> str:
-    """Returns a sentence on the longest rows that were compared; none for manifests of older exports, which did not record it."""
+    """Returns a sentence about the longest compared rows; empty for manifests of older exports, which did not record them."""
     longest = max(graph.evidence.longest or 0 for graph in graphs)
     return f" The longest row that was compared has {longest} tokens, and the model takes {max_length}." if longest else ""
 
@@ -306,7 +306,7 @@ def _origin(manifest: Manifest) -> list[str]:
 
 
 def _quote(card: str | None) -> list[str]:
-    """Returns the checkpoint's own card without its front matter, its headings a level lower."""
+    """Returns the checkpoint's own card without its front matter, with its headings one level lower."""
     if not card:
         return []
     body = REGEX_YAML_BLOCK.sub("", card)

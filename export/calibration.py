@@ -1,10 +1,10 @@
-"""The texts that int8 is made with and judged on: read from a file, split, and turned into a graph's inputs.
+"""The texts that calibrate and validate int8: reads them from a file, splits them, and converts them to a graph's inputs.
 
-The built-in texts (`calibration.txt`) were written for this project: reviews, encyclopedic sentences, passages, questions,
-everyday messages. Texts of one's own domain and language are better: `bert-export --calibration FILE`.
+The built-in texts (`calibration.txt`) were written for this project: reviews, encyclopedic sentences, passages, questions and
+everyday messages. Texts of the model's domain and language are better: `bert-export --calibration FILE`.
 
-Texts have three splits: int8 is made with the calibration split, the gate split decides what stays in float, and the metrics of the validation report
-are measured on the report split, which nothing was chosen on. The manifest recognizes the texts of each split by short digests.
+There are three splits: the calibration split creates int8, the gate split decides which matrices stay in float, and the report split, on
+which nothing was chosen, gives the metrics of the validation report. The manifest has short digests of the texts of each split.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ from bertserve.service.text.windows import truncate_longest_first
 MIN_TEXTS = 16
 JSON_LINES = (".jsonl", ".ndjson")
 PAIR_FIELDS = (("text", "text_pair"), ("question", "context"))
-HASH_BYTES = 4  # of a text in the manifest: 1,000 texts take 5 KB, and one of 1,000 others is mistaken for one of them with 0.02 %
+HASH_BYTES = 4  # of a text in the manifest: 1,000 texts need 5 KB, and for 1,000 other texts the probability of any match is 0.02 %
 TextOrPair = str | tuple[str, str]
 Item = TypeVar("Item")
 
 BUILT_IN = Path(__file__).with_name("calibration.txt")
 MAX_TOKENS = 128
-MAX_TEXTS = 1000  # of a file; of a longer one a sample is taken
-HELD_OUT = 3  # one text of so many is held out from calibration
-# One held-out text of so many is for the gate, but so many at least, or half where there are fewer; the others are for the report.
+MAX_TEXTS = 1000  # of a file; a longer file is sampled
+HELD_OUT = 3  # one of this many texts is held out from calibration
+# One of this many held-out texts is for the gate, but at least MIN_GATE, or half of them if there are fewer; the others are for the report.
 GATE_SHARE, MIN_GATE = 4, 8
-BLOCK = 12  # neighbors that are shuffled
-# Most lines are short, and errors may grow with the length: so many passages of up to so many tokens are made of neighboring lines.
+BLOCK = 12  # number of neighbors that are shuffled together
+# Most lines are short, but errors may grow with the length. So neighboring lines are joined to passages: maximum tokens -> number.
 PASSAGES = {256: 12, 512: 6}
-MAX_REPORT = 350  # texts with passages, without pairs of them: more would take long and say little more
+MAX_REPORT = 350  # texts including passages, without pairs of passages; more would take long and add little information
 
 
 def read_texts(path: Path, purpose: str = "calibration") -> list[TextOrPair]:
-    """Returns the texts of a file, each once: one per line, or those of JSON Lines, which can be pairs.
+    """Returns the distinct texts of a file: one per line, or those of JSON Lines, which can be pairs.
 
     Args:
-        path: The file; JSON Lines where its name ends so.
-        purpose: What its texts are for, for the error.
+        path: The file; it is JSON Lines if its name has that suffix.
+        purpose: The purpose of its texts, for errors.
 
     Raises:
-        CheckpointError: The file cannot be read, or holds fewer than `MIN_TEXTS` different texts.
+        CheckpointError: The file cannot be read, or has fewer than `MIN_TEXTS` distinct texts.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -82,7 +82,7 @@ def _read_json(path: Path, number: int, line: str) -> TextOrPair:
     """Returns the text or pair of one line of JSON Lines.
 
     Raises:
-        CheckpointError: It holds neither.
+        CheckpointError: The line has neither.
     """
     try:
         document = json.loads(line)
@@ -103,10 +103,10 @@ def _read_json(path: Path, number: int, line: str) -> TextOrPair:
 
 
 def refuse_overlap(seen: Collection[TextOrPair], unseen: Collection[TextOrPair], seen_path: Path, unseen_path: Path) -> None:
-    """Refuses files that share texts; white space does not tell texts apart.
+    """Refuses files that share texts; differences in white space are ignored.
 
     Raises:
-        CheckpointError: They do; the message says how many.
+        CheckpointError: They share texts; the message says how many.
     """
     shared = len({*map(_normalized, seen)} & {*map(_normalized, unseen)})
     if shared:
@@ -118,9 +118,9 @@ def refuse_overlap(seen: Collection[TextOrPair], unseen: Collection[TextOrPair],
 
 
 def sample(items: Sequence[Item], count: int) -> list[Item]:
-    """Returns at most so many of the items, in order: one of each of as many equal parts, at a fixed random place.
+    """Returns at most `count` items, in order: one from each of `count` equal parts, at a fixed random position.
 
-    Items at equal distances would all be of one class where the classes take turns.
+    Items at equal distances would all have the same class if classes alternate.
     """
     if len(items) <= count:
         return list(items)
@@ -129,20 +129,20 @@ def sample(items: Sequence[Item], count: int) -> list[Item]:
 
 
 def mixed(items: Sequence[Item], block: int) -> list[Item]:
-    """Returns the items with each block of neighbors in a fixed random order, so that a pattern such as one line per class is broken."""
+    """Returns the items with each block of neighbors in a fixed random order, to break patterns such as one line per class."""
     rng = np.random.default_rng(0)
     places = [start + place for start in range(0, len(items), block) for place in rng.permutation(min(block, len(items) - start))]
     return [items[place] for place in places]
 
 
 def split_digest(texts: Iterable[TextOrPair]) -> TextSplit:
-    """Returns the entry of a manifest that recognizes these texts."""
+    """Returns the manifest's entry for these texts."""
     hashes = list(map(text_hash, texts))
     return TextSplit(texts=len(hashes), hashes=base64.b64encode(b"".join(hashes)).decode())
 
 
 def hashes_of(split: TextSplit) -> list[bytes]:
-    """Returns the hash of each text that an entry of a manifest recognizes, in order."""
+    """Returns the hashes in a manifest's entry, in order."""
     joined = base64.b64decode(split.hashes)
     return [joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES)]
 
@@ -153,7 +153,7 @@ def text_hash(text: TextOrPair) -> bytes:
 
 
 def _normalized(text: TextOrPair) -> str:
-    """Returns a text, or both of a pair, with runs of white space as one space."""
+    """Returns a text, or both texts of a pair, with each run of white space replaced by one space."""
     return "\x00".join(" ".join(part.split()) for part in ((text,) if isinstance(text, str) else text))
 
 
@@ -162,9 +162,9 @@ class Texts:
     """The texts of one split.
 
     Attributes:
-        lines: Single texts as they stand in the file, without duplicates.
-        passages: Neighboring ones of them joined, each of more than `MAX_TOKENS` tokens.
-        pairs: Pairs as they stand in the file, without duplicates; for question answering a question and its context.
+        lines: Single texts of the file, without duplicates.
+        passages: Neighboring lines joined, each with more than `MAX_TOKENS` tokens.
+        pairs: Pairs of the file, without duplicates; for question answering, a question and its context.
     """
 
     lines: tuple[str, ...] = ()
@@ -180,21 +180,21 @@ class Texts:
         return cls(tuple(text for text in texts if isinstance(text, str)), pairs=tuple(text for text in texts if isinstance(text, tuple)))
 
     def with_passages(self, tokenizer: Tokenizer) -> Texts:
-        """Returns the same texts with passages of the lengths of `PASSAGES`, as far as the lines and the model's length go.
+        """Returns the same texts with passages of the lengths in `PASSAGES`, as far as the lines and the model's length allow.
 
         Args:
-            tokenizer: The service's tokenizer of the model.
+            tokenizer: The service's tokenizer for the model.
         """
         tokens = [len(entry.ids) for entry in tokenizer.tokenize(self.lines)]
         room = tokenizer.room(pair=False)
-        lengths: dict[int, int] = {}  # of a model of few positions several lengths become one
+        lengths: dict[int, int] = {}  # for a model with few positions, several lengths are equal
         for length, count in PASSAGES.items():
             lengths[min(length, room)] = max(lengths.get(min(length, room), 0), count)
         made = [passage for length, count in lengths.items() for passage in sample(self._joined(tokens, length), count)]
         return replace(self, passages=tuple(dict.fromkeys(made)))
 
     def _joined(self, tokens: Sequence[int], length: int) -> list[str]:
-        """Returns the lines, one after the other, joined while they have at most `length` tokens; of these the long ones."""
+        """Returns consecutive lines joined to at most `length` tokens, if they have more than `MAX_TOKENS`."""
         found, start = [], 0
         while start < len(self.lines):
             end, total = start + 1, tokens[start]
@@ -208,12 +208,12 @@ class Texts:
 
 @dataclass(frozen=True)
 class Split:
-    """Texts for int8, of which none is in two splits.
+    """The texts for int8; no text is in two splits.
 
     Attributes:
-        calibration: What scales, rounding and bias are chosen on.
-        gate: What decides which matrices stay in float, and whether there is int8 at all.
-        report: What the validation report of int8 is measured on.
+        calibration: Texts for the choice of scales, rounding and bias.
+        gate: Texts that decide which matrices stay in float, and whether int8 exists at all.
+        report: Texts of the validation report of int8.
     """
 
     calibration: Texts
@@ -221,11 +221,11 @@ class Split:
     report: Texts
 
     def with_passages(self, tokenizer: Tokenizer) -> Split:
-        """Returns all splits with passages, each made of its own lines."""
+        """Returns all splits with passages, each from its own lines."""
         return Split(*(texts.with_passages(tokenizer) for texts in (self.calibration, self.gate, self.report)))
 
     def digests(self) -> TextSplits:
-        """Returns the entry of the manifest that recognizes the texts of each split."""
+        """Returns the manifest's entry for the texts of each split."""
         calibration, gate, report = (split_digest((*texts.lines, *texts.pairs)) for texts in (self.calibration, self.gate, self.report))
         return TextSplits(calibration=calibration, gate=gate, report=report)
 
@@ -234,15 +234,15 @@ def read_split(calibration: Path, validation: Path | None = None) -> Split:
     """Returns the texts of all splits, without passages.
 
     Args:
-        calibration: A file of texts, of which some are held out for the gate and, without a file for validation, for the report.
-        validation: Another one, for the report, which shares no text with the first.
+        calibration: A file of texts; some are held out for the gate and, without `validation`, for the report.
+        validation: A file of texts for the report, which shares no text with the first.
 
     Raises:
-        CheckpointError: A file cannot be read, or holds too few texts, or both share texts.
+        CheckpointError: A file cannot be read, has too few texts, or shares texts with the other.
     """
     texts = read_texts(calibration)
     chosen = sample(texts, MAX_TEXTS)
-    if calibration != BUILT_IN:  # whose lines follow no pattern
+    if calibration != BUILT_IN:  # its lines have no pattern
         chosen = mixed(chosen, BLOCK)
     held_out = chosen[HELD_OUT - 1 :: HELD_OUT]
     count = max(len(held_out) // GATE_SHARE, min(MIN_GATE, len(held_out) // 2))
@@ -269,23 +269,23 @@ def refuse_pairs(texts: Sequence[Texts], task: str) -> None:
 
 
 def report_texts(texts: Sequence[TextOrPair]) -> Texts:
-    """Returns the texts that a validation report is measured on, or of very many a sample."""
+    """Returns the texts for a validation report; a large number of texts is sampled."""
     return Texts.of(sample(texts, MAX_REPORT - sum(PASSAGES.values())))
 
 
 def make_feeds(texts: Texts, checkpoint: Checkpoint, tokenizer: Tokenizer, inputs: Sequence[InputSpec] | None = None) -> list[Feed]:
-    """Returns the graph's inputs for each text alone, then for each pair, as the task has them; a batch of one without padding.
+    """Returns the graph's inputs for each text, then for each pair, as the task uses them; each is a batch of one without padding.
 
-    Lines are cut to `MAX_TOKENS`, pairs of lines to twice as many; a passage, and a pair of the user's file, to the longest of `PASSAGES`, or the
-    model's length. Fill-mask gets one token in eight masked.
+    Lines are cut to `MAX_TOKENS`, pairs of lines to twice as many; passages, and pairs of the user's file, to the longest of `PASSAGES` or
+    the model's length. For fill-mask, one token in eight is masked.
 
     Args:
         texts: The texts.
-        checkpoint: Its task decides what is made of them.
+        checkpoint: The checkpoint, whose task decides how texts are used.
         tokenizer: The service's tokenizer.
-        inputs: What the graph takes, where that is not what the traced one does.
+        inputs: The graph's inputs, if they differ from those of the traced graph.
     """
-    # a text of control characters has no tokens, and where no special ones are added there is nothing to run
+    # a text with only control characters has no tokens, and without special tokens there is nothing to run
     bare = tokenizer.room(pair=False) == tokenizer.max_length
 
     def tokenize(side: Sequence[str], most: int) -> list[_Cut]:
@@ -303,7 +303,7 @@ def make_feeds(texts: Texts, checkpoint: Checkpoint, tokenizer: Tokenizer, input
 
 @dataclass(frozen=True)
 class _Cut:
-    """The token ids of a text, and how many of them are kept."""
+    """The token ids of a text, and the maximum number to keep."""
 
     ids: Sequence[int]
     most: int
@@ -342,13 +342,13 @@ def _feed(encoding: Encoding, inputs: Sequence[InputSpec]) -> Feed:
 
 
 def pad(feed: Feed, inputs: Sequence[InputSpec], *, pad_id: int, tokens: int) -> Feed:
-    """Returns the inputs of one text with some padding behind it, where a mask has other values.
+    """Returns the inputs of a text with padding after it, so that a mask has different values.
 
     Args:
-        feed: The inputs without.
-        inputs: What the graph takes.
+        feed: The inputs without padding.
+        inputs: The graph's inputs.
         pad_id: Token id of the padding.
-        tokens: How much of it.
+        tokens: Number of padding tokens.
     """
     fills = {"token_ids": pad_id, "attention_mask": 0, "type_ids": 0}
     return {

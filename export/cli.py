@@ -1,7 +1,7 @@
-"""bert-export: flags to an ExportSpec, progress, validation reports, exit codes; `verify` and `analyze` are in `verify_cli` and `analyze_cli`.
+"""bert-export: turns flags into an ExportSpec; prints progress and reports, returns exit codes. Subcommands: `verify_cli`, `analyze_cli`.
 
-Exit codes: 0 done, 1 the export failed, 2 wrong usage, or an existing bundle or a running export of that name, 3 a needed package is not
-installed, 4 the bundle lacks a graph that failed, 130 and 143 stopped by SIGINT or SIGTERM.
+Exit codes: 0 success, 1 the export failed, 2 wrong usage, or an existing bundle or a running export with the same name, 3 a required
+package is not installed, 4 the bundle lacks a graph that failed, 130 and 143 stopped by SIGINT or SIGTERM.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from bertserve.service.bundle.manifest import Manifest
     from bertserve.service.providers import Provider
 
-COMMANDS = {"verify": verify_cli.main, "analyze": analyze_cli.main}  # the first argument; a folder of that name is exported as ./verify
+COMMANDS = {"verify": verify_cli.main, "analyze": analyze_cli.main}  # subcommands; a folder with such a name is exported as ./verify
 GRAPH_MISSING = 4
-_SHOWN_LABELS = 10  # of a model with many
+_SHOWN_LABELS = 10  # of a model with many labels
 PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
 
 
@@ -66,13 +66,13 @@ def _export(argv: Sequence[str]) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    # torch and transformers take seconds to import, and --help and wrong flags must not wait for them
+    # importing torch and transformers takes seconds, and --help and wrong flags do not need them
     from transformers.utils import logging
 
     from bertserve.export.pipeline import ExportSpec, export
 
     if not sys.stderr.isatty():
-        logging.disable_progress_bar()  # a log has one line for each stage
+        logging.disable_progress_bar()  # a log has one line per stage
     if args.module is not None:
         print(f"bert-export: running the code of `{args.module}` with your rights, as --trust-module says.", file=sys.stderr, flush=True)
     given = {
@@ -87,7 +87,7 @@ def _run(args: argparse.Namespace) -> int:
         print(f"bert-export: {error}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
-        where = error.filename or spec.output  # the error of a failed write, as on a full disk, does not name its file
+        where = error.filename or spec.output  # the error of a failed write, for example on a full disk, does not name its file
         print(
             f"bert-export: cannot write the bundle: {error.strerror or error} (`{where}`); free disk space, or "
             "give another --output. No partial files are left.",
@@ -130,7 +130,7 @@ def _misused_attentions(args: argparse.Namespace) -> str | None:
 
 
 def low_agreement(graph: GraphSpec) -> str:
-    """Returns what a user should know of a graph that answers too seldom as the checkpoint does."""
+    """Returns a warning about a graph with low agreement with its checkpoint."""
     chosen = "it is the default graph, as requested" if graph.default else "it is not the default graph"
     return (
         f"graph {graph.provider}/{graph.precision}: {describe_agreement(graph.evidence)}, but at least {ENOUGH_AGREEMENT:.0%} "
@@ -140,7 +140,7 @@ def low_agreement(graph: GraphSpec) -> str:
 
 
 def missing_graphs(manifest: Manifest) -> list[str]:
-    """Returns which graphs a bundle lacks, what takes their place, and why: a line for each reason of each provider."""
+    """Returns one line per provider and reason: the missing graphs, their replacement and the reason."""
     names: dict[tuple[Provider, str], list[str]] = {}
     for omitted in manifest.omitted:
         name = omitted.precision if omitted.provider == "cpu" else f"{omitted.provider}/{omitted.precision}"

@@ -1,4 +1,4 @@
-"""The graphs of a checkpoint for the CPU, from the traced one: fused in float32 by ONNX Runtime's transformer optimizer, and int8."""
+"""Creates the graphs for the CPU from the traced graph: float32, fused by ONNX Runtime's transformer optimizer, and int8."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from bertserve.service.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Int8Options:
-    """How int8 is made.
+    """Options of int8.
 
     Attributes:
-        texts: What it is chosen on, and what its gate runs.
-        max_error: How far it may move the outputs on the texts of the gate, as a share of their standard deviation.
-        quick: Whether it is left out to measure which matrices matter most.
+        texts: The texts that calibrate int8, and those of its gate.
+        max_error: Maximum error of the outputs on the gate's texts, relative to their standard deviation.
+        quick: Whether to skip the measurement of which matrices matter most.
     """
 
     texts: Split
@@ -35,12 +35,12 @@ class Int8Options:
 
 
 def optimize(raw: Path, checkpoint: Checkpoint, traced: str) -> Artifact:
-    """Makes the float32 graph from which the others are made, next to the traced one.
+    """Creates the float32 graph, next to the traced one; the other graphs are created from it.
 
     Args:
         raw: The traced graph.
-        checkpoint: What was traced.
-        traced: How it was traced, for the reader.
+        checkpoint: The traced checkpoint.
+        traced: A description of the tracing, for readers.
     """
     fused, unfused, cls_only, packed = (raw.with_name(f"{name}.onnx") for name in ("fused", "unfused", "cls_only", "packed"))
     fusions = fuse(raw, fused, checkpoint)
@@ -63,19 +63,19 @@ def build_graphs(
     int8: Int8Options,
     progress: Progress,
 ) -> Iterator[Artifact]:
-    """Makes the graphs, each when it is asked for; float32 first, and always: int8 is made of it.
+    """Creates the graphs one by one on request; float32 is always first, because int8 is created from it.
 
     Args:
         optimized: The float32 graph.
-        precisions: What to make.
-        folder: Where the files go, `model.cpu.<precision>.onnx`.
-        checkpoint: What was traced.
-        tokenizer: The service's tokenizer, for the texts.
-        int8: How int8 is made.
-        progress: Called with a line when it is.
+        precisions: The precisions to create.
+        folder: Folder of the files, `model.cpu.<precision>.onnx`.
+        checkpoint: The traced checkpoint.
+        tokenizer: The service's tokenizer, for texts.
+        int8: The options of int8.
+        progress: Called with a line when int8 is created.
 
     Raises:
-        GraphError: There is nothing to quantize, or the outputs do not bear it; the float32 graph came before.
+        GraphError: There is nothing to quantize, or the outputs' error is too large; the float32 graph has been yielded before.
     """
     fp32, int8_path = (folder / f"model.cpu.{precision}.onnx" for precision in ("fp32", "int8"))
     onnx_files.copy(optimized.path, fp32)
@@ -101,11 +101,11 @@ def build_graphs(
 def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> dict[str, int]:
     """Writes the fused graph to a new file.
 
-    The embedding stays unfused: the fused operator would force one scale on the whole int8 table, where
-    `export/int8/quantize.py` keeps one per row. The mask stays a matrix, so that padding may be on either side.
+    The embedding stays unfused: the fused operator would need one scale for the whole int8 table, but
+    `export/int8/quantize.py` has one per row. The mask stays a matrix, so that padding can be on either side.
 
-    A model whose attention the optimizer does not know keeps it as traced: slower, and right. So does one that gives its attention out, of
-    which nothing is left after fusion. `attention_form` says which it was.
+    If the optimizer does not know a model's attention, it stays as traced, which is slower but correct. It also stays for a model that
+    returns its attention, because fusion would remove it. `attention_form` describes the result.
 
     Returns:
         Fused operator -> count.
@@ -121,11 +121,11 @@ def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> dict[str, int]:
 
 
 def attention_form(fusions: Mapping[str, int], checkpoint: Checkpoint) -> str:
-    """Returns what became of the attention, for the manifest: fused in every layer, in some, or left as traced.
+    """Returns a description of the attention for the manifest: fused in all layers, fused in some, or as traced.
 
     Args:
-        fusions: What `optimize` returned.
-        checkpoint: Says how many layers there are.
+        fusions: The fusions of `fuse`.
+        checkpoint: The checkpoint, for its number of layers.
     """
     layers = checkpoint.attentions
     count = fusions.get("Attention", 0) + fusions.get("MultiHeadAttention", 0)

@@ -1,30 +1,30 @@
-"""What can stop an export or a verification. Each message says what was wrong and what to do; each class has its exit code.
+"""Errors that stop an export or a verification. Each message says what is wrong and what to do; each class has an exit code.
 
 ExportError              1
-├── CheckpointError      1  the checkpoint cannot be read, or is not understood
+├── CheckpointError      1  the checkpoint cannot be read, or is not supported
 ├── MissingPackageError  3  the checkpoint needs a package that is not installed
-├── GraphError           1  a graph is not what a stage expected it to be, or cannot be made
-├── ParityError          1  the bundle does not answer as the checkpoint does
-├── OutputExistsError    2  there is a bundle of that name already
-├── ExportRunningError   2  another process exports a bundle of that name
-└── DataError            2  the data to verify a bundle on cannot be read
+├── GraphError           1  a graph differs from what a stage expects, or cannot be created
+├── ParityError          1  the bundle's answers differ from its checkpoint's
+├── OutputExistsError    2  a bundle with this name exists already
+├── ExportRunningError   2  another process exports a bundle with this name
+└── DataError            2  the data for a verification cannot be read
 """
 
 from typing import ClassVar
 
 
 class ExportError(Exception):
-    """Root of the tree.
+    """Base class of all errors.
 
     Attributes:
-        exit_code: Exit code of a command that it stops.
+        exit_code: Exit code of a command that the error stops.
     """
 
     exit_code: ClassVar[int] = 1
 
 
 class CheckpointError(ExportError):
-    """The checkpoint cannot be read, or something in it is not understood."""
+    """The checkpoint cannot be read, or a part of it is not supported."""
 
 
 class MissingPackageError(ExportError):
@@ -34,26 +34,26 @@ class MissingPackageError(ExportError):
 
 
 class GraphError(ExportError):
-    """A graph is not what a stage expected it to be, or cannot be made; the message says why and what to try."""
+    """A graph differs from what a stage expects, or cannot be created; the message says why and what to try."""
 
 
 class ParityError(ExportError):
-    """The bundle does not answer as the checkpoint does; the message holds the worst case."""
+    """The bundle's answers differ from its checkpoint's; the message has the worst case."""
 
 
 class OutputExistsError(ExportError):
-    """A bundle of that name exists and may not be overwritten."""
+    """A bundle with this name exists and may not be overwritten."""
 
     exit_code = 2
 
 
 class ExportRunningError(ExportError):
-    """Another process exports a bundle of that name into that folder."""
+    """Another process exports a bundle with this name into the same folder."""
 
     exit_code = 2
 
 
 class DataError(ExportError):
-    """The data to verify a bundle on cannot be read, or a line of it is not understood."""
+    """The data for a verification cannot be read, or one of its lines is invalid."""
 
     exit_code = 2

@@ -1,4 +1,4 @@
-"""What the commands of `bert-export` share: parsers of flags, and the check for packages."""
+"""Shared parts of the commands of `bert-export`: parsers of flags, and the check for packages."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from bertserve.service.providers import PROVIDERS, Provider
 
 
 def say_missing(packages: Iterable[str], purpose: str, *extras: str) -> bool:
-    """Says which packages are not installed and what to install; returns whether there are any.
+    """Prints which packages are not installed and how to install them; returns whether any are missing.
 
     Args:
-        packages: Names of modules.
-        purpose: What needs them, for the message.
+        packages: Names of Python modules.
+        purpose: The feature that needs them, for the message.
         extras: The extras to install.
     """
     missing = [package for package in packages if find_spec(package) is None]
@@ -48,7 +48,7 @@ def parse_precisions(text: str) -> tuple[Precision, ...]:
     """Returns the precisions of a comma list.
 
     Raises:
-        argparse.ArgumentTypeError: It has an unknown name, or one twice.
+        argparse.ArgumentTypeError: A name is unknown, or occurs twice.
     """
     known: dict[str, Precision] = {name: name for name in get_args(Precision)}
     return tuple(known[name] for name in _parse_names(text, list(known)))
@@ -58,13 +58,13 @@ def parse_providers(text: str) -> tuple[Provider, ...]:
     """Returns the providers of a comma list.
 
     Raises:
-        argparse.ArgumentTypeError: It has an unknown name, or one twice.
+        argparse.ArgumentTypeError: A name is unknown, or occurs twice.
     """
     return tuple(_parse_names(text, list(PROVIDERS)))
 
 
 def parse_layers(text: str) -> Layers:
-    """Returns the layers of a name, or of a comma list of numbers.
+    """Returns the layers for a name or a comma list of numbers.
 
     Raises:
         argparse.ArgumentTypeError: It is neither.
@@ -78,7 +78,7 @@ def parse_layers(text: str) -> Layers:
 
 
 def join_negative_layers(arguments: Sequence[str]) -> list[str]:
-    """Returns the arguments with `--layers` and a list that begins with a minus as one, for argparse takes such a list for a flag."""
+    """Returns the arguments with `--layers` and a list that begins with a minus joined, because argparse would take the list for a flag."""
     joined: list[str] = []
     for argument in arguments:
         if joined[-1:] == ["--layers"] and re.fullmatch(r"-\d[\d,-]*", argument):

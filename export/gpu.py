@@ -1,11 +1,11 @@
-"""The graphs of a checkpoint for a GPU's providers, from the traced one; each with the shapes that it is to be run in.
+"""Creates the graphs for a GPU's providers from the traced graph, each with the shapes in which it runs.
 
-CUDA gets ONNX Runtime's fused operators, and the number of tokens of each row in place of a mask. Which attention kernel CUDA runs depends
-on the form of the mask: with [rows, length] none of the fast ones, with the length of each row (padding on the right) cuDNN's or TensorRT's.
-The lengths are a graph input, for the service knows them: that saves copying a mask and summing it up again. Ids that the operators want as
-int32 are taken as that. In half precision, what overflows stays in float32, by measurement on the calibration texts.
+CUDA gets ONNX Runtime's fused operators, and the number of tokens per row instead of a mask. The form of the mask decides which attention
+kernel CUDA runs: with [rows, length] it is none of the fast ones; with the length of each row (padding on the right) it is cuDNN's or
+TensorRT's. The lengths are a graph input, because the service knows them, which saves copying a mask and computing its sums. Inputs that
+the operators need as int32 have this type. In half precision, nodes that overflow on the calibration texts stay in float32.
 
-TensorRT gets the traced graph, and fuses and converts it on its own.
+TensorRT gets the traced graph, and fuses and converts it itself.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from bertserve.service.bundle.graph_spec import InputSpec, Precision, ShapeBucke
 from bertserve.service.providers import PROVIDERS, Provider
 from bertserve.service.text.tokenizer import Tokenizer
 
-PADDED_TEXTS, PADDING = 8, 3  # texts that are measured with padding too, and tokens of it
-MAX_TOKENS = 16384  # of a batch: enough to fill the largest GPUs (8 to 16 thousand tokens a launch)
-_LEAST_ROWS = 8  # of the longest texts, in a plan that is a rectangle
+PADDED_TEXTS, PADDING = 8, 3  # texts that are also measured with padding, and the number of padding tokens
+MAX_TOKENS = 16384  # of a batch: enough for the largest GPUs (8 to 16 thousand tokens per launch)
+_LEAST_ROWS = 8  # minimum rows of the longest texts, in a rectangular plan
 _LENGTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
@@ -44,24 +44,24 @@ LENGTHS = InputSpec(name="lengths", fill="lengths", dtype="int32")
 FUSED_FORM = "fused for CUDA, attention with the length of each row"
 PARTLY_FUSED_FORM = "fused for CUDA, attention in standard operators"
 
-HEADROOM = 4  # times that another text's values may be larger than all that were seen
+HEADROOM = 4  # factor by which other texts may have larger values than the measured ones
 LIMIT = float(np.finfo(np.float16).max) / HEADROOM
 PROBE_TEXTS = 96
 
 
 @dataclass(frozen=True)
 class Order:
-    """What graphs are made of, for any provider.
+    """The inputs of graph building, for any provider.
 
     Attributes:
-        precisions: What to make.
+        precisions: The precisions to create.
         traced: The traced graph.
-        form: How it was traced, for the reader.
-        folder: Where the files go, `model.<provider>.<precision>.onnx`.
-        checkpoint: What was traced.
-        tokenizer: The service's tokenizer, for the texts.
-        texts: Calibration texts, on which half precision is measured.
-        progress: Called with a line when a graph is made.
+        form: A description of the tracing, for readers.
+        folder: Folder of the files, `model.<provider>.<precision>.onnx`.
+        checkpoint: The traced checkpoint.
+        tokenizer: The service's tokenizer, for texts.
+        texts: Calibration texts, to measure half precision.
+        progress: Called with a line when a graph is created.
     """
 
     precisions: Sequence[Precision]
@@ -75,14 +75,14 @@ class Order:
 
 
 def build_graphs(provider: Provider, order: Order) -> Iterator[Artifact]:
-    """Makes the graphs of a provider, each when it is asked for; float32 first, and always: the others are made of it.
+    """Creates the graphs of a provider one by one on request; float32 is always first, because the others are created from it.
 
     Args:
         provider: One of `BUILDERS`.
-        order: What they are made of.
+        order: The inputs of graph building.
 
     Raises:
-        GraphError: The graph has operators that the provider does not know.
+        GraphError: The graph has operators that the provider does not support.
     """
     checkpoint = order.checkpoint
     has_masks = any(spec.fill == "mask_index" for spec in checkpoint.inputs)
@@ -112,7 +112,7 @@ def _build_for_cuda(order: Order) -> Iterator[Artifact]:
 
 
 def _build_for_tensorrt(order: Order) -> Iterator[Artifact]:
-    """Makes one float32 graph for all precisions: TensorRT fuses, and converts to half precision, on its own."""
+    """Creates one float32 graph for all precisions: TensorRT itself fuses it and converts it to half precision."""
     fp32 = order.folder / "model.tensorrt.fp32.onnx"
     with stage(order.progress, "optimize", "tensorrt"):
         write_standard(order.traced, fp32)
@@ -126,10 +126,10 @@ BUILDERS: dict[Provider, Callable[[Order], Iterator[Artifact]]] = {"cuda": _buil
 
 
 def write_standard(source: Path, target: Path) -> None:
-    """Writes the traced graph to a new file, after a look at its operators.
+    """Writes the traced graph to a new file, after a check of its operators.
 
     Raises:
-        GraphError: It has operators that are not ONNX's own: each would cut the engine in two.
+        GraphError: It has operators other than ONNX's own; each would split the engine.
     """
     model = ir.load(source)
     foreign = sorted({f"{node.domain}.{node.op_type}" for node in model.graph if node.domain})
@@ -139,17 +139,17 @@ def write_standard(source: Path, target: Path) -> None:
 
 
 def plan_shapes(max_length: int, *, masks: bool, rectangle: bool) -> ShapePlan:
-    """Returns the shape plan for a model: the lengths and row counts that its batches are padded to.
+    """Returns the shape plan of a model: the lengths and numbers of rows to which its batches are padded.
 
-    GPUs choose kernels, and TensorRT builds them, by shape: a few shapes, all warmed up, are worth the padding. Lengths are multiples of
-    8 (except the last, the model's own), as half-precision kernels want them. From 64 on, each length and each row count is at most half
-    as large again as the one before, so a batch fills two thirds of its shape at least.
+    GPUs choose kernels by shape, and TensorRT builds them by shape, so a few warmed-up shapes are worth the padding. Lengths are multiples
+    of 8, which half-precision kernels need, except the last length, which is the model's own. From 64 on, each length and each number of
+    rows is at most 1.5 times the previous one, so a batch fills at least two thirds of each dimension.
 
     Args:
-        max_length: Its usable length in tokens.
-        masks: Whether the graph takes the positions of masks.
-        rectangle: Whether all lengths have the same row counts. For a provider that reserves memory for the longest text in
-            the largest batch, which then has as many tokens as any other largest batch.
+        max_length: The model's maximum length in tokens.
+        masks: Whether the graph has the positions of masks as an input.
+        rectangle: Whether all lengths have the same numbers of rows, for a provider that reserves memory for the longest text in
+            the largest batch.
     """
     lengths = [*(length for length in _LENGTHS if length < max_length), max_length]
     last = max(MAX_TOKENS // max_length, _LEAST_ROWS)
@@ -157,20 +157,20 @@ def plan_shapes(max_length: int, *, masks: bool, rectangle: bool) -> ShapePlan:
         ShapeBucket(length=n, rows=tuple(r for r in _ROWS if r == 1 or (r <= last if rectangle else r * n <= MAX_TOKENS))) for n in lengths
     )
     tokens = max(bucket.length * bucket.rows[-1] for bucket in buckets)
-    # a mask counts as one more token, so that no batch has more than half as many masks as tokens; one text may have any number
+    # a mask counts as another token, so a batch has at most half as many masks as tokens; a single text may have any number
     return ShapePlan(buckets=buckets, masks=_powers_of_two(max(tokens // 2, max_length)) if masks else ())
 
 
 def _powers_of_two(last: int) -> tuple[int, ...]:
-    """Returns the powers of two up to the first that is not below `last`."""
+    """Returns the powers of two up to the first that is at least `last`."""
     return tuple(2**i for i in range((last - 1).bit_length() + 1))
 
 
 def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> Artifact:
     """Writes the fused float32 graph for CUDA to a new file.
 
-    Attention stays as it was traced, with the mask, where it is not fused in every layer, or where padding is on the left. One layer
-    that needs the mask needs it copied, and lengths do not say which tokens on the left are padding.
+    Attention stays as traced, with the mask, unless it is fused in every layer and padding is on the right. A single layer that
+    needs the mask requires copying it, and lengths do not describe padding on the left.
     """
     fused, counts = _optimize(source, checkpoint, attention=True)
     all_fused = len(_nodes(fused, "Attention")) == checkpoint.attentions and checkpoint.tokenizer_spec.padding_side == "right"
@@ -194,7 +194,7 @@ def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> Artifact:
 def _optimize(source: Path, checkpoint: Checkpoint, *, attention: bool) -> tuple[Any, dict[str, int]]:
     options = FusionOptions("bert")
     options.enable_attention = attention
-    # the fused embedding sums up a mask that is then no longer there
+    # the fused embedding would sum a mask that no longer exists
     options.attention_mask_format = AttentionMaskFormat.MaskIndexEnd if attention else AttentionMaskFormat.AttentionMask
     return ort_fusion.optimize(source, *checkpoint.attention_size, options)
 
@@ -204,11 +204,11 @@ def _nodes(model: Any, operator: str) -> list[onnx.NodeProto]:
 
 
 def _take_lengths(model: Any) -> None:
-    """Gives the fused operators the number of tokens of each row as an input; then nothing reads the mask."""
+    """Gives the fused operators the number of tokens per row as an input, after which no node reads the mask."""
     for node in _nodes(model, "Attention"):
         node.input[3] = LENGTHS.name
         for attribute in [attribute for attribute in node.attribute if attribute.name == "mask_filter_value"]:
-            node.attribute.remove(attribute)  # of the mask that is gone
+            node.attribute.remove(attribute)  # an attribute of the removed mask
     for node in _nodes(model, "EmbedLayerNormalization"):
         if len(node.input) > 7:
             del node.input[7]
@@ -217,7 +217,7 @@ def _take_lengths(model: Any) -> None:
 
 
 def _take_int32(model: Any) -> set[str]:
-    """Takes each input that is only ever cast to int32 as int32; returns which."""
+    """Changes each input that is only cast to int32 to int32; returns their names."""
     graph, taken = model.model.graph, set()
     for value in graph.input:
         readers = [node for node in graph.node if value.name in node.input]
@@ -235,23 +235,23 @@ def _take_int32(model: Any) -> set[str]:
 def convert_to_fp16(
     source: Path, target: Path, workspace: Path, feeds: Sequence[Feed], padded: Sequence[Feed]
 ) -> tuple[dict[str, int], float]:
-    """Writes the half-precision graph to a new file; its inputs and outputs stay as they are.
+    """Writes the half-precision graph to a new file; its inputs and outputs keep their types.
 
     Args:
         source: The float32 graph.
         target: The new graph.
         workspace: A folder for intermediate files.
-        feeds: The calibration texts as the graph's inputs.
-        padded: Some of them with padding, where the values of a mask that is added to the scores are large.
+        feeds: The calibration texts as graph inputs.
+        padded: Some of them with padding, for the large values of masks that are added to scores.
 
     Returns:
-        The nodes that compute in half precision (`Float16`) and those kept in float32 (`KeptFloat`) -> count, and the root mean square
-        difference of the outputs from the float graph's on the texts, over their standard deviation.
+        The nodes in half precision (`Float16`) and those that stay in float32 (`KeptFloat`) -> count; and the root mean square
+        difference of the outputs from the float graph's on the texts, relative to their standard deviation.
     """
     probe = [*feeds[:: max(1, len(feeds) // PROBE_TEXTS)], *padded]
     peaks = _peaks(source, workspace / "all_outputs.onnx", probe)
     model = onnx.load(str(source))
-    for i, node in enumerate(model.graph.node):  # the converter knows nodes by their names
+    for i, node in enumerate(model.graph.node):  # the converter identifies nodes by name
         node.name = f"{i}/{node.op_type}"
     kept = overflowing(model, peaks)
     computing = sum(any(name in peaks for name in node.output) for node in model.graph.node)
@@ -265,25 +265,25 @@ def convert_to_fp16(
 def overflowing(model: onnx.ModelProto, peaks: dict[str, float]) -> set[str]:
     """Returns the names of the nodes that must stay in float32.
 
-    A tensor beyond the limit must not pass through half precision, so both its writer and its readers are kept. A fused sum
-    (SkipLayerNormalization) overflows inside, so the magnitudes of what it adds up count together.
+    A tensor beyond the limit must not be in half precision, so the nodes that write and read it stay in float32. A fused sum
+    (SkipLayerNormalization) can overflow inside, so its check uses the sum of its inputs' magnitudes.
 
     Args:
-        model: The float32 graph, its nodes named.
-        peaks: Float tensor -> its largest magnitude; constants are looked up in the model.
+        model: The float32 graph with named nodes.
+        peaks: Float tensor -> its largest magnitude; those of constants are read from the model.
     """
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     constants |= {
         node.output[0]: node.attribute[0].t for node in model.graph.node if node.op_type == "Constant" and node.attribute[0].name == "value"
     }
-    # one value at a time: together they are the whole model once more
+    # converted one by one, because all values together would need the memory of the whole model again
     sizes = {name: float(np.abs(numpy_helper.to_array(tensor)).max()) for name, tensor in constants.items() if _is_float(tensor)} | peaks
     kept = set()
     for node in model.graph.node:
         floats = [sizes[name] for name in (*node.input, *node.output) if name in sizes]
         added = [sizes[name] for name in (*node.input[:2], *node.input[4:5]) if name in sizes]
         inside = sum(added) if node.op_type == "SkipLayerNormalization" else 0.0
-        # not finite counts as beyond: the least of all floats, as masks have it, times anything is
+        # NaN and infinity also count as beyond the limit; products of a mask's minimum float overflow
         if node.op_type != "Constant" and any(not size <= LIMIT for size in (*floats, inside)):
             kept.add(node.name)
     return kept
@@ -294,9 +294,9 @@ def _is_float(tensor: onnx.TensorProto) -> bool:
 
 
 def _peaks(source: Path, path: Path, feeds: Sequence[Feed]) -> dict[str, float]:
-    """Returns the largest magnitude of each float tensor that a node of a graph writes; `path` is for a graph that gives them all out."""
+    """Returns the largest magnitude of each float tensor that a node writes; `path` is for a graph with all of them as outputs."""
     model = ir.load(source)
-    # without a type: ONNX Runtime knows it
+    # without a type, which ONNX Runtime infers
     model.graph.outputs.extend(value for node in model.graph for value in node.outputs if value.name and not value.is_graph_output())
     onnx_files.save(model, path)
     session = inference.open_session(path)

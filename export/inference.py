@@ -1,4 +1,4 @@
-"""Runs of a graph as it is written, by ONNX Runtime on the CPU: its inputs, text by text or in batches without padding, and its outputs."""
+"""Runs graphs unchanged with ONNX Runtime on the CPU: single texts or batches without padding, and comparisons of their outputs."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ Feed = Mapping[str, NDArray[Any]]
 
 
 def run(session: Any, feeds: Iterable[Feed], names: Sequence[str] | None = None) -> list[list[NDArray[Any]]]:
-    """Returns the outputs for each of the inputs, or those of these names.
+    """Returns the selected outputs for each of the inputs.
 
     Args:
-        session: One that takes a single thread.
+        session: A session with a single thread.
         feeds: The inputs.
-        names: Which outputs; all by default.
+        names: Names of the outputs; None for all.
     """
     return list(progress.each(lambda feed: session.run(names, dict(feed)), feeds))
 
 
 def batches(feeds: Sequence[Feed]) -> list[Feed]:
-    """Returns the inputs of batches, by length: texts of the same number of tokens together, so that none is padded.
+    """Returns the inputs as batches of texts with the same number of tokens, so that no text is padded.
 
-    The longest come first: one core would be at work on them at the end, while the others have nothing left.
+    The longest come first; otherwise, one core would work on them at the end while the others are idle.
 
     Args:
         feeds: The inputs of each text.
@@ -48,12 +48,12 @@ def batches(feeds: Sequence[Feed]) -> list[Feed]:
 
 
 def tokens(feed: Feed) -> int:
-    """Returns the number of tokens of a text or, in a batch, of each text."""
+    """Returns the number of tokens of a text or, in a batch, of each of its texts."""
     return next(int(value.shape[1]) for value in feed.values() if value.ndim == 2)
 
 
 def _joined(feeds: Sequence[Feed], length: int) -> Feed:
-    """Returns the inputs of several texts of the same length as those of one batch; masks are counted through all of it."""
+    """Returns the inputs of several texts of the same length as one batch; mask positions count through the whole batch."""
     return {
         name: np.concatenate([feed[name] + i * length if name == MASK_INDEX.name else feed[name] for i, feed in enumerate(feeds)])
         for name in feeds[0]
@@ -61,7 +61,7 @@ def _joined(feeds: Sequence[Feed], length: int) -> Feed:
 
 
 def outputs(path: Path, feeds: Sequence[Feed]) -> list[NDArray[np.float32]]:
-    """Returns each output of a graph over all feeds, flattened, in an order that depends on the feeds alone."""
+    """Returns each output of a graph over all feeds, flattened; the order depends only on the feeds."""
     return flat(run(open_session(path, threads=1), batches(feeds)))
 
 
@@ -71,17 +71,17 @@ def flat(runs: Sequence[Sequence[NDArray[Any]]]) -> list[NDArray[Any]]:
 
 
 def relative_error(expected: Sequence[NDArray[np.float32]], actual: Sequence[NDArray[np.float32]]) -> float:
-    """Returns the root mean square difference of outputs over their standard deviation, the worst output's; one that is empty has none."""
+    """Returns the largest root mean square difference of an output, relative to its standard deviation; empty outputs are skipped."""
     pairs = [pair for pair in zip(expected, actual, strict=True) if pair[0].size]
     return max(float(np.sqrt(np.mean((a - b) ** 2)) / max(float(a.std()), 1e-12)) for a, b in pairs)
 
 
 def open_session(path: Path, *, threads: int = 0) -> Any:
-    """Returns a CPU session that runs the graph as it is written.
+    """Returns a CPU session that runs the graph unchanged.
 
     Args:
         path: The graph.
-        threads: That a run takes; 0 for one a core.
+        threads: Threads of a run; 0 for one per core.
     """
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC

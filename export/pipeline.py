@@ -1,4 +1,4 @@
-"""Turns a checkpoint into a bundle: runs the stages in their order, in a temporary folder next to the output."""
+"""Converts a checkpoint to a bundle: runs the stages in order, in a temporary folder next to the output."""
 
 from __future__ import annotations
 
@@ -37,29 +37,30 @@ from bertserve.service.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class ExportSpec:
-    """What to export, as the flags say.
+    """The options of an export.
 
     Attributes:
         source: A local checkpoint folder or a hub id.
         output: The models folder.
-        name: Name of the bundle; the source's own when None.
-        task: A Hugging Face task name or `auto`.
-        precisions: Precisions to make graphs in; the last of each provider is its default graph. None for all, of which int8 is only the
-            default where it answers as the checkpoint does.
-        providers: Providers to make graphs for; a graph of the first one answers the stored example.
+        name: Name of the bundle; None for the source's own name.
+        task: A Hugging Face task name, or `auto`.
+        precisions: Precisions to create; the last one of each provider is its default graph. None for all; int8 is then only the default if
+            it agrees with the checkpoint.
+        providers: Providers to create graphs for; a graph of the first one answers the stored example.
         revision: Hub revision.
         overwrite: Whether an existing bundle is replaced.
         metrics: Measured task metrics for manifest and card.
-        calibration: A file of texts or pairs to choose int8 on, of which some are held out to judge it on.
-        validation: Another file, to judge int8 on; it shares no text with the first.
-        max_int8_error: How far int8 may move the outputs on held-out texts, as a share of their spread.
-        quick: Whether int8 is made without measuring which matrices matter most.
-        layers: Outputs of an embedding model's graphs: the last layer, or also the last four side by side, or those of these numbers.
-        combine: How these become one where a request names no layers; None where such a request gets the last layer.
-        tracer: PyTorch's exporter to trace with; None for the first that can.
-        module: Whether `source` is `FILE:FACTORY`, whose code is trusted and run.
-        attentions: Whether the graphs give attention maps out; then they are for the CPU alone.
-        ignored_weights: Patterns of the names of weights that the model may leave unused, with `*` for any characters.
+        calibration: A file of texts or pairs for int8; some are held out to validate it.
+        validation: Another file to validate int8, which shares no text with the first.
+        max_int8_error: Maximum error of int8's outputs on held-out texts, relative to their standard deviation.
+        quick: Whether to skip the measurement of which matrices matter most for int8.
+        layers: Outputs of an embedding model's graphs: the last layer, the last four layers in one output, or the layers with these
+            numbers.
+        combine: The default function to combine these layers; None to use the last layer by default.
+        tracer: PyTorch's exporter to trace with; None for the first that works.
+        module: Whether `source` is `FILE:FACTORY`, whose code is trusted and executed.
+        attentions: Whether the graphs return attention maps, which only CPU graphs can.
+        ignored_weights: Patterns of names of weights that the model may leave unused, with `*` for any characters.
     """
 
     source: str
@@ -84,17 +85,17 @@ class ExportSpec:
 
 
 def export(spec: ExportSpec, progress: Progress) -> tuple[Path, Manifest]:
-    """Turns a checkpoint into a bundle.
+    """Converts a checkpoint to a bundle.
 
     Args:
-        spec: What to export.
-        progress: Called with a line for each finished stage.
+        spec: The options.
+        progress: Called with a line per finished stage.
 
     Returns:
-        The bundle's folder and its manifest, which says which graphs failed and why (`omitted`); the bundle has all others.
+        The bundle's folder and its manifest. Graphs that failed are missing in the bundle, and listed with reasons in `omitted`.
 
     Raises:
-        ExportError: A stage failed; nothing is left behind.
+        ExportError: A stage failed; no files are left behind.
     """
     name = spec.name or _default_name(spec)
     if not re.fullmatch(NAME_PATTERN, name):
@@ -102,7 +103,7 @@ def export(spec: ExportSpec, progress: Progress) -> tuple[Path, Manifest]:
     target = spec.output / name
     with workspace(name, spec.output) as scratch:
         refuse_existing(target, overwrite=spec.overwrite)
-        texts = calibration.read_split(spec.calibration, spec.validation)  # before a checkpoint is loaded in vain
+        texts = calibration.read_split(spec.calibration, spec.validation)  # before the checkpoint is loaded, because the texts may be wrong
         with stage(progress, "load", spec.source):
             checkpoint = _load(spec)
         calibration.refuse_pairs((texts.calibration, texts.gate, texts.report), checkpoint.task)
@@ -110,7 +111,7 @@ def export(spec: ExportSpec, progress: Progress) -> tuple[Path, Manifest]:
         bundle.mkdir()
         work.mkdir()
         manifest = _build(spec, name, checkpoint, texts, bundle, work, progress)
-        refuse_existing(target, overwrite=spec.overwrite)  # made meanwhile, on a file system without locks
+        refuse_existing(target, overwrite=spec.overwrite)  # created meanwhile, on a file system without locks
         with stage(progress, "package", str(target)):
             package_bundle(bundle, target, manifest, card=checkpoint.card)
     return target, manifest
@@ -137,7 +138,7 @@ def _default_name(spec: ExportSpec) -> str:
 
 
 def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Split, bundle: Path, work: Path, progress: Progress) -> Manifest:
-    """Writes graphs and tokenizer into the folder `bundle`; returns the manifest."""
+    """Writes graphs and tokenizer to the folder `bundle`; returns the manifest."""
     precisions = choose_precisions(spec.providers, spec.precisions)
     refuse_ordinary_padding(
         spec.source,
@@ -158,7 +159,7 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Split, bu
     with stage(progress, "reference", "PyTorch float32"):
         reference = _reference(checkpoint, texts.report if "int8" in precisions.get("cpu", ()) else NO_TEXTS)
         flops = checkpoint.flops
-    checkpoint.model.to_empty(device="meta")  # no later stage runs it, and without the weights of a large one sessions have room
+    checkpoint.model.to_empty(device="meta")  # no later stage runs it, and sessions of a large model need the memory
     made: dict[Provider, Iterable[Artifact]] = {}
     for provider in sorted(precisions, key=lambda provider: provider != "cpu"):
         if provider == "cpu":
@@ -175,15 +176,15 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Split, bu
 
 
 def _reference(checkpoint: Checkpoint, texts: Texts) -> Reference:
-    """Returns the checkpoint's own outputs for the samples, and for ordinary texts.
+    """Returns the checkpoint's own outputs for the samples and for ordinary texts.
 
     Raises:
-        ParityError: PyTorch itself, or the tokenizer, cannot run some of the samples.
+        ParityError: PyTorch or the tokenizer cannot run some of the samples.
     """
     try:
         return sample_reference(checkpoint, texts)
     except BaseException as error:
-        # tokenizers raises bare Exception for texts that it cannot cut, and panics where windows have no room for their stride
+        # `tokenizers` raises a plain Exception for texts that it cannot cut, and panics if a window is smaller than its stride
         of_tokenizers = type(error) is Exception or type(error).__name__ == "PanicException"
         if not of_tokenizers and not isinstance(error, RuntimeError | ValueError | IndexError | TypeError):
             raise

@@ -1,4 +1,4 @@
-"""Long work: a line for each finished stage, bars for long loops, and loops on all cores."""
+"""Progress of long work: a line per finished stage, bars for long loops, and loops on all cores."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Progress = Callable[[str], None]
 Item = TypeVar("Item")
 _BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{unit}, {elapsed} so far, {remaining} left"
 
-MAX_WORKERS = 8  # each has the rows of a matrix in memory, or the activations of a batch
+MAX_WORKERS = 8  # each worker has the rows of a matrix or the activations of a batch in memory
 Result = TypeVar("Result")
 
 
 @contextmanager
 def stage(progress: Progress, name: str, detail: str) -> Iterator[None]:
-    """Says that the block is done; where it fails, says nothing.
+    """Reports that the block is done; reports nothing if it fails.
 
     Args:
         progress: Called with the line.
         name: Name of the stage.
-        detail: What it works on.
+        detail: A description of its input.
     """
     start = time.perf_counter()
     yield
@@ -35,38 +35,38 @@ def stage(progress: Progress, name: str, detail: str) -> Iterator[None]:
 
 
 def track(items: Iterable[Item], step: str, *, unit: str, total: int | None = None) -> Iterable[Item]:
-    """Returns the items with a bar on stderr that goes away at the end; without one where stderr is not a terminal.
+    """Returns the items with a progress bar on stderr, which disappears at the end; without a bar if stderr is not a terminal.
 
-    The bar says how many are done, for how long the loop runs, and how long it will take if the others are like these.
+    The bar shows the finished number, the elapsed time, and the remaining time if other items take as long.
 
     Args:
-        items: What is done.
-        step: What is done with each.
-        unit: What one of them is.
-        total: How many there are, where the items do not say.
+        items: The items.
+        step: The operation on each item.
+        unit: The unit of an item.
+        total: Number of items, if the iterable has no length.
     """
     bar: Iterable[Item] = tqdm(items, desc=step, unit=f" {unit}", total=total, leave=False, disable=None, bar_format=_BAR)
     return bar
 
 
 def each(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """Yields what a function makes of each item, in their order.
+    """Yields the result of a function for each item, in order.
 
     Args:
         function: Called in several threads.
-        items: What it is called with.
+        items: The arguments of the calls.
     """
     with ThreadPoolExecutor(min(usable_cores(), MAX_WORKERS)) as pool:
         yield from pool.map(function, items)
 
 
 def time_runs(run: Callable[[], object], bounds: tuple[int, int], seconds: float) -> list[float]:
-    """Returns the seconds of runs, after one that is not timed.
+    """Returns the seconds of runs, after one run that is not timed.
 
     Args:
-        run: What is timed.
-        bounds: How often at least, and at most.
-        seconds: When the runs have taken so long, they end.
+        run: The function to time.
+        bounds: Minimum and maximum number of runs.
+        seconds: Total time after which the runs stop.
     """
     run()
     times: list[float] = []

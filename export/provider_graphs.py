@@ -1,7 +1,7 @@
-"""Measures the graphs of each provider as they are made, and keeps those that answer as the checkpoint does.
+"""Measures the graphs of each provider as they are created, and keeps those that agree with the checkpoint.
 
-A graph that cannot be made, loaded or matched with the checkpoint does not stop the others: the manifest says why it is missing. The float32
-graph of a provider is the exception. The provider's other graphs are made of it, and without it a fault could hide in their wider bounds.
+A graph that cannot be created, loaded or matched with the checkpoint does not stop the others; the manifest has the reason. A provider's
+float32 graph is an exception: its other graphs are created from it, and without it their wider limits could hide an error.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from bertserve.service.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Comparison:
-    """What graphs are compared with, and where they are.
+    """The reference for graphs, and the folder of the bundle.
 
     Attributes:
         folder: The bundle's folder.
-        checkpoint: The checkpoint that they are made of.
+        checkpoint: The checkpoint of the graphs.
         tokenizer: The service's tokenizer.
         reference: The checkpoint's own outputs.
-        progress: Called with a line for each graph that was compared.
+        progress: Called with a line per compared graph.
     """
 
     folder: Path
@@ -48,11 +48,11 @@ class Comparison:
 
 @dataclass(frozen=True)
 class BundleGraphs:
-    """The graphs of a bundle, as the manifest has them.
+    """The graphs of a bundle, as in the manifest.
 
     Attributes:
         graphs: The graphs that passed.
-        omitted: Those that did not, with the reasons.
+        omitted: The graphs that failed, with the reasons.
         example: The stored example, answered by the default graph of the first provider.
     """
 
@@ -63,7 +63,7 @@ class BundleGraphs:
 
 @dataclass(frozen=True)
 class _Measured:
-    """A provider's graphs, the engine of the default one, and what is missing."""
+    """A provider's graphs, the engine of the default one, and the missing graphs."""
 
     graphs: Sequence[GraphSpec]
     engine: OnnxEngine
@@ -77,16 +77,17 @@ def measure_graphs(
     *,
     default_must_agree: bool,
 ) -> BundleGraphs:
-    """Measures the graphs of all providers, and removes the files of those that are not kept.
+    """Measures the graphs of all providers, and removes the files of graphs that are not kept.
 
     Args:
-        artifacts: The graphs of each provider, made when they are iterated over; float32 first.
+        artifacts: The graphs of each provider, created by iteration; float32 first.
         precisions: The precisions to keep; the last one of each provider is its default graph.
-        comparison: What they are compared with.
-        default_must_agree: Whether a provider's float32 graph is its default where another one answers too seldom as the checkpoint does.
+        comparison: The reference for the graphs.
+        default_must_agree: Whether a provider's float32 graph becomes its default if another graph has too low agreement with the
+            checkpoint.
 
     Raises:
-        ExportError: The CPU's float32 graph failed, or those of all providers.
+        ExportError: The CPU's float32 graph failed, or the float32 graphs of all providers.
         OSError: A file cannot be written.
     """
     graphs: list[GraphSpec] = []
@@ -97,7 +98,7 @@ def measure_graphs(
         try:
             measured = _measure(made, provider, precisions[provider], comparison)
         except Exception as error:
-            # the CPU's float32 graph shows whether the trace is right, of which all graphs are made
+            # all graphs are created from the trace, and the CPU's float32 graph shows whether it is right
             if provider == "cpu" or isinstance(error, OSError):
                 raise
             failure = error
@@ -116,7 +117,7 @@ def measure_graphs(
 
 
 def _measure(artifacts: Iterable[Artifact], provider: Provider, precisions: Sequence[Precision], comparison: Comparison) -> _Measured:
-    """Measures a provider's graphs as they are made.
+    """Measures a provider's graphs as they are created.
 
     Raises:
         Exception: Its float32 graph failed.
@@ -125,14 +126,14 @@ def _measure(artifacts: Iterable[Artifact], provider: Provider, precisions: Sequ
     graphs: list[GraphSpec] = []
     engine, omitted = None, []
     try:
-        # fp32 is measured even if it is not kept: without that a fault of the trace could hide in int8's wide bound
+        # fp32 is measured even if it is not kept; otherwise int8's wide limits could hide an error of the trace
         for artifact in artifacts:
             default = artifact.precision == precisions[-1]
             graph, graph_engine = _measure_graph(artifact, comparison, default=default)
             graphs.append(graph)
             engine = graph_engine if default else engine
-            del graph_engine  # the next graph needs the memory
-    except Exception as error:  # what optimizers and onnxruntime raise has no common base
+            del graph_engine  # the next graph needs its memory
+    except Exception as error:  # optimizers and onnxruntime have no common base class of errors
         if not graphs or isinstance(error, OSError):
             raise
         failed = next(precision for precision in precisions if precision not in {graph.precision for graph in graphs})
@@ -159,7 +160,7 @@ def _omitted(provider: Provider, precision: Precision, error: Exception) -> Omit
 
 
 def _remove_others(folder: Path, provider: Provider, graphs: Sequence[GraphSpec]) -> None:
-    """Removes a provider's files that are of none of the graphs, parts of graphs that failed among them."""
+    """Removes a provider's files that belong to none of the graphs, including parts of failed graphs."""
     kept = {file.file for graph in graphs for file in graph.files}
     for path in folder.glob(f"model.{provider}.*"):
         if path.name not in kept:
@@ -167,7 +168,7 @@ def _remove_others(folder: Path, provider: Provider, graphs: Sequence[GraphSpec]
 
 
 def _with_default(graphs: Sequence[GraphSpec], default: GraphSpec, comparison: Comparison, omitted: Sequence[OmittedGraph]) -> _Measured:
-    """Returns the same graphs with another default one, whose session opens on the provider that it was measured on."""
+    """Returns the same graphs with another default; the session of that graph opens on the provider of its measurements."""
     checkpoint = comparison.checkpoint
     engine = OnnxEngine(
         comparison.folder / default.file,
@@ -180,13 +181,13 @@ def _with_default(graphs: Sequence[GraphSpec], default: GraphSpec, comparison: C
 
 
 def _better_default(graphs: Sequence[GraphSpec]) -> GraphSpec | None:
-    """Returns a provider's float32 graph where its default one answers too seldom as the checkpoint does; for those who did not ask for it."""
+    """Returns a provider's float32 graph if its default graph has low agreement with the checkpoint, otherwise None."""
     default = next(graph for graph in graphs if graph.default)
     return next((graph for graph in graphs if graph.precision == "fp32"), None) if is_low(default) else None
 
 
 def answer_example(checkpoint: Checkpoint, tokenizer: Tokenizer, engine: OnnxEngine) -> Example:
-    """Returns a request body and the graph's answer to it, as they are sent over HTTP."""
+    """Returns a request body and the graph's answer to it, in the format of the HTTP API."""
     example = TASKS[checkpoint.task].example(checkpoint.tokenizer_spec)
     body = read_request(checkpoint.task, example)
     (request,) = body.requests(checkpoint)

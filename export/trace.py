@@ -1,7 +1,7 @@
-"""Writes a checkpoint's graph as ONNX, with fixed tensor names and dynamic axes. Standard operators only.
+"""Writes a checkpoint's graph as ONNX with standard operators, fixed tensor names and dynamic axes.
 
-PyTorch has two exporters. `dynamo` is the one that stays: its graph of an exported program is brought to the form that the passes after
-it know. `torchscript` is deprecated, and is there for what the other cannot export (docs/explanation/graphs.md).
+PyTorch has two exporters. `dynamo` is the current one; its exported program is converted to the form that later passes
+support. `torchscript` is deprecated, and only used for models that `dynamo` cannot export (docs/explanation/graphs.md).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from bertserve.export.errors import GraphError
 from bertserve.export.graph import normalize, onnx_files, rewrite
 from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec
 
-# each exporter's own: dynamo's operators are written for 18, and an older opset is made of that by conversion
+# each exporter has its own: dynamo's operators have opset 18, and a lower one would need a conversion
 OPSETS: dict[Tracer, int] = {"dynamo": 18, "torchscript": 17}
-TRACERS: tuple[Tracer, ...] = ("dynamo", "torchscript")  # where none is asked for: the first that can
-# what exporters raise about a model that they cannot export
+TRACERS: tuple[Tracer, ...] = ("dynamo", "torchscript")  # by default, the first one that works
+# errors of the exporters for models that they cannot export
 _FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError)
 _ROWS_AND_LENGTH = ("rows", "length")
 _AXES = {
@@ -41,16 +41,16 @@ _AXES = {
     "per_text": ("rows",),
     "per_token": _ROWS_AND_LENGTH,
     "per_mask": ("masks",),
-    "per_map": ("rows", "heads", "length", "length"),  # of one layer, as it is traced
+    "per_map": ("rows", "heads", "length", "length"),  # of one layer, as traced
 }
 
 
 @dataclass(frozen=True)
 class Traced:
-    """How a graph was traced.
+    """A traced graph.
 
     Attributes:
-        inputs: The inputs that the graph has: all of the checkpoint's, but for token types that the model takes and does not read.
+        inputs: The graph's inputs: those of the checkpoint, without token types if the model ignores them.
         tracer: PyTorch's exporter.
     """
 
@@ -59,12 +59,12 @@ class Traced:
 
     @property
     def form(self) -> str:
-        """How the manifest names it."""
+        """The description of the tracing in the manifest."""
         return f"{self.tracer} opset {OPSETS[self.tracer]}"
 
 
 class _PositionalModel(torch.nn.Module):
-    """The model with positional inputs in a fixed order and only the outputs that the task needs."""
+    """The model with positional inputs in a fixed order, and only with the outputs that the task needs."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__()
@@ -78,10 +78,10 @@ class _PositionalModel(torch.nn.Module):
 
 
 class _MaskedLanguageModel(torch.nn.Module):
-    """A masked language model that projects onto the vocabulary only where it is asked to.
+    """A masked language model that projects only masks onto the vocabulary.
 
-    Full logits are rows x length x vocabulary. Before the model's own head reads the encoder's output, that is cut down to the
-    positions of the masks, as one row. So the modules of the head need not be known.
+    Full logits have the shape rows x length x vocabulary. So the encoder's output is reduced to the positions of the masks, as one
+    row, before the model's own head reads it. This works without knowledge of the head's modules.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -109,7 +109,7 @@ class _MaskedLanguageModel(torch.nn.Module):
 
 
 def trace(checkpoint: Checkpoint, path: Path, tracer: Tracer | None = None) -> Traced:
-    """Exports the float32 graph with the task's inputs and outputs, as their specs say.
+    """Exports the float32 graph with the task's inputs and outputs, as described by their specs.
 
     Args:
         checkpoint: The checkpoint.
@@ -117,7 +117,7 @@ def trace(checkpoint: Checkpoint, path: Path, tracer: Tracer | None = None) -> T
         tracer: PyTorch's exporter; None for the first of `TRACERS` that can export the model.
 
     Raises:
-        GraphError: The model cannot be traced, or the traced graph has other inputs or outputs than asked for.
+        GraphError: The model cannot be traced, or the traced graph has different inputs or outputs than expected.
     """
     errors: list[GraphError] = []
     for chosen in TRACERS if tracer is None else (tracer,):
@@ -131,7 +131,7 @@ def trace(checkpoint: Checkpoint, path: Path, tracer: Tracer | None = None) -> T
 
 
 def _trace_attention(checkpoint: Checkpoint, path: Path, tracer: Tracer) -> tuple[InputSpec, ...]:
-    """Exports the graph with all attention of each layer, and puts in its place the maps that a run names; returns the inputs."""
+    """Exports the graph with all attention of each layer, then replaces it by the maps that a run requests; returns the inputs."""
     layers = [OutputSpec(name=f"{LAYER_ATTENTION}{number}", kind="per_map") for number in range(len(checkpoint.attention_heads))]
     inputs = tuple(spec for spec in checkpoint.inputs if spec != ATTENTION_INDEX)
     outputs = (*(spec for spec in checkpoint.outputs if spec != ATTENTIONS), *layers)
@@ -144,17 +144,17 @@ def _trace_attention(checkpoint: Checkpoint, path: Path, tracer: Tracer) -> tupl
 
 
 def _trace(checkpoint: Checkpoint, path: Path, tracer: Tracer) -> tuple[InputSpec, ...]:
-    """Exports the graph with one exporter; returns the inputs that it has."""
+    """Exports the graph with one exporter; returns the inputs of the graph."""
     inputs, outputs = checkpoint.inputs, checkpoint.outputs
     module = _MaskedLanguageModel(checkpoint) if checkpoint.mask is not None else _PositionalModel(checkpoint)
     attention = returning_attention(checkpoint.model) if checkpoint.attention_heads else nullcontext()
     with torch.no_grad(), _silence(), attention, patch_for_tracing(checkpoint.model, checkpoint.tokenizer_spec.max_length):
         try:
-            # the exporter restores the wrapper's mode afterwards, and with it the model's
+            # the exporter restores the previous mode of the wrapper, and thereby of the model
             module.eval()(*_examples(checkpoint))  # fills the tables of the patches
             (_export_program if tracer == "dynamo" else _export_script)(module, checkpoint, path)
         except _FAILURES as error:
-            # dynamo says what it did, and raises it from what went wrong
+            # dynamo reports its own step; the cause has the error
             cause = error.__cause__ if isinstance(error, torch.onnx.OnnxExporterError) and error.__cause__ else error
             reason = (str(cause).splitlines() or [""])[0].rstrip(".")
             raise GraphError(
@@ -177,17 +177,17 @@ def _export_program(module: torch.nn.Module, checkpoint: Checkpoint, path: Path)
         _examples(checkpoint),
         input_names=[spec.name for spec in checkpoint.inputs],
         output_names=[spec.name for spec in checkpoint.outputs],
-        # one tuple for the one argument of `forward`, which takes any number
+        # one tuple, because `forward` has one argument, a variable number of tensors
         dynamic_shapes=(tuple({i: axes[axis] for i, axis in enumerate(_AXES[spec.fill])} for spec in checkpoint.inputs),),
         opset_version=OPSETS["dynamo"],
         dynamo=True,
-        optimize=False,  # `normalize` does, exactly
+        optimize=False,  # `normalize` does it without changing results
         verbose=False,
     )
     assert program is not None
     axes_of = {value.name: [str(axis) for axis in value.shape or ()] for value in program.model.graph.inputs}
     if fixed := [spec.name for spec in checkpoint.inputs if axes_of[spec.name] != list(_AXES[spec.fill])]:
-        # the model computes with a size as a number, and the exporter keeps the one that it saw
+        # the model uses a size as a number, so the exporter fixed its current value
         raise GraphError(
             f"{type(checkpoint.model).__name__} cannot be traced by dynamo for any length: inputs {fixed} have a fixed length."
         )
@@ -198,7 +198,7 @@ def _export_program(module: torch.nn.Module, checkpoint: Checkpoint, path: Path)
 
 def _export_script(module: torch.nn.Module, checkpoint: Checkpoint, path: Path) -> None:
     specs = [(spec.name, spec.fill) for spec in checkpoint.inputs] + [(spec.name, spec.kind) for spec in checkpoint.outputs]
-    # for a large model, this exporter writes a file for each weight next to the graph
+    # for a large model, this exporter writes a file per weight next to the graph
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         torch.onnx.export(
             module,
@@ -214,7 +214,7 @@ def _export_script(module: torch.nn.Module, checkpoint: Checkpoint, path: Path) 
 
 
 def _examples(checkpoint: Checkpoint) -> tuple[torch.Tensor, ...]:
-    """Returns inputs of two rows of different length, so that no axis is traced as a constant 1 and masking is in the graph."""
+    """Returns inputs of two rows of different length, so that no axis is traced as the constant 1, and the graph contains masking."""
     length, short = 7, 5
     padding = slice(short, None) if checkpoint.tokenizer_spec.padding_side == "right" else slice(0, length - short)
     ids = torch.full((2, length), checkpoint.tokenizer_spec.pad_id)
@@ -233,7 +233,7 @@ def _examples(checkpoint: Checkpoint) -> tuple[torch.Tensor, ...]:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Keeps quiet what exporters say at every call: that they are deprecated, which Python branches they pass, what is not installed."""
+    """Suppresses the exporters' routine output: deprecations, traced Python branches, missing packages."""
     level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -245,12 +245,12 @@ def _silence() -> Iterator[None]:
 
 
 def select_maps(source: Path, target: Path, layers: Sequence[str], *, index_name: str, output_name: str) -> None:
-    """Writes the graph with one more input, and one output in place of those of the layers, to a new file.
+    """Writes the graph to a new file, with an additional input, and with one output instead of those of the layers.
 
     Args:
         source: The graph.
         target: The new graph.
-        layers: Its outputs with the attention of each layer, [rows, heads, length, length].
+        layers: Names of its outputs with the attention of each layer, [rows, heads, length, length].
         index_name: Name of the input: int64 [maps, 3], layer, row and head of each map, ascending.
         output_name: Name of the output: float32 [maps, length, length].
     """
@@ -279,12 +279,12 @@ def _columns(graph: ir.Graph, index: ir.Value) -> Sequence[ir.Value]:
 
 
 def _maps_of_layer(graph: ir.Graph, weights: ir.Value, number: int, layer_of: ir.Value, place_of: ir.Value) -> ir.Value:
-    """Returns the maps of one layer, [maps of it, length, length]."""
+    """Returns the maps of one layer, [maps of this layer, length, length]."""
     producer = weights.producer()
     assert producer is not None, "weights are computed"
     tape = ir.tape.Tape()
     is_here = tape.op("Equal", [layer_of, rewrite.add_constant(graph, f"attention/layer_{number}", np.array(number, dtype=np.int64))])
     found = tape.op("GatherND", [weights, tape.op("Compress", [place_of, is_here], {"axis": 0})])
-    # right behind the weights, so that an order of execution by the order of nodes lets go of them before the next layer's
+    # directly after the weights, so that execution in the order of nodes frees them before the next layer's weights
     graph.insert_after(producer, tape.nodes)
     return found

@@ -1,6 +1,6 @@
-"""bert-export verify: flags to a VerifySpec, the report, exit codes.
+"""bert-export verify: turns flags into a VerifySpec; prints the report, returns exit codes.
 
-Exit codes: 0 all checks passed, 1 a check failed, 2 wrong usage or data, 3 a needed package is not installed.
+Exit codes: 0 all checks passed, 1 a check failed, 2 wrong usage or data, 3 a required package is not installed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     needs_torch = args.checkpoint is not None
     if flags.say_missing(PACKAGES[needs_torch], "verifying needs it", *(("export", "cpu") if needs_torch else ("cpu",))):
         return 3
-    # onnxruntime takes a while to import; --help and wrong flags must not wait for it
+    # importing onnxruntime takes a while, and --help and wrong flags do not need it
     from bertserve.export.verify.verify import VerifySpec, verify
 
     spec = VerifySpec(
@@ -92,7 +92,7 @@ def _misused_checkpoint(args: argparse.Namespace) -> str | None:
 
 
 def _update(spec: VerifySpec, validation: Path | None, checks: list[Check], *, silent: bool) -> bool:
-    """Measures the graphs again and writes that into the manifest; appends the check of that, and returns whether it passed."""
+    """Measures the graphs again and updates the manifest; appends the check of this, and returns whether it passed."""
     from bertserve.export.verify.checkpoint_checks import load_checkpoint_of, remeasure
     from bertserve.export.verify.graph_checks import Check
     from bertserve.service.bundle.files import load_bundle
@@ -195,7 +195,7 @@ def _add_data_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _metrics() -> dict[str, str]:
-    """Returns the metrics that data with right answers is scored by, as `--min-metric` takes them, with their names."""
+    """Returns the metrics for data with correct answers: their names in `--min-metric`, and their full names."""
     names = [metric for task in TASKS.values() for metric in task.figures]
     return {name.removesuffix(" correlation").lower().replace(" ", "-"): name for name in names}
 

@@ -1,7 +1,7 @@
-"""The hidden folder that an export works in, next to its output, and the signals that may end it. A lock lets one export of a name run at a time.
+"""The hidden folder in which an export works, next to its output, and the signals that can stop it. A lock allows one export per name.
 
-The lock ends with the process, also if that is killed. The next export of the name then takes the folder over and empties it. SIGINT and
-SIGTERM become an exception, so that clean-up runs; the few lines that they must not interrupt are shielded.
+The lock ends with the process, even if it is killed. The next export with this name then reuses the folder and empties it. SIGINT and
+SIGTERM raise an exception, so that clean-up runs; the few lines that must not be interrupted ignore them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOCK_FILE = "export.lock"
 
 
 class Stopped(BaseException):
-    """A signal asked the command to end. It is no `Exception`, because only the command itself may catch it.
+    """A signal requested the end of the command. It is not an `Exception`, because only the command itself may catch it.
 
     Attributes:
         signal: The signal.
@@ -38,7 +38,7 @@ class Stopped(BaseException):
 
     @property
     def exit_code(self) -> int:
-        """The shell's convention: 130 for SIGINT, 143 for SIGTERM."""
+        """The exit code by the shell's convention: 130 for SIGINT, 143 for SIGTERM."""
         return 128 + self.signal
 
 
@@ -51,7 +51,7 @@ def raise_on_signals() -> Iterator[None]:
 
 @contextmanager
 def ignore_signals() -> Iterator[None]:
-    """Ignores SIGINT and SIGTERM in the block, for work that takes no time and must not be left half done."""
+    """Ignores SIGINT and SIGTERM in the block, for short work that must be completed."""
     with _handle_signals(signal.SIG_IGN):
         yield
 
@@ -62,7 +62,7 @@ def _raise_stopped(number: int, _: FrameType | None) -> None:
 
 @contextmanager
 def _handle_signals(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> Iterator[None]:
-    """Gives both signals a handler in the block. Outside of the main thread, where Python handles no signals, it changes nothing."""
+    """Sets a handler for both signals in the block. Outside the main thread, where Python handles no signals, it does nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -76,14 +76,14 @@ def _handle_signals(handler: Callable[[int, FrameType | None], Any] | signal.Han
 
 @contextmanager
 def workspace(name: str, output: Path) -> Iterator[Path]:
-    """Makes a hidden folder on the output's file system and removes it at the end.
+    """Creates a hidden folder on the output's file system, and removes it at the end.
 
     Args:
         name: Name of the bundle.
-        output: The models folder, which is made if it does not exist.
+        output: The models folder, which is created if it does not exist.
 
     Raises:
-        ExportRunningError: Another process exports a bundle of that name into that folder.
+        ExportRunningError: Another process exports a bundle with this name into this folder.
     """
     is_new = not output.exists()
     output.mkdir(parents=True, exist_ok=True)
@@ -93,19 +93,19 @@ def workspace(name: str, output: Path) -> Iterator[Path]:
         folder = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=output))
     try:
         with ignore_signals():
-            _empty(folder)  # of what a killed export left
+            _empty(folder)  # removes files of a killed export
         yield folder
     finally:
         with ignore_signals():
             _empty(folder)
             _unlock(folder, lock)
             if is_new:
-                with suppress(OSError):  # it has the bundle
+                with suppress(OSError):  # not empty: it contains the bundle
                     output.rmdir()
 
 
 def _lock(folder: Path) -> IO[str] | None:
-    """Makes a folder with a file in it that is locked, and returns that file; None on a file system without locks.
+    """Creates a folder with a locked file in it, and returns the file; None on a file system without locks.
 
     Raises:
         ExportRunningError: Another process has locked it.
@@ -138,7 +138,7 @@ def _lock(folder: Path) -> IO[str] | None:
 
 
 def _is_file(file: IO[str], path: Path) -> bool:
-    """Returns whether an open file is still the one of a path: an export that has ended has removed its own."""
+    """Returns whether an open file is still at a path: an export removes its own file at its end."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
@@ -148,13 +148,13 @@ def _is_file(file: IO[str], path: Path) -> bool:
 def _unlock(folder: Path, lock: IO[str] | None) -> None:
     """Removes an empty folder with its lock."""
     (folder / LOCK_FILE).unlink(missing_ok=True)
-    with suppress(OSError):  # the next export has just made its lock in it
+    with suppress(OSError):  # the next export has just created its lock in it
         folder.rmdir()
     if lock is not None:
         lock.close()
 
 
 def _empty(folder: Path) -> None:
-    """Removes the folders in a folder."""
+    """Removes the subfolders of a folder."""
     for path in folder.glob("*/"):
         shutil.rmtree(path, ignore_errors=True)

@@ -1,9 +1,9 @@
-"""Access: what a route can declare, and the API keys of a file.
+"""Access levels of routes, and the API keys of a file.
 
-Only SHA-256 digests of keys are kept, and they are compared in constant time.
+Only SHA-256 digests of keys are stored, and they are compared in constant time.
 
 A line of the file is `NAME sha256:DIGEST`, as `bert-serve new-key NAME` prints it, or a key in plain text. Blank lines and lines
-that begin with `#` do not count. A key is random and long, so one round of SHA-256 is enough: there is nothing to guess.
+that begin with `#` are ignored. A key is random and long, so one round of SHA-256 is enough: it cannot be guessed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger("bertserve.keys")
 _NAME = "[A-Za-z0-9._-]{1,64}"
 _DIGEST = re.compile(f"({_NAME})[ \t]+sha256:([0-9a-f]{{64}})")
 _PLAIN = re.compile("[!-~]{1,512}")
-ONLY = "default"  # the name of a key that is alone in its file, in plain text
+ONLY = "default"  # the name of a plain-text key that is the only one in its file
 
 
 class Access(Enum):
@@ -37,17 +37,17 @@ class Access(Enum):
 
 
 class ApiKeys:
-    """The keys of a file, which may be read again while requests come."""
+    """The keys of a file, which can be read again during requests."""
 
     def __init__(self, path: Path, *, flag: str = "--api-key-file") -> None:
         """Reads a file of keys.
 
         Args:
             path: The file.
-            flag: The setting that names it, for messages.
+            flag: The setting that names the file, for messages.
 
         Raises:
-            SettingsError: It cannot be read, has no key, or has a line that is none.
+            SettingsError: The file cannot be read, has no key, or has an invalid line.
         """
         self._path = path
         self._flag = flag
@@ -59,16 +59,16 @@ class ApiKeys:
         return list(self._digests)
 
     def holder(self, key: bytes) -> str | None:
-        """Returns the name of a key, or None for one that is not among them."""
+        """Returns the name of a key, or None if it is unknown."""
         given = hashlib.sha256(key).digest()
         owner = None
-        for name, digest in self._digests.items():  # all of them, whichever it is
+        for name, digest in self._digests.items():  # compares all digests, for constant time
             if hmac.compare_digest(digest, given):
                 owner = name
         return owner
 
     def reload(self) -> None:
-        """Reads the file again; where that fails, logs why and keeps the keys that there are."""
+        """Reads the file again; after an error it logs the error and keeps the current keys."""
         try:
             self._digests = self._read()
         except SettingsError as error:
@@ -78,7 +78,7 @@ class ApiKeys:
 
     def _read(self) -> dict[str, bytes]:
         try:
-            lines = self._path.read_text(encoding="utf-8").split("\n")  # no other character ends a line, as U+2028 in a comment would
+            lines = self._path.read_text(encoding="utf-8").split("\n")  # other characters, such as U+2028 in a comment, do not end a line
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not text"
             raise SettingsError(f"{self._flag} `{self._path}` cannot be read: {reason}.") from error
@@ -96,10 +96,10 @@ class ApiKeys:
         return digests
 
     def _entry(self, number: int, line: str, *, alone: bool) -> tuple[str, bytes]:
-        """Returns name and digest of a line; a message never quotes it, because it can be a key."""
+        """Returns the name and digest of a line; a message never quotes the line, because it may be a key."""
         if named := _DIGEST.fullmatch(line):
             return named[1], bytes.fromhex(named[2])
-        if _PLAIN.fullmatch(line) and not line.startswith("sha256:"):  # else whoever reads a digest without its name has a key
+        if _PLAIN.fullmatch(line) and not line.startswith("sha256:"):  # a digest without its name is not a key
             return ONLY if alone else f"line-{number}", hashlib.sha256(line.encode()).digest()
         raise SettingsError(
             f"line {number} of {self._flag} `{self._path}` is not a key: write `NAME sha256:DIGEST`, as `bert-serve "
@@ -108,16 +108,16 @@ class ApiKeys:
 
 
 def new_key(name: str) -> tuple[str, str]:
-    """Makes a key.
+    """Creates a key.
 
     Args:
-        name: What logs and metrics call it.
+        name: Name of the key in logs and metrics.
 
     Returns:
-        The key, for the caller, and the line for the file of keys.
+        The key for the caller, and the line for the file of keys.
 
     Raises:
-        SettingsError: The name cannot stand in such a file.
+        SettingsError: The name is not allowed in such a file.
     """
     if not re.fullmatch(_NAME, name):
         raise SettingsError(

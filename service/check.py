@@ -1,4 +1,4 @@
-"""Whether loaded models answer the stored example of their bundle as they did at export. What `bert-serve check` runs."""
+"""The command `bert-serve check`: compares each model's answer to its stored example with the answer at its export."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bertserve.service.settings import Settings
 from bertserve.service.wire.json_text import to_plain
 from bertserve.service.wire.reading import read_body
 
-# Kernels differ from CPU to CPU, int8 ones most: largest difference of a score from the stored one.
+# Maximum difference of a score from the stored one; kernels differ between CPUs, those of int8 most.
 CHECK_TOLERANCE: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-2, "int8": 0.05}
 
 
@@ -27,7 +27,7 @@ async def check(settings: Settings) -> int:
     failed = 0
     for model in state.registry.models.values():
         example, graphs = model.bundle.manifest.example, model.bundle.manifest.graphs
-        # the stored result is a default graph's, which may be of another precision than the one asked for
+        # the stored result is from the default graph, which may have another precision than the loaded one
         tolerance = max(CHECK_TOLERANCE[graph.precision] for graph in graphs if graph.default or graph.precision == model.graph.precision)
         try:
             body = read_body(model.task, json.dumps(example.request).encode(), state.limits)
@@ -46,7 +46,7 @@ async def check(settings: Settings) -> int:
 
 
 def difference(expected: Any, actual: Any, tolerance: float) -> str | None:
-    """Returns why two results are not the same, or None. Numbers may differ by `tolerance`, all else must be equal."""
+    """Returns the difference between two results, or None. Numbers may differ by `tolerance`; other values must be equal."""
     if isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual):
         return next((why for pair in zip(expected, actual, strict=True) if (why := difference(*pair, tolerance))), None)
     if isinstance(expected, dict) and isinstance(actual, dict) and expected.keys() == actual.keys():

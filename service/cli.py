@@ -1,6 +1,6 @@
-"""bert-serve: `serve` models, `score` files, `check` that each answers as it did at export, list `models`, ask for `health`, make a `new-key`.
+"""The command bert-serve, with the subcommands `serve`, `score`, `check`, `models`, `health` and `new-key`.
 
-Exit codes: 0 done, 1 a start or a check failed, 2 wrong usage, 3 scored but for rows that were rejected.
+Exit codes: 0 success, 1 a start or a check failed, 2 wrong usage, 3 scoring finished with rejected rows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bertserve.service.errors import SettingsError, StartError, nearest
 from bertserve.service.settings import PREFIX, AddressSettings, ModelSettings, Settings, SourceSettings, parse
 from bertserve.service.sources import with_sources
 
-# What a flag of `score` cannot say with --ray.
+# Flags of `score` that --ray does not support, with the reason.
 _ON_RAY = {
     "--input-format": "files are Parquet",
     "--output-format": "files are Parquet",
@@ -43,20 +43,20 @@ _ON_RAY = {
 
 
 class Serve(Settings):
-    """Serve the models of a folder over HTTP. Every flag is also a BERT_SERVE_* variable, and a key of the file of --config."""
+    """Serve the models of a folder over HTTP. Each flag is also a BERT_SERVE_* variable, and a key of the file of --config."""
 
     def run(self) -> int:
-        """Serves until a signal says stop; returns the exit code."""
-        from bertserve.service.process.serve import serve  # it takes a while to import; --help and wrong flags need not wait for it
+        """Serves until a signal stops it; returns the exit code."""
+        from bertserve.service.process.serve import serve  # a slow import, which --help and wrong flags do not need
 
         serve(self, with_sources)
         return 0
 
 
 class Score(ModelSettings):
-    """Score the rows of a file by a model: a prediction for each, in a file. Without a flag such as --text columns are found by name."""
+    """Score the rows of a file with a model: write a file with a prediction for each row. By default, columns are found by name."""
 
-    # texts, because a path has no `//` as a URI has
+    # strings, because a path would lose the `//` of a URI
     source: CliPositionalArg[str] = Field(
         description="Input file: JSON Lines, CSV, TSV or Parquet; - is stdin. With --ray, a folder of Parquet files."
     )
@@ -75,7 +75,7 @@ class Score(ModelSettings):
     warnings_column: str = Field("warnings", min_length=1, description="Column for warnings, such as a truncated text.")
     json_cells: bool = Field(
         False,
-        description="In CSV and TSV, write whole predictions and warnings as JSON (default: the best label and its score in columns of their own).",
+        description="In CSV and TSV, write whole predictions and warnings as JSON (default: the best label and its score in separate columns).",
     )
     rejected: Path | None = Field(
         None,
@@ -96,7 +96,7 @@ class Score(ModelSettings):
     )
 
     def run(self) -> int:
-        """Scores; returns the exit code."""
+        """Scores the input; returns the exit code."""
         from bertserve.service.process.logs import configure_logging
 
         configure_logging(self.log_format)
@@ -152,7 +152,7 @@ class Score(ModelSettings):
 
 
 def score_command() -> type[Score]:
-    """Returns `score` with a flag for the column of each input of a task; the tasks take a while to import."""
+    """Returns `score` with a flag for the column of each input of a task; importing the tasks takes a while."""
     from bertserve.service.scoring.columns import described_inputs
 
     flags: dict[str, Any] = {name: (str | None, Field(None, description=text)) for name, text in described_inputs().items()}
@@ -160,10 +160,10 @@ def score_command() -> type[Score]:
 
 
 def _with_one_model(score: Score) -> Settings:
-    """Returns settings of a service with one model: the bundle of that name in the folders of --models, or the source that it is.
+    """Returns the settings of a service with one model: the named bundle in the folders of --models, or the named source.
 
     Raises:
-        SettingsError: None is named, or several are, or no bundle has the name.
+        SettingsError: No model or several models are named, or no bundle has the name.
     """
     if len(score.model) != 1:
         raise SettingsError(f"--model names {len(score.model)} models, but score takes one; give --model NAME or --model SOURCE.")
@@ -179,16 +179,16 @@ def _with_one_model(score: Score) -> Settings:
         raise SettingsError(f"no bundle `{name}` in {', '.join(f'`{folder}`' for folder in score.models)}; {hint}")
     resolved = with_sources(score.model_copy(update={"model": (name if bundle is None else str(bundle),)}))
     shared = {name: getattr(resolved, name) for name in ModelSettings.model_fields}
-    # not read again: variables and files may have settings of `serve`
+    # not validated again, because variables and files may have settings of `serve`
     return Settings.model_construct(**shared | {"models": resolved.models[-1:], "model": ()})
 
 
 class Check(Settings):
-    """Check that serve would start with the same settings, and that each model answers its stored example as at export; and exit."""
+    """Check that serve would start with the same settings, and that each model answers its stored example as at export."""
 
     def run(self) -> int:
         """Checks all models; returns the exit code."""
-        from bertserve.service.check import check  # onnxruntime takes a while to import; wrong flags need not wait for it
+        from bertserve.service.check import check  # a slow import, which wrong flags do not need
         from bertserve.service.process.preparation import prepare
 
         prepare(self)
@@ -196,22 +196,22 @@ class Check(Settings):
 
 
 class Models(SourceSettings):
-    """List the models that `serve` would serve with the same settings, from their manifests: nothing is loaded or exported."""
+    """List the models that `serve` would serve with the same settings. It reads only their manifests, and loads or exports nothing."""
 
     as_json: bool = Field(False, validation_alias="json", description="Print all details as a JSON list.")
 
     def run(self) -> int:
-        """Prints the list; returns 1 where a manifest cannot be read."""
+        """Prints the list; returns 1 if a manifest cannot be read."""
         listed = [listing.facts(path) for path in files.find_bundles(with_sources(self, export=False).models)]
         print(listing.as_json(listed) if self.as_json else listing.as_table(listed), flush=True)
         return 1 if any("error" in model for model in listed) else 0
 
 
 class Health(AddressSettings):
-    """Ask the service that runs here with the same settings whether it is ready, as a container's health check does."""
+    """Check whether the service on this machine with the same settings is ready, for the health check of a container."""
 
     def run(self) -> int:
-        """Asks; returns the exit code."""
+        """Checks the service; returns the exit code."""
         from bertserve.service.health import ask
 
         print(ask(self))
@@ -219,7 +219,7 @@ class Health(AddressSettings):
 
 
 class NewKey(BaseSettings):
-    """Make an API key: print it to stderr, and to stdout the line for the file of --api-key-file, which has no key, only its digest."""
+    """Create an API key. It prints the key to stderr, and its line for the file of --api-key-file, which has only a digest, to stdout."""
 
     model_config = SettingsConfigDict(cli_hide_none_type=True)
 
@@ -258,7 +258,7 @@ class BertServe(BaseSettings):
 
 
 def _commands(args: Sequence[str]) -> type[BertServe]:
-    """Returns the commands; `score` has all of its flags where it is the one to run."""
+    """Returns the commands; if `score` is the command to run, it has all its flags."""
     if args[:1] != ["score"]:
         return BertServe
     score: Any = CliSubCommand[score_command()]  # type: ignore[misc]  # made at run time
@@ -268,7 +268,7 @@ def _commands(args: Sequence[str]) -> type[BertServe]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     if os.getpid() == 1:
-        # the first process of a container: what it does not handle the kernel lets pass, and until models are loaded nothing else would
+        # in a container this is process 1, which ignores signals without a handler; nothing else handles SIGTERM until models are loaded
         signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     try:
         args = sys.argv[1:] if argv is None else argv
@@ -285,8 +285,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StartError as error:
         print(f"bert-serve: {error}", file=sys.stderr)
         return 2 if isinstance(error, SettingsError) else 1
-    except BrokenPipeError:  # `head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer must go somewhere
+    except BrokenPipeError:  # for example, `head` has closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the rest of the buffer must be written somewhere
         return 1
 
 

@@ -1,6 +1,7 @@
-"""A file of settings in TOML, as a source of pydantic-settings: below flags and variables, above defaults.
+"""A TOML file of settings, as a source of pydantic-settings: flags and variables override it, and it overrides defaults.
 
-Each of its values is checked by itself first, so that an error names the file and the key, and none is quietly replaced by a flag.
+Each value is first validated separately, so that an error names the file and the key, and an invalid value is reported even if a flag
+overrides it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from bertserve.service.errors import SettingsError, expectation, nearest
 
 SETTING = "config"  # the setting that names the file; the file itself cannot name another
 
-# Settings that have another name now: an old one is refused with a message that has the new one.
+# Old names of settings -> new names; an old name is refused with a message that has the new one.
 RENAMED = {
     "lanes": "threads",
     "solo_threads": "multi_threads",
@@ -36,27 +37,27 @@ RENAMED = {
 
 
 class ConfigFile(PydanticBaseSettingsSource):
-    """The file that a flag or a variable named; without one there is nothing in it."""
+    """The file that a flag or a variable names; without a file it is empty."""
 
     def __init__(self, settings_cls: Any, known: Mapping[str, FieldInfo]) -> None:
         """Creates it.
 
         Args:
-            settings_cls: The settings that are read.
-            known: What may stand in the file.
+            settings_cls: The class of the settings.
+            known: The settings that the file can contain.
         """
         super().__init__(settings_cls)
         self._known = {name: field for name, field in known.items() if name != SETTING}
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        """Is not called: the file is read as a whole."""
+        """Is not called, because the file is read as a whole."""
         raise NotImplementedError
 
     def __call__(self) -> dict[str, Any]:
-        """Returns the file's settings, without those that a flag or a variable gave.
+        """Returns the file's settings, without those that a flag or a variable sets.
 
         Raises:
-            SettingsError: The file cannot be read, is not TOML, or has an unknown key or a value of a wrong kind.
+            SettingsError: The file cannot be read, is not TOML, or has an unknown key or a value with a wrong type.
         """
         path = self.current_state.get(SETTING)
         if path is None:
@@ -75,7 +76,7 @@ class ConfigFile(PydanticBaseSettingsSource):
             raise SettingsError(f"`{path}`: unknown setting `{name}`; {hint}")
         field = self._known[name]
         try:
-            # as strict JSON: "8000" and true are not numbers, a path is a string, and there are no dates
+            # validated as strict JSON: "8000" and true are not numbers, a path is a string, and there are no dates
             kind: Any = Annotated[field.annotation, Field(), *field.metadata]
             TypeAdapter(kind).validate_json(json.dumps(value, default=lambda _: [{}]), strict=True)
         except ValidationError as error:

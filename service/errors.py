@@ -6,9 +6,9 @@
     │   ├── BundleError             a bundle is broken, incomplete or different from its manifest
     │   └── ProviderError           the requested execution provider or its package is missing
     ├── CallerError                 the request cannot be answered without a change
-    │   ├── MalformedRequestError   the body is not the JSON that the endpoint takes
+        │   ├── MalformedRequestError   the body is not valid JSON for the endpoint
     │   ├── UnauthorizedError       no API key, or a wrong one
-    │   ├── ForbiddenError          the API key may not do this
+        │   ├── ForbiddenError          the API key does not allow this
     │   ├── NotFoundError           no such model or path
     │   ├── MethodNotAllowedError   the path exists, the method does not
     │   ├── TooLargeError           body, list, text or token count over a limit
@@ -17,7 +17,7 @@
     │   ├── HeadTooLargeError       the head of the request is over its limit
     │   ├── SlowRequestError        the request came too slowly
     │   └── ClientGoneError         the caller has disconnected
-    └── ServerError                 the request was fine
+        └── ServerError                 the request was valid
         ├── RefusedError            the queue is full, or the deadline cannot be met
         ├── ExpiredError            accepted, but its deadline passed before it could start
         ├── UnavailableError        the service is stopping, or cannot answer
@@ -37,18 +37,18 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import requires
 from typing import Any
 
-# Names of values that a log may have. None of them is taken from a request.
+# Names of values that may be logged. None of them is taken from a request.
 SAFE_VALUES = frozenset(
     # settings
     {"kind", "limit", "max_batch_tokens", "max_body_bytes", "max_chars", "max_concurrent", "max_inputs", "max_length", "max_memory"}
     | {"header_timeout_s", "max_queue_tokens", "max_timeout_ms", "rate", "setting"}
-    # names that the service knows, and sentences that are made from them
+    # names that the service defines, and sentences made from them
     | {"caller", "example", "field", "holder", "known", "model", "models", "own_task", "place", "problem", "remedy", "task", "tasks", "why"}
     # sizes that the service measured
     | {"answer_bytes", "chars", "counted", "estimate", "held", "longest", "memory", "memory_per_input", "others", "queue_tokens", "room"}
     | {"rows", "running", "size", "tokens", "total", "wait", "watched_s", "words"}
 )
-# Characters of a wrong name, path or key that a message shows and that are compared with the known ones. To compare megabytes takes seconds.
+# Characters of a wrong name, path or key that are shown, and compared with the known ones. Comparing megabytes would take seconds.
 SHOWN_CHARS = 64
 
 
@@ -57,7 +57,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name[:SHOWN_CHARS], list(known), n=1)), None)
 
 
-# What a value must be, by the type of pydantic's error.
+# The requirement for a value, by the type of pydantic's error.
 _EXPECTED = {
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
     **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
@@ -81,7 +81,7 @@ _EXPECTED = {
 
 
 def expectation(error: Mapping[str, Any]) -> str:
-    """Returns what a value must be, from one of pydantic's errors: a clause that begins with a small letter."""
+    """Returns the requirement for a value from one of pydantic's errors, as a clause that begins with a small letter."""
     if (words := _EXPECTED.get(error["type"])) is not None:
         return re.sub(r"\b1 (character|item)s$", r"1 \1", words.format(**error.get("ctx", {})))
     message = str(error["msg"]).removeprefix("Value error, ").replace("Input should be", "must be", 1)
@@ -89,7 +89,7 @@ def expectation(error: Mapping[str, Any]) -> str:
 
 
 def fault(error: Mapping[str, Any]) -> str:
-    """Returns which part of a document is wrong, and what it must be, from one of pydantic's errors."""
+    """Returns the wrong part of a document, and what it must be, from an error of pydantic."""
     where = f"`{'.'.join(map(str, error['loc']))}`" if error["loc"] else "the document"
     return f"{where}{':' * (error['type'] == 'value_error')} {expectation(error)}"
 
@@ -100,7 +100,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def install_command(*extras: str) -> str:
-    """Returns the command that installs the packages of extras. It works for every kind of installation, because no index has bertserve itself."""
+    """Returns the command that installs the packages of extras. It suits all installations, because no index has bertserve itself."""
     requirements = [requirement.partition("; extra == ") for requirement in requires("bertserve") or ()]
     packages = [shlex.quote(package) for extra in extras for package, _, marker in requirements if marker.strip("'\"") == extra]
     return " ".join(["pip install", *packages])
@@ -119,10 +119,10 @@ class BertServeError(Exception):
     input_index: int | None = None
 
     def __init__(self, template: str, /, **values: Any) -> None:
-        """Makes the message.
+        """Creates the message.
 
         Args:
-            template: A literal, so that it has no text of a request. Without values its braces have no meaning.
+            template: A literal, so that it has no text of a request. Without values, its braces are plain text.
             **values: The values by name; see `SAFE_VALUES`.
         """
         self.template = template
@@ -131,18 +131,18 @@ class BertServeError(Exception):
         super().__init__(self.message)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Returns how to create the error again from its attributes, because a worker sends errors to its supervisor."""
+        """Returns the way to create the error again from its attributes, because a worker sends errors to its supervisor."""
         return _restored, (type(self), vars(self))
 
     @property
     def for_log(self) -> str:
-        """The template with the values of `SAFE_VALUES`, and with the names of all others."""
+        """The template with the values of `SAFE_VALUES`, and the names of all other values."""
         if not self.values:
             return self.template
         return self.template.format_map(_SafeValues(self.values))
 
     def name_input(self, *, many: bool, subject: str = "inputs") -> None:
-        """Names the wrong input before the message: `inputs[i]` of a list, else `inputs`, or the name of the field that replaces it."""
+        """Puts the wrong input before the message: `inputs[i]` for a list, otherwise `inputs` or the name of the field that replaces it."""
         if self.input_index is not None:
             self.message = f"{subject}[{self.input_index}]: {self.message}" if many else f"{subject}: {self.message}"
             self.input_index = None
@@ -191,11 +191,11 @@ class CallerError(BertServeError):
 
 
 class MalformedRequestError(CallerError):
-    """The body is not the JSON that the endpoint takes."""
+    """The body is not valid JSON for the endpoint."""
 
 
 class UnauthorizedError(CallerError):
-    """No API key was given, or a wrong one."""
+    """The API key is missing or wrong."""
 
 
 class ForbiddenError(CallerError):
@@ -243,14 +243,14 @@ class ClientGoneError(CallerError):
 
 
 class ServerError(BertServeError):
-    """The request was fine; the service could not answer it."""
+    """The request was valid, but the service could not answer it."""
 
 
 class RefusedError(ServerError):
     """The queue is full, or another limit is reached for now.
 
     Attributes:
-        reason: `queue_full` or `deadline`, which the refusal metric has as its label; `key` if a key has too many open requests;
+        reason: `queue_full` or `deadline`, which are labels of the refusal metric; `key` if a key has too many open requests;
             `share_full` if the lines of a stream have reached their share of the queue.
         retry_after_s: Predicted seconds until the same request would be admitted.
         key: Name of the API key with too many open requests.
@@ -276,10 +276,10 @@ class PartialChangeError(ServerError):
 
 
 class EngineError(ServerError):
-    """The graph failed, or returned a wrong number of rows, or scores that are not finite."""
+    """The graph failed, or returned a wrong number of rows or scores that are not finite."""
 
 
-# An exception has the entry of its first base class in this table. A test checks that the table is complete.
+# An exception uses the entry of its first base class in this table. A test checks that the table is complete.
 ERROR_STATUSES: dict[type[BertServeError], tuple[int, str]] = {
     MalformedRequestError: (400, "malformed"),
     UnauthorizedError: (401, "unauthorized"),

@@ -10,19 +10,19 @@ from typing import Any, NoReturn
 
 from bertserve.service.errors import nearest
 
-# Flags and commands that have another name now: an old one is refused with a message that has the new one.
+# Old names of flags and commands -> new names; an old name is refused with a message that has the new one.
 _RENAMED_FLAGS = {"--figures": "--metrics-file", "--min-figure": "--min-metric", "--mix": "--workload", "--lanes": "--threads"}
 _RENAMED_COMMANDS = {"together": "concurrent-targets", "tail": "tail-latency", "limit": "engine-limit"}
 _WRONG_COMMAND = re.compile(r"argument COMMAND: invalid choice: '(.*?)' \(choose from (.*)\)")
 
 
 class FlagParser(argparse.ArgumentParser):
-    """Reads a command line. Each error is one line, and an unknown flag or command comes with the nearest known one."""
+    """Parses a command line. Each error is one line, and an error about an unknown flag or command has the most similar known one."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Returns the arguments, after a look at the flags: argparse would complain of missing arguments first."""
+        """Returns the arguments; it checks the flags first, because argparse would report missing arguments before unknown flags."""
         words = sys.argv[1:] if args is None else list(args)
-        if self._subparsers is None:  # otherwise the words belong to a subcommand
+        if self._subparsers is None:  # otherwise these words belong to a subcommand
             for word in itertools.takewhile(lambda word: word != "--", words):
                 flag = word.partition("=")[0]
                 if flag.startswith("--") and not any(known.startswith(flag) for known in self._option_string_actions):

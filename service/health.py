@@ -1,4 +1,4 @@
-"""Asks the service of the same settings on this machine whether it is ready: for a container's health check, which has no HTTP client."""
+"""Checks whether the service with the same settings on this machine is ready, for containers without an HTTP client."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _READY, _KEY_NEEDED = 200, 401
 
 
 def ask(settings: AddressSettings) -> str:
-    """Returns what the service says of itself.
+    """Returns a sentence about the service's state.
 
     Args:
-        settings: Its own.
+        settings: Settings of the service.
 
     Raises:
-        StartError: It does not answer, or is not ready.
+        StartError: The service does not answer, or is not ready.
     """
     host = _reachable(settings.host)
     where = f"{host}:{settings.port}"
@@ -28,7 +28,7 @@ def ask(settings: AddressSettings) -> str:
     if settings.tls_cert is None:
         connection = http.client.HTTPConnection(host, settings.port, timeout=TIMEOUT_S)
     else:
-        context = ssl.create_default_context()  # its certificate is for its callers' name of it, not for this address
+        context = ssl.create_default_context()  # the certificate is not checked, because it has the callers' host name, not this address
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
         connection = http.client.HTTPSConnection(host, settings.port, timeout=TIMEOUT_S, context=context)
@@ -47,7 +47,7 @@ def ask(settings: AddressSettings) -> str:
 
 
 def _reachable(host: str) -> str:
-    """Returns an address at which a service is reached that listens on one: loopback where it listens on all."""
+    """Returns an address that reaches a service listening on `host`: loopback if it listens on all addresses."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a folder of models has, from its manifests alone: for people as a table, for programs as JSON. What `bert-serve models` prints."""
+"""The command `bert-serve models`: describes the models of a folder from their manifests, as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHOWN_LABELS = 4
 
 
 def facts(path: Path) -> dict[str, Any]:
-    """Returns what the manifest of a bundle says of it, or why it cannot be read as `error`.
+    """Returns the facts in the manifest of a bundle, or the reason why it cannot be read as `error`.
 
     Args:
         path: The bundle's folder.
@@ -46,7 +46,7 @@ def as_json(listed: Sequence[dict[str, Any]]) -> str:
 
 
 def as_table(listed: Sequence[dict[str, Any]]) -> str:
-    """Returns a line for each model, in columns; what cannot be read says why in a line of its own below."""
+    """Returns a table with a line per model; the error of an unreadable manifest is on a separate line below."""
     rows = [_HEADER, *(_row(model) for model in listed if "error" not in model)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

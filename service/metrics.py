@@ -1,8 +1,8 @@
-"""Every metric: its name, labels and buckets. Children are bound once per model, not looked up per request.
+"""All metrics with their names, labels and buckets. Children are created once per model, not per request.
 
-Where several workers serve, each writes its values to files in a folder of all workers, and any of them answers with the
-sums (prometheus_client's multiprocess mode). Collectors are plain Counter, Gauge and Histogram, which that mode knows; a
-gauge says how those of live workers become one.
+With several workers, each writes its values to files in a shared folder, and any worker answers with the
+sums (prometheus_client's multiprocess mode). This mode supports only plain Counter, Gauge and Histogram; a
+gauge defines how the values of live workers are combined.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from bertserve.service import __version__
 
 
 class ProcessMetrics(Collector):
-    """The metrics `process_*` of every worker, by its index: whichever worker is asked, it answers for all.
+    """The metrics `process_*` of every worker, by its index: any worker can answer for all.
 
-    Added up they would be wrong: the CPU seconds of a worker that is replaced fall to none, and only by worker is that a restart.
+    Their sum would be wrong: the CPU seconds of a replaced worker fall to 0, which only counts as a restart in a series per worker.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class ProcessMetrics(Collector):
         """Creates it.
 
         Args:
-            process_ids: Process ids of the workers, by index; 0 for a worker that is not running. Empty where this process is the only one.
-            replaced: Returns how many workers were replaced, by why.
+            process_ids: Process ids of the workers, by index; 0 for a worker that is not running. Empty for a single process.
+            replaced: Returns the number of replaced workers, by reason.
         """
         self._process_ids = process_ids or (os.getpid(),)
         self._replaced = replaced
 
     def collect(self) -> Iterable[Metric]:
-        """Returns all families as they are now."""
+        """Returns all metric families with their current values."""
         families: dict[str, Metric] = {}
         for index, process_id in enumerate(self._process_ids):
             if not process_id:
@@ -75,7 +75,7 @@ class ProcessMetrics(Collector):
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
-# from a small model on a warm disk to engines that TensorRT builds
+# from a small model on a warm disk to TensorRT engines that must be built
 LOAD_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 RATIOS = (0.1, 0.25, 0.5, 0.8, 1.25, 2, 4, 10)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -83,22 +83,22 @@ UNKNOWN = "unknown"
 ENDS = ("head_timeout", "body_timeout", "send_timeout", "head_too_large", "malformed", "evicted", "refused", "stopping")
 
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each collector, which is not used
+disable_created_metrics()  # type: ignore[no-untyped-call]  # otherwise each collector has a second, unused series
 
 
 class Metrics:
-    """The collectors of one process, on a registry of their own."""
+    """The collectors of one process, in their own registry."""
 
     def __init__(self, folder: Path | None = None, processes: ProcessMetrics | None = None, *, index: int = 0) -> None:
         """Creates the collectors.
 
         Args:
-            folder: Where all workers keep their values, if there are several. The variable PROMETHEUS_MULTIPROC_DIR must have
-                named it when prometheus_client was first imported: that is when it decides where values are kept.
-            processes: Of all workers; of this process alone by default.
-            index: Of this worker: the files of its values have it in their names, and one that takes its place later counts on in them.
+            folder: The folder with the values of all workers, if there are several. PROMETHEUS_MULTIPROC_DIR must have named it
+                at the first import of prometheus_client, which then decides where values are stored.
+            processes: The process metrics of all workers; by default of this process only.
+            index: Index of this worker: it is in the names of its files, and a later worker with the same index continues them.
         """
-        if values.ValueClass is not values.MutexValue:  # values are kept in files
+        if values.ValueClass is not values.MutexValue:  # values are stored in files
             values.ValueClass = values.MultiProcessValue(lambda: index)  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._folder = folder
@@ -124,7 +124,7 @@ class Metrics:
         return Gauge(f"bertserve_{name}", text, labels, registry=self._registry, multiprocess_mode=mode)
 
     def _create_request_metrics(self) -> None:
-        """Creates what counts and times requests and runs."""
+        """Creates the metrics of requests and runs."""
         self.http_requests = self._counter(
             "http_requests_total", "HTTP requests by status, including requests that reach no model.", ("status",)
         )
@@ -155,7 +155,7 @@ class Metrics:
         )
 
     def _create_process_metrics(self) -> None:
-        """Creates what describes the queue, the threads and the models."""
+        """Creates the metrics of the queue, the threads and the models."""
         self.queue_items = self._gauge("queue_items", "Items waiting in the queue.", "livesum")
         self.queue_tokens = self._gauge("queue_tokens", "Tokens waiting in the queue.", "livesum")
         self.threads = self._gauge("threads", "Inference threads: batches that can run at once.", "livesum")
@@ -190,14 +190,14 @@ class Metrics:
         self.queue_tokens.set(tokens)
 
     def describe_build(self, *, onnxruntime: str, provider: str, workers: int, threads: int) -> None:
-        """Sets the gauges of what runs, which stay as they are: versions, the execution provider, all workers and this one's threads."""
+        """Sets the constant gauges: versions, the execution provider, the number of workers, and this worker's threads."""
         self.build_info.labels(__version__, onnxruntime, platform.python_version(), provider).set(1)
         self.workers.set(workers)
         self.threads.set(threads)
 
     @contextmanager
     def timed_load(self, model: str, step: Literal["verify", "load"]) -> Iterator[None]:
-        """Counts the seconds of the block as a step of loading a model, and whether it raised anything."""
+        """Records the seconds of the block as a step of loading a model, and whether it raised an error."""
         start, outcome = time.perf_counter(), "failed"
         try:
             yield
@@ -206,15 +206,15 @@ class Metrics:
             self.load_seconds.labels(model, step, outcome).observe(time.perf_counter() - start)
 
     def page(self) -> bytes:
-        """Returns the metrics in Prometheus' text format, those of all workers where there are several."""
+        """Returns the metrics of all workers in Prometheus' text format."""
         return generate_latest(self._everyones())
 
     def totals(self) -> dict[str, dict[str, float]]:
-        """Returns the samples of each model, added up over its tasks and all workers.
+        """Returns the samples of each model, summed over its tasks and all workers.
 
         Returns:
-            Model -> name of a sample without the prefix, such as `queue_seconds_sum`, -> value. Requests are counted as
-            `requests_total` where they were answered, and else as `requests_failed`.
+            Model -> name of a sample without the prefix, such as `queue_seconds_sum`, -> value. Answered requests count as
+            `requests_total`, and others as `requests_failed`.
         """
         sums: dict[str, dict[str, float]] = {}
         for sample in (sample for metric in self._everyones().collect() for sample in metric.samples):
@@ -226,7 +226,7 @@ class Metrics:
         return sums
 
     def _everyones(self) -> CollectorRegistry:
-        """Returns the registry that has the values of all workers."""
+        """Returns the registry with the values of all workers."""
         if self._folder is None:
             return self._registry
         everyone = CollectorRegistry()

@@ -1,6 +1,6 @@
-"""The execution providers of ONNX Runtime, one record each: what a session on one needs, and which graphs are made for it.
+"""The execution providers of ONNX Runtime, one record each: the requirements of their sessions, and the graphs that are built for them.
 
-Adding a provider: write its record here, a graph builder in `export/gpu.py`, and the extra with its package in `pyproject.toml`.
+To add a provider, write a record here, a graph builder in `export/gpu.py`, and an extra with its package in `pyproject.toml`.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ class ExecutionProvider:
     Attributes:
         name: Its name in flags, settings and manifests.
         ort_name: Its name in ONNX Runtime.
-        package: The package that has it.
+        package: The package that contains it.
         extra: The extra of bertserve that installs the package.
-        precisions: The precisions that its graphs are made in, the default graph's last.
-        session_options: Returns the options of a session on a graph; the second argument is the folder of engines, or None.
+        precisions: The precisions of its graphs, that of the default graph last.
+        session_options: Returns the options of a graph's session; the second argument is the folder of engines, or None.
         library: The shared library that ONNX Runtime loads for it; None if it needs none, and no GPU.
         fallback: Provider of the operators that this one cannot run; None for the CPU.
-        automatic: Whether `auto` takes it where it is available.
-        engine_version: Returns the version of what compiles a graph to an engine, which is kept in files; None if nothing is compiled.
-        reserves_largest: Whether it reserves memory for the longest text in the largest batch, so that all lengths have the same row counts.
+        automatic: Whether `auto` uses it if it is available.
+        engine_version: Returns the version of the compiler of engines, which are stored in files; None if nothing is compiled.
+        reserves_largest: Whether it reserves memory for the longest text in the largest batch, so that all lengths have the same numbers of
+            rows.
     """
 
     name: str
@@ -55,14 +56,15 @@ def cuda_options(graph: GraphSpec, engines: Path | None = None) -> Options:
     """Returns the options of the CUDA provider.
 
     Args:
-        graph: In fp32 products are computed in full precision: TF32 has ten bits of mantissa, and the validation report is of 23.
-        engines: Not used.
+        graph: The graph. For fp32, products are computed in full precision: TF32 has a mantissa of 10 bits, but the report was measured
+            with 23.
+        engines: Is not used.
     """
     return {
         "device_id": "0",
-        # blocks of the next power of two waste up to half of the memory, and the shapes are few and warmed up largest first
+        # blocks of powers of two waste up to half of the memory; there are only a few shapes, and the largest is warmed up first
         "arena_extend_strategy": "kSameAsRequested",
-        # copies on the stream that computes: one batch runs at a time, and there is nothing to overlap
+        # copies on the computing stream, because one batch runs at a time and nothing can overlap
         "do_copy_in_default_stream": "1",
         "use_tf32": "0" if graph.precision == "fp32" else "1",
     }
@@ -72,8 +74,8 @@ def tensorrt_options(graph: GraphSpec, engines: Path | None) -> Options:
     """Returns the options of the TensorRT provider.
 
     Args:
-        graph: The graph with its shape plan, which the one profile spans: a shape outside of it would build the engine again.
-        engines: Folder of this graph's engine and timing caches; None keeps none.
+        graph: The graph with its shape plan. The only profile covers these shapes, because another shape would build the engine again.
+        engines: Folder of this graph's engine and timing caches; None to store none.
 
     Raises:
         ProviderError: The graph has no shape plan.
@@ -103,7 +105,7 @@ def profile(inputs: Sequence[InputSpec], plan: ShapePlan, size: str) -> str:
     Args:
         inputs: The graph's inputs.
         plan: Its shapes.
-        size: `min`, `max`, or `opt`, which is the middle of the plan's lengths and of that length's row counts.
+        size: `min`, `max`, or `opt`, the middle of the plan's lengths and of that length's numbers of rows.
     """
     first, middle, last = plan.buckets[0], plan.buckets[len(plan.buckets) // 2], plan.buckets[-1]
     rows, length = {
@@ -117,7 +119,7 @@ def profile(inputs: Sequence[InputSpec], plan: ShapePlan, size: str) -> str:
 
 
 def tensorrt_version(load: Load = ctypes.CDLL) -> str:
-    """Returns `trt` and the version number of the TensorRT that the loader finds, or `unknown`; each version builds its own engines."""
+    """Returns `trt` and the version number of the TensorRT library that is found, or `unknown`; each version builds its own engines."""
     for major in range(20, 7, -1):
         try:
             return f"trt{load(f'libnvinfer.so.{major}').getInferLibVersion()}"
@@ -126,7 +128,7 @@ def tensorrt_version(load: Load = ctypes.CDLL) -> str:
     return "trtunknown"
 
 
-# int8 products are slower than float ones on ONNX Runtime's CUDA provider, and half ones on its CPU provider
+# on ONNX Runtime, int8 products are slower than float ones with CUDA, and fp16 ones are slower on the CPU
 CPU = ExecutionProvider("cpu", "CPUExecutionProvider", "onnxruntime", "cpu", ("fp32", "int8"), lambda graph, engines: {})
 CUDA = ExecutionProvider(
     "cuda",
@@ -152,7 +154,7 @@ TENSORRT = ExecutionProvider(
 )
 PROVIDERS = {provider.name: provider for provider in (CPU, CUDA, TENSORRT)}
 
-if TYPE_CHECKING:  # mypy takes no computed Literal
+if TYPE_CHECKING:  # mypy needs a Literal that is not computed
     Provider = str
     ProviderChoice = str
 else:

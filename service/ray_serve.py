@@ -1,7 +1,7 @@
-"""Replicas under Ray Serve, each a whole bertserve: `serve run bertserve.service.ray_serve:app models=/models`. docs/how-to/ray.md is the guide.
+"""Replicas under Ray Serve, each a complete bertserve: `serve run bertserve.service.ray_serve:app models=/models`. See docs/how-to/ray.md.
 
-Ray starts and replaces replicas, and its HAProxy spreads requests over them. Everything else is as in one process. Ray reads the
-annotations of this file at run time, so they are not postponed.
+Ray starts and replaces replicas, and its HAProxy distributes requests. Everything else is the same as in a single process. Ray evaluates
+the annotations of this file at run time, so they are not postponed.
 """
 
 import logging
@@ -26,7 +26,7 @@ from bertserve.service.tracing.trace import tracer_to
 
 logger = logging.getLogger("bertserve.ray")
 
-# Settings that have no effect in a replica -> what has the effect instead. Such a setting is an error, because the operator would not notice.
+# Settings without effect in a replica -> their replacement. Such a setting is an error, because the operator would not notice.
 LEFT_TO_RAY = {
     **dict.fromkeys(("host", "port", "keep_alive_s"), "http_options of the Serve configuration"),
     **dict.fromkeys(("tls_cert", "tls_key", "header_timeout_s", "body_timeout_s", "min_body_rate"), "the proxy in front of Ray"),
@@ -36,16 +36,16 @@ LEFT_TO_RAY = {
     "pid_file": "a new configuration, because replicas do not handle signals",
     "admin_key_file": "a new configuration, because a change by request would reach only one replica",
 }
-MAX_QUEUE_S = 1.0  # of predicted work before each replica, above which there should be more of them
-MAX_BUSY = 0.8  # and the share of their time that threads should run at most
-MAX_ONGOING = 10_000  # requests at a replica, for its own admission to judge; Ray's default of 5 would starve batches
+MAX_QUEUE_S = 1.0  # predicted work per replica above which more replicas are needed
+MAX_BUSY = 0.8  # maximum share of their time that threads should run
+MAX_ONGOING = 10_000  # requests at a replica; its own admission decides. Ray's default of 5 would leave batches almost empty
 
 
 class ReplicaSettings(Settings):
-    """Settings of `bert-serve serve`, but for those that are Ray's."""
+    """Settings of `bert-serve serve`, except those that Ray replaces."""
 
     def __init__(self, **values: Any) -> None:
-        """Reads values, and variables as the command does. An unknown variable is an error."""
+        """Reads values and variables like the command. An unknown variable is an error."""
         check_environment()
         super().__init__(**values)
 
@@ -60,7 +60,7 @@ class ReplicaSettings(Settings):
 @serve.deployment(name="bertserve", max_ongoing_requests=MAX_ONGOING, health_check_period_s=2)
 @serve.ingress()
 class Replica:
-    """One bertserve."""
+    """A replica of bertserve."""
 
     def __init__(self, settings: ReplicaSettings) -> None:
         """Loads the models; an inference thread runs on each CPU that Ray assigned."""
@@ -74,22 +74,22 @@ class Replica:
         self._seen = (time.monotonic(), 0.0)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        """Returns the application. Ray sends the request's id, which it had before us."""
+        """Returns the application. Ray adds the request id to answers, because it sets the id first."""
         return application(self._settings, self._state, Secrets.read(self._settings), sends_request_id=False)
 
     def __del__(self) -> None:
-        """Sends the last traces. Ray calls this once, when it stops a replica that has drained."""
+        """Exports the last traces. Ray calls this once, when it stops a drained replica."""
         if (tracer := getattr(self, "_tracer", None)) is not None:
             tracer.close()
 
     def check_health(self) -> None:
-        """Ends the process where an inference thread is dead or all hang: Ray replaces it sooner than one that only says so, and fewer requests meet it."""
+        """Ends the process if an inference thread is dead or all hang: Ray replaces it sooner than a replica that only reports it."""
         if not self._state.scheduler.ready:
             logger.critical("an inference thread died, or all of them hang; this replica ends, and Ray starts another")
             os._exit(1)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Returns the predicted seconds of the queue, and the share of the time since the last call that threads ran."""
+        """Returns the predicted seconds of the queue, and the share of time since the last call in which threads ran."""
         (then, busy_then), now, busy_s = self._seen, time.monotonic(), self._state.scheduler.busy_s
         self._seen = (now, busy_s)
         threads = self._state.worker["threads"]
@@ -97,9 +97,9 @@ class Replica:
 
 
 def enough_replicas(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-    """Returns how many replicas leave each at most MAX_QUEUE_S of queue and MAX_BUSY of its time busy: Ray's form of an autoscaling policy.
+    """Returns the number of replicas for at most MAX_QUEUE_S of queue and MAX_BUSY of busy time each, as Ray's autoscaling policy.
 
-    The queue says how many are missing when there are too few, and the busy share how many are needed while there is no queue.
+    With too few replicas, the queue shows how many are missing; without a queue, the busy time shows how many are needed.
     """
     metrics = context.aggregated_metrics or {}
     by_queue, by_time = (sum(metrics.get(name, {}).values()) / most for name, most in (("queue_s", MAX_QUEUE_S), ("busy", MAX_BUSY)))

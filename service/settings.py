@@ -1,4 +1,4 @@
-"""Settings of `bert-serve`, from flags over BERT_SERVE_* variables over a file over defaults. Frozen; below the composition root only values go."""
+"""Settings of `bert-serve` from flags, BERT_SERVE_* variables, a file and defaults, in this order. Only the composition root reads them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from bertserve.service.errors import SettingsError, expectation, nearest
 from bertserve.service.providers import ProviderChoice
 
 PREFIX = "BERT_SERVE_"
-# enableServiceLinks of a pod: BERT_SERVE_SERVICE_HOST, BERT_SERVE_PORT=tcp://..., BERT_SERVE_PORT_8000_TCP_ADDR and so on
+# set by enableServiceLinks of a pod: BERT_SERVE_SERVICE_HOST, BERT_SERVE_PORT=tcp://..., BERT_SERVE_PORT_8000_TCP_ADDR and so on
 _SERVICE_LINK = re.compile("SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?")
 _SERVICE_ADDRESS = re.compile("(tcp|udp|sctp)://")
-_WRONG_CHOICE = re.compile(r"^argument \{.*invalid choice: '(.*?)' \(choose from (.*)\)")  # of argparse
+_WRONG_CHOICE = re.compile(r"^argument \{.*invalid choice: '(.*?)' \(choose from (.*)\)")  # a message of argparse
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~\-]+)*")
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-]+(:[0-9]{1,5})?|https?://\[[0-9a-fA-F:]+\](:[0-9]{1,5})?")
 
@@ -43,7 +43,7 @@ def _pairs(value: Any) -> Any:
 
 
 def _paths(value: Any) -> Any:
-    """Reads `PATH,PATH`, or a path for each time that a flag was given."""
+    """Reads `PATH,PATH`, or one path per use of the flag."""
     values = value if isinstance(value, list | tuple) else [value]
     paths = [part for item in values for part in (item.split(",") if isinstance(item, str) else [item])]
     if not paths or "" in paths:
@@ -52,13 +52,13 @@ def _paths(value: Any) -> Any:
 
 
 def _words(value: Any) -> Any:
-    """Reads `ONE,TWO`, or one for each time that a flag was given."""
+    """Reads `ONE,TWO`, or one word per use of the flag."""
     values = value if isinstance(value, list | tuple) else [value]
     return tuple(part.strip() for item in values for part in str(item).split(",") if part.strip())
 
 
 def _origins(value: Any) -> Any:
-    """Reads origins, as a browser writes them."""
+    """Reads origins, as browsers write them."""
     origins = _words(value)
     for origin in origins:
         if origin != "*" and not _ORIGIN.fullmatch(origin):
@@ -70,7 +70,7 @@ def _origins(value: Any) -> Any:
 
 
 def _root_path(value: str) -> str:
-    """Checks a path that others begin with."""
+    """Checks a path prefix."""
     if not _ROOT_PATH.fullmatch(value):
         raise ValueError("must be empty, or begin with / and not end with /, such as /bert")
     return value
@@ -94,7 +94,7 @@ def _otlp_endpoint(value: str | None) -> str | None:
 
 
 def _texts(value: Any) -> Any:
-    """Reads `TEXT,TEXT`, or a text for each time that a flag was given."""
+    """Reads `TEXT,TEXT`, or one text per use of the flag."""
     values = value if isinstance(value, list | tuple) else [value]
     texts = [part for item in values for part in (item.split(",") if isinstance(item, str) else [item])]
     if "" in texts:
@@ -112,9 +112,9 @@ Pairs = Annotated[dict[str, str], NoDecode, BeforeValidator(_pairs)]
 
 
 class FileSettings(BaseSettings):
-    """Base of all settings. Each is a flag `--like-this`, a variable `BERT_SERVE_LIKE_THIS` and a key `like_this` of the file of --config.
+    """Base of all settings. Each is a flag `--like-this`, a variable `BERT_SERVE_LIKE_THIS`, and a key `like_this` of the file of --config.
 
-    Variables and files are shared by all commands, so that they may have settings that a command does not take; flags may not.
+    All commands share variables and files, so these may have settings that a command does not use; flags must be known.
     """
 
     model_config = SettingsConfigDict(
@@ -140,12 +140,12 @@ class FileSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Returns the sources of settings, the first over the others; flags come before all of them."""
+        """Returns the sources of settings in order of precedence; flags precede all of them."""
         return init_settings, env_settings, ConfigFile(settings_cls, Settings.model_fields)
 
 
 class SourceSettings(FileSettings):
-    """Which models there are, and the graphs that are made of checkpoints."""
+    """The models, and the graphs that are exported from checkpoints."""
 
     models: Paths = Field(
         (Path("models"),),
@@ -167,7 +167,7 @@ class SourceSettings(FileSettings):
 
 
 class ModelSettings(SourceSettings):
-    """How models are run, and what a request may have."""
+    """How models run, and the limits of requests."""
 
     engine_cache: Path | None = Field(
         None, description="Folder for TensorRT engines; without it every start builds them, which takes minutes."
@@ -212,7 +212,7 @@ class ModelSettings(SourceSettings):
 
 
 class AddressSettings(FileSettings):
-    """Where the service listens, and what a health check needs to know."""
+    """Where the service listens, and the settings for a health check."""
 
     host: str = Field("127.0.0.1", description="Address to listen on; use an API key unless it is loopback.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free port and prints it.")
@@ -228,7 +228,7 @@ class AddressSettings(FileSettings):
 
 
 class Settings(ModelSettings, AddressSettings):
-    """Every setting of the service."""
+    """All settings of the service."""
 
     skip_broken: bool = Field(
         False, description="Serve the other models if one cannot be loaded, and list it in /models; otherwise this is an error."
@@ -331,7 +331,7 @@ def _check_less(settings: BaseSettings, less: str, more: str) -> None:
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Shows values of flags, and defaults, as they are written; pydantic-settings shows Python, such as `tuple[Path,...]` and `None`."""
+    """Shows the values and defaults of flags as users write them; pydantic-settings shows Python, such as `tuple[Path,...]` and `None`."""
 
     def add_argument(self, action: argparse.Action) -> None:
         """Adds the help of a flag."""
@@ -349,15 +349,15 @@ _Command = TypeVar("_Command", bound=BaseSettings)
 
 
 def parse(command: type[_Command], args: Sequence[str]) -> _Command:
-    """Reads a command line over the environment over the file that they name over the defaults.
+    """Reads settings from a command line, the environment, the file that either names, and defaults, in order of precedence.
 
     Args:
         command: Settings, or settings with subcommands.
-        args: The arguments behind the program's name.
+        args: The arguments after the program's name.
 
     Raises:
-        SettingsError: A flag or subcommand is unknown, a value is wrong, two contradict each other, or a BERT_SERVE_* variable or a key of the
-            file is unknown.
+        SettingsError: A flag or subcommand is unknown, a value is wrong, two values contradict each other, or a BERT_SERVE_* variable or a
+            key of the file is unknown.
         SystemExit: `--help`.
     """
     check_environment()
@@ -377,15 +377,15 @@ def parse(command: type[_Command], args: Sequence[str]) -> _Command:
 
 
 def _wrong_usage(message: str, command: type[BaseSettings], args: Sequence[str]) -> SettingsError:
-    """Returns the error of a command line that argparse refused.
+    """Returns the error for a command line that argparse refused.
 
     Args:
-        message: What argparse says.
-        command: What was to be read.
+        message: The message of argparse.
+        command: The settings to read.
         args: The arguments.
     """
     choice = _WRONG_CHOICE.search(message)
-    if choice is not None and args[0].startswith("--"):  # a value is taken for the command
+    if choice is not None and args[0].startswith("--"):  # a value was taken for the command
         message, choice = f"unrecognized arguments: {args[0]}", None
     if choice is not None:
         near = nearest(choice[1], choice[2].replace("'", "").split(", "))
@@ -409,7 +409,7 @@ def _wrong_usage(message: str, command: type[BaseSettings], args: Sequence[str])
 
 
 def check_environment() -> None:
-    """Refuses unknown variables that look like settings; those that Kubernetes makes of a Service's name are dropped.
+    """Refuses unknown variables that look like settings, and removes those that Kubernetes creates from a Service's name.
 
     Raises:
         SettingsError: A BERT_SERVE_* variable is unknown.
@@ -419,7 +419,7 @@ def check_environment() -> None:
 
 
 def _drop_service_links() -> None:
-    """Takes what Kubernetes sets for a Service named bert-serve out of the environment: its names are like those of settings."""
+    """Removes the variables that Kubernetes sets for a Service named bert-serve, because their names look like settings."""
     for name, value in list(os.environ.items()):
         rest = name.removeprefix(PREFIX)
         if rest != name and (_SERVICE_LINK.fullmatch(rest) or (rest == "PORT" and _SERVICE_ADDRESS.match(value))):

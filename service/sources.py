@@ -1,7 +1,7 @@
-"""What `--model` names, to folders of bundles: a bundle, a folder of a checkpoint, or a hub id; and the cache of exports.
+"""Resolves `--model` to folders of bundles: a bundle, a checkpoint folder or a hub id; and the cache of exports.
 
-The cache has a folder for each digest of a source and its options, with the one bundle in it. Nothing in it is ever changed. Files of a
-checkpoint are read only for their digest: bert-export decides what a checkpoint is. It runs as a separate process.
+The cache has a folder for each digest of a source and its options, which contains one bundle and never changes. Checkpoint files are
+only read for their digest: bert-export decides whether they are a checkpoint. It runs as a separate process.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from bertserve.service.errors import SettingsError, StartError, install_command
 from bertserve.service.providers import PROVIDERS
 from bertserve.service.settings import SourceSettings
 
-# what bert-export reads of a checkpoint; its card too, which the bundle's card quotes
+# the files of a checkpoint that bert-export reads, including its card, which the bundle's card quotes
 _READ = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md")
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a model comes from.
+    """The origin of a model.
 
     Attributes:
-        name: What it is served as.
-        where: A folder, or a hub id.
+        name: The model's name in the service.
+        where: A folder or a hub id.
         revision: Branch, tag or commit of a hub id.
     """
 
@@ -51,11 +51,11 @@ class Source:
 
     @property
     def is_bundle(self) -> bool:
-        """Whether it can be served as it is."""
+        """Whether it can be served without an export."""
         return (Path(self.where) / MANIFEST_FILE).is_file()
 
     def key(self, options: Sequence[str]) -> str:
-        """Returns what names its export: a digest of its files, or of the hub id with the revision, and of the options.
+        """Returns the name of its export: a digest of its files, or of hub id and revision, and of the options.
 
         Args:
             options: The flags of the export.
@@ -73,10 +73,10 @@ class Source:
 
 
 def read_source(text: str) -> Source:
-    """Reads `SOURCE`, `NAME=SOURCE` or, of a hub id, `ID@REVISION`.
+    """Reads `SOURCE`, `NAME=SOURCE` or, for a hub id, `ID@REVISION`.
 
     Raises:
-        SettingsError: There is no such folder, or the name cannot be a model's.
+        SettingsError: The folder does not exist, or the name is not a valid model name.
         StartError: The folder is neither a checkpoint nor a bundle.
     """
     name, equals, where = text.partition("=")
@@ -116,7 +116,7 @@ def _checked(name: str, text: str) -> str:
 
 
 def _folders(folder: Path) -> Iterator[Path]:
-    """Yields the folders of a checkpoint, and those of the model which an adapter in one of them was trained on."""
+    """Yields the folders of a checkpoint, and those of the base model of an adapter in one of them."""
     for own in _with_modules(folder):
         yield own
         adapter = _document(own / "adapter_config.json")
@@ -126,7 +126,7 @@ def _folders(folder: Path) -> Iterator[Path]:
 
 
 def _with_modules(folder: Path) -> Iterator[Path]:
-    """Yields a folder, and those in it that its modules.json names; other folders, such as those of training steps, do not belong to the checkpoint."""
+    """Yields a folder and the subfolders in its modules.json; other subfolders, such as training steps, do not belong to the checkpoint."""
     yield folder
     modules = _document(folder / "modules.json")
     for module in modules if isinstance(modules, list) else []:
@@ -139,7 +139,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _document(path: Path) -> object:
-    """Returns a JSON document; one that is missing or broken, which bert-export will say, is None."""
+    """Returns a JSON document; None if it is missing or broken, which bert-export reports."""
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -150,17 +150,17 @@ def _digest(facts: Sequence[object]) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
-GRAPH_MISSING = 4  # bert-export's exit code if the bundle lacks a graph that failed
-_STDERR = 2  # stdout is the service's own
+GRAPH_MISSING = 4  # bert-export's exit code if a graph failed and the bundle lacks it
+_STDERR = 2  # stdout belongs to the service
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 MODULE = "bertserve.export.cli"
 
 
 def export_command() -> list[str]:
-    """Returns the command that runs bert-export in this environment, before its arguments.
+    """Returns the command to run bert-export in this environment, without its arguments.
 
     Raises:
-        StartError: It is not installed.
+        StartError: bert-export is not installed.
     """
     package = MODULE.rpartition(".")[0]
     missing = [name for name in (package, "torch", "transformers", "onnx") if find_spec(name) is None]
@@ -169,20 +169,20 @@ def export_command() -> list[str]:
             f"a checkpoint must be exported before it is served, and {', '.join(missing)} not installed; install the extra `export` "
             f"(`{install_command('export', 'cpu')}`), or give a bundle that bert-export made elsewhere."
         )
-    return [sys.executable, "-P", "-m", MODULE]  # -P: a folder `torch` next to the user's data is not the package
+    return [sys.executable, "-P", "-m", MODULE]  # -P: a folder `torch` in the working directory must not be imported
 
 
 def run_export(argv: Sequence[str], *, lock: int) -> int:
-    """Runs bert-export, its progress and errors on stderr; returns its exit code.
+    """Runs bert-export with its progress and errors on stderr; returns its exit code.
 
-    SIGINT and SIGTERM are passed on, and end this process after it: half of an export is removed by the export itself.
+    SIGINT and SIGTERM are forwarded, and this process ends after it, because the export removes its own incomplete files.
 
     Args:
         argv: The command with its arguments.
-        lock: Descriptor of a lock that is held until the process has ended, also where this one is killed.
+        lock: Descriptor of a lock that is held until bert-export has ended, even if this process is killed.
 
     Raises:
-        SystemExit: A signal stopped both.
+        SystemExit: A signal stopped both processes.
     """
     received: list[int] = []
     process: subprocess.Popen[bytes] | None = None
@@ -194,7 +194,7 @@ def run_export(argv: Sequence[str], *, lock: int) -> int:
 
     before = [(number, signal.signal(number, pass_on)) for number in _SIGNALS]
     try:
-        # a process group of its own: Ctrl-C then reaches it once, from here
+        # in its own process group, so that Ctrl-C reaches it only once, from this process
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=_STDERR, pass_fds=(lock,), process_group=0)  # noqa: S603 - no shell
         for number in received:
             process.send_signal(number)
@@ -211,21 +211,21 @@ logger = logging.getLogger("bertserve.sources")
 
 S = TypeVar("S", bound=SourceSettings)
 
-_SIGNALED = 128  # exit codes from here on are of signals
+_SIGNALED = 128  # signals have exit codes from here on
 
 
 def with_sources(settings: S, *, export: bool = True) -> S:
-    """Returns settings whose `models` are the folders of all that `--model` names, exported where that is needed.
+    """Returns settings whose `models` include the folders of all `--model` sources, which are exported if necessary.
 
-    The folders of `--models` stay where they were given; their default does not.
+    The folders of `--models` stay if they were set; their default is removed.
 
     Args:
         settings: The settings.
-        export: Whether a checkpoint is exported that is not in the cache; otherwise that is an error.
+        export: Whether to export a checkpoint that is not in the cache; otherwise this is an error.
 
     Raises:
-        StartError: A source is wrong, or the exporter or the room for the cache is missing.
-        SystemExit: bert-export failed and has said why, or a signal stopped it.
+        StartError: A source is wrong, the exporter is missing, or the cache cannot be written.
+        SystemExit: bert-export failed and has reported why, or a signal stopped it.
     """
     try:
         return _with_sources(settings, export) if settings.model else settings
@@ -248,16 +248,16 @@ def _with_sources(settings: S, export: bool) -> S:
 
 
 def obtain(source: Source, options: Sequence[str], cache: Path, *, export: bool = True) -> Path:
-    """Returns the bundle of a checkpoint: the one in the cache, or a new one.
+    """Returns the bundle of a checkpoint from the cache, or a new one.
 
     Args:
         source: The checkpoint.
         options: Flags of the export.
         cache: The cache's folder.
-        export: Whether one may be made.
+        export: Whether it may be exported.
 
     Raises:
-        StartError: It is not there and may not be made, or the exporter is not installed, or the cache cannot be written.
+        StartError: It is not in the cache and may not be exported, the exporter is not installed, or the cache cannot be written.
         SystemExit: The export failed or was stopped.
     """
     folder = cache / source.key(options)
@@ -269,7 +269,7 @@ def obtain(source: Source, options: Sequence[str], cache: Path, *, export: bool 
             )
         command = export_command()
         with _locked(folder) as lock:
-            if not _is_there(bundle):  # another start may have made it while this one waited
+            if not _is_there(bundle):  # another start may have created it during the wait
                 logger.info("exporting %s, once, as %s; this takes minutes, or one minute with --precision fp32", source.where, bundle)
                 flags = [
                     "--output",
@@ -294,10 +294,10 @@ def obtain(source: Source, options: Sequence[str], cache: Path, *, export: bool 
 
 
 def export_options(settings: SourceSettings) -> list[str]:
-    """Returns the flags of an export for these settings: graphs for the provider asked for, in the precision asked for.
+    """Returns the flags of an export for these settings: graphs for the requested provider and precision.
 
     Raises:
-        SettingsError: fp16, which is for GPUs, is asked for on a CPU.
+        SettingsError: fp16, which is for GPUs, is requested for a CPU.
     """
     providers = {"auto": ["cpu"], "cpu": ["cpu"]}.get(settings.provider, [settings.provider])
     if settings.provider == "auto":
@@ -310,7 +310,7 @@ def export_options(settings: SourceSettings) -> list[str]:
             with_fp16 = next(record.name for record in PROVIDERS.values() if precision in record.precisions)
             raise SettingsError(f"--precision is `fp16`, which is for GPUs; give --provider {with_fp16}, or another precision.")
         if settings.allow_provider_fallback:
-            precision = "auto"  # the CPU has no such graph, and needs one of its own
+            precision = "auto"  # the CPU needs its own graph, and has none in this precision
         else:
             providers = providers[-1:]
     if precision == "int8":
@@ -321,10 +321,10 @@ def export_options(settings: SourceSettings) -> list[str]:
 
 
 def cache_folder(settings: SourceSettings) -> Path:
-    """Returns the folder of the cache: --cache-dir, or `bertserve` in the user's own.
+    """Returns the folder of the cache: --cache-dir, or `bertserve` in the user's cache folder.
 
     Raises:
-        SettingsError: None was given, and the user has none.
+        SettingsError: The setting is empty, and the user has no cache folder.
     """
     if settings.cache_dir is not None:
         return settings.cache_dir
@@ -346,20 +346,20 @@ def _is_installed(package: str) -> bool:
 
 
 def _is_there(bundle: Path) -> bool:
-    """Returns whether a bundle is in place; bert-export renames it there as a whole."""
+    """Returns whether a bundle exists; bert-export renames it to this place as a whole."""
     return (bundle / MANIFEST_FILE).is_file()
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[int]:
-    """Makes a folder and holds its lock, so that of several starts one exports and the others wait; yields the lock's descriptor."""
+    """Creates a folder and holds its lock, so that of several starts one exports and the others wait; yields the lock's descriptor."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w", encoding="ascii")
     except OSError as error:
         raise StartError(f"--model cannot write its exports to `{folder}` ({error.strerror}); give another --cache-dir.") from error
     with lock:
-        with suppress(OSError):  # on a file system without locks each exports, and the last one's bundle stays: they are the same
+        with suppress(OSError):  # without file locks each start exports, and the last bundle stays; all of them are equal
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

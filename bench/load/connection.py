@@ -1,8 +1,8 @@
-"""One keep-alive HTTP/1.1 connection with at most one request in flight, and a timer that is exact to microseconds.
+"""A keep-alive HTTP/1.1 connection with at most one request in flight, and a timer with microsecond precision.
 
-A request must cost little CPU time, which the service under test may need. The connection is therefore an asyncio protocol with
-callbacks, without streams or tasks. httptools parses the responses, and only the status and two headers are kept, `server-timing` and
-`retry-after`. The stream that owns the connection decides what is sent next.
+A request must cost little CPU time, which the service under test needs. Therefore the connection is an asyncio protocol with
+callbacks, without streams or tasks. httptools parses the responses; only the status and the headers `server-timing` and
+`retry-after` are kept. The stream that owns the connection decides which request is next.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _TimerSpec = ctypes.c_long * 4  # interval in seconds and nanoseconds, then the 
 
 
 class Connection(asyncio.Protocol):
-    """A connection and the request that is in flight on it.
+    """A connection with its request in flight.
 
     Attributes:
         busy: Whether a request is in flight.
-        intended: When that request was due, on the clock of `time.perf_counter`.
-        sent: When it was sent.
-        body_index: Index of its body among those of the target.
+        intended: Time when that request was due, on the clock of `time.perf_counter`.
+        sent: Time when it was sent.
+        body_index: Index of its body in the target's bodies.
         closing: Whether the server closes the connection after this response.
-        retry_after: Whether the response said when to come again.
+        retry_after: Whether the response has a time for a retry.
     """
 
     __slots__ = (
@@ -61,7 +61,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._reason = "closed"
         self._headers_complete = False
-        self._has_length = False  # of the body, by its header or by chunks; else it ends with the connection
+        self._has_length = False  # of the body, by its header or by chunks; otherwise the body ends with the connection
         self._complete = False
         self._server_timing = b""
         self.busy = False
@@ -71,8 +71,8 @@ class Connection(asyncio.Protocol):
         self.body_index = 0
 
     def send(self, request: bytes, *, body_index: int, intended: float, now: float) -> None:
-        """Sends a request. The owner is told of its end exactly once."""
-        assert self._transport is not None, "only an open connection is asked to send"
+        """Sends a request. The owner is notified of its end exactly once."""
+        assert self._transport is not None, "the connection must be open"
         self.busy = True
         self.body_index = body_index
         self.intended = intended
@@ -83,13 +83,13 @@ class Connection(asyncio.Protocol):
         self._transport.write(request)
 
     def abort(self, reason: str) -> None:
-        """Closes the connection at once; the request in flight ends with this reason."""
+        """Closes the connection at once; the request in flight ends with `reason`."""
         self._reason = reason
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keeps the transport."""
+        """Stores the transport."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
@@ -102,7 +102,7 @@ class Connection(asyncio.Protocol):
         except (HttpParserError, HttpParserUpgrade):
             self.abort("malformed")
             return
-        # the owner is called after the parser, which would swallow the owner's exceptions
+        # called after the parser, which would swallow the owner's exceptions
         if self._complete:
             self._finish()
 
@@ -116,7 +116,7 @@ class Connection(asyncio.Protocol):
         self._owner.on_connection_lost(self, self._reason if busy else None)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Called by the parser for each header."""
+        """Handles a header; called by the parser."""
         name = name.lower()
         if name == b"server-timing":
             self._server_timing = b", ".join(filter(None, (self._server_timing, value.lower())))
@@ -126,11 +126,11 @@ class Connection(asyncio.Protocol):
             self.retry_after = True
 
     def on_headers_complete(self) -> None:
-        """Called by the parser after the last header."""
+        """Handles the end of the headers; called by the parser."""
         self._headers_complete = True
 
     def on_message_complete(self) -> None:
-        """Called by the parser after the body, and after an interim response, which is skipped."""
+        """Handles the end of a response, but skips interim responses; called by the parser."""
         self._complete = self._parser.get_status_code() >= 200
         self._headers_complete = self._complete
         self.closing = not self._parser.should_keep_alive()
@@ -141,14 +141,14 @@ class Connection(asyncio.Protocol):
 
 
 class PreciseTimer:
-    """Calls back once for each `set`, on the loop's thread."""
+    """Calls a function once per `set`, on the loop's thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
-        """Creates a timer that is not set.
+        """Creates an inactive timer.
 
         Args:
-            loop: The loop that calls back.
-            callback: What it calls.
+            loop: The event loop.
+            callback: The function to call.
         """
         self._loop = loop
         self._callback = callback
@@ -165,7 +165,7 @@ class PreciseTimer:
         if self._file < 0:
             self._handle = self._loop.call_later(max(at - time.perf_counter(), 0), self._callback)
             return
-        # perf_counter is CLOCK_MONOTONIC on Linux; all zero would disarm the timer
+        # perf_counter is CLOCK_MONOTONIC on Linux; a value of zero would disarm the timer
         at_ns = max(int(at * 1e9), 1)
         self._libc.timerfd_settime(self._file, _TFD_TIMER_ABSTIME, _TimerSpec(0, 0, at_ns // 10**9, at_ns % 10**9), None)
 

@@ -1,7 +1,7 @@
-"""The load generator: a closed or an open loop, to one target or to several at once, on one thread.
+"""The load generator: a closed or an open loop to one or more targets at once, on one thread.
 
-In an open loop latency counts from the time a request was *due*: a stall of the service, or of this generator, shows in every
-request that it delayed. The generator also measures itself: its CPU time, how late it sent, and how late its own timer expired.
+In an open loop, latency counts from the time when a request was *due*, so a stall of the service or of this generator affects every
+request that it delays. The generator also measures itself: its CPU time, and the delays of its requests and of its timer.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from bertserve.bench.progress import Progress
 from bertserve.bench.target import Target
 
 _TICK_S = 0.05  # each costs a wake-up of the process, about 0.1 ms of CPU
-_DRAIN_S = 1.0  # for requests in flight after Ctrl-C
-_TRANSPORT_CLOSE_S = 0.01  # transports report that they have closed by a callback
+_DRAIN_S = 1.0  # time for requests in flight after Ctrl-C
+_TRANSPORT_CLOSE_S = 0.01  # time for the transports' callbacks after they close
 _INITIAL_CONNECTIONS = 8  # of an open loop, per target
 
 
@@ -31,9 +31,9 @@ class Durations:
     """The durations of a load, in seconds.
 
     Attributes:
-        seconds: The measured time.
-        warmup_s: The time before it; requests due then are not counted.
-        timeout_s: The time after which a request is aborted.
+        seconds: Measured time.
+        warmup_s: Time before it; requests that are due then are not counted.
+        timeout_s: Time after which a request is aborted.
     """
 
     seconds: float
@@ -43,17 +43,17 @@ class Durations:
 
 @dataclass(slots=True)
 class LoadResult:
-    """Everything that a load recorded.
+    """The records of a load.
 
     Attributes:
         records: All requests of each target, including those of the warm-up.
-        start: When the load began, on the clock of `time.perf_counter`.
+        start: Time when the load began, on the clock of `time.perf_counter`.
         measured: Start and end of the measured time, on the same clock.
         cpu_s: CPU time of this process within the measured time.
-        timer_lags_s: How late the generator's timer expired, each time.
-        capped: Requests that waited because all connections were busy and no more were allowed.
-        peak_connections: Most connections open at once.
-        interrupted: Whether Ctrl-C ended it early.
+        timer_lags_s: Delays of the generator's timer.
+        capped: Number of requests that waited because the maximum number of connections was busy.
+        peak_connections: Maximum number of open connections.
+        interrupted: Whether Ctrl-C ended the load early.
     """
 
     records: list[list[Record]]
@@ -73,9 +73,9 @@ def run_closed_loop(
 
     Args:
         targets: Endpoints to load at the same time.
-        connections: Number of connections to each target; each has one request in flight.
-        durations: How long to load.
-        stop: Set by Ctrl-C; ends the load early with what was recorded.
+        connections: Number of connections per target; each has one request in flight.
+        durations: The durations of the load.
+        stop: Set by Ctrl-C; the load then ends early with the records so far.
         progress: Gets the counts.
 
     Raises:
@@ -93,14 +93,14 @@ def run_open_loop(
     stop: threading.Event,
     progress: Progress,
 ) -> LoadResult:
-    """Loads each target with requests that are due at fixed times.
+    """Loads each target with requests at fixed times.
 
     Args:
         targets: Endpoints to load at the same time.
-        arrivals: For each target, when its requests are due, in seconds from the start of the warm-up.
-        max_connections: Limit of the connections to each target.
-        durations: How long to load.
-        stop: Set by Ctrl-C; ends the load early with what was recorded.
+        arrivals: For each target, the times when its requests are due, in seconds from the start of the warm-up.
+        max_connections: Maximum number of connections per target.
+        durations: The durations of the load.
+        stop: Set by Ctrl-C; the load then ends early with the records so far.
         progress: Gets the counts.
 
     Raises:
@@ -122,7 +122,7 @@ def _run(
     async def run() -> LoadResult:
         return await _LoadRun(make_streams(), durations, stop, progress).run(connections)
 
-    # the load makes no reference cycles, and a collection in the middle would delay what is due
+    # the load creates no reference cycles, and a collection would delay requests
     gc.collect()
     gc.disable()
     try:
@@ -149,7 +149,7 @@ class _LoadRun:
                 await stream.connect(connections)
             return await self._load()
         finally:
-            # the result shares the streams' records, so the requests that end here are in it
+            # the result shares the streams' records, so it includes the requests that end here
             for stream in self._streams:
                 stream.close("interrupted" if self._stop.is_set() else "timeout")
             await asyncio.sleep(_TRANSPORT_CLOSE_S)
@@ -192,7 +192,7 @@ class _LoadRun:
             await self._tick(_TICK_S, None)
 
     async def _tick(self, seconds: float, start: float | None) -> None:
-        """Sleeps, records how late the timer expired, aborts overdue requests, and reports progress if `start` is given."""
+        """Sleeps, records the delay of the timer, aborts overdue requests, and reports progress if `start` is set."""
         planned = time.perf_counter() + seconds
         await asyncio.sleep(seconds)
         now = time.perf_counter()
@@ -208,7 +208,7 @@ class _LoadRun:
 def poisson_arrivals(rate: float, seconds: float, *, seed: int) -> list[float]:
     """Returns the arrival times of a Poisson process, ascending, in seconds from 0.
 
-    The same seed gives the same sequence, stretched for another rate: the runs of a sweep differ in their rate only.
+    The same seed gives the same sequence, scaled for another rate, so the runs of a sweep differ only in their rate.
 
     Args:
         rate: Arrivals per second, over 0.

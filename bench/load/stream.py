@@ -1,8 +1,8 @@
-"""The connections and records of one target: which request is sent when, in a closed or in an open loop.
+"""The connections and records of a target, which decide when each request is sent in a closed or an open loop.
 
-In a closed loop each connection sends its next request when the last one was answered. In an open loop requests are due at times
-fixed before the load, whatever the service does; a request that finds no free connection waits here while its latency counts.
-Every request ends in exactly one record: a status, or the kind of its failure.
+In a closed loop, each connection sends its next request when the last one is answered. In an open loop, requests are due at fixed
+times, independent of the service. A request without a free connection waits here, and its latency counts.
+Every request ends with exactly one record: a status, or the kind of its failure.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ OK = 200
 
 
 class Record(NamedTuple):
-    """How one request ended. Times are in seconds on the clock of `time.perf_counter`.
+    """The end of a request. Times are in seconds on the clock of `time.perf_counter`.
 
     Attributes:
-        intended: When it was due; in a closed loop, when it was sent.
-        sent: When it was sent; when it ended, if it was never sent.
-        ended: When its response was complete, or its failure known.
+        intended: Time when it was due; in a closed loop, when it was sent.
+        sent: Time when it was sent; if it was never sent, when it ended.
+        ended: Time when its response was complete or its failure was known.
         outcome: HTTP status, or the kind of the failure: `timeout`, `closed`, `refused`, `unreachable`, `malformed`, `interrupted`.
-        body_index: Index of its body among those of the target.
+        body_index: Index of its body in the target's bodies.
         server_timing: Value of the response's `server-timing` header, empty if there is none.
-        retry_after: Whether the response said when to come again.
+        retry_after: Whether the response has a time for a retry.
     """
 
     intended: float
@@ -53,12 +53,12 @@ class Stream(ABC):
 
     Attributes:
         records: The requests that have ended.
-        failed: How many of them have another outcome than 200.
-        capped: Requests that had to wait because the target had as many connections as it may have.
-        connections: Open connections.
-        connecting: How many more are being opened.
-        peak_connections: Most connections open at once.
-        ended: Whether no new request becomes due.
+        failed: Number of them with another outcome than 200.
+        capped: Number of requests that waited because the target had its maximum number of connections.
+        connections: Number of open connections.
+        connecting: Number of connections that are being opened.
+        peak_connections: Maximum number of open connections.
+        ended: Whether no new requests become due.
     """
 
     def __init__(self, target: Target, timeout_s: float) -> None:
@@ -79,15 +79,15 @@ class Stream(ABC):
 
     @abstractmethod
     def start(self, now: float) -> None:
-        """Starts to send requests.
+        """Starts sending requests.
 
         Args:
-            now: The time that arrival times are relative to, on the clock of `time.perf_counter`.
+            now: Start of the arrival times, on the clock of `time.perf_counter`.
         """
 
     @abstractmethod
     def on_connection_free(self, connection: Connection) -> None:
-        """Uses a connection that has no request in flight."""
+        """Uses a connection without a request in flight."""
 
     @abstractmethod
     def on_connect_failed(self, kind: str) -> None:
@@ -95,7 +95,7 @@ class Stream(ABC):
 
     @property
     def pending(self) -> bool:
-        """Whether a request has not ended yet."""
+        """Whether there are requests that have not ended."""
         return any(connection.busy for connection in self.connections)
 
     @property
@@ -104,7 +104,7 @@ class Stream(ABC):
         return not self.ended
 
     def end(self) -> None:
-        """Lets no new request become due."""
+        """Stops new requests from becoming due."""
         self.ended = True
 
     async def connect(self, count: int) -> None:
@@ -119,7 +119,7 @@ class Stream(ABC):
             raise BenchError(self._target.address.unreachable_message(error)) from error
 
     def on_response(self, connection: Connection, status: int, server_timing: bytes, now: float) -> None:
-        """Records a response and uses the connection again."""
+        """Records a response, and uses the connection again."""
         self.failed += status != OK
         self.records.append(
             Record(connection.intended, connection.sent, now, status, connection.body_index, server_timing, connection.retry_after)
@@ -138,13 +138,13 @@ class Stream(ABC):
             self.connect_in_background()
 
     def abort_overdue(self, now: float) -> None:
-        """Ends the requests that took longer than the timeout."""
+        """Ends the requests that exceed the timeout."""
         limit = now - self._timeout_s
         for connection in [connection for connection in self.connections if connection.busy and connection.sent < limit]:
             connection.abort("timeout")
 
     def close(self, reason: str) -> None:
-        """Closes all connections and ends all requests, which are recorded with this reason."""
+        """Closes all connections, and ends all requests with `reason`."""
         self.end()
         self._closed = True
         for task in self._tasks:
@@ -153,7 +153,7 @@ class Stream(ABC):
             connection.abort(reason)
 
     def connect_in_background(self, delay_s: float = 0.0) -> None:
-        """Opens one more connection in a task of its own."""
+        """Opens another connection in a separate task."""
         task = self._loop.create_task(self._try_connect(delay_s))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -187,7 +187,7 @@ class Stream(ABC):
 
 
 class ClosedLoopStream(Stream):
-    """Each connection sends its next request when the last one was answered."""
+    """Each connection sends its next request when the last one is answered."""
 
     def __init__(self, target: Target, timeout_s: float) -> None:
         super().__init__(target, timeout_s)
@@ -223,12 +223,12 @@ class OpenLoopStream(Stream):
         self._next_arrival = 0
         self._start = 0.0
         self._idle: list[Connection] = []
-        self._waiting: deque[tuple[float, int]] = deque()  # (when it was due, index of its body)
+        self._waiting: deque[tuple[float, int]] = deque()  # (time when it was due, index of its body)
         self._timer = PreciseTimer(self._loop, self._send_due)
 
     @property
     def pending(self) -> bool:
-        """Whether a request has not ended yet."""
+        """Whether there are requests that have not ended."""
         return bool(self._waiting) or super().pending
 
     @property
@@ -243,12 +243,12 @@ class OpenLoopStream(Stream):
         self._send_due()
 
     def end(self) -> None:
-        """Lets no new request become due; those that wait for a connection are still sent."""
+        """Stops new requests from becoming due; requests that wait for a connection are still sent."""
         super().end()
         self._timer.close()
 
     def on_connection_free(self, connection: Connection) -> None:
-        """Sends the request that has waited longest, if one waits."""
+        """Sends the request that has waited longest, if any."""
         if self._waiting:
             intended, body_index = self._waiting.popleft()
             connection.send(self._requests[body_index], body_index=body_index, intended=intended, now=time.perf_counter())
@@ -256,26 +256,26 @@ class OpenLoopStream(Stream):
             self._idle.append(connection)
 
     def on_connection_lost(self, connection: Connection, kind: str | None) -> None:
-        """Removes a connection, also from the idle ones."""
+        """Removes a connection, including idle ones."""
         if kind is None and connection in self._idle:
             self._idle.remove(connection)
         super().on_connection_lost(connection, kind)
 
     def on_connect_failed(self, kind: str) -> None:
-        """Records the request that has waited longest: the connection was opened for it."""
+        """Records the request that has waited longest, for which the connection was opened."""
         if self._waiting:
             intended, body_index = self._waiting.popleft()
             self._record_failure(intended, None, kind, body_index)
 
     def abort_overdue(self, now: float) -> None:
-        """Ends the requests that took longer than the timeout, also those that wait for a connection."""
+        """Ends the requests that exceed the timeout, including those that wait for a connection."""
         super().abort_overdue(now)
         while self._waiting and self._waiting[0][0] < now - self._timeout_s:
             intended, body_index = self._waiting.popleft()
             self._record_failure(intended, None, "timeout", body_index)
 
     def close(self, reason: str) -> None:
-        """Closes all connections and ends all requests, also those that wait for a connection."""
+        """Closes all connections, and ends all requests, including those that wait for a connection."""
         super().close(reason)
         for intended, body_index in self._waiting:
             self._record_failure(intended, None, reason, body_index)

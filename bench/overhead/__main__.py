@@ -1,6 +1,6 @@
-"""Measures what stands between callers and the model, and judges it: `python -m bertserve.bench.overhead`.
+"""Measures the cost of layers between callers and the model, and checks thresholds: `python -m bertserve.bench.overhead`.
 
-Exit codes: 0 all thresholds were met, 1 one was missed or a request failed, 2 something did not start.
+Exit codes: 0 all thresholds were met, 1 a threshold was missed or a request failed, 2 a process did not start.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ def _parser() -> argparse.ArgumentParser:
     names = [candidate.name for candidate in CANDIDATES]
     parser = argparse.ArgumentParser(
         prog="python -m bertserve.bench.overhead",
-        description="What stands between callers and the model costs: candidates in turn on this machine, under the same loads.",
+        description="Measure the cost of layers between callers and the model: candidates in turn on this machine, with the same loads.",
         epilog="candidates: " + "; ".join(f"{candidate.name}, {candidate.description}" for candidate in CANDIDATES),
     )
     parser.add_argument("--models", type=Path, default=Path("models"), help="folder of bundles (default: models)")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 2, help="of each candidate in all (default: one a core)")
-    parser.add_argument("--candidates", nargs="+", choices=names, default=names, metavar="NAME", help="which of them (default: all)")
-    parser.add_argument("--workloads", nargs="+", default=["short", "long"], metavar="WORKLOAD", help="texts (default: short long)")
-    parser.add_argument("--connections", nargs="+", type=int, default=[1, 16], metavar="N", help="in all (default: 1 16)")
-    parser.add_argument("--rounds", type=int, default=5, help="of all candidates in turn (default: 5)")
-    parser.add_argument("--seconds", type=float, default=5, help="of each load (default: 5)")
-    parser.add_argument("--warmup-s", type=float, default=1, help="before each load (default: 1)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 2, help="threads per candidate, in total (default: one per core)")
+    parser.add_argument("--candidates", nargs="+", choices=names, default=names, metavar="NAME", help="candidates (default: all)")
+    parser.add_argument("--workloads", nargs="+", default=["short", "long"], metavar="WORKLOAD", help="workloads (default: short long)")
+    parser.add_argument("--connections", nargs="+", type=int, default=[1, 16], metavar="N", help="total connections (default: 1 16)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of all candidates (default: 5)")
+    parser.add_argument("--seconds", type=float, default=5, help="duration of each load (default: 5)")
+    parser.add_argument("--warmup-s", type=float, default=1, help="warm-up before each load (default: 1)")
     return parser
 
 
 def _table(comparison: Comparison, names: list[str], loads: list[Load]) -> list[str]:
-    """Returns the lines of a table in Markdown: medians over the rounds, and the share of the first candidate in the same round."""
+    """Returns the lines of a Markdown table: medians over the rounds, and the ratio to the first candidate in the same round."""
     lines = [
         "| texts | connections | candidate | requests/s | share | p50 ms | p99 ms | CPU ms | generator |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -77,7 +77,7 @@ def _table(comparison: Comparison, names: list[str], loads: list[Load]) -> list[
 
 
 def _judge(comparison: Comparison, loads: list[Load]) -> bool:
-    """Prints each threshold with what was measured, and returns whether all were met."""
+    """Prints each threshold with its measured value, and returns whether all are met."""
     met = True
     for threshold in THRESHOLDS:
         for load in loads:

@@ -1,7 +1,7 @@
 """Compares the speed of this working tree with that of a commit: `python -m bertserve.bench.overhead.commits COMMIT`.
 
-Both run the same loads in turn, each with the bundles of its own tree, in the virtual environment of this one. What counts is the ratio
-within a round: the speed of a shared machine changes from minute to minute.
+Both get the same loads in turn, each with the bundles of its own tree, in the virtual environment of this one. Only the ratio
+within a round is meaningful, because the speed of a shared machine changes from minute to minute.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _START = "import sys; from {}cli import main; sys.exit(main())"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compares; returns the exit code: 0, or 2 if a commit does not exist or does not start."""
+    """Runs the comparison; returns the exit code: 0, or 2 if a commit does not exist or its service does not start."""
     parser = argparse.ArgumentParser(prog="python -m bertserve.bench.overhead.commits", description=(__doc__ or "").partition(":")[0] + ".")
     parser.add_argument("base", metavar="COMMIT", help="the commit to compare with")
-    parser.add_argument("--rounds", type=int, default=7, help="rounds, of which each starts both (default: 7)")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds; each starts both services (default: 7)")
     parser.add_argument("--seconds", type=float, default=3, help="seconds of each load (default: 3)")
     args = parser.parse_args(argv)
     try:
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _compare(base: str, folder: Path, *, rounds: int, seconds: float) -> None:
-    empty = folder / "empty.jsonl"  # a request with no text: what is left is the cost of the service
+    empty = folder / "empty.jsonl"  # a request without texts measures only the cost of the service
     empty.write_text('{"inputs": []}\n', encoding="utf-8")
     names = {
         Load(str(empty), 8): "no text",
@@ -68,10 +68,10 @@ def _compare(base: str, folder: Path, *, rounds: int, seconds: float) -> None:
 
 @contextmanager
 def _worktree(commit: str, folder: Path) -> Iterator[Path]:
-    """Checks a commit out into a folder, and removes it at the end.
+    """Checks out a commit into a folder, and removes the folder at the end.
 
     Raises:
-        BenchError: There is no such commit, or no git.
+        BenchError: The commit does not exist, or git is not installed.
     """
     git = shutil.which("git")
     if git is None:

@@ -1,7 +1,7 @@
 """Runs the same loads on each candidate in turn, and computes the ratios within a round. It has no command line.
 
-A candidate is a way to serve one model with the same number of threads: a name and a function that runs it. Another way is one more line in
-`CANDIDATES`.
+A candidate is a way to serve a model with the same number of threads: a name and a function that runs it. Another way needs one more line
+in `CANDIDATES`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from bertserve.bench.target import Target, build_target, parse_url
 
 
 class Running(NamedTuple):
-    """A candidate that runs.
+    """A running candidate.
 
     Attributes:
         urls: Addresses among which the load generator divides its connections.
-        pids: Returns the processes that do its work now, whose CPU time is counted.
+        pids: Returns the processes that do its work now, to measure their CPU time.
     """
 
     urls: tuple[str, ...]
@@ -49,8 +49,8 @@ class Candidate:
 
     Attributes:
         name: Its name on the command line and in tables.
-        description: The same in words.
-        serve: Runs it while a block runs, given a folder of bundles, the total number of threads and a folder for files.
+        description: A description of the candidate.
+        serve: Runs it during a block, given a folder of bundles, the total number of threads and a folder for files.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Candidate:
 
 
 def _replicas(count: int, *, behind_haproxy: bool) -> Serve:
-    """Returns a function that runs replicas, which divide the inference threads, with or without a HAProxy before them."""
+    """Returns a function that runs replicas, which divide the threads, with or without a HAProxy in front of them."""
 
     @contextmanager
     def serve(models: Path, threads: int, folder: Path) -> Iterator[Running]:
@@ -75,7 +75,7 @@ def _replicas(count: int, *, behind_haproxy: bool) -> Serve:
 
 
 def _on_ray(count: int) -> Serve:
-    """Returns a function that runs replicas, which divide the inference threads, on Ray Serve."""
+    """Returns a function that runs replicas on Ray Serve, which divide the threads."""
 
     @contextmanager
     def serve(models: Path, threads: int, _: Path) -> Iterator[Running]:
@@ -113,8 +113,8 @@ class Load(NamedTuple):
     """A closed loop.
 
     Attributes:
-        workload: Its texts, one of the built-in workloads.
-        connections: Connections in all, each with one request under way.
+        workload: Name of the built-in workload.
+        connections: Total number of connections; each has one request in flight.
     """
 
     workload: str
@@ -122,13 +122,13 @@ class Load(NamedTuple):
 
 
 class Threshold(NamedTuple):
-    """What a candidate must keep of another one's requests a second.
+    """A minimum ratio of two candidates' requests per second.
 
     Attributes:
         candidate: Its name.
-        of: Name of the other one.
-        connections: In loads with so many connections.
-        least: The least ratio.
+        of: Name of the candidate to compare with.
+        connections: Number of connections of the loads that it applies to.
+        least: The minimum ratio.
     """
 
     candidate: str
@@ -148,14 +148,14 @@ THRESHOLDS = (
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a candidate did under a load.
+    """The result of a candidate for a load.
 
     Attributes:
-        rps: Requests a second that were answered with 200, of all its addresses.
+        rps: Requests per second with status 200, summed over its addresses.
         p50_ms: Median latency.
-        p99_ms: 99th percentile of it.
-        failed: Requests with another end.
-        cpu_ms: CPU time of its processes for an answered request. What else runs on the machine matters less to it than to the others.
+        p99_ms: 99th percentile of the latency.
+        failed: Number of other requests.
+        cpu_ms: CPU time of its processes per answered request. Other work on the machine affects it less than the other metrics.
         generator_share: Share of one core that the load generator used, on the same machine.
     """
 
@@ -169,16 +169,16 @@ class Result:
 
 @dataclass(slots=True)
 class Comparison:
-    """Rounds of candidates in turn.
+    """Rounds of all candidates in turn.
 
     Attributes:
-        candidates: Each of them is started for its turn in each round, so that no other one is there to take time from it.
-        loads: What each is loaded with in its turn.
-        durations: How long each load is.
-        models: Folder of bundles, of which one answers `/classify`.
-        threads: Inference threads of each candidate in all.
+        candidates: Each one is started for its turn in each round, so that no other one takes time from it.
+        loads: The loads of each candidate in its turn.
+        durations: The durations of each load.
+        models: Folder of bundles, including one for `/classify`.
+        threads: Total number of inference threads of each candidate.
         progress: Gets the counts.
-        results: Candidate's name and load -> its result of each round.
+        results: (name of the candidate, load) -> its results, one per round.
     """
 
     candidates: Sequence[Candidate]
@@ -190,25 +190,25 @@ class Comparison:
     results: dict[tuple[str, Load], list[Result]] = field(default_factory=dict)
 
     def run_round(self) -> None:
-        """Starts each candidate, loads it with each load, and ends it.
+        """Starts each candidate, runs each load on it, and stops it.
 
         Raises:
-            BenchError: A candidate does not start or cannot be reached, or answered nothing.
+            BenchError: A candidate does not start, cannot be reached, or did not answer.
         """
         for candidate in self.candidates:
             with tempfile.TemporaryDirectory() as folder, candidate.serve(self.models, self.threads, Path(folder)) as running:
                 for load in self.loads:
-                    # with fewer connections than addresses some would have none: there is no such load
+                    # with fewer connections than addresses, some addresses would have none, so this load is skipped
                     if load.connections % len(running.urls) == 0:
                         self.results.setdefault((candidate.name, load), []).append(self._measure(candidate.name, running, load))
 
     def median(self, candidate: str, load: Load, metric: str) -> float | None:
-        """Returns the median of a metric over the rounds, or None where there was no such load."""
+        """Returns the median of a metric over the rounds, or None if the load was skipped."""
         values = [getattr(result, metric) for result in self.results.get((candidate, load), ())]
         return statistics.median(values) if values else None
 
     def ratio(self, candidate: str, other: str, load: Load) -> float | None:
-        """Returns the median over the rounds of the ratio of requests a second in one round, or None where there was no such load."""
+        """Returns the median of the ratios of requests per second within rounds, or None if the load was skipped."""
         pairs = zip(self.results.get((candidate, load), ()), self.results.get((other, load), ()), strict=False)
         ratios = [mine.rps / its.rps for mine, its in pairs]
         return statistics.median(ratios) if ratios else None
@@ -235,7 +235,7 @@ class Comparison:
 
 
 def _cpu_s(pids: Sequence[int]) -> dict[int, float]:
-    """Returns the CPU time that each process has used with all its threads, as Linux counts it: in ticks of mostly 10 ms."""
+    """Returns the CPU time of each process with all its threads, as counted by Linux in ticks of usually 10 ms."""
     fields = {pid: Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split() for pid in pids}
     return {pid: (int(each[11]) + int(each[12])) / os.sysconf("SC_CLK_TCK") for pid, each in fields.items()}
 

@@ -1,4 +1,4 @@
-"""Ray on this machine, all on loopback: `ray start` for each node, and what `serve deploy` sends for an application."""
+"""A Ray cluster on this machine, on loopback only: runs `ray start` per node, and deploys applications like `serve deploy`."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def environment() -> dict[str, str]:
 
 
 def until(check: Callable[[], bool], what: str) -> None:
-    """Waits for something to become true.
+    """Waits until a condition is true.
 
     Raises:
-        BenchError: It does not within a minute and a half.
+        BenchError: It is not true within 90 seconds.
     """
     end = time.monotonic() + PATIENCE_S
     while not check():
@@ -46,20 +46,20 @@ def until(check: Callable[[], bool], what: str) -> None:
 
 
 class RayCluster:
-    """A head and other nodes, each a session of processes of its own.
+    """A head and other nodes, each in its own session of processes.
 
     Attributes:
-        folder: What they write.
-        url: Where HAProxy takes requests, once an application runs.
-        replica_port: The first port of the replicas.
-        nodes: The process that started each.
+        folder: The folder of their files.
+        url: Address of HAProxy, once an application runs.
+        replica_port: First port of the replicas.
+        nodes: The processes that started the nodes.
     """
 
     def __init__(self, *, cpus: int = 2) -> None:
         """Starts a head.
 
         Args:
-            cpus: CPUs that it says it has.
+            cpus: Number of CPUs to report.
         """
         self.folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
         self.http, self._gcs, self._dashboard, self._client, stats, metrics, self.replica_port = free_ports(7)
@@ -77,7 +77,7 @@ class RayCluster:
             "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
             "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(self.replica_port),
             "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(self.replica_port + 100),
-            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",  # of 30 seconds, in which a balancer of one's own would notice
+            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",  # instead of 30 seconds, in which an external load balancer would notice
             "RAY_AUTH_MODE": "disabled",  # a token would be written to the home folder
         }
         self.nodes: list[subprocess.Popen[bytes]] = []
@@ -95,14 +95,14 @@ class RayCluster:
             raise
 
     def add_node(self, *, cpus: int = 2) -> subprocess.Popen[bytes]:
-        """Starts another node, which joins the head, and returns the process that did."""
+        """Starts another node, which joins the head, and returns the process that started it."""
         return self._start(f"--address=127.0.0.1:{self._gcs}", f"--num-cpus={cpus}")
 
     def put(self, config: dict[str, Any]) -> None:
-        """Sends a configuration, as `serve deploy` does, a few times where Ray fails: its HAProxy is started anew then.
+        """Sends a configuration like `serve deploy`; it tries again if Ray fails because its HAProxy is restarting.
 
         Raises:
-            BenchError: Ray does not take it.
+            BenchError: Ray does not accept the configuration.
         """
         for _ in range(_TRIES):
             status, said = self._ask("PUT", json.dumps(config))
@@ -112,12 +112,12 @@ class RayCluster:
             raise BenchError(f"Ray Serve does not accept the configuration: {said[-1000:]}")
 
     def status(self) -> Any:
-        """Returns what `serve status` says of the application `bertserve`."""
+        """Returns the entry of the application `bertserve` in `serve status`."""
         applications = json.loads(self._ask("GET")[1])["applications"]
         return applications.get("bertserve", {"status": "NOT_STARTED"})
 
     def wait(self, route_prefix: str = "/") -> None:
-        """Waits until the application runs and answers.
+        """Waits until the application runs and answers requests.
 
         Raises:
             BenchError: It does not in time.
@@ -126,19 +126,19 @@ class RayCluster:
         until(lambda: is_ready(self.url, f"{route_prefix.rstrip('/')}/health/ready"), "it answers")
 
     def pids(self) -> list[int]:
-        """Returns the processes that requests go through: replicas and HAProxy. Others of Ray's come and go."""
+        """Returns the processes that handle requests, replicas and HAProxy. Ray's other processes come and go."""
         leaders = {node.pid for node in self.nodes}
         return [pid for pid in _processes() if _session(pid) in leaders and _command(pid).startswith(("ray::ServeReplica", "haproxy"))]
 
     def kill(self, node: subprocess.Popen[bytes]) -> None:
-        """Ends all processes of a node at once."""
+        """Kills all processes of a node."""
         for pid in _processes():
             if _session(pid) == node.pid:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Ends all that was started, and all that that started: Ray's own end takes a quarter of a minute."""
+        """Kills all processes that were started, with their children, because Ray's own shutdown takes about 15 seconds."""
         for node in self.nodes:
             self.kill(node)
             node.wait()
@@ -167,7 +167,7 @@ def _processes() -> list[int]:
 
 
 def _command(pid: int) -> str:
-    """Returns the name of a program and its arguments, which a process of Ray replaces by what it is."""
+    """Returns a process's program name and arguments, which Ray's processes replace by a description."""
     try:
         first, _, rest = Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").partition("\0")
     except (FileNotFoundError, ProcessLookupError):
@@ -176,7 +176,7 @@ def _command(pid: int) -> str:
 
 
 def _session(pid: int) -> int | None:
-    """Returns the session of a process: Ray's processes do not leave that of the command which started them."""
+    """Returns the session of a process; Ray's processes stay in the session of the command that started them."""
     try:
         return os.getsid(pid)
     except ProcessLookupError:

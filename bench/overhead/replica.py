@@ -1,6 +1,6 @@
-"""Replicas, which are `bert-serve` processes on ports of loopback, and a HAProxy before them.
+"""Replicas, which are `bert-serve` processes on ports of loopback, and a HAProxy in front of them.
 
-A replica can be ended and started again at its address. HAProxy runs with the configuration of `deploy/haproxy`, at other addresses.
+A replica can be stopped and started again at its address. HAProxy runs with the configuration of `deploy/haproxy` and other addresses.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from urllib.parse import urlsplit
 
 from bertserve.bench.errors import BenchError
 
-# below what Linux hands out by itself (net.ipv4.ip_local_port_range, from 32768), above where Ray's workers listen (to 19999), with room
-# for a hundred behind the last one
+# below the ports that Linux assigns (net.ipv4.ip_local_port_range, from 32768), above those of Ray's workers (to 19999), with
+# a hundred ports after the last one
 PORTS = range(20_000, 32_000)
 _STOP_S = 60
 
@@ -34,12 +34,12 @@ _READY = 200
 
 
 class Replica:
-    """A `bert-serve` at a port that stays the same, however often the process is started.
+    """A `bert-serve` at a fixed port, even if the process is started several times.
 
     Attributes:
         port: Its port on loopback.
-        log: What its processes wrote to stderr, one after another.
-        process: The process that was started last.
+        log: File with the stderr of its processes, one after the other.
+        process: The last started process.
     """
 
     def __init__(
@@ -52,14 +52,14 @@ class Replica:
         program: Sequence[str] = (),
         tree: Path | None = None,
     ) -> None:
-        """Knows how to start.
+        """Stores the arguments of the process.
 
         Args:
             models: Folder of bundles.
             port: A free port.
-            log: Gets what the process writes to stderr, of one start after another.
-            flags: More flags of `bert-serve serve`.
-            program: What runs in place of the installed `bert-serve`.
+            log: File for the stderr of its processes, one after the other.
+            flags: Further flags of `bert-serve serve`.
+            program: The program to run instead of the installed `bert-serve`.
             tree: A checkout whose code it runs; None for the installed one.
         """
         self.port = port
@@ -71,14 +71,14 @@ class Replica:
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """Address of the replica."""
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Starts a process and returns once it listens.
+        """Starts a process, and returns once it listens.
 
         Raises:
-            BenchError: It ended before.
+            BenchError: The process ended before that.
         """
         self.spawn()
         self.wait_until_it_listens()
@@ -89,10 +89,10 @@ class Replica:
             self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=log, text=True, env=self._env)  # noqa: S603
 
     def wait_until_it_listens(self) -> None:
-        """Waits until the process takes connections.
+        """Waits until the process accepts connections.
 
         Raises:
-            BenchError: It ended before.
+            BenchError: The process ended before that.
         """
         assert self.process.stdout is not None
         if not any(" listens on " in line for line in self.process.stdout):
@@ -100,7 +100,7 @@ class Replica:
             raise BenchError(f"bert-serve did not start: {self.log.read_text()}")
 
     def stop(self) -> int:
-        """Asks the process to end, waits until it has, and returns its exit code."""
+        """Stops the process, waits until it has ended, and returns its exit code."""
         self.process.terminate()
         return self.wait()
 
@@ -112,7 +112,7 @@ class Replica:
         return code
 
     def kill(self) -> None:
-        """Ends it at once, also where it hangs."""
+        """Kills the process, even if it hangs."""
         if self.process.poll() is None:
             self.process.kill()
         self.wait()
@@ -120,10 +120,10 @@ class Replica:
 
 @contextmanager
 def replicas(models: Path, count: int, folder: Path, flags: Sequence[str] = ()) -> Iterator[list[Replica]]:
-    """Runs replicas of the same models on free ports, with their logs in a folder, until the block ends. They start side by side.
+    """Runs replicas of the same models on free ports until the block ends, with their logs in a folder. They start in parallel.
 
     Raises:
-        BenchError: One of them did not start.
+        BenchError: A replica did not start.
     """
     made = [Replica(models, port, folder / f"replica-{port}.log", flags) for port in free_ports(count)]
     with ExitStack() as stack:
@@ -136,10 +136,10 @@ def replicas(models: Path, count: int, folder: Path, flags: Sequence[str] = ()) 
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns different ports of loopback on which no process listens.
+    """Returns distinct ports of loopback on which no process listens.
 
-    They lie below those that the system hands out by itself: what Ray, or a client, opens between this call and the moment
-    that a server binds its port takes none of them.
+    They are below the ports that the system assigns, so that Ray or a client cannot get them between this call and the bind of
+    a server.
     """
     with ExitStack() as stack:
         found: list[int] = []
@@ -154,13 +154,13 @@ def free_ports(count: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class HAProxy:
-    """A HAProxy that runs.
+    """A running HAProxy.
 
     Attributes:
-        url: Where it takes requests.
-        stats_url: Where it says how it is.
+        url: Address for requests.
+        stats_url: Address of its status page.
         process: Its process.
-        log: What it writes: failures and replicas that come and go.
+        log: File with its output: failures, and changes of replicas.
     """
 
     url: str
@@ -170,12 +170,12 @@ class HAProxy:
 
 
 def installed() -> bool:
-    """Returns whether this system has a HAProxy."""
+    """Returns whether HAProxy is installed."""
     return shutil.which("haproxy") is not None
 
 
 def configuration(port: int, stats_port: int, replica_ports: Sequence[int]) -> str:
-    """Returns the configuration with other ports, and with as many replicas as there are ports for them."""
+    """Returns the configuration with other ports, and one replica per port."""
     text = CONFIGURATION.read_text(encoding="utf-8")
     text = text.replace("bind 127.0.0.1:8000", f"bind 127.0.0.1:{port}").replace("bind 127.0.0.1:8404", f"bind 127.0.0.1:{stats_port}")
     lines = "".join(f"    server replica{i} 127.0.0.1:{each}\n" for i, each in enumerate(replica_ports, 1))
@@ -184,10 +184,10 @@ def configuration(port: int, stats_port: int, replica_ports: Sequence[int]) -> s
 
 @contextmanager
 def haproxy(replica_ports: Sequence[int], folder: Path) -> Iterator[HAProxy]:
-    """Runs a HAProxy before replicas that listen, with its files in a folder, until the block ends.
+    """Runs a HAProxy in front of listening replicas until the block ends, with its files in a folder.
 
     Raises:
-        BenchError: There is none on this system, or it did not start.
+        BenchError: HAProxy is not installed, or did not start.
     """
     if not installed():
         raise BenchError("haproxy is not installed; install the package haproxy.")
@@ -205,7 +205,7 @@ def haproxy(replica_ports: Sequence[int], folder: Path) -> Iterator[HAProxy]:
             time.sleep(0.02)
         yield started
     finally:
-        process.kill()  # a stop would wait for connections
+        process.kill()  # stopping it would wait for connections
         process.wait()
 
 

@@ -1,6 +1,6 @@
-"""Reports as one self-contained HTML page: results, plots, settings. It reads the JSON form, also of older files.
+"""Converts reports to one self-contained HTML page: results, plots, settings. It reads the JSON form, including older files.
 
-Only this module imports matplotlib.
+It is the only module that imports matplotlib.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _SIZE_INCHES = (6.4, 4.0)
-_SAME_RATE = 1.03  # with Poisson arrivals two runs at one rate have a few requests more or less
+_SAME_RATE = 1.03  # with Poisson arrivals, two runs at the same rate differ by a few requests
 Runs = Sequence[Mapping[str, Any]]
 
 
 def render_page(documents: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the page of one report, or of several together.
+    """Returns the page of one or several reports.
 
     Args:
         documents: Reports in their JSON form.
@@ -49,12 +49,12 @@ def render_page(documents: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _place(run: Mapping[str, Any]) -> float:
-    """Returns where a run stands: closed loops first, in the order in which they ran, then open loops by their rates."""
+    """Returns the sort key of a run: closed loops first, in order, then open loops by their rates."""
     return sum(map(offered_rate, run["targets"])) if is_open(run) else -1.0
 
 
 def _warnings(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Returns all warnings behind one line, which opens."""
+    """Returns all warnings, folded under one line."""
     lines = [f"{run['name']}: {warning}" for run in runs for warning in run["generator"]["warnings"]]
     warned = sum(bool(run["generator"]["warnings"]) for run in runs)
     said = f"The generator warns of {warned} of {len(runs)} runs, whose metrics may be its own"
@@ -99,7 +99,7 @@ def _runs_table(runs: Sequence[Mapping[str, Any]]) -> str:
             cells += [_format(latency.get(name)) for name in ("p50_ms", "p90_ms", "p99_ms", "p999_ms", "max_ms")]
             cells += [_format(batches.get("mean_rows")), f"{batches['padding_share']:.1%}" if batches else "–"]
             cells += [_format(limit.get("texts_per_s")), f"{run['generator']['cpu_share']:.0%}"]
-            # narrow screens show the name of each cell in place of the head
+            # on narrow screens, each cell has its name instead of a head
             rows.append("".join(f'<td data-name="{name}">{html.escape(str(cell))}</td>' for name, cell in zip(head, cells, strict=True)))
     names = "".join(f'<th scope="col">{name}</th>' for name in head)
     return f"<table><thead><tr>{names}</tr></thead><tbody>{''.join(f'<tr>{row}</tr>' for row in rows)}</tbody></table>"
@@ -166,7 +166,7 @@ def draw_plots(runs: Runs, conditions: Sequence[str] = ()) -> dict[str, str]:
 
     Args:
         runs: The `runs` of a report in its JSON form.
-        conditions: The objectives, as the verdicts of a report have them; one on a latency is a line in the plot.
+        conditions: The objectives, in the form of a report's verdicts; an objective on a latency is a line in the plot.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -185,7 +185,7 @@ def _figure(plot: Any, runs: Runs, *more: Any) -> str:
     import matplotlib
     from matplotlib.figure import Figure
 
-    # text stays text; the ids of each plot have a salt of their own, since all plots share one page
+    # text stays text; ids have a salt per plot, because all plots share one page
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": plot.__name__, "font.size": 9}):
         figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
         axes = figure.add_subplot()
@@ -196,7 +196,7 @@ def _figure(plot: Any, runs: Runs, *more: Any) -> str:
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
-    # matplotlib numbers its groups from 1 in each figure, so these ids clash; only ids that something refers to are kept, and those are hashes
+    # matplotlib numbers its groups from 1 in each figure, so these ids clash; only referenced ids, which are hashes, are kept
     return re.sub(r' id="([^"]+)"', lambda match: match[0] if f"#{match[1]}" in text else "", text)
 
 
@@ -210,20 +210,20 @@ def _targets(runs: Runs) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def is_open(run: Mapping[str, Any]) -> bool:
-    """Returns whether a run, in its JSON form, was an open loop, whose requests were due whatever the service did."""
+    """Returns whether a run, in its JSON form, is an open loop, whose requests are due independently of the service."""
     return run["generator"]["late_p99_ms"] is not None
 
 
 def offered_rate(target: Mapping[str, Any]) -> float:
-    """Returns the requests a second that were due in the measured time; in a closed loop the service's own pace decides them."""
+    """Returns the requests per second that were due in the measured time; in a closed loop, the service's speed decides them."""
     return float(target["requests"] / target["seconds"])
 
 
 def _latency(axes: Axes, runs: Runs, conditions: Sequence[str]) -> bool:
-    """Draws open loops as a curve over their rates, and closed loops as points. Returns whether there was anything to draw.
+    """Draws open loops as a curve over their rates, and closed loops as points. Returns whether there was data.
 
-    Over the rate that was answered the curve of an overload would turn back upon itself. Several runs at a rate are one point, with their
-    median: the curve does not go up and down there.
+    The x-axis is the offered rate, because a curve over the answered rate would turn back in an overload. Several runs at a rate are one
+    point with their median, so that the curve has no vertical lines.
     """
     drawn = False
     for open_loop, style in ((True, "o-"), (False, "s")):
@@ -239,7 +239,7 @@ def _latency(axes: Axes, runs: Runs, conditions: Sequence[str]) -> bool:
         for condition in sorted({condition for condition in conditions if "_ms <= " in condition}):
             bound = float(condition.partition(" <= ")[2])
             axes.axhline(bound, color="red", linestyle="--", linewidth=1, label=f"target: {slo.in_words(condition)}")
-        # an overload takes seconds where the rates below it take milliseconds
+        # latencies are seconds in an overload, and milliseconds below it
         axes.set(xlabel="requests/s offered", ylabel="latency, ms", yscale="log", xlim=(0, None))
         axes.grid(visible=True, which="major", alpha=0.3)
         axes.legend(fontsize=7)
@@ -247,7 +247,7 @@ def _latency(axes: Axes, runs: Runs, conditions: Sequence[str]) -> bool:
 
 
 def _merged(points: Sequence[tuple[float, Any]]) -> list[tuple[float, list[Any]]]:
-    """Returns points in the order of their rates; those at nearly the same rate are one point with several values."""
+    """Returns points in the order of their rates; points with nearly the same rate are merged to one with several values."""
     merged: list[tuple[float, list[Any]]] = []
     for rate, value in sorted(points, key=lambda point: point[0]):
         if merged and rate <= merged[-1][0] * _SAME_RATE:
@@ -258,7 +258,7 @@ def _merged(points: Sequence[tuple[float, Any]]) -> list[tuple[float, list[Any]]
 
 
 def _answered(axes: Axes, runs: Runs) -> bool:
-    """Draws what was answered over what was offered; what lies below the diagonal was refused, failed or was not done in time."""
+    """Draws answered over offered requests; the difference to the diagonal was refused, failed or late."""
     drawn = [(run, target) for run in runs for target in run["targets"] if target["requests"]]
     for open_loop, style in ((True, "o"), (False, "s")):
         points = [(offered_rate(target), target["rps"]) for run, target in drawn if is_open(run) == open_loop]
@@ -275,7 +275,7 @@ def _answered(axes: Axes, runs: Runs) -> bool:
 def _distribution(axes: Axes, runs: Runs) -> bool:
     drawn = [(label, target["latency"]["curve"]) for label, target in _targets(runs) if target["latency"]]
     for label, curve in drawn:
-        # 1 - share on a logarithmic axis shows the tail
+        # 1 - share on a logarithmic axis shows the slowest requests
         axes.plot([ms for _, ms in curve], [max(1 - share, 1e-6) for share, _ in curve], drawstyle="steps-post", label=label)
     if drawn:
         axes.set(xlabel="latency, ms", ylabel="share of requests that took longer", yscale="log", xlim=(0, None))

@@ -1,9 +1,9 @@
-"""The metrics of a run: counts, rates and latencies of each target, and what the load generator itself cost.
+"""The metrics of a run: counts, rates and latencies of each target, and the cost of the load generator.
 
-Requests are counted by when they were due: those due in the measured time have latencies, and their failures are failures.
-Rates count a response for the share of its time, from when it was sent until it was complete, that lies in the measured time. If responses
-were counted whole when they end, the responses of a few long requests that run side by side would come in waves, and chance would decide
-whether a wave falls into the measured time.
+Requests count by the time when they were due: those due in the measured time have latencies and failures.
+For rates, a response counts by the share of its time, from sending to completion, that is in the measured time. If whole
+responses counted at their end, a few long concurrent requests would end in waves, and chance would decide
+whether a wave is in the measured time.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _CURVE_POINTS = 200
 
 _SERVER_TIMING = re.compile(rb"(\w+);dur=([0-9.]+)")
 
-# above these the generator is part of what it measures
+# above these limits, the generator affects its measurements
 MAX_CPU_SHARE = 0.7
 MAX_LATENESS_MS = 5.0
 
 
 def percentile(ascending: Sequence[float], share: float) -> float:
-    """Returns the smallest value that at least this share of the values does not exceed (nearest rank).
+    """Returns the smallest value that is at least as large as this share of the values (nearest rank).
 
     Args:
-        ascending: At least one value, sorted.
+        ascending: Sorted values, at least one.
         share: Within (0, 1].
     """
     return ascending[max(math.ceil(share * len(ascending) - 1e-9), 1) - 1]
@@ -43,7 +43,7 @@ class Latency:
 
     Attributes:
         count: Number of requests.
-        curve: Points `[share, milliseconds]` of the cumulative distribution, denser towards a share of 1.
+        curve: Points `[share, milliseconds]` of the cumulative distribution, denser near a share of 1.
     """
 
     count: int
@@ -79,22 +79,22 @@ def latency_distribution(milliseconds: Iterable[float]) -> Latency | None:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The metrics of one target in one run. The field names are those of the JSON report.
+    """The metrics of a target in a run. The field names are those of the JSON report.
 
     Attributes:
         target: Label of the target: its path and its workload.
         seconds: Measured time.
-        requests: Requests that were due in that time.
+        requests: Number of requests that were due in this time.
         statuses: Number of their responses by HTTP status.
-        errors: Number of those without a response, by kind of failure.
-        error_rate: Share of the requests that were not answered with 200.
-        rps: Requests per second that were answered with 200.
+        errors: Number of requests without a response, by kind of failure.
+        error_rate: Share of the requests without status 200.
+        rps: Requests per second with status 200.
         texts_per_s: Texts per second in these requests.
-        tokens_per_s: Tokens per second in these requests. The source is the encoded bodies if a bundle was given, else the service's
+        tokens_per_s: Tokens per second in these requests, from the encoded bodies if a bundle was given, otherwise from the service's
             metrics; None without either.
-        latency: Latency of the responses with 200, from when the request was due.
-        server_p50_ms: Medians of the parts in the responses' `server-timing` header.
-        overhead_ms: Median latency minus the median of `inference`, if the service sends that.
+        latency: Latency of the responses with status 200, from the time when the request was due.
+        server_p50_ms: Medians of the stages in the responses' `server-timing` header.
+        overhead_ms: Median latency minus the median of `inference`, if the service sends it.
         batches: Runs of the model, if the service has metrics.
     """
 
@@ -113,7 +113,7 @@ class Measurement:
     batches: BatchStats | None
 
     def figures(self) -> Mapping[str, float | None]:
-        """Returns the metrics that an objective such as `p99_ms=50` may name."""
+        """Returns the metrics that an objective such as `p99_ms=50` can name."""
         names = ("mean_ms", "p50_ms", "p90_ms", "p99_ms", "p999_ms", "max_ms")
         return {name: getattr(self.latency, name) if self.latency else None for name in names} | {
             "overhead_ms": self.overhead_ms,
@@ -139,8 +139,8 @@ def measure(
         target: Label of the target.
         records: All its records, including those of the warm-up.
         measured: Start and end of the measured time, on the clock of the records.
-        texts: Texts of each body.
-        tokens: Tokens of each body, if known.
+        texts: Number of texts of each body.
+        tokens: Number of tokens of each body, if known.
         batches: Runs of the model over the whole load, if known.
     """
     start, end = measured
@@ -175,7 +175,7 @@ def measure(
 
 
 def _share_within(record: Record, start: float, end: float) -> float:
-    """Returns the share of a request's time, from sent to ended, that lies between `start` and `end`: 0 to 1."""
+    """Returns the share of a request's time, from sending to its end, that is between `start` and `end`: 0 to 1."""
     taken = record.ended - record.sent
     if taken <= 0:
         return float(start <= record.ended < end)
@@ -183,7 +183,7 @@ def _share_within(record: Record, start: float, end: float) -> float:
 
 
 def _server_p50(records: Sequence[Record]) -> dict[str, float]:
-    """Returns the median of each part of the `server-timing` headers, in milliseconds."""
+    """Returns the median of each stage of the `server-timing` headers, in milliseconds."""
     values: dict[str, list[float]] = {}
     for record in records:
         for name, milliseconds in _SERVER_TIMING.findall(record.server_timing):
@@ -193,16 +193,16 @@ def _server_p50(records: Sequence[Record]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class GeneratorStats:
-    """What the load generator cost, and how well it kept time. The field names are those of the JSON report.
+    """The cost of the load generator, and its delays. The field names are those of the JSON report.
 
     Attributes:
-        cpu_share: Share of one core that it used, 0 to 1.
+        cpu_share: Share of a core that it used, 0 to 1.
         cpu_us_per_request: CPU time per request in microseconds.
-        lag_p99_ms: 99th percentile of how late its timer expired; above a few milliseconds it did not get a core when it needed one.
-        late_p99_ms: 99th percentile of the time from when a request was due until it was sent; None in a closed loop.
-        capped: Requests that waited because no more connections were allowed.
-        connections: Most connections open at once.
-        warnings: Reasons why the metrics may be the generator's rather than the service's.
+        lag_p99_ms: 99th percentile of its timer's delay; above a few milliseconds, no core was free when it needed one.
+        late_p99_ms: 99th percentile of the delay of sending a request; None in a closed loop.
+        capped: Number of requests that waited because of the maximum number of connections.
+        connections: Maximum number of open connections.
+        warnings: Reasons why the metrics may describe the generator instead of the service.
     """
 
     cpu_share: float
@@ -215,7 +215,7 @@ class GeneratorStats:
 
     @property
     def was_late(self) -> bool:
-        """Whether the generator itself did not keep time: the load was another one than was meant, and its latencies are not the service's."""
+        """Whether the generator was late: the load differs from the intended one, and latencies are not those of the service."""
         late = self.late_p99_ms or 0.0
         return self.lag_p99_ms > MAX_LATENESS_MS or (late > MAX_LATENESS_MS and not self.capped)
 

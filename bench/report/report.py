@@ -1,6 +1,7 @@
-"""The report of a command: what it measured and what it measured it on, as JSON and as a summary on stdout.
+"""The report of a command, with its measurements and their environment, as JSON and as a summary on stdout.
 
-The JSON keys are the names of the dataclass fields below. `FORMAT_VERSION` says which they are: a file of today's version must stay readable.
+The JSON keys are the names of the dataclass fields below. `FORMAT_VERSION` is their version: a file of the current version must stay
+readable.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from bertserve.bench.report.slo import Verdict
 from bertserve.service import __version__
 from bertserve.service.errors import plural
 
-if TYPE_CHECKING:  # --help and wrong flags do not wait for onnxruntime and pydantic
+if TYPE_CHECKING:  # --help and wrong flags do not need onnxruntime and pydantic
     from bertserve.bench.engine import EngineThroughput
     from bertserve.bench.report.measurement import GeneratorStats, Measurement
 
@@ -30,13 +31,13 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One load.
+    """A load.
 
     Attributes:
         name: Description such as `closed, 16 connections`.
-        targets: One measurement for each target.
+        targets: One measurement per target.
         generator: Metrics of the load generator itself.
-        limit: Engine throughput measured right after the load, if it was asked for.
+        limit: Engine throughput measured after the load, if requested.
     """
 
     name: str
@@ -47,23 +48,23 @@ class Run:
 
 @dataclass(slots=True)
 class Report:
-    """Everything that a command reports. It is filled while the command runs, and complete at any time.
+    """The results of a command. They are filled while the command runs, and valid at any time.
 
     Attributes:
         command: The subcommand.
         settings: Its flags, without keys.
-        service: `/info` of the service, if it has one.
-        models: What the endpoints say of their models: digest of the bundle, precision, labels.
-        engine: Bundle and graph of the engine throughput, if it was measured.
+        service: `/info` of the service, if available.
+        models: The endpoints' information about their models: digest of the bundle, precision, labels.
+        engine: Bundle and graph of the engine throughput, if measured.
         runs: The loads, in order.
-        limits: Engine throughputs that belong to no load.
+        limits: Engine throughputs that do not belong to a load.
         figures: Results of the command as a whole, such as `ratio`.
-        judged: Metrics of the loads that the objectives are checked against, besides `figures`.
+        judged: Metrics of the loads, in addition to `figures`, that the objectives are checked against.
         verdicts: Results of the objectives.
-        inconclusive: Names of the steps of a sweep that say nothing, because the generator was late in each try.
-        is_lower_bound: Whether a sweep ended with every rate holding that it tried, so that higher ones may hold too.
+        inconclusive: Names of inconclusive steps of a sweep, in which the generator was late in each try.
+        is_lower_bound: Whether all rates of a sweep held, so that higher ones may hold too.
         interrupted: Whether Ctrl-C ended the command early.
-        started: Start of the command, in ISO 8601 with the offset of the time zone.
+        started: Start of the command in ISO 8601 with the time zone's offset.
     """
 
     command: str
@@ -104,10 +105,10 @@ def write(text: str, path: Path) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Reads a report that `--json` wrote.
+    """Reads a report written by `--json`.
 
     Raises:
-        BenchError: The file cannot be read, or is not a report of this format version.
+        BenchError: The file cannot be read, or is not a report of this version.
     """
     try:
         value = json.loads(path.read_bytes())

@@ -1,4 +1,4 @@
-"""Service level objectives such as `p99_ms=50`: parsed, and checked against what was measured."""
+"""Service level objectives such as `p99_ms=50`: parses them, and checks them against measurements."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ DEFAULT_ERROR_RATE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A bound on one metric.
+    """A limit on a metric.
 
     Attributes:
         metric: One of METRICS.
-        bound: In the unit that the metric's name ends with.
+        bound: The limit, in the unit at the end of the metric's name.
     """
 
     metric: str
     bound: float
 
     def is_met(self, measured: float | None) -> bool:
-        """Returns whether a measured value keeps the bound. None, a metric that was not measured, does not."""
+        """Returns whether a measured value meets the limit; false for None, a metric that was not measured."""
         if measured is None:
             return False
         return measured <= self.bound if METRICS[self.metric] else measured >= self.bound
@@ -64,9 +64,9 @@ class Verdict:
 
 
 def parse_objectives(texts: Sequence[str]) -> tuple[Objective, ...]:
-    """Parses objectives; each text is one, or several separated by commas.
+    """Parses objectives; each text has one, or several separated by commas.
 
-    If there is any objective but none on `error_rate`, a bound of 1 % is added: a service that refuses half of its requests is not fast.
+    If there are objectives but none on `error_rate`, a limit of 1 % is added, because a service that refuses many requests looks fast.
 
     Raises:
         BenchError: A text is not `METRIC=NUMBER`, or names an unknown metric.
@@ -87,7 +87,7 @@ def parse_objectives(texts: Sequence[str]) -> tuple[Objective, ...]:
 
 
 def in_words(condition: str) -> str:
-    """Returns an objective as a person writes it: `p99 <= 50 ms` for `p99_ms <= 50`."""
+    """Returns an objective in a readable form: `p99 <= 50 ms` for `p99_ms <= 50`."""
     metric, sign, bound = condition.split()
     if metric.endswith("_ms"):
         return f"{metric.removesuffix('_ms')} {sign} {bound} ms"
@@ -95,13 +95,13 @@ def in_words(condition: str) -> str:
 
 
 def sweep_result(document: Mapping[str, Any]) -> str | None:
-    """Returns what a sweep found, in a sentence.
+    """Returns the result of a sweep as a sentence.
 
     Args:
         document: A report in its JSON form.
 
     Returns:
-        The sentence, without objectives on rates, which are not part of the search; None if the report is of another command or has no verdict.
+        The sentence, without objectives on rates, which are not part of the search; None for other commands and without verdicts.
     """
     kept = [in_words(verdict["condition"]) for verdict in document["verdicts"] if " <= " in verdict["condition"]]
     if document["command"] != "sweep" or not kept:

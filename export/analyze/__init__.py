@@ -1,7 +1,7 @@
-"""Where inference time goes: `bert-export analyze`.
+"""`bert-export analyze`: measures where inference time goes.
 
-- `sweep` measures a model and others that differ from it in one thing: layers, heads, hidden size, length, precision. `shapes` says which,
-  and `timing` runs each graph in a process of its own.
-- `profiling` runs one graph of a bundle under ONNX Runtime's profiler, and says which layer a node belongs to.
-- `report` shows what was found.
+- `sweep` measures a model, and variants with one difference: layers, heads, hidden size, length, precision. `shapes` defines the variants,
+  and `timing` runs each graph in its own process.
+- `profiling` runs one graph of a bundle under ONNX Runtime's profiler, and assigns each node to a layer.
+- `report` shows the results.
 """

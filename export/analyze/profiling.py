@@ -1,10 +1,11 @@
-"""Runs a graph of a bundle under ONNX Runtime's profiler: how long each node takes, by layer, by kind of operator, and within attention.
+"""Runs a bundle's graph under ONNX Runtime's profiler: the time of each node, by layer, by operator, and of attention.
 
-ONNX Runtime measures kernels. Attention is one kernel for all heads of a layer, which are of one size, so that a head's time is its share.
+ONNX Runtime measures kernels. Attention is one kernel for all heads of a layer. They have the same size, so the time of a head is its
+share.
 
-Which layer a node belongs to follows from the attention before and behind it; names say too little after fusion. A layer begins with the
-matrices whose products attention reads, which come after the norm of the layer before, and ends with its last norm. What comes before the
-first layer is `embeddings`, what comes after the last one `head`. In a model without a norm before its first layer, as XLNet is, the first
+The layer of a node is derived from the attention before and after it, because names are not reliable after fusion. A layer begins with the
+matrices whose products attention reads, after the norm of the previous layer, and ends with its last norm. Nodes before the
+first layer are `embeddings`, nodes after the last one `head`. In a model without a norm before its first layer, such as XLNet, the first
 matrices count as embeddings.
 """
 
@@ -33,7 +34,7 @@ _FUSED = frozenset({"Attention", "MultiHeadAttention", "QAttention", "GroupQuery
 _NORMS = frozenset({"LayerNormalization", "SkipLayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization"})
 _NORMS_OF_A_LAYER = 2
 
-RUNS = (5, 50)  # at least, at most, of each length
+RUNS = (5, 50)  # minimum and maximum number for each length
 _SUFFIX = "_kernel_time"
 
 
@@ -43,8 +44,8 @@ class Node:
 
     Attributes:
         op: Its operator.
-        inputs: Names of the values that it reads.
-        outputs: Names of the values that it gives.
+        inputs: Names of its input values.
+        outputs: Names of its output values.
     """
 
     op: str
@@ -53,13 +54,13 @@ class Node:
 
 
 def find_parts(nodes: Sequence[Node]) -> list[str]:
-    """Returns the part that each node belongs to: `embeddings`, `layer 1` and so on, `head`.
+    """Returns the part of each node: `embeddings`, `layer 1` and so on, or `head`.
 
     Args:
-        nodes: All nodes, each after those whose outputs it reads.
+        nodes: All nodes in topological order.
 
     Returns:
-        The parts in the order of the nodes; all are `head` where there is no attention.
+        The parts in the order of the nodes; all are `head` if there is no attention.
     """
     producers = {name: i for i, node in enumerate(nodes) for name in node.outputs if name}
     marks = find_attention(nodes)
@@ -77,7 +78,7 @@ def find_parts(nodes: Sequence[Node]) -> list[str]:
 
 
 def find_attention(nodes: Sequence[Node]) -> set[int]:
-    """Returns where attention is: its fused operators, and the softmax of each layer in which it is not fused."""
+    """Returns the indices of attention: fused operators, and the softmax of attention that is not fused."""
     return {i for i, node in enumerate(nodes) if node.op in _FUSED or node.op == "Softmax"}
 
 
@@ -86,7 +87,7 @@ def _sources(node: Node, producers: dict[str, int]) -> list[int]:
 
 
 def _cores(nodes: Sequence[Node], marks: Iterable[int]) -> set[int]:
-    """Returns the nodes that read queries, keys and values: attention, and behind a softmax the product with the values."""
+    """Returns the nodes that read queries, keys and values: attention, and after a softmax the product with the values."""
     consumers: dict[str, list[int]] = {}
     for i, node in enumerate(nodes):
         for name in node.inputs:
@@ -115,7 +116,7 @@ def _feeding(core: int, nodes: Sequence[Node], producers: dict[str, int]) -> set
 
 
 def _reads_norm(start: int, nodes: Sequence[Node], producers: dict[str, int]) -> bool:
-    """Returns whether there is a norm above a node: what has none, as the mask and the positions, belongs to no layer."""
+    """Returns whether a node depends on a norm; nodes that do not, such as the mask and the positions, belong to no layer."""
     seen, open_ = {start}, [start]
     while open_:
         for source in _sources(nodes[open_.pop()], producers):
@@ -128,7 +129,7 @@ def _reads_norm(start: int, nodes: Sequence[Node], producers: dict[str, int]) ->
 
 
 def _after_last_norm(nodes: Sequence[Node], owners: Sequence[int], producers: dict[str, int], last: int) -> set[int]:
-    """Returns the nodes of the last layer that come after as many norms as any layer has, of which a head may have one more."""
+    """Returns the nodes of the last layer after the usual number of norms of a layer; a head may have another norm."""
     norms = Counter(owner for node, owner in zip(nodes, owners, strict=True) if node.op in _NORMS)
     own = norms[1] if last > 1 else min(_NORMS_OF_A_LAYER, norms[1])
     passed: list[int] = []
@@ -144,13 +145,13 @@ def _after_last_norm(nodes: Sequence[Node], owners: Sequence[int], producers: di
 
 @dataclass(frozen=True)
 class NodeTime:
-    """What a node takes.
+    """The time of a node.
 
     Attributes:
-        part: The part of the model that it belongs to: `embeddings`, `layer 1` and so on, `head`.
+        part: Its part of the model: `embeddings`, `layer 1` and so on, or `head`.
         op: Its operator.
-        ms: Median of its runs.
-        attention: Whether it is attention, or its softmax where attention is not fused.
+        ms: Median of its runs in milliseconds.
+        attention: Whether it is attention, or its softmax if attention is not fused.
     """
 
     part: str
@@ -161,14 +162,14 @@ class NodeTime:
 
 @dataclass(frozen=True)
 class Profile:
-    """Where the time of a text goes.
+    """The times of a text.
 
     Attributes:
         length: Tokens of the text.
-        run_ms: Median of whole runs.
-        runs: How many.
-        nodes: The nodes, in the order in which they run.
-        heads: Part -> its attention heads, where the graph says so.
+        run_ms: Median of whole runs in milliseconds.
+        runs: Number of runs.
+        nodes: The nodes in the order of execution.
+        heads: Part -> number of its attention heads, if the graph has it.
     """
 
     length: int
@@ -179,7 +180,7 @@ class Profile:
 
     @property
     def kernels_ms(self) -> float:
-        """Time of all nodes; what is missing to `run_ms` is ONNX Runtime's own."""
+        """Total time of all nodes; the difference to `run_ms` is ONNX Runtime's overhead."""
         return sum(node.ms for node in self.nodes)
 
     def by_part(self) -> dict[str, float]:
@@ -196,21 +197,21 @@ class Profile:
 
 
 def profile_graph(bundle: Bundle, graph: GraphSpec, lengths: Sequence[int], *, seconds: float) -> list[Profile]:
-    """Profiles a graph for the CPU on one thread, a text alone.
+    """Profiles a CPU graph on one thread, with single texts.
 
     Args:
         bundle: The bundle.
         graph: Its entry in the manifest.
-        lengths: In tokens; the model's usable length at most.
+        lengths: Lengths in tokens, at most the model's maximum.
         seconds: Limit for the runs of each length, after the minimum number of runs.
 
     Raises:
-        GraphError: ONNX Runtime cannot run it.
+        GraphError: ONNX Runtime cannot run the graph.
     """
     with tempfile.TemporaryDirectory(prefix="bert-export-analyze-") as name:
         model = ir.load(bundle.path / graph.file)
         for i, node in enumerate(model.graph):
-            node.name = _name(i)  # a pass of onnxruntime gives a new node the name of one that it replaces, and more
+            node.name = _name(i)  # an onnxruntime pass derives names of new nodes from the names of replaced ones
         path = Path(name) / "named.onnx"
         ir.save(model, path, external_data="named.onnx.data")
         nodes = [
@@ -229,7 +230,7 @@ def _profile(
         session = ort.InferenceSession(str(path), _options(path.with_name(f"profile-{length}")), providers=["CPUExecutionProvider"])
         runs = time_runs(lambda: session.run(None, feed), RUNS, seconds)
         written = Path(session.end_profiling())
-    except Exception as error:  # onnxruntime's pybind exceptions share no base class but Exception
+    except Exception as error:  # onnxruntime's pybind exceptions only have Exception as a common base class
         raise GraphError(f"the graph cannot be profiled at {length} tokens: {error}") from error
     events = json.loads(written.read_text(encoding="utf-8"))
     parts, marks = find_parts(nodes), find_attention(nodes)
@@ -241,7 +242,7 @@ def _profile(
     found = []
     for (name, op), durations in times.items():
         i = places.get(name[: len(_name(0))])
-        # the first run is not timed, here as there
+        # the first run is not timed, as for whole runs
         ms = statistics.median(durations[1:] or durations)
         found.append(NodeTime("other" if i is None else parts[i], op, ms, i in marks))
     order = {part: i for i, part in enumerate([*dict.fromkeys(sorted(set(parts), key=_place)), "other"])}
@@ -251,7 +252,7 @@ def _profile(
 
 
 def make_feed(inputs: Sequence[InputSpec], length: int, pad_id: int) -> dict[str, Any]:
-    """Returns the graph's inputs of one text of so many tokens, of which the second is a mask to fill where the graph fills masks."""
+    """Returns the graph's inputs for one text of `length` tokens; its second token is a mask if the graph fills masks."""
     values = {
         "token_ids": np.full((1, length), pad_id),
         "attention_mask": np.ones((1, length)),
@@ -264,7 +265,7 @@ def make_feed(inputs: Sequence[InputSpec], length: int, pad_id: int) -> dict[str
 
 
 def _options(prefix: Path) -> Any:
-    """Returns the service's options of a session, with a profile."""
+    """Returns the service's session options, with profiling."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.enable_cpu_mem_arena = options.enable_mem_pattern = False
@@ -276,7 +277,7 @@ def _options(prefix: Path) -> Any:
 
 
 def _name(i: int) -> str:
-    """Returns the name of a node, which no other's begins with."""
+    """Returns the name of a node; no name is a prefix of another one."""
     return f"node{i:06}"
 
 

@@ -1,4 +1,4 @@
-"""What was measured as tables of plain text, and as plots, a file of SVG each. Only this module of export imports matplotlib."""
+"""Shows results as tables of plain text, and as plots in SVG files. It is the only module of export that imports matplotlib."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from bertserve.export.analyze.timing import Timing
 
 _HEAD = ("precision", "tokens", "parameters", "GFLOP", "ms", "CPU ms", "GFLOP/s", "texts/s", "CPU ms per text", "MiB")
-_BUSY = 1.2  # from which share of wall time to CPU time on the reader is told
+_BUSY = 1.2  # ratio of wall time to CPU time above which the report has a warning
 
 MISSING = f"no plots, because matplotlib is not installed: {install_command('bench')}"
 _SIZE_INCHES = (6.4, 4.0)
 
 
 def sweep_tables(sweep: Sweep) -> Iterator[str]:
-    """Yields the lines of a sweep: the base by length and precision, then a table for each thing that was changed."""
+    """Yields the lines of a sweep: the base by length and precision, then one table per changed property."""
     yield f"{sweep.model}: {sweep.base}"
     base = {(point.precision, timing.length): timing for point, timing in _timed(sweep, "base")}
     for axis in dict.fromkeys(point.axis for point in sweep.points):
         own = list(_timed(sweep, axis))
-        # the base is a row of each table, at the length of the others
+        # each table includes the base, at the length of its other rows
         lengths = {timing.length for _, timing in own}
         base_items = [] if axis == "base" else [item for item in _timed(sweep, "base") if item[1].length in lengths]
         rows = sorted([*own, *base_items], key=lambda item: (item[0].precision, _place(item[0], axis), item[1].length))
@@ -52,7 +52,7 @@ def sweep_tables(sweep: Sweep) -> Iterator[str]:
 
 
 def profile_tables(profile: Profile) -> Iterator[str]:
-    """Yields the lines of a profile: parts of the model with attention and heads, then kinds of operators."""
+    """Yields the lines of a profile: parts of the model with attention and heads, then operators."""
     total = profile.kernels_ms
     yield (
         f"{profile.length} tokens: {total:.2f} ms in {plural(len(profile.nodes), 'kernel')}, {profile.run_ms:.2f} ms "
@@ -70,7 +70,7 @@ def profile_tables(profile: Profile) -> Iterator[str]:
 
 
 def align(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yields the rows with columns of one width, the first to the left and the others to the right."""
+    """Yields the rows with aligned columns, the first one to the left and the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))]
@@ -107,7 +107,7 @@ def can_plot() -> bool:
 
 
 def plot_sweep(sweep: Sweep, folder: Path) -> list[Path]:
-    """Writes the plots of a sweep, which matplotlib must be there for, and returns their files."""
+    """Writes the plots of a sweep with matplotlib, which must be installed; returns their files."""
     written = [_figure(folder / "length.svg", _lengths, _of_axis(sweep, "base"))]
     for axis in dict.fromkeys(point.axis for point in sweep.points if point.axis != "base"):
         lengths = {timing.length for point in _of_axis(sweep, axis) for timing in point.timings}
@@ -117,7 +117,7 @@ def plot_sweep(sweep: Sweep, folder: Path) -> list[Path]:
 
 
 def plot_profile(profile: Profile, folder: Path) -> list[Path]:
-    """Writes the plots of a profile, which matplotlib must be there for, and returns their files."""
+    """Writes the plots of a profile with matplotlib, which must be installed; returns their files."""
     name = f"{profile.length}-tokens"
     return [
         _figure(folder / f"parts-{name}.svg", _bars, profile.by_part(), profile.attention()),

@@ -1,4 +1,4 @@
-"""The shape of an encoder: what decides its arithmetic. Named ones by their values, and those that differ from one in one thing. Pure."""
+"""The shape of an encoder, which decides its cost: named shapes, and variants of a shape with one difference. It has no side effects."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from bertserve.service.errors import plural
 
 Axis = Literal["layers", "heads", "hidden"]
 AXES: tuple[Axis, ...] = ("layers", "heads", "hidden")
-LENGTHS = (16, 64, 128, 256, 512)  # tokens
-MIDDLE = 128  # tokens at which shapes are compared, and a bundle is profiled
+LENGTHS = (16, 64, 128, 256, 512)  # in tokens
+MIDDLE = 128  # tokens for comparing shapes, and for the profile of a bundle
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Shape:
 
     Attributes:
         layers: Number of layers.
-        heads: Attention heads of each layer.
+        heads: Number of attention heads per layer.
         hidden: Size of a token's vector.
-        inner: Size of the feed-forward block's hidden vector; None where the configuration does not say.
+        inner: Size of the feed-forward block's hidden vector; None if the configuration does not have it.
     """
 
     layers: int
@@ -50,11 +50,11 @@ NAMED = {
 
 
 def variants(base: Shape, axis: Axis) -> list[Shape]:
-    """Returns the shapes that differ from a base along one axis, the base among them, smallest first.
+    """Returns the shapes that differ from a base along one axis, including the base, smallest first.
 
-    Layers are a quarter and a half as many. Heads are a third or a quarter as many, and twice as many, as far as they divide the hidden
-    size: the matrices stay as they are. The hidden size is a quarter and a half, with heads of the same size and the block behind them in
-    proportion.
+    There are variants with a quarter and half of the layers; with one head, and a quarter, half and twice of the heads, as far as they
+    divide the hidden size, with matrices of the same size; and with a quarter and half of the hidden size, with heads of the same size and
+    a feed-forward block in proportion.
     """
     found = {base}
     if axis == "layers":
@@ -72,15 +72,15 @@ def variants(base: Shape, axis: Axis) -> list[Shape]:
 
 
 def choose_lengths(asked: Sequence[int] | None, default: Sequence[int], most: int) -> list[int]:
-    """Returns the lengths to measure, in tokens: those that were asked for, or the default ones that a model takes.
+    """Returns the lengths to measure, in tokens: the requested ones, or default ones that the model can read.
 
     Args:
-        asked: What was asked for, if anything.
-        default: Used where nothing was.
-        most: The model's usable length, which stands for default ones that are all longer.
+        asked: The requested lengths, or None.
+        default: The lengths to use by default.
+        most: The model's maximum length; it is used if all default ones are longer.
 
     Raises:
-        CheckpointError: The model does not take a length that was asked for.
+        CheckpointError: The model cannot read a requested length.
     """
     if asked is not None and max(asked) > most:
         raise CheckpointError(f"the model takes at most {most} tokens, but --lengths has {max(asked)}; give shorter ones.")

@@ -1,8 +1,8 @@
-"""Measures a model, and others that differ from it in one thing, as long as there is time.
+"""Measures a model, and variants with one difference, as long as the time allows.
 
-Their graphs are made as an export makes them, float32 and int8 by `--quick`, without its validation report. Where there are no weights they are random,
-because how long a run takes does not depend on their values. Such a model is an encoder without a head and without a tokenizer, so that all
-layers are whole and every text is as long as it is said to be.
+The graphs are created like in an export, float32 and int8 by `--quick`, but without a validation report. Missing weights are random,
+because the duration of a run does not depend on their values. A model with random weights is an encoder without head and tokenizer, so that
+all layers are complete and every text has the stated length.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from bertserve.export.tasks import feature_extraction
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision, ValidationReport
 from bertserve.service.bundle.manifest import Flops, TokenizerSpec
 
-_SPREAD = 0.05  # of the random weights
+_SPREAD = 0.05  # standard deviation of the random weights
 _DEFAULT_LENGTH = 512
 
-TEXTS, TOKENS = 16, 16  # for int8: scales of random weights need be no good, and few texts are soon seen
-CELL_SECONDS = 2.0  # for the runs of a length
+TEXTS, TOKENS = 16, 16  # for int8: scales for random weights need no accuracy, and few texts are enough
+CELL_SECONDS = 2.0  # time for the runs of a length
 
 
 def read_config(source: str) -> Any:
-    """Returns the configuration of a named shape, or of a `config.json` or its folder.
+    """Returns the configuration of a named shape, of a `config.json` or of a folder with one.
 
     Raises:
-        CheckpointError: It cannot be read, or does not say the shape.
+        CheckpointError: It cannot be read, or lacks the shape.
     """
     if source in NAMED:
         return with_shape(BertConfig(), NAMED[source])
@@ -61,10 +61,10 @@ def read_config(source: str) -> Any:
 
 
 def shape_of(config: Any) -> Shape:
-    """Returns the shape that a configuration has.
+    """Returns the shape in a configuration.
 
     Raises:
-        CheckpointError: It does not say its layers, heads or hidden size.
+        CheckpointError: It lacks layers, heads or hidden size.
     """
     values = [getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")]
     if not all(isinstance(value, int) for value in values):
@@ -88,13 +88,13 @@ def with_shape(config: Any, shape: Shape) -> Any:
 
 
 def random_checkpoint(config: Any) -> Checkpoint:
-    """Returns an encoder of random weights, as the stages of an export take it.
+    """Returns an encoder with random weights, in the form that the export stages use.
 
     Raises:
-        CheckpointError: transformers has no encoder of this configuration, or none that reads token ids.
+        CheckpointError: transformers has no encoder for this configuration, or only one that does not read token ids.
     """
     try:
-        # ordinary ones take a hundred times as long to draw
+        # the usual initialization takes a hundred times as long
         with initialization.no_init_weights():
             model = AutoModel.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
@@ -118,7 +118,7 @@ def random_checkpoint(config: Any) -> Checkpoint:
         tokenizer_spec=TokenizerSpec(
             sha256="",
             max_length=int(getattr(config, "max_position_embeddings", None) or _DEFAULT_LENGTH),
-            pad_id=max(config.pad_token_id or 0, 0),  # some configurations name -1
+            pad_id=max(config.pad_token_id or 0, 0),  # some configurations have -1
             padding_side="right",
             single=(),
             pair=(),
@@ -130,7 +130,7 @@ def random_checkpoint(config: Any) -> Checkpoint:
 
 
 def _inner_name(config: Any) -> str | None:
-    """Returns the name of the field that has the feed-forward block's size, which has no common one."""
+    """Returns the name of the field for the feed-forward block's size, which differs between models."""
     return next((name for name in ("intermediate_size", "hidden_dim", "ffn_dim") if isinstance(getattr(config, name, None), int)), None)
 
 
@@ -145,7 +145,7 @@ def _fill(model: PreTrainedModel) -> None:
 
 
 def build_fp32(checkpoint: Checkpoint, folder: Path) -> BuiltGraph:
-    """Makes the float32 graph in a folder.
+    """Creates the float32 graph in a folder.
 
     Raises:
         GraphError: The model cannot be traced.
@@ -158,7 +158,7 @@ def build_fp32(checkpoint: Checkpoint, folder: Path) -> BuiltGraph:
 
 
 def build_int8(fp32: BuiltGraph, checkpoint: Checkpoint, folder: Path) -> BuiltGraph:
-    """Makes the int8 graph of a float32 one in the same folder, whatever its error.
+    """Creates the int8 graph of a float32 graph in the same folder, without a limit on its error.
 
     Raises:
         GraphError: There is no matrix to quantize.
@@ -170,7 +170,7 @@ def build_int8(fp32: BuiltGraph, checkpoint: Checkpoint, folder: Path) -> BuiltG
 
 
 def _random_feeds(graph: GraphSpec, checkpoint: Checkpoint) -> Sequence[Feed]:
-    """Returns texts of random tokens as the graph's inputs."""
+    """Returns texts with random tokens as graph inputs."""
     rng = np.random.default_rng(0)
     embeddings: Any = checkpoint.model.get_input_embeddings()
     length = min(TOKENS, checkpoint.tokenizer_spec.max_length)
@@ -198,15 +198,15 @@ def _describe(path: Path, checkpoint: Checkpoint, precision: Precision, form: st
 
 @dataclass(frozen=True)
 class SweepSpec:
-    """What to measure, as the flags say.
+    """The options of a sweep.
 
     Attributes:
         source: A named shape, a configuration, or a checkpoint.
         precisions: fp32 or int8 or both, in this order.
-        lengths: In tokens; None for those of `LENGTHS` that the model takes.
-        axes: Along which other shapes are measured too.
-        batch: Texts of a batch.
-        seconds: After so many nothing more is begun.
+        lengths: Lengths in tokens; None for those of `LENGTHS` that the model can read.
+        axes: The axes of the variants.
+        batch: Number of texts of a batch.
+        seconds: Time after which no new measurement starts.
     """
 
     source: str
@@ -219,16 +219,16 @@ class SweepSpec:
 
 @dataclass(frozen=True)
 class Point:
-    """A graph that was measured.
+    """A measured graph.
 
     Attributes:
-        axis: What it differs in from the base; `base` for that itself.
+        axis: The property that differs from the base; `base` for the base itself.
         shape: Its shape.
-        precision: What it computes in.
-        parameters: Numbers that the model has.
+        precision: Its precision.
+        parameters: Number of the model's parameters.
         graph_bytes: Size of the graph's files.
-        flops: Arithmetic of a text by its length.
-        timings: What its runs took, by length.
+        flops: Operations of a text by its length.
+        timings: Measured times, by length.
     """
 
     axis: Axis | Literal["base"]
@@ -240,19 +240,19 @@ class Point:
     timings: Sequence[Timing]
 
     def gflop(self, length: int) -> float:
-        """Returns the arithmetic of a text of so many tokens, in 10^9 operations."""
+        """Returns the operations of a text of `length` tokens, in 10^9."""
         return (self.flops.linear * length + self.flops.quadratic * length**2) / 1e9
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What was measured.
+    """The results of a sweep.
 
     Attributes:
-        model: What the base is.
+        model: Description of the base.
         base: Its shape.
         points: The graphs.
-        omitted: What was left out, and why, a line each.
+        omitted: One line with the reason per omitted measurement.
     """
 
     model: str
@@ -262,7 +262,7 @@ class Sweep:
 
 
 class Budget:
-    """The time that there is: nothing is begun that would take longer, if it takes as long as the longest so far."""
+    """A time budget: a step starts only if it fits, assuming that it takes as long as the longest step so far."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         """Starts the clock."""
@@ -271,7 +271,7 @@ class Budget:
         self._longest = 0.0
 
     def steps(self, names: Iterable[str]) -> Iterator[tuple[str, bool]]:
-        """Yields each step with whether there is time for it; the first is always begun."""
+        """Yields each step with whether the time is enough for it; the first one always starts."""
         first = True
         for name in names:
             start = self._clock()
@@ -283,20 +283,20 @@ class Budget:
 
 
 def run_sweep(spec: SweepSpec, progress: Progress) -> Sweep:
-    """Measures the base at all lengths and in all precisions, and other shapes at the middle one.
+    """Measures the base at all lengths and in all precisions, and the variants at the middle length.
 
     Args:
-        spec: What to measure.
-        progress: Called with a line for each graph that was measured.
+        spec: The options.
+        progress: Called with a line per measured graph.
 
     Raises:
-        CheckpointError: The source cannot be read, or does not take a length.
-        ExportError: The base cannot be measured. For other shapes, the result has the error.
+        CheckpointError: The source cannot be read, or the model cannot read a length.
+        ExportError: The base cannot be measured. Errors of variants are in the result.
     """
     checkpoint, config = _base(spec.source)
     base = shape_of(config)
     lengths = choose_lengths(spec.lengths, LENGTHS, checkpoint.tokenizer_spec.max_length)
-    middle = min(lengths, key=lambda length: abs(length - MIDDLE))  # at which shapes are compared
+    middle = min(lengths, key=lambda length: abs(length - MIDDLE))  # the length for comparing shapes
     others = [(axis, shape) for axis in spec.axes for shape in variants(base, axis) if shape != base]
     named = {"the model itself": None} | {f"{axis}: {shape}": (axis, shape) for axis, shape in others}
     points: list[Point] = []
@@ -307,7 +307,7 @@ def run_sweep(spec: SweepSpec, progress: Progress) -> Sweep:
             omitted.append(f"{name}: not started, because --seconds {spec.seconds:g} would not have been enough")
         elif chosen is None:
             points += _measure(checkpoint, "base", base, spec, lengths, progress)
-            del checkpoint  # the next model needs the memory
+            del checkpoint  # the next model needs its memory
         else:
             axis, shape = chosen
             try:
@@ -319,7 +319,7 @@ def run_sweep(spec: SweepSpec, progress: Progress) -> Sweep:
 
 
 def _base(source: str) -> tuple[Checkpoint, object]:
-    """Returns the model that a source names, of random weights where it has none, and its configuration."""
+    """Returns the model that a source names, with random weights if it has none, and its configuration."""
     path = Path(source)
     if source in NAMED or path.is_file() or (path.is_dir() and not any(path.rglob("*.safetensors"))):
         config = read_config(source)

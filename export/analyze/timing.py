@@ -1,6 +1,6 @@
-"""Runs one graph at several lengths, in a process of its own: one that holds no torch, so that memory and time are the graph's.
+"""Runs a graph at several lengths in a separate process without torch, so that memory and time are those of the graph.
 
-As a program it reads a job as JSON and writes what it measured. It takes one thread for each run, as an inference thread of the service does.
+As a program it reads a job as JSON and writes its measurements. It uses one thread per run, like an inference thread of the service.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.errors import BertServeError
 from bertserve.service.text.tokenizer import Encoding
 
-RUNS = (3, 30)  # at least, at most, of each batch
-PATIENCE = 4  # times its seconds, after which a batch that takes long has fewer runs than at least
+RUNS = (3, 30)  # minimum and maximum number for each batch
+PATIENCE = 4  # multiple of its time after which a slow batch may have fewer runs than the minimum
 _MIB = 2**20
 
 
 @dataclass(frozen=True)
 class BuiltGraph:
-    """A graph that is to be timed, and what it takes to run it.
+    """A graph to time, with the information to run it.
 
     Attributes:
-        path: The file.
-        spec: Its entry in a manifest; its validation report is empty.
-        pad_id: Token id of the padding, which the model has.
+        path: Path of the file.
+        spec: Its entry in a manifest, with an empty validation report.
+        pad_id: The model's token id of the padding.
         bytes: Size of its files.
     """
 
@@ -48,18 +48,18 @@ class BuiltGraph:
 
 @dataclass(frozen=True)
 class Timing:
-    """What runs of texts of one length took.
+    """The times of texts with the same length.
 
     Attributes:
         length: Tokens of each text.
-        latency_ms: Median of a text alone.
-        latency_p90_ms: What nine of ten of these runs stay below.
-        latency_cpu_ms: Median CPU time of a text alone. On one thread it is the latency, as far as no other work takes the core.
-        runs: Number of these runs.
-        batch: Texts of a batch.
-        texts_per_s: In batches, by the median of a batch.
-        cpu_ms: CPU time of a text in batches, the measure of energy that any machine has.
-        memory_mib: What the graph and its runs up to this length added to the process, where the system says so.
+        latency_ms: Median time of a single text.
+        latency_p90_ms: 90th percentile of this time.
+        latency_cpu_ms: Median CPU time of a single text. On one thread it equals the latency if no other work uses the core.
+        runs: Number of runs with a single text.
+        batch: Number of texts of a batch.
+        texts_per_s: Throughput in batches, from the median time of a batch.
+        cpu_ms: CPU time per text in batches, an indicator of energy on any machine.
+        memory_mib: Memory that the graph and its runs up to this length added to the process, if the system reports it.
     """
 
     length: int
@@ -74,12 +74,12 @@ class Timing:
 
 
 def measure_apart(graph: BuiltGraph, lengths: Sequence[int], *, batch: int, seconds: float) -> list[Timing]:
-    """Measures a graph in a process of its own.
+    """Measures a graph in a separate process.
 
     Args:
         graph: The graph.
-        lengths: In tokens.
-        batch: Texts of a batch.
+        lengths: Lengths in tokens.
+        batch: Number of texts of a batch.
         seconds: Limit for the runs of each length, after the minimum number of runs.
 
     Raises:
@@ -87,7 +87,7 @@ def measure_apart(graph: BuiltGraph, lengths: Sequence[int], *, batch: int, seco
     """
     job = {"path": str(graph.path), "graph": graph.spec.model_dump(mode="json"), "pad_id": graph.pad_id}
     job |= {"lengths": sorted(lengths), "batch": batch, "seconds": seconds}
-    # its modules are those of this process, wherever they were found
+    # imports the same modules as this process, from wherever they were found
     program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main()"
     done = subprocess.run([sys.executable, "-P", "-c", program], input=json.dumps(job), capture_output=True, text=True, check=False)  # noqa: S603 - no shell
     if done.returncode:
@@ -135,7 +135,7 @@ def _measure_length(engine: OnnxEngine, length: int, job: Mapping[str, Any], bef
 
 
 def _run(engine: OnnxEngine, batch: Sequence[Encoding], seconds: float) -> tuple[list[float], list[float]]:
-    """Returns the seconds of each run, and its CPU seconds, after one that is not timed."""
+    """Returns the seconds and the CPU seconds of each run, after one run that is not timed."""
     engine.run(batch)
     times: list[float] = []
     cpu_times: list[float] = []
@@ -149,7 +149,7 @@ def _run(engine: OnnxEngine, batch: Sequence[Encoding], seconds: float) -> tuple
 
 
 def _resident_mib(field: str, status: Path = Path("/proc/self/status")) -> float | None:
-    """Returns a measure of this process's memory; `VmHWM`, the most that it had, begins anew with the program."""
+    """Returns a memory value of this process; `VmHWM`, the peak, starts anew with the program."""
     try:
         found = re.search(rf"^{field}:\s*(\d+) kB", status.read_text(encoding="ascii"), re.MULTILINE)
     except OSError:

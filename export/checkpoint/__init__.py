@@ -1,1 +1,1 @@
-"""Any source of a model to one plain record. All that differs between checkpoints ends here."""
+"""Converts any source of a model to one plain record. The differences between checkpoints are handled only here."""

@@ -1,8 +1,8 @@
-"""A loaded checkpoint as one plain record: a PyTorch model, a clean `tokenizer.json`, and what the later stages need to know of both.
+"""A loaded checkpoint as a plain record: a PyTorch model, a clean `tokenizer.json`, and the facts that later stages need.
 
-Its floating-point operations are counted while the model runs, because layers may be shared and any kind of product may use weights.
-Matrix products and convolutions are counted, two operations for each multiplication with its addition, at three lengths. What is the same
-at all lengths is left out: layers on [CLS] alone, and tables of relative positions, which a batch needs once.
+Its floating-point operations are counted while the model runs, because layers can be shared, and any kind of product can use weights.
+Matrix products and convolutions count, with two operations per multiplication and addition, at three lengths. Constant costs
+are left out: layers for [CLS] only, and tables of relative positions, which a batch needs once.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from bertserve.service.bundle.manifest import (
     TokenizerSpec,
 )
 
-MAX_LENGTH = 32  # tokens; counts are exact at any length, and a large model should not take seconds
+MAX_LENGTH = 32  # in tokens; counts are exact at any length, and short texts are fast for large models
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything the later stages need of a checkpoint.
+    """All facts about a checkpoint that later stages need.
 
     Attributes:
         source: Name of a local folder, or the hub id.
         revision: Hub revision, if any.
-        commit: The hub's commit that was loaded, or None for a local folder.
+        commit: The loaded commit on the hub, or None for a local folder.
         weights_sha256: Digest over the weight files.
-        model: In float32, evaluation mode, with eager attention.
+        model: The model in float32 and evaluation mode, with eager attention.
         task: Hugging Face task name.
-        inputs: The graph's inputs: what the model takes and the tokenizer fills, and for fill-mask the masks' positions.
+        inputs: The graph's inputs: those of the model that the tokenizer provides, and for fill-mask the masks' positions.
         outputs: The graph's outputs.
         labels: Label names by id.
-        activation: What turns logits into scores.
-        tokenizer: The Hugging Face tokenizer, for the reference side of parity.
-        tokenizer_json: Fast tokenizer without truncation and padding.
-        tokenizer_spec: What the manifest says of it, without the digest of its file.
-        card: The checkpoint's README.md, if it has one.
-        card_metadata: What it says of license, language and data.
-        embedding: How a text's vector is computed, for feature extraction.
-        attention_heads: Heads of each layer, where the graph gives attention maps out; else none.
-        ignored_weights: Patterns of the names of weights that the model may leave unused, because the user said so.
+        activation: The function from logits to scores.
+        tokenizer: The Hugging Face tokenizer, for the reference of parity.
+        tokenizer_json: The fast tokenizer without truncation and padding.
+        tokenizer_spec: Its entry in the manifest, without the digest of its file.
+        card: The checkpoint's README.md, if any.
+        card_metadata: License, language and data sets in the card.
+        embedding: The settings of a text's vector, for feature extraction.
+        attention_heads: Number of heads of each layer if the graph returns attention maps, otherwise empty.
+        ignored_weights: Patterns of names of weights that the model may leave unused, because the user allowed that.
     """
 
     source: str
@@ -84,7 +84,7 @@ class Checkpoint:
 
     @property
     def attention_size(self) -> tuple[int, int]:
-        """How many heads an attention has and how many values they share out, of whole heads; zeros where the configuration does not say."""
+        """Number of heads of an attention, and of values that they divide, before pruning; zeros if the configuration lacks them."""
         heads, hidden = (getattr(self.model.config, name, None) for name in ("num_attention_heads", "hidden_size"))
         if not isinstance(heads, int) or not isinstance(hidden, int) or heads < 1 or hidden % heads:
             return 0, 0
@@ -92,7 +92,7 @@ class Checkpoint:
 
     @property
     def attentions(self) -> int:
-        """How many attentions a text goes through: one a layer, and in a decoder that reads an encoder two."""
+        """Number of attentions that a text passes: one per layer, and two in a decoder that reads an encoder."""
         config: Any = self.model.config
         reads_encoder = config.is_encoder_decoder and any(name.endswith("decoder") for name, _ in self.model.named_modules())
         counts: list[int] = [getattr(config, name, None) or 0 for name in ("num_decoder_layers", "decoder_layers")]
@@ -100,10 +100,10 @@ class Checkpoint:
         return encoder_layers + (2 * max(counts) if reads_encoder else 0)
 
     def example_ids(self, length: int) -> list[int]:
-        """Returns token ids of a text of this many tokens, with its special tokens: the heads of some models look for the last of them.
+        """Returns the token ids of a text, including special tokens, because the heads of some models look for the last of them.
 
         Args:
-            length: Tokens, special tokens counted.
+            length: Number of tokens, including special tokens.
         """
         word, single = 0 if self.tokenizer_spec.pad_id else 1, self.tokenizer_spec.single
         place = next((i for i, piece in enumerate(single) if not isinstance(piece, SpecialPiece)), 0)
@@ -112,23 +112,23 @@ class Checkpoint:
 
     @cached_property
     def flops(self) -> Flops:
-        """Floating-point operations of a text, counted on first access by running the model."""
+        """Floating-point operations of a text; the first access runs the model to count them."""
         return count_flops(self.model, self.inputs, self.example_ids, max_length=self.tokenizer_spec.max_length)
 
 
 def count_flops(
     model: PreTrainedModel, inputs: Sequence[InputSpec], example_ids: Callable[[int], Sequence[int]], *, max_length: int
 ) -> Flops:
-    """Returns the operations of a text: those that grow with its tokens, and those that grow with their square.
+    """Returns the operations of a text: a term linear in its tokens, and a quadratic one.
 
-    A head that reads every position is counted at all of them. The exception is a masked language model, whose graphs run the head on the
-    masks alone: if there is an input `mask_index`, the head is given one position, so that its count does not grow.
+    A head that reads every position counts at all of them. A masked language model is an exception, because its graph runs the head only
+    for masks: if there is an input `mask_index`, the head gets one position, so that its count is constant.
 
     Args:
-        model: In evaluation mode, with eager attention, so that every product is an operator of its own.
+        model: The model in evaluation mode with eager attention, so that every product is a separate operator.
         inputs: The graph's inputs.
-        example_ids: Returns the token ids of a text of so many tokens.
-        max_length: Usable length in tokens.
+        example_ids: Returns the token ids of a text with a number of tokens.
+        max_length: Maximum length in tokens.
     """
     longest = min(max_length, MAX_LENGTH)
     lengths = [max(longest // 4, 1), max(longest // 2, 2), max(longest, 3)]
@@ -139,11 +139,11 @@ def count_flops(
 
 
 def fit_terms(lengths: Sequence[int], counts: Sequence[int]) -> Flops:
-    """Returns the two terms of `constant + linear * S + quadratic * S**2` through three points, neither below what is possible.
+    """Returns the two terms of `constant + linear * S + quadratic * S**2` through three points, both at least at their possible minimum.
 
     Args:
-        lengths: Three, ascending, in tokens.
-        counts: Operations at each length.
+        lengths: Three lengths in tokens, ascending.
+        counts: Number of operations at each length.
     """
     (s, t, u), (x, y, z) = lengths, counts
     first, second = (y - x) / (t - s), (z - y) / (u - t)
@@ -161,10 +161,10 @@ def _count_operations(model: PreTrainedModel, inputs: Sequence[InputSpec], ids: 
     return counter.total
 
 
-class _FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of its metaclass
-    """Sums the operations of all operators, by PyTorch's own formulas.
+class _FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # for its metaclass
+    """Sums the operations of all operators with PyTorch's formulas.
 
-    PyTorch's FlopCounterMode also tracks modules, by hooks for gradients, and here there are no gradients.
+    PyTorch's FlopCounterMode also tracks modules with gradient hooks, but here are no gradients.
     """
 
     def __init__(self) -> None:
@@ -181,7 +181,7 @@ class _FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of it
 
 @contextmanager
 def _head_on_one_position(model: PreTrainedModel) -> Iterator[None]:
-    """Makes the head read the encoder's first position alone until the block ends."""
+    """Makes the head read only the encoder's first position until the block ends."""
 
     def keep_first(module: torch.nn.Module, arguments: Any, output: Any) -> Any:
         output["last_hidden_state"] = output["last_hidden_state"][:, :1]

@@ -1,6 +1,6 @@
-"""Loads a checkpoint from a folder or the hub: the order in which its parts are read, and the checks that they fit each other.
+"""Loads a checkpoint from a folder or the hub: reads its parts in order, and checks that they match.
 
-No pickle is ever loaded and no code of the checkpoint is ever run.
+It never loads pickles and never runs code of the checkpoint.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from bertserve.export.tasks.catalog import TASKS
 from bertserve.service.bundle.graph_spec import InputSpec
 from bertserve.service.bundle.manifest import Combine, Layers, Piece, Task, TextPiece
 
-# for a model with relative positions alone whose tokenizer states no limit: nearly all were trained with this
+# for models with only relative positions whose tokenizer has no limit; nearly all of these were trained with this length
 DEFAULT_LENGTH = 512
 
 
@@ -65,16 +65,16 @@ def load_checkpoint(
         source: A folder with `config.json` and `model.safetensors`, or a hub id.
         task: A Hugging Face task name, or `auto` to read it from the architecture.
         revision: Branch, tag or commit of a hub id.
-        layers: Outputs of an embedding graph: the last layer, or also the last four side by side, or those of these numbers.
-        combine: How these become one where a request names no layers; None where such a request gets the last layer.
-        attentions: Whether the graph gives attention maps out.
-        ignored_weights: Patterns of the names of weights that the model may leave unused, with `*` for any characters.
+        layers: Outputs of an embedding graph: the last layer, the last four layers in one output, or the layers with these numbers.
+        combine: The default function to combine these layers; None to use the last layer by default.
+        attentions: Whether the graph returns attention maps.
+        ignored_weights: Patterns of names of weights that the model may leave unused, with `*` for any characters.
 
     Raises:
-        CheckpointError: Something is missing or not understood; the message says what.
+        CheckpointError: A part is missing or not supported; the message says which.
         MissingPackageError: It is a LoRA adapter, and peft is not installed.
     """
-    # the checks below report what its warnings are about, each in one line
+    # the checks below report the causes of its warnings, in one line each
     transformers.utils.logging.set_verbosity_error()
     files = find_source(source, revision)
     if not (files.model_folder / "config.json").is_file():
@@ -88,7 +88,7 @@ def load_checkpoint(
     if task == "auto" and has_pooling(files.folder):
         task = (
             feature_extraction.TASK.name
-        )  # modules.json decides: all-mpnet-base-v2, for one, names the class that its base was trained in
+        )  # modules.json decides; all-mpnet-base-v2, for example, names the class in which its base was trained
     _reset_call_options(config)
     chosen_task, auto_class = choose_task(config, task, files.adapter)
     embeds = TASKS[chosen_task].embeds
@@ -107,10 +107,10 @@ def load_checkpoint(
 
 
 def _reset_call_options(config: Any) -> None:
-    """Resets the fields of a configuration that change how a model is called, and not what it answers."""
+    """Resets the configuration fields that change how a model is called, but not its results."""
     config.return_dict = True
     if getattr(config, "chunk_size_feed_forward", 0):
-        config.chunk_size_feed_forward = 0  # a traced graph would keep the number of chunks of its example
+        config.chunk_size_feed_forward = 0  # a traced graph would keep the number of chunks of the example
 
 
 def _describe(
@@ -123,7 +123,7 @@ def _describe(
     layers: Layers,
     combine: Combine | None,
 ) -> Checkpoint:
-    """Checks that model and tokenizer fit, and reads from them what the later stages need."""
+    """Checks that model and tokenizer match, and reads the facts that later stages need."""
     source, fixed, record = files.source, fixed_labels(model), TASKS[task]
     _check_vocabulary(source, model, vocabulary_size(tokenizer))
     inputs = model_inputs(model, tokenizer)
@@ -168,7 +168,7 @@ def _with_attention(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _check_vocabulary(source: str, model: PreTrainedModel, vocabulary: int) -> None:
-    """Refuses token ids that the embedding has no row for."""
+    """Refuses a tokenizer with ids for which the embedding has no row."""
     try:
         embeddings: Any = model.get_input_embeddings()
     except NotImplementedError as error:
@@ -192,7 +192,7 @@ def _check_length(source: str, task: Task, max_length: int) -> None:
 
 
 def _check_template(source: str, pair: tuple[Piece, ...]) -> None:
-    """Refuses a template of a pair in another order: the service takes the last text of a template for the second one."""
+    """Refuses a pair template in another order, because the service takes the last text of a template for the second one."""
     texts = [piece.text for piece in pair if isinstance(piece, TextPiece)]
     if texts != ["a", "b"]:
         raise CheckpointError(
@@ -202,7 +202,7 @@ def _check_template(source: str, pair: tuple[Piece, ...]) -> None:
 
 
 def _check_types(source: str, config: Any, inputs: tuple[InputSpec, ...], pieces: tuple[Piece, ...]) -> None:
-    """Refuses token types that the model has no row for: PyTorch would stop at the first pair."""
+    """Refuses token types for which the model has no row; PyTorch would fail on the first pair."""
     rows = getattr(config, "type_vocab_size", None)
     highest = max(piece.type_id for piece in pieces)
     if rows and highest >= rows and any(spec.fill == "type_ids" for spec in inputs):
@@ -212,7 +212,7 @@ def _check_types(source: str, config: Any, inputs: tuple[InputSpec, ...], pieces
 
 
 def _padding(source: str, model: PreTrainedModel, tokenizer: Any, inputs: tuple[InputSpec, ...], max_length: int) -> Padding:
-    """Returns the padding, found by running the model for the first time."""
+    """Returns the padding, found with the first runs of the model."""
     try:
         with refuse_self_modifying(source, model):
             return find_padding(model, tokenizer, [spec.name for spec in inputs], max_length)
@@ -226,14 +226,14 @@ def _padding(source: str, model: PreTrainedModel, tokenizer: Any, inputs: tuple[
 
 
 def _usable_length(model: PreTrainedModel, tokenizer: Any) -> int:
-    """Returns the length in tokens: of the position table, without the rows that RoBERTa's family keeps for padding, or the tokenizer's."""
+    """Returns the maximum length in tokens: from the position table, without RoBERTa's rows for padding, or from the tokenizer."""
     tables = [
         m
         for name, m in model.named_modules()
         if name.endswith("position_embeddings") and isinstance(getattr(m, "weight", None), torch.Tensor)
     ]
-    # `padding_idx` tells a table, because some models have a class of their own for it
+    # `padding_idx` identifies a table, because some models have their own class for it
     rows = [m.weight.shape[0] - (0 if m.padding_idx is None else m.padding_idx + 1) for m in tables if hasattr(m, "padding_idx")]
     lengths = [*rows, getattr(model.config, "max_position_embeddings", None), tokenizer.model_max_length]
-    # transformers writes "no limit" as -1 or as 10^30
+    # transformers stores "no limit" as -1 or as 10^30
     return int(min((length for length in lengths if length and 0 < length < 10**9), default=DEFAULT_LENGTH))

@@ -1,9 +1,9 @@
-"""LoRA adapters, read from the files that peft saves, and merged by peft into the weights of the model that they were trained on.
+"""LoRA adapters: reads the files that peft saves, and merges the adapter with peft into the weights of its base model.
 
-A merged matrix is `W + scale * B @ A` (LoRA, Hu et al. 2021, arXiv:2106.09685), or that with its rows scaled to trained magnitudes
-(DoRA, Liu et al. 2024, arXiv:2402.09353). Heads and biases that were trained in full replace those of the model. Everything else is
-refused: merged wrongly it would answer wrongly, and nothing would show it. For the same reason peft is given a configuration of the
-settings that are understood, and never the adapter's own file.
+A merged matrix is `W + scale * B @ A` (LoRA, Hu et al. 2021, arXiv:2106.09685), or that matrix with its rows scaled to trained magnitudes
+(DoRA, Liu et al. 2024, arXiv:2402.09353). Fully trained heads and biases replace those of the model. All other adapters are
+refused, because a wrong merge would give wrong answers without an error. For the same reason, peft gets a configuration with only
+supported settings, never the adapter's own file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bertserve.service.errors import install_command
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 
-# Settings of peft 0.21 that any value may have: those that are read here, or follow from the tensors' names and shapes, ...
+# Settings of peft 0.21 that can have any value: those that are read here, or follow from the tensors' names and shapes, ...
 _READ = {
     "peft_type",
     "task_type",
@@ -39,7 +39,7 @@ _READ = {
     "target_modules",
     "modules_to_save",
 }
-# ... and those that say how the adapter was trained, and nothing of what it does afterwards.
+# ... and those about the training, which do not affect the trained adapter.
 _OF_TRAINING = {
     "auto_mapping",
     "eva_config",
@@ -53,11 +53,11 @@ _OF_TRAINING = {
     "qalora_group_size",
     "runtime_config",
 }
-# Settings that change what is merged, and the values that are understood. All others must be off: a setting that is not known here may
-# change it too, and peft writes those that are not used as null, false or empty.
+# Settings that affect the merge, with their supported values. All others must be off, because an unknown setting may
+# affect it too; peft writes unused settings as null, false or empty.
 _UNDERSTOOD: dict[str, tuple[Any, ...]] = {
     "bias": ("none", "all", "lora_only", None),
-    # how the adapter begins; others, as pissa and olora, change the weights of the model too
+    # the initialization; other values, such as pissa and olora, also change the model's weights
     "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva", None),
     "use_dora": (True, False, None),
     "use_rslora": (True, False, None),
@@ -71,9 +71,9 @@ class LowRankUpdate:
     """The trained update of one linear layer.
 
     Attributes:
-        a: [rank, inputs].
-        b: [outputs, rank].
-        magnitude: DoRA's length of each of the merged matrix's rows, [outputs]; None for LoRA.
+        a: Float [rank, inputs].
+        b: Float [outputs, rank].
+        magnitude: DoRA's lengths of the rows of the merged matrix, [outputs]; None for LoRA.
     """
 
     a: torch.Tensor
@@ -87,7 +87,7 @@ class LowRankUpdate:
 
     @property
     def is_consistent(self) -> bool:
-        """Whether the shapes fit each other."""
+        """Whether the shapes match."""
         if self.a.ndim != 2 or self.b.ndim != 2 or self.b.shape[1] != self.rank:
             return False
         return self.magnitude is None or self.magnitude.shape == self.b.shape[:1]
@@ -95,18 +95,18 @@ class LowRankUpdate:
 
 @dataclass(frozen=True)
 class LoraAdapter:
-    """What an adapter's folder holds.
+    """The content of an adapter's folder.
 
     Attributes:
         folder: The folder.
-        base_model: Folder or hub id of the model that it was trained on.
-        base_revision: Hub revision of that model, if any.
-        task: The task that it was trained for, or `auto`.
+        base_model: Folder or hub id of its base model.
+        base_revision: Hub revision of the base model, if any.
+        task: The task of its training, or `auto`.
         alpha: Numerator of the scale.
-        use_rslora: Whether the scale's denominator is the root of the rank, and not the rank.
+        use_rslora: Whether the scale's denominator is the square root of the rank instead of the rank.
         use_dora: Whether it has magnitudes.
         updates: Name of a linear layer -> its update.
-        full_parameters: Parameters that were trained in full, by name.
+        full_parameters: Fully trained parameters, by name.
     """
 
     folder: Path
@@ -123,7 +123,7 @@ class LoraAdapter:
         """Returns the number of labels of the trained head, if the model has another number.
 
         Args:
-            model: The model with its own number of labels; only shapes are looked at.
+            model: The model with its own number of labels; only shapes are read.
         """
         parameters = dict(model.named_parameters())
         counts = {
@@ -134,10 +134,10 @@ class LoraAdapter:
         return counts.pop() if len(counts) == 1 else None
 
     def merge(self, model: PreTrainedModel) -> set[str]:
-        """Merges the adapter into a model, in place, and returns the names of the parameters that it replaced in full.
+        """Merges the adapter into a model, in place, and returns the names of the parameters that it replaced.
 
         Raises:
-            CheckpointError: It is for another model.
+            CheckpointError: The adapter does not match the model.
         """
         self._check_layers(model)
         parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -150,7 +150,7 @@ class LoraAdapter:
         return set(self.full_parameters)
 
     def _check_layers(self, model: PreTrainedModel) -> None:
-        """Refuses updates of layers that the model does not have, or has in other shapes."""
+        """Refuses updates of layers that the model lacks, or has with other shapes."""
         layers = dict(model.named_modules())
         for name, update in self.updates.items():
             layer = layers.get(name)
@@ -166,7 +166,7 @@ class LoraAdapter:
                 )
 
     def _check_full_parameters(self, model: PreTrainedModel, parameters: dict[str, torch.nn.Parameter]) -> None:
-        """Refuses parameters that the model does not have, or has in other shapes."""
+        """Refuses parameters that the model lacks, or has with other shapes."""
         for name, tensor in self.full_parameters.items():
             if name not in parameters or parameters[name].shape != tensor.shape:
                 raise CheckpointError(
@@ -175,9 +175,9 @@ class LoraAdapter:
                 )
 
     def _check_shared_weights(self, model: PreTrainedModel, parameters: dict[str, torch.nn.Parameter]) -> None:
-        """Refuses to change a matrix that the model has in two places, as a language model has its embedding: peft trained a copy for one.
+        """Refuses to change a matrix in one of two places, such as the embedding of a language model: peft trained a copy for one of them.
 
-        A bias that is shared was trained as one, and stays one.
+        A shared bias was trained as one parameter, and stays shared.
         """
         names: dict[torch.nn.Parameter, list[str]] = {}
         for name, parameter in parameters.items():
@@ -193,10 +193,10 @@ class LoraAdapter:
 
 
 def read_adapter(folder: Path) -> LoraAdapter | None:
-    """Returns the adapter of a folder, or None if it holds none.
+    """Returns the adapter in a folder, or None if there is none.
 
     Raises:
-        CheckpointError: It cannot be read, or is neither plain LoRA nor DoRA; the message says which setting is not understood.
+        CheckpointError: It cannot be read, or is neither LoRA nor DoRA; the message names the unsupported setting.
         MissingPackageError: peft is not installed.
     """
     if not (folder / CONFIG_FILE).is_file():
@@ -227,7 +227,7 @@ def read_adapter(folder: Path) -> LoraAdapter | None:
 
 
 def _check_settings(folder: Path, config: Any) -> None:
-    """Refuses adapters of other kinds than LoRA, settings that are not understood, and a base model that is not named."""
+    """Refuses adapters other than LoRA, unsupported settings, and a missing name of the base model."""
     if not isinstance(config, dict):
         raise CheckpointError(f"the adapter `{folder.name}` cannot be read: {CONFIG_FILE} is not a JSON object; save it again.")
     if config.get("peft_type") != "LORA":
@@ -255,16 +255,16 @@ def _check_settings(folder: Path, config: Any) -> None:
 def _sort_tensors(
     folder: Path, tensors: dict[str, torch.Tensor], *, use_dora: bool
 ) -> tuple[dict[str, LowRankUpdate], dict[str, torch.Tensor]]:
-    """Returns an adapter's updates by layer, and the parameters that were trained in full."""
+    """Returns an adapter's updates by layer, and the fully trained parameters."""
     parts: dict[str, dict[str, torch.Tensor]] = {}
     full_parameters = {}
     wanted = {"A.weight", "B.weight"} | ({"magnitude_vector"} if use_dora else set())
     for key, tensor in tensors.items():
         name = key.removeprefix("base_model.model.")
-        for wrapper in (".modules_to_save.default.", ".modules_to_save.", ".base_layer."):  # peft's modules around those of the model
+        for wrapper in (".modules_to_save.default.", ".modules_to_save.", ".base_layer."):  # peft's wrappers around the model's modules
             name = name.replace(wrapper, ".")
         if ".original_module." in name:
-            continue  # with `bias` = all also those of the model's own head, in whose place the trained one runs
+            continue  # with `bias` = all, this includes biases of the model's own head, which the trained head replaces
         layer, infix, part = name.rpartition(".lora_")
         if not infix:
             full_parameters[name] = tensor
@@ -287,15 +287,15 @@ def _sort_tensors(
 def _merge_with_peft(adapter: LoraAdapter, model: PreTrainedModel) -> None:
     if not adapter.updates:
         return
-    # peft takes seconds to import, and is not installed everywhere
+    # importing peft takes seconds, and it is optional
     from peft import LoraConfig
     from peft.tuners.lora import LoraModel
     from peft.utils import set_peft_model_state_dict
 
     config = LoraConfig(
-        target_modules="|".join(map(re.escape, adapter.updates)),  # a string is a regular expression for a layer's whole name
+        target_modules="|".join(map(re.escape, adapter.updates)),  # a string is a regular expression for the whole name of a layer
         rank_pattern={f"^{re.escape(name)}": update.rank for name, update in adapter.updates.items()},
-        lora_alpha=adapter.alpha,  # annotated as whole, but peft only divides it
+        lora_alpha=adapter.alpha,  # annotated as an integer, but peft only divides it
         use_rslora=adapter.use_rslora,
         use_dora=adapter.use_dora,
     )

@@ -1,12 +1,12 @@
-"""Patches of transformers' model code for the time of tracing. They find functions by name, and never ask for a model's type.
+"""Patches of transformers' model code during tracing. They find functions by name, and never check a model's type.
 
 - Relative positions are sorted into buckets by the ceiling or floor of a logarithm (DeBERTa v2 and v3, MPNet). At the border of two
-  buckets the last bit decides, and ONNX Runtime's logarithm may round otherwise than PyTorch's; another bucket is another bias.
-  These functions are replaced by tables that PyTorch fills when the model runs once before it is traced.
-- DeBERTa v1 cuts its table of relative positions to the length of the text, and a tracer keeps the length that it saw. The whole
+  buckets the last bit decides, and ONNX Runtime may round the logarithm in another way than PyTorch, which would select another bias.
+  So these functions are replaced by tables, which PyTorch fills in a run of the model before the tracing.
+- DeBERTa v1 cuts its table of relative positions to the length of the text, and a tracer would keep the example's length. The whole
   table gives the same scores.
-- BART and T5 classify by the last `</s>` of each row, which they take out of all that a mask selects: so many that only the ids say how
-  many, and as many in each row, or they stop. The last one of each row is selected at once, for rows with any number of them.
+- BART and T5 classify by the last `</s>` of each row. They select all `</s>` with a mask, whose number depends on the ids, and fail unless
+  each row has the same number. The patch selects the last one of each row directly, for any number per row.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ import torch
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
-# functions of transformers' models, by the names that they have there
+# functions of transformers' models, by name
 BUCKET_FUNCTIONS = ("make_log_bucket_position", "relative_position_bucket")
 SPAN_FUNCTIONS = ("compute_attention_span",)
-# conditions on values, which no tracer can decide
+# conditions on values, which a tracer cannot evaluate
 CHECK_FUNCTIONS = ("torch_compilable_check",)
 
 
 @contextmanager
 def patch_for_tracing(model: PreTrainedModel, length: int) -> Iterator[list[str]]:
-    """Makes a model traceable for every length, by replacing functions of its code until the block ends.
+    """Makes a model traceable for every length: replaces functions of its code until the block ends.
 
     Args:
         model: The model.
-        length: The longest text that it will read, in tokens.
+        length: Maximum length of a text in tokens.
 
     Yields:
-        The names of the functions that were replaced.
+        The names of the replaced functions.
     """
     replaced: list[str] = []
     with ExitStack() as stack:
@@ -60,7 +60,7 @@ def patch_for_tracing(model: PreTrainedModel, length: int) -> Iterator[list[str]
 
 
 def _owners(model: PreTrainedModel) -> list[Any]:
-    """Returns the classes of a model's modules, and the Python modules that define them, each once."""
+    """Returns the distinct classes of a model's modules, and the Python modules that define them."""
     classes = {type(module) for module in model.modules() if type(module).__module__.startswith("transformers.models.")}
     return sorted({sys.modules[cls.__module__] for cls in classes} | classes, key=str)
 
@@ -68,7 +68,7 @@ def _owners(model: PreTrainedModel) -> list[Any]:
 def _tabulate(bucket: Callable[..., torch.Tensor], length: int) -> Callable[..., torch.Tensor]:
     """Returns a function that looks up the bucket of each relative position, int64 of any shape, in a table.
 
-    The table is filled when it is first looked up, which is before the model is traced: then it is a constant for each tracer.
+    The table is filled at the first call, which is before the tracing, so it is a constant for each tracer.
     """
     tables: dict[Any, torch.Tensor] = {}
 
@@ -82,10 +82,10 @@ def _tabulate(bucket: Callable[..., torch.Tensor], length: int) -> Callable[...,
 
 
 class _LastOfEachRow(TorchFunctionMode):
-    """Makes `hidden[mask]` the last selected position of each row: of a mask, bool [rows, length], and a tensor [rows, length, values].
+    """Makes `hidden[mask]` return the last selected position of each row; mask is bool [rows, length], hidden is [rows, length, values].
 
-    What the models take of the result is that position: `hidden[mask, :].view(rows, -1, values)[:, -1, :]`. Of a row without any it is the
-    first position, where the model itself would stop.
+    The models only use this position of the result: `hidden[mask, :].view(rows, -1, values)[:, -1, :]`. For a row without a selected
+    position it is the first position, where the model itself would fail.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -101,9 +101,9 @@ class _LastOfEachRow(TorchFunctionMode):
 
 
 def _no_check(condition: object, *arguments: Any, **options: Any) -> None:
-    """Replaces a function that stops where a condition on values does not hold."""
+    """Replaces a function that raises an error if a condition on values is false."""
 
 
 def _full_span(query: torch.Tensor, key: torch.Tensor, longest: int) -> int:
-    """Replaces a function that returns how much of the table of relative positions a text of this length needs."""
+    """Replaces a function that returns the part of the table of relative positions for a text's length."""
     return longest

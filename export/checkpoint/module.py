@@ -1,4 +1,4 @@
-"""Loads a module of the user's own: runs the code of a file that the user names and trusts, and makes a checkpoint of what it returns.
+"""Loads the user's own module: runs the code of a trusted file, and converts its result to a checkpoint.
 
     def make():
         module = Tagger()
@@ -7,8 +7,8 @@
 
 The function returns a `ModuleSpec`, or a dictionary of its fields, so that the file imports nothing of bertserve.
 
-This is the only place that runs code which does not come with the exporter or its packages. It is asked for with two flags of
-`bert-export`, and neither a checkpoint nor a bundle can ask for it.
+This is the only place that runs code other than that of the exporter and its packages. It requires two flags of
+`bert-export`, and neither a checkpoint nor a bundle can enable it.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ from bertserve.service.bundle.manifest import Embedding, Pooling
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleSpec:
-    """A PyTorch module with all that a checkpoint of transformers says in its files.
+    """A PyTorch module with the information that transformers stores in a checkpoint's files.
 
     Attributes:
-        module: Takes `input_ids` and, where its `forward` has parameters of these names, `attention_mask` and `token_type_ids`, int64
-            [rows, length]. Returns float32 logits [rows, labels], of a tagger [rows, length, labels], of a reader a tuple of two
-            [rows, length], and without a head vectors [rows, length, values].
-        tokenizer: A `tokenizer.json`, with its special tokens in its post-processor; a relative path begins at the factory's file.
+        module: Takes `input_ids` and, if its `forward` has these parameters, `attention_mask` and `token_type_ids`, int64 [rows, length].
+            Returns float32 logits [rows, labels]; for token classification [rows, length, labels]; for question answering a tuple of two
+            [rows, length]; and without a head, vectors [rows, length, values].
+        tokenizer: A `tokenizer.json` with special tokens in its post-processor; a relative path starts at the factory's file.
         task: `text-classification`, `token-classification`, `question-answering` or `feature-extraction`.
-        pad_token: The token that fills up rows; no text contains it.
-        labels: Names by id, of a classification.
-        problem_type: `single_label_classification`, `multi_label_classification` or `regression`, which says what turns logits into scores.
-        cls_token: What stands for "no answer" in question answering.
-        max_length: Usable length in tokens, special tokens counted.
-        pooling: What makes one vector of a text's, for feature-extraction.
+        pad_token: The padding token, which no text contains.
+        labels: Label names by id, for classification.
+        problem_type: `single_label_classification`, `multi_label_classification` or `regression`; it decides how logits become scores.
+        cls_token: The token for "no answer" in question answering.
+        max_length: Maximum length in tokens, including special tokens.
+        pooling: The pooling of a text's vectors, for feature-extraction.
     """
 
     module: torch.nn.Module
@@ -71,14 +71,14 @@ class ModuleSpec:
 
 
 class _Config(PreTrainedConfig):  # type: ignore[misc]  # untyped in transformers
-    """What the stages of an export ask a configuration for."""
+    """The configuration fields that the export stages read."""
 
     model_type = "module"
     num_hidden_layers = 1
 
 
 class _Module(PreTrainedModel):  # type: ignore[misc]
-    """The user's module with the calls and outputs of a model of transformers."""
+    """The user's module with the interface of a transformers model."""
 
     config_class = _Config
     main_input_name = "input_ids"
@@ -96,7 +96,7 @@ class _Module(PreTrainedModel):  # type: ignore[misc]
         return ModelOutput(zip(self._outputs, tensors, strict=True))
 
     def get_input_embeddings(self) -> torch.nn.Module:
-        """Returns an embedding with as many rows as the tokenizer has tokens: which of the module's is meant nothing says."""
+        """Returns an embedding with one row per token of the tokenizer, because the module's own embedding cannot be identified."""
         return torch.nn.Embedding(self._rows, 1, device="meta")
 
 
@@ -104,10 +104,10 @@ def load_module(reference: str) -> Checkpoint:
     """Runs a factory and returns its module as a checkpoint.
 
     Args:
-        reference: `FILE:FACTORY`, a Python file and the name of a function without arguments in it, which returns a ModuleSpec.
+        reference: `FILE:FACTORY`, a Python file and the name of a function in it without parameters, which returns a ModuleSpec.
 
     Raises:
-        CheckpointError: There is no such file or function, it fails, or what it returns does not fit together.
+        CheckpointError: The file or function does not exist, the function fails, or the parts of its result do not match.
     """
     path, factory = _split(reference)
     spec = _call(path, factory)
@@ -146,7 +146,7 @@ def load_module(reference: str) -> Checkpoint:
 
 
 def module_name(reference: str) -> str:
-    """Returns the name that a bundle of a module has where none is given: its file's."""
+    """Returns the default name of a module's bundle, which is the name of its file."""
     return _split(reference)[0].stem
 
 
@@ -163,11 +163,11 @@ def _call(path: Path, factory: str) -> ModuleSpec:
     if found is None or found.loader is None:
         raise CheckpointError(f"`{path}` is not a Python file; its name must end in .py.")
     loaded = importlib.util.module_from_spec(found)
-    sys.modules[name] = loaded  # dataclasses and exporters look modules up by name
+    sys.modules[name] = loaded  # dataclasses and exporters look up modules by name
     try:
         found.loader.exec_module(loaded)
         made = getattr(loaded, factory)()
-    except Exception as error:  # the user's code raises anything
+    except Exception as error:  # the user's code can raise any error
         raise CheckpointError(f"`{factory}` of `{path}` failed: {type(error).__name__}: {error}") from error
     try:
         spec = ModuleSpec(**made) if isinstance(made, Mapping) else made
@@ -202,7 +202,7 @@ def _load_tokenizer(path: Path, spec: ModuleSpec) -> Any:
     special = {"pad_token": spec.pad_token} | ({"cls_token": spec.cls_token} if spec.cls_token is not None else {})
     try:
         tokenizer: Any = PreTrainedTokenizerFast(tokenizer_file=str(file))
-    except Exception as error:  # `tokenizers` raises bare Exception for every failure
+    except Exception as error:  # `tokenizers` raises a plain Exception for every failure
         raise CheckpointError(f"the tokenizer `{file}` of the module cannot be read: {error}") from error
     known = tokenizer.get_vocab()
     for name, token in special.items():
@@ -221,7 +221,7 @@ def _check_outputs(reference: str, spec: ModuleSpec, model: _Module, names: list
     values = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
     try:
         found = model(**{name: values[name] for name in names})
-    except Exception as error:  # the user's code raises anything
+    except Exception as error:  # the user's code can raise any error
         raise CheckpointError(
             f"the module of `{reference}` fails on two rows of 5 tokens with the id {vocabulary - 1}, the tokenizer's "
             f"last: {type(error).__name__}: {error}"

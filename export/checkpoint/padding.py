@@ -1,12 +1,12 @@
-"""Finds the padding that a model tolerates: a token that no text has, and the side of it. It runs the model to find out.
+"""Finds the padding that does not change a model's outputs: a token that no text contains, and a side. It runs the model for this.
 
-A decoder's classifier reads the last token that is not padding, and it recognizes padding by the id that its configuration names. So the id
-counts, and not only the mask. With an id that the configuration does not name the last position would be read, which is padding.
+A decoder's classifier reads the last token that is not padding, and recognizes padding by the id in its configuration. Therefore
+not only the mask but also the id matters: with another id, it would read the last position, which is padding.
 
-These are the first runs of the model. A model that replaces layers of its own while it reads is refused then, because its answers depend on
-what it has read before. BigBird is one: a short text switches it for good to full attention, in place of the sparse attention that its
-configuration names. A graph of either attention differs from what transformers answers with the other, and only the checkpoint's owner can
-say which is meant.
+These are the first runs of the model. A model that replaces its own layers during a run is refused, because its answers depend on
+earlier texts. BigBird is an example: a short text switches it permanently to full attention, instead of the sparse attention in its
+configuration. A graph with either attention differs from transformers' answers with the other one, and only the checkpoint's owner
+knows which is right.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ MAX_DIFFERENCE = 1e-3
 
 @dataclass(frozen=True)
 class Padding:
-    """Padding that leaves a text's outputs unchanged.
+    """Padding that does not change a text's outputs.
 
     Attributes:
         id: Token id.
-        side: Where it stands.
+        side: Side of the padding.
     """
 
     id: int
@@ -41,19 +41,19 @@ class Padding:
 
 
 def settle_pad_token(source: str, model: PreTrainedModel, tokenizer: Any, pieces: Sequence[Piece]) -> None:
-    """Gives tokenizer and configuration a padding token where they have none, as GPT's have not.
+    """Gives tokenizer and configuration a padding token if they have none, like those of GPT.
 
-    transformers reads the last position then, and takes one text at a time. No template contains the chosen token: otherwise the last
-    token of a text would be taken for padding, and another one be read.
+    Without one, transformers reads the last position, and takes one text at a time. No template contains the chosen token; otherwise the
+    last token of a text would be taken for padding, and another token would be read.
 
     Args:
         source: The checkpoint, for the message.
-        model: Its configuration may get an id.
-        tokenizer: May get a token.
+        model: The model, whose configuration may get an id.
+        tokenizer: The tokenizer, which may get a token.
         pieces: The templates.
 
     Raises:
-        CheckpointError: There is none, and no special token that could be one.
+        CheckpointError: There is neither a padding token nor a special token that can replace it.
     """
     config = model.config.get_text_config()
     named = config.pad_token_id
@@ -76,7 +76,7 @@ def settle_pad_token(source: str, model: PreTrainedModel, tokenizer: Any, pieces
 
 
 def refuse_ordinary_padding(source: str, tokenizer: Any, pad_id: int, texts: Iterable[str]) -> None:
-    """Refuses padding by a token that ordinary texts have: the service takes padding that a text spells for unknown text.
+    """Refuses a padding token that ordinary texts contain, because the service reads it as unknown text there.
 
     Args:
         source: The checkpoint, for the message.
@@ -85,7 +85,7 @@ def refuse_ordinary_padding(source: str, tokenizer: Any, pad_id: int, texts: Ite
         texts: Ordinary texts.
 
     Raises:
-        CheckpointError: One of the texts has the token.
+        CheckpointError: A text contains the token.
     """
     if pad_id == tokenizer.unk_token_id:
         return
@@ -102,17 +102,17 @@ def refuse_ordinary_padding(source: str, tokenizer: Any, pad_id: int, texts: Ite
 
 
 def find_padding(model: PreTrainedModel, tokenizer: Any, names: Sequence[str], max_length: int) -> Padding:
-    """Returns the padding which leaves a text's outputs unchanged: on the right or else the left, of the tokenizer's id or else the model's own.
+    """Returns the padding that does not change outputs: on the right or else the left, with the tokenizer's id or else the model's.
 
-    XLNet, for one, reads its last position, so it tolerates padding on the left alone. LLaMA tolerates both sides, as its positions are
-    relative; but on the left they are other numbers, whose last bits differ, and int8 makes a step of that. If none is tolerated the
-    tokenizer's own is returned: parity then finds the graph not batch-invariant, and the service runs it one text at a time.
+    XLNet reads its last position, so it only tolerates padding on the left. LLaMA tolerates both sides, because its positions are relative;
+    but on the left their numbers differ, which changes last bits, and int8 amplifies this to a step. If no padding is tolerated, the
+    tokenizer's own is returned: parity then finds that the graph is not batch-invariant, and the service runs single texts.
 
     Args:
-        model: In evaluation mode.
-        tokenizer: Its Hugging Face tokenizer, which has a padding token.
-        names: The inputs that the tokenizer fills.
-        max_length: The longest text that the model reads, in tokens.
+        model: The model in evaluation mode.
+        tokenizer: Its Hugging Face tokenizer with a padding token.
+        names: The inputs from the tokenizer.
+        max_length: Maximum length of a text in tokens.
     """
     named = model.config.get_text_config().pad_token_id
     ids = dict.fromkeys(id_ for id_ in (tokenizer.pad_token_id, named) if _is_row(id_, model))
@@ -121,7 +121,7 @@ def find_padding(model: PreTrainedModel, tokenizer: Any, names: Sequence[str], m
 
 
 def _is_row(id_: int | None, model: PreTrainedModel) -> bool:
-    """Returns whether an id is one of the embedding: some configurations name -1."""
+    """Returns whether an id is a row of the embedding; some configurations have -1."""
     embeddings: Any = model.get_input_embeddings()
     return id_ is not None and 0 <= id_ < embeddings.weight.shape[0]
 
@@ -148,14 +148,14 @@ def _tolerates(model: PreTrainedModel, tokenizer: Any, names: Sequence[str], max
 
 @contextmanager
 def refuse_self_modifying(source: str, model: PreTrainedModel) -> Iterator[None]:
-    """Compares a model's layers before and after the block, which runs it for the first time.
+    """Compares a model's layers before and after the block, in which the model runs for the first time.
 
     Args:
         source: The checkpoint, for the message.
         model: The model.
 
     Raises:
-        CheckpointError: A layer is of another class afterwards.
+        CheckpointError: A layer has another class afterwards.
     """
     classes_before, settings_before = _layer_classes(model), _effective_settings(model)
     yield
@@ -182,6 +182,6 @@ def _layer_classes(model: PreTrainedModel) -> dict[str, type]:
 
 
 def _effective_settings(model: PreTrainedModel) -> dict[str, Any]:
-    """Returns the plain fields of the configuration, with the values that the encoder holds of them where it holds any."""
+    """Returns the plain fields of the configuration, with the encoder's current values if it has them."""
     fields = {key: value for key, value in model.config.to_dict().items() if isinstance(value, str | int | float | bool)}
     return fields | {key: value for key, value in vars(model.base_model).items() if key in fields}

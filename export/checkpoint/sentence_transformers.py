@@ -1,19 +1,19 @@
-"""Reads what a checkpoint says about its embeddings, from sentence-transformers' files: pooling, normalizing, prompts and length.
+"""Reads the embedding settings in sentence-transformers' files of a checkpoint: pooling, normalization, prompts and length.
 
     modules.json                        the modules that a text passes: Transformer, Pooling, Normalize
-    1_Pooling/config.json               how the tokens' vectors become one
+    1_Pooling/config.json               the pooling of the tokens' vectors
     sentence_bert_config.json           the length in tokens
-    config_sentence_transformers.json   the prompts that precede texts of a kind
+    config_sentence_transformers.json   prompts for kinds of texts
 
-`modules.json` names the folder of each module:
+`modules.json` has the folder of each module:
 
     [{"idx": 0, "path": "", "type": "sentence_transformers.models.Transformer"},
      {"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]
 
-The path of the Transformer is empty if the model is in the folder of `modules.json`. Older checkpoints have it in a folder of its own,
-`0_Transformer`, with tokenizer and length; a `config.json` in the folder of `modules.json` is then not the model's. Older files of the length are
-named after the model, as `sentence_roberta_config.json`. A checkpoint without `modules.json` is pooled as Text Embeddings Inference does by
-default: the vector of the first token, which is [CLS], not normalized.
+The path of the Transformer is empty if the model is in the folder of `modules.json`. Older checkpoints have it in a subfolder
+`0_Transformer`, with tokenizer and length; a `config.json` next to `modules.json` is then not the model's. Older files with the length have
+the model's name, such as `sentence_roberta_config.json`. A checkpoint without `modules.json` gets Text Embeddings Inference's default
+pooling: the vector of the first token, [CLS], not normalized.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bertserve.service.bundle.manifest import Combine, Embedding, Layers, Poolin
 MODULES_FILE = "modules.json"
 TRANSFORMER, POOLING = "Transformer", "Pooling"
 
-# sentence-transformers' name of a pooling, in its older files within `pooling_mode_..._token(s)`
+# sentence-transformers' names of pooling; in its older files they are within `pooling_mode_..._token(s)`
 _POOLINGS: dict[str, Pooling] = {"cls": "cls", "mean": "mean", "max": "max"}
 
 
@@ -41,7 +41,7 @@ class ModuleEntry:
 
     Attributes:
         kind: Last part of its type: `Transformer`, `Pooling`, `Normalize` or another.
-        folder: Folder of its files, if it has any.
+        folder: Folder of its files, if any.
     """
 
     kind: str
@@ -49,7 +49,7 @@ class ModuleEntry:
 
 
 def read_modules(folder: Path) -> tuple[ModuleEntry, ...]:
-    """Reads the modules of a checkpoint; without a `modules.json` there are none.
+    """Reads the modules of a checkpoint; empty without a `modules.json`.
 
     Raises:
         CheckpointError: `modules.json` is broken, or names a folder outside of the checkpoint.
@@ -61,7 +61,7 @@ def read_modules(folder: Path) -> tuple[ModuleEntry, ...]:
 
 
 def has_pooling(folder: Path) -> bool:
-    """Returns whether a checkpoint makes one vector of a text's tokens, so that it is for embeddings whatever its configuration says.
+    """Returns whether a checkpoint has a pooling module, so that it is for embeddings even if its configuration names another task.
 
     Raises:
         CheckpointError: `modules.json` is broken, or names a folder outside of the checkpoint.
@@ -73,7 +73,7 @@ def find_transformer(folder: Path) -> Path:
     """Returns the folder of a checkpoint's model: its own folder, or the one that `modules.json` names.
 
     Raises:
-        CheckpointError: `modules.json` is broken, names several, or a folder that does not exist.
+        CheckpointError: `modules.json` is broken, or names several models or a folder that does not exist.
     """
     folders = [entry.folder for entry in read_modules(folder) if entry.kind == TRANSFORMER] or [folder]
     if len(folders) > 1:
@@ -88,7 +88,7 @@ def read_json(path: Path, default: Any) -> Any:
     """Returns a JSON file's content, or `default` if there is no such file.
 
     Raises:
-        CheckpointError: It is no JSON, or cannot be read.
+        CheckpointError: It is not JSON, or cannot be read.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else default
@@ -105,14 +105,14 @@ def _entry(folder: Path, kind: str, path: str) -> ModuleEntry:
 
 @dataclass(frozen=True)
 class SentenceSettings:
-    """What sentence-transformers' files say.
+    """The settings in sentence-transformers' files.
 
     Attributes:
-        pooling: How the tokens' vectors become one.
+        pooling: The pooling of the tokens' vectors.
         normalize: Whether vectors are scaled to length 1.
-        max_length: Length in tokens, or None.
-        prompts: Name -> text that precedes texts of that kind.
-        default_prompt: Name of the prompt for texts of no kind, or None.
+        max_length: Maximum length in tokens, or None.
+        prompts: Name -> text before texts of that kind.
+        default_prompt: Name of the default prompt, or None.
     """
 
     pooling: Pooling = "cls"
@@ -122,7 +122,7 @@ class SentenceSettings:
     default_prompt: str | None = None
 
     def embedding(self, model: PreTrainedModel, layers: Layers, default_layers: tuple[int, ...] | None, combine: Combine) -> Embedding:
-        """Returns the manifest's entry of the embedding."""
+        """Returns the manifest's entry for the embedding."""
         return Embedding(
             pooling=self.pooling,
             normalize=self.normalize,
@@ -136,14 +136,14 @@ class SentenceSettings:
 
 
 def read_sentence_settings(folder: Path, model_folder: Path) -> SentenceSettings:
-    """Reads a checkpoint's sentence-transformers files, if it has any.
+    """Reads a checkpoint's sentence-transformers files, if any.
 
     Args:
         folder: The checkpoint's folder.
-        model_folder: The folder of its model, the same or one within it.
+        model_folder: The folder of its model, which is this folder or a subfolder.
 
     Raises:
-        CheckpointError: A file is broken, or asks for what the service does not do.
+        CheckpointError: A file is broken, or needs an unsupported feature.
     """
     pooling: Pooling = "cls"
     normalize = False
@@ -168,7 +168,7 @@ def read_sentence_settings(folder: Path, model_folder: Path) -> SentenceSettings
 
 
 def _read_max_length(model_folder: Path) -> int | None:
-    """Reads the length in tokens; of several files the usual one, as sentence-transformers does."""
+    """Reads the maximum length in tokens; if there are several files, it uses the same one as sentence-transformers."""
     usual = model_folder / "sentence_bert_config.json"
     path = next((path for path in (usual, *sorted(model_folder.glob("sentence_*_config.json"))) if path.is_file()), usual)
     config = read_json(path, {})

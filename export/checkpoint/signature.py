@@ -1,7 +1,7 @@
-"""The signature of a checkpoint's graph: its inputs and outputs by name, and how each output is read off the PyTorch model's own.
+"""The signature of a checkpoint's graph: names of its inputs and outputs, and how each output is read from the PyTorch model's.
 
-The layers of an encoder that an embedding graph gives out, and the attention that a graph gives out, are outputs of their own. Both are
-checked here: which layers the model has, and whether it returns its attention in the form that is served.
+Layers of an embedding graph and attention are additional outputs. This module checks which layers the model has, and
+whether it returns its attention in the supported form.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ INPUTS: dict[str, InputSpec] = {
 MASK_INDEX = InputSpec(name="mask_index", fill="mask_index")
 ATTENTION_INDEX = InputSpec(name="attention_index", fill="attention_index")
 LAST_FOUR_LAYERS = "last_four_hidden_states"
-LAYERS = "hidden_states_"  # and their numbers
+LAYERS = "hidden_states_"  # followed by the layer's numbers
 ATTENTIONS = OutputSpec(name="attentions", kind="per_map")
-LAYER_ATTENTION = "attentions_"  # and the layer's number, from 0
+LAYER_ATTENTION = "attentions_"  # followed by the layer's number, from 0
 
-_TOLERANCE = 1e-3  # of the sum of a token's weights
+_TOLERANCE = 1e-3  # for the sum of a token's weights
 
 
 def model_inputs(model: PreTrainedModel, tokenizer: Any) -> tuple[InputSpec, ...]:
-    """Returns the inputs that a model takes and its tokenizer fills, in the order of the model's own `forward`.
+    """Returns the inputs of a model that its tokenizer provides, in the order of the model's `forward`.
 
     Raises:
-        CheckpointError: The model reads no token ids, or needs an input that is not in `INPUTS`, or the tokenizer gives one.
+        CheckpointError: The model does not read token ids, or the model or the tokenizer has an input that is not in `INPUTS`.
     """
     parameters = inspect.signature(model.forward).parameters
     if model.main_input_name not in INPUTS:
@@ -62,7 +62,7 @@ def model_inputs(model: PreTrainedModel, tokenizer: Any) -> tuple[InputSpec, ...
 
 
 def graph_outputs(task: Task, embedding: Embedding | None) -> tuple[OutputSpec, ...]:
-    """Returns the outputs of a task's graph; an embedding's says which layers."""
+    """Returns the outputs of a task's graph; for embeddings, the layers are part of them."""
     outputs = TASKS[task].outputs
     if embedding is None or embedding.layers == "last":
         return outputs
@@ -70,14 +70,14 @@ def graph_outputs(task: Task, embedding: Embedding | None) -> tuple[OutputSpec, 
 
 
 def read_output(outputs: Any, name: str) -> torch.Tensor:
-    """Returns one output of a model by its name in the graph, float32 [rows, ...].
+    """Returns an output of a model by its name in the graph, float32 [rows, ...].
 
     Args:
-        outputs: What the model's `forward` returned.
-        name: The graph's name of the output.
+        outputs: The result of the model's `forward`.
+        name: Name of the graph's output.
     """
     if name == LAST_FOUR_LAYERS or name.startswith(LAYERS):
-        # the last one is read from `last_hidden_state`, because some models normalize it after the last layer
+        # the last one is read from `last_hidden_state`, because some models apply a norm after the last layer
         states = (*outputs.hidden_states[:-1], outputs.last_hidden_state)
         chosen = range(-LAST_FOUR, 0) if name == LAST_FOUR_LAYERS else map(int, name.removeprefix(LAYERS).split("_"))
         return torch.cat([states[layer] for layer in chosen], dim=-1)
@@ -89,18 +89,18 @@ def read_output(outputs: Any, name: str) -> torch.Tensor:
 
 
 def choose_layers(model: PreTrainedModel, tokenizer: Any, layers: Layers) -> Layers:
-    """Makes an encoder return the layers that are asked for; returns them as a manifest has them.
+    """Makes an encoder return the requested layers; returns them in the manifest's form.
 
     Args:
-        model: The encoder, which may run from now on.
-        tokenizer: Gives it a text.
-        layers: By name, or by the numbers of transformers' `hidden_states`: 0 for what the embeddings give, negative ones from the end.
+        model: The encoder; this function may run it.
+        tokenizer: Its tokenizer.
+        layers: A name, or numbers of transformers' `hidden_states`: 0 is the output of the embeddings, negative numbers count from the end.
 
     Returns:
-        The name, or the numbers from 0 on, ascending, and with the last layer, which the graph gives out anyway.
+        The name, or numbers counted from 0, ascending, including the last layer, which the graph always returns.
 
     Raises:
-        CheckpointError: It does not have them, or not of the shape of its last one.
+        CheckpointError: The model lacks a layer, or a layer has another shape than the last one.
     """
     if layers == "last":
         return layers
@@ -122,11 +122,11 @@ def choose_layers(model: PreTrainedModel, tokenizer: Any, layers: Layers) -> Lay
 
 
 def number_layers(asked: Layers, given: Layers) -> tuple[int, ...]:
-    """Returns the layers that were asked for in their order, numbered as the manifest numbers them.
+    """Returns the requested layers in their order, with the manifest's numbers.
 
     Args:
-        asked: What `choose_layers` took.
-        given: What it returned for that.
+        asked: The layers that were passed to `choose_layers`.
+        given: The result of `choose_layers`.
     """
     if isinstance(asked, str):
         return (-1,) if asked == "last" else tuple(range(-LAST_FOUR, 0))
@@ -134,7 +134,7 @@ def number_layers(asked: Layers, given: Layers) -> tuple[int, ...]:
 
 
 def _depth(model: PreTrainedModel, tokenizer: Any) -> int:
-    """Returns the number of layers, counted on a text."""
+    """Returns the number of layers, counted with a text."""
     with torch.no_grad():
         outputs: Any = model(input_ids=torch.tensor([tokenizer("a")["input_ids"]]))
     last, states = outputs.last_hidden_state, outputs.hidden_states
@@ -149,7 +149,7 @@ def _depth(model: PreTrainedModel, tokenizer: Any) -> int:
 
 @contextmanager
 def returning_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Makes a model return its attention; only where it is wanted, for all that of a long text is gigabytes."""
+    """Makes a model return its attention in the block only, because the attention of a long text needs gigabytes."""
     before = model.config.output_attentions
     model.config.output_attentions = True
     try:
@@ -159,14 +159,14 @@ def returning_attention(model: PreTrainedModel) -> Iterator[None]:
 
 
 def count_heads(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
-    """Returns the heads of each layer, as the model returns its attention.
+    """Returns the number of heads of each layer, from the model's attention.
 
     Args:
-        model: With eager attention; others return none.
-        tokenizer: Gives it a text.
+        model: The model with eager attention; other implementations return none.
+        tokenizer: Its tokenizer.
 
     Raises:
-        CheckpointError: It returns none, or not for each token a weight of each token, whose sum is 1.
+        CheckpointError: It returns no attention, or not a weight for each pair of tokens with a sum of 1 per token.
     """
     ids = torch.tensor([tokenizer("a b c")["input_ids"]])
     with torch.no_grad(), returning_attention(model):

@@ -1,6 +1,6 @@
-"""Finds a checkpoint's files in a local folder or on the hub, and has transformers read them: never a pickle, never code.
+"""Finds a checkpoint's files in a local folder or on the hub, and reads them with transformers, but never pickles or code.
 
-The front matter of its card has the license, languages and data sets. A bundle has the same license.
+The front matter of its card has the license, languages and data sets. A bundle gets the same license.
 
     ---
     license: apache-2.0
@@ -35,19 +35,19 @@ from bertserve.service.bundle.files import MANIFEST_FILE, is_checkpoint
 logger = logging.getLogger("bertserve.export")
 MAX_CARD_BYTES = 2**20
 
-# no pickles, no Python: what is not fetched cannot be loaded
+# no pickles and no Python files: files that are not downloaded cannot be loaded
 _WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class _WithoutAliases(yaml.SafeLoader):  # type: ignore[misc]
-    """Reads YAML in which nothing is repeated by reference: ten short lines of that are gigabytes once they are written out."""
+    """Reads YAML without aliases: ten short lines with aliases can expand to gigabytes."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         """Returns the next node.
 
         Raises:
-            ValueError: It is an alias.
+            ValueError: The node is an alias.
         """
         if self.check_event(yaml.AliasEvent):
             raise ValueError("it has an alias")
@@ -56,14 +56,14 @@ class _WithoutAliases(yaml.SafeLoader):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class CardMetadata:
-    """The hub's fields of a card, by their names there; each is empty where the card does not have it.
+    """The hub's fields of a card, by the hub's names; a missing field is empty.
 
     Attributes:
-        license: The hub's ids of licenses; `other` is described by the next two.
-        license_name: Name of a license that has no id.
-        license_link: Where that license is.
+        license: The hub's ids of licenses; the next two fields describe `other`.
+        license_name: Name of a license without an id.
+        license_link: Link to that license.
         language: Codes of languages.
-        datasets: The hub's ids of what it was trained on.
+        datasets: The hub's ids of the training data.
     """
 
     license: tuple[str, ...] = ()
@@ -74,14 +74,14 @@ class CardMetadata:
 
 
 def read_card_metadata(card: Path) -> CardMetadata:
-    """Reads the front matter of a checkpoint's README.md; what is neither text nor a list of texts is left out and logged as a warning.
+    """Reads the front matter of a checkpoint's README.md; values other than texts and lists of texts are ignored and logged as warnings.
 
     Args:
-        card: The file, which may be missing.
+        card: The file, which may not exist.
     """
     try:
         found = _front_matter(read_card(card) or "")
-    except Exception as error:  # noqa: BLE001 - YAML raises whatever its constructors do, such as IndexError for an empty number
+    except Exception as error:  # noqa: BLE001 - YAML raises any error of its constructors, such as IndexError for an empty number
         reason = (str(error).splitlines() or [""])[0] or type(error).__name__
         logger.warning("the front matter of `%s` is not a YAML object (%s), so its license and languages are unknown.", card, reason)
         return CardMetadata()
@@ -95,11 +95,11 @@ def read_card_metadata(card: Path) -> CardMetadata:
 
 
 def read_card(card: Path, errors: str = "strict") -> str | None:
-    """Returns the text of a checkpoint's README.md; None where there is none, or one of more than a mebibyte.
+    """Returns the text of a checkpoint's README.md; None if it does not exist or is larger than a mebibyte.
 
     Args:
-        card: The file, which may be missing.
-        errors: What is done where it is not UTF-8, as of `str.decode`.
+        card: The file, which may not exist.
+        errors: The handling of invalid UTF-8, as in `str.decode`.
 
     Raises:
         UnicodeDecodeError: It is not UTF-8, and `errors` is `strict`.
@@ -113,7 +113,7 @@ def read_card(card: Path, errors: str = "strict") -> str | None:
 
 
 def _front_matter(text: str) -> dict[Any, Any]:
-    """Returns the YAML object at the beginning of a card; an empty one where there is none.
+    """Returns the YAML object at the start of a card; empty if there is none.
 
     Raises:
         Exception: It is not valid YAML, has aliases or is not an object.
@@ -158,12 +158,12 @@ class SourceFiles:
     """Folders of a checkpoint's files.
 
     Attributes:
-        source: What the user gave.
+        source: The source as given by the user.
         revision: Hub revision, if any.
         folder: Folder of the source.
-        trained_folder: Folder of what was trained, model or adapter: `folder`, or the one in it that `modules.json` names.
-        adapter: The adapter, if that was trained.
-        model_folder: Folder of the model's configuration and weights: `trained_folder`, or that of the adapter's base model.
+        trained_folder: Folder of the trained model or adapter: `folder`, or the subfolder that `modules.json` names.
+        adapter: The adapter, if the source is one.
+        model_folder: Folder of the model's configuration and weights: `trained_folder`, or the folder of the adapter's base model.
     """
 
     source: str
@@ -175,12 +175,12 @@ class SourceFiles:
 
     @property
     def is_local(self) -> bool:
-        """Whether the source is a folder, and not a hub id."""
+        """Whether the source is a folder instead of a hub id."""
         return Path(self.source).is_dir()
 
     @property
     def commit(self) -> str | None:
-        """The hub's commit, after which the folder of a download is named, or None for a local folder."""
+        """The commit on the hub, which is the name of a download's folder, or None for a local folder."""
         return self.folder.name if not self.is_local and _COMMIT.fullmatch(self.folder.name) else None
 
     @property
@@ -191,17 +191,17 @@ class SourceFiles:
 
     @property
     def card(self) -> str | None:
-        """The checkpoint's README.md, if it has one."""
+        """The checkpoint's README.md, if any."""
         return read_card(self.folder / "README.md", errors="replace")
 
     @property
     def card_metadata(self) -> CardMetadata:
-        """What that file says of license, language and data."""
+        """License, language and data sets in the card."""
         return read_card_metadata(self.folder / "README.md")
 
     @property
     def weights_sha256(self) -> str:
-        """Digest over the weight files that are loaded: the model's, after an adapter's."""
+        """Digest over the loaded weight files: the adapter's, if any, then the model's."""
         hasher = hashlib.sha256()
         adapter = [] if self.adapter is None else [self.trained_folder / WEIGHTS_FILE]
         for path in (*adapter, *_weight_files(self.source, self.model_folder)):
@@ -211,7 +211,7 @@ class SourceFiles:
 
 
 def find_source(source: str, revision: str | None) -> SourceFiles:
-    """Finds a checkpoint, downloading what is not here.
+    """Finds a checkpoint, and downloads missing files.
 
     Args:
         source: A local folder or a hub id.
@@ -230,20 +230,20 @@ def find_source(source: str, revision: str | None) -> SourceFiles:
 
 
 def read_with_transformers(what: str, from_pretrained: Callable[..., Any], folder: Path, **options: Any) -> Any:
-    """Calls a `from_pretrained`, translating what transformers raises for broken files.
+    """Calls a `from_pretrained` function, and translates transformers' errors about broken files.
 
     Args:
-        what: What is read, for the message.
+        what: A description of the files, for the message.
         from_pretrained: The function.
         folder: Folder of the files.
-        options: Its further arguments.
+        options: Further arguments of the function.
 
     Raises:
-        CheckpointError: It cannot be read.
+        CheckpointError: The files cannot be read.
     """
     try:
         return from_pretrained(folder, trust_remote_code=False, local_files_only=True, **options)
-    except Exception as error:  # transformers checks few fields, so its parsing raises anything, and what it raises has no common base
+    except Exception as error:  # transformers validates few fields, so its parsing can raise any error
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         reason = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
         if "trust_remote_code" in str(error):
@@ -262,7 +262,7 @@ def read_with_transformers(what: str, from_pretrained: Callable[..., Any], folde
 
 
 def _find_folder(source: str, revision: str | None) -> Path:
-    """Returns the local folder of a source, downloading a hub id's small set of files first."""
+    """Returns the local folder of a source; for a hub id it first downloads the few files that are needed."""
     if (Path(source) / MANIFEST_FILE).is_file() and not is_checkpoint(Path(source)):
         raise CheckpointError(f"`{source}` is a bundle, not a checkpoint; serve it with `bert-serve serve --model {source}`.")
     if Path(source).is_dir():
@@ -276,7 +276,7 @@ def _find_folder(source: str, revision: str | None) -> Path:
 
 
 def _why_not_downloaded(source: str, error: Exception) -> str:
-    causes = (error, error.__cause__)  # of a repository of which nothing is in the cache, huggingface_hub may raise another error
+    causes = (error, error.__cause__)  # for a repository without files in the cache, huggingface_hub may raise another error from it
     if any(isinstance(cause, GatedRepoError) for cause in causes):
         return (
             f"`{source}` is a gated repository; accept its conditions on its page, and give a token of that account in HF_TOKEN or by "
@@ -292,10 +292,10 @@ def _why_not_downloaded(source: str, error: Exception) -> str:
 
 
 def _download(source: str, revision: str | None) -> Path:
-    """Downloads the files of a hub id's top folder, and of the folders that its `modules.json` names; returns the top folder.
+    """Downloads the files in a hub id's top folder, and in the subfolders that its `modules.json` names; returns the top folder.
 
-    The hub's `*` matches `/` too. Without a limit it would fetch the weights of every step that a Trainer pushed (`checkpoint-500/`), and
-    those of other formats (`onnx/`, `original/`).
+    The hub's `*` also matches `/`. Without the limit it would download the weights of every step that a Trainer pushed (`checkpoint-500/`),
+    and those of other formats (`onnx/`, `original/`).
     """
     folder = Path(snapshot_download(source, revision=revision, allow_patterns=list(_WANTED), ignore_patterns=["*/*"]))
     commit = folder.name if _COMMIT.fullmatch(folder.name) else revision  # a branch may move between two downloads
@@ -307,10 +307,10 @@ def _download(source: str, revision: str | None) -> Path:
 
 
 def _find_base_model(adapter: LoraAdapter) -> Path:
-    """Returns the folder of the model that an adapter was trained on.
+    """Returns the folder of an adapter's base model.
 
     Raises:
-        CheckpointError: It does not exist, or has an adapter too, which transformers would load where peft is installed.
+        CheckpointError: It does not exist, or has an adapter too, which transformers would load if peft is installed.
     """
     folder = find_transformer(_find_folder(adapter.base_model, adapter.base_revision))
     if (folder / CONFIG_FILE).is_file():
@@ -322,10 +322,10 @@ def _find_base_model(adapter: LoraAdapter) -> Path:
 
 
 def _weight_files(source: str, folder: Path) -> list[Path]:
-    """Returns the files that transformers loads a model's weights from: one, or the parts that an index names; none where it has neither.
+    """Returns the files from which transformers loads a model's weights: one file, or the parts in an index; empty if there are none.
 
     Raises:
-        CheckpointError: The index names other files than safetensors, which transformers would unpickle.
+        CheckpointError: The index names files other than safetensors, which transformers would unpickle.
     """
     whole, path = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if not path.is_file():

@@ -1,11 +1,11 @@
-"""Reads what a checkpoint was fine-tuned for: its task, the class that loads it, its labels, and what turns logits into scores.
+"""Reads the purpose of a checkpoint: its task, the class that loads it, its labels, and the function from logits to scores.
 
-`adapt_head` gives every head the form that all later stages know: inputs of [rows, length], and outputs by the names of the graph. What a task
-asks of all its models is in `export/tasks`. Two classes of pretraining need more: ALBERT's has two heads, of which the one of sentence order has
-no class of its own. ELECTRA's discriminator has one logit a token, x, which says by its sigmoid that the token was replaced. With a second one
-that is always 0 it is a tagger like any other: the softmax over 0 and x is 1 - sigmoid(x) and sigmoid(x).
+`adapt_head` gives every head the form that later stages expect: inputs of [rows, length], and outputs with the graph's names.
+`export/tasks` has the requirements of each task. Two classes of pretraining need more. ALBERT's has two heads, and the head for sentence
+order has no separate class. ELECTRA's discriminator has one logit x per token, whose sigmoid is the probability that the token was
+replaced. With a second logit that is always 0 it is an ordinary tagger: the softmax over 0 and x is 1 - sigmoid(x) and sigmoid(x).
 
-Adapters are hooks: the model's own code runs, whatever it is, in PyTorch and in both exporters.
+Adapters are hooks: the model's own code runs unchanged, in PyTorch and in both exporters.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ from bertserve.export.tasks.spec import ExportTask
 from bertserve.service.bundle.manifest import Activation, Task
 
 OTHER_HEADS: dict[str, dict[Task, Any]] = {
-    # the architecture's name, or what it has from "For" on -> each task that it has a head for, the one that is meant first, and the class that loads that
+    # the architecture's name, or its part from "For" on -> the tasks of its heads, the default task first, and the classes that load
+    # these heads
     "ForNextSentencePrediction": {"text-classification": AutoModelForNextSentencePrediction},
     "AlbertForPreTraining": {"fill-mask": AutoModelForMaskedLM, "text-classification": AutoModelForPreTraining},
     "ElectraForPreTraining": {"token-classification": AutoModelForPreTraining},
-    # the classes of either head alone have the same modules by the same names
+    # the classes with only one of the heads have the same modules with the same names
     **{
         f"{family}ForPreTraining": {"fill-mask": AutoModelForMaskedLM, "text-classification": AutoModelForNextSentencePrediction}
         for family in ("Bert", "Ernie", "FNet", "MegatronBert", "MobileBert")
@@ -44,43 +45,43 @@ OTHER_HEADS: dict[str, dict[Task, Any]] = {
 }
 PAIR_HEADS = ("ForNextSentencePrediction", "AlbertForPreTraining")
 FIXED_LABELS = {
-    # suffix of the loaded class's name -> the labels that transformers fixed for its head, whatever config.json says, by id
+    # suffix of the loaded class's name -> transformers' fixed labels of its head by id, which config.json cannot change
     "ForNextSentencePrediction": ("is_next", "not_next"),
     "AlbertForPreTraining": ("in_order", "swapped"),
     "ElectraForPreTraining": ("original", "replaced"),
 }
-SENTENCE_ORDERS = 2  # of ALBERT: in order, and swapped
+SENTENCE_ORDERS = 2  # labels of ALBERT's head: in order, and swapped
 
 
 def choose_task(config: Any, task: str, adapter: LoraAdapter | None) -> tuple[Task, Any]:
     """Returns the task and the auto class that loads it.
 
     Args:
-        config: The model's configuration; an adapter's head and number of labels are put into it.
+        config: The model's configuration; it gets an adapter's head and number of labels.
         task: A Hugging Face task name, or `auto` to read it from the architecture.
-        adapter: The adapter that is merged into the model, if any.
+        adapter: The adapter to merge into the model, if any.
 
     Raises:
-        CheckpointError: The task is not known, or the model has no head for it.
+        CheckpointError: The task is unknown, or the model has no head for it.
     """
     return _task_of_model(config, task) if adapter is None else _task_of_adapter(config, task, adapter)
 
 
 def fixed_labels(model: PreTrainedModel) -> tuple[str, ...] | None:
-    """Returns the labels by id of a head whose labels are always the same, with a softmax over them; None for any other head."""
+    """Returns the labels by id of a head with fixed labels, whose scores are a softmax; None for any other head."""
     return next((labels for suffix, labels in FIXED_LABELS.items() if type(model).__name__.endswith(suffix)), None)
 
 
 def judges_pairs(model: PreTrainedModel) -> bool:
-    """Returns whether a model says how two texts go together, so that one alone means nothing to it."""
+    """Returns whether a model scores the relation of two texts, so that a single text has no meaning for it."""
     return type(model).__name__.endswith(PAIR_HEADS)
 
 
 def read_labels(source: str, config: Any) -> tuple[str, ...]:
-    """Returns the labels' names by id.
+    """Returns the names of the labels by id.
 
     Raises:
-        CheckpointError: They are not distinct names for all ids.
+        CheckpointError: The names are not distinct, or an id has no name.
     """
     labels = tuple(str(config.id2label[i] or "") for i in sorted(config.id2label))
     if sorted(config.id2label) != list(range(len(labels))) or len(set(labels)) != len(labels) or "" in labels:
@@ -91,7 +92,7 @@ def read_labels(source: str, config: Any) -> tuple[str, ...]:
 
 
 def read_activation(config: Any) -> Activation:
-    """Returns what turns logits into scores, by the rule of the Hugging Face text-classification pipeline."""
+    """Returns the function from logits to scores, by the rule of the Hugging Face text-classification pipeline."""
     if config.problem_type == "regression":
         return "none"
     if config.problem_type == "multi_label_classification" or config.num_labels == 1:
@@ -100,10 +101,10 @@ def read_activation(config: Any) -> Activation:
 
 
 def adapt_head(model: PreTrainedModel, task: Task) -> None:
-    """Makes a loaded model take and give out what graphs of its task do; most do so already.
+    """Adapts a loaded model to the inputs and outputs of its task's graphs; most models need no change.
 
     Raises:
-        CheckpointError: ALBERT's head of sentence order has not two labels.
+        CheckpointError: ALBERT's head for sentence order does not have two labels.
     """
     if (adapt := TASKS[task].adapt_model) is not None:
         adapt(model)
@@ -128,7 +129,7 @@ def _task_of_model(config: Any, task: str) -> tuple[Task, Any]:
         raise CheckpointError(f"the checkpoint is a {architectures[0]}, made for {made_for}; --task {wanted} does not match it.")
     auto_class = trained_for.get(wanted, _auto_class(TASKS[wanted]))
     if TASKS[wanted].embeds and getattr(config, "is_encoder_decoder", False) and type(config) in AutoModelForTextEncoding._model_mapping:
-        auto_class = AutoModelForTextEncoding  # no text fills the inputs of T5's decoder
+        auto_class = AutoModelForTextEncoding  # T5's decoder has inputs that do not come from a text
     if type(config) not in auto_class._model_mapping:
         raise CheckpointError(
             f"transformers has no head for {wanted} on a {type(config).__name__} (architecture {architectures or 'none'})."
@@ -141,7 +142,7 @@ def _auto_class(task: ExportTask) -> Any:
 
 
 def _heads(architectures: list[str]) -> dict[Task, Any]:
-    """Returns each task that an architecture has a head for, the one that is meant first, with the class that loads it; none if not known."""
+    """Returns the tasks of an architecture's heads with the classes that load them, the default first; empty if unknown."""
     for name in architectures:
         other = OTHER_HEADS.get(name) or OTHER_HEADS.get(name[max(name.find("For"), 0) :])
         if other is not None:
@@ -153,13 +154,13 @@ def _heads(architectures: list[str]) -> dict[Task, Any]:
 
 
 def _task_of_adapter(config: Any, task: str, adapter: LoraAdapter) -> tuple[Task, Any]:
-    """Returns the task and the auto class of a model with an adapter; the model's own head may be for another task, or absent."""
+    """Returns the task and the auto class of a model with an adapter; the model's own head may be missing or for another task."""
     wanted = adapter.task if task == "auto" else task
     if wanted == "auto":
         return _task_of_model(config, task)
     config.architectures = None
     chosen, auto_class = _task_of_model(config, wanted)
-    with torch.device("meta"):  # shapes alone
+    with torch.device("meta"):  # only shapes
         model = read_with_transformers(
             "the configuration of the adapter's model",
             lambda _, **__: auto_class.from_config(config, attn_implementation="eager"),
@@ -172,9 +173,9 @@ def _task_of_adapter(config: Any, task: str, adapter: LoraAdapter) -> tuple[Task
 
 
 def _has_head(architecture: str, suffix: str, auto_class: Any) -> bool:
-    """Returns whether an architecture is one that transformers has for a head; the names of XLNet's, for one, have other suffixes.
+    """Returns whether an architecture belongs to one of transformers' heads; those of XLNet, for example, have other suffixes.
 
-    The name of a language model ends in "LMHeadModel", but that is no bare encoder; and BART, which writes texts, was not made to fill masks,
+    Names of language models end in "LMHeadModel", but these are not plain encoders. BART, a text generator, was not made to fill masks,
     though it can.
     """
     named = architecture.endswith(suffix) and "HeadModel" not in architecture
@@ -183,7 +184,7 @@ def _has_head(architecture: str, suffix: str, auto_class: Any) -> bool:
 
 
 def _give_sentence_order(model: Any) -> None:
-    """Makes ALBERT's class of pretraining give out the `logits` [rows, 2] of sentence order, and compute nothing for the other head."""
+    """Makes ALBERT's pretraining class return the `logits` [rows, 2] of sentence order, and skip its other head."""
     labels = model.sop_classifier.classifier.out_features
     if labels != SENTENCE_ORDERS:
         raise CheckpointError(
@@ -199,7 +200,7 @@ def _give_sentence_order(model: Any) -> None:
 
 
 def _give_both_tags(module: Any, args: Any, output: Any) -> Any:
-    """Makes `logits` [rows, length, 2], of the tags original and replaced, of ELECTRA's [rows, length]."""
+    """Converts ELECTRA's logits [rows, length] to `logits` [rows, length, 2] for the tags original and replaced."""
     replaced = output["logits"]
     output["logits"] = torch.stack([torch.zeros_like(replaced), replaced], dim=-1)
     return output

@@ -1,4 +1,4 @@
-"""Loads a checkpoint's fast tokenizer, and reads the facts that the service needs in addition to `tokenizer.json`."""
+"""Loads a checkpoint's fast tokenizer, and reads the facts that the service needs besides `tokenizer.json`."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from bertserve.service.bundle.manifest import AddedToken, MaskToken, Piece, Spec
 
 
 def load_tokenizer(source: str, folder: Path) -> Any:
-    """Returns the fast tokenizer, refusing one that cannot be served.
+    """Returns the fast tokenizer; refuses one that is not supported.
 
     Args:
         source: The checkpoint, for the message.
         folder: Folder of the tokenizer's files.
 
     Raises:
-        CheckpointError: There is none, or it is slow.
+        CheckpointError: There is no tokenizer, or only a slow one.
     """
     tokenizer = read_with_transformers(f"the tokenizer of `{source}`", AutoTokenizer.from_pretrained, folder)
     if not getattr(tokenizer, "is_fast", False):
         raise CheckpointError(f"`{source}` has no fast tokenizer (`tokenizer.json`); save one with `save_pretrained` and export again.")
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
-        # transformers 5 makes up a tokenizer of special tokens if there is no file
+        # without a file, transformers 5 creates a tokenizer with only special tokens
         raise CheckpointError(f"`{source}` has no tokenizer: neither `tokenizer.json` nor a vocabulary; save one with `save_pretrained`.")
     return tokenizer
 
@@ -43,15 +43,15 @@ def describe_tokenizer(
     mask: MaskToken | None = None,
     pairs_only: bool = False,
 ) -> TokenizerSpec:
-    """Returns the manifest's entry of a tokenizer, without the digest of its file.
+    """Returns the manifest's entry for a tokenizer, without the digest of its file.
 
     Args:
         tokenizer: The tokenizer.
-        templates: Of one text, and of a pair.
+        templates: The templates of one text and of a pair.
         padding: The padding that the model tolerates.
-        max_length: Usable length in tokens, special tokens counted.
+        max_length: Maximum length in tokens, including special tokens.
         mask: The mask token, for fill-mask.
-        pairs_only: Whether the model says how two texts go together, so that one alone means nothing to it.
+        pairs_only: Whether the model scores the relation of two texts, so that a single text has no meaning for it.
     """
     single, pair = templates
     return TokenizerSpec(
@@ -71,7 +71,7 @@ def describe_tokenizer(
 
 
 def _read_added_tokens(tokenizer: Any, pieces: Iterable[Piece], pad_id: int) -> tuple[AddedToken, ...]:
-    """Returns the added tokens that a text may spell: all but those of the templates, of padding, of unknown text and of the mask."""
+    """Returns the added tokens that a text can contain: all except template tokens, padding, the unknown token and the mask."""
     inert = {piece.id for piece in pieces if isinstance(piece, SpecialPiece)}
     inert |= {pad_id, tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.mask_token_id}
     return tuple(
@@ -84,12 +84,12 @@ def _read_added_tokens(tokenizer: Any, pieces: Iterable[Piece], pad_id: int) -> 
 def tokenizer_json(tokenizer: Any, spec: TokenizerSpec) -> str:
     """Returns `tokenizer.json` without the truncation and padding settings of its training.
 
-    The service reads special tokens that are spelled in a text as text. So the tokens that a text may spell are marked as not special:
+    The service reads special tokens in a text as ordinary text. Therefore the tokens that a text can contain are marked as not special:
     the added ones, and for fill-mask the mask.
     """
     document = json.loads(tokenizer.backend_tokenizer.to_str())
     if tokenizer.split_special_tokens:
-        # special tokens are text then, and a word of the vocabulary that is one keeps its id
+        # special tokens are then ordinary text, and one that is also a word of the vocabulary keeps its id
         words = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
         named = {tokenizer.convert_tokens_to_ids(token) for token in tokenizer.special_tokens_map.values() if isinstance(token, str)}
         document["added_tokens"] = [
@@ -105,13 +105,13 @@ def tokenizer_json(tokenizer: Any, spec: TokenizerSpec) -> str:
 
 
 def vocabulary_size(tokenizer: Any) -> int:
-    """Returns how many rows of an embedding its ids need."""
+    """Returns the number of embedding rows that its ids need."""
     ids: dict[str, int] = tokenizer.get_vocab()
     return max(len(tokenizer), *(id_ + 1 for id_ in ids.values()))
 
 
 def read_template(tokenizer: Any, texts: tuple[str, ...]) -> tuple[Piece, ...]:
-    """Reads the special-token template off an encoding of short texts, whatever the post-processor is."""
+    """Reads the special-token template from an encoding of short texts, for any post-processor."""
     encoding = tokenizer(*texts, return_special_tokens_mask=True)[0]
     pieces: list[Piece] = []
     for token, id_, type_id, sequence, special in zip(
@@ -127,7 +127,7 @@ def read_template(tokenizer: Any, texts: tuple[str, ...]) -> tuple[Piece, ...]:
 
 
 def _find_cls_index(tokenizer: Any, single: tuple[Piece, ...], pair: tuple[Piece, ...]) -> int | None:
-    """Returns the position of [CLS] in both templates: 0 for the first, -1 for the last, else None."""
+    """Returns the position of [CLS] in both templates: 0 for the first, -1 for the last, otherwise None."""
     for index in (0, -1):
         pieces = single[index], pair[index]
         if all(isinstance(piece, SpecialPiece) and piece.id == tokenizer.cls_token_id for piece in pieces):
@@ -136,7 +136,7 @@ def _find_cls_index(tokenizer: Any, single: tuple[Piece, ...], pair: tuple[Piece
 
 
 def _read_subword_prefix(tokenizer: Any) -> str | None:
-    """Returns the prefix of a token that continues a word, or None if white space begins a word instead."""
+    """Returns the prefix of a token that continues a word, or None if words begin after white space instead."""
     model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     return model.get("continuing_subword_prefix") or None
 
@@ -145,7 +145,7 @@ def read_mask_token(source: str, tokenizer: Any) -> MaskToken:
     """Returns the mask token.
 
     Raises:
-        CheckpointError: It has none, or does not recognize it in a text.
+        CheckpointError: The tokenizer has no mask token, or does not recognize it in a text.
     """
     if getattr(tokenizer, "split_special_tokens", False):
         raise CheckpointError(

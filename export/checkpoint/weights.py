@@ -1,15 +1,15 @@
-"""Loads a checkpoint's weights into its model, and refuses those that do not fit: a model with random parts would still answer.
+"""Loads a checkpoint's weights into its model, and refuses weights that do not match: a model with random parts would still answer.
 
-transformers only warns of unexpected weights, those that the model has no place for. A classifier without the pooler of its pretraining is
-complete. One that leaves an encoder layer or an LSTM behind the encoder unread gives other answers than the model that was trained. So such
-a weight is harmless only where transformers has a model of this configuration that has it, with another head.
+transformers only warns of unexpected weights, which the model cannot use. A classifier without the pooler of its pretraining is
+complete. But a classifier without an encoder layer, or without an LSTM after the encoder, differs from the trained model. So an unexpected
+weight is harmless only if transformers has a model of this configuration with another head that has the weight.
 
 Heads may be pruned: `pruned_heads` in config.json, layer -> heads.
 
     {"pruned_heads": {"0": [1, 3], "5": [0]}}
 
-transformers 4 writes this, with matrices that lack the heads. transformers 5 reads such a checkpoint as one of wrong shapes. Here the model
-gets the attention that is left of it.
+transformers 4 writes this setting, with matrices without these heads. transformers 5 reads such a checkpoint as one with wrong shapes. Here
+the model gets attention with the remaining heads.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from bertserve.export.tasks.catalog import TASKS
 from bertserve.service.bundle.manifest import Task
 from bertserve.service.errors import plural
 
-# modules that only a training had: TinyBERT's matrices that compared its layers with those of its teacher
+# modules only for training: TinyBERT's matrices that compare its layers with those of its teacher
 _OF_TRAINING = ("fit_dense.",)
 _CLASSES = (
     AutoModel,
@@ -53,22 +53,22 @@ _CLASSES = (
     AutoModelForTokenClassification,
 )
 
-# by the names of BERT's, RoBERTa's and ELECTRA's modules, and of DistilBERT's; the last one of each reads the heads
+# names of the modules of BERT, RoBERTa, ELECTRA and DistilBERT; the last one of each reads the heads
 _MODULE = re.compile(r"(?:^|\.)layer\.(\d+)\.attention\.(?:(?P<head>self\.(?:query|key|value)|[qkv]_lin)|output\.dense|out_lin)$")
 
 
 def load_model(files: SourceFiles, task: Task, auto_class: Any, config: Any, ignored_weights: Sequence[str] = ()) -> PreTrainedModel:
-    """Returns the model in float32 and evaluation mode, with eager attention, an adapter merged into it.
+    """Returns the model in float32 and evaluation mode, with eager attention and a merged adapter.
 
     Args:
         files: The checkpoint's files.
         task: Its task.
         auto_class: The class of transformers that loads it.
         config: Its configuration.
-        ignored_weights: Patterns of the names of weights that the model may leave unused.
+        ignored_weights: Patterns of names of weights that the model may leave unused.
 
     Raises:
-        CheckpointError: Weights are missing, unexpected, of other shapes than configured, or not finite.
+        CheckpointError: Weights are missing, unexpected or not finite, or have other shapes than configured.
     """
     source, adapter = files.source, files.adapter
     with prune_while_loading(source, config):
@@ -81,7 +81,7 @@ def load_model(files: SourceFiles, task: Task, auto_class: Any, config: Any, ign
             dtype=torch.float32,
             attn_implementation="eager",
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are refused below, with a better message
+            ignore_mismatched_sizes=True,  # refused below with a better message
         )
     replaced = set() if adapter is None else adapter.merge(model)
     _refuse_other_shapes(source, [entry for entry in report["mismatched_keys"] if entry[0] not in replaced])
@@ -96,12 +96,12 @@ def load_model(files: SourceFiles, task: Task, auto_class: Any, config: Any, ign
 
 
 def _drop_pooler(model: PreTrainedModel, missing: set[str]) -> set[str]:
-    """Removes the layer on [CLS] from an encoder, which no embedding reads; returns the missing weights of other layers.
+    """Removes an encoder's layer for [CLS], which embeddings do not use; returns the missing weights of other layers.
 
-    Checkpoints of other heads often lack it, and transformers would fill it with random weights.
+    Checkpoints for other heads often lack it, and transformers would initialize it randomly.
     """
     if isinstance(getattr(model, "pooler", None), torch.nn.Module):
-        # some models' code calls it without looking, so that there must be one
+        # the code of some models always calls it
         model.pooler = torch.nn.Identity()
     return {name for name in missing if not name.startswith("pooler.")}
 
@@ -116,7 +116,7 @@ def _refuse_missing(source: str, missing: Collection[str], kind: str, architectu
 
 
 def _refuse_other_shapes(source: str, mismatched: Collection[tuple[str, Sequence[int], Sequence[int]]]) -> None:
-    """Refuses weights of other shapes than config.json gives them: transformers would put random ones in their place."""
+    """Refuses weights with other shapes than in config.json, which transformers would replace by random ones."""
     if mismatched:
         name, given, configured = min(mismatched, key=lambda entry: entry[0])
         raise CheckpointError(
@@ -135,17 +135,17 @@ def _refuse_not_finite(source: str, model: PreTrainedModel) -> None:
 def refuse_unexpected_weights(source: str, unexpected: Collection[str], model: PreTrainedModel, ignored: Sequence[str] = ()) -> None:
     """Refuses weights that the model should have used.
 
-    Harmless are the weights of other heads that transformers has for the model's configuration, and stored buffers of position ids.
-    transformers does not report the weights that a model's class itself declares to be ignored.
+    Weights of other heads that transformers has for the model's configuration are harmless, and so are buffers of position ids.
+    transformers does not report weights that a model's class declares as ignored.
 
     Args:
         source: The checkpoint, for the message.
-        unexpected: Names of the weights that the model has no place for.
+        unexpected: Names of the weights that the model does not use.
         model: The loaded model.
-        ignored: Patterns of names, with `*` for any characters, that the user takes for harmless.
+        ignored: Patterns of names of harmless weights from the user, with `*` for any characters.
 
     Raises:
-        CheckpointError: A weight is of a layer that the configuration leaves out, or of a part that the model lacks.
+        CheckpointError: A weight belongs to a layer that the configuration leaves out, or to a part that the model lacks.
     """
     left = sorted(name for name in unexpected if not any(fnmatchcase(name, pattern) for pattern in ignored))
     if not left:
@@ -171,13 +171,13 @@ def refuse_unexpected_weights(source: str, unexpected: Collection[str], model: P
 
 
 def _is_harmless(name: str, modules: Collection[str], other_heads: Collection[str]) -> bool:
-    """Returns whether a weight is of a part that the model does not have, and another head does; or a buffer of position ids."""
+    """Returns whether a weight belongs to a part that only another head has, or is a buffer of position ids."""
     module, _, weight = name.rpartition(".")
     return weight == "position_ids" or name.startswith(_OF_TRAINING) or (name in other_heads and module not in modules)
 
 
 def _names_with_other_heads(model: PreTrainedModel) -> set[str]:
-    """Returns the names of the weights of all models that transformers has for a configuration, with and without the encoder's prefix."""
+    """Returns the names of the weights of all transformers models for a configuration, with and without the encoder's prefix."""
     names: set[str] = set()
     config: Any = model.config
     for auto_class in _CLASSES:
@@ -187,7 +187,7 @@ def _names_with_other_heads(model: PreTrainedModel) -> set[str]:
             with torch.device("meta"):  # only names are needed
                 other = auto_class.from_config(config, attn_implementation="eager")
         except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, NotImplementedError):
-            continue  # a head that this configuration does not fit
+            continue  # this head does not support the configuration
         own = set(other.state_dict())
         prefix = f"{other.base_model_prefix}."
         names |= own | {name.removeprefix(prefix) for name in own} | {prefix + name for name in own if auto_class is AutoModel}
@@ -199,22 +199,22 @@ def _first_names(names: list[str]) -> str:
 
 
 def _without_layer_numbers(name: str) -> str:
-    """Returns a weight's name with `*` in place of the numbers of its layers."""
+    """Returns a weight's name with `*` instead of layer numbers."""
     return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
 
 
 @contextmanager
 def prune_while_loading(source: str, config: Any) -> Iterator[None]:
-    """Makes models that are made within the block lack the heads that their configuration says were pruned.
+    """Makes models that are created in the block lack the pruned heads of their configuration.
 
-    What fits no module of a known name is left as it is; its weights are then of another shape, which is refused where they are loaded.
+    Modules with unknown names stay unchanged; the shapes of their weights then differ, which is refused during loading.
 
     Args:
         source: The checkpoint, for the message.
         config: Its configuration.
 
     Raises:
-        CheckpointError: `pruned_heads` is not understood, or leaves a layer without a head.
+        CheckpointError: `pruned_heads` is invalid, or leaves a layer without a head.
     """
     kept = _kept_heads(source, config)
     if not kept:

@@ -1,1 +1,1 @@
-"""Reading, rewriting and writing ONNX graphs. It does not depend on the model."""
+"""Reads, rewrites and writes ONNX graphs. It does not depend on the model."""

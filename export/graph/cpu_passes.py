@@ -1,21 +1,21 @@
 """Three exact passes that make a fused graph faster on the CPU.
 
-`unfuse` takes fused operators apart again where ONNX Runtime's CPU kernels are slower than their parts. Measured with onnxruntime 1.31 on
-one thread (docs/explanation/graphs.md): SkipLayerNormalization takes three to five times as long as Add and LayerNormalization, BiasGelu
-twice as long as Add and Gelu, and Attention longer than three matrix products and MultiHeadAttention. Fusing first is still worth it: it
-finds attention in the tracer's many forms.
+`unfuse` splits fused operators if ONNX Runtime's CPU kernels are slower than their parts. Measured with onnxruntime 1.31 on one thread
+(docs/explanation/graphs.md): SkipLayerNormalization takes three to five times as long as Add and LayerNormalization, BiasGelu twice as long
+as Add and Gelu, and Attention takes longer than three matrix products and MultiHeadAttention. Fusing first is still useful: it finds
+attention in the tracer's many forms.
 
-The optimizer's own FusionOptions do not give this graph. Without `enable_skip_layer_norm` it finds no attention in models that
-norm before their blocks (in none of 12 layers of Megatron-BERT, not in 11). Without `enable_bias_gelu` it also leaves the bias out
-of FastGelu, as ALBERT has it. `use_multi_head_attention` takes the biases of the projections into the attention, where neither
-packing nor int8 finds them, and does not fuse attention with a bias of its scores. Gemm and Einsum have no option.
+The optimizer's own FusionOptions cannot produce this graph. Without `enable_skip_layer_norm` it finds no attention in models with
+norms before their blocks (in none of 12 layers of Megatron-BERT, instead of 11). Without `enable_bias_gelu` it also omits the bias
+of FastGelu, which ALBERT uses. `use_multi_head_attention` moves the projections' biases into the attention, so that neither
+packing nor int8 finds them, and does not fuse attention with a score bias. Gemm and Einsum have no option.
 
-`restrict_to_cls` computes the last layer for the first token only, where a head reads nothing else. A classifier on [CLS] drops every other
-row of the last layer's output. Keys and values are still needed for all tokens; the query, the attention's output, the feed-forward block
-and both norms are not.
+`restrict_to_cls` computes the last layer only for the first token, if the head reads nothing else. A classifier on [CLS] ignores all other
+rows of the last layer's output. Keys and values are still needed for all tokens, but the query, the attention's output, the feed-forward
+block and both norms are not.
 
-`pack_qkv` multiplies a tensor once with all matrices that read it, as query, key and value do. One product with a matrix three times as wide
-costs less than three: the tensor is read, and quantized, once.
+`pack_qkv` merges products of the same tensor, such as query, key and value. One product with a matrix three times as wide
+costs less than three products, because the tensor is read, and quantized, once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bertserve.export.errors import GraphError
 from bertserve.export.graph import rewrite
 from bertserve.export.graph.rewrite import CONTRIB, Linear, as_linear
 
-# operators whose output row depends on the same row of these inputs only (None: of every input that is not a constant)
+# operators whose output row depends only on the same row of these inputs (None: of all inputs that are not constants)
 _ROWWISE: dict[str, tuple[int, ...] | None] = {
     "Add": None,
     "Sub": None,
@@ -46,20 +46,20 @@ _ROWWISE: dict[str, tuple[int, ...] | None] = {
     "Erf": (0,),
     "LayerNormalization": (0,),
     "MatMul": (0,),
-    "MultiHeadAttention": (0,),  # a query's row; keys and values stay whole
+    "MultiHeadAttention": (0,),  # the query's row; keys and values stay complete
 }
-_SCORE_BIAS = 5  # input of MultiHeadAttention: what is added to the scores, [1 or rows, heads, queries, keys]
+_SCORE_BIAS = 5  # input of MultiHeadAttention that is added to the scores, [1 or rows, heads, queries, keys]
 
 
 def unfuse(source: Path, target: Path) -> None:
-    """Writes the graph for the CPU provider to a new file: the same function, in operators whose kernels are fast.
+    """Writes the graph for the CPU provider to a new file: the same function with operators that have fast kernels.
 
     Args:
         source: The fused graph.
         target: The new graph.
 
     Raises:
-        GraphError: A fused operator is used in a way that was not understood.
+        GraphError: A fused operator is used in an unsupported way.
     """
     rules: dict[str, Callable[[ir.Graph, ir.Node, ir.tape.Tape], Sequence[ir.Value]]] = {
         "Attention": _attention,
@@ -84,9 +84,9 @@ def _linear(tape: ir.tape.Tape, x: ir.Value | None, weight: ir.Value, bias: ir.V
 
 
 def _attention(graph: ir.Graph, node: ir.Node, tape: ir.tape.Tape) -> Sequence[ir.Value]:
-    """Three projections and MultiHeadAttention; its mask stays one key's padding per row, [rows, length].
+    """Returns three projections and MultiHeadAttention, with the same mask, the key padding of each row [rows, length].
 
-    What is added to the scores, as a bias by relative position, goes along.
+    Values that are added to the scores, such as a relative position bias, are kept.
     """
     x, packed_weight, packed_bias, mask, past, score_bias = (*node.inputs, *[None] * 5)[:6]
     weight, bias = rewrite.constant(packed_weight), rewrite.constant(packed_bias)
@@ -109,7 +109,7 @@ def _attention(graph: ir.Graph, node: ir.Node, tape: ir.tape.Tape) -> Sequence[i
 
 
 def _skip_layer_norm(_: ir.Graph, node: ir.Node, tape: ir.tape.Tape) -> Sequence[ir.Value]:
-    """`LayerNormalization(x + bias + skip)`, without a shift where there is none; the sum itself may be read too."""
+    """Returns `LayerNormalization(x + bias + skip)`, without a shift if there is none; the sum may also be an output."""
     x, skip, gamma, beta, bias = (*node.inputs, None, None)[:5]
     if any(value.name for value in node.outputs[1:3]):
         raise GraphError(f"`{node.name}` has inputs {_names(node.inputs)} and outputs {_names(node.outputs)}, which is not supported.")
@@ -124,7 +124,7 @@ def _bias_gelu(_: ir.Graph, node: ir.Node, tape: ir.tape.Tape) -> Sequence[ir.Va
 
 
 def _gemm(graph: ir.Graph, node: ir.Node, tape: ir.tape.Tape) -> Sequence[ir.Value]:
-    """A product, and an addition where there is a bias: the form of all other layers, so that quantization need not know two."""
+    """Returns a product and the addition of a bias, if any: the form of all other layers, so quantization handles only one form."""
     attributes = node.attributes
     plain = attributes.get_float("alpha", 1.0) == attributes.get_float("beta", 1.0) == 1.0 and not attributes.get_int("transA", 0)
     x, weight, bias = (*node.inputs, None)[:3]
@@ -137,10 +137,10 @@ def _gemm(graph: ir.Graph, node: ir.Node, tape: ir.tape.Tape) -> Sequence[ir.Val
 
 
 def _einsum(graph: ir.Graph, node: ir.Node, tape: ir.tape.Tape) -> Sequence[ir.Value]:
-    """A product with a constant matrix, in whatever shape it is kept, as `MatMul`: faster, and quantization knows it.
+    """Returns a product with a constant matrix as `MatMul`, which is faster, and which quantization supports.
 
-    Understood are sums over the last axes of a computed tensor and the first or the last of a constant one, such as
-    `ibh,hnd->ibnd` and `ibnd,hnd->ibh`; any other is left alone.
+    It supports sums over the last axes of a computed tensor and the first or last axes of a constant, such as
+    `ibh,hnd->ibnd` and `ibnd,hnd->ibh`; others stay unchanged.
     """
     equation = node.attributes.get_string("equation", "").replace(" ", "")
     weight = rewrite.constant(node.inputs[1]) if len(node.inputs) == 2 else None
@@ -171,7 +171,7 @@ def _einsum(graph: ir.Graph, node: ir.Node, tape: ir.tape.Tape) -> Sequence[ir.V
 
 
 def _shape(graph: ir.Graph, sizes: list[int]) -> ir.Value:
-    """Returns a constant for `Reshape`; 0 keeps the size that there is."""
+    """Returns a constant for `Reshape`; 0 keeps the size of an axis."""
     return rewrite.add_constant(graph, "shape/" + "_".join(map(str, sizes)), np.array(sizes, dtype=np.int64))
 
 
@@ -180,18 +180,18 @@ def _names(values: Sequence[ir.Value | None]) -> list[str | None]:
 
 
 def restrict_to_cls(source: Path, target: Path) -> int:
-    """Writes the graph in which only what the first token needs is computed, to a new file.
+    """Writes the graph that computes only the first token's results, if possible, to a new file.
 
     Args:
         source: An unfused graph whose hidden states are [rows, length, hidden].
-        target: The new graph; the same as before where no `Gather(hidden, 0, axis=1)` is the only reader of hidden states.
+        target: The new graph; it is unchanged unless `Gather(hidden, 0, axis=1)` is the only reader of hidden states.
 
     Returns:
-        How many nodes compute one row instead of all.
+        The number of nodes that compute one row instead of all.
     """
     model = rewrite.load(source)
     gathers = {node for node in model.graph if _gathers_cls(node)}
-    # the inputs of which a node needs the first row only
+    # node -> indices of the inputs of which it only needs the first row
     restricted: dict[ir.Node, tuple[int, ...]] = dict.fromkeys(gathers, (0,))
     for node in reversed(model.graph):
         output = node.outputs[0]
@@ -206,7 +206,7 @@ def restrict_to_cls(source: Path, target: Path) -> int:
 
 
 def _gathers_cls(node: ir.Node) -> bool:
-    """Returns whether a node takes the first row, which is [CLS], out of computed hidden states."""
+    """Returns whether a node takes the first row, [CLS], of computed hidden states."""
     if node.op_type != "Gather" or node.attributes.get_int("axis", 0) != 1 or node.inputs[0] is None or node.inputs[0].is_graph_input():
         return False
     index = rewrite.constant(node.inputs[1])
@@ -214,20 +214,20 @@ def _gathers_cls(node: ir.Node) -> bool:
 
 
 def _rowwise_inputs(node: ir.Node) -> tuple[int, ...]:
-    """Returns which inputs hold the rows; none where the operator mixes rows or is not known."""
+    """Returns the indices of inputs with rows; empty if the operator mixes rows or is unknown."""
     if node.op_type not in _ROWWISE:
         return ()
     shapes = [rewrite.constant_shape(value) for value in node.inputs]
     if node.op_type == "MatMul" and shapes[1] is None:
-        return ()  # a product of two computed tensors, as scores are, mixes rows
+        return ()  # a product of two computed tensors, such as scores, mixes rows
     if node.op_type != "MatMul" and any(shape is not None and len(shape) > 1 for shape in shapes):
-        return ()  # a constant with rows of its own
+        return ()  # a constant with its own rows
     positions = _ROWWISE[node.op_type]
     return tuple(i for i, shape in enumerate(shapes) if shape is None) if positions is None else positions
 
 
 def _slice_inputs(graph: ir.Graph, restricted: Mapping[ir.Node, tuple[int, ...]], gathers: Collection[ir.Node]) -> None:
-    """Takes the first row of what restricted nodes read from nodes that are not restricted, and of a bias of scores the first query's."""
+    """Takes the first row of inputs that restricted nodes read from other nodes, and the first query's row of a score bias."""
     names = {"start": 0, "end": 1, "axis": 1, "query_axis": 2}
     bounds = {name: rewrite.add_constant(graph, f"first_row/{name}", np.array([i], dtype=np.int64)) for name, i in names.items()}
     one_row = restricted.keys() - gathers
@@ -250,15 +250,15 @@ def _slice_inputs(graph: ir.Graph, restricted: Mapping[ir.Node, tuple[int, ...]]
 
 
 def pack_qkv(source: Path, target: Path) -> int:
-    """Writes the graph with products of the same tensor merged, to a new file.
+    """Merges products of the same tensor, and writes the graph to a new file.
 
     Args:
-        source: A graph of `MatMul` with or without `Add` of a bias. Its last layer is already restricted to [CLS] where that is
-            possible: packed products cannot be restricted.
+        source: A graph with `MatMul` and optional `Add` of a bias. Its last layer must already be restricted to [CLS] if possible, because
+            packed products cannot be restricted.
         target: The new graph.
 
     Returns:
-        How many products were merged into others.
+        The number of products that were merged into others.
     """
     model = rewrite.load(source)
     groups: dict[tuple[ir.Value, bool], list[Linear]] = {}
@@ -274,7 +274,7 @@ def pack_qkv(source: Path, target: Path) -> int:
 
 
 def _pack(graph: ir.Graph, layers: Sequence[Linear]) -> None:
-    """Puts one product, with one addition where these have biases, in the place of several of the same tensor."""
+    """Replaces several products of a tensor by one, with one addition if these have biases."""
     x, first = layers[0].x, layers[0].weight
     weights, biases = zip(*(layer.arrays() for layer in layers), strict=True)
     tape = ir.tape.Tape()
@@ -285,5 +285,5 @@ def _pack(graph: ir.Graph, layers: Sequence[Linear]) -> None:
     parts = tape.op_multi_out("Split", [packed, widths], {"axis": -1}, num_outputs=len(layers))
     nodes = [node for layer in layers for node in layer.nodes]
     outputs = [layer.nodes[-1].outputs[0] for layer in layers]
-    # at the place of the first product, because the inputs of the others are the same and exist there
+    # at the position of the first product, where the shared input exists
     ir.convenience.replace_nodes_and_values(graph, nodes[0], nodes, tape.nodes, outputs, parts)

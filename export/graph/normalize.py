@@ -1,13 +1,13 @@
-"""Brings the graph of an exported program (torch.export) to the form of a traced one, which the passes after it know. Exact.
+"""Converts the graph of an exported program (torch.export) to the form of a traced graph, which later passes support. It is exact.
 
-It comes as it was exported, and is simplified here. What is missing in that graph is what ONNX Runtime's optimizer looks for: the mask
-in a form that it knows, sizes as elements of a whole shape, shapes that are filled with a number, a shift in every norm. What it has
-too much is where each operator stands in the source, and inputs that are not read.
+The graph is simplified first. It lacks patterns that ONNX Runtime's optimizer looks for: a mask in a known form, sizes as elements of
+a whole shape, shapes that are filled with a number, a shift in every norm. It also has source positions of operators, and inputs
+that are not read, which are removed.
 
-What the graph adds to the scores of attention for padding is written in BERT's old form, which optimizers know. Each version of each
-exporter has its own way from the mask to what is added: by comparisons, by gathering, by expanding. It is recognized here by what it
-computes, and not by its operators: what depends on the mask alone is computed for a few masks, and is padding of keys if it is 0 for each
-key that is kept and the same low number for each key that is not, whatever query looks.
+The values that are added to attention scores for padding get BERT's old form, which optimizers support. Each version of each
+exporter computes them from the mask in another way: by comparing, gathering or expanding. They are recognized by their values
+instead of their operators: values that depend only on the mask are computed for a few masks. They are key padding if they are 0 for each
+key that is kept, and the same low number for each other key, for every query.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from onnxscript.rewriter.rules import common as rules
 
 from bertserve.export.graph import rewrite
 
-# of onnxscript's own. Those that remove an addition of 0 or a product with 1 take a norm's epsilon of 1e-12 for 0.
+# onnxscript's own rules, without those that remove an addition of 0 or a product with 1, which take a norm's epsilon of 1e-12 for 0.
 _RULES = (
     rules.cast_cast_rule,
     rules.no_op_cast_rule,
@@ -43,20 +43,20 @@ _RULES = (
 )
 
 LOWEST = float(np.finfo(np.float32).min)
-MAX_BIAS = -1e3  # after a softmax nothing is left of a score that is so much lower
-_SHAPES = ((1, 2), (2, 7), (3, 5))  # rows and length of masks that are tried, in addition to one of full length
-_UNKNOWN = 9  # a token id; what reads more of other inputs than their shapes is not looked at
+MAX_BIAS = -1e3  # after a softmax, a score that is lower by this much becomes 0
+_SHAPES = ((1, 2), (2, 7), (3, 5))  # rows and lengths of the masks to try, in addition to one of the maximum length
+_UNKNOWN = 9  # a token id; values that depend on other inputs than by their shapes are not tried
 
 
 def normalize(model: ir.Model, mask: str | None, length: int) -> None:
-    """Changes a model in place: the same function of the inputs that are left.
+    """Changes a model in place, to the same function of the remaining inputs.
 
     Args:
-        model: The graph of an exported program, its inputs with symbolic shapes.
-        mask: Name of the attention mask, if there is one.
-        length: The longest text that it will read, in tokens.
+        model: The graph of an exported program; its inputs have symbolic shapes.
+        mask: Name of the attention mask, if any.
+        length: Maximum length of a text in tokens.
     """
-    common.ClearMetadataAndDocStringPass()(model)  # paths of the machine among it
+    common.ClearMetadataAndDocStringPass()(model)  # it includes paths of this machine
     _simplify(model)
     _read_sizes_of_first(model.graph)
     _fill_shapes(model.graph)
@@ -70,7 +70,7 @@ def normalize(model: ir.Model, mask: str | None, length: int) -> None:
 
 
 def _simplify(model: ir.Model) -> None:
-    """Does what the exporter's own optimizer does, with the rules that are exact."""
+    """Applies the exporter's own optimizations, with only the exact rules."""
     common.InlinePass()(model)
     for _ in range(2):
         optimizer.fold_constants(model, onnx_shape_inference=True)
@@ -83,12 +83,12 @@ def _simplify(model: ir.Model) -> None:
 
 
 def _is_transpose(node: ir.Node) -> bool:
-    """Wants a table transposed, however large, even where it is read as it is too: a product with a matrix that is computed is not quantized."""
+    """Returns whether to fold a node: also large transposed tables, because a product with a computed matrix would not be quantized."""
     return node.op_type == "Transpose"
 
 
 def _read_sizes_of_first(graph: ir.Graph) -> None:
-    """Reads rows and length off the first input's whole shape, and not off an input that may be read for nothing else."""
+    """Reads rows and length from the first input's shape, so that an input that is only read for its shape can be removed."""
     first = graph.inputs[0]
     sizes = [
         node
@@ -115,7 +115,7 @@ def _read_sizes_of_first(graph: ir.Graph) -> None:
 
 
 def _fill_shapes(graph: ir.Graph) -> None:
-    """Fills a shape with a number in place of expanding the number to it, as types that a model itself adds are."""
+    """Fills a shape with a number instead of expanding the number to the shape, for example for token types that a model adds itself."""
     for node in graph:
         number = rewrite.constant(node.inputs[0]) if node.op_type == "Expand" and rewrite.constant_shape(node.inputs[0]) == () else None
         if number is not None:
@@ -125,7 +125,7 @@ def _fill_shapes(graph: ir.Graph) -> None:
 
 
 def _shift_norms(graph: ir.Graph) -> None:
-    """Gives each norm without a shift one of zeros, because ONNX Runtime's optimizer reads it unasked."""
+    """Gives each norm without a shift a shift of zeros, because ONNX Runtime's optimizer always reads it."""
     for node in graph:
         if node.op_type == "LayerNormalization" and (len(node.inputs) == 2 or node.inputs[2] is None):
             shape = rewrite.constant_shape(node.inputs[1])
@@ -136,15 +136,15 @@ def _shift_norms(graph: ir.Graph) -> None:
 
 
 def use_key_padding(model: ir.Model, mask: str, length: int) -> int:
-    """Replaces what is added to the scores for padding by `(1 - mask) * lowest`, [rows, 1, 1, length].
+    """Replaces the values that are added to the scores for padding by `(1 - mask) * lowest`, [rows, 1, 1, length].
 
     Args:
-        model: The model, whose constants are initializers; it is changed in place. What nothing reads any more stays.
+        model: The model with constants as initializers; it is changed in place. Unused nodes stay.
         mask: Name of the attention mask, an input of [rows, length] with 1 for tokens and 0 for padding.
-        length: The longest text that it will read, in tokens. A window that a query looks through may be as wide as all shorter texts.
+        length: Maximum length of a text in tokens. A query's attention window may cover all shorter texts.
 
     Returns:
-        How many values were replaced: one where all layers share it, none where masking has another form.
+        The number of replaced values: one if all layers share it, 0 if masking has another form.
     """
     graph = model.graph
     value = next((value for value in graph.inputs if value.name == mask), None)
@@ -161,7 +161,7 @@ def use_key_padding(model: ir.Model, mask: str, length: int) -> int:
 
 
 def _biases(graph: ir.Graph, mask: ir.Value) -> list[ir.Value]:
-    """Returns the values that depend on the mask and on sizes alone, and that are added to something that depends on more."""
+    """Returns the values that depend only on the mask and on sizes, and are added to values that depend on more."""
     determined, of_mask = {mask}, {mask}
     for node in graph:
         inputs = [value for value in node.inputs if value is not None and value.const_value is None]
@@ -184,10 +184,10 @@ def _biases(graph: ir.Graph, mask: ir.Value) -> list[ir.Value]:
 
 
 def _lowest(model: ir.Model, mask: ir.Value, candidates: Sequence[ir.Value], longest: int) -> list[float | None]:
-    """Returns what each candidate adds to the score of a key that is padding, or None where it does not mark padding of keys."""
+    """Returns the number that each candidate adds to the score of a padding key, or None if it is not key padding."""
     graph = ir.convenience.extract(model.graph, model.graph.inputs, candidates)
     for output in graph.outputs:
-        output.type = output.shape = None  # ONNX Runtime knows them
+        output.type = output.shape = None  # ONNX Runtime infers them
     proto = ir.to_proto(ir.Model(graph, ir_version=model.ir_version))
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 3, 1
@@ -196,7 +196,7 @@ def _lowest(model: ir.Model, mask: ir.Value, candidates: Sequence[ir.Value], lon
     seen: list[list[float | None]] = [[] for _ in candidates]
     for rows, length in (*_SHAPES, (1, longest)):
         kept = random.integers(0, 2, (rows, length))
-        kept[:, random.integers(0, length)] = 1  # no row without a token: what comes of it means nothing
+        kept[:, random.integers(0, length)] = 1  # each row has a token, because the result for a row without tokens has no meaning
         kept[0, :2] = (1, 0)
         feed = {value.name: np.full((rows, length)[: len(value.shape or ())], _UNKNOWN) for value in graph.inputs}
         for values, bias in zip(seen, session.run(None, feed | {mask.name: kept}), strict=True):
@@ -205,18 +205,18 @@ def _lowest(model: ir.Model, mask: ir.Value, candidates: Sequence[ir.Value], lon
 
 
 def _key_padding(bias: NDArray[np.generic], kept: NDArray[np.int64]) -> float | None:
-    """Returns the one low number that a bias, [rows, 1, queries or 1, length], has for padding, or None where it does not mark padding of keys."""
+    """Returns the low number for padding in a bias, [rows, 1, queries or 1, length], or None if it is not key padding."""
     rows, length = kept.shape
     if bias.dtype != np.float32 or bias.ndim != 4 or bias.shape[:2] != (rows, 1) or bias.shape[3] != length:
         return None
     lowest = np.float32(bias.min())
     same = np.array_equal(bias, np.broadcast_to(np.where(kept[:, None, None], np.float32(0), lowest), bias.shape))
-    # the lowest number has the same effect as infinity, and times 0 it is 0
+    # the lowest float has the same effect as infinity, but times 0 it is 0
     return max(float(lowest), LOWEST) if same and lowest <= MAX_BIAS else None
 
 
 def _classic_form(graph: ir.Graph, mask: ir.Value, lowest: float) -> tuple[ir.Value, Sequence[ir.Node]]:
-    """Returns what is added to the scores, [rows, 1, 1, length], and the nodes that compute it."""
+    """Returns the values to add to the scores, [rows, 1, 1, length], and the nodes that compute them."""
     tape = ir.tape.Tape()
 
     def constant(name: str, value: Any, dtype: Any) -> ir.Value:
@@ -224,7 +224,7 @@ def _classic_form(graph: ir.Graph, mask: ir.Value, lowest: float) -> tuple[ir.Va
 
     axes = [constant(f"axis_{axis}", [axis], np.int64) for axis in (1, 2)]
     unsqueezed = tape.op("Unsqueeze", [tape.op("Unsqueeze", [mask, axes[0]]), axes[1]])
-    # expands nothing; the form that ONNX Runtime's optimizer knows has it
+    # expands nothing, but ONNX Runtime's optimizer looks for this form
     expanded = tape.op("Expand", [unsqueezed, constant("shape", [1, 1, 1, 1], np.int64)])
     kept = tape.op("Cast", [expanded], {"to": ir.DataType.FLOAT})
     padding = tape.op("Sub", [constant("one", 1, np.float32), kept])

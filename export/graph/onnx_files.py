@@ -1,8 +1,8 @@
-"""Models on disk, written by onnx_ir: one file, or two where the constants are too large for one.
+"""Writes models with onnx_ir to one file, or to two if the constants are too large for one.
 
-A protobuf has at most 2 GiB. Beyond, the constants of `model.onnx` stand one after the other in `model.onnx.data` (ONNX's external
-data). ONNX Runtime finds that file by its name and maps it, and so does `onnx_ir.load`: constants take memory only while they are
-in use.
+A protobuf has at most 2 GiB. For larger models, the constants of `model.onnx` are in `model.onnx.data` (ONNX's external
+data). ONNX Runtime finds this file by its name and maps it, and `onnx_ir.load` does the same, so constants need memory only while
+they are used.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-MAX_BYTES = 2**31 - 2**26  # of the constants of a bundle's graph in one file; what is left of 2 GiB is for nodes and names
-WORK_BYTES = 2**26  # the same between stages, where mapped weights save memory, several times the model's
-SMALL = 1024  # bytes; smaller constants, shapes and the like, stay in the graph, where shape inference reads them
-PAGE = 4096  # bytes; each larger constant begins at a page, so that it can be mapped alone
+MAX_BYTES = 2**31 - 2**26  # of the constants in one file of a bundle; the rest of 2 GiB is for nodes and names
+WORK_BYTES = 2**26  # the limit between stages, where mapped weights save several times the model's size in memory
+SMALL = 1024  # bytes; smaller constants, such as shapes, stay in the graph, where shape inference reads them
+PAGE = 4096  # bytes; each larger constant starts at a page, so that it can be mapped separately
 
 
 def data_file(path: Path) -> Path:
-    """Returns where the constants of a model are, if they are not within it."""
+    """Returns the path of a model's constants, if they are not in the model's file."""
     return path.with_name(f"{path.name}.data")
 
 
@@ -34,22 +34,22 @@ def files(path: Path) -> list[Path]:
 
 
 def remove(path: Path) -> None:
-    """Removes a model with its constants, if it is there."""
+    """Removes a model with its constants, if it exists."""
     if data_file(path).exists():
-        gc.collect()  # nodes and values refer to each other: until they are collected, what they have mapped keeps its disk space
+        gc.collect()  # nodes and values refer to each other; until they are collected, their mappings keep the disk space
     for file in (path, data_file(path)):
         file.unlink(missing_ok=True)
 
 
 def save(model: ir.Model, path: Path, *, max_bytes: int | None = None) -> None:
-    """Writes a model to one file, or to two where its constants are too large for one.
+    """Writes a model to one file, or to two if its constants are too large for one.
 
-    Types and shapes of intermediate values are not written. ONNX Runtime infers them, and rewriting a graph makes them wrong.
+    Types and shapes of intermediate values are not written: ONNX Runtime infers them, and they would be wrong after rewriting.
 
     Args:
-        model: Of no more use where `path` is what it was loaded from.
-        path: The file; what is there is replaced.
-        max_bytes: Bytes of constants in one file; `WORK_BYTES` by default.
+        model: The model; it must not be used afterwards if it was loaded from `path`.
+        path: The file; an existing one is replaced.
+        max_bytes: Maximum bytes of constants in one file; None for `WORK_BYTES`.
 
     Raises:
         OSError: The files cannot be written.
@@ -71,17 +71,17 @@ def save(model: ir.Model, path: Path, *, max_bytes: int | None = None) -> None:
     except OSError as error:
         if error.errno is not None:
             raise
-        # numpy says of a failed write only how much was written
+        # numpy's error about a failed write only has the number of written bytes
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copies a model with its constants, wherever they are, to a new file, or to two."""
+    """Copies a model with its constants to a new file, or to two."""
     save(ir.load(source), target)
 
 
 def finalize(path: Path) -> None:
-    """Brings a finished model into the form of a bundle: one file, or two where it has more than `MAX_BYTES` of constants."""
+    """Converts a finished model to the form of a bundle: one file, or two if it has more than `MAX_BYTES` of constants."""
     model = ir.load(path)
     if data_file(path).exists() != (_bytes(model) > MAX_BYTES):
         save(model, path, max_bytes=MAX_BYTES)
@@ -89,9 +89,9 @@ def finalize(path: Path) -> None:
 
 @contextlib.contextmanager
 def lazy_weights(path: Path) -> Iterator[onnx.ModelProto]:
-    """Gives out a model for onnx's own tools; its large constants are read from their file when their values are asked for.
+    """Yields a model for onnx's own tools, whose large constants are read from their file on demand.
 
-    onnx looks for that file in the working directory, so the working directory is changed meanwhile.
+    onnx looks for this file in the working directory, so the working directory is changed in the block.
     """
     proto = onnx.load(str(path), load_external_data=False)
     with contextlib.chdir(path.parent):
@@ -99,12 +99,12 @@ def lazy_weights(path: Path) -> Iterator[onnx.ModelProto]:
 
 
 def save_proto(proto: onnx.ModelProto, path: Path, *, folder: Path | None = None) -> None:
-    """Writes what one of onnx's own tools has made, as `save` does.
+    """Writes a model from one of onnx's own tools, like `save`.
 
     Args:
         proto: The model.
         path: The file.
-        folder: Where the constants are that `lazy_weights` left in their file.
+        folder: Folder of the constants that `lazy_weights` left in their file.
     """
     model = ir.from_proto(proto)
     ir.external_data.set_base_dir(model.graph, folder or path.parent)

@@ -18,9 +18,9 @@ def optimize(source: Path, heads: int, hidden: int, options: FusionOptions) -> t
 
     Args:
         source: The traced graph.
-        heads: Heads of an attention; 0 where that is not known.
-        hidden: The values that these share out.
-        options: What is fused.
+        heads: Number of heads of an attention; 0 if unknown.
+        hidden: Number of values that these heads divide.
+        options: The fusions.
     """
     with onnx_files.lazy_weights(source) as model:
         fused = optimize_model(model, model_type="bert", num_heads=heads, hidden_size=hidden, optimization_options=options, opt_level=0)
@@ -32,7 +32,7 @@ def optimize(source: Path, heads: int, hidden: int, options: FusionOptions) -> t
 def _count_heads(model: onnx.ModelProto, head_size: int) -> None:
     """Sets `num_heads` of each Attention by its matrix, [hidden, 3 * heads * head_size].
 
-    The optimizer sets the number that it is told for all of them. Where heads were pruned, layers have different numbers of heads.
+    The optimizer sets the same number for all of them. But with pruned heads, layers have different numbers.
     """
     shapes = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
     for node in model.graph.node:

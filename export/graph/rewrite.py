@@ -1,6 +1,6 @@
-"""What all passes over a graph share: a model to rewrite, its constants, and its linear layers. onnx_ir holds the graph and knows what reads what.
+"""Shared parts of all graph passes: loading and saving a model, its constants and its linear layers. onnx_ir tracks readers of values.
 
-Linear layers are products with constant matrices, which are what int8 is for, and the additions of their biases.
+Linear layers are products with constant matrices, which int8 replaces, with the additions of their biases.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from bertserve.export.errors import GraphError
 from bertserve.export.graph import onnx_files
 
 CONTRIB = "com.microsoft"  # ONNX Runtime's own operators
-_MAPPING = threading.Lock()  # onnx_ir maps a constant's file when it is first asked for its value, and two threads must not do so at once
+_MAPPING = threading.Lock()  # onnx_ir maps a constant's file at the first access, which must not happen in two threads at once
 
-MIN_SIDE = 32  # smaller matrices, as a classifier's and the float parts of split ones, cost nothing in float
+MIN_SIDE = 32  # smaller matrices, such as those of a classifier or the float parts of split ones, cost nothing in float
 Floats = NDArray[np.float32]
 
 
 def load(path: Path) -> ir.Model:
-    """Loads a model to rewrite; `Constant` nodes become initializers, so that all constants are found in one place.
+    """Loads a model for rewriting; `Constant` nodes become initializers, so that all constants are in one place.
 
     Raises:
-        GraphError: A node has graphs of its own, as the branches of `If` and the body of `Loop` are. No pass looks into them, and what they
-            read of the graph around them does not show among their inputs.
+        GraphError: A node has subgraphs, such as the branches of `If` or the body of `Loop`. No pass reads these, and the values that
+            they use from the outer graph are not among the node's inputs.
     """
     model = ir.load(path)
     for node in model.graph:
@@ -47,12 +47,12 @@ def load(path: Path) -> ir.Model:
 
 
 def save(model: ir.Model, path: Path, *, outputs: Sequence[str] = ()) -> None:
-    """Writes a model without what nothing reads.
+    """Writes a model without unused parts.
 
     Args:
-        model: The model; nodes and constants that nothing reads are removed from it.
+        model: The model; unused nodes and constants are removed from it.
         path: The new file.
-        outputs: Names of further float tensors to give out, after the model's own outputs; for calibration.
+        outputs: Names of additional float tensors to return after the model's own outputs, for calibration.
     """
     graph = model.graph
     values = {value.name: value for node in graph for value in node.outputs}
@@ -64,20 +64,20 @@ def save(model: ir.Model, path: Path, *, outputs: Sequence[str] = ()) -> None:
 
 
 def constant(value: ir.Value | None) -> NDArray[Any] | None:
-    """Returns the value of a constant, or None where it is none; from any thread."""
+    """Returns the value of a constant, or None if it is not a constant; thread-safe."""
     if value is None or value.const_value is None:
         return None
-    with _MAPPING:  # this reads nothing from the disk; the use of the values does
+    with _MAPPING:  # this reads nothing from the disk; only using the values does
         return value.const_value.numpy()
 
 
 def constant_shape(value: ir.Value | None) -> Sequence[int] | None:
-    """Returns the shape of a constant, whose value is not read for it, or None where it is none."""
+    """Returns the shape of a constant without reading its value, or None if it is not a constant."""
     return None if value is None or value.const_value is None else value.const_value.shape.numpy()
 
 
 def add_constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
-    """Adds a constant under its name, made distinct where another one has it; the same value again is the same constant."""
+    """Adds a constant with a name, which is changed if another constant has it; an equal constant is reused."""
     while name in graph.initializers:
         known = constant(graph.initializers[name])
         if known is not None and known.dtype == array.dtype and np.array_equal(known, array):
@@ -89,13 +89,13 @@ def add_constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
 
 
 def add_to_output(graph: ir.Graph, node: ir.Node, tape: ir.tape.Tape, part: ir.Value) -> None:
-    """Adds a value to what a node gives out, for all that reads it; the sum has the name, and the node's own output a new one.
+    """Adds a value to a node's output for all its readers; the sum gets the output's name, and the output a new one.
 
     Args:
-        graph: Changed in place.
+        graph: The graph, which is changed in place.
         node: The node.
-        tape: The nodes that compute the value, of which this takes over the insertion.
-        part: The value, of a shape that broadcasts to the output's.
+        tape: The nodes that compute the value; this function inserts them.
+        part: The value; its shape must broadcast to the output's.
     """
     output = node.outputs[0]
     total = ir.Value(name=output.name, type=output.type, shape=output.shape)
@@ -107,7 +107,7 @@ def add_to_output(graph: ir.Graph, node: ir.Node, tape: ir.tape.Tape, part: ir.V
 
 @dataclass(frozen=True)
 class Linear:
-    """A product with a constant matrix, and the addition of its bias where it has one. What it reads may be replaced.
+    """A product with a constant matrix, and the addition of its bias, if any. The input may be replaced.
 
     Attributes:
         matmul: The node of the product.
@@ -117,7 +117,7 @@ class Linear:
 
     @property
     def x(self) -> ir.Value:
-        """What is multiplied, [..., inputs]."""
+        """The input of the product, [..., inputs]."""
         x = self.matmul.inputs[0]
         assert x is not None
         return x
@@ -131,7 +131,7 @@ class Linear:
 
     @property
     def add(self) -> ir.Node | None:
-        """The node that adds the bias; None where there is none, or where something else reads the product too."""
+        """The node that adds the bias; None if there is none, or if another node reads the product too."""
         product = self.matmul.outputs[0]
         readers = [use.node for use in product.uses()]
         if product.is_graph_output() or len(readers) != 1 or readers[0].op_type != "Add":
@@ -145,29 +145,29 @@ class Linear:
 
     @property
     def nodes(self) -> list[ir.Node]:
-        """The product, and the addition if there is one."""
+        """The product and the addition, if any."""
         return [self.matmul, *([] if self.add is None else [self.add])]
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Inputs and outputs."""
+        """Number of inputs and outputs."""
         inputs, outputs = constant_shape(self.weight) or (0, 0)
         return inputs, outputs
 
     def arrays(self) -> tuple[Floats, Floats]:
-        """Returns the matrix, [inputs, outputs], and the bias, [outputs], which is zero where there is none."""
+        """Returns the matrix, [inputs, outputs], and the bias, [outputs], which is zero if there is none."""
         weight = array(self.weight)
         return weight, np.zeros(weight.shape[1], dtype=np.float32) if self.bias is None else array(self.bias)
 
 
 def as_linear(node: ir.Node | None) -> Linear | None:
-    """Returns the linear layer whose product a node is, or None if it is not a product with a constant matrix."""
+    """Returns the linear layer of a product, or None if the node is not a product with a constant matrix."""
     shape = None if node is None or node.op_type != "MatMul" or node.inputs[0] is None else constant_shape(node.inputs[1])
     return None if node is None or shape is None or len(shape) != 2 else Linear(node)
 
 
 def linear_of(add: ir.Node | None) -> Linear | None:
-    """Returns the linear layer whose bias a node adds, or None where it adds anything else."""
+    """Returns the linear layer whose bias a node adds, or None if it adds another value."""
     layers = [] if add is None else [as_linear(value.producer()) for value in add.inputs if value is not None]
     return next((layer for layer in layers if layer is not None and layer.add is add), None)
 
@@ -175,8 +175,9 @@ def linear_of(add: ir.Node | None) -> Linear | None:
 def find_linears(graph: ir.Graph) -> dict[str, Linear]:
     """Returns the linear layer that reads each tensor, by the tensor's name.
 
-    There is one for a tensor, or one with a bias and one without: `bertserve.export.graph.cpu_passes` has merged the others, and the one with a
-    bias counts. What is computed from constants alone, as projections of a table of positions are, ONNX Runtime computes once.
+    Each tensor has one, or one with and one without a bias: `bertserve.export.graph.cpu_passes` has merged the others, and the one with a
+    bias is used. Layers that depend only on constants, such as projections of a table of positions, are left out: ONNX Runtime computes
+    them once.
     """
     dependent = _input_dependent(graph)
     found: dict[str, Linear] = {}
@@ -190,7 +191,7 @@ def find_linears(graph: ir.Graph) -> dict[str, Linear]:
 
 
 def sharing_weights(linears: Mapping[str, Linear]) -> list[list[str]]:
-    """Returns groups of tensors that are multiplied with the same matrix, as those of layers that share weights are."""
+    """Returns groups of tensors that are multiplied by the same matrix, for layers with shared weights."""
     groups: dict[ir.Value, list[str]] = {}
     for x, layer in linears.items():
         groups.setdefault(layer.weight, []).append(x)
@@ -198,12 +199,12 @@ def sharing_weights(linears: Mapping[str, Linear]) -> list[list[str]]:
 
 
 def bias_of(add: ir.Node) -> ir.Value | None:
-    """Returns the constant of one axis among what a node reads, or None where there is none."""
+    """Returns the one-dimensional constant that a node reads, or None."""
     return next((value for value in add.inputs if (shape := constant_shape(value)) is not None and len(shape) == 1), None)
 
 
 def array(value: ir.Value | None) -> Floats:
-    """Returns the value of what is known to be a constant of floats."""
+    """Returns the values of a float constant."""
     found = constant(value)
     assert found is not None, value
     return found

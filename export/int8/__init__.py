@@ -1,1 +1,1 @@
-"""A float graph to int8 with fixed scales."""
+"""Converts a float graph to int8 with fixed scales."""

@@ -1,4 +1,4 @@
-"""What the tensors that linear layers read are on the calibration texts: a sample of their rows, and the range of each channel."""
+"""Observes the inputs of linear layers on the calibration texts: a sample of rows, and the range of each channel."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from bertserve.export.graph.rewrite import Floats, Linear
 from bertserve.export.inference import Feed
 from bertserve.export.progress import track
 
-# rows of each tensor, and for each of its channels: GPTQ needs one, and does better with two
+# minimum rows of each tensor, and rows per channel: GPTQ needs one, and is better with two
 MIN_ROWS = 6144
 ROWS_PER_CHANNEL = 2.1
-# What the products of an observation may cost, in multiplications and additions; it is enough for all texts of small models. The widest
-# tensor gets the tokens that its rows are drawn from, whatever they cost.
+# Maximum operations of an observation, multiplications plus additions; it is enough for all texts of small models. The widest
+# tensor always gets enough tokens for its rows.
 FLOPS = 1.5e12
 TOKENS_PER_ROW = 1.3
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Rows of a tensor as they were observed, float32 [n, channels], in files: those of a large model are larger than the model.
+    """Observed rows of a tensor, float32 [n, channels], in a file, because for large models all samples are larger than the model.
 
     Attributes:
-        path: The file; what is read of it is mapped anew each time, so that memory holds those rows alone that someone has.
-        channels: Of each row.
+        path: The file; each read maps it again, so that memory only has the rows that are in use.
+        channels: Number of channels.
     """
 
     path: Path
     channels: int
 
     def rows(self, step: int = 1) -> Floats:
-        """Returns every so many-th row, float32 [n, channels]."""
+        """Returns every `step`-th row, float32 [n, channels]."""
         return np.asarray(np.memmap(self.path, dtype=np.float32, mode="r")).reshape(-1, self.channels)[::step]
 
     def __len__(self) -> int:
@@ -49,14 +49,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class Activations:
-    """What one tensor was on the calibration texts.
+    """The observations of a tensor on the calibration texts.
 
     Attributes:
         sample: Some of its rows.
         high: Largest value of each channel over all rows, float32 [channels].
         low: Smallest value of each channel, float32 [channels].
-        channels: Which of the observed channels are left, int64 [channels]; None for all.
-        factors: What the channels are multiplied with, float32 [channels]; None for ones.
+        channels: Indices of the remaining channels, int64 [channels]; None for all.
+        factors: Factors by which the channels are multiplied, float32 [channels]; None for ones.
     """
 
     sample: Sample
@@ -71,18 +71,18 @@ class Activations:
         return np.maximum(self.high, -self.low)
 
     def rows(self, most: int | None = None) -> Floats:
-        """Returns all rows, or fewer than twice `most` of them, evenly; float32 [n, channels]."""
+        """Returns all rows, or an even selection of fewer than twice `most` rows; float32 [n, channels]."""
         rows = self.sample.rows(1 if most is None else max(1, len(self.sample) // most))
         rows = rows if self.channels is None else rows[:, self.channels]
         return rows if self.factors is None else rows * self.factors
 
     def scaled(self, factors: Floats) -> Activations:
-        """Returns what the tensor is when its channels are multiplied with these positive factors, float32 [channels]."""
+        """Returns the observations after a multiplication of the channels by positive factors, float32 [channels]."""
         before = 1 if self.factors is None else self.factors
         return replace(self, factors=before * factors, high=self.high * factors, low=self.low * factors)
 
     def restricted(self, channels: NDArray[np.int64]) -> Activations:
-        """Returns what is left of the tensor with these channels alone, int64."""
+        """Returns the observations of only these channels, int64."""
         return replace(
             self,
             channels=channels if self.channels is None else self.channels[channels],
@@ -93,16 +93,16 @@ class Activations:
 
 
 def observe(model: ir.Model, linears: Mapping[str, Linear], path: Path, feeds: Sequence[Feed], samples: Path) -> dict[str, Activations]:
-    """Runs the calibration texts, or as many as a large model needs, and returns what each tensor was that a linear layer reads.
+    """Runs the calibration texts, or fewer for a large model, and returns the observations of each linear layer's input.
 
-    Tensors that are multiplied with the same matrix count as one, so that they get the same scales and their matrix is stored once.
+    Tensors that are multiplied by the same matrix count as one, so that they get the same scales and the matrix is stored once.
 
     Args:
         model: The float32 model.
-        linears: Its linear layers, by the tensor that they read.
-        path: A file for a graph that gives out these tensors.
-        feeds: The calibration texts as the graph's inputs.
-        samples: A folder for samples, of some gigabytes where the model has them too.
+        linears: Its linear layers, by their input tensor.
+        path: A file for a graph that returns these tensors.
+        feeds: The calibration texts as graph inputs.
+        samples: A folder for samples, which may need gigabytes.
     """
     widest = max(layer.shape[0] for layer in linears.values())
     flops_per_token = 2 * sum(math.prod(layer.shape) for layer in linears.values())
@@ -111,7 +111,7 @@ def observe(model: ir.Model, linears: Mapping[str, Linear], path: Path, feeds: S
     observed = observe_tensors(path, list(linears), feeds, samples)
     for number, group in enumerate(rewrite.sharing_weights(linears)):
         parts = [observed[x] for x in group]
-        # a part of each layer's sample, so that together they are no larger than another matrix's
+        # takes a part of each layer's sample, so that the joined sample is not larger than others
         joined = Sample(samples / f"shared-{number}", parts[0].sample.channels)
         np.concatenate([part.sample.rows()[i :: len(parts)] for i, part in enumerate(parts)]).tofile(joined.path)
         high, low = np.max([part.high for part in parts], axis=0), np.min([part.low for part in parts], axis=0)
@@ -120,7 +120,7 @@ def observe(model: ir.Model, linears: Mapping[str, Linear], path: Path, feeds: S
 
 
 def observe_tensors(path: Path, tensors: Sequence[str], feeds: Sequence[Feed], samples: Path) -> dict[str, Activations]:
-    """Runs a graph that gives out these tensors, and returns what each of them was.
+    """Runs a graph that returns these tensors, and returns the observations of each.
 
     Args:
         path: The graph; each tensor is one of its outputs, [..., width].
@@ -157,9 +157,9 @@ def observe_tensors(path: Path, tensors: Sequence[str], feeds: Sequence[Feed], s
 
 
 def _chosen(shape: tuple[int, ...], texts: int, share: float, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Returns which rows of a batch are kept, in order: all where there are few for each text, and where there is one for each token a share.
+    """Returns the rows of a batch to keep, in order: all if there is one per text, a share of them if there is one per token.
 
-    Among these are the first and the last of each text, which are special tokens and carry the largest values of all.
+    They include the first and the last row of each text, which are special tokens with the largest values.
     """
     count = math.prod(shape[:-1])
     if len(shape) != 3 or shape[0] != texts:
@@ -172,6 +172,6 @@ def _chosen(shape: tuple[int, ...], texts: int, share: float, rng: np.random.Gen
 
 
 def _first_tokens(feeds: Sequence[Feed], tokens: float) -> Sequence[Feed]:
-    """Returns texts of about so many tokens, evenly from all; all where there are no more."""
+    """Returns an even selection of texts with about `tokens` tokens; all texts if they have fewer."""
     step = max(1.0, sum(map(inference.tokens, feeds)) / tokens)
     return [feeds[int(i * step)] for i in range(int(len(feeds) / step))]

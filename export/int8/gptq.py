@@ -1,7 +1,7 @@
-"""Weights as int8 with one scale per column, rounded by GPTQ.
+"""Rounds weights to int8 with one scale per column by GPTQ.
 
-GPTQ (Frantar et al. 2022, arXiv:2210.17323) rounds the rows of a matrix one after the other, and changes the rows that are not yet
-rounded so that they make up for what each rounding did to the outputs.
+GPTQ (Frantar et al. 2022, arXiv:2210.17323) rounds the rows of a matrix one after the other, and changes the remaining rows so that
+they compensate the effect of each rounding on the outputs.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from bertserve.export.graph.rewrite import Floats
 
 MAX_INT8 = 127
 MAX_INT16 = 2**15 - 1
-COLUMNS = 4096  # that are worked on at once: temporaries of a matrix with the columns of a large vocabulary would take gigabytes
+COLUMNS = 4096  # number of columns that are processed at once; temporaries for all columns of a large vocabulary would need gigabytes
 _DAMPING = 0.01
 _BLOCK_SIZE = 32
-_SMALL = 192  # rows of a triangular matrix that is inverted as a whole
+_SMALL = 192  # maximum rows of a triangular matrix that is inverted directly
 
 
 def column_blocks(columns: int) -> Iterator[slice]:
@@ -28,27 +28,27 @@ def column_blocks(columns: int) -> Iterator[slice]:
 
 
 def column_scales(weight: Floats, peak: NDArray[np.uint8]) -> Floats:
-    """Returns each column's scale, wide enough that no CPU saturates on values like those of calibration.
+    """Returns each column's scale, large enough that no CPU saturates on values like those of calibration.
 
     Without VNNI, x86 multiplies u8 by s8 and adds *pairs* of products in 16 bits, saturating. A column whose largest pair could
-    leave that range gets a larger scale. A text whose values go beyond what calibration saw can still saturate a sum here and there.
+    get beyond this range gets a larger scale. A text with values beyond those of calibration can still saturate some sums.
 
     Args:
-        weight: float32 [rows, columns].
-        peak: The largest quantized activation that meets each row, uint8 [rows].
+        weight: Float32 [rows, columns].
+        peak: The largest quantized activation for each row, uint8 [rows].
 
     Returns:
-        float32 [columns].
+        Float32 [columns].
     """
     scales = np.maximum(np.abs(weight).max(axis=0), np.finfo(np.float32).tiny) / MAX_INT8
-    # one step of slack for each row of the pair: rounding may go up
+    # one step of margin per row of the pair, because rounding may go up
     limit = MAX_INT16 - 2 * 255
     widened: Floats = (scales * np.maximum(_largest_pair(weight, peak) / scales / limit, 1)).astype(np.float32)
     return widened
 
 
 def _largest_pair(quantized: Floats, peak: NDArray[np.uint8]) -> Floats:
-    """Returns the largest magnitude that the sum of a pair of products can have in each column, float32 [columns]."""
+    """Returns the largest magnitude of a sum of a pair of products in each column, float32 [columns]."""
     products = quantized * peak[:, None].astype(np.float32)
     if len(products) % 2:
         products = np.concatenate([products, np.zeros_like(products[:1])])
@@ -66,34 +66,34 @@ def round_to_nearest(weight: Floats, scales: Floats) -> NDArray[np.int8]:
 
 
 class Gptq:
-    """Rounds matrices that are multiplied with the same inputs."""
+    """Rounds matrices with the same inputs."""
 
     def __init__(self, inputs: Floats) -> None:
         """Factors the Hessian of the inputs.
 
         Args:
-            inputs: A sample of what the matrices are multiplied with, float32 [n, rows].
+            inputs: A sample of the inputs of the matrices, float32 [n, rows].
         """
         rows = inputs.shape[1]
         self.is_enough = len(inputs) >= rows
         if not self.is_enough:
             return
         hessian = inputs.T @ inputs
-        hessian[np.diag_indices(rows)] += max(_DAMPING * float(hessian.diagonal().mean()), 1e-12)  # inputs may all be zero
-        # rows that matter most first ("act order"), while there are many left to make up for them
+        hessian[np.diag_indices(rows)] += max(_DAMPING * float(hessian.diagonal().mean()), 1e-12)  # the inputs may all be zero
+        # the most important rows first ("act order"), while many rows are left to compensate
         self._order = np.argsort(-hessian.diagonal(), kind="stable")
         self._factor = _inverse_factor(hessian[np.ix_(self._order, self._order)])
 
     def round(self, weight: Floats, scales: Floats, peak: NDArray[np.uint8]) -> NDArray[np.int8]:
-        """Returns a matrix rounded so that `inputs @ weight` changes least; it saturates no more than one rounded to nearest.
+        """Returns the matrix rounded so that `inputs @ weight` changes least; it saturates no more than rounding to nearest.
 
         Args:
-            weight: float32 [rows, columns].
-            scales: float32 [columns].
+            weight: Float32 [rows, columns].
+            scales: Float32 [columns].
             peak: As for `column_scales`.
 
         Returns:
-            int8 [rows, columns]; rounded to nearest where there are fewer inputs than rows, which say too little.
+            Int8 [rows, columns]; it is rounded to nearest if there are fewer inputs than rows, which is too little information.
         """
         if not self.is_enough:
             return round_to_nearest(weight, scales)
@@ -102,7 +102,7 @@ class Gptq:
         return np.where(_largest_pair(quantized.astype(np.float32), peak) > MAX_INT16, round_to_nearest(weight, scales), quantized)
 
     def _rounded(self, updated: torch.Tensor, scales: torch.Tensor) -> NDArray[np.int8]:
-        """Returns the rows rounded in their order; changes them."""
+        """Returns the rows rounded in order; changes `updated`."""
         rows, factor = len(updated), self._factor
         quantized = torch.empty_like(updated)
         for start in range(0, rows, _BLOCK_SIZE):
@@ -119,18 +119,18 @@ class Gptq:
 def _inverse_factor(hessian: Floats) -> torch.Tensor:
     """Returns the upper triangular R with `R.T @ R = inverse(hessian)`, float32 [rows, rows].
 
-    Backwards, `hessian = U @ U.T` with an upper triangular U, whose inverse is R.
+    With the rows in reverse order, `hessian = U @ U.T` for an upper triangular U, whose inverse is R.
     """
     backwards = torch.from_numpy(np.ascontiguousarray(hessian[::-1, ::-1]))
     lower, failed = torch.linalg.cholesky_ex(backwards)
-    if failed:  # channels of very unlike sizes need more digits
+    if failed:  # channels with very different sizes need more digits
         lower = torch.linalg.cholesky(backwards.double())
     upper: torch.Tensor = _inverse_of_lower(lower).flip(0, 1).float().contiguous()
     return upper
 
 
 def _inverse_of_lower(matrix: torch.Tensor) -> torch.Tensor:
-    """Returns the inverse of a lower triangular matrix, by quarters: half the work of solving for all columns."""
+    """Returns the inverse of a lower triangular matrix by quarters, with half the work of solving for all columns."""
     rows = len(matrix)
     if rows <= _SMALL:
         solved: torch.Tensor = torch.linalg.solve_triangular(matrix, torch.eye(rows, dtype=matrix.dtype), upper=False)

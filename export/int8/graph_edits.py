@@ -1,14 +1,14 @@
-"""The changes that int8 makes to a graph.
+"""The changes of a graph for int8.
 
-`split_hidden_units` and `split_input_channels` take the few channels of huge values out of what will be int8, and compute them separately in
-float; exact. A handful of channels carry values ten times those of the others (Dettmers et al. 2022, arXiv:2208.07339). One int8 scale for all
-then leaves few quantization steps for the rest. The split is made in the graph once, for channels known from calibration.
+`split_hidden_units` and `split_input_channels` separate the few channels with very large values, and compute them in
+float, which is exact. A few channels have values ten times those of the others (Dettmers et al. 2022, arXiv:2208.07339). With one int8
+scale for all, the others would have few quantization steps. The graph is split once, for channels that calibration found.
 
-`fold_smoothing` smooths the channels of an attention's output in the matrices before and after it; exact, and free at run time. What int8
-needs (`bertserve.export.int8.smoothquant`) costs a multiplication of each activation elsewhere. An attention's output is a weighted sum of
-values, channel by channel, so its channels can be scaled where the values are computed.
+`fold_smoothing` smooths the channels of an attention's output in the matrices before and after it, which is exact, and free at run time.
+Elsewhere, smoothing (`bertserve.export.int8.smoothquant`) costs a multiplication of each activation. An attention's output is a weighted
+sum of values, channel by channel, so its channels can be scaled where the values are computed.
 
-`emit_linears` and `emit_embeddings` write products of integers in place of those of floats, and word embeddings of integer rows.
+`emit_linears` and `emit_embeddings` replace float products by integer products, and word embeddings by integer rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bertserve.export.int8.smoothquant import QuantParams
 HIDDEN_UNITS = 16
 INPUT_CHANNELS = 4
 
-MIN_ROWS = 1024  # smaller tables, as those of positions mostly and of types always are, are not worth the lost precision
+MIN_ROWS = 1024  # smaller tables, such as those of types and usually of positions, are not worth the lost precision
 
 
 def feed_forwards(graph: ir.Graph) -> list[ir.Node]:
@@ -36,7 +36,7 @@ def feed_forwards(graph: ir.Graph) -> list[ir.Node]:
 
 
 def _block(activation: ir.Node) -> tuple[Linear, Linear] | None:
-    """Returns the linear layers before and after an activation, or None where there is anything else."""
+    """Returns the linear layers before and after an activation, or None if there are other operators."""
     hidden, readers = activation.inputs[0], [use.node for use in activation.outputs[0].uses()]
     first = None if hidden is None else linear_of(hidden.producer())
     second = as_linear(readers[0]) if len(readers) == 1 else None
@@ -44,17 +44,17 @@ def _block(activation: ir.Node) -> tuple[Linear, Linear] | None:
 
 
 def split_hidden_units(graph: ir.Graph, activation: ir.Node, peak: Floats) -> NDArray[np.int64]:
-    """Computes the hidden units of the largest values in a small feed-forward block of their own.
+    """Moves the hidden units with the largest values to a small separate feed-forward block in float.
 
-    A feed-forward block is a sum over its hidden units, so it may be cut in two.
+    A feed-forward block is a sum over its hidden units, so it can be split in two.
 
     Args:
-        graph: Changed in place.
-        activation: One that `feed_forwards` returned.
-        peak: Largest magnitude of each hidden unit's value, [units].
+        graph: The graph, which is changed in place.
+        activation: An activation from `feed_forwards`.
+        peak: Largest magnitude of each hidden unit, [units].
 
     Returns:
-        The units that are left, int64.
+        The remaining units, int64.
     """
     block = _block(activation)
     assert block is not None, activation.name
@@ -62,7 +62,7 @@ def split_hidden_units(graph: ir.Graph, activation: ir.Node, peak: Floats) -> ND
     order = np.argsort(-peak, kind="stable")
     outlying, others = np.sort(order[:HIDDEN_UNITS]), np.sort(order[HIDDEN_UNITS:])
     parts = []
-    # units are columns of the first matrix and its bias, and rows of the second
+    # units are columns of the first matrix and its bias, and rows of the second matrix
     for node, value, axis in ((first.matmul, first.weight, -1), (first.add, first.bias, -1), (second.matmul, second.weight, 0)):
         assert node is not None
         assert value is not None
@@ -76,12 +76,12 @@ def split_hidden_units(graph: ir.Graph, activation: ir.Node, peak: Floats) -> ND
 
 
 def split_input_channels(graph: ir.Graph, layer: Linear, peak: Floats) -> None:
-    """Multiplies the channels of the largest values with their rows of the matrix in float, and adds the result.
+    """Multiplies the channels with the largest values by their rows of the matrix in float, and adds the result.
 
     Args:
-        graph: Changed in place; the rows left behind are zero.
+        graph: The graph, which is changed in place; these rows of the matrix become zero.
         layer: A linear layer with a bias.
-        peak: Largest magnitude of each channel that it reads, [channels].
+        peak: Largest magnitude of each input channel, [channels].
     """
     x, weight = layer.x, layer.weight
     outlying = np.sort(np.argsort(-peak, kind="stable")[:INPUT_CHANNELS])
@@ -95,20 +95,20 @@ def split_input_channels(graph: ir.Graph, layer: Linear, peak: Floats) -> None:
 
 
 def _add_to_output(graph: ir.Graph, layer: Linear, tape: ir.tape.Tape, part: ir.Value) -> None:
-    """Adds what a tape computes to the output of a linear layer, behind the layer's own bias: product and bias stay recognizable."""
+    """Adds a computed value to the output of a linear layer, after its bias, so that product and bias stay recognizable."""
     assert layer.add is not None, layer.matmul.name
     rewrite.add_to_output(graph, layer.add, tape, part)
 
 
 def fold_smoothing(graph: ir.Graph, multipliers: Mapping[str, Floats]) -> set[str]:
-    """Multiplies attention outputs by channel, and divides by the same in the matrix that reads them.
+    """Multiplies attention outputs by channel, and divides the matrix that reads them accordingly.
 
     Args:
-        graph: Changed in place; its linear layers are `MatMul` and `Add` of a bias.
-        multipliers: By tensor, what its channels are to be multiplied with, float32 [channels]; one of zero is left alone.
+        graph: The graph, which is changed in place; its linear layers are `MatMul` and `Add` of a bias.
+        multipliers: Tensor -> factors of its channels, float32 [channels]; a factor of zero has no effect.
 
     Returns:
-        The tensors that were smoothed: outputs of attention whose values are computed by a matrix that nothing else depends on.
+        The smoothed tensors: outputs of attention whose values come from a matrix that nothing else uses.
     """
     done = set()
     for attention in graph:
@@ -129,9 +129,9 @@ def fold_smoothing(graph: ir.Graph, multipliers: Mapping[str, Floats]) -> set[st
 
 
 def _value_projection(attention: ir.Node, reader: Linear) -> tuple[Linear, slice] | None:
-    """Returns the layer that computes an attention's values, and which of its columns do.
+    """Returns the layer that computes an attention's values, and its columns with these values.
 
-    None where the values are computed otherwise, or something else reads them.
+    None if the values are computed in another way, or have other readers.
     """
     values = attention.inputs[2]
     add = None if values is None else values.producer()
@@ -148,7 +148,7 @@ def _value_projection(attention: ir.Node, reader: Linear) -> tuple[Linear, slice
 
 
 def _scale(graph: ir.Graph, node: ir.Node | None, value: ir.Value | None, columns: slice, factors: Floats) -> None:
-    """Scales columns of a constant for one node that reads it."""
+    """Scales columns of a constant for one of its readers."""
     assert node is not None
     assert value is not None
     scaled = array(value).copy()
@@ -157,7 +157,7 @@ def _scale(graph: ir.Graph, node: ir.Node | None, value: ir.Value | None, column
 
 
 def emit_linears(graph: ir.Graph, params: Mapping[str, QuantParams]) -> None:
-    """Replaces the linear layers that read these tensors, with the additions of their biases, by products of integers."""
+    """Replaces the linear layers that read these tensors, with the additions of their biases, by integer products."""
     linears = find_linears(graph)
     for x, quant in params.items():
         nodes = linears[x].nodes
@@ -167,7 +167,7 @@ def emit_linears(graph: ir.Graph, params: Mapping[str, QuantParams]) -> None:
 
 
 def _emit(graph: ir.Graph, tape: ir.tape.Tape, layer: Linear, quant: QuantParams) -> ir.Value:
-    """Records the nodes of one layer: smoothing where there is any, the activation as uint8, and the product with its bias."""
+    """Records the nodes of one layer: smoothing, if any, the activation as uint8, and the product with its bias."""
     x, weight = layer.x, layer.weight
     smoothed = x
     if quant.multiplier is not None:
@@ -187,13 +187,13 @@ def _emit(graph: ir.Graph, tape: ir.tape.Tape, layer: Linear, quant: QuantParams
 
 
 def emit_embeddings(graph: ir.Graph) -> int:
-    """Replaces each gather from a large float table by gathers of int8 rows and of their scales; returns how many.
+    """Replaces each gather from a large float table by gathers of int8 rows and their scales; returns the number of gathers.
 
-    A row is stored as `round(row / scale)` with `scale = max(abs(row)) / 127`, so an element is off by scale / 2 at most.
+    A row is stored as `round(row / scale)` with `scale = max(abs(row)) / 127`, so the error of an element is at most scale / 2.
     """
     count = 0
-    for node in tuple(graph):  # not the gathers that are put in
-        axis = node.attributes.get_int("axis", 0)  # with another axis it would gather columns, and the scales are per row
+    for node in tuple(graph):  # a copy, without the new gathers
+        axis = node.attributes.get_int("axis", 0)  # another axis would gather columns, but the scales are per row
         table = node.inputs[0] if node.op_type == "Gather" and axis == 0 else None
         shape = rewrite.constant_shape(table)
         if table is None or shape is None or len(shape) != 2 or shape[0] < MIN_ROWS:
@@ -213,10 +213,10 @@ def emit_embeddings(graph: ir.Graph) -> int:
 
 
 def _quantize_rows(table: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Returns the rows in int8, of the same shape, and their scales, float32 [rows, 1]."""
+    """Returns the rows as int8 with the same shape, and their scales, float32 [rows, 1]."""
     quantized = np.empty(table.shape, dtype=np.int8)
     scales = np.empty((len(table), 1), dtype=np.float32)
-    for start in range(0, len(table), MIN_ROWS):  # temporaries of a large vocabulary's table would take gigabytes
+    for start in range(0, len(table), MIN_ROWS):  # temporaries for the table of a large vocabulary would need gigabytes
         part = table[start : start + MIN_ROWS]
         found = (np.maximum(np.abs(part).max(axis=1, keepdims=True), np.finfo(np.float32).tiny) / gptq.MAX_INT8).astype(np.float32)
         quantized[start : start + MIN_ROWS], scales[start : start + MIN_ROWS] = np.rint(part / found), found

@@ -1,18 +1,18 @@
-"""int8 for the CPU with fixed scales: what a row answers depends neither on its batch nor, but for rare sums, on the CPU.
+"""int8 for the CPU with fixed scales: the result of a row does not depend on its batch and, except for rare sums, not on the CPU.
 
-Activations get one scale per tensor from calibration, weights one per column, the word embeddings one per row. Four things keep
-the answers near float, each exact or cheap at run time (docs/explanation/int8.md):
+Activations have one scale per tensor from calibration, weights one per column, word embeddings one per row. Four steps keep
+the answers close to float, each exact or cheap at run time (docs/explanation/int8.md):
 
-1. The few largest channels are computed in float, of those tensors whose quantization moves the model's outputs most
+1. The largest channels of the tensors whose quantization changes the model's outputs most are computed in float
    (`bertserve.export.int8.graph_edits`).
-2. Channels are smoothed (SmoothQuant), with an alpha chosen per matrix by the error that its output shows on the calibration texts
-   (`bertserve.export.int8.smoothquant`). That is free after attention (`bertserve.export.int8.graph_edits`); elsewhere it costs a multiplication,
-   and is left out where the model's outputs hardly move.
-3. Weights are rounded by GPTQ, and the mean error goes into the bias.
-4. Columns whose products could saturate 16 bits, in which CPUs without VNNI add them up, get wider steps (`bertserve.export.int8.gptq`).
+2. Channels are smoothed (SmoothQuant), with an alpha per matrix that minimizes the error of its output on the calibration texts
+   (`bertserve.export.int8.smoothquant`). It is free after attention (`bertserve.export.int8.graph_edits`); elsewhere it costs a
+   multiplication, and is omitted if the model's outputs hardly change.
+3. Weights are rounded by GPTQ, and the mean error is added to the bias.
+4. Columns whose products could saturate the 16-bit sums of CPUs without VNNI get larger steps (`bertserve.export.int8.gptq`).
 
-Last comes a gate: where the outputs are further from the float graph's than allowed, on texts that nothing above was chosen on, the
-matrices that matter most go back to float.
+The last step is a gate: if the outputs differ from the float graph's by more than allowed, on texts that were not used above, the
+most important matrices return to float.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from bertserve.export.int8.smoothquant import ActivationScale, QuantParams
 from bertserve.export.progress import track
 
 PROBE_TEXTS = 48  # for the gate
-# Shares of the average sensitivity. The outliers of a tensor above the first are worth computing in float; the channels of a tensor
-# below the second are not worth a multiplication.
+# Multiples of the average sensitivity. Above the first, outliers of a tensor are computed in float; below the second, the channels of a
+# tensor are not worth a multiplication.
 SPLIT_ABOVE = 1 / 2
 SMOOTH_ABOVE = 1 / 12
 
@@ -52,11 +52,11 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Int8Graph:
-    """What was quantized.
+    """The result of quantization.
 
     Attributes:
-        counts: What was quantized, and what was kept in float or rounded to nearest for want of texts -> count.
-        error: Root mean square difference of the outputs from the float graph's on the texts of the gate, over their standard deviation.
+        counts: Quantized operators, and those that stay in float or were rounded to nearest because of too few texts -> count.
+        error: Root mean square difference of the outputs from the float graph's on the gate's texts, relative to their standard deviation.
     """
 
     counts: dict[str, int]
@@ -65,7 +65,7 @@ class Int8Graph:
 
 @contextmanager
 def _one_thread_a_product() -> Iterator[None]:
-    """Lets torch and numpy take one thread: each core works on something of its own, and two that share their threads wait for each other."""
+    """Makes torch and numpy use one thread: each core has its own task, and tasks with shared threads would wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -89,19 +89,19 @@ def quantize(
     """Writes the int8 graph to a new file.
 
     Args:
-        source: The float32 graph, as `bertserve.export.graph.cpu_passes` writes it.
+        source: The float32 graph from `bertserve.export.graph.cpu_passes`.
         target: The new graph.
         workspace: A folder for intermediate files.
-        feeds: The texts that all is chosen on, as the graph's inputs.
-        gate: Other texts, which decide what goes back to float; the metrics of the validation report are measured on others again.
-        max_error: How far its outputs may be from the float graph's, as `inference.relative_error` measures it.
-        quick: Whether the matrices are not measured one by one: then all channels are smoothed, and none is computed in float.
+        feeds: The texts for all choices, as graph inputs.
+        gate: Other texts, which decide which matrices return to float; the validation report uses a third set of texts.
+        max_error: Maximum difference of its outputs from the float graph's, by `inference.relative_error`.
+        quick: Whether to skip the measurement of each matrix; then all channels are smoothed, and none is computed in float.
 
     Returns:
-        What was done, and the error that is left.
+        The counts and the remaining error.
 
     Raises:
-        GraphError: There is no matrix to quantize, or none that the outputs bear.
+        GraphError: There is no matrix to quantize, or the error is too large with any matrix in int8.
     """
     part, samples = workspace / "part.onnx", workspace / "samples"
     model = rewrite.load(source)
@@ -124,11 +124,11 @@ def quantize(
     _fold_smoothing(model.graph, activations, scales, shared)
     units, inputs = _split_outliers(model.graph, sensitive, activations)
     again = {*units, *inputs, *(x for x in insensitive if scales[x].is_smoothed)}
-    layers = rewrite.find_linears(model.graph)  # a split replaced matrices
+    layers = rewrite.find_linears(model.graph)  # a split has replaced matrices
     scales |= _choose_scales({x: layers[x] for x in scales if x in again}, activations, unsmoothed=insensitive)
     params = _quantize_weights(layers, activations, scales, use_gptq=True)
     shutil.rmtree(samples)
-    # what matters most comes first, and what was not measured as if it mattered as much as all; without measurements, the own output counts
+    # the most important first; without a measurement a matrix counts as average, and with --quick its own output error counts
     weights = sensitivities or {x: scale.error for x, scale in scales.items()}
     order = sorted(params, key=lambda x: -weights.get(x, 1.0))
     probe = gate[:: max(1, len(gate) // PROBE_TEXTS)]
@@ -139,7 +139,7 @@ def quantize(
 
 
 def _is_changeable(layer: Linear) -> bool:
-    """Returns whether it depends on a layer's sensitivity what is done: what attention gives out is smoothed for nothing, and never split."""
+    """Returns whether a layer's sensitivity matters: for attention outputs smoothing is free, and they are never split."""
     producer = layer.x.producer()
     return producer is None or producer.op_type != "MultiHeadAttention"
 
@@ -147,7 +147,7 @@ def _is_changeable(layer: Linear) -> bool:
 def _choose_scales(
     layers: Mapping[str, Linear], activations: Mapping[str, Activations], *, unsmoothed: Collection[str] = ()
 ) -> dict[str, ActivationScale]:
-    """Returns how each activation is stored; those of layers that share a matrix, and so their samples, in the same way."""
+    """Returns the scale of each activation; layers that share a matrix, and thus their samples, have the same."""
     first = {layer.weight: x for x, layer in reversed(tuple(layers.items()))}
 
     def choose(x: str) -> ActivationScale:
@@ -160,7 +160,7 @@ def _choose_scales(
 def _quantize_weights(
     layers: Mapping[str, Linear], activations: Mapping[str, Activations], scales: Mapping[str, ActivationScale], *, use_gptq: bool
 ) -> dict[str, QuantParams]:
-    """Returns how each layer is quantized; layers of the same matrix and bias in the same way."""
+    """Returns the quantization of each layer; layers with the same matrix and bias have the same."""
     keys = {x: (layer.weight, layer.arrays()[1].tobytes()) for x, layer in layers.items()}
     first = {key: x for x, key in reversed(tuple(keys.items()))}
 
@@ -179,7 +179,7 @@ def _of_each(function: Callable[[str], Item], tensors: Iterable[str], step: str)
 def _fold_smoothing(
     graph: ir.Graph, activations: dict[str, Activations], scales: dict[str, ActivationScale], shared: Collection[str]
 ) -> None:
-    """Smooths what attention gives out in the matrices around it, and records that of these tensors."""
+    """Smooths attention outputs in the surrounding matrices, and updates the records of these tensors."""
     multipliers = {x: scale.multiplier for x, scale in scales.items() if scale.is_smoothed and x not in shared}
     for x in graph_edits.fold_smoothing(graph, multipliers):
         activations[x] = activations[x].scaled(multipliers[x])
@@ -187,19 +187,19 @@ def _fold_smoothing(
 
 
 def _split_outliers(graph: ir.Graph, sensitive: Sequence[str], activations: dict[str, Activations]) -> tuple[list[str], list[str]]:
-    """Computes outlying channels of the sensitive tensors in float, and records that of these tensors.
+    """Computes outlying channels of the sensitive tensors in float, and updates the records of these tensors.
 
     Returns:
-        The tensors that lost hidden units, and those of whose channels some are multiplied in float.
+        The tensors that lost hidden units, and the tensors with some channels in float.
     """
     layers = rewrite.find_linears(graph)
     blocks = {str(node.outputs[0].name): node for node in graph_edits.feed_forwards(graph)}
     normed = {node.outputs[0].name for node in graph if node.op_type == "LayerNormalization"}
-    # a split keeps the addition of the bias as its end
+    # a split needs the addition of the bias as its end
     sensitive = [x for x in sensitive if layers[x].add is not None]
     units = [x for x in sensitive if x in blocks]
     inputs = [x for x in sensitive if x in normed]
-    # units first: a block is not recognizable with its inputs split
+    # units first, because a block with split inputs is not recognized
     for x in units:
         activations[x] = activations[x].restricted(graph_edits.split_hidden_units(graph, blocks[x], activations[x].peak))
     for x in inputs:
@@ -216,13 +216,13 @@ def _emit_within(
     probe: Sequence[Feed],
     expected: Sequence[NDArray[np.float32]],
 ) -> tuple[int, int, float]:
-    """Writes the graph with as many of the linear layers in int8 as the outputs bear, but for the first ones of an order.
+    """Writes the graph with as many linear layers in int8 as the error allows; the first layers of `order` return to float first.
 
     Returns:
-        How many stay in float, the number of tables in int8, and the error.
+        The number of layers in float, the number of int8 tables, and the error.
 
     Raises:
-        GraphError: The outputs bear none.
+        GraphError: The error is too large with any layer in int8.
     """
 
     def emit(kept: int) -> tuple[int, int, float]:

@@ -1,7 +1,7 @@
-"""How much the quantization of each layer, alone, moves the model's outputs.
+"""Measures how much the quantization of each layer changes the model's outputs.
 
-What quantization does to a layer's output is computed apart, and put into a run of the model as an input. So one session measures all
-layers: no graph is written, and no session opened, for a layer.
+The effect of quantization on a layer's output is computed separately, and is an input of a model run. So a single session measures all
+layers, without writing a graph or opening a session per layer.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from bertserve.export.int8.gptq import column_blocks
 from bertserve.export.int8.smoothquant import QuantParams
 from bertserve.export.progress import track
 
-# A run of the model for each layer takes long. So texts are short, the shortest of those that have as many tokens, from each of so many parts
-# of the texts, for single texts come before pairs; and a layer that is far from all limits after a few of them is not measured on the others.
+# A model run per layer takes long. Therefore texts are short: the shortest with at least MIN_TOKENS tokens from each of several parts
+# of the texts, because single texts precede pairs. A layer that is far from all limits after FEW texts is not measured on the others.
 FEW, MIN_TOKENS, PARTS = 8, 16, 8
 FAR = 4
-# What the products of all runs may cost, in multiplications and additions, within these numbers of texts.
+# Maximum operations of all runs, multiplications plus additions, within these numbers of texts.
 FLOPS = 2e12
 LEAST, MOST = 16, 64
 
@@ -36,17 +36,17 @@ LEAST, MOST = 16, 64
 def measure(
     model: ir.Model, params: Mapping[str, QuantParams], path: Path, feeds: Sequence[Feed], *, limits: Sequence[float]
 ) -> dict[str, float]:
-    """Returns how much the quantization of each tensor, with the matrix that reads it, moves the model's outputs.
+    """Returns the effect of quantizing each tensor, with the matrix that reads it, on the model's outputs.
 
-    That is the square of their relative error where nothing else is quantized, over the average of all tensors. (Among other layers in
-    int8 it cannot be told: a small change makes these round otherwise, and that moves the outputs by as much.)
+    It is the square of their relative error if nothing else is quantized, relative to the average of all tensors. (With other layers in
+    int8 it cannot be measured: a small change alters their rounding, which changes the outputs by as much.)
 
     Args:
         model: The float32 model.
-        params: How the layers to measure are quantized, by the tensor that they read.
+        params: The quantization of the layers to measure, by their input tensor.
         path: A file for a graph.
-        feeds: The calibration texts as the graph's inputs.
-        limits: What the results will be compared with.
+        feeds: The calibration texts as graph inputs.
+        limits: The values to which the results will be compared.
     """
     layers = rewrite.find_linears(model.graph).values()
     texts = _short(feeds, FLOPS / len(params) / (2 * sum(math.prod(layer.shape) for layer in layers)))
@@ -61,7 +61,7 @@ def measure(
 
 
 class _ShiftedGraph:
-    """A model in which something may be added to what each linear layer gives out."""
+    """A model with an optional addition to each linear layer's output."""
 
     def __init__(self, model: ir.Model, path: Path) -> None:
         """Writes the graph and opens a session.
@@ -81,7 +81,7 @@ class _ShiftedGraph:
         self._session = inference.open_session(path, threads=1)
 
     def inputs(self, batches: Sequence[Feed]) -> list[dict[str, Floats]]:
-        """Returns what each linear layer reads in each batch."""
+        """Returns the input of each linear layer in each batch."""
         names = list(self.linears)
         runs = inference.run(self._session, [self._with({}, batch) for batch in batches], names)
         return [dict(zip(names, values, strict=True)) for values in runs]
@@ -91,8 +91,8 @@ class _ShiftedGraph:
 
         Args:
             batches: The inputs.
-            x: The tensor that a layer reads.
-            changes: What is added to that layer's output in each batch.
+            x: The input tensor of a layer.
+            changes: Values to add to this layer's output in each batch.
         """
         shifts: Sequence[Feed] = [{} for _ in batches] if x is None or changes is None else [{_shift(x): change} for change in changes]
         return inference.flat(
@@ -105,7 +105,7 @@ class _ShiftedGraph:
 
 
 def _measure(graph: _ShiftedGraph, params: Mapping[str, QuantParams], texts: Sequence[Feed]) -> dict[str, float]:
-    """Returns the square of the outputs' relative error for each layer alone in int8."""
+    """Returns the square of the outputs' relative error for each layer, with only this layer in int8."""
     batches = inference.batches(texts)
     expected, inputs = graph.outputs(batches), graph.inputs(batches)
 
@@ -118,7 +118,7 @@ def _measure(graph: _ShiftedGraph, params: Mapping[str, QuantParams], texts: Seq
 
 
 def _changes(layer: Linear, quant: QuantParams, inputs: Sequence[Floats]) -> list[Floats]:
-    """Returns what a layer gives out in int8 less what it gives out in float, for each of its inputs, float32 [..., outputs]."""
+    """Returns a layer's output in int8 minus its output in float, for each of its inputs, float32 [..., outputs]."""
     weight, bias = layer.arrays()
     rows = np.concatenate([x.reshape(-1, x.shape[-1]) for x in inputs])
     stored = quant.dequantized(rows)
@@ -130,7 +130,7 @@ def _changes(layer: Linear, quant: QuantParams, inputs: Sequence[Floats]) -> lis
 
 
 def _short(feeds: Sequence[Feed], tokens: float) -> list[Feed]:
-    """Returns the texts that layers are measured on, mixed: of about so many tokens, but no fewer than `LEAST` and no more than `MOST`."""
+    """Returns the texts for the measurement in random order: about `tokens` tokens, but at least `LEAST` and at most `MOST` texts."""
     enough = [feed for feed in feeds if inference.tokens(feed) >= MIN_TOKENS] or sorted(feeds, key=inference.tokens)[::-1]
     bounds = [i * len(enough) // PARTS for i in range(PARTS + 1)]
     parts = [sorted(enough[start:end], key=inference.tokens) for start, end in itertools.pairwise(bounds)]

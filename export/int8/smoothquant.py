@@ -1,8 +1,8 @@
-"""Chooses how an activation and the matrix that reads it are quantized: smoothing, scales, rounded weights, corrected bias.
+"""Chooses the quantization of an activation and the matrix that reads it: smoothing, scales, rounded weights, corrected bias.
 
 SmoothQuant (Xiao et al. 2022, arXiv:2211.10438) divides each channel of an activation by a smoothing factor and multiplies the row
-of the matrix that reads it by the same: `(x / s) @ (s * weight) = x @ weight`. With a larger migration strength alpha more of the
-difficulty moves from the activation to the weights. Here alpha is chosen per matrix, by the error of its output on the calibration
+of the matrix that reads it by the same factor: `(x / s) @ (s * weight) = x @ weight`. A larger migration strength alpha moves more of the
+difficulty from the activation to the weights. Here, alpha is chosen per matrix, by the error of its output on the calibration
 texts.
 """
 
@@ -19,23 +19,23 @@ from bertserve.export.int8.activations import Activations
 from bertserve.export.int8.gptq import Gptq, column_blocks, column_scales, round_to_nearest
 
 SAMPLE_ROWS = 512
-SCREENED, SCREENING_ROWS = 3, 128  # so many of the candidates are compared on all rows: the best on fewer
-SAMPLE_COLUMNS = 128  # of a matrix, by which smoothing is chosen
-PEAK_MARGIN = 2  # quantization steps that an activation may go beyond calibration before a sum can saturate
-CLIP_RATIOS = (1.0, 0.9, 0.8)  # of the calibrated range, what uint8 covers; what is beyond is clipped
+SCREENED, SCREENING_ROWS = 3, 128  # number of candidates that are compared on all rows, and number of rows that select them
+SAMPLE_COLUMNS = 128  # number of columns of a matrix for the choice of smoothing
+PEAK_MARGIN = 2  # quantization steps that an activation may exceed calibration before a sum can saturate
+CLIP_RATIOS = (1.0, 0.9, 0.8)  # parts of the calibrated range that uint8 covers; values beyond are clipped
 
 
 @dataclass(frozen=True)
 class ActivationScale:
-    """How one activation is stored: as `round(x / smoothing / scale) + zero_point`.
+    """The storage of an activation, as `round(x / smoothing / scale) + zero_point`.
 
     Attributes:
-        smoothing: Factors of the channels, float32 [channels]; ones where nothing is smoothed.
-        scale: Of the smoothed activation.
-        zero_point: Of the smoothed activation.
+        smoothing: Factors of the channels, float32 [channels]; ones for no smoothing.
+        scale: Scale of the smoothed activation.
+        zero_point: Zero point of the smoothed activation.
         peak: The largest quantized value of each channel on the calibration texts, with a margin, uint8 [channels].
-        error: What that makes of the matrix's output on the calibration texts, with weights rounded to nearest: the mean square
-            difference over the mean square.
+        error: Error of the matrix's output on the calibration texts, with weights rounded to nearest: the mean square
+            difference, relative to the mean square.
     """
 
     smoothing: Floats
@@ -55,28 +55,28 @@ class ActivationScale:
         return (1 / self.smoothing).astype(np.float32)
 
     def folded(self) -> ActivationScale:
-        """Returns the same for an activation that is smoothed elsewhere already."""
+        """Returns the same storage for an activation that is already smoothed elsewhere."""
         return replace(self, smoothing=np.ones_like(self.smoothing))
 
     def dequantized(self, rows: Floats) -> Floats:
-        """Returns what is left of rows, smoothed, after they are quantized and dequantized, float32 [n, channels]."""
+        """Returns rows after smoothing, quantization and dequantization, float32 [n, channels]."""
         return _dequantized(rows * self.multiplier if self.is_smoothed else rows, self.scale, self.zero_point)
 
 
 @dataclass(frozen=True)
 class QuantParams:
-    """How one activation and the matrix that reads it are quantized.
+    """The quantization of an activation and the matrix that reads it.
 
     An activation is stored as `round(x * multiplier / scale) + zero_point`, a weight as `round(weight / multiplier / weight_scale)`.
 
     Attributes:
-        multiplier: The inverse of the smoothing factors, float32 [inputs]; None where nothing is smoothed.
-        scale: Of the activation.
-        zero_point: Of the activation.
-        weight: int8 [inputs, outputs].
-        weight_scale: float32 [outputs].
-        bias: With the correction of the mean error that quantization makes, float32 [outputs].
-        by_gptq: Whether the weights were rounded by GPTQ, and not to nearest.
+        multiplier: The inverse of the smoothing factors, float32 [inputs]; None for no smoothing.
+        scale: Scale of the activation.
+        zero_point: Zero point of the activation.
+        weight: The weights, int8 [inputs, outputs].
+        weight_scale: Scales of the columns, float32 [outputs].
+        bias: The bias, corrected by the mean error of quantization, float32 [outputs].
+        by_gptq: Whether the weights were rounded by GPTQ instead of to nearest.
     """
 
     multiplier: Floats | None
@@ -88,16 +88,16 @@ class QuantParams:
     by_gptq: bool
 
     def dequantized(self, rows: Floats) -> Floats:
-        """Returns what is left of rows, smoothed, after they are quantized and dequantized, float32 [n, inputs]."""
+        """Returns rows after smoothing, quantization and dequantization, float32 [n, inputs]."""
         return _dequantized(rows if self.multiplier is None else rows * self.multiplier, self.scale, self.zero_point)
 
 
 def choose_scale(weight: Floats, activations: Activations, *, smooth: bool) -> ActivationScale:
-    """Returns the smoothing and the scale that put the least error on some outputs of the matrix, on some rows of the calibration texts.
+    """Returns the smoothing and scale with the smallest error of some of the matrix's outputs, on some rows of the calibration texts.
 
     Args:
         weight: The matrix that reads the activation, float32 [inputs, outputs].
-        activations: What the activation was on the calibration texts.
+        activations: The observations of the activation on the calibration texts.
         smooth: Whether channels may be smoothed.
     """
     weight_peak = _weight_peak(weight)
@@ -126,14 +126,14 @@ def choose_scale(weight: Floats, activations: Activations, *, smooth: bool) -> A
 
 
 def quantize_weight(weight: Floats, bias: Floats, activations: Activations, chosen: ActivationScale, *, use_gptq: bool) -> QuantParams:
-    """Returns the matrix in int8, with the bias corrected.
+    """Returns the matrix in int8 with a corrected bias.
 
     Args:
-        weight: float32 [inputs, outputs].
-        bias: float32 [outputs].
-        activations: What the matrix is multiplied with, on the calibration texts.
-        chosen: How that is stored.
-        use_gptq: Whether weights are rounded by GPTQ, which takes longest, or to nearest.
+        weight: Float32 [inputs, outputs].
+        bias: Float32 [outputs].
+        activations: The observations of the matrix's input on the calibration texts.
+        chosen: The storage of the activation.
+        use_gptq: Whether to round weights by GPTQ, which takes longest, or to nearest.
     """
     rows = activations.rows(None if use_gptq else SAMPLE_ROWS) * (_weight_peak(weight) > 0)
     stored = chosen.dequantized(rows)
@@ -164,9 +164,9 @@ def _error(chosen: ActivationScale) -> float:
 
 
 def _smoothing_candidates(inputs: Floats, peak: Floats, weight_peak: Floats) -> Iterator[Floats]:
-    """Yields smoothing factors, float32 [channels]: none; SmoothQuant's by several alphas; and of the outlying channels alone.
+    """Yields smoothing factors, float32 [channels]: none; SmoothQuant's with several alphas; and those of only the outlying channels.
 
-    SmoothQuant's are `peak**alpha / weight_peak**(1 - alpha)`, by the peak of all values and by that of all but one in a thousand.
+    SmoothQuant's are `peak**alpha / weight_peak**(1 - alpha)`, with the maximum of all values, and with the 0.999 quantile, as the peak.
     """
     peak = np.maximum(peak, 1e-3)
     quantile = np.maximum(np.quantile(np.abs(inputs), 0.999, axis=0), 1e-3)
@@ -181,14 +181,14 @@ def _smoothing_candidates(inputs: Floats, peak: Floats, weight_peak: Floats) -> 
 
 
 def _scale_and_zero_point(low: float, high: float) -> tuple[np.float32, np.uint8]:
-    """Returns scale and zero point of uint8 for values of this range, widened to contain zero."""
+    """Returns scale and zero point of uint8 for a range of values, extended to contain zero."""
     low, high = min(low, 0.0), max(high, 0.0)
     scale = np.float32(max(high - low, 1e-6) / 255)
     return scale, np.uint8(np.clip(np.rint(-low / scale), 0, 255))
 
 
 def _quantize(x: Floats, scale: np.float32, zero_point: np.uint8) -> Floats:
-    """Returns the values as uint8 stores them, as floats."""
+    """Returns the uint8 values as floats."""
     quantized = x / scale
     np.rint(quantized, out=quantized)
     quantized += np.float32(zero_point)
@@ -196,7 +196,7 @@ def _quantize(x: Floats, scale: np.float32, zero_point: np.uint8) -> Floats:
 
 
 def _dequantized(smoothed: Floats, scale: np.float32, zero_point: np.uint8) -> Floats:
-    """Returns what is left of values after they are stored."""
+    """Returns the values after quantization and dequantization."""
     stored = _quantize(smoothed, scale, zero_point)
     stored -= np.float32(zero_point)
     stored *= scale
@@ -206,6 +206,6 @@ def _dequantized(smoothed: Floats, scale: np.float32, zero_point: np.uint8) -> F
 def _quantized_peak(high: Floats, scale: np.float32, zero_point: np.uint8) -> NDArray[np.uint8]:
     """Returns the largest quantized value of each channel, uint8 [channels], with a margin.
 
-    During calibration the layers before were not yet quantized, so that a value may go a little beyond what was seen.
+    During calibration, the previous layers were not quantized, so values may slightly exceed the observed range.
     """
     return (np.minimum(_quantize(high, scale, zero_point), 255 - PEAK_MARGIN) + PEAK_MARGIN).astype(np.uint8)

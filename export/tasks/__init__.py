@@ -1,4 +1,5 @@
-"""One file per task that a bundle can have: all that the exporter knows of the task, in one `ExportTask`. `catalog` lists them.
+"""One module per task that a bundle can have, with one `ExportTask` that has all the exporter's facts about the task. `catalog` lists them.
 
-Nothing here imports torch: `bert-export verify` runs where the service does. What works on a PyTorch model gets it as an argument.
+These modules do not import torch, because `bert-export verify` runs in the service's environment. Functions on a PyTorch model get it as an
+argument.
 """

@@ -1,4 +1,4 @@
-"""The list of all tasks that a bundle can have. A new one is a line here."""
+"""The list of all tasks that a bundle can have. A new task needs one line here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bertserve.export.tasks import (
 )
 from bertserve.export.tasks.spec import ExportTask
 
-# the first whose head an architecture's name ends with is meant; "Model" is last
+# an architecture belongs to the first task with a matching suffix, so "Model" is last
 TASKS: dict[str, ExportTask] = {
     task.name: task
     for task in (

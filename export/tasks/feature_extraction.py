@@ -1,4 +1,4 @@
-"""Feature extraction: the vectors of a text. They are compared by their cosine; there is nothing to decide, and there are no right answers."""
+"""Feature extraction: the vectors of a text. They are compared by cosine; there are no decisions and no correct answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _ordinary_requests(texts: Texts, spec: TokenizerSpec) -> list[Any]:
 
 
 def _resolve(request: embed.Request, config: ModelConfig) -> embed.Request:
-    """Returns a request with the pooling and the layers of the bundle."""
+    """Returns a request with the bundle's pooling and layers."""
     if config.embedding is None:
         return request
     chosen = embed.resolve(embed.EmbedParameters(), config.embedding)
@@ -31,7 +31,7 @@ def _resolve(request: embed.Request, config: ModelConfig) -> embed.Request:
 
 
 def _data_parameters(own: Sequence[Document], golds: Sequence[Any]) -> list[Document]:
-    # vectors are compared as numbers, whatever encoding a line asks for
+    # vectors are compared as numbers, even if a line requests another encoding
     return [parameters | {"encoding_format": "float"} for parameters in own]
 
 

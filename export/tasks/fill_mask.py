@@ -1,4 +1,4 @@
-"""Fill-mask: the tokens that a model puts in the place of a mask."""
+"""Fill-mask: the tokens that a model predicts for a mask."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ if TYPE_CHECKING:
 
     from bertserve.export.calibration import Texts
 
-_MIN_LENGTH = 32  # fewer tokens have no room for a mask and its context
+_MIN_LENGTH = 32  # fewer tokens cannot hold a mask and its context
 
 
 def _mask(spec: TokenizerSpec) -> str:
-    assert spec.mask is not None, "a model that fills masks has one"
+    assert spec.mask is not None, "a fill-mask model has one"
     return spec.mask.token
 
 
 def _fixed_requests(spec: TokenizerSpec) -> list[Any]:
     mask = _mask(spec)
-    # a token has at least one character, so these fit; of a text whose mask is cut off there would be nothing to compare
+    # a token has at least one character, so these texts fit; without its mask, a text would have nothing to compare
     short = [text[: spec.max_length - 16] for text in TEXTS]
     sides = [(text[: len(text) // 2], text[len(text) // 2 :]) for text in short]
     return [*(fill_mask.Request(f"{a} {mask} {b}") for a, b in sides), fill_mask.Request(f"A {mask} film with a {mask} cast.")]
 
 
 def _ordinary_requests(texts: Texts, spec: TokenizerSpec) -> list[Any]:
-    """Returns a request for each text, with a mask in the place of the word in its middle."""
+    """Returns a request for each text, with a mask instead of the word in its middle."""
     mask = _mask(spec)
     sides = [halves(text) for text in (*(line[: spec.max_length - 16] for line in texts.lines), *texts.passages)]
     return [fill_mask.Request(f"{start} {mask} {end.partition(' ')[2]}") for start, end in sides]
 
 
 def _candidates(result: Any) -> list[list[dict[str, Any]]]:
-    """Returns the candidates of each mask; the result of a text with one mask is that mask's candidates."""
+    """Returns the candidates of each mask; for a text with one mask, the result has that mask's candidates directly."""
     return result if isinstance(result[0], list) else [result]
 
 
@@ -52,7 +52,7 @@ def _decision(result: Any, config: ModelConfig) -> Any:
 
 
 def _read_target(document: Document, config: ModelConfig) -> list[str] | None:
-    """Reads `target`: the word of the mask, or a list with that of each."""
+    """Reads `target`: the word of the mask, or a list with one word per mask."""
     target = document.get("target")
     if target is None:
         return None

@@ -1,4 +1,4 @@
-"""Measures predictions against right answers: F1 of spans, of answers and of labels, exact match, correlations. Pure."""
+"""Scores predictions against correct answers: F1 of spans, answers and labels, exact match, correlations. It has no side effects."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
-# the names of metrics, as `--min-metric` takes them
+# names of metrics in `--min-metric`
 ACCURACY, F1, MACRO_F1, MICRO_F1 = "accuracy", "F1", "macro F1", "micro F1"
 MATTHEWS, PEARSON, SPEARMAN = "Matthews correlation", "Pearson correlation", "Spearman correlation"
-ERROR = "mean absolute error"  # the one metric of which less is better; it has no floor
+ERROR = "mean absolute error"  # the only metric for which less is better; it has no minimum
 ENTITY_F1, EXACT_MATCH, TOP_1 = "entity F1", "exact match", "top-1"
 
 Span = tuple[int, int, str]  # start, end (exclusive, code points), label
 
 
 def f1(right: int, found: int, expected: int) -> float:
-    """Returns the harmonic mean of precision and recall; 0 if there was nothing to find and nothing was found, which shows nothing.
+    """Returns the harmonic mean of precision and recall; 0 if nothing was expected and nothing found, which has no meaning.
 
     Args:
         right: Number of found items that were expected.
@@ -30,10 +30,10 @@ def f1(right: int, found: int, expected: int) -> float:
 
 
 def span_f1(expected: Sequence[Collection[Span]], found: Sequence[Collection[Span]]) -> float:
-    """Returns the strict F1 over all texts: a span is right if start, end and label are (micro-averaged).
+    """Returns the strict F1 over all texts (micro-averaged): a span is correct if start, end and label are.
 
     Args:
-        expected: The right spans of each text.
+        expected: The correct spans of each text.
         found: The found spans of each text, in the same order.
     """
     pairs = [(set(a), set(b)) for a, b in zip(expected, found, strict=True)]
@@ -41,7 +41,7 @@ def span_f1(expected: Sequence[Collection[Span]], found: Sequence[Collection[Spa
 
 
 def result_spans(result: Any) -> set[Span]:
-    """Returns the entities or answers of a task's result: all of its items that have a start and an end."""
+    """Returns the entities or answers in a task's result: all of its items with a start and an end."""
     if isinstance(result, list):
         return {span for item in result for span in result_spans(item)}
     if isinstance(result, dict) and {"start", "end"} <= result.keys():
@@ -50,36 +50,36 @@ def result_spans(result: Any) -> set[Span]:
 
 
 def normalize_answer(text: str) -> str:
-    """Returns an answer in the form that SQuAD's official script compares: lower case, no punctuation, no articles, single spaces."""
+    """Returns an answer in the normalized form of SQuAD's official script: lower case, no punctuation, no articles, single spaces."""
     bare = "".join(c for c in text.lower() if c not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
 
 
 def exact_match(answer: str, golds: Sequence[str]) -> float:
-    """Returns 1 if the normalized answer is one of the right ones, else 0; without any right answer "" is right."""
+    """Returns 1 if the normalized answer is one of the correct ones, else 0; without correct answers, "" is correct."""
     return float(any(normalize_answer(answer) == normalize_answer(gold) for gold in golds or [""]))
 
 
 def answer_f1(answer: str, golds: Sequence[str]) -> float:
-    """Returns SQuAD's F1 of an answer: over words, with the right answer that fits best; without any "" is right."""
+    """Returns SQuAD's F1 of an answer, by words, with the most similar correct answer; without correct answers, "" is correct."""
     return max(_words_f1(normalize_answer(answer).split(), normalize_answer(gold).split()) for gold in golds or [""])
 
 
 def _words_f1(answer: Sequence[str], gold: Sequence[str]) -> float:
     if not answer or not gold:
-        return float(answer == gold)  # an empty answer has no parts that could be right
+        return float(answer == gold)  # an empty answer has no words to compare
     return f1((Counter(answer) & Counter(gold)).total(), len(answer), len(gold))
 
 
 def spans_of_tags(tags: Sequence[str], offsets: Sequence[tuple[int, int]], *, plain: Collection[str] = ()) -> set[Span]:
-    """Returns the entities of words that are tagged IOB1, IOB2, BIOES, BILOU, or with plain labels.
+    """Returns the entities of words with tags in IOB1, IOB2, BIOES, BILOU, or with plain labels.
 
-    A tag that continues no entity, or one of another label, begins an entity, as in the CoNLL evaluation.
+    As in the CoNLL evaluation, a tag begins an entity if it continues none, or continues one with another label.
 
     Args:
         tags: The tag of each word; `O` is not an entity.
         offsets: Start and end of each word in the text.
-        plain: Labels of a model without prefixes, so that `E-MAIL` is a label and not the end of one.
+        plain: Labels of a model without prefixes, for which `E-MAIL` is a label instead of the end of one.
     """
     found: list[Span] = []
     open_ = False
@@ -98,11 +98,11 @@ def spans_of_tags(tags: Sequence[str], offsets: Sequence[tuple[int, int]], *, pl
 
 
 def widen_to_words(found: Collection[Span], words: Sequence[tuple[int, int]]) -> set[Span]:
-    """Returns spans widened to the whole words that they touch, because right answers given by word say nothing of parts of words.
+    """Returns spans extended to whole words, because correct answers by word do not say anything about parts of words.
 
     Args:
         found: Spans of a text.
-        words: Start and end of each of its words; without any the spans are returned as they are.
+        words: Start and end of each of its words; if empty, the spans are returned unchanged.
     """
     wide = set()
     for start, end, label in found:
@@ -112,10 +112,10 @@ def widen_to_words(found: Collection[Span], words: Sequence[tuple[int, int]]) ->
 
 
 def matthews(expected: Sequence[str], found: Sequence[str]) -> float:
-    """Returns the Matthews correlation of two series of labels, of any number of labels; 0 if one of them does not vary.
+    """Returns the Matthews correlation of two series of labels, for any number of labels; 0 if one series is constant.
 
     Args:
-        expected: The right label of each text.
+        expected: The correct label of each text.
         found: The found label of each text, in the same order.
     """
     right, total = sum(a == b for a, b in zip(expected, found, strict=True)), len(expected)
@@ -126,10 +126,10 @@ def matthews(expected: Sequence[str], found: Sequence[str]) -> float:
 
 
 def macro_f1(expected: Sequence[str], found: Sequence[str]) -> float:
-    """Returns the mean F1 of the labels that are right or found anywhere.
+    """Returns the mean F1 of all labels in either series.
 
     Args:
-        expected: The right label of each text.
+        expected: The correct label of each text.
         found: The found label of each text, in the same order.
     """
     right = Counter(a for a, b in zip(expected, found, strict=True) if a == b)
@@ -139,21 +139,21 @@ def macro_f1(expected: Sequence[str], found: Sequence[str]) -> float:
 
 
 def pearson(a: Sequence[float], b: Sequence[float]) -> float:
-    """Returns the correlation of two series of finite numbers; 0 if one does not vary."""
+    """Returns the correlation of two series of finite numbers; 0 if one series is constant."""
     if min(a) == max(a) or min(b) == max(b):
-        return 0.0  # said here, because the mean of equal numbers need not be that number
+        return 0.0  # checked here, because the computed mean of equal numbers may differ from them
     x, y = _deviations(a), _deviations(b)
     spread = math.sqrt(sum(v * v for v in x) * sum(v * v for v in y))
     return sum(v * w for v, w in zip(x, y, strict=True)) / spread
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float:
-    """Returns the correlation of the ranks of two series, equal numbers with the mean of their ranks; 0 if one does not vary."""
+    """Returns the rank correlation of two series, with mean ranks for equal numbers; 0 if one series is constant."""
     return pearson(_ranks(a), _ranks(b))
 
 
 def _deviations(values: Sequence[float]) -> list[float]:
-    """Returns how far each value is from the mean, as a share of the largest, so that squares of huge and tiny numbers are numbers too."""
+    """Returns the deviations from the mean, relative to the largest, so that squares of very large or small numbers stay finite."""
     largest = max(map(abs, values))
     scaled = [value / largest for value in values]
     mean = sum(scaled) / len(scaled)
@@ -163,7 +163,7 @@ def _deviations(values: Sequence[float]) -> list[float]:
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """Returns each value's rank from 0; equal values share the mean of theirs."""
+    """Returns each value's rank from 0; equal values get the mean of their ranks."""
     order = sorted(range(len(values)), key=values.__getitem__)
     ranks = [0.0] * len(values)
     start = 0

@@ -1,4 +1,4 @@
-"""Multiple choice: which of some texts follows another one best. Each choice is a row of its own."""
+"""Multiple choice: the best continuation of a text among several. Each choice is a separate row."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
     from bertserve.export.calibration import Texts
 
-_CHOICES = 4  # of a question that is made of ordinary texts
+_CHOICES = 4  # of a question that is built from ordinary texts
 
 
 def _read_one_choice(model: PreTrainedModel) -> None:
-    """Makes a model take [rows, length], each row a choice of its own, and give out `logits` [rows, 1].
+    """Makes a model take [rows, length], with one choice per row, and return `logits` [rows, 1].
 
-    The model's own code reads [rows, choices, length] and reshapes the choices into rows. A graph does not need this step. So the encoder
-    gets the inputs without a change, and the reshaped ones are not used.
+    The model's own code reads [rows, choices, length] and reshapes the choices into rows, which a graph does not need. So the encoder
+    gets the original inputs, and the reshaped ones are not used.
     """
     encoder = model.base_model
     names = list(inspect.signature(encoder.forward).parameters)
@@ -58,12 +58,12 @@ def _fixed_requests(spec: TokenizerSpec) -> list[Any]:
 
 
 def _asked(choice: int, count: int) -> int:
-    """Returns which of `count` texts is the question of a choice, by the choice's index: the text before its group, or the last of all."""
+    """Returns the index of the question for a choice, among `count` texts: the text before its group of choices, or the last text."""
     return (choice - choice % _CHOICES - 1) % count
 
 
 def _ordinary_requests(texts: Texts, spec: TokenizerSpec) -> list[Any]:
-    """Returns requests in which each text is a choice once, in pairs such as those that int8 was calibrated on; one alone would be no choice."""
+    """Returns requests with each text as a choice once, in pairs like those that calibrated int8. A single text would be no choice."""
     lines = texts.lines
     groups = [(i, side[i : i + _CHOICES]) for side in (lines, texts.passages) for i in range(0, len(side) - 1, _CHOICES)]
     return [multiple_choice.Request(lines[_asked(i, len(lines))], group) for i, group in groups]
@@ -74,12 +74,12 @@ def _arrange(lines: Sequence[Text], passages: Sequence[Text], own: Pairs[Text], 
 
 
 def _tokenizer_call(request: multiple_choice.Request, spec: TokenizerSpec) -> TokenizerCall:
-    # lists, as in `run_swag`: of one pair transformers would leave out an empty second text
+    # lists, as in `run_swag`, because transformers would omit an empty second text of a single pair
     return TokenizerCall(([request.first] * len(request.choices), request.seconds))
 
 
 def _read_choice(document: Document, config: ModelConfig) -> int | None:
-    """Reads `label`: the index of the right choice, or the choice itself."""
+    """Reads `label`: the index of the correct choice, or the choice itself."""
     label, inputs = document.get("label"), read_input(document)
     if label is None:
         return None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bertserve.export.calibration import Texts
 
 _QUESTION = "Who met whom?"
-_QUESTION_CHARS = 200  # of a passage, whose beginning is asked for
+_QUESTION_CHARS = 200  # of a passage whose beginning becomes the question
 
 
 def _fixed_requests(spec: TokenizerSpec) -> list[Any]:
@@ -31,13 +31,13 @@ def _fixed_requests(spec: TokenizerSpec) -> list[Any]:
 
 
 def _ordinary_requests(texts: Texts, spec: TokenizerSpec) -> list[Any]:
-    """Returns a request for each text and each passage, which is asked for what it ends with, and for each pair."""
+    """Returns a request for each text and each passage, with a question about its end, and for each pair."""
     lines, passages, most = texts.lines, texts.passages, spec.max_length
     sides = [halves(line[: most - 16]) for line in lines]
-    # what a text ends with is asked for, and it begins with the answer; another text behind it makes that less easy
+    # the question is about the text's end, and begins with the answer; another text after it makes the question harder
     contexts = [f"{start} {end} {lines[(i + 1) % len(lines)]}" for i, (start, end) in enumerate(sides)]
     sides += [halves(passage[: min(_QUESTION_CHARS, most - 16)]) for passage in passages]
-    # a window needs space for the question and the stride; each character of the question can be a token
+    # a window needs space for the question and the stride; each character of the question may be a token
     questions = [f"Who or what {(end or start)[: max(1, most // 2 - 16)]}?" for start, end in sides]
     return [question_answering.Request(*pair) for pair in (*zip(questions, [*contexts, *passages], strict=True), *texts.pairs)]
 
@@ -61,7 +61,7 @@ def _decision(result: Any, config: ModelConfig) -> Any:
 
 
 def _read_answers(document: Document, config: ModelConfig) -> list[str] | None:
-    """Reads `answers`: texts, or as in SQuAD's files `{text: [...], answer_start: [...]}` or a list of `{text}`; none where there is no answer."""
+    """Reads `answers`: texts, or as in SQuAD's files `{text: [...], answer_start: [...]}` or a list of `{text}`; empty for no answer."""
     answers = document.get("answers")
     if answers is None:
         return None
@@ -74,7 +74,7 @@ def _read_answers(document: Document, config: ModelConfig) -> list[str] | None:
 
 
 def _data_parameters(own: Sequence[Document], golds: Sequence[Any]) -> list[Document]:
-    """Lets all questions have no answer if some have none, unless a line says otherwise."""
+    """Allows "no answer" for all questions if some have no answer, unless a line sets this itself."""
     defaults = {"handle_impossible_answer": True} if [] in golds else {}
     return [defaults | parameters for parameters in own]
 

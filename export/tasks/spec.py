@@ -1,8 +1,8 @@
-"""ExportTask: all that the exporter needs to know of a task. Loading, samples, validation report, stored examples and `verify --data` follow from it.
+"""ExportTask: all the exporter's facts about a task. Loading, samples, validation, stored examples and `verify --data` are derived from it.
 
-The first part is what tasks share: the input in a JSON object of a user's file, with the field names of the service and of GLUE; the texts
-that samples are made of; and how ordinary texts are read, one by one or as pairs of neighbors. The same pairs calibrate int8, as token ids,
-and judge it, as texts.
+The first part is shared by tasks: the input in a JSON object of a user's file, with the field names of the service and of GLUE; the texts
+of samples; and the arrangement of ordinary texts, as single texts or as pairs of neighbors. The same pairs calibrate int8, as token ids,
+and validate it, as texts.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from bertserve.export.calibration import Texts
 
 Document = dict[str, Any]
-# the two texts of a pair, as we and as the data sets of GLUE name them
+# the names of the two texts of a pair, in this project and in the data sets of GLUE
 PAIRS = (("text", "text_pair"), ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "sentence"))
 
-# the keys of a line of data that hold its input
+# the keys of a line of data that contain its input
 INPUT_KEYS = frozenset({"inputs", "parameters", "question", "prompt", "context", "choices", "text", "sentence", "tokens"}.union(*PAIRS))
 
 Text = TypeVar("Text")
 Pairs = Sequence[tuple[Text, Text]]
-Arranged = tuple[list[Text], list[tuple[Text, Text]]]  # texts that are read alone, and pairs
+Arranged = tuple[list[Text], list[tuple[Text, Text]]]  # single texts, and pairs
 LONG = (
     "The first half hour promises a great deal, and the cast is more than willing to deliver it. "
     "Then the script begins to repeat itself, the jokes wear thin, and nobody seems to know how to stop. "
@@ -51,14 +51,14 @@ TEXTS = [
     LONG * 4,
 ]
 
-MIN_LENGTH = 16  # tokens; the tracer and the samples need as many
+MIN_LENGTH = 16  # in tokens; tracing and samples need this length
 
 
 def read_input(document: Document) -> Any:
-    """Returns the input that an object holds, as the service takes it in `inputs`.
+    """Returns the input of an object, in the service's format of `inputs`.
 
     Raises:
-        ValueError: It holds none.
+        ValueError: The object has no input.
     """
     if "inputs" in document:
         return document["inputs"]
@@ -83,7 +83,7 @@ def read_text_list(document: Document, name: str) -> list[str]:
     """Returns a field that is a list of texts.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: It is not a list of texts.
     """
     value = document[name]
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
@@ -98,7 +98,7 @@ def halves(text: str) -> tuple[str, str]:
 
 
 def read_alone(lines: Sequence[Text], passages: Sequence[Text], own: Pairs[Text], pairs_only: bool) -> Arranged[Text]:
-    """Returns all texts to read alone, and the user's pairs."""
+    """Returns all texts as single texts, and the user's pairs."""
     return [*lines, *passages], list(own)
 
 
@@ -110,13 +110,13 @@ def neighbors(lines: Sequence[Text], passages: Sequence[Text]) -> list[tuple[Tex
 
 @dataclass(frozen=True)
 class TokenizerCall:
-    """How the Hugging Face tokenizer makes the inputs of a request.
+    """The arguments of the Hugging Face tokenizer for a request.
 
     Attributes:
-        texts: A text, a pair, or two lists of as many texts for a request that has several pairs.
+        texts: A text, a pair, or two lists of equal length for a request with several pairs.
         truncation: Its strategy.
-        stride: Tokens that neighboring windows share; None for a request that is one window.
-        length: Most tokens of a window; None for the model's.
+        stride: Tokens that neighboring windows share; None for a request with one window.
+        length: Maximum tokens of a window; None for the model's.
     """
 
     texts: tuple[Any, ...]
@@ -126,51 +126,52 @@ class TokenizerCall:
 
 
 def window_stride(requested: int | None, spec: TokenizerSpec) -> int:
-    """Returns how many tokens the windows of a single text share: as many as a request says, or the default of the service."""
+    """Returns the number of tokens that windows of a single text share: the requested number, or the service's default."""
     specials = sum(isinstance(piece, SpecialPiece) for piece in spec.single)
     return default_stride(spec.max_length - specials) if requested is None else requested
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportTask:
-    """A task that a bundle can have. Requests and results are those of its `TaskSpec` of the service.
+    """A task that a bundle can have. Requests and results are those of the service's `TaskSpec`.
 
     Attributes:
         name: Its Hugging Face name.
-        head: What the names of architectures with its head end with.
-        auto_class: The class of transformers that loads them, by name.
+        head: Suffix of the names of architectures with its head.
+        auto_class: Name of the transformers class that loads them.
         outputs: Outputs of its graphs. A graph with outputs per mask has the positions of masks as an input.
-        labeled: Whether the configuration's labels belong to it.
-        activation: What turns logits into scores; None where the configuration says it.
-        embeds: Whether a result is vectors, made of layers by a pooling, as sentence-transformers' files say.
-        min_length: Fewest tokens that a model must take.
-        lora_type: How peft names the task; None where it has no name for it.
-        takes_modules: Whether a module of the user's own may be for it.
-        adapt_model: Makes a loaded model take rows of [rows, length] and give out what the graphs do; None where it does so already.
+        labeled: Whether the configuration's labels belong to the task.
+        activation: The function from logits to scores; None if the configuration defines it.
+        embeds: Whether a result is vectors, from layers and a pooling that sentence-transformers' files define.
+        min_length: Minimum length of a model in tokens.
+        lora_type: peft's name of the task; None if peft has none.
+        takes_modules: Whether the user's own module can be for the task.
+        adapt_model: Makes a loaded model take rows of [rows, length] and return the outputs of the graphs; None if it does so already.
 
         text_request: A text -> a request around it.
-        fixed_requests: Requests of every kind, on which each graph must answer as the checkpoint does; None for one around each built-in text.
-        ordinary_requests: Texts that int8 is judged on -> a request for each text, each passage and each pair; None for one around each text.
-        full_length_request: A text, and a length in tokens -> a request of one window of that length; None for one around the text.
-        resolve: A request -> the same with what it leaves open, as the bundle says it.
-        tokenizer_call: A request -> how the Hugging Face tokenizer makes its inputs.
-        example: The body that a bundle stores with its answer; it must be clear, so that rounding on another CPU does not change it.
-        takes_pairs: Whether an input may be a pair of texts, in the user's texts for int8 too.
-        arrange: Short texts, long ones (none where there are no short ones), the user's pairs, and whether the model takes only pairs -> the
-            texts that calibrate int8 alone, and the pairs that do.
-        first_is_question: Whether the first text of a pair is short, and the second gets the room.
+        fixed_requests: Requests of every kind, on which each graph must agree with the checkpoint; None for one around each built-in text.
+        ordinary_requests: Texts that validate int8 -> a request for each text, passage and pair; None for one around each text.
+        full_length_request: A text and a length in tokens -> a request of one window with this length; None for one around the text.
+        resolve: A request -> the same request with the bundle's defaults.
+        tokenizer_call: A request -> the arguments of the Hugging Face tokenizer.
+        example: The body that a bundle stores with its answer; the answer must be clear, so that rounding on another CPU does not change
+            it.
+        takes_pairs: Whether an input may be a pair of texts, also in the user's texts for int8.
+        arrange: Short texts, long ones (empty without short ones), the user's pairs, and whether the model takes only pairs -> the
+            single texts and the pairs that calibrate int8.
+        first_is_question: Whether the first text of a pair is short, and the second one fills the window.
 
-        measure: How agreement is measured.
-        decision: A result -> what a user takes from it: spans or a set of labels to count, a number to rank, or else anything to compare.
-        best_first: Whether a result is a list with the best score first, or a list of such lists.
+        measure: The measure of agreement.
+        decision: A result -> the part that matters to a user: spans or a set of labels to count, a number to rank, or a value to compare.
+        best_first: Whether a result is a list in order of falling scores, or a list of such lists.
 
-        read_gold: A line of data -> the right answer, or None for none. It raises ValueError for one that is not understood. None if the
-            task has no right answers.
+        read_gold: A line of data -> the correct answer, or None if it has none. It raises ValueError for an invalid answer. None if the
+            task has no correct answers.
         gold_keys: The keys of a line that `read_gold` reads.
-        data_parameters: The parameters of all lines, and their right answers -> the parameters that requests get.
-        figures: The names of what `score` returns, without those of which less is better.
-        score: Right answers, and results -> metric -> its value.
-        notes: Right answers, and results -> metric -> what a reader must know of it, such as that it has no value.
+        data_parameters: The parameters of all lines and their correct answers -> the parameters of the requests.
+        figures: The names of the metrics of `score`, without those for which less is better.
+        score: Correct answers and results -> metric -> value.
+        notes: Correct answers and results -> metric -> a remark for readers, for example that it has no value.
     """
 
     name: str
@@ -209,5 +210,5 @@ class ExportTask:
 
     @property
     def fills_masks(self) -> bool:
-        """Whether its graphs have an output per mask, so that its models need a mask token."""
+        """Whether its graph has an output per mask, so that its models need a mask token."""
         return any(output.kind == "per_mask" for output in self.outputs)

@@ -1,10 +1,10 @@
-"""Text classification: the labels, or the value, of a text or a pair.
+"""Text classification: the labels or the value of a text or a pair.
 
-Which metrics there are follows from the head alone, so that a script finds the same ones for any data:
+The metrics depend only on the head, so that a script finds the same ones for any data:
 
 - one label, a regression: Pearson and Spearman correlation, mean absolute error
-- two labels, of which one is right: accuracy, F1 of the second label, Matthews correlation
-- more labels, of which one is right: accuracy, macro F1, Matthews correlation
+- two labels, one of which is correct: accuracy, F1 of the second label, Matthews correlation
+- more labels, one of which is correct: accuracy, macro F1, Matthews correlation
 - independent labels: accuracy of the whole set, micro F1
 """
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from bertserve.export.calibration import Texts
 
-SIGMOID_THRESHOLD = 0.5  # a label of a sigmoid head is chosen from this score on
+SIGMOID_THRESHOLD = 0.5  # a label of a sigmoid head counts as chosen from this score on
 _TWO = 2
 _SQUASHED = (
     "the model's values go through a sigmoid and lie between 0 and 1, but the right answers do not; if "
@@ -95,7 +95,7 @@ def _arrange(lines: Sequence[Text], passages: Sequence[Text], own: Pairs[Text], 
         return [], [*neighbors(lines, passages), *own]
     if own:
         return read_alone(lines, passages, own, pairs_only)
-    # nothing says whether the model is used with pairs, so every second text is one too
+    # it is unknown whether the model is used with pairs, so every second text also forms a pair
     pairs = neighbors(lines, passages)
     return [*lines, *passages], [*pairs[1 : len(lines) : 2], *pairs[len(lines) + 1 :: 2]]
 
@@ -126,14 +126,14 @@ def _value(result: Any) -> float:
 
 
 def _chosen_labels(result: Any, config: ModelConfig) -> frozenset[str]:
-    """Returns the best label, or of a head with independent labels all from `SIGMOID_THRESHOLD` on."""
+    """Returns the best label; for independent labels, all labels from `SIGMOID_THRESHOLD` on."""
     if config.activation == "sigmoid":
         return frozenset(item["label"] for item in result if item["score"] >= SIGMOID_THRESHOLD)
     return frozenset({result[0]["label"]})
 
 
 def _read_label(document: Document, config: ModelConfig) -> Any:
-    """Reads `label`: a name, an id, a list of these for several labels, or the number of a regression."""
+    """Reads `label`: a name, an id, a list of these for several labels, or a number for a regression."""
     value = document.get("label")
     if value is None:
         return None
@@ -156,7 +156,7 @@ def _label_name(value: Any, labels: Sequence[str]) -> str:
 
 
 def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, float]:
-    """Returns the metrics; 0 stands for one that has no value, of which `_notes` says why."""
+    """Returns the metrics; 0 replaces a missing value, and `_notes` has the reason."""
     if len(config.labels) == 1:
         values = [_value(result) for result in results]
         errors = [abs(value - gold) for value, gold in zip(values, golds, strict=True)]
@@ -177,7 +177,7 @@ def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) ->
 
 
 def _notes(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, str]:
-    """Returns why metrics have no value, and which are of another scale."""
+    """Returns the reasons why metrics have no value, or have another scale."""
     if len(config.labels) == 1:
         constant = _constant(golds, [_value(result) for result in results], "value")
         notes = {} if config.activation == "none" or all(0 <= gold <= 1 for gold in golds) else dict.fromkeys((PEARSON, ERROR), _SQUASHED)
@@ -193,7 +193,7 @@ def _notes(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) ->
 
 
 def _constant(golds: Sequence[Any], found: Sequence[Any], kind: str) -> str | None:
-    """Returns why two series have no correlation, or None where they do."""
+    """Returns the reason why two series have no correlation, or None if they have one."""
     for series, name in ((golds, "right answers are"), (found, "answers are")):
         if len(set(series)) == 1:
             return f"all {name} the same {kind}, so there is no correlation; 0 is shown instead"

@@ -18,11 +18,11 @@ from bertserve.service.tasks.token_classification import scheme_of
 
 @dataclass(frozen=True)
 class Entities:
-    """The right entities of a text.
+    """The correct entities of a text.
 
     Attributes:
         spans: The entities.
-        words: Start and end of the words that were tagged, or none if the spans are exact to the character.
+        words: Start and end of the tagged words; empty if the spans are exact to the character.
     """
 
     spans: set[Span]
@@ -43,7 +43,7 @@ def _fixed_requests(spec: TokenizerSpec) -> list[Any]:
 
 
 def _read_entities(document: Document, config: ModelConfig) -> Entities | None:
-    """Reads `entities`, a list of `{start, end, label}`, or `tags`, one for each of the `tokens`."""
+    """Reads `entities`, a list of `{start, end, label}`, or `tags`, one per item of `tokens`."""
     if document.get("entities") is not None:
         try:
             return Entities({(int(e["start"]), int(e["end"]), str(e.get("label", e.get("entity_group")))) for e in document["entities"]})
@@ -62,7 +62,7 @@ def _read_entities(document: Document, config: ModelConfig) -> Entities | None:
 
 
 def _find_words(words: Sequence[str], text: Any) -> list[tuple[int, int]]:
-    """Returns where each word begins and ends in a text that has them in this order."""
+    """Returns start and end of each word in a text that contains the words in this order."""
     offsets, end = [], 0
     for word in words:
         start = text.find(word, end) if isinstance(text, str) else -1
@@ -74,7 +74,7 @@ def _find_words(words: Sequence[str], text: Any) -> list[tuple[int, int]]:
 
 
 def _data_parameters(own: Sequence[Document], golds: Sequence[Any]) -> list[Document]:
-    """Makes entities of whole words where there are right ones, unless a line says otherwise."""
+    """Extends entities to whole words if correct answers are given by word, unless a line sets this itself."""
     return [
         parameters if gold is None else {"aggregation_strategy": "first"} | parameters for parameters, gold in zip(own, golds, strict=True)
     ]

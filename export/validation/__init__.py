@@ -1,5 +1,5 @@
-"""Validation that a graph answers as its checkpoint does: `measure` collects it for the manifest.
+"""Validates that a graph agrees with its checkpoint: `measure` creates the validation report for the manifest.
 
 `measure`, `parity` and `reference` compare with the checkpoint and need torch. `bertserve.export.verify` uses the other modules without a
-checkpoint, so that they need none.
+checkpoint, so these do not need it.
 """

@@ -1,7 +1,7 @@
-"""Measures how closely results agree with a reference's, by the measure of the task, and rows in a batch with the same rows alone.
+"""Measures how closely results agree with a reference's, by the task's measure, and rows in a batch with the same rows run alone.
 
-Results are what the service's tasks return. A measure without anything to decide has no value, rather than full agreement. A row that its
-neighbors in a batch change means that the graph is not batch-invariant.
+Results are those of the service's tasks. A measure without decisions has no value, instead of full agreement. If the rows of a batch change
+each other, the graph is not batch-invariant.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ _Pairs = Sequence[tuple[Any, Any]]
 
 # A graph with a larger error is not batch-invariant, and the service runs it one text at a time.
 MAX_ROW_ERROR = 1e-5
-# Half precision rounds to ten bits, and the direction may depend on the kernel that a batch's shape is given: a difference of this much
-# between a text alone and in a batch is rounding, and no sign that texts see each other.
+# fp16 has ten bits, and rounding may depend on the kernel for a batch's shape. A difference of this size between a text alone and in
+# a batch is rounding, and does not mean that texts affect each other.
 MAX_ROW_ERROR_FP16 = 2e-2
-# The same over the row's largest output, where that is more: rounding grows with what is rounded. It is what the bounds above are to a
-# largest output of 5.
+# The limits apply relative to the row's largest output if that is larger than this, because rounding errors grow with values. The absolute
+# limits above correspond to this largest output.
 TRAINED_LARGEST = 5
-# int8 with static scales gives a row the same numbers in a batch, unless a value lies so close to a rounding boundary that the last bit of a
-# float32 sum decides: the row is then off by a step of int8, which is much less than int8 is off from float32. That happens to few rows.
-# Dynamic scales, which depend on the batch, change nearly all rows.
+# int8 with static scales gives a row the same numbers in a batch, unless a value is so close to a rounding boundary that the last bit of a
+# float32 sum decides. Then the row differs by a step of int8, which is much less than int8's difference from float32. This happens to few
+# rows. Dynamic scales, which depend on the batch, change nearly all rows.
 MAX_INT8_SHARE = 0.05
 BATCH_ROWS = 4
-MAX_TOKENS = 2048  # of a row that is run in a batch: attention of a batch of longer ones takes gigabytes
-_NEIGHBORS = 2  # rows that a batch needs to show anything
+MAX_TOKENS = 2048  # of a row in a batch; attention of a batch of longer rows would need gigabytes
+_NEIGHBORS = 2  # minimum rows of a batch
 
 
 class AgreementMeter:
-    """Compares results one by one, and keeps only what the measure needs."""
+    """Compares results one by one, and stores only the values that the measure needs."""
 
     def __init__(self, task: str, config: ModelConfig) -> None:
         """Chooses the measure.
@@ -57,13 +57,13 @@ class AgreementMeter:
         self._pairs: list[tuple[Any, Any]] = []
 
     def add(self, expected: Any, actual: Any) -> None:
-        """Counts the results of one input in.
+        """Adds the results of one input.
 
         Args:
             expected: The reference's result, as the task's decoder returned it.
-            actual: The graph's.
+            actual: The graph's result.
         """
-        if self._measure == "cosine":  # a vector for each token of a text is too much to keep
+        if self._measure == "cosine":  # storing a vector per token would need too much memory
             self._pairs.append((1.0, 1.0 - cosine_distance(expected, actual)))
         else:
             self._pairs.append((self._reduced(expected), self._reduced(actual)))
@@ -75,7 +75,7 @@ class AgreementMeter:
 
     def _reduced(self, result: Any) -> Any:
         decision = self._task.decision(result, self._config)
-        # float32 agrees with PyTorch in about five digits; the ranks of scores that differ by less, as near 1, are rounding
+        # float32 agrees with PyTorch in about five digits; ranks of scores with smaller differences, as near 1, are only rounding
         return float(f"{decision:.5g}") if self._measure == "spearman" else decision
 
 
@@ -98,7 +98,7 @@ def _mean_cosine(measure: Measure, pairs: _Pairs) -> Agreement:
 
 
 def _rank_correlation(measure: Measure, pairs: _Pairs) -> Agreement:
-    # a reference that gives all inputs one score has no order; a graph that does so lost the order, which is 0
+    # a reference with equal scores has no order; a graph with equal scores has lost the order, which is 0
     if len({expected for expected, _ in pairs}) <= 1:
         return Agreement(measure=measure, value=None, decisions=0)
     return Agreement(measure=measure, value=spearman(*zip(*pairs, strict=True)), decisions=len(pairs))
@@ -114,7 +114,7 @@ _VALUES: dict[Measure, Callable[[Measure, _Pairs], Agreement]] = {
 
 
 def equal_but_for_scores(expected: Any, actual: Any) -> bool:
-    """Returns whether two results or decisions are equal if the values of their floats are left out."""
+    """Returns whether two results or decisions are equal, ignoring the values of floats."""
     if isinstance(expected, list):
         return isinstance(actual, list) and len(expected) == len(actual) and all(map(equal_but_for_scores, expected, actual))
     if isinstance(expected, dict):
@@ -129,13 +129,13 @@ def equal_but_for_scores(expected: Any, actual: Any) -> bool:
 
 
 def equal_but_for_ties(task: str, expected: Any, actual: Any, tolerance: float) -> bool:
-    """Returns whether two results are equal, if items whose scores are nearly equal may be in either order.
+    """Returns whether two results are equal, where items with nearly equal scores may be in either order.
 
     Args:
         task: Hugging Face name of the task, which says whether its lists are ordered by score.
         expected: The reference's result.
         actual: The graph's result.
-        tolerance: How far two scores may differ that rounding can order either way.
+        tolerance: Maximum difference of two scores that rounding can put in either order.
     """
     scored = TASKS[task].best_first and _is_scored(expected) and _is_scored(actual) and len(expected) == len(actual)
     if not scored:
@@ -144,7 +144,7 @@ def equal_but_for_ties(task: str, expected: Any, actual: Any, tolerance: float) 
             return all(equal_but_for_ties(task, one, other, tolerance) for one, other in zip(expected, actual, strict=True))
         return equal_but_for_scores(expected, actual)
     scores = {_identity(item): item["score"] for item in expected}
-    # an item that the reference has not is one behind its last, and may be there if it is nearly as good
+    # an item that the reference lacks comes after its last one, and is allowed if its score is nearly equal
     last = expected[-1]["score"] if expected else 0.0
     return all(
         _identity(one) == _identity(other)
@@ -158,12 +158,12 @@ def _is_scored(result: Any) -> bool:
 
 
 def _identity(item: dict[str, Any]) -> str:
-    """Returns what an item is, its floats left out."""
+    """Returns an item's identity: its fields without floats."""
     return json.dumps({name: value for name, value in item.items() if not isinstance(value, float)}, sort_keys=True)
 
 
 def cosine_distance(a: Any, b: Any) -> float:
-    """Returns 1 - cosine of two vectors; of a text's token vectors the largest, each with its counterpart."""
+    """Returns 1 - cosine of two vectors; for a text's token vectors, the largest distance of corresponding ones."""
     x, y = (np.atleast_2d(np.asarray(value, dtype=np.float64)) for value in (a, b))
     norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
     return float(np.max(1 - (x * y).sum(axis=1) / np.maximum(norms, np.finfo(np.float64).tiny)))
@@ -171,12 +171,12 @@ def cosine_distance(a: Any, b: Any) -> float:
 
 @dataclass(frozen=True)
 class RowErrors:
-    """How far rows in a batch are from the same rows alone.
+    """Differences of rows in a batch from the same rows run alone.
 
     Attributes:
         worst: Largest absolute difference of an output.
-        worst_scaled: Largest such difference over the largest output of its row, or over `TRAINED_LARGEST` where that is more.
-        share: Share of the rows that differ by more than float32 rounds.
+        worst_scaled: Largest difference relative to the largest output of its row, or to `TRAINED_LARGEST` if that is more.
+        share: Share of the rows with a difference beyond float32 rounding.
     """
 
     worst: float
@@ -184,7 +184,7 @@ class RowErrors:
     share: float
 
     def is_rounding(self, precision: Precision) -> bool:
-        """Returns whether no row changes by more than rounding does in this precision: the graph is batch-invariant."""
+        """Returns whether all differences are rounding in this precision, so that the graph is batch-invariant."""
         if precision == "int8" and self.share > MAX_INT8_SHARE:
             return False
         bound = MAX_ROW_ERROR if precision == "fp32" else MAX_ROW_ERROR_FP16
@@ -192,15 +192,15 @@ class RowErrors:
 
 
 def measure_row_errors(engine: Engine, encodings: Sequence[Encoding], alone: Sequence[Row]) -> RowErrors:
-    """Runs rows in batches and compares them with the same rows alone.
+    """Runs rows in batches, and compares them with the same rows run alone.
 
     Args:
         engine: The graph.
-        encodings: The rows; neighbors in this order share batches, so lengths should vary. Those over `MAX_TOKENS` are left out.
-        alone: The outputs of each row alone.
+        encodings: The rows; neighbors share batches, so their lengths should vary. Rows over `MAX_TOKENS` are left out.
+        alone: The outputs of each row run alone.
 
     Raises:
-        ValueError: There are fewer than two rows, so that no row has a neighbor.
+        ValueError: There are fewer than two rows, so there is no batch.
     """
     rows = [pair for pair in zip(encodings, alone, strict=True) if len(pair[0]) <= MAX_TOKENS]
     if len(rows) < _NEIGHBORS:
@@ -211,13 +211,13 @@ def measure_row_errors(engine: Engine, encodings: Sequence[Encoding], alone: Seq
         return [_errors(row, single) for row, (_, single) in zip(engine.run([one for one, _ in rows[part]]), rows[part], strict=True)]
 
     errors = [error for batch in progress.each(errors_of, range(0, len(rows), BATCH_ROWS)) for error in batch]
-    worst, scaled = np.max(errors, axis=0).tolist()  # not `max`, which may leave a NaN out
+    worst, scaled = np.max(errors, axis=0).tolist()  # `max` may ignore a NaN
     share = float(np.mean([not error <= MAX_ROW_ERROR / TRAINED_LARGEST for _, error in errors]))
     return RowErrors(worst, scaled, share)
 
 
 def _errors(row: Row, single: Row) -> tuple[float, float]:
-    """Returns the largest difference of a row's outputs, as it is and over the row's largest output."""
+    """Returns the largest difference of a row's outputs, absolute and relative to the row's largest output."""
     worst = float(np.max([np.abs(row[name] - single[name]).max(initial=0.0) for name in row]))
     largest = float(np.max([np.abs(values).max(initial=0.0) for values in single.values()]))
     return worst, worst / max(largest, TRAINED_LARGEST)

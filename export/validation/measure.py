@@ -1,6 +1,6 @@
-"""Compares a graph with its checkpoint and times it, and writes the validation report into the graph's entry of the manifest.
+"""Compares a graph with its checkpoint, times it, and writes the validation report of the manifest.
 
-The times are a few runs of one text alone at a few lengths on this machine: a small table, and no benchmark.
+The times are from a few runs of single texts at a few lengths on this machine, not from a full benchmark.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from bertserve.service.bundle.graph_spec import GraphFile, GraphSpec, Speed, Tim
 from bertserve.service.errors import BertServeError
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
-LENGTHS = (16, 64, 128)  # tokens; the model's own length is timed too
+LENGTHS = (16, 64, 128)  # in tokens; the model's maximum length is timed too
 MAX_SECONDS = 0.5  # for each length
-RUNS = (3, 15)  # at least, at most
+RUNS = (3, 15)  # minimum and maximum
 
 
 def measure_graph(
     artifact: Artifact, checkpoint: Checkpoint, tokenizer: Tokenizer, reference: Reference, *, default: bool
 ) -> tuple[GraphSpec, OnnxEngine]:
-    """Compares a graph with the checkpoint; returns its manifest entry with the validation report, and the engine that ran it.
+    """Compares a graph with its checkpoint; returns its manifest entry with the validation report, and the engine that ran it.
 
     Args:
         artifact: The graph.
-        checkpoint: The checkpoint that it was made from.
+        checkpoint: Its checkpoint.
         tokenizer: The service's tokenizer.
         reference: The checkpoint's own outputs.
-        default: Whether the service chooses the graph for its provider unless told otherwise.
+        default: Whether the graph is the default for its provider.
 
     Raises:
-        ParityError: It answers differently, or cannot be served.
+        ParityError: The graph does not agree with the checkpoint, or cannot be served.
     """
     graph = _without_validation_report(artifact, checkpoint, default=default)
     measured_on = artifact.provider if why_not(artifact.provider) is None else "cpu"
@@ -103,12 +103,12 @@ def _without_validation_report(artifact: Artifact, checkpoint: Checkpoint, *, de
 
 
 def measure_latency(engine: Engine, *, max_length: int, pad_id: int) -> Speed:
-    """Times runs of one text at each length, on one thread.
+    """Times runs of single texts at each length, on one thread.
 
     Args:
         engine: The graph.
-        max_length: The model's usable length in tokens.
-        pad_id: A token id that the model has, which fills the texts.
+        max_length: The model's maximum length in tokens.
+        pad_id: A token id of the model, which fills the texts.
     """
     lengths = sorted({min(length, max_length) for length in (*LENGTHS, max_length)})
     timings = tuple(Timing(length=length, median_ms=_median_ms(engine, length, pad_id)) for length in lengths)

@@ -1,4 +1,4 @@
-"""Compares a graph, run through the service's own tokenizer, engine and decoder, with the checkpoint in PyTorch."""
+"""Compares a graph, with the service's own tokenizer, engine and decoder, with the checkpoint in PyTorch."""
 
 from __future__ import annotations
 
@@ -27,28 +27,30 @@ from bertserve.service.tasks.cost import Budget
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.wire.json_text import to_plain
 
-# Largest difference of a logit to PyTorch that a precision may show.
+# Maximum difference of a logit from PyTorch, by precision.
 MAX_ABS_ERROR: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-1}
-# The same over the row's largest logit, where that is more: rounding grows with what is rounded, and a model without a norm before its head
-# may have logits of hundreds. It is what the bound above is to a largest logit of 5, which trained heads have about; float32 was within
-# 3e-6 on five trained checkpoints, and within 1e-5 on random ones with logits from 1 to 1e12 (docs/explanation/validation.md).
+# The same relative to the row's largest logit, if that allows more: rounding errors grow with values, and a model without a norm before its
+# head may have logits of hundreds. The absolute limits correspond to a largest logit of 5, a usual value of trained heads. For float32, the
+# difference was at most 3e-6 on five trained checkpoints, and 1e-5 on random ones with logits from 1 to 1e12
+# (docs/explanation/validation.md).
 MAX_REL_ERROR: dict[Precision, float] = {"fp32": 2e-5, "fp16": 2e-2}
-# What int8 may show on ordinary texts, over the spread of the checkpoint's outputs: root mean square, and worst. How good int8 is, is for
-# the gate to say; this says that the graph which is served is the one that the gate has seen (docs/explanation/validation.md).
+# Maximum error of int8 on ordinary texts, relative to the standard deviation of the checkpoint's outputs: root mean square, and largest.
+# The gate decides about the quality of int8; this check ensures that the served graph is the one of the gate
+# (docs/explanation/validation.md).
 MAX_INT8_RMS, MAX_INT8_WORST = 0.1, 3.0
-INT8_SLACK = 2  # times what the gate measured may be there where that is more
-ODDITY = 2  # times as much may be there where the fixed samples decide, which are odder than ordinary texts
-MAX_REASON = 300  # characters of ONNX Runtime's own message
-SHORTEST_RANGE = 16  # tokens; each range of the table by length is twice as long as the one before
+INT8_SLACK = 2  # factor for the gate's error, if that allows more
+ODDITY = 2  # factor if the fixed samples decide, which are more unusual than ordinary texts
+MAX_REASON = 300  # of ONNX Runtime's own message
+SHORTEST_RANGE = 16  # in tokens; each range of the table by length is twice as long as the previous one
 
 
 class SpreadError:
-    """How far a graph's outputs are off, over the standard deviation of the reference's; of several outputs the worst one's.
+    """Error of a graph's outputs, relative to the reference's standard deviation; the largest one of several outputs.
 
-    It keeps only sums: all rows of fill-mask together would take gigabytes.
+    It stores only sums, because all rows of fill-mask together would need gigabytes.
 
     Attributes:
-        rows: How many were counted in.
+        rows: Number of added rows.
     """
 
     def __init__(self) -> None:
@@ -57,11 +59,11 @@ class SpreadError:
         self._sums: dict[str, tuple[NDArray[np.float64], float]] = {}
 
     def add(self, expected: Mapping[str, NDArray[np.float32]], actual: Mapping[str, NDArray[np.float32]]) -> None:
-        """Counts a row in.
+        """Adds a row.
 
         Args:
             expected: The reference's outputs by name, float32 of any shape.
-            actual: The graph's, of the same shapes.
+            actual: The graph's outputs, with the same shapes.
         """
         self.rows += 1
         for name, output in expected.items():
@@ -69,17 +71,17 @@ class SpreadError:
             errors = actual[name].astype(np.float64).ravel() - values
             sums, largest = self._sums.get(name, (np.zeros(4), 0.0))
             sums = sums + np.array([values.size, values.sum(), values @ values, errors @ errors])
-            # not max(): that would let a NaN pass
+            # max() may ignore a NaN
             self._sums[name] = sums, float(np.maximum(largest, np.abs(errors).max(initial=0.0)))
 
     @property
     def rms(self) -> float:
-        """Root mean square difference over the standard deviation; 0 where there is nothing to compare."""
+        """Root mean square difference, relative to the standard deviation; 0 without rows."""
         return _largest([math.sqrt(sums[3] / sums[0]) / _spread(sums) for sums, _ in self._sums.values() if sums[0]])
 
     @property
     def worst(self) -> float:
-        """Largest difference over the standard deviation; 0 where there is nothing to compare."""
+        """Largest difference, relative to the standard deviation; 0 without rows."""
         return _largest([largest / _spread(sums) for sums, largest in self._sums.values() if sums[0]])
 
 
@@ -89,13 +91,13 @@ def _spread(sums: NDArray[np.float64]) -> float:
 
 
 def _largest(values: list[float]) -> float:
-    """Returns the largest value, 0 where there is none; NaN where one is NaN, which `max` may leave out."""
+    """Returns the largest value, or 0 if there is none; it returns NaN if a value is NaN, which `max` may ignore."""
     return float(np.max(values, initial=0.0))
 
 
 @dataclass(frozen=True)
 class Parity:
-    """The result of the comparison; the fields mean what those of `bertserve.service.bundle.graph_spec.ValidationReport` do, but `row_errors` has more."""
+    """The result of the comparison; fields are as in `bertserve.service.bundle.graph_spec.ValidationReport`, with more `row_errors`."""
 
     samples: int
     worst_abs_error: float
@@ -109,7 +111,7 @@ class Parity:
 
     @property
     def label_agreement(self) -> float | None:
-        """The share of equal answers, or None where the agreement has another measure."""
+        """The share of equal answers, or None if the agreement has another measure."""
         return self.agreement.value if self.agreement.measure == "label" else None
 
 
@@ -127,12 +129,12 @@ def measure_parity(
         engine: The graph under test.
         tokenizer: The service's tokenizer on the bundle's files.
         reference: The checkpoint's outputs.
-        checkpoint: Task, labels and activation.
-        precision: Decides the bound.
-        int8_bound: How far int8 may be off as a root mean square, over the spread of the outputs, where that is more than `MAX_INT8_RMS`.
+        checkpoint: The checkpoint, for task, labels and activation.
+        precision: The precision, which decides the limits.
+        int8_bound: Maximum root mean square error of int8, relative to the outputs' standard deviation, if it is more than `MAX_INT8_RMS`.
 
     Raises:
-        ParityError: A logit is too far off, a decoded float32 answer differs, or the graph fails; the message holds the worst case.
+        ParityError: A logit differs too much, a decoded float32 answer differs, or the graph fails; the message has the worst case.
     """
     task = TASKS[checkpoint.task].run
     same_answers, differences, meter = 0, [], AgreementMeter(checkpoint.task, checkpoint)
@@ -176,14 +178,14 @@ def measure_parity(
 
 
 def _decoded(request: Any, rows: Sequence[Row], tokenizer: Tokenizer, checkpoint: Checkpoint) -> Any:
-    """Returns a request's result for outputs, a checkpoint's or a graph's, as JSON has it."""
+    """Returns a request's result for the outputs of a checkpoint or a graph, as JSON."""
     model = TaskModel(tokenizer, checkpoint, Budget())
     return to_plain(result_of(TASKS[checkpoint.task].run, catalog.TASKS[checkpoint.task].resolve(request, checkpoint), model, rows))
 
 
 @dataclass(frozen=True)
 class _Difference:
-    """The value of a row's outputs that is farthest from PyTorch's, and the largest magnitude of PyTorch's in that row."""
+    """The output value of a row with the largest difference from PyTorch's, and PyTorch's largest magnitude in that row."""
 
     request: Any
     expected: float
@@ -195,17 +197,17 @@ class _Difference:
         return abs(self.actual - self.expected)
 
     def allowed(self, precision: Precision) -> float:
-        """Returns how large the error may be."""
+        """Returns the maximum allowed error."""
         return max(MAX_ABS_ERROR[precision], MAX_REL_ERROR.get(precision, 0.0) * self.largest)
 
     def excess(self, precision: Precision) -> float:
-        """Returns the error as a multiple of what is allowed; infinite where one of the two has no number."""
+        """Returns the error as a multiple of the allowed error; infinite if a value is not finite."""
         excess = self.error / self.allowed(precision)
         return excess if math.isfinite(excess) else math.inf
 
 
 def _check(worst: _Difference, same_answers: int, samples: int, precision: Precision) -> None:
-    """Refuses a graph beyond the bound of its precision, and of float32 one with another answer."""
+    """Refuses a graph beyond the limit of its precision, and a float32 graph with a different answer."""
     if worst.excess(precision) > 1:
         relative = MAX_REL_ERROR.get(precision)
         also = "" if relative is None else f" or {relative:.0e} of the row's largest logit, which is {worst.largest:.3g}"
@@ -218,8 +220,8 @@ def _check(worst: _Difference, same_answers: int, samples: int, precision: Preci
 
 
 def _check_int8(worst: _Difference, fixed: SpreadError, texts: SpreadError, bound: float) -> None:
-    """Refuses an int8 graph that is further from the checkpoint than what the gate has seen explains."""
-    # the spread over a few texts is a matter of chance
+    """Refuses an int8 graph that differs from the checkpoint by more than the gate's error explains."""
+    # a standard deviation over few texts is not reliable
     judged, factor = (texts, 1) if texts.rows and texts.rows >= fixed.rows else (fixed, ODDITY)
     rms = factor * max(MAX_INT8_RMS, bound)
     largest, found = MAX_INT8_WORST * rms / MAX_INT8_RMS, max(fixed.worst, texts.worst)
@@ -233,7 +235,7 @@ def _check_int8(worst: _Difference, fixed: SpreadError, texts: SpreadError, boun
 
 
 def _errors_by_length(encodings: Sequence[Encoding], differences: Sequence[_Difference], max_length: int) -> tuple[LengthParity, ...]:
-    """Returns the worst errors of rows by their length in tokens."""
+    """Returns the largest errors of rows by their length in tokens."""
     errors: dict[int, list[tuple[float, float]]] = {}
     for encoding, difference in zip(encodings, differences, strict=True):
         up_to = SHORTEST_RANGE
@@ -253,7 +255,7 @@ def _errors_by_length(encodings: Sequence[Encoding], differences: Sequence[_Diff
 
 
 def _run(engine: Engine, encoding: Encoding, request: Any) -> Row:
-    """Returns a row's outputs; a graph that fails where the checkpoint answers was not traced for this length."""
+    """Returns a row's outputs; if the graph fails where the checkpoint works, the trace does not support this length."""
     try:
         return engine.run([encoding])[0]
     except EngineError as error:
@@ -266,7 +268,7 @@ def _run(engine: Engine, encoding: Encoding, request: Any) -> Row:
 
 
 def _differences(request: Any, expected: Sequence[Row], rows: Sequence[Row]) -> list[_Difference]:
-    """Returns the value that is farthest off in each window of one request."""
+    """Returns the largest difference in each window of a request."""
     if len(rows) != len(expected):
         raise ParityError(f"{len(rows)} windows, but the reference has {len(expected)}: {_describe(request)}.")
     shapes = [[{name: value.shape for name, value in row.items()} for row in side] for side in (expected, rows)]

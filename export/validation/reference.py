@@ -1,6 +1,6 @@
-"""The checkpoint's own outputs in PyTorch, float32, with which graphs are compared, and its attention.
+"""The checkpoint's own outputs in PyTorch float32, the reference for graphs, and its attention.
 
-The Hugging Face tokenizer makes its inputs, with its own truncation and windows, so that the service's tokenizer is compared too.
+The Hugging Face tokenizer creates the inputs, with its own truncation and windows, so that the service's tokenizer is validated too.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from bertserve.service.text.tokenizer import Tokenizer
 
 NO_TEXTS = Texts()
 
-MAX_ERROR = 1e-4  # of a weight, which is 0 to 1, in a graph of float32
-MAX_TOKENS = 512  # of a text: PyTorch returns the maps of all layers and heads at once
+MAX_ERROR = 1e-4  # of a weight, which is from 0 to 1, for float32
+MAX_TOKENS = 512  # of a text; PyTorch returns the maps of all layers and heads at once
 
 
 class Reference:
@@ -40,31 +40,31 @@ class Reference:
 
     Attributes:
         requests: The requests.
-        rows: For each request the outputs of its windows, float32 by name.
-        fixed: How many of them, the first ones, are for graphs of each precision; the others are ordinary texts.
-        attention: Its attention on a few texts, where graphs give it out.
+        rows: For each request, the outputs of its windows, float32 by name.
+        fixed: Number of the first requests, which are for graphs of each precision; the others are ordinary texts.
+        attention: Its attention on a few texts, if the graphs return attention.
     """
 
     def __init__(self, checkpoint: Checkpoint, requests: Sequence[Any], texts: Sequence[Any] = ()) -> None:
-        """Runs the requests through PyTorch, a window at a time: two at once change each other's outputs in some models.
+        """Runs the requests through PyTorch, one window at a time, because windows in a batch change each other's outputs in some models.
 
         Args:
             checkpoint: The checkpoint.
             requests: Requests for graphs of each precision.
-            texts: More of them, for int8.
+            texts: Further requests for int8.
         """
         self.requests = [*requests, *texts]
         call, spec = TASKS[checkpoint.task].tokenizer_call, checkpoint.tokenizer_spec
         self.rows = [
             [_run_window(checkpoint, window) for window in _windows(checkpoint, call(request, spec))]
-            # a bar for a single request would be one for each line of a user's data
+            # a bar for a single request would appear for each line of a user's data
             for request in (track(self.requests, "run PyTorch", unit="samples") if len(self.requests) > 1 else self.requests)
         ]
         self.fixed = len(requests)
         self.attention: Sequence[AttentionSample] = ()
 
     def of(self, precision: Precision) -> Reference:
-        """Returns what a graph of a precision is compared with: of int8, whose answers may differ, all; of others the first requests."""
+        """Returns the reference for a precision: all requests for int8, whose answers may differ; the first ones for others."""
         if precision == "int8":
             return self
         first = copy.copy(self)
@@ -77,7 +77,7 @@ def sample_reference(checkpoint: Checkpoint, texts: Texts = NO_TEXTS) -> Referen
 
     Args:
         checkpoint: The checkpoint.
-        texts: Ordinary texts on which int8 is measured, none of those that it was made with; none where there is no such graph.
+        texts: Ordinary texts to validate int8, which were not used to create it; empty without an int8 graph.
     """
     task, spec = checkpoint.task, checkpoint.tokenizer_spec
     prompts = checkpoint.embedding.prompts.values() if checkpoint.embedding else ()
@@ -89,7 +89,7 @@ def sample_reference(checkpoint: Checkpoint, texts: Texts = NO_TEXTS) -> Referen
 
 
 def _windows(checkpoint: Checkpoint, call: TokenizerCall) -> list[dict[str, list[int]]]:
-    """Returns the inputs of each window, or of each choice, by the Hugging Face tokenizer's own truncation.
+    """Returns the inputs of each window or choice, with the Hugging Face tokenizer's own truncation.
 
     Raises:
         ValueError: The model is too short for windows of the request.
@@ -105,7 +105,7 @@ def _windows(checkpoint: Checkpoint, call: TokenizerCall) -> list[dict[str, list
             return_token_type_ids=True,
             return_attention_mask=True,
         )
-    except BaseException as error:  # the library raises bare Exception, and a Rust panic is none
+    except BaseException as error:  # the library raises a plain Exception, and a panic of Rust is not an Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise ValueError(f"a window of {length} tokens has no room for the text and its overlap: {error}") from error
@@ -113,12 +113,12 @@ def _windows(checkpoint: Checkpoint, call: TokenizerCall) -> list[dict[str, list
     nested = batch if is_nested else {name: [values] for name, values in batch.items()}
     names = [spec.name for spec in checkpoint.inputs if spec.name in nested]
     found = [{name: nested[name][i] for name in names} for i in range(len(nested["input_ids"]))]
-    # where the beginning of a text is cut, transformers gives its last window first
+    # if the beginning of a text is cut, transformers returns the last window first
     return found[::-1] if call.stride is not None and checkpoint.tokenizer_spec.truncation_side == "left" else found
 
 
 def _run_window(checkpoint: Checkpoint, window: dict[str, list[int]]) -> dict[str, NDArray[np.float32]]:
-    """Returns a window's outputs from PyTorch in the form of the engine's, float32 by name."""
+    """Returns a window's outputs from PyTorch in the engine's form, float32 by name."""
     with torch.no_grad():
         outputs = checkpoint.model(**{name: torch.tensor([values]) for name, values in window.items()})
     row = {spec.name: read_output(outputs, spec.name)[0].numpy() for spec in checkpoint.outputs if spec.kind != "per_map"}
@@ -130,10 +130,10 @@ def _run_window(checkpoint: Checkpoint, window: dict[str, list[int]]) -> dict[st
 
 @dataclass(frozen=True)
 class AttentionSample:
-    """A text, and PyTorch's attention maps of it.
+    """A text with PyTorch's attention maps of it.
 
     Attributes:
-        request: The text, with the layers and heads that are compared.
+        request: The text, with the layers and heads to compare.
         layers: Weights of each of these layers, float32 [heads, length, length].
     """
 
@@ -142,7 +142,7 @@ class AttentionSample:
 
 
 def sample_attention(checkpoint: Checkpoint) -> list[AttentionSample]:
-    """Returns the checkpoint's attention for short and long texts, of as many heads as an answer may have; nothing where it gives none out."""
+    """Returns the checkpoint's attention for short and long texts, for as many heads as an answer may have; empty without attention."""
     counts, most = checkpoint.attention_heads, min(checkpoint.tokenizer_spec.max_length, MAX_TOKENS)
     every = [(layer, head) for layer, count in enumerate(counts) for head in range(count)]
     samples: list[AttentionSample] = []
@@ -161,10 +161,10 @@ def sample_attention(checkpoint: Checkpoint) -> list[AttentionSample]:
 
 
 def measure_attention(engine: Engine, tokenizer: Tokenizer, samples: Sequence[AttentionSample], precision: Precision) -> float | None:
-    """Returns the largest difference of a weight to PyTorch, or None where the graph gives no attention out.
+    """Returns the largest difference of a weight from PyTorch, or None if the graph does not return attention.
 
     Raises:
-        ParityError: A float32 graph's is more than `MAX_ERROR`, or a text has other tokens.
+        ParityError: A float32 weight differs by more than `MAX_ERROR`, or a text has different tokens.
     """
     errors: list[float] = []
     for sample in samples:
@@ -176,7 +176,7 @@ def measure_attention(engine: Engine, tokenizer: Tokenizer, samples: Sequence[At
         errors.append(float(np.abs(rows[0][attention.OUTPUT] - np.concatenate(sample.layers)).max()))
     if not errors:
         return None
-    worst = float(np.max(errors))  # not `max`, which may leave a NaN out
+    worst = float(np.max(errors))  # `max` may ignore a NaN
     if precision == "fp32" and not worst <= MAX_ERROR:
         raise ParityError(
             f"fp32 attention weights differ by {worst:.2e}, over the limit of {MAX_ERROR:.0e}; export it without --attentions."

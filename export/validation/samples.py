@@ -1,7 +1,7 @@
-"""The requests on which a graph is compared with its checkpoint, and the graph's answers to them.
+"""The requests for comparing a graph with its checkpoint, and the graph's answers to them.
 
-A few requests are fixed, of every kind, on which it must answer alike: short and long texts, Unicode, pairs, windows. And some hundred are of
-ordinary texts, on which the share of answers is measured that a graph of coarser numbers gives alike. `export/tasks` has those of each task.
+A few fixed requests of every kind must give equal answers: short and long texts, Unicode, pairs, windows. A few hundred requests from
+ordinary texts measure the share of equal answers of a graph with lower precision. `export/tasks` has the requests of each task.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from bertserve.service.wire.reading import read_body
 if TYPE_CHECKING:
     from bertserve.export.calibration import Texts
 
-MAX_ADDED_TOKENS = 512  # that are sampled, of the thousands that some tokenizers have
+MAX_ADDED_TOKENS = 512  # maximum number of samples; some tokenizers have thousands
 _TOKENS_PER_TEXT = 16
-_ATTENTION_TEXTS = 7  # of the built-in ones; each is run with the weights of all layers and heads
+_ATTENTION_TEXTS = 7  # number of the built-in texts to use; each runs with the weights of all layers and heads
 MAX_CHARS = 10**8  # of a user's text
 
-MAX_FULL_LENGTH = 4096  # tokens; PyTorch holds attention of length x length for each head, 1 GiB for 16 heads, and twice for a moment
+MAX_FULL_LENGTH = 4096  # in tokens; PyTorch needs attention of length x length per head, 1 GiB for 16 heads, and for a moment twice as much
 
 
 def text_requests(task: Task, texts: Texts, spec: TokenizerSpec) -> list[Any]:
-    """Returns a request for each text, each passage and each pair.
+    """Returns a request for each text, passage and pair.
 
     Args:
-        task: Hugging Face name of the task; for embeddings, which decide nothing, there are none.
-        texts: Ordinary texts, none of which the graph under test was made with.
-        spec: What the manifest says of the tokenizer.
+        task: Hugging Face name of the task; for embeddings, which decide nothing, the result is empty.
+        texts: Ordinary texts that were not used to create the graph.
+        spec: The manifest's entry for the tokenizer.
     """
     record = TASKS[task]
     texts = replace(texts, passages=tuple(passage for passage in texts.passages if passage not in texts.lines))
@@ -51,19 +51,19 @@ def text_requests(task: Task, texts: Texts, spec: TokenizerSpec) -> list[Any]:
 
 
 def attention_texts() -> list[tuple[str, ...]]:
-    """Returns texts and pairs, short and long, whose attention is compared."""
+    """Returns short and long texts and pairs whose attention is compared."""
     pair = ("A man is eating food.", "Someone eats.")
     return [*((text,) for text in TEXTS[:_ATTENTION_TEXTS]), pair, (LONG,), (LONG * 2, NAMES), (LONG * 9,)]
 
 
 def sample_requests(task: Task, spec: TokenizerSpec, prompts: Iterable[str] = ()) -> list[Any]:
-    """Returns the fixed requests of a task, and those for what the model has of its own: added tokens, and prompts.
+    """Returns the fixed requests of a task, and requests for the model's own added tokens and prompts.
 
     Args:
         task: Hugging Face name of the task.
-        spec: What the manifest says of the tokenizer. Without special tokens in its template an empty text has no tokens, and there is
-            no answer to it.
-        prompts: What may be put before a text to embed.
+        spec: The manifest's entry for the tokenizer. Without special tokens in its template, an empty text has no tokens and no
+            answer.
+        prompts: Prompts of the model.
     """
     record = TASKS[task]
     if record.fixed_requests is not None:
@@ -77,15 +77,15 @@ def sample_requests(task: Task, spec: TokenizerSpec, prompts: Iterable[str] = ()
 
 
 def full_length_request(task: Task, spec: TokenizerSpec, count: Callable[[str], int]) -> Any:
-    """Returns a request that fills the model's length, or about `MAX_FULL_LENGTH` tokens of a longer one.
+    """Returns a request with the model's maximum length, or with about `MAX_FULL_LENGTH` tokens if that is shorter.
 
     Args:
         task: Hugging Face name of the task.
-        spec: The manifest's entry of the tokenizer.
+        spec: The manifest's entry for the tokenizer.
         count: Returns the number of tokens of a text.
     """
     length = min(spec.max_length, MAX_FULL_LENGTH)
-    # enough for the model to cut the text to its length; of a longer model nothing does, and special tokens and a second text need room
+    # enough tokens for the model to cut the text; below the model's length nothing is cut, and special tokens and a second text need space
     wanted = length + length // 4 if length == spec.max_length else length - 32
     words = list(itertools.islice(itertools.cycle((NAMES + LONG).split()), length))
     text = " ".join(words[: length * wanted // count(" ".join(words))])
@@ -94,14 +94,14 @@ def full_length_request(task: Task, spec: TokenizerSpec, count: Callable[[str], 
 
 
 def _added_token_texts(spec: TokenizerSpec) -> list[str]:
-    """Returns texts that spell every added token, a few in each text."""
+    """Returns texts that contain every added token, a few per text."""
     tokens = [token.token for token in spec.added_tokens][:MAX_ADDED_TOKENS]
     few = max(1, min(_TOKENS_PER_TEXT, spec.max_length // 8))
     return [" met ".join(f"{token} Ada {token}" for token in tokens[i : i + few]) for i in range(0, len(tokens), few)]
 
 
 def read_request(task: str, document: Mapping[str, Any]) -> TaskBody:
-    """Returns a body as the service reads it, of any length.
+    """Returns a body as the service reads it, without a limit on its length.
 
     Args:
         task: Hugging Face name of the task.
@@ -114,7 +114,7 @@ def read_request(task: str, document: Mapping[str, Any]) -> TaskBody:
 
 
 def predict(task: str, request: Any, tokenizer: Tokenizer, engine: Engine, config: ModelConfig) -> Any:
-    """Returns the result that a client would read from the service's answer, each window run alone.
+    """Returns the result that a client gets from the service's answer; each window is run alone.
 
     Args:
         task: Hugging Face name of the task.

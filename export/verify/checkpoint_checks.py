@@ -1,7 +1,7 @@
-"""Compares the graphs of a bundle with the checkpoint in PyTorch. It needs torch and transformers, unlike the other checks.
+"""Compares the graphs of a bundle with the checkpoint in PyTorch. Unlike the other checks, it needs torch and transformers.
 
-`remeasure` also writes the new validation report into the bundle's manifest and card; graphs and tokenizer stay. It is for bundles of an older
-bert-export, whose manifests lack tables that newer ones have, and for a speed table of one's own machine.
+`remeasure` also writes a new validation report into the bundle's manifest and card, but keeps graphs and tokenizer. It is for bundles of an
+older bert-export, whose manifests lack newer tables, and for a speed table of the current machine.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def load_checkpoint_of(bundle: Bundle, source: str, *, revision: str | None = No
 
     Args:
         bundle: The bundle.
-        source: A folder or a hub id, or of a module `FILE:FACTORY`.
+        source: A folder or a hub id, or for a module `FILE:FACTORY`.
         revision: Branch, tag or commit of a hub id.
-        module: Whether `source` is a module, whose code is trusted and run.
+        module: Whether `source` is a module, whose code is trusted and executed.
 
     Raises:
-        CheckpointError: It cannot be loaded, or is not what the bundle was made from.
+        CheckpointError: It cannot be loaded, or the bundle was made from another one.
         MissingPackageError: It is a LoRA adapter, and peft is not installed.
     """
     manifest = bundle.manifest
@@ -78,7 +78,7 @@ def load_checkpoint_of(bundle: Bundle, source: str, *, revision: str | None = No
 
 
 def check_parity(graphs: list[LoadedGraph], checkpoint: Checkpoint) -> Iterator[Check]:
-    """Checks the digest of the checkpoint's weights, and compares each graph with it as the export did."""
+    """Checks the digest of the checkpoint's weights, and compares each graph with it like the export."""
     manifest = graphs[0].bundle.manifest
     yield Check(
         "checkpoint",
@@ -111,7 +111,7 @@ def check_parity(graphs: list[LoadedGraph], checkpoint: Checkpoint) -> Iterator[
 
 
 def checkpoint_baseline(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Baseline:
-    """Returns the checkpoint as what graphs are compared with on a user's data."""
+    """Returns the checkpoint as the baseline on a user's data."""
     return Baseline("the checkpoint", lambda request: _answer(checkpoint, tokenizer, request))
 
 
@@ -119,7 +119,7 @@ def _answer(checkpoint: Checkpoint, tokenizer: Tokenizer, request: Any) -> Any:
     """Returns the checkpoint's result in PyTorch, with the Hugging Face tokenizer's own truncation and windows.
 
     Raises:
-        EngineError: Its outputs are not finite, or its windows are not the service's.
+        EngineError: Its outputs are not finite, or its windows differ from the service's.
     """
     task, model = TASKS[checkpoint.task].run, TaskModel(tokenizer, checkpoint, Budget())
     count = len(first_batch(task, request, model).encodings)
@@ -136,16 +136,16 @@ def remeasure(bundle: Bundle, checkpoint: Checkpoint, validation: Path | None = 
 
     Args:
         bundle: The loaded bundle.
-        checkpoint: The checkpoint that it was made from.
-        validation: A file of texts to judge int8 on; None for the built-in ones.
+        checkpoint: The checkpoint of the bundle.
+        validation: A file of texts to validate int8; None for the built-in ones.
 
     Returns:
         The new manifest.
 
     Raises:
-        CheckpointError: The file cannot be read, or holds pairs that the task does not take.
-        DataError: The texts are none to judge int8 on; nothing is written then. The same is so of the next one.
-        ParityError: The checkpoint is another one, or a graph does not answer as it does.
+        CheckpointError: The file cannot be read, or has pairs, which the task does not support.
+        DataError: The texts cannot validate int8; nothing is written then, nor after the next error.
+        ParityError: The checkpoint is another one, or a graph does not agree with it.
     """
     manifest = bundle.manifest
     if manifest.source.weights_sha256 != checkpoint.weights_sha256:
@@ -172,16 +172,16 @@ def remeasure(bundle: Bundle, checkpoint: Checkpoint, validation: Path | None = 
 
 
 def report_texts(manifest: Manifest, validation: Path | None) -> Texts:
-    """Returns the texts to judge int8 on again, without passages: those of the export where the file has them all, or others.
+    """Returns the texts to validate int8 again, without passages: those of the export if the file has them all, otherwise others.
 
     Args:
-        manifest: Its entry `int8_texts` says which texts int8 was made with. Without the entry, as in bundles of an older bert-export, nothing
-            tells whether the texts are new to the graph.
+        manifest: Its entry `int8_texts` has the texts that were used to create int8. Without the entry, as in bundles of an older
+            bert-export, it is unknown whether the texts are new to the graph.
         validation: A file; None for the built-in texts.
 
     Raises:
         CheckpointError: The file cannot be read.
-        DataError: int8 was made with some of the texts, or judged on others than the built-in ones.
+        DataError: Some of the texts were used to create int8, or int8 was validated on texts other than the built-in ones.
     """
     made = manifest.int8_texts
     path = validation or calibration.BUILT_IN
@@ -207,13 +207,13 @@ def report_texts(manifest: Manifest, validation: Path | None) -> Texts:
 
 
 def _replace_report(made: TextSplits | None, report: Texts) -> TextSplits:
-    """Returns the entry of the manifest with other texts that int8 was judged on."""
+    """Returns the manifest's entry with other texts of the validation report."""
     calibrated, gate = (None, None) if made is None else (made.calibration, made.gate)
     return TextSplits(calibration=calibrated, gate=gate, report=split_digest((*report.lines, *report.pairs)))
 
 
 def _measure(folder: Path, graph: GraphSpec, checkpoint: Checkpoint, tokenizer: Tokenizer, reference: Reference) -> GraphSpec:
-    """Returns the manifest entry of a graph with a new validation report; how it was made is copied from the old one."""
+    """Returns a graph's manifest entry with a new validation report; facts about its creation are copied from the old one."""
     known = graph.evidence
     artifact = Artifact(
         folder / graph.file,
@@ -231,7 +231,7 @@ def _measure(folder: Path, graph: GraphSpec, checkpoint: Checkpoint, tokenizer: 
 
 
 def _write(folder: Path, manifest: Manifest, card: str | None) -> None:
-    """Replaces both files, each whole or not at all; the card first, because the manifest is what is verified."""
+    """Replaces both files, each as a whole; the card comes first, because the manifest is verified."""
     for name, text in ((CARD_FILE, model_card(manifest, folder, card)), (MANIFEST_FILE, manifest.model_dump_json(indent=1) + "\n")):
         aside = folder / f".{name}"
         aside.write_text(text, encoding="utf-8")

@@ -1,6 +1,6 @@
-"""Checks graphs on a user's data: JSONL, one request per line, with or without the right answer.
+"""Checks graphs on a user's data: JSONL, one request per line, with or without the correct answer.
 
-Measured are the graphs' agreement with a baseline, and the scores of both where the data has right answers.
+It measures the graphs' agreement with a baseline, and scores both if the data has correct answers.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from bertserve.service.bundle.validation_policy import MEASURES, NOT_MEASURED
 from bertserve.service.errors import SHOWN_CHARS, BertServeError, CallerError, EngineError, nearest, plural
 from bertserve.service.tasks.batch import ModelConfig
 
-Answer = Callable[[Any], Any]  # a task's request to its result
-_SHOWN_KEYS = 10  # ignored keys that the report names
+Answer = Callable[[Any], Any]  # a task's request -> its result
+_SHOWN_KEYS = 10  # maximum number of ignored keys in the report
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Line:
     Attributes:
         number: Its number in the file, from 1.
         request: A request of the service's task.
-        gold: The right answer, as the task reads it, or None.
-        ignored: Keys of the line that are neither an input nor a right answer of the task.
+        gold: The correct answer as read by the task, or None.
+        ignored: Keys of the line that are neither an input nor a correct answer of the task.
     """
 
     number: int
@@ -46,15 +46,15 @@ class Line:
 
 
 def read_dataset(path: Path, task: str, config: ModelConfig) -> list[Line]:
-    """Reads JSONL: `{"inputs": ..., "parameters"?: ...}` as the service takes it, or the fields of one input, and the right answer.
+    """Reads JSONL: `{"inputs": ..., "parameters"?: ...}` as for the service, or the fields of one input, with the correct answer.
 
     Args:
         path: The file; empty lines are skipped.
         task: Hugging Face name of the bundle's task.
-        config: The bundle's labels, and for embeddings how its vectors are computed.
+        config: The bundle's labels and, for embeddings, the settings of its vectors.
 
     Raises:
-        DataError: The file cannot be read, or a line is not understood; the message has its number.
+        DataError: The file cannot be read, or a line is invalid; the message has its number.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # a text may contain other line ends
@@ -78,7 +78,7 @@ def read_dataset(path: Path, task: str, config: ModelConfig) -> list[Line]:
 
 
 def _on_line(path: Path, number: int, read: Callable[..., Any], *arguments: Any) -> Any:
-    """Returns what a function reads of a line, whose number an error gets."""
+    """Calls a function that reads a line; errors get the number of the line."""
     try:
         return read(*arguments)
     except (BertServeError, ValueError) as error:
@@ -112,15 +112,15 @@ def _request(task: str, document: Document, parameters: Document, config: ModelC
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was measured.
+    """The results of a comparison.
 
     Attributes:
         inputs: Number of inputs.
-        labeled: Number of inputs with a right answer.
-        agreement: How closely the graph decides as the reference, whatever the scores; None without a reference.
+        labeled: Number of inputs with a correct answer.
+        agreement: How closely the graph's decisions match the reference's, ignoring scores; None without a reference.
         worst_difference: Largest difference of a regression's values.
-        scores: Metric -> its value for the `graph`, and for the `reference` if there is one.
-        notes: Metric -> what a reader must know of the graph's value, such as that there is none.
+        scores: Metric -> its value for the `graph` and for the `reference`, if any.
+        notes: Metric -> a remark about the graph's value, for example that there is none.
     """
 
     inputs: int
@@ -133,12 +133,12 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Unanswered:
-    """Lines to which graph or reference have no answer: outputs that are not finite, or a run that fails.
+    """Lines without an answer of graph or reference, because outputs are not finite or a run failed.
 
     Attributes:
-        by_reference: Whether it was the reference.
+        by_reference: Whether the reference failed.
         numbers: The lines' numbers, ascending.
-        reason: Why the first of them has none.
+        reason: The reason for the first of them.
     """
 
     by_reference: bool
@@ -147,11 +147,11 @@ class Unanswered:
 
 
 class Baseline:
-    """What the graphs are compared with. It answers each request once, however many graphs there are.
+    """The reference for graphs. It computes each request once, for any number of graphs.
 
     Attributes:
         name: Its name in the report.
-        graph: The graph that it is, or None for the checkpoint.
+        graph: Its graph, or None for the checkpoint.
     """
 
     def __init__(self, name: str, compute: Answer, graph: LoadedGraph | None = None) -> None:
@@ -162,25 +162,25 @@ class Baseline:
         self._results: dict[int, Any] = {}
 
     def answer(self, request: Any) -> Any:
-        """Returns the result of a request, which must outlive the baseline."""
+        """Returns the result of a request; the request must outlive the baseline."""
         if id(request) not in self._results:
             self._results[id(request)] = self._compute(request)
         return self._results[id(request)]
 
 
 def fp32_baseline(bundle: Bundle, graphs: list[LoadedGraph]) -> Baseline | None:
-    """Returns the float32 graph as the baseline, or None if there is none, or none but the only graph that is checked."""
+    """Returns the float32 graph as the baseline, or None if it does not exist or is the only graph to check."""
     fp32 = find_fp32(bundle, graphs)
     return None if fp32 is None or graphs == [fp32] else Baseline("the fp32 graph", fp32.answer, fp32)
 
 
 def check_labels(lines: Sequence[Line], task: str, *, needed: bool) -> Check:
-    """Counts the lines with a right answer, and names the keys that are ignored.
+    """Counts the lines with a correct answer, and names ignored keys.
 
     Args:
         lines: The data.
         task: Hugging Face name of the task.
-        needed: Whether data without any right answer fails the check.
+        needed: Whether the check fails without any correct answer.
     """
     gold_keys = TASKS[task].gold_keys
     labeled = sum(line.gold is not None for line in lines)
@@ -215,17 +215,17 @@ def check_data(
 
     Args:
         graphs: The graphs.
-        baseline: What they are compared with.
+        baseline: The reference for the graphs.
         lines: The data.
-        min_agreement: Least agreement of a graph with the baseline, by the measure of the task, or None.
-        min_metrics: Metric -> the least that each graph must reach.
+        min_agreement: Minimum agreement of a graph with the baseline, by the measure of the task, or None.
+        min_metrics: Metric -> the minimum for each graph.
 
     Raises:
         DataError: The task cannot answer a line.
     """
     manifest = graphs[0].bundle.manifest
     for loaded in graphs:
-        # a graph that is the baseline agrees with itself, which says nothing
+        # a graph that is the baseline trivially agrees with itself
         is_baseline = baseline is not None and loaded is baseline.graph
         answer = baseline.answer if baseline is not None and is_baseline else loaded.answer
         other = None if baseline is None or is_baseline else baseline.answer
@@ -243,14 +243,14 @@ def check_data(
 def _measure_agreement(
     lines: Sequence[Line], task: str, config: ModelConfig, graph: Answer, reference: Answer | None
 ) -> Comparison | Unanswered:
-    """Asks graph and reference every line, and compares their answers. If a line has none, nothing is compared.
+    """Runs every line on graph and reference, and compares their answers. If a line has no answer, nothing is compared.
 
     Args:
         lines: The data.
         task: Hugging Face name of the task.
         config: The model's labels and activation.
         graph: Answers a request with the graph under test.
-        reference: Answers a request with what the graph is compared with, or None.
+        reference: Answers a request with the reference, or None.
 
     Raises:
         DataError: The task cannot answer a line.
@@ -281,7 +281,7 @@ def _measure_agreement(
 
 
 def _ask(answer: Answer, lines: Sequence[Line], *, by_reference: bool) -> list[Any] | Unanswered:
-    """Returns the answer to each line, or those lines to which there is none."""
+    """Returns the answer to each line, or the lines without an answer."""
     results, failures = [], []
     for line in lines:
         try:
@@ -296,12 +296,12 @@ def _ask(answer: Answer, lines: Sequence[Line], *, by_reference: bool) -> list[A
 
 
 def _computes_the_same(one: LoadedGraph, other: LoadedGraph) -> bool:
-    """Returns whether two graphs agree by construction: TensorRT's fp16 and fp32 graphs are one file, which a CPU runs in one precision."""
+    """Returns whether two graphs are equal by construction: TensorRT's fp16 and fp32 graphs share a file, and a CPU runs one precision."""
     return one.graph.file == other.graph.file and one.runs_on == other.runs_on == "cpu"
 
 
 def _check_metrics(graph: str, found: Comparison, baseline: str | None, floors: Mapping[str, float]) -> Iterator[Check]:
-    """Reports a graph's metrics, and judges those that have a floor; a metric with a floor that was not measured fails."""
+    """Reports a graph's metrics, and checks those with a minimum; a metric with a minimum that was not measured fails."""
     for metric, values in found.scores.items():
         floor = floors.get(metric)
         detail = f"{values['graph']:.4f}"
@@ -319,7 +319,7 @@ def _check_metrics(graph: str, found: Comparison, baseline: str | None, floors: 
 
 
 def _unanswered(graph: str, found: Unanswered, inputs: int, baseline: str | None) -> Check:
-    """Reports the lines to which a graph, or what it is compared with, has no answer."""
+    """Reports the lines without an answer of a graph or of its baseline."""
     first, *others = found.numbers
     more = f", nor to {plural(len(others), 'other')} of {plural(inputs, 'input')}" if others else ""
     return Check(
@@ -331,7 +331,7 @@ def _unanswered(graph: str, found: Unanswered, inputs: int, baseline: str | None
 
 
 def _check_agreement(graph: str, found: Comparison, baseline: str | None, min_agreement: float | None) -> Check:
-    """Judges a graph's agreement by the least that is allowed, if there is such a bound; one that was not measured fails it."""
+    """Checks a graph's agreement against the minimum, if any; an agreement that was not measured fails the check."""
     name = f"agreement {graph}"
     if baseline is None or found.agreement is None:
         hint = "not compared, because the bundle has no other fp32 graph; give --checkpoint"

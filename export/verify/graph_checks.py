@@ -1,4 +1,4 @@
-"""A graph of a finished bundle, loaded on a provider that this machine has, and its checks against what the manifest says of it."""
+"""A graph of a finished bundle, loaded on an available provider, and its checks against the manifest."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Check:
     """One line of the report.
 
     Attributes:
-        name: What was checked.
-        passed: Whether it is as it should be; None for what was measured and has no bound.
-        detail: What was found.
-        metrics: The same for machines.
+        name: Name of the check.
+        passed: Whether it passed; None for a measurement without a limit.
+        detail: The result as text.
+        metrics: The result as data.
     """
 
     name: str
@@ -47,7 +47,7 @@ class LoadedGraph:
     Attributes:
         bundle: The bundle.
         graph: Its entry in the manifest.
-        runs_on: The execution provider that runs it here.
+        runs_on: The execution provider that runs it.
     """
 
     bundle: Bundle
@@ -69,7 +69,7 @@ class LoadedGraph:
         """The graph in a session.
 
         Raises:
-            ProviderError: This machine cannot run it; the message says what is missing.
+            ProviderError: This machine cannot run the graph; the message says what is missing.
         """
         spec = self.bundle.manifest.tokenizer
         path = self.bundle.path / self.graph.file
@@ -81,7 +81,7 @@ class LoadedGraph:
         return predict(manifest.task, request, self.tokenizer, self.engine, manifest)
 
     def load_error(self) -> str | None:
-        """Loads tokenizer and graph; returns why they cannot be loaded, or None."""
+        """Loads tokenizer and graph; returns the error, or None."""
         try:
             _ = self.tokenizer, self.engine
         except BertServeError as error:
@@ -94,11 +94,11 @@ def choose_graphs(bundle: Bundle, providers: tuple[Provider, ...] | None, precis
 
     Args:
         bundle: The bundle.
-        providers: Graphs for these providers; None for any.
-        precisions: Graphs of these precisions; None for any.
+        providers: Providers of the graphs; None for any.
+        precisions: Precisions of the graphs; None for any.
 
     Raises:
-        BundleError: The bundle has no graph of a requested provider or precision; the message lists those that it has.
+        BundleError: The bundle has no graph for a requested provider or precision; the message lists its graphs.
     """
     graphs = bundle.manifest.graphs
     requested = [(provider, None) for provider in providers or ()] + [(None, precision) for precision in precisions or ()]
@@ -119,20 +119,20 @@ def choose_graphs(bundle: Bundle, providers: tuple[Provider, ...] | None, precis
 
 
 def choose_provider(graph: GraphSpec, *, requested: bool) -> tuple[Provider, str | None]:
-    """Returns the provider that runs a graph here, and why it is not the graph's own if it is not.
+    """Returns the provider that runs a graph here; if it is not the graph's own, also the reason.
 
-    As at export, the CPU takes the place of a provider that this machine does not have.
+    As at export, the CPU replaces a provider that is not available.
 
     Args:
         graph: The graph.
-        requested: Whether its provider was requested by name; then nothing takes its place.
+        requested: Whether its provider was requested by name, so that it is not replaced.
     """
     missing = None if requested else why_not(graph.provider)
     return (graph.provider, None) if missing is None else ("cpu", missing)
 
 
 def find_fp32(bundle: Bundle, chosen: list[LoadedGraph]) -> LoadedGraph | None:
-    """Returns the float32 graph that others are compared with: a chosen one, or else another that loads; None if there is none."""
+    """Returns the float32 graph for comparisons: a chosen one, or else another one that loads; None if there is none."""
     candidates = [loaded for loaded in chosen if loaded.graph.precision == "fp32"]
     candidates = candidates or list(_other_fp32(bundle, chosen))
     return next((loaded for loaded in candidates if loaded.load_error() is None), None)
@@ -150,12 +150,12 @@ def list_graphs(graphs: tuple[GraphSpec, ...]) -> str:
 
 
 def check_engine(loaded: LoadedGraph, error: str | None, missing: str | None) -> Check:
-    """Reports that a graph cannot run, or that it runs on the CPU in place of its provider.
+    """Reports that a graph cannot run, or that it runs on the CPU instead of its provider.
 
     Args:
         loaded: The graph.
-        error: Why it cannot be loaded, or None.
-        missing: Why its provider is not available, or None.
+        error: The reason why it cannot be loaded, or None.
+        missing: The reason why its provider is not available, or None.
     """
     name = f"engine {loaded.name}"
     if missing is None:
@@ -167,7 +167,7 @@ def check_engine(loaded: LoadedGraph, error: str | None, missing: str | None) ->
 
 
 def check_validation_report(loaded: LoadedGraph) -> Check:
-    """Checks that the manifest has a validation report of a graph, and reports it."""
+    """Checks that the manifest has a validation report for a graph, and reports it."""
     name, graph = f"validation {loaded.name}", loaded.graph
     validation = graph.evidence
     if not validation.samples:
@@ -186,7 +186,7 @@ def check_validation_report(loaded: LoadedGraph) -> Check:
 
 
 def check_example(loaded: LoadedGraph) -> Check:
-    """Asks the stored example again. Its result is that of one default graph; graphs of other precisions may answer otherwise."""
+    """Runs the stored example. Its result is from one default graph, so graphs with other precisions may differ."""
     manifest, graph = loaded.bundle.manifest, loaded.graph
     defaults = sorted((other for other in manifest.graphs if other.default), key=lambda other: other.provider != "cpu")
     stored = defaults[0].precision
@@ -206,7 +206,7 @@ def check_example(loaded: LoadedGraph) -> Check:
 
 
 def check_batches(loaded: LoadedGraph) -> Check:
-    """Compares texts in a batch with the same texts alone, and with what the manifest claims of that."""
+    """Compares texts in a batch with the same texts run alone, and the result with the manifest's claim."""
     name, manifest = f"batches {loaded.name}", loaded.bundle.manifest
     task = TASKS[manifest.task].run
     try:

@@ -25,18 +25,18 @@ from bertserve.service.providers import Provider
 
 @dataclass(frozen=True)
 class VerifySpec:
-    """What to check, as the flags say.
+    """The options of a verification.
 
     Attributes:
         bundle: The bundle's folder.
-        checkpoint: The checkpoint that it was made from: a folder or a hub id, or of a module `FILE:FACTORY`.
+        checkpoint: Its checkpoint: a folder or a hub id, or for a module `FILE:FACTORY`.
         data: JSONL of inputs, see `export/verify/data_checks.py`.
-        min_agreement: Least agreement of each graph on the data, by the measure of the task.
-        providers: Graphs of these providers are checked, each on its provider; None for all graphs, on the providers that this machine has.
-        precisions: Graphs of these precisions are checked; None for all.
-        min_metrics: Metric -> the least that each graph must reach on the data.
+        min_agreement: Minimum agreement of each graph on the data, by the measure of the task.
+        providers: Checks the graphs for these providers, each on its provider; None for all graphs, on the available providers.
+        precisions: Checks the graphs with these precisions; None for all.
+        min_metrics: Metric -> the minimum for each graph on the data.
         revision: Branch, tag or commit of a hub id.
-        module: Whether `checkpoint` is a module, whose code is trusted and run.
+        module: Whether `checkpoint` is a module, whose code is trusted and executed.
     """
 
     bundle: Path
@@ -51,7 +51,7 @@ class VerifySpec:
 
 
 def verify(spec: VerifySpec) -> Iterator[Check]:
-    """Runs the checks, each when the next is asked for; those that need what a failed one found are left out.
+    """Runs the checks one by one on request; checks that depend on a failed one are left out.
 
     Raises:
         DataError: The data cannot be read, or a line cannot be answered.
@@ -85,7 +85,7 @@ def verify(spec: VerifySpec) -> Iterator[Check]:
         return
     baseline: Baseline | None = None
     if spec.checkpoint is not None:
-        # torch and transformers take seconds to import, and the other checks need neither
+        # importing torch and transformers takes seconds, and the other checks need neither
         from bertserve.export.verify import checkpoint_checks
 
         checkpoint = checkpoint_checks.load_checkpoint_of(bundle, spec.checkpoint, revision=spec.revision, module=spec.module)
@@ -96,7 +96,7 @@ def verify(spec: VerifySpec) -> Iterator[Check]:
 
 
 def _not_measured(graph: GraphSpec, spec: VerifySpec) -> Iterator[Check]:
-    """Fails what was asked for about a graph that does not run here: without a measurement nothing is known about it."""
+    """Fails the requested checks of a graph that does not run here, because there is no measurement."""
     name = f"{graph.provider}/{graph.precision}"
     if spec.checkpoint is not None:
         yield Check(f"parity {name}", False, "the graph does not run here, so it was not compared with the checkpoint")
@@ -106,7 +106,7 @@ def _not_measured(graph: GraphSpec, spec: VerifySpec) -> Iterator[Check]:
 
 
 def _check_graph(bundle: Bundle, graph: GraphSpec, *, requested: bool) -> Generator[Check, None, LoadedGraph | None]:
-    """Checks one graph against the manifest; returns it if this machine can run it.
+    """Checks a graph against the manifest; returns it if this machine can run it.
 
     Args:
         bundle: The bundle.

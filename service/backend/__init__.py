@@ -1,1 +1,1 @@
-"""Encodings to tensors on a device, and what a run costs. The only package that knows onnxruntime."""
+"""Runs encodings as tensors on a device, and predicts the cost of a run. It is the only package that uses onnxruntime."""

@@ -1,4 +1,4 @@
-"""CostModel: how long a run takes, and whether a batch is worth its padding. Pure arithmetic, no clock of its own."""
+"""CostModel: predicts the seconds of a run, which also decide whether a batch is worth its padding. It has no clock."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from functools import cache
 
 from bertserve.service.bundle.manifest import Flops
 
-# Runs that the speed of the moment is an average over, and the proportion of the two numbers.
+# Number of runs over which the current speed and the proportion of the two parameters are averaged.
 SLOWDOWN_RUNS = 64
 PROPORTION_RUNS = 1024
-# What the runs of the warm-up count for in that proportion, for good: traffic of one length alone says nothing of it.
+# Weight of the warm-up runs in this proportion, which stays constant: traffic of one length would not determine it.
 WARM_UP_WEIGHT = 2.0
-# Least part of the mean run that grows with its work: no model's time is all fixed cost.
+# Minimum part of the mean run's time that grows with its work: no model has only fixed cost.
 LEAST_SLOPE = 1e-3
 MOST_RATIO = 4.0
 LEAST_RATIO = 1e-3
-# Bounds of what is followed, far beyond any machine: a broken clock must not drive predictions to zero or to infinity.
+# Bounds of the measured values, far beyond any machine: a broken clock must not drive predictions to zero or infinity.
 LEAST_SLOWDOWN, MOST_SLOWDOWN = 1e-6, 1e6
 LEAST_SECONDS = 1e-9
 
-# Of least squares: weight, work, seconds, work squared, work times seconds.
+# Sums for least squares: weight, work, seconds, work squared, work times seconds.
 _Sums = Sequence[float]
 _NOTHING: _Sums = (0.0, 0.0, 0.0, 0.0, 0.0)
 
@@ -28,11 +28,11 @@ _NOTHING: _Sums = (0.0, 0.0, 0.0, 0.0, 0.0)
 class CostModel:
     """Seconds of a run of `rows` texts padded to `length` tokens: `slowdown * (fixed_s + rows * flops(length) / rate)`.
 
-    Two numbers are fitted to the warm-up, the fixed cost of a run and the rate in floating point operations per second; the
-    shape of the curve comes from the architecture (performance notes: L * (24 H^2 + 4 S H) per token). In service both are
-    followed. What runs take, whatever they are, is followed quickly, by `slowdown`: threads share cores, caches and clocks with each
-    other and with neighbors. How the two numbers compare, on which depends who shares a run, is followed slowly and by least squares:
-    behind other work a run starts with cold caches, so that its fixed cost is up to twice that of a warm-up on a machine at rest.
+    Two parameters are fitted to the warm-up: the fixed cost of a run, and the rate in floating point operations per second. The
+    shape of the curve follows from the architecture (performance notes: L * (24 H^2 + 4 S H) per token). During service both are
+    updated. `slowdown` adapts quickly to the general speed of runs: threads share cores, caches and clocks with each other and
+    with other processes. The proportion of the two parameters, which decides about batches, adapts slowly by least squares:
+    after other work a run starts with cold caches, so its fixed cost is up to twice that of a warm-up on an idle machine.
     """
 
     def __init__(self, flops: Flops, *, fixed_s: float = 1e-4, rate: float = 5e10) -> None:
@@ -47,12 +47,12 @@ class CostModel:
         return self.slowdown * (self.fixed_s + rows * self._work(length) / self.rate)
 
     def fit(self, runs: Iterable[tuple[int, int, float]]) -> None:
-        """Fits both numbers to runs of the warm-up by least squares, neither below zero, and forgets what was followed.
+        """Fits both parameters to the runs of the warm-up by least squares, neither below zero, and discards other measurements.
 
-        The relative error is minimized, so that short runs, where the fixed cost shows, weigh as much as long ones.
+        It minimizes the relative error, so that short runs, which show the fixed cost, have the same weight as long ones.
 
         Args:
-            runs: `(rows, length, seconds)` of at least one run; without two of different work the proportion stays as it is.
+            runs: `(rows, length, seconds)` of at least one run; without two different amounts of work the proportion stays.
         """
         timed = [(rows * self._work(length), max(seconds, LEAST_SECONDS)) for rows, length, seconds in runs]
         points = [_sums(work, seconds, 1 / seconds**2) for work, seconds in timed]
@@ -64,17 +64,17 @@ class CostModel:
         self._first = self.fixed_s, self.rate
 
     def observe(self, rows: int, length: int, seconds: float, busy_s: float | None = None) -> None:
-        """Learns from a run in service; one stall does not mislead, for a run counts as MOST_RATIO times its prediction at most.
+        """Learns from a run during service. A single stall has little effect, because a run counts at most MOST_RATIO times its prediction.
 
         Args:
             rows: Rows of the run.
-            length: Tokens that they were padded to.
-            seconds: What it took; 0, by a clock too coarse to say, teaches nothing.
-            busy_s: Its seconds of processor time, where they are all of its work: what others take of a core says nothing of its cost.
+            length: Tokens per row, with padding.
+            seconds: Duration of the run; 0, from a coarse clock, is ignored.
+            busy_s: Processor seconds of the run, if they include all its work: time that other threads take does not belong to its cost.
         """
         if seconds <= 0:
             return
-        # threads may do this at once; then one of them is lost, which does not matter
+        # if threads do this at the same time, one of the runs is lost, which does not matter
         work = rows * self._work(length)
         predicted = self.slowdown * (self.fixed_s + work / self.rate)
         least, most = LEAST_RATIO * predicted, MOST_RATIO * predicted
@@ -83,7 +83,7 @@ class CostModel:
         busy = max(least, min(seconds if busy_s is None else busy_s, most))
         run = _sums(work, busy, 1 / predicted**2)
         self._runs = [(1 - 1 / PROPORTION_RUNS) * earlier + value for earlier, value in zip(self._runs, run, strict=True)]
-        # the warm-up at the speed of these runs, so that a machine that is slower now does not look like a dearer start of a run
+        # scales the warm-up to the speed of these runs, so that a slower machine does not look like a higher fixed cost
         fixed_s, rate = self._first
         weight, work, taken, *_ = self._runs
         slower = taken / (weight * fixed_s + work / rate)
@@ -91,17 +91,17 @@ class CostModel:
         self._solve([value * factor + own for value, factor, own in zip(self._warm_up, factors, self._runs, strict=True)])
 
     def _solve(self, sums: _Sums) -> None:
-        """Takes the proportion of the two numbers from the line of least squares through the summed points, if they say one.
+        """Takes the proportion of the two parameters from a least-squares line through the summed points, if they determine one.
 
-        The mean run of the warm-up is predicted as long as it was, whatever the proportion: how long runs take now is the slowdown's matter.
+        The prediction for the mean warm-up run never changes: the general speed is only in `slowdown`.
         """
         weight, work, seconds, work_work, work_seconds = sums
         spread = weight * work_work - work * work
         if spread > 1e-9 * work * work:
-            # per unit of work, times the spread; where longer runs took no longer, nearly all is fixed
+            # per unit of work, times the spread; if longer runs take no longer, nearly all cost is fixed
             slope = max(weight * work_seconds - work * seconds, LEAST_SLOPE * seconds / work * spread)
             fixed = max(seconds * spread - work * slope, 0.0) / weight
-        else:  # one work alone, and rounding: the proportion stays
+        else:  # only one amount of work, apart from rounding: the proportion stays
             fixed, slope = self.fixed_s, 1 / self.rate
         mean_work, mean_s = self._mean
         unit_s = mean_s / (fixed + mean_work * slope)
@@ -109,5 +109,5 @@ class CostModel:
 
 
 def _sums(work: float, seconds: float, weight: float) -> _Sums:
-    """Returns what a point adds to the sums."""
+    """Returns the summands of a point."""
     return weight, weight * work, weight * seconds, weight * work * work, weight * work * seconds

@@ -1,8 +1,8 @@
-"""Engines: the sessions of one graph. One is for the inference threads; the other has more threads, for multi-threaded runs.
+"""Engines: the sessions of a graph. One is for the inference threads; the other has more threads, for multi-threaded runs.
 
-A multi-threaded run is one while no other runs or waits. Otherwise each run has one thread, for throughput. A caller who is alone would
-leave all inference threads but one without work, so a multi-threaded run of enough tokens takes several cores. Short runs do not gain: waking threads
-costs more than they save. The second session costs the memory of the matrices once more, so it is made when a run first wants it.
+A run is multi-threaded if no other run is active or waits. Otherwise each run has one thread, for throughput. A single caller would leave
+all inference threads but one idle, so a multi-threaded run of enough tokens uses several cores. Short runs do not gain, because waking
+threads costs more than it saves. The second session needs the memory of the matrices again, so it is created on first use.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from bertserve.service.errors import BertServeError
 
 logger = logging.getLogger("bertserve.loading")
 
-# More threads save less and less of a run, and the next caller finds all their cores taken.
+# More threads save less and less time per run, and the next caller finds all their cores busy.
 MAX_MULTI_THREADS = 4
-# Seconds on an inference thread, for each node of the graph, from which on threads pay: they are woken for every node. Measured with two threads
-# on the four embedded models: 0.9 of the speed at 20 us a node, 1.0 at 30, 1.15 to 1.25 at 47, 1.3 at 75, 1.4 to 1.6 at 170.
+# Minimum seconds on an inference thread, per node of the graph, for threads to pay off, because they are woken for every node. With two
+# threads on the four embedded models, the speed is 0.9 at 20 us per node, 1.0 at 30, 1.15 to 1.25 at 47, 1.3 at 75, and 1.4 to 1.6 at 170.
 MULTI_THREADED_SECONDS_PER_NODE = 5e-5
 
 
 class MultiThreadedEngine:
-    """An engine whose runs take several cores, made in a thread of its own once a run wants it. No run waits for that.
+    """An engine whose runs use several cores. It is created in its own thread on the first request, and no run waits for it.
 
     Attributes:
         threads: Threads of a run.
-        min_tokens: Padded tokens of a run from which on it is faster.
+        min_tokens: Minimum padded tokens of a run that is faster with several threads.
     """
 
     def __init__(self, make: Callable[[], Engine], *, model: str, threads: int, min_tokens: int) -> None:
-        """Makes nothing yet.
+        """Stores the arguments; `engine` creates the engine.
 
         Args:
-            make: Makes the engine: the same graph as the inference threads run, with more threads. Called once.
+            make: Creates the engine: the same graph as on the inference threads, with more threads per run. Called once.
             model: Name of the model, for the log.
             threads: Threads of a run.
-            min_tokens: Padded tokens of a run from which on it is faster.
+            min_tokens: Minimum padded tokens of a run that is faster with several threads.
         """
         self.threads = threads
         self.min_tokens = min_tokens
@@ -55,7 +55,7 @@ class MultiThreadedEngine:
         with self._lock:
             make, self._make = self._make, None
         if make is not None:
-            # no daemon, as the inference thread that asks is one: native code that comes back to an interpreter that is gone aborts the process
+            # not a daemon like the calling thread: native code that returns to a finished interpreter aborts the process
             threading.Thread(target=self._start, args=(make,), name=f"multi-threaded-{self._model}", daemon=False).start()
         return self._engine
 
@@ -64,7 +64,7 @@ class MultiThreadedEngine:
             self._engine = make()
         except BertServeError as error:
             self._say_why(error.message)
-        except Exception as error:  # noqa: BLE001 - the boundary of a thread; what the inference threads do does not need it
+        except Exception as error:  # noqa: BLE001 - the boundary of a thread; the inference threads do not need its result
             self._say_why(f"{type(error).__name__}.")
 
     def _say_why(self, reason: str) -> None:
@@ -78,35 +78,35 @@ class MultiThreadedEngine:
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """What runs a model's batches.
+    """The engines of a model.
 
     Attributes:
-        single_threaded: With one thread, for all inference threads.
-        multi_threaded: With several threads, for multi-threaded runs, where some text is worth it and once there is one.
+        single_threaded: Its runs have one thread; all inference threads use it.
+        multi_threaded: Its runs have several threads; None if no text would be faster with it.
     """
 
     single_threaded: Engine
     multi_threaded: MultiThreadedEngine | None = None
 
     def for_multi_threaded_run(self, tokens: int) -> Engine:
-        """Returns what makes a multi-threaded run of so many padded tokens."""
+        """Returns the engine for a multi-threaded run of `tokens` padded tokens."""
         if self.multi_threaded is None or tokens < self.multi_threaded.min_tokens:
             return self.single_threaded
         return self.multi_threaded.engine() or self.single_threaded
 
 
 def min_multi_threaded_tokens(cost: CostModel, *, nodes: int, longest: int) -> int | None:
-    """Returns the length from which on a text is worth several threads, by what the cost model predicts for an inference thread.
+    """Returns the minimum length of a text that is faster with several threads, by the cost model's predictions for one thread.
 
-    A rule, and no measurement of the moment: whatever else the machine does while the service starts would decide for its lifetime.
+    It is a rule instead of a measurement, because other load during the start would decide for the lifetime of the service.
 
     Args:
-        cost: Fitted, and not yet following.
-        nodes: Of the graph; 0 where they are not known.
+        cost: The cost model, fitted to the warm-up and not yet updated.
+        nodes: Number of nodes of the graph; 0 if unknown.
         longest: Tokens of the longest text.
 
     Returns:
-        The length in tokens, or None where no text is worth it, or it is not known.
+        The length in tokens; None if no text is long enough, or `nodes` is unknown.
     """
     if not nodes:
         return None

@@ -15,7 +15,7 @@ _DRIVER = "libcuda.so.1"
 _CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 _NAME_BYTES = 256
 
-# Instruction sets of matrix products, as /proc/cpuinfo names them, on x86 and Arm; AVX-512 and VNNI decide the speed of int8.
+# Instruction sets for matrix products on x86 and Arm, as in /proc/cpuinfo; AVX-512 and VNNI decide the speed of int8.
 INSTRUCTIONS = (
     "avx2",
     "fma",
@@ -43,7 +43,7 @@ class Gpu:
 
 
 def cpu_name(info: Path = Path("/proc/cpuinfo")) -> str:
-    """Returns the CPU's model as the system names it, or its architecture where that says nothing."""
+    """Returns the CPU model as reported by the system, or else its architecture."""
     try:
         lines = info.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -53,7 +53,7 @@ def cpu_name(info: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def cpu_instructions(info: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
-    """Returns which of `INSTRUCTIONS` the CPU has; none where the system does not say."""
+    """Returns the CPU's instruction sets among `INSTRUCTIONS`; empty if the system does not report them."""
     flags: set[str] = set()
     try:
         lines = info.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -67,7 +67,7 @@ def cpu_instructions(info: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
 
 
 def first_gpu(load: Load = ctypes.CDLL) -> Gpu:
-    """Asks the NVIDIA driver for its first GPU.
+    """Returns the first GPU of the NVIDIA driver.
 
     Args:
         load: Loads a shared library by its name.
@@ -99,14 +99,14 @@ def first_gpu(load: Load = ctypes.CDLL) -> Gpu:
 
 
 def usable_cores() -> int:
-    """Returns the cores that this process may really use: CPU affinity, and the cgroup's CPU quota where there is one."""
+    """Returns the number of cores that this process may use, by CPU affinity and the cgroup's CPU quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota, period = _cgroup_quota(Path("/sys/fs/cgroup"))
     return max(1, min(cores, int(quota / period) if quota > 0 else cores))
 
 
 def _cgroup_quota(root: Path) -> tuple[int, int]:
-    """Returns quota and period in microseconds, of cgroup v2 or v1; a quota of -1 is none."""
+    """Returns quota and period of cgroup v2 or v1 in microseconds; the quota is -1 if there is none."""
     try:
         quota, period = (root / "cpu.max").read_text().split()
         return (-1 if quota == "max" else int(quota)), int(period)

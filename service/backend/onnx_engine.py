@@ -1,7 +1,7 @@
-"""OnnxEngine: one graph in one ONNX Runtime session; pads, runs, un-pads. Knows tensors, not texts, tasks or queues.
+"""OnnxEngine: a graph in an ONNX Runtime session. It pads, runs and un-pads tensors; it has no texts, tasks or queues.
 
-A graph with a shape plan is run in the plan's shapes only: rows are padded to a planned length, and batches filled up to a planned
-row count with rows whose outputs are dropped.
+A graph with a shape plan runs only in planned shapes: rows are padded to a planned length, and batches are filled up to a planned
+number of rows. The outputs of additional rows are dropped.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Row = dict[str, NDArray[np.float32]]
 _Feed = dict[str, NDArray[np.int32 | np.int64]]
 
 
-# How onnxruntime, the C++ library and CUDA say it; none has a type of its own for it.
+# Messages of onnxruntime, the C++ library and CUDA; none has an error type for it.
 _OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "failed to allocate memory", "out of memory")
 
 
 class Engine(Protocol):
-    """What a model needs of an engine; small, so that a fake is ten lines."""
+    """The interface of an engine for models; it is small, so that tests can implement it in a few lines."""
 
     def run(self, encodings: Sequence[Encoding]) -> list[Row]:
         """Returns one row of outputs per encoding, in order."""
@@ -53,21 +53,21 @@ class OnnxEngine:
         provider: Provider | None = None,
         engine_cache: Path | None = None,
     ) -> None:
-        """Creates the session, of which a run has one thread.
+        """Creates a session whose runs have one thread.
 
         Args:
             path: The ONNX file.
             graph: Its entry in the manifest.
             pad_id: Token id of the padding.
-            padding_side: Where padding goes.
-            provider: What runs it; by default what it was made for.
-            engine_cache: Folder of compiled engines, if the provider compiles; None builds them at every start.
+            padding_side: Side of the padding.
+            provider: The provider that runs it; None for the graph's own.
+            engine_cache: Folder of compiled engines, if the provider compiles; None to build them at every start.
 
         Raises:
             ProviderError: This onnxruntime lacks the provider, or the session did not get it; the message says what is missing.
         """
         self.provider = provider or graph.provider
-        # onnxruntime does not keep them: this engine does, and those of `with_threads`
+        # onnxruntime does not keep a reference; this engine and those of `with_threads` do
         self._tables = shared_tables(path) if self.provider == "cpu" else {}
         self._open = partial(open_session, path, graph, provider=self.provider, engine_cache=engine_cache, tables=self._tables)
         self._session = self._open(threads=THREADS)
@@ -80,7 +80,7 @@ class OnnxEngine:
         self._dtypes = {spec.name: np.dtype(spec.dtype) for spec in graph.inputs}
 
     def with_threads(self, threads: int) -> OnnxEngine:
-        """Returns an engine of the same file whose runs have so many threads: a session more, with the lookup tables of this one.
+        """Returns an engine for the same file with `threads` threads per run: another session, which shares this one's lookup tables.
 
         Raises:
             ProviderError: As for the first one.
@@ -93,12 +93,11 @@ class OnnxEngine:
         """Runs one batch, padded to its longest text.
 
         Args:
-            encodings: At least one.
+            encodings: The encodings, at least one.
 
         Returns:
-            For each encoding its outputs by name, float32, without padding: of a `per_text` output [values], of a `per_token`
-            one [length, ...], of a `per_mask` one [masks, values], of a `per_map` one [maps, length, length], which is left out where
-            an encoding wants no map.
+            For each encoding, its outputs by name, float32, without padding. The shapes are [values] for `per_text`, [length, ...]
+            for `per_token`, [masks, values] for `per_mask`, and [maps, length, length] for `per_map`, which is omitted without maps.
 
         Raises:
             EngineError: The graph failed, or an output has a wrong number of rows or is not finite.
@@ -106,7 +105,7 @@ class OnnxEngine:
         rows, longest = len(encodings), max(len(encoding.ids) for encoding in encodings)
         if self._plan is not None:
             shape = self._plan.shape(rows, longest)
-            if shape is None:  # more rows than any planned batch has
+            if shape is None:  # more rows than in any planned batch
                 return [*self.run(encodings[: rows // 2]), *self.run(encodings[rows // 2 :])]
             rows, longest = shape
         try:
@@ -125,7 +124,7 @@ class OnnxEngine:
     def _split(
         self, spec: OutputSpec, output: NDArray[np.float32], encodings: Sequence[Encoding], rows: int
     ) -> Sequence[NDArray[np.float32] | None]:
-        """Returns each encoding's part of an output, without padding and without rows that only fill up; None where it wants none."""
+        """Returns each encoding's part of an output, without padding and additional rows; None for an encoding that does not request it."""
         expected = rows
         if spec.kind == "per_mask":
             masks = sum(len(encoding.masks) for encoding in encodings)
@@ -155,13 +154,13 @@ class OnnxEngine:
         return np.split(output[:masks], ends[:-1])
 
     def _filled(self, masks: int) -> int:
-        """Returns how many masks are run for so many: the next planned count, where counts are planned."""
+        """Returns the next planned number of masks, if numbers are planned."""
         counts = () if self._plan is None else self._plan.masks
         i = bisect_left(counts, masks)
         return counts[i] if i < len(counts) else masks
 
     def _place(self, encoding: Encoding, longest: int) -> slice:
-        """Returns where an encoding's tokens stand in a row padded to `longest`."""
+        """Returns the positions of an encoding's tokens in a row that is padded to `longest`."""
         length = len(encoding.ids)
         return slice(longest - length, longest) if self._left else slice(0, length)
 
@@ -170,13 +169,13 @@ class OnnxEngine:
 
         Args:
             shapes: `(rows, length)` of each batch.
-            repeats: Runs of each; the fastest counts, so that the first may be slow.
+            repeats: Runs of each shape; the fastest one counts, so the first run may be slow.
 
         Returns:
             `(rows, length, seconds)` for each shape.
         """
         fastest = [inf] * len(shapes)
-        # in rounds: a machine changes its speed, and then it does for all shapes
+        # in rounds, so that changes in the machine's speed affect all shapes
         for _ in range(repeats):
             for i, (rows, length) in enumerate(shapes):
                 zeros = np.zeros(length, dtype=np.int64)
@@ -187,10 +186,10 @@ class OnnxEngine:
         return [(rows, length, seconds) for (rows, length), seconds in zip(shapes, fastest, strict=True)]
 
     def _feed(self, encodings: Sequence[Encoding], rows: int, longest: int) -> _Feed:
-        """Returns the inputs by name, each as its InputSpec says, padded to `longest` and filled up to `rows`."""
+        """Returns the inputs by name, as in their InputSpec, padded to `longest` and filled up to `rows`."""
         batch = encodings
         if rows > len(encodings):
-            # a text again, for a row of nothing but padding may have no finite scores; without its masks, which are counted
+            # repeats a text, because a row with only padding may have no finite scores; without its masks, which are counted
             batch = [*encodings, *[Encoding(encodings[0].ids, encodings[0].type_ids)] * (rows - len(encodings))]
         places = [self._place(encoding, longest) for encoding in batch]
         feed: _Feed = {}
@@ -213,12 +212,12 @@ class OnnxEngine:
 
 
 def _maps(encodings: Sequence[Encoding]) -> list[tuple[int, int, int]]:
-    """Returns layer, row and head of each attention map that is wanted, in the order in which a graph gives them out."""
+    """Returns layer, row and head of each requested attention map, in the order of the graph's output."""
     return sorted((layer, row, head) for row, encoding in enumerate(encodings) for layer, head in encoding.maps)
 
 
 def _failure(error: Exception, rows: int, longest: int) -> EngineError:
-    """Returns why a run failed, without the words of the library, which may hold a caller's ids."""
+    """Returns the error of a failed run, without the library's message, which may contain a caller's ids."""
     if isinstance(error, MemoryError) or any(phrase in str(error).lower() for phrase in _OUT_OF_MEMORY):
         return EngineError(
             "there is not enough memory to run {rows} x {longest} tokens; send shorter texts; the operator can "

@@ -1,4 +1,4 @@
-"""Opens ONNX Runtime sessions on the requested provider, or says why it is not available. Only this module imports onnxruntime."""
+"""Opens ONNX Runtime sessions on the requested provider, or says why it is unavailable. Only this module imports onnxruntime."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from bertserve.service.providers import PROVIDERS, Load, Options, Provider, prof
 
 try:
     import onnxruntime as ort
-except ImportError as error:  # both wheels share this import name, so neither is in the base install
+except ImportError as error:  # both wheels have this import name, so neither is in the base install
     raise ProviderError(
         f"ONNX Runtime is not installed: `{install_command('cpu')}`, or `{install_command('gpu')}` on a machine with an NVIDIA GPU."
     ) from error
 
 VERSION: str = ort.__version__
-THREADS = 1  # of one run: inference threads give the parallelism
-# A graph of one Identity, as onnx.save writes it: what a session on it gets, others get too.
+THREADS = 1  # of one run; the inference threads run in parallel
+# A graph of one Identity, as onnx.save writes it; other sessions get the same provider as a session on it.
 _PROBE = bytes.fromhex(
     "08083a370a100a017812017922084964656e746974791201675a0f0a0178120a0a08080112040a020801620f0a0179120a0a08080112040a02080142040a00100d"
 )
 
 
-Tables = Mapping[str, Any]  # by name, an `onnxruntime.OrtValue` each
+Tables = Mapping[str, Any]  # by name; each is an `onnxruntime.OrtValue`
 
 
 def open_session(
@@ -49,10 +49,10 @@ def open_session(
     Args:
         path: The ONNX file.
         graph: Its entry in the manifest.
-        provider: What runs it.
+        provider: The provider that runs it.
         threads: Threads of one run.
-        engine_cache: Folder of compiled engines, if the provider compiles; None builds them at every start.
-        tables: Tables of `shared_tables`, which it uses instead of its own copies. Keep them for as long as the session.
+        engine_cache: Folder of compiled engines, if the provider compiles; None to build them at every start.
+        tables: Tables of `shared_tables`, which it uses instead of its own copies. They must live as long as the session.
 
     Raises:
         ProviderError: This onnxruntime lacks the provider, or the session did not get it; the message says what is missing.
@@ -74,18 +74,18 @@ def open_session(
 
 
 def shared_tables(path: Path) -> Tables:
-    """Returns what several sessions of a graph on the CPU can share: its lookup tables."""
+    """Returns the lookup tables of a graph, which several sessions on the CPU can share."""
     return {name: ort.OrtValue.ortvalue_from_numpy(table) for name, table in read_tables(path).items()}
 
 
 def available_provider() -> Provider:
-    """Returns the provider that `auto` means: the automatic one that this onnxruntime has, else the CPU."""
+    """Returns the provider for `auto`: the automatic one that this onnxruntime supports, otherwise the CPU."""
     available = ort.get_available_providers()
     return next((record.name for record in PROVIDERS.values() if record.automatic and record.ort_name in available), "cpu")
 
 
 def why_not(provider: Provider) -> str | None:
-    """Returns why sessions on this machine do not get a provider, or None where they do; opens one on a tiny graph to see."""
+    """Returns why sessions on this machine do not get a provider, or None if they do; it opens a session on a tiny graph."""
     name = PROVIDERS[provider].ort_name
     if name in ort.get_available_providers():
         try:
@@ -99,14 +99,14 @@ def why_not(provider: Provider) -> str | None:
 def engine_folder(root: Path, graph: GraphSpec, gpu: Gpu, *, compiler: str) -> Path:
     """Returns the folder of a graph's engine and timing caches.
 
-    An engine is good for one graph, one kind of GPU, one version of both libraries, and the shapes that it was built for: each
-    has a part in the name, so that a stale engine is never loaded, only left behind.
+    An engine is valid for one graph, one kind of GPU, one version of both libraries, and the shapes for which it was built. The
+    name has a part for each of them, so that an outdated engine stays on disk but is never loaded.
 
     Args:
         root: The folder of all engine caches.
         graph: The graph with its plan.
         gpu: The GPU that runs it.
-        compiler: Name and version of what compiles the engine.
+        compiler: Name and version of the compiler.
     """
     ends = "" if graph.shapes is None else "|".join(profile(graph.inputs, graph.shapes, size) for size in ("min", "opt", "max"))
     shapes = hashlib.sha256(ends.encode()).hexdigest()[:8]
@@ -116,11 +116,11 @@ def engine_folder(root: Path, graph: GraphSpec, gpu: Gpu, *, compiler: str) -> P
 
 
 def missing(provider: Provider, available: Sequence[str], load: Load = ctypes.CDLL) -> str | None:
-    """Returns what a provider lacks on this machine: the wheel, the driver or a library; None where nothing of these is missing.
+    """Returns what a provider lacks on this machine: the wheel, the driver or a library; None if all of them are available.
 
     Args:
         provider: The provider.
-        available: What the installed onnxruntime was built with.
+        available: The providers of the installed onnxruntime.
         load: Loads a shared library by its name.
     """
     record = PROVIDERS[provider]
@@ -150,7 +150,7 @@ def _missing(provider: Provider) -> str:
 
 
 def _provider_options(provider: Provider, graph: GraphSpec, engine_cache: Path | None) -> list[tuple[str, Options]]:
-    """Returns the providers of a session with their options, the first one first."""
+    """Returns the providers of a session with their options, in order of preference."""
     record, engines = PROVIDERS[provider], None
     if engine_cache is not None and record.engine_version is not None:
         engines = engine_folder(engine_cache, graph, hardware.first_gpu(), compiler=record.engine_version())
@@ -172,12 +172,12 @@ def _session(
     in_order: bool = False,
 ) -> Any:
     if provider != "cpu":
-        ort.preload_dlls()  # CUDA and cuDNN from their wheels, where the system has none
-    # the fallback of onnxruntime would only print that a session uses another provider, at the start or later
+        ort.preload_dlls()  # CUDA and cuDNN from their wheels, if the system has none
+    # without onnxruntime's fallback, which would only print that a session uses another provider
     options = _session_options(threads)
     if in_order:
-        # By default what an output alone reads runs last, so that the attention of all layers is held at once: of 4 texts of 512 tokens
-        # 12 heads of 12 layers are 600 MB. In the graph's own order each layer's goes before the next one comes.
+        # By default, nodes that only an output needs run last, so that the attention of all layers is in memory at once: 600 MB for 4 texts
+        # of 512 tokens with 12 heads in 12 layers. In the graph's own order, each layer's attention is freed before the next one.
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     for name, table in tables.items():
         options.add_initializer(name, table)
@@ -186,16 +186,16 @@ def _session(
 
 def _session_options(threads: int) -> Any:
     options = ort.SessionOptions()
-    # The default takes every core of the host and spins between runs.
+    # The default uses every core of the host and spins between runs.
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # Inference threads share a session, and its arena hands them buffers from all over: over minutes up to a third slower than malloc, which keeps
-    # a heap for each thread and gives back what was just used, still in the cache.
+    # Inference threads share a session. The buffers of its arena are spread over memory, so over minutes it is up to a third slower than
+    # malloc, which has a heap per thread and reuses recently freed memory that is still in the cache.
     options.enable_cpu_mem_arena = False
-    # The pattern cache keeps memory for every shape ever seen, and lengths vary without end.
+    # The pattern cache would keep memory for every shape, and there are very many lengths.
     options.enable_mem_pattern = False
-    # The exporter chose the operators by measurement; the extended level would fuse some of them into slower ones.
+    # The exporter chose the operators by measurements; the extended level would fuse some of them into slower ones.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.log_severity_level = 3
     return options

@@ -1,1 +1,1 @@
-"""What a model is on disk: manifest, graphs, files and the validation report that an operator asks for. Export writes what this reads."""
+"""Models on disk: manifest, graphs, files, and the required validation report. The exporter writes the same format."""

@@ -1,8 +1,8 @@
-"""A bundle on disk, the contract between the exporter and the service: its files' names, loading, verifying.
+"""A bundle on disk, the interface between the exporter and the service: file names, loading, verification.
 
-A bundle is a folder `models/<name>/` with `manifest.json`, `tokenizer.json`, `README.md` and one or more graphs. What the
-service must know about a model stands in the manifest (`service.manifest`); nothing else is looked at, and nothing is guessed.
-Of an ONNX file only the names of the files that it loads are read (`onnx_file.py`).
+A bundle is a folder `models/<name>/` with `manifest.json`, `tokenizer.json`, `README.md` and one or more graphs. The
+manifest (`service.manifest`) has everything that the service must know about a model; the service reads and guesses nothing else.
+In an ONNX file, it only reads the names of further files that the graph loads (`onnx_file.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CHECKPOINT_FILES = ("config.json", "adapter_config.json", "modules.json")
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A verified bundle: every file that the manifest names exists and has the digest it should have."""
+    """A verified bundle: every file in the manifest exists and has the right digest."""
 
     path: Path
     manifest: Manifest
@@ -44,10 +44,10 @@ class Bundle:
         return self.path / TOKENIZER_FILE
 
     def graph(self, provider: Provider, precision: Precision | Literal["auto"] = "auto") -> GraphSpec:
-        """Returns the graph for a provider: its default one, or the one of the given precision.
+        """Returns the graph for a provider: the default one, or the one with the given precision.
 
         Raises:
-            BundleError: The bundle has no such graph; the message lists those it has.
+            BundleError: The bundle has no such graph; the message lists its graphs.
         """
         for graph in self.manifest.graphs:
             if graph.provider == provider and (graph.default if precision == "auto" else graph.precision == precision):
@@ -65,13 +65,13 @@ class Bundle:
 
 
 def load_bundle(path: Path) -> Bundle:
-    """Reads a bundle's manifest and verifies the digest of every file that it names.
+    """Reads a bundle's manifest and verifies the digest of every file in it.
 
     Args:
         path: The bundle's folder.
 
     Raises:
-        BundleError: A file is missing or altered, or the manifest is not valid; the message names bundle and file.
+        BundleError: A file is missing or altered, or the manifest is invalid; the message names bundle and file.
     """
     manifest, version = read_manifest(path)
     _verify(path / TOKENIZER_FILE, manifest.tokenizer.sha256)
@@ -81,14 +81,14 @@ def load_bundle(path: Path) -> Bundle:
 
 
 def verify_graph(path: Path, graph: GraphSpec) -> None:
-    """Verifies the digests of a graph's files, and that it loads no others.
+    """Verifies the digests of a graph's files, and that the graph loads no other files.
 
     Args:
         path: The bundle's folder.
         graph: A graph of its manifest.
 
     Raises:
-        BundleError: A file is missing or altered, or the graph names another one; the message names it.
+        BundleError: A file is missing or altered, or the graph loads another one; the message names the file.
     """
     for file in graph.files:
         _verify(path / file.file, file.sha256, file.size_bytes)
@@ -96,13 +96,13 @@ def verify_graph(path: Path, graph: GraphSpec) -> None:
 
 
 def read_manifest(path: Path) -> tuple[Manifest, str]:
-    """Returns a bundle's manifest, and its version: the beginning of the manifest's digest.
+    """Returns a bundle's manifest, and its version, which is the start of the manifest's digest.
 
     Args:
         path: The bundle's folder.
 
     Raises:
-        BundleError: It is missing or not valid, or is another bundle's.
+        BundleError: The manifest is missing or invalid, or has another bundle's name.
     """
     try:
         raw = (path / MANIFEST_FILE).read_bytes()
@@ -125,10 +125,10 @@ def read_manifest(path: Path) -> tuple[Manifest, str]:
 
 
 def find_bundles(folders: Sequence[Path]) -> list[Path]:
-    """Returns the bundle folders in some models folders, by name: each folder that is not hidden. A bundle may be given itself.
+    """Returns the bundle folders in models folders, by name: all folders that are not hidden. A folder may also be a bundle itself.
 
     Raises:
-        BundleError: A folder does not exist, cannot be read or holds no bundle, or two have one of the same name.
+        BundleError: A folder does not exist, cannot be read or has no bundles, or two bundles have the same name.
     """
     bundles: dict[str, Path] = {}
     for folder in folders:
@@ -151,7 +151,7 @@ def _bundles_in(folder: Path) -> list[Path]:
             f"the models folder `{folder}` does not exist; give a folder of bundles with --models, or a checkpoint with --model."
         )
     if (folder / MANIFEST_FILE).is_file():
-        return [Path(os.path.abspath(folder))]  # `.` has a name too
+        return [Path(os.path.abspath(folder))]  # so that `.` gets its real name
     if is_checkpoint(folder):
         raise BundleError(_what_to_do_with(folder))
     folders = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
@@ -164,7 +164,7 @@ def _bundles_in(folder: Path) -> list[Path]:
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Returns whether a folder has what a checkpoint has, and a bundle has not."""
+    """Returns whether a folder has the files of a checkpoint, which differ from those of a bundle."""
     return any((folder / name).is_file() for name in _CHECKPOINT_FILES)
 
 
@@ -184,7 +184,7 @@ def digest(path: Path) -> str:
 def _verify(path: Path, expected: str, size_bytes: int | None = None) -> None:
     try:
         size = path.stat().st_size
-        if size_bytes not in (None, size):  # before gigabytes are read
+        if size_bytes not in (None, size):  # checked before gigabytes are read
             raise BundleError(
                 f"bundle file `{path}` has {size} bytes, but the manifest says {size_bytes}: it was altered or not "
                 "copied completely; copy or export the bundle again."

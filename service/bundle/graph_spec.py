@@ -1,4 +1,4 @@
-"""One graph of a bundle as the manifest describes it: what it takes and gives out, and what was measured when it was exported."""
+"""The manifest's description of a graph: inputs, outputs, and the measurements at its export."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from bertserve.service.providers import Provider
 
 
 class Record(BaseModel):
-    """Base of all manifest records: frozen, and an unknown or mistyped field is an error."""
+    """Base of all manifest records: they are frozen, and an unknown field or a wrong type is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class ShapeBucket(Record):
-    """A length that rows are padded to, and the row counts that batches of it are filled up to, ascending."""
+    """A length to which rows are padded, and the numbers of rows to which its batches are filled up, ascending."""
 
     length: Annotated[int, Field(ge=1)]
     rows: Annotated[tuple[int, ...], Field(strict=False, min_length=1)]
 
 
 class ShapePlan(Record):
-    """The only shapes that a graph is run in: what its warm-up runs, what its profiles span, what the scheduler makes batches for.
+    """The only shapes in which a graph runs: the shapes of its warm-up, of its TensorRT profiles and of its batches.
 
     Attributes:
-        buckets: Ascending by length; the last length is the model's usable one. A longer bucket has no more rows than a shorter one.
-        masks: Counts that `mask_index` is filled up to, ascending; empty for graphs without that input.
+        buckets: Ascending by length; the last length is the model's maximum. A longer bucket has at most as many rows as a shorter one.
+        masks: Numbers to which `mask_index` is filled up, ascending; empty for graphs without that input.
     """
 
     buckets: Annotated[tuple[ShapeBucket, ...], Field(strict=False, min_length=1)]
@@ -48,24 +48,24 @@ class ShapePlan(Record):
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
-        """All `(rows, length)`, the largest first: memory that it takes then serves the others."""
+        """All `(rows, length)`, the largest first, because the others can then reuse its memory."""
         return sorted(
             ((rows, b.length) for b in self.buckets for rows in b.rows), key=lambda shape: (shape[0] * shape[1], shape), reverse=True
         )
 
     def shape(self, rows: int, tokens: int) -> tuple[int, int] | None:
-        """Returns the least `(rows, length)` that holds a batch, or None where it has more rows than any of its length.
+        """Returns the smallest `(rows, length)` for a batch, or None if the batch has more rows than any planned batch of its length.
 
         Args:
             rows: Rows of the batch.
-            tokens: Its longest row; over the last length it counts as that, for masks to fill count as tokens.
+            tokens: Tokens of its longest row. Masks count as additional tokens, so values above the last length count as that length.
         """
         bucket = self.buckets[min(bisect_left(self.buckets, tokens, key=lambda b: b.length), len(self.buckets) - 1)]
         i = bisect_left(bucket.rows, rows)
         return (bucket.rows[i], bucket.length) if i < len(bucket.rows) else None
 
     def within(self, tokens: int) -> ShapePlan:
-        """Returns the plan without shapes of more than `tokens` padded tokens; every length keeps its least rows."""
+        """Returns the plan without shapes of more than `tokens` padded tokens; every length keeps its smallest number of rows."""
         return ShapePlan(
             buckets=tuple(
                 ShapeBucket(length=b.length, rows=tuple(n for n in b.rows if n == b.rows[0] or n * b.length <= tokens))
@@ -80,11 +80,11 @@ Measure = Literal["label", "set_f1", "span_f1", "cosine", "spearman"]
 
 
 class InputSpec(Record):
-    """One graph input and what fills it.
+    """A graph input and its content.
 
-    [rows, length], but for `mask_index`: [masks], flat positions row * length + position of the masks to fill; for `lengths`:
-    [rows], the tokens of each row, for graphs whose padding is on the right and that take no mask; and for `attention_index`:
-    [maps, 3], layer, row and head of each attention map to give out, ascending.
+    Its shape is [rows, length], except for three inputs: `mask_index` is [masks], flat positions row * length + position of the masks;
+    `lengths` is [rows], the tokens of each row, for graphs with padding on the right and without a mask input;
+    `attention_index` is [maps, 3], layer, row and head of each requested attention map, ascending.
     """
 
     name: str
@@ -93,7 +93,7 @@ class InputSpec(Record):
 
 
 class OutputSpec(Record):
-    """One graph output, float32, and the shape that its kind means.
+    """A graph output, float32, and its shape by kind.
 
     `per_text` is [rows, values], `per_token` [rows, length] or [rows, length, values], `per_mask` [masks, values], `per_map`
     [maps, length, length].
@@ -104,13 +104,13 @@ class OutputSpec(Record):
 
 
 class LengthParity(Record):
-    """The worst errors over the parity rows of a range of lengths.
+    """The largest errors of the parity rows in a range of lengths.
 
     Attributes:
-        up_to: Longest rows of the range in tokens; it begins where the one before ends.
+        up_to: Maximum tokens of a row in the range, which starts after the previous one.
         rows: Number of rows, which are texts or windows.
-        worst_abs_error: Largest absolute difference of a logit to the checkpoint in PyTorch, float32.
-        worst_rel_error: Largest difference of a row over the row's largest logit.
+        worst_abs_error: Largest absolute difference of a logit from the checkpoint in PyTorch, float32.
+        worst_rel_error: Largest difference in a row, relative to the row's largest logit.
     """
 
     up_to: int
@@ -120,20 +120,20 @@ class LengthParity(Record):
 
 
 class Timing(Record):
-    """How long a run takes: the median in milliseconds of one text of `length` tokens alone."""
+    """The duration of a run: the median in milliseconds for one text of `length` tokens."""
 
     length: int
     median_ms: float
 
 
 class Speed(Record):
-    """What was timed, and where.
+    """Measured durations, with the machine.
 
     Attributes:
         cpu: The processor's name.
-        instructions: Those of its instruction sets that decide how fast matrices are multiplied.
+        instructions: Its instruction sets that decide the speed of matrix products.
         threads: Threads of a run.
-        timings: By length.
+        timings: One per length.
     """
 
     cpu: str
@@ -143,15 +143,15 @@ class Speed(Record):
 
 
 class Agreement(Record):
-    """How closely a graph decides as its checkpoint does, by the measure of its kind of head.
+    """How closely a graph's decisions match those of its checkpoint, by the measure for its kind of head.
 
     Attributes:
-        measure: `label`: share of inputs with the same best label, answer, choice or tokens. `set_f1`: F1 of the chosen labels of a head
+        measure: `label`: share of inputs with the same best label, answer, choice or tokens. `set_f1`: F1 of the chosen labels, for a head
             with independent labels. `span_f1`: F1 of the entities. `cosine`: mean cosine similarity of the vectors. `spearman`: rank
-            correlation of the scores of a head with one score.
-        value: The value, 1 for full agreement; null where the inputs left nothing to decide.
-        decisions: Inputs that the value is measured on: for sets and spans those with at least one on either side; 0 where the value is
-            null. Null where an older export did not record it.
+            correlation of the scores, for a head with one score.
+        value: The value, 1 for full agreement; null if no input has a decision.
+        decisions: Inputs with a decision: for sets and spans, those with at least one on either side. It is 0 if the value is
+            null, and null in older exports.
         worst: Lowest cosine similarity of an input; null for other measures.
     """
 
@@ -168,29 +168,30 @@ class Agreement(Record):
 
 
 class ValidationReport(Record):
-    """What was measured when this graph was exported.
+    """Measurements at the export of this graph.
 
     Attributes:
         samples: Number of parity inputs.
-        worst_abs_error: Largest absolute difference of a logit to the checkpoint in PyTorch, float32.
-        label_agreement: Share of parity inputs whose best label, answer, choice or tokens are the checkpoint's; null where the agreement
+        worst_abs_error: Largest absolute difference of a logit from the checkpoint in PyTorch, float32.
+        label_agreement: Share of parity inputs whose best label, answer, choice or tokens are the checkpoint's; null if the agreement
             has another measure. Manifests without `agreement` have a number here for every model.
         worst_row_error: Largest absolute difference of a logit between a text in a batch and the same text alone.
-        nodes: Nodes of the graph.
-        fusions: Fused operator -> count, as ONNX Runtime's optimizer reports them.
-        quantized: Quantized operator -> count, and what was kept in float; empty for a float graph.
-        quantization_error: Root mean square difference of the outputs from the float graph's, over their standard deviation: of int8
-            on the gate texts, of fp16 on the calibration texts.
-        provider: Execution provider that all this was measured on: the CPU where there was none that the graph was made for.
-        opset: Version of ONNX's own operators, or null where that was not recorded.
-        worst_rel_error: Largest difference of a row's logits over the row's largest one, or null where that was not recorded.
-        spans: Entities or answers that the checkpoint gives on the parity inputs; 0 for tasks without spans.
-        span_agreement: F1 of the graph's spans against the checkpoint's, equal in place and label; null for tasks without spans.
-        lengths: The worst errors by length; empty where they were not recorded.
-        longest: Tokens of the longest parity row, or null where that was not recorded.
-        speed: How long a run takes, or null where that was not timed.
-        attention_error: Largest absolute difference of an attention weight to the checkpoint's, or null where the graph gives none out.
-        agreement: How closely the graph decides as its checkpoint, or null where that was not measured.
+        nodes: Number of nodes of the graph.
+        fusions: Fused operator -> count, as reported by ONNX Runtime's optimizer.
+        quantized: Quantized operator -> count, including those that stay in float; empty for a float graph.
+        quantization_error: Root mean square difference of the outputs from the float graph's outputs, relative to their standard deviation;
+            measured on the gate texts for int8, on the calibration texts for fp16.
+        provider: Execution provider of the measurements: the CPU if the graph's own provider was not available.
+        opset: Version of ONNX's own operators; null if not recorded.
+        worst_rel_error: Largest difference of a row's logits, relative to the row's largest logit; null if not recorded.
+        spans: Number of the checkpoint's entities or answers on the parity inputs; 0 for tasks without spans.
+        span_agreement: F1 of the graph's spans, compared with the checkpoint's by position and label; null for tasks without spans.
+        lengths: The largest errors by length; empty if not recorded.
+        longest: Tokens of the longest parity row; null if not recorded.
+        speed: Durations of runs; null if not timed.
+        attention_error: Largest absolute difference of an attention weight from the checkpoint's; null for a graph without attention
+            outputs.
+        agreement: How closely the graph's decisions match those of its checkpoint; null if not measured.
     """
 
     samples: int
@@ -213,12 +214,12 @@ class ValidationReport(Record):
     agreement: Agreement | None = None
 
 
-# within the bundle: no path leads out of its folder
-FileName = Annotated[str, Field(pattern=r"^[^/\\\x00]+$")]  # no path, and no character that no file name has
+# a name within the bundle, which cannot lead out of its folder
+FileName = Annotated[str, Field(pattern=r"^[^/\\\x00]+$")]  # not a path, and without characters that file names cannot have
 
 
 class GraphFile(Record):
-    """A file of a graph: its name within the bundle, its digest, and its size, or null where that was not recorded."""
+    """A file of a graph: its name within the bundle, its digest, and its size, which is null if not recorded."""
 
     file: FileName
     sha256: str
@@ -226,19 +227,19 @@ class GraphFile(Record):
 
 
 class GraphSpec(Record):
-    """One ONNX graph of the bundle.
+    """An ONNX graph of the bundle.
 
     Attributes:
         file: File name within the bundle.
         sha256: Digest of the file.
-        size_bytes: Its size, or null where that was not recorded.
-        data: Further files, of weights, which the graph knows by name; none where it is one file, as it is up to 2 GiB.
+        size_bytes: Size of the file; null if not recorded.
+        data: Further files with weights, which the graph loads by name; empty for a graph in one file, which is possible up to 2 GiB.
         provider: Execution provider that the graph was made for.
-        precision: Number format that it computes in.
-        form: How the graph was made, for the reader.
-        default: Whether the service takes it for its provider when not told otherwise.
-        batch_invariant: Whether a text's scores are the same whatever shares its batch.
-        shapes: The only shapes that it is run in; null for graphs that are run in any, padded to the longest text.
+        precision: Number format of its computations.
+        form: A description of its creation, for readers.
+        default: Whether the service uses it for its provider by default.
+        batch_invariant: Whether a text's scores do not depend on the other texts of its batch.
+        shapes: The only shapes in which it runs; null for graphs that run in any shape, padded to the longest text.
     """
 
     file: FileName
@@ -257,13 +258,13 @@ class GraphSpec(Record):
 
     @property
     def measured_as(self) -> tuple[Provider, Precision]:
-        """The provider that the validation report was measured on, and the precision that it computed in: a CPU computes fp16 graphs in fp32."""
+        """Provider and precision of the measurements; a CPU computes fp16 graphs in fp32."""
         on = self.evidence.provider
         return on, "fp32" if on == "cpu" and self.precision == "fp16" else self.precision
 
     @property
     def gives_attentions(self) -> bool:
-        """Whether it gives out attention maps."""
+        """Whether it has attention maps as an output."""
         return any(output.kind == "per_map" for output in self.outputs)
 
     @property
@@ -273,7 +274,7 @@ class GraphSpec(Record):
 
     @property
     def identity(self) -> str:
-        """A digest over all files: of a graph in one file, that file's."""
+        """A digest over all files; for a graph in one file, that file's digest."""
         return hashlib.sha256("".join(file.sha256 for file in self.files).encode()).hexdigest() if self.data else self.sha256
 
     @model_validator(mode="after")
@@ -284,10 +285,10 @@ class GraphSpec(Record):
         return self
 
     def shape(self, rows: int, tokens: int) -> tuple[int, int] | None:
-        """Returns the `(rows, length)` that a batch is run at, or None where it has more rows than may run at once.
+        """Returns the `(rows, length)` of a batch's run, or None if the batch has more rows than can run at once.
 
         Args:
             rows: Rows of the batch.
-            tokens: Its longest row.
+            tokens: Tokens of its longest row.
         """
         return (rows, tokens) if self.shapes is None else self.shapes.shape(rows, tokens)

@@ -1,4 +1,4 @@
-"""The manifest: everything the service has to know about a model. The field-by-field specification is docs/reference/manifest.md."""
+"""The manifest: everything that the service must know about a model. docs/reference/manifest.md specifies each field."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from bertserve.service.providers import Provider
 Side = Literal["left", "right"]
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
-Task = str  # a Hugging Face name; service/tasks/catalog.py says which are served, and what a manifest of each must have
+Task = str  # a Hugging Face name; service/tasks/catalog.py lists the supported ones and the requirements of each
 Activation = Literal["softmax", "sigmoid", "none"]
 Pooling = Literal["none", "cls", "mean", "max"]
-# Which layers a graph gives out: by name, or as a list of their numbers, 0 for what the embeddings give.
+# The layers in a graph's output: a name, or a list of numbers; 0 is the output of the embeddings.
 Layers = Literal["last", "last_four"] | Annotated[tuple[int, ...], Field(strict=False)]
 LAST_FOUR = 4
 Combine = Literal["concat", "sum", "mean"]
 
 
 class SpecialPiece(Record):
-    """A special token at a fixed place of the template."""
+    """A special token at a fixed position of the template."""
 
     special: str
     id: Annotated[int, Field(ge=0)]
@@ -30,7 +30,7 @@ class SpecialPiece(Record):
 
 
 class TextPiece(Record):
-    """The place of the first (`a`) or the second text (`b`) in the template."""
+    """The position of the first (`a`) or second text (`b`) in the template."""
 
     text: Literal["a", "b"]
     type_id: Annotated[int, Field(ge=0)]
@@ -40,19 +40,19 @@ Piece = SpecialPiece | TextPiece
 
 
 class MaskToken(Record):
-    """The token that stands for a word to be filled in; a text spells it like this."""
+    """The mask token, with its spelling in a text."""
 
     token: str
     id: Annotated[int, Field(ge=0)]
 
 
 class AddedToken(Record):
-    """A token that training added to the vocabulary, such as an entity marker. A text that spells it has it.
+    """A token that training added to the vocabulary, such as an entity marker. It is recognized in a text.
 
     Attributes:
-        token: How a text spells it.
+        token: Its spelling in a text.
         id: Its id.
-        special: Whether a decoded text leaves it out.
+        special: Whether decoded texts omit it.
     """
 
     token: str
@@ -61,22 +61,22 @@ class AddedToken(Record):
 
 
 class TokenizerSpec(Record):
-    """How texts become token ids, in addition to `tokenizer.json` itself.
+    """The rules for tokenizing that are not in `tokenizer.json`.
 
     Attributes:
         sha256: Digest of `tokenizer.json`.
-        max_length: Usable length in tokens, special tokens counted.
-        pad_id: Token id that fills the padding.
-        padding_side: Where padding goes.
+        max_length: Maximum length in tokens, including special tokens.
+        pad_id: Token id of the padding.
+        padding_side: Side of the padding.
         single: Template of one text.
         pair: Template of a pair of texts.
-        cls_index: Where [CLS] stands in both templates, -1 for their end, or null.
-        subword_prefix: What begins a token that continues a word; null where a word begins after white space instead.
+        cls_index: Position of [CLS] in both templates, -1 for the last one; null if there is none.
+        subword_prefix: Prefix of a token that continues a word; null if a word begins after white space instead.
         mask: The mask token, for fill-mask.
-        pairs_only: Whether the model says how two texts go together, so that one alone means nothing to it.
-        added_tokens: Tokens that texts may spell besides those of the vocabulary's own. Not among them are the tokens of the templates,
-            of padding, of unknown text and of the mask: spelled in a text these are plain text.
-        truncation_side: At which end a text over the length is cut, unless the request says otherwise.
+        pairs_only: Whether the model scores the relation of two texts, so that a single text has no meaning for it.
+        added_tokens: Additional tokens that texts can contain. They do not include template tokens, padding, the unknown token and the
+            mask; in a text, the spellings of those are ordinary text.
+        truncation_side: The side at which too long texts are cut, unless the request sets it.
     """
 
     sha256: str
@@ -94,25 +94,25 @@ class TokenizerSpec(Record):
 
 
 class Flops(Record):
-    """Arithmetic of one run: a text of S tokens takes `linear * S + quadratic * S**2` floating point operations."""
+    """The operations of a run: a text of S tokens takes `linear * S + quadratic * S**2` floating point operations."""
 
     linear: Annotated[float, Field(gt=0)]
     quadratic: Annotated[float, Field(ge=0)]
 
 
 class Embedding(Record):
-    """What a text's vector is made of where a request does not say, and what a request may ask for.
+    """The default settings of a text's vector, and the choices of a request.
 
     Attributes:
-        pooling: How the tokens' vectors become one; padding never counts, special tokens do.
+        pooling: The pooling of the tokens' vectors; padding never counts, special tokens do.
         normalize: Whether vectors have length 1.
         dimensions: Values of a vector of one layer.
-        layers: `last_four` where the graphs also give out the last four layers side by side, or the numbers of the layers that they do,
-            ascending and with the last one at the end.
-        default_layers: Layers of a request that names none; null for the last.
-        combine: How several layers become one where a request does not say.
-        prompts: Name -> what is put before a text of that kind.
-        default_prompt: Name of the prompt of a request that names none, or null.
+        layers: `last_four` if the graphs also return the last four layers in one output, or the numbers of the returned layers,
+            ascending and ending with the last layer.
+        default_layers: The default layers of a request; null for the last layer.
+        combine: The default function to combine several layers.
+        prompts: Name -> text to put before a text of that kind.
+        default_prompt: Name of the default prompt, or null.
     """
 
     pooling: Pooling
@@ -126,13 +126,13 @@ class Embedding(Record):
 
     @property
     def layers_output(self) -> str:
-        """Name of the graphs' output that has the layers side by side, or the last one where there are no others."""
+        """Name of the graphs' output with all layers, or with the last layer if there are no others."""
         names = {"last": "last_hidden_state", "last_four": "last_four_hidden_states"}
         return names[self.layers] if isinstance(self.layers, str) else "_".join(("hidden_states", *map(str, self.layers)))
 
     @property
     def places(self) -> dict[int, int]:
-        """Where in that output each layer stands, by its number where that is known, and by the negative one from the end."""
+        """Position of each layer in that output, by its negative number from the end and, if known, by its number."""
         if isinstance(self.layers, str):
             return {-1: 0} if self.layers == "last" else {place - LAST_FOUR: place for place in range(LAST_FOUR)}
         ends = [(layer, layer - self.layers[-1] - 1) for layer in self.layers]
@@ -140,7 +140,7 @@ class Embedding(Record):
 
     @property
     def layer_count(self) -> int:
-        """How many layers stand in that output."""
+        """Number of layers in that output."""
         return len(set(self.places.values()))
 
     @model_validator(mode="after")
@@ -162,7 +162,7 @@ class Example(Record):
 
 
 class Metric(Record):
-    """A task metric measured on labeled data, of the checkpoint in PyTorch and of graphs by `provider/precision`."""
+    """A task metric on labeled data, for the checkpoint in PyTorch and for graphs by `provider/precision`."""
 
     name: str
     checkpoint: Annotated[float, Field(allow_inf_nan=False)]
@@ -170,20 +170,21 @@ class Metric(Record):
 
 
 class Source(Record):
-    """Where the bundle came from.
+    """The origin of the bundle.
 
     Attributes:
         checkpoint: Name of the checkpoint's folder, or the hub id.
-        revision: What was asked of the hub, or null.
+        revision: The requested revision on the hub, or null.
         weights_sha256: Digest over the weight files.
-        versions: Of the packages that exported it.
+        versions: Versions of the packages that exported it.
         commit: The hub's commit that was exported, or null for a local folder.
-        license: The hub's ids of the checkpoint's licenses, as its card says; none where it does not. So are the next fields.
-        license_name: Name of a license that has no id, which is then `other`.
-        license_link: Where that license is.
+        license: The hub's ids of the checkpoint's licenses, from its model card; empty if not given there. The next fields are from the
+            card too.
+        license_name: Name of a license without an id; `license` is then `other`.
+        license_link: Link to that license.
         language: Codes of the languages.
-        datasets: The hub's ids of what it was trained on.
-        ignored_weights: Patterns of the names of weights that the exported model leaves unused, because the user said that they do not matter.
+        datasets: The hub's ids of the training data.
+        ignored_weights: Patterns of names of weights that the exported model does not use, because the user allowed that.
     """
 
     checkpoint: str
@@ -200,12 +201,12 @@ class Source(Record):
 
 
 class OmittedGraph(Record):
-    """A graph that was tried and is not there.
+    """A graph that was tried and omitted.
 
     Attributes:
-        provider: What it was for.
-        precision: What it was to compute in.
-        reason: Why it is not there, and what to try.
+        provider: Its provider.
+        precision: Its precision.
+        reason: Why it was omitted, and what to try.
     """
 
     provider: Provider
@@ -214,11 +215,11 @@ class OmittedGraph(Record):
 
 
 class TextSplit(Record):
-    """The texts, or pairs of texts, of one split, as short digests.
+    """The texts or pairs of texts of a split, as short digests.
 
     Attributes:
-        texts: How many there are; passages that the exporter joins of them do not count.
-        hashes: Base64 of the first four bytes of each one's SHA-256, in order.
+        texts: Number of texts; passages that the exporter builds from them do not count.
+        hashes: Base64 of the first four bytes of each text's SHA-256, in order.
     """
 
     texts: int
@@ -226,12 +227,12 @@ class TextSplit(Record):
 
 
 class TextSplits(Record):
-    """The texts that int8 was made with and judged on, so that other texts can be compared with them.
+    """The texts that created and validated int8, so that other texts can be compared with them.
 
     Attributes:
-        calibration: Texts that scales, rounding and bias were chosen on, or null where that was not recorded.
-        gate: Texts that decided which matrices stay in float, or null where that was not recorded.
-        report: Texts that the validation report of int8 was measured on.
+        calibration: Texts for the choice of scales, rounding and bias; null if not recorded.
+        gate: Texts that decided which matrices stay in float; null if not recorded.
+        report: Texts of the validation report of int8.
     """
 
     calibration: TextSplit | None
@@ -240,7 +241,7 @@ class TextSplits(Record):
 
 
 class Manifest(Record):
-    """Everything the service has to know about a model. Version 1."""
+    """Everything that the service must know about a model, in version 1."""
 
     format: Literal["bertserve-bundle"]
     format_version: Literal[1]
@@ -256,8 +257,8 @@ class Manifest(Record):
     figures: Annotated[tuple[Metric, ...], Field(strict=False)]
     source: Source
     omitted: Annotated[tuple[OmittedGraph, ...], Field(strict=False)] = ()
-    int8_texts: TextSplits | None = None  # null where there is no int8 graph, and where that was not recorded
-    # of each layer, where the graphs give attention maps out
+    int8_texts: TextSplits | None = None  # null if there is no int8 graph, or if not recorded
+    # number of heads of each layer, if the graphs return attention maps
     attention_heads: Annotated[tuple[Annotated[int, Field(gt=0)], ...], Field(strict=False)] = ()
 
     @property
@@ -296,6 +297,6 @@ def read_metrics(raw: bytes) -> tuple[Metric, ...]:
     """Reads a JSON list of metrics.
 
     Raises:
-        ValueError: It is not one.
+        ValueError: It is not a list of metrics.
     """
     return tuple(TypeAdapter(list[Metric]).validate_json(raw))

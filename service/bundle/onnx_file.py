@@ -1,8 +1,8 @@
-"""What is read of an ONNX file without ONNX: the framing of protobuf, the files that a graph loads its weights from, and its lookup tables.
+"""Reads parts of an ONNX file without the package onnx: protobuf fields, the names of further files with weights, and lookup tables.
 
-The service opens a graph only if the manifest has the digest of each file that it loads. Sessions of a graph share its lookup tables, such as
-the embeddings of words: onnxruntime copies the weights of a file into each session. Matrices are packed for the processor on the way, which
-takes another form; a table that is only looked up stays as it is, and is up to half of a small model.
+The service opens a graph only if the manifest has the digest of each file that it loads. Sessions of a graph share its lookup tables, such
+as word embeddings: onnxruntime copies the weights of a file into each session. It repacks matrices for the processor, so they cannot be
+shared; a table that is only used for lookups stays unchanged, and is up to half of a small model.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from numpy.typing import NDArray
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.errors import BundleError
 
-LONGEST_VARINT = 63  # bits before the last byte's
+LONGEST_VARINT = 63  # bits before the last byte
 _VARINT, _FIXED64, _BYTES, _GROUP, _END_OF_GROUP, _FIXED32 = range(6)
 
 
 def fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Yields the number and value of each field of a message; numbers of fixed size are passed over.
+    """Yields the number and value of each field of a message; it skips numbers of fixed size.
 
-    ONNX has no groups. If there is one its fields are given out as the message's own.
+    ONNX has no groups. Fields of a group would be returned as the message's own.
 
     Raises:
-        ValueError: It is not a message.
-        IndexError: It ends within a field.
+        ValueError: The bytes are not a message.
+        IndexError: The message ends within a field.
     """
     at = 0
     while at < len(message):
@@ -55,8 +55,8 @@ def read_varints(packed: memoryview) -> Iterator[int]:
     """Yields the numbers of a packed field.
 
     Raises:
-        ValueError: One is too long.
-        IndexError: The field ends within one.
+        ValueError: A number is too long.
+        IndexError: The field ends within a number.
     """
     at = 0
     while at < len(packed):
@@ -65,11 +65,11 @@ def read_varints(packed: memoryview) -> Iterator[int]:
 
 
 def read_varint(data: memoryview, at: int) -> tuple[int, int]:
-    """Returns a number of protobuf's variable length, and where the next field begins.
+    """Returns a number of variable length, and the position after it.
 
     Raises:
-        ValueError: It is too long.
-        IndexError: The data ends within it.
+        ValueError: The number is too long.
+        IndexError: The data ends within the number.
     """
     value = shift = 0
     while True:
@@ -83,7 +83,7 @@ def read_varint(data: memoryview, at: int) -> tuple[int, int]:
             raise ValueError("a number with more than ten bytes")
 
 
-# Of each message of onnx.proto that has tensors in it: numbers of the fields that lead to them, and the messages of these fields.
+# For each message of onnx.proto that contains tensors: numbers of the fields that lead to them, and the messages of these fields.
 MESSAGES: Mapping[str, Mapping[int, str]] = {
     "ModelProto": {7: "GraphProto", 20: "TrainingInfoProto", 25: "FunctionProto"},
     "TrainingInfoProto": {1: "GraphProto", 2: "GraphProto"},
@@ -105,16 +105,16 @@ _ENTRY, _KEY, _VALUE, _LOCATION = "StringStringEntryProto", 1, 2, b"location"
 
 
 def refuse_unlisted_data(path: Path, graph: GraphSpec) -> None:
-    """Refuses a graph that would load weights from a file whose digest was not verified.
+    """Refuses a graph that would load weights from a file without a verified digest.
 
     Args:
         path: The bundle's folder.
         graph: A graph of its manifest.
 
     Raises:
-        BundleError: The graph names a file that is not among its `data`, or one that is a link out of the bundle.
+        BundleError: The graph loads a file that is not in its `data`, or a link that leads out of the bundle.
     """
-    if graph.file.lower().endswith(".ort"):  # what onnxruntime reads in its own format
+    if graph.file.lower().endswith(".ort"):  # onnxruntime's own format
         raise BundleError(f"cannot load `{path / graph.file}`: it is in onnxruntime's own format; export the bundle again.")
     listed = {file.file for file in graph.data}
     for location in external_locations(path / graph.file):
@@ -131,10 +131,10 @@ def refuse_unlisted_data(path: Path, graph: GraphSpec) -> None:
 
 
 def external_locations(path: Path) -> set[str]:
-    """Returns what the tensors of an ONNX file name as the places of their values, as it is written there.
+    """Returns the locations of external data in the tensors of an ONNX file, as written there.
 
     Args:
-        path: The ONNX file. Of one that is not protobuf there are none; onnxruntime does not load it.
+        path: The ONNX file. For a file that is not protobuf the result is empty, and onnxruntime does not load it.
     """
     try:
         with path.open("rb") as file:
@@ -158,10 +158,10 @@ def _locations(model: memoryview) -> set[str]:
     return locations
 
 
-LEAST_BYTES = 2**20  # of a table that is worth sharing
+LEAST_BYTES = 2**20  # minimum size of a table that is worth sharing
 LOOKUP = "Gather"
 
-# Numbers of fields in onnx.proto.
+# Field numbers in onnx.proto.
 _MODEL_GRAPH = 7
 _GRAPH_NODE, _GRAPH_INITIALIZER = 1, 5
 _NODE_INPUT, _NODE_OPERATOR = 1, 4
@@ -170,15 +170,15 @@ _DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype(np.float32), 2: np.dtype(np.uin
 
 
 def read_tables(path: Path) -> dict[str, NDArray[Any]]:
-    """Returns a graph's large tables that nothing but lookups read, by name, as arrays of their own.
+    """Returns copies of a graph's large tables that only lookups read, by name.
 
-    Weights in separate files are not included: onnxruntime maps those, and sessions share the pages.
+    Weights in separate files are not included: onnxruntime maps these files, so sessions share their pages.
 
     Args:
-        path: The ONNX file. Of one that is not whole there are no tables; onnxruntime says better what is wrong with it.
+        path: The ONNX file. For an incomplete file the result is empty, because onnxruntime reports a better error.
     """
     try:
-        with path.open("rb") as file:  # the map outlasts it, and ends with the last view of it
+        with path.open("rb") as file:  # the mapping outlives the file, and ends with its last view
             return _tables(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
     except (OSError, ValueError, IndexError):
         return {}
@@ -201,7 +201,7 @@ def _tables(model: memoryview) -> dict[str, NDArray[Any]]:
 
 
 def _node(node: memoryview) -> tuple[list[str], str]:
-    """Returns a node's inputs and its operator."""
+    """Returns a node's inputs and operator."""
     inputs, operator = [], ""
     for number, value in fields(node):
         if number == _NODE_INPUT and isinstance(value, memoryview):
@@ -212,7 +212,7 @@ def _node(node: memoryview) -> tuple[list[str], str]:
 
 
 def _tensor(tensor: memoryview, wanted: set[str]) -> tuple[str, NDArray[Any]] | None:
-    """Returns the name and a copy of the values of a tensor, if it is wanted and the file has its values in the layout of memory."""
+    """Returns the name and a copy of the values of a tensor, if it is wanted and has its values as raw data."""
     name, type_, dims, raw = "", 0, [], memoryview(b"")
     for number, value in fields(tensor):
         if number == _TENSOR_NAME and isinstance(value, memoryview):

@@ -1,6 +1,6 @@
-"""How the agreement of a graph with its checkpoint is measured, and whether a bundle's validation report is enough for this operator. Pure.
+"""How the agreement of a graph with its checkpoint is measured, and whether a bundle's validation report meets the operator's requirements.
 
-A measure must be able to fail: the share of equal labels is 1 by construction where there is no label to choose, and an empty list of
+A measure must be able to fail: the share of equal labels is always 1 if there is only one label, and an empty list of
 entities always equals an empty list.
 """
 
@@ -14,7 +14,7 @@ from bertserve.service.bundle.graph_spec import Agreement, GraphSpec, Measure, V
 from bertserve.service.bundle.manifest import Activation, Manifest, Metric, Task
 from bertserve.service.errors import BundleError
 
-# each as it is named to users
+# names for users
 MEASURES: dict[Measure, str] = {
     "label": "share of equal answers",
     "set_f1": "F1 of the label sets",
@@ -22,7 +22,7 @@ MEASURES: dict[Measure, str] = {
     "cosine": "mean cosine similarity",
     "spearman": "Spearman correlation",
 }
-# why inputs can leave a measure without a value
+# reasons why a measure has no value
 NOT_MEASURED: dict[Measure, str] = {
     "label": "there are no inputs",
     "set_f1": "no input has a label",
@@ -38,7 +38,7 @@ def _older_measure(task: Task, labels: Sequence[str], activation: Activation) ->
     Args:
         task: Hugging Face name of the task.
         labels: The model's labels.
-        activation: What turns its logits into scores.
+        activation: The function from its logits to scores.
     """
     if task == "feature-extraction":
         return "cosine"
@@ -52,12 +52,12 @@ def _older_measure(task: Task, labels: Sequence[str], activation: Activation) ->
 
 
 def upgrade_validation_reports(manifest: Manifest) -> Manifest:
-    """Returns a manifest whose validation report has the field `agreement`, also where it was exported before that field existed.
+    """Returns a manifest whose validation reports have the field `agreement`, even if it was exported before that field existed.
 
-    What older exports recorded says nothing about embeddings, single scores and independent labels; these have no agreement.
+    For embeddings, single scores and independent labels, older exports recorded no agreement, so the field stays empty.
 
     Args:
-        manifest: A manifest as it was read.
+        manifest: The manifest as read.
     """
     measure = _older_measure(manifest.task, manifest.labels, manifest.activation)
     graphs = tuple(
@@ -68,7 +68,7 @@ def upgrade_validation_reports(manifest: Manifest) -> Manifest:
 
 
 def _recorded(measure: Measure, validation: ValidationReport) -> Agreement | None:
-    """Returns the agreement of a graph, of an older manifest from the fields that it has."""
+    """Returns the agreement of a graph; for an older manifest it is taken from other fields."""
     if validation.agreement is not None or not validation.samples:
         return validation.agreement
     if measure == "label" and validation.label_agreement is not None:
@@ -78,20 +78,21 @@ def _recorded(measure: Measure, validation: ValidationReport) -> Agreement | Non
     return None
 
 
-# Below this agreement with the checkpoint, by the measure of its task, a graph is warned of, and int8 is the default one only on request.
+# Below this agreement with the checkpoint, by the measure of its task, the service logs a warning, and an int8 graph is not the default
+# unless requested.
 ENOUGH_AGREEMENT = 0.98
-# What a metric of labeled data may differ from the checkpoint's.
+# Allowed difference of a metric on labeled data from the checkpoint's metric.
 NEAR = 0.01
-# Instruction sets with which products of int8 are added up in 32 bits; other x86 CPUs add pairs of them in 16 bits, which saturate.
+# Instruction sets that add int8 products in 32 bits; other x86 CPUs add pairs of them in 16 bits, which can saturate.
 _EXACT_INT8 = {"avx_vnni", "avx512_vnni", "amx_int8", "asimd"}
-_MEASURE_AGAIN = "run `bert-export verify BUNDLE --checkpoint DIR --update`"  # measures the validation report of a finished bundle
-_Z = 1.96  # of a normal distribution, for 95 %
+_MEASURE_AGAIN = "run `bert-export verify BUNDLE --checkpoint DIR --update`"  # measures the validation report of an existing bundle
+_Z = 1.96  # quantile of the normal distribution for 95 %
 
 
 def is_low(graph: GraphSpec) -> bool:
-    """Returns whether a graph agrees with its checkpoint less than `ENOUGH_AGREEMENT`; without samples nothing is known.
+    """Returns whether a graph's agreement with its checkpoint is below `ENOUGH_AGREEMENT`; false if there are no samples.
 
-    An int8 graph is also low where the samples left nothing to decide: only its agreement shows that its coarser numbers do no harm.
+    An int8 graph is also low if no sample has a decision, because only the agreement can show that quantization does no harm.
     """
     agreement = graph.evidence.agreement
     if agreement is None:
@@ -102,10 +103,10 @@ def is_low(graph: GraphSpec) -> bool:
 
 
 def is_measured_near(figures: Sequence[Metric], graph: str) -> bool:
-    """Returns whether labeled data, which say more than agreement, show a graph as good as its checkpoint.
+    """Returns whether metrics on labeled data, which are stronger evidence than agreement, show a graph as good as its checkpoint.
 
     Args:
-        figures: Those of the manifest.
+        figures: The metrics of the manifest.
         graph: The graph as `provider/precision`.
     """
     own = [(metric.checkpoint, metric.graphs[graph]) for metric in figures if graph in metric.graphs]
@@ -113,11 +114,11 @@ def is_measured_near(figures: Sequence[Metric], graph: str) -> bool:
 
 
 def is_of_other_kernels(graph: GraphSpec, instructions: Sequence[str]) -> bool:
-    """Returns whether the validation report of an int8 graph is of a CPU that adds products otherwise than this one; where unknown, it is not.
+    """Returns whether the report of an int8 graph is from a CPU that adds products differently from this one; false if unknown.
 
     Args:
         graph: The graph.
-        instructions: The instruction sets of this CPU, as `Speed.instructions`.
+        instructions: This CPU's instruction sets, as in `Speed.instructions`.
     """
     speed = graph.evidence.speed
     if graph.precision != "int8" or speed is None or not speed.instructions or not instructions:
@@ -126,11 +127,11 @@ def is_of_other_kernels(graph: GraphSpec, instructions: Sequence[str]) -> bool:
 
 
 def agreement_range(share: float, inputs: int) -> tuple[float, float]:
-    """Returns where the share of answers that agree lies with 95 % confidence, on texts like the samples (Wilson's interval).
+    """Returns the 95 % confidence interval of the share of equal answers, for texts like the samples (Wilson's interval).
 
     Args:
-        share: The share that was measured.
-        inputs: On how many inputs, at least one.
+        share: The measured share.
+        inputs: Number of inputs, at least one.
     """
     n = inputs
     center, spread = share + _Z**2 / (2 * n), _Z * math.sqrt(share * (1 - share) / n + (_Z / (2 * n)) ** 2)
@@ -138,9 +139,9 @@ def agreement_range(share: float, inputs: int) -> tuple[float, float]:
 
 
 def describe_agreement(validation: ValidationReport) -> str:
-    """Returns how closely a graph decides as its checkpoint, in words; for a quantized graph with what so few samples can say.
+    """Returns a graph's agreement as text; for a quantized graph it includes the confidence interval.
 
-    For a float graph the logits themselves are within a bound, and samples are only needed to find a fault.
+    For a float graph a limit applies to the logits themselves, and samples only serve to find a fault.
     """
     agreement = validation.agreement
     if agreement is None:
@@ -161,7 +162,7 @@ def describe_agreement(validation: ValidationReport) -> str:
 
 
 def summarize_agreement(agreement: Agreement | None) -> str:
-    """Returns the value of an agreement and what it rests on, in a few words for a table."""
+    """Returns the value of an agreement and its number of inputs, briefly for a table."""
     if agreement is None or agreement.value is None:
         return "not measured"
     if agreement.measure == "label":
@@ -170,20 +171,20 @@ def summarize_agreement(agreement: Agreement | None) -> str:
 
 
 def _inputs(agreement: Agreement) -> str:
-    """Returns how many inputs an agreement rests on, in words where an older export did not record it."""
+    """Returns the number of inputs of an agreement as text; older exports did not record it."""
     return "an unrecorded number" if agreement.decisions is None else str(agreement.decisions)
 
 
 @dataclass(frozen=True, slots=True)
 class ValidationPolicy:
-    """What a graph's validation report must reach to be served.
+    """The required validation report of a served graph.
 
-    A validation report counts only for the provider and the precision that run: a graph for a GPU that was measured on a CPU has none. Another CPU
-    is not refused, because `bert-export` chooses the scales of int8 so that its products hardly depend on it; `is_of_other_kernels` tells.
+    A validation report counts only for the provider and the precision that run: a GPU graph that was measured on a CPU has none. Another
+    CPU is allowed, because `bert-export` chooses int8 scales so that products hardly depend on it; `is_of_other_kernels` detects it.
 
     Attributes:
-        required: Whether there must be a validation report at all.
-        min_agreement: Least agreement with the checkpoint, by the measure of the task; asks for a validation report too.
+        required: Whether a validation report is required.
+        min_agreement: Minimum agreement with the checkpoint, by the measure of the task; it also requires a validation report.
     """
 
     required: bool = False
@@ -191,18 +192,18 @@ class ValidationPolicy:
 
     @property
     def asks(self) -> bool:
-        """Whether a validation report is asked for."""
+        """Whether a validation report is required."""
         return self.required or self.min_agreement is not None
 
     def check(self, name: str, graph: GraphSpec) -> None:
-        """Refuses a graph whose validation report is missing, is of another provider or precision, or is too weak.
+        """Refuses a graph whose validation report is missing, is for another provider or precision, or is too weak.
 
         Args:
             name: The bundle's name, for the message.
-            graph: The graph that is to be served, by the provider that it was made for.
+            graph: The graph to be served, on its own provider.
 
         Raises:
-            BundleError: It is; the message has the bundle, what was measured, what is asked for, and what to do.
+            BundleError: It is refused; the message has the bundle, the measurement, the requirement and the remedy.
         """
         if not self.asks:
             return
@@ -225,10 +226,10 @@ class ValidationPolicy:
 
 
 def _check_agreement(which: str, graph: GraphSpec, floor: float) -> None:
-    """Refuses a graph whose agreement is below a floor, or was not measured.
+    """Refuses a graph whose agreement is below a minimum or was not measured.
 
     Raises:
-        BundleError: It is.
+        BundleError: It is refused.
     """
     agreement = graph.evidence.agreement
     if agreement is None:
@@ -238,7 +239,7 @@ def _check_agreement(which: str, graph: GraphSpec, floor: float) -> None:
         )
     measure = MEASURES[agreement.measure]
     if agreement.value is None:
-        # other graphs than int8 are not compared on these texts
+        # only int8 graphs are compared on these texts
         texts = "export it again with --validation texts of the model's own domain and language, or " if graph.precision == "int8" else ""
         raise BundleError(
             f"{which}: its agreement ({measure}) was not measured on any input, because {NOT_MEASURED[agreement.measure]}, and "

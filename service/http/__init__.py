@@ -1,1 +1,1 @@
-"""ASGI alone: the only package that knows FastAPI, statuses and headers."""
+"""The HTTP layer: the only package that uses FastAPI, HTTP statuses and headers."""

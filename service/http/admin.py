@@ -1,4 +1,4 @@
-"""The routes of probes, metrics and models: what is loaded, how it is, and changes of it."""
+"""The routes for probes, metrics and models: they describe the loaded models, report their state and change them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FOUND = error_responses(404)
 
 
 def routers(state: AppState) -> list[APIRouter]:
-    """Returns the routes, those of one access in one router."""
+    """Returns the routes, with one router for each access."""
     probes = endpoints(ProbeEndpoint, responses=error_responses(), tags=["health"])
     models = endpoints(KeyEndpoint, responses=error_responses(), tags=["models"])
     changes = endpoints(AdminEndpoint, responses=error_responses(403, 404, 422), tags=["models"])
@@ -52,7 +52,7 @@ def _add_task(probes: APIRouter, models: APIRouter, state: AppState, task: str, 
 
 
 def _add_models(probes: APIRouter, routes: APIRouter, state: AppState) -> None:
-    @routes.get("/models", summary="All loaded models, in short")
+    @routes.get("/models", summary="All loaded models, in brief")
     async def models() -> Response:
         served = state.registry.models
         differing = await _differing(state)
@@ -85,8 +85,8 @@ def _add_changes(routes: APIRouter, state: AppState) -> None:
 
 
 def _add_model_list(routes: APIRouter, state: AppState) -> None:
-    """Adds the models as OpenAI's API lists them; clients of KServe's first protocol ask the same paths, and find their keys next to it."""
-    created = int(time.time())  # clients show it; of the models themselves it is not known
+    """Adds the list of models in OpenAI's format. Clients of KServe's V1 protocol use the same paths, so their keys are added."""
+    created = int(time.time())  # OpenAI's clients show it; the creation time of a model is unknown
 
     def described(model: Model) -> dict[str, Any]:
         return {
@@ -110,7 +110,7 @@ def _add_model_list(routes: APIRouter, state: AppState) -> None:
 
 
 async def _differing(state: AppState) -> dict[str, dict[str, Any]]:
-    """Returns what each worker has of a model, under `workers` by its name, where they have not all the same."""
+    """Returns the state of each model whose workers differ, by its name; the key `workers` has the state of each worker."""
     differing = await asyncio.to_thread(state.reloader.differing)
     return {name: {"workers": workers} for name, workers in differing.items()}
 
@@ -141,7 +141,7 @@ def _add_operations(probes: APIRouter, models: APIRouter, state: AppState) -> No
 
 
 def _add_metrics(routes: APIRouter, state: AppState) -> None:
-    # the workers' files are read, and a page of many series takes a while to write
+    # a page reads the files of all workers, and a page with many series takes a while to write
     page = Throttled(state.metrics.page)
 
     @routes.get(METRICS, summary="Prometheus metrics", response_class=PlainTextResponse)

@@ -1,4 +1,4 @@
-"""The application: the request middleware around the paths that run models, and FastAPI behind them for everything else."""
+"""The application: the request middleware and the routes that run models; FastAPI serves all other requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from bertserve.service.tasks.catalog import TASKS
 
 DESCRIPTION = """Fine-tuned BERT-family encoders over HTTP, in the wire format of the Hugging Face Inference API.
 
-A list in is a list out. Errors have one shape, `{"error", "error_type", "request_id"}`. Every answer has the header
+For a list of inputs, the answer is a list. Errors have one shape, `{"error", "error_type", "request_id"}`. Every answer has the header
 `x-request-id`. The answer of a model also has `x-model` and `server-timing`; `x-truncated` and `X-HF-Warning` say when
 text was cut."""
 _METHOD_NOT_ALLOWED = 405
@@ -46,15 +46,15 @@ def create_app(
     cors_origins: Sequence[str] = (),
     sends_request_id: bool = True,
 ) -> ASGIApp:
-    """Returns the application; its inference threads run from its start-up to its shutdown.
+    """Returns the application; its inference threads run from startup to shutdown.
 
     Args:
-        state: What it answers from.
-        auth: Admits requests; with None, all routes need no key and model management is disabled.
+        state: The models, metrics and limits.
+        auth: Admits requests; if None, no route needs a key, and model management is disabled.
         log_access: Whether to log a line for each request.
-        root_path: Path below which a proxy offers it; a path may begin with it or not.
+        root_path: Path prefix of the proxy; a request's path may have it or not.
         cors_origins: Origins whose pages may read answers.
-        sends_request_id: Whether answers get the header `x-request-id` here; a server around it may add it.
+        sends_request_id: Whether the application adds the header `x-request-id`; a server around it may add it instead.
     """
     auth = auth or Authenticator()
     running = inference_routes(Inference(state))
@@ -70,7 +70,7 @@ def create_app(
     )
     if not cors_origins:
         return app
-    # around everything: a browser asks first, and without a key
+    # outermost, because a browser sends its preflight request without a key
     return CORSMiddleware(
         app, allow_origins=cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=_HEADERS_OF_ANSWERS
     )
@@ -79,12 +79,12 @@ def create_app(
 def create_fastapi(
     state: AppState, running: Sequence[InferenceEndpoint] | None = None, *, root_path: str = "", asks_for_key: bool = False
 ) -> FastAPI:
-    """Returns the application of all routes. It serves documents, models, probes, metrics and wrong paths.
+    """Returns the application with all routes. It serves documents, models, probes, metrics and unknown paths.
 
     Args:
-        state: What it answers from.
+        state: The models, metrics and limits.
         running: The routes that run models.
-        root_path: Path below which a proxy offers it.
+        root_path: Path prefix of the proxy.
         asks_for_key: Whether callers need a key.
 
     Raises:
@@ -109,7 +109,7 @@ def create_fastapi(
         docs_url=None,
         redoc_url=None,
     )
-    app.router.redirect_slashes = False  # to an address made of the caller's own `Host`
+    app.router.redirect_slashes = False  # the redirect would go to a host that the caller chose in `Host`
     app.router.routes.extend(inference_routes(Inference(state)) if running is None else running)
     for router in (
         *admin_routers(state),
@@ -128,15 +128,15 @@ def create_fastapi(
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    """Answers an error that left FastAPI. FastAPI raises it again afterwards, so that the middleware logs it."""
+    """Answers an error that left FastAPI. FastAPI raises it again afterwards, and then the middleware logs it."""
     return errors.response(error, request.scope[REQUEST_ID], request.scope["path"])
 
 
 async def _translate(paths: tuple[str, ...], request: Request, error: Exception) -> Response:
-    """Turns the router's own errors into ours; `paths` are those of all routes."""
+    """Turns the router's own errors into errors of this service; `paths` has the paths of all routes."""
     assert isinstance(error, HTTPException)
     if error.status_code == _METHOD_NOT_ALLOWED:
-        # a path may have several routes, and the router names the methods of the first one only
+        # a path can have several routes, and the router names only the methods of the first one
         methods = [
             m for m in ("GET", "POST") if any(r.matches({**request.scope, "method": m})[0] is Match.FULL for r in request.app.routes)
         ]
@@ -151,11 +151,11 @@ async def _translate(paths: tuple[str, ...], request: Request, error: Exception)
 
 
 def _no_such_path(path: str, known: tuple[str, ...]) -> NotFoundError:
-    """Returns the error of a path that there is not.
+    """Returns the error for an unknown path.
 
     Args:
-        path: The path.
-        known: Those that there are; `{name}` in one is a model's name, `{version}` its version.
+        path: The path of the request.
+        known: The known paths; `{name}` in a path is a model's name, `{version}` its version.
     """
     shown = path[:SHOWN_CHARS]
     found = _nearest(shown, known)
@@ -167,8 +167,8 @@ def _no_such_path(path: str, known: tuple[str, ...]) -> NotFoundError:
 
 @functools.lru_cache(maxsize=256)
 def _nearest(path: str, known: tuple[str, ...]) -> str | None:
-    """Returns the path that is meant, if any is near: anyone may ask for many, so it compares a path with all of them in one go."""
-    if (of_openai := f"/v1{path}") in known:  # a base URL of its client without `/v1`
+    """Returns the known path that is most similar, if any. It compares all paths in one call, because a client may send many."""
+    if (of_openai := f"/v1{path}") in known:  # the base URL of OpenAI's client lacks `/v1`
         return of_openai
     steps = path.split("/")
     filled = [_filled(template.split("/"), steps) for template in known if template.count("/") < len(steps)]
@@ -178,7 +178,7 @@ def _nearest(path: str, known: tuple[str, ...]) -> str | None:
 
 
 def _filled(template: Sequence[str], steps: Sequence[str]) -> list[str]:
-    """Returns a path with the names that the given one has at their places: those of a model and of a version are taken to be right."""
+    """Returns a known path with the model name and version of the requested path; these are assumed to be right."""
     given = [*steps, *[""] * len(template)]
     names = [_NAME.search(step) for step in template]
     return [
@@ -188,7 +188,7 @@ def _filled(template: Sequence[str], steps: Sequence[str]) -> list[str]:
 
 
 def _is_like(steps: Sequence[str], other: Sequence[str]) -> bool:
-    """Returns whether each step of a path of equal length is like the given one's; a shorter one, whose steps may be others, always is."""
+    """Returns whether each step is similar to the step at the same position; a path with fewer steps is always similar."""
     return len(steps) > len(other) or all(
         difflib.get_close_matches(step.lower(), [name.lower()]) for step, name in zip(steps, other, strict=True)
     )

@@ -1,7 +1,7 @@
-"""Authentication: each route declares who may call it, and checks that itself before it runs.
+"""Authentication: each route declares its access, and checks the caller before it runs.
 
-A request is matched to a route once, by the router. The route that was matched checks its own access, so no second list of paths
-decides what a caller may do. A route that declares no access keeps the service from starting.
+The router matches a request to one route, and this route checks its own access. So there is no second list of paths that
+decides about access. The service does not start if a route declares no access.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bertserve.service.errors import ForbiddenError, RefusedError, UnauthorizedE
 from bertserve.service.tasks.catalog import TASKS
 
 METRICS = "/metrics"
-# Not traced, and answered when no other connection is accepted. Decides no access.
+# These paths are not traced, and they are answered even when no other connection is accepted. The set decides no access.
 PROBES = frozenset(
     {
         "/health",
@@ -33,15 +33,15 @@ PROBES = frozenset(
 )
 RETRY_AFTER_S = 1.0
 AUTH = "bertserve.auth"  # scope key: the Authenticator
-CALLER = "bertserve.caller"  # scope key: the Caller, once its key is known
+CALLER = "bertserve.caller"  # scope key: the Caller, once its key has been checked
 
 
 class Caller(NamedTuple):
-    """Whose key a request has.
+    """The owner of a request's key.
 
     Attributes:
         name: The key's name in its file.
-        admin: Whether that is the file of admin keys.
+        admin: Whether the key is in the file of admin keys.
     """
 
     name: str
@@ -63,8 +63,8 @@ class Authenticator:
         """Creates it.
 
         Args:
-            keys: The keys that callers must have; None admits everyone.
-            admin_keys: The keys that may change models, and call all other routes; None disables model management.
+            keys: The keys that callers need; None admits all callers.
+            admin_keys: The keys that can change models and call all other routes; None disables model management.
             public_health: Whether probes need no key.
             public_metrics: Whether `/metrics` needs no key.
             max_concurrent_per_key: Limit of open requests per key; None for no limit.
@@ -82,19 +82,19 @@ class Authenticator:
         self._running: Counter[Caller] = Counter()
 
     def enter(self, access: Access, headers: Iterable[tuple[bytes, bytes]]) -> Caller | None:
-        """Admits a request; the caller of this must `leave` with the caller that it returns, if there is one.
+        """Admits a request. The code that calls it must pass the returned caller, if any, to `leave`.
 
         Args:
-            access: What the route declares.
-            headers: The request's, with names in lower case.
+            access: The access that the route declares.
+            headers: The request's headers, with names in lower case.
 
         Returns:
-            Whose key the request has; None where it needs none.
+            The owner of the request's key; None if the route needs no key.
 
         Raises:
-            UnauthorizedError: It has no key, or an unknown one.
-            ForbiddenError: It needs an admin key, and has another one, or there are no admin keys.
-            RefusedError: Its key has as many open requests as are allowed.
+            UnauthorizedError: The request has no key, or an unknown one.
+            ForbiddenError: The route needs an admin key and the request has another key, or there are no admin keys.
+            RefusedError: The key has its maximum number of open requests.
         """
         admin = access is Access.ADMIN
         if not admin and (self.keys is None or self._open[access]):
@@ -119,19 +119,19 @@ class Authenticator:
         return caller
 
     def leave(self, caller: Caller) -> None:
-        """Counts a request that was admitted as done."""
+        """Counts an admitted request as done."""
         self._running[caller] -= 1
 
     def _identify(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller:
-        """Returns whose key the header `Authorization` has.
+        """Returns the owner of the key in the header `Authorization`.
 
         Raises:
-            UnauthorizedError: There is no such header, several, one of another scheme, or one with an unknown key.
+            UnauthorizedError: The header is missing, occurs twice, has another scheme, or has an unknown key.
         """
         values = [value for name, value in headers if name == b"authorization"]
         if not values:
             raise UnauthorizedError("an API key is required; send the header `Authorization: Bearer KEY`.")
-        if len(values) > 1:  # a proxy in front may have checked the other one
+        if len(values) > 1:  # a proxy may have checked the other one
             raise UnauthorizedError("the request has several `Authorization` headers; send one.")
         scheme, _, key = values[0].partition(b" ")
         if scheme.lower() != b"bearer":
@@ -144,16 +144,16 @@ class Authenticator:
 
 
 class Endpoint(APIRoute):
-    """A route that checks its access before it runs. Its classes below declare one access each.
+    """A route that checks its access before it runs. Each subclass below declares one access.
 
     Attributes:
-        access: Who may call it.
+        access: The access that callers need.
     """
 
     access: Access
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves a request that the router has matched to this route; one with another method becomes a 405."""
+        """Serves a request that the router has matched to this route; a wrong method gets status 405."""
         assert self.methods is not None, "FastAPI gives every route methods"
         if scope["method"] not in self.methods:
             await super().handle(scope, receive, send)
@@ -167,12 +167,12 @@ class Endpoint(APIRoute):
                 auth.leave(caller)
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request that may call this route."""
+        """Answers a request whose access has been checked."""
         await super().handle(scope, receive, send)
 
 
 class PublicEndpoint(Endpoint):
-    """A page or a document that says nothing of the models."""
+    """A page or a document that contains nothing about the models."""
 
     access = Access.PUBLIC
 
@@ -184,28 +184,28 @@ class ProbeEndpoint(Endpoint):
 
 
 class MetricsEndpoint(Endpoint):
-    """The metrics."""
+    """A page of metrics."""
 
     access = Access.METRICS
 
 
 class KeyEndpoint(Endpoint):
-    """What callers come for."""
+    """A route for callers with a key: inference, and information about the models."""
 
     access = Access.KEY
 
 
 class AdminEndpoint(Endpoint):
-    """A change of the models."""
+    """A route that changes models."""
 
     access = Access.ADMIN
 
 
 def check_declared(routes: Iterable[BaseRoute]) -> None:
-    """Refuses routes that do not declare their access, at the start of the service.
+    """Checks at startup that all routes declare their access.
 
     Raises:
-        TypeError: There is one.
+        TypeError: A route does not.
     """
     for route in routes:
         if not (isinstance(route, Endpoint) and isinstance(getattr(route, "access", None), Access)):

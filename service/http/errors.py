@@ -1,6 +1,6 @@
-"""Errors as answers and as lines of the log, in one JSON shape.
+"""Errors as answers and as log lines, in one JSON shape.
 
-No text of a caller reaches a log: an error is logged by its template, an internal one with the places that it went through.
+A log line never has a caller's text: it has the template of the error; for an internal error it has the places in its traceback.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from starlette.responses import Response
 from bertserve.service import errors
 from bertserve.service.errors import INTERNAL, BertServeError, classify
 
-_OPENAI = "/v1/"  # below it are paths of OpenAI's API, whose clients read errors of that shape
-_PREDICT = ":predict"  # but for these, which are KServe's
+_OPENAI = "/v1/"  # paths below it are OpenAI's, and their clients expect errors of that shape
+_PREDICT = ":predict"  # paths with it are KServe's
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-_INVALID, _INVALID_IN_OPENAI = 422, 400  # what is a BadRequestError to its clients
+_INVALID, _INVALID_IN_OPENAI = 422, 400  # statuses of a BadRequestError
 _SERVER_ERROR = 500
-# keys of a scope that the protocol and the application share
-REFUSAL = "bertserve.refusal"  # the error with which the protocol has answered a request whose body did not come to its end
-UNANSWERED = "bertserve.unanswered"  # lines of a stream that were read and are not answered; while there are some, the client need not send
-GONE = "bertserve.gone"  # an event of a stream, which the protocol sets once the connection is lost
+# scope keys that the protocol and the application share
+REFUSAL = "bertserve.refusal"  # the error that the protocol has sent because the body is incomplete
+UNANSWERED = "bertserve.unanswered"  # lines of a stream that are read and not yet answered; while there are some, the client may pause
+GONE = "bertserve.gone"  # an event of a stream; the protocol sets it when the connection is lost
 
 
 def has_openai_shape(path: str) -> bool:
@@ -39,9 +39,9 @@ def response(error: Exception, request_id: str, path: str = "") -> Response:
     """Returns the answer to a request that failed.
 
     Args:
-        error: Why it failed. The text of anything but a BertServeError stays inside.
+        error: The error. The text of an error that is not a BertServeError stays internal.
         request_id: The request's id.
-        path: The request's path, where it is known; the shape of the answer goes by it.
+        path: The request's path, if known; it decides the shape of the answer.
     """
     status, error_type = classify(error)
     message = "internal error. This is a bug; the log of the service has the details under this request id."
@@ -66,7 +66,7 @@ def response(error: Exception, request_id: str, path: str = "") -> Response:
 
 
 def printable(message: str) -> str:
-    """Returns a message on one line: what a caller sent may stand in it, and no control or bidirectional character of it may act on a terminal."""
+    """Returns a message on one line. A caller's text in it cannot act on a terminal: control and bidirectional characters are escaped."""
     if message.isprintable():
         return message
     return "".join(char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode("ascii") for char in message)
@@ -75,30 +75,30 @@ def printable(message: str) -> str:
 logger = logging.getLogger("bertserve.errors")
 
 INTERVAL_S = 1.0
-# Lines of one kind of error within that time, beyond which they are counted: a caller must not fill the log.
+# Log lines per kind of error within the interval; further errors are only counted, so that a caller cannot fill the log.
 MAX_REFUSALS, MAX_CALLER_ERRORS = 1, 20
 _REFUSALS = frozenset({"overloaded", "unavailable"})
 
 
 def _most_lines(kind: tuple[int, str]) -> int | None:
-    """Returns how many lines of a kind of error are logged within a second; None for what the service itself fails at."""
+    """Returns how many errors of a kind are logged per second; None, without a limit, for errors of the service itself."""
     if kind[1] in _REFUSALS:
         return MAX_REFUSALS
     return MAX_CALLER_ERRORS if kind[0] < _SERVER_ERROR else None
 
 
 class ErrorLog:
-    """Logs errors of requests; used from one event loop."""
+    """Logs errors of requests; it belongs to one event loop."""
 
     def __init__(self) -> None:
         self._seen: Counter[tuple[int, str]] = Counter()
 
     def write(self, error: Exception, request: Mapping[str, Any]) -> None:
-        """Logs the error of a request, or counts it where many of its kind were logged within the last second.
+        """Logs the error of a request, or only counts it if many errors of its kind were logged within the last second.
 
         Args:
-            error: What was raised.
-            request: `request_id`, `method` and `path`, and what else the line says of the request.
+            error: The error.
+            request: `request_id`, `method`, `path` and further fields of the log line.
         """
         kind = classify(error)
         most = _most_lines(kind)

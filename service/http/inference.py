@@ -1,4 +1,4 @@
-"""The routes that run models: a body becomes requests of a task, and a model's prediction a response."""
+"""The routes that run models: they turn a body into requests of a task, and a prediction into an answer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class InferenceEndpoint(Endpoint):
     """A route that runs models.
 
     FastAPI documents it, and names its method in a 405, but does not run it: FastAPI's telemetry, body limit, exit stacks and
-    dependencies take two fifths of what a short text costs the event loop (bench/results/2026-11-21-with-memory-arena.md).
+    dependencies take two fifths of the event loop's time for a short text (bench/results/2026-11-21-with-memory-arena.md).
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class InferenceEndpoint(Endpoint):
         Args:
             route: The route.
             answer: Answers a request of a route.
-            **description: What OpenAPI says of it, as FastAPI takes it, which also wants a function and never calls it.
+            **description: The arguments of FastAPI's route that describe it for OpenAPI. FastAPI never calls the function of this route.
         """
         self.access = route.access
         self.run = partial(answer, route)  # type: ignore[method-assign]
@@ -54,14 +54,14 @@ class InferenceEndpoint(Endpoint):
 
 
 class DirectRoutes:
-    """Matches posts to the routes that run models, in front of FastAPI, which gets everything else."""
+    """Matches POST requests to the routes that run models; FastAPI gets all other requests."""
 
     def __init__(self, routes: Sequence[InferenceEndpoint], otherwise: ASGIApp) -> None:
-        """Takes the routes, among which a path of its own comes before one with a name in it.
+        """Takes the routes. A fixed path takes precedence over a path with a name in it.
 
         Args:
             routes: The routes that run models.
-            otherwise: The application for all other requests, and for the lifespan.
+            otherwise: The application for all other requests and for the lifespan.
         """
         self._fixed = {route.path: route for route in routes if "{" not in route.path}
         self._named = [route for route in routes if "{" in route.path]
@@ -71,7 +71,7 @@ class DirectRoutes:
         """Serves one request."""
         app = self._otherwise
         if scope["type"] == "http" and scope["method"] == "POST":
-            # the route and its parameters are noted in the scope, as the router does
+            # the scope gets the route and its parameters, as from FastAPI's router
             if (fixed := self._fixed.get(scope["path"])) is not None:
                 scope["route"], scope["path_params"] = fixed, {}
                 app = fixed.handle
@@ -89,7 +89,7 @@ class Inference:
     """Answers the requests of all routes that run models."""
 
     def __init__(self, state: AppState) -> None:
-        """Answers from `state`."""
+        """Uses the models and limits of `state`."""
         self._state = state
         self._errors = ErrorLog()
         self._turns = Turns()
@@ -104,12 +104,12 @@ class Inference:
             data, headers = await self._respond(scope, receive, route, held)
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": data})
-        finally:  # not before: the answer may wait for the client to read the one before
+        finally:  # only now: the answer may wait until the client has read the previous one
             if held.size:
                 held.release()
 
     async def _respond(self, scope: Scope, receive: Receive, route: Route, held: Reservation) -> tuple[bytes, list[tuple[bytes, bytes]]]:
-        """Returns the body and the headers of the answer to a request, in whose path a model may be named."""
+        """Returns the body and the headers of the answer to a request, whose path may name a model."""
         headers, registry = scope[HEADERS], self._state.registry
         scope[LABELS] = (route.task or UNKNOWN, UNKNOWN)
         path_params = scope["path_params"]
@@ -137,11 +137,11 @@ class Inference:
             held.grow(prediction.answer_bytes)
         content = await content_of(call, prediction)
         answer_headers = _headers(call, content, prediction)
-        prediction.results = []  # the scope keeps the prediction, for its times, until the answer is sent
+        prediction.results = []  # the scope keeps the prediction until the answer is sent, because of its times
         return content.data, answer_headers
 
     async def _read(self, scope: Scope, receive: Receive, route: Route, named: Model | None, held: Reservation) -> Call:
-        """Returns what a request asks for. A frame of its own, so that nothing keeps the body's bytes while the request is answered."""
+        """Returns the call of a request. It is a function of its own, so that no variable keeps the body during inference."""
         headers = scope[HEADERS]
         raw = await read_raw(receive, headers, self._state.max_body_bytes, held)
         limits, version = self._state.limits, scope["path_params"].get("version")
@@ -151,7 +151,7 @@ class Inference:
         return route.read(incoming)
 
     def _stream(self, scope: Scope, receive: Receive, route: Route) -> LineStream:
-        """Returns what answers a request of many lines; it counts as many requests, and not as one."""
+        """Returns the stream that answers a request of many lines; each line counts as a request, the stream itself does not."""
         headers, name = scope[HEADERS], scope["path_params"].get("name")
         if name is not None:
             self._state.registry.get(name)
@@ -161,7 +161,7 @@ class Inference:
         timeout_s = self._timeout_s(headers)
 
         def incoming(raw: bytes) -> Incoming:
-            # the model is found for each line: it may be loaded again while the stream continues
+            # the model is looked up for each line, because it can be reloaded during the stream
             named = None if name is None else self._state.registry.get(name)
             return Incoming(raw, headers, named, self._state.registry, self._state.limits, request_id=scope[REQUEST_ID])
 
@@ -191,7 +191,7 @@ class Inference:
         return int(value) / 1000
 
     def _checked(self, timeout_s: float) -> float:
-        """Returns a deadline that a body names."""
+        """Returns the deadline from a body, after a check of its range."""
         if timeout_s * 1000 > self._state.max_timeout_ms:
             raise InvalidValueError(
                 "the timeout in the body is {timeout_s:.0f} ms, and {max_timeout_ms} ms are allowed; make it smaller.",
@@ -202,7 +202,7 @@ class Inference:
 
 
 def _no_query(scope: Scope) -> InvalidValueError:
-    """Returns the error of a query: what stands in it would silently do nothing."""
+    """Returns the error for a query string, which would otherwise have no effect."""
     name = next(iter(QueryParams(scope["query_string"])), "")[:64]
     where = "set `model` in the body, or use the path /models/NAME" if name == "model" else "put it into the body"
     return InvalidValueError("the URL has the query parameter `{name}`, but this path takes none; {where}.", name=name, where=where)
@@ -231,13 +231,13 @@ def _headers(call: Call, content: Content, prediction: Prediction) -> list[tuple
     if prediction.read:
         headers.append((b"x-windows", _escaped(_windows(prediction.read))))
     headers.extend((name.encode(), _escaped(value)) for name, value in content.headers.items())
-    # one header per warning, as the official client reads them
+    # one header per warning, because the official client expects that
     headers.extend((b"x-hf-warning", _escaped(warning)) for warning in warnings)
     return headers
 
 
 def _warnings(prediction: Prediction, body: Asked) -> Iterator[str]:
-    """Yields each warning once, with the inputs that it is about unless it is about all of them."""
+    """Yields each warning once, with its inputs unless it applies to all."""
     about: dict[str, list[int]] = {}
     for index, warning in zip(prediction.warned, prediction.warnings, strict=True):
         about.setdefault(warning, []).append(index)
@@ -246,25 +246,25 @@ def _warnings(prediction: Prediction, body: Asked) -> Iterator[str]:
 
 
 def _named(indices: Sequence[int], body: Asked) -> str:
-    """Returns inputs as the caller sent them: a single one is `inputs`, those of a list are `inputs[i]`."""
+    """Returns inputs by the names that the caller knows: `inputs` for a single one, `inputs[i]` for items of a list."""
     if not body.is_list:
         return body.subject
     return ", ".join(f"{body.subject}[{index}]" for index in indices[:10]) + (", ..." if len(indices) > 10 else "")
 
 
 def _windows(read: Sequence[ReadSpan]) -> str:
-    """Returns what the model read of an input, such as `0-1843, 1310-2950`, with the name of the text where there are two."""
+    """Returns the spans that the model read of an input, such as `0-1843, 1310-2950`; each has its text's name if there are two texts."""
     spans = [f"{span.field}{'=' if span.field else ''}{span.start}-{span.end}" for span in read[:MAX_SPANS]]
     return ", ".join([*spans, "..."] if len(read) > MAX_SPANS else spans)
 
 
 def _escaped(value: str) -> bytes:
-    """Returns a header's value in printable ASCII, anything else as Python spells it: a vocabulary may have entries with newlines."""
+    """Returns a header's value in printable ASCII. Other characters are escaped, because tokens in a vocabulary may have newlines."""
     return value.encode() if value.isascii() and value.isprintable() else value.encode("unicode_escape")
 
 
 def _shown(value: bytes) -> str:
-    """Returns the start of a header's value for a message."""
+    """Returns the start of a header's value, for a message."""
     return value[:32].decode("latin-1")
 
 
@@ -281,19 +281,19 @@ def _check_encoding(headers: Mapping[bytes, bytes]) -> None:
 
 
 async def read_raw(receive: Receive, headers: Mapping[bytes, bytes], limit: int, held: Reservation | None = None) -> bytes:
-    """Reads the body, giving up as soon as it is over the limit.
+    """Reads the body, and stops as soon as it exceeds the limit.
 
     Args:
         receive: The request's ASGI channel.
-        headers: The request's, by name in lower case.
-        limit: Bytes of the largest body.
-        held: Where a large body reserves its bytes, once `UNCOUNTED_BYTES` have come: twice what has come, at most its length.
+        headers: The request's headers, by name in lower case.
+        limit: Maximum size of a body in bytes.
+        held: Reserves the bytes of a large body once `UNCOUNTED_BYTES` are read: twice the bytes so far, at most the body's length.
 
     Raises:
         UnavailableError: The bytes of the body cannot be reserved.
         ContentEncodingError: The body is compressed.
-        TooLargeError: It is over the limit.
-        ClientGoneError: The client hung up while sending.
+        TooLargeError: The body exceeds the limit.
+        ClientGoneError: The client disconnected before the end of the body.
     """
     _check_encoding(headers)
     declared = headers.get(b"content-length", b"0")
@@ -323,7 +323,7 @@ async def read_raw(receive: Receive, headers: Mapping[bytes, bytes], limit: int,
 
 T = TypeVar("T")
 
-# Most requests are answered sooner; a watch for each would cost more than it saves.
+# Most requests are answered sooner, and watching each one would cost more than it saves.
 WATCH_AFTER_S = 0.1
 
 
@@ -331,8 +331,8 @@ async def unless_disconnected(work: Awaitable[T], receive: Receive) -> T:
     """Awaits work and cancels it when the client disconnects.
 
     Args:
-        work: What to await.
-        receive: The request's ASGI channel, its body read to the end.
+        work: The work to await.
+        receive: The request's ASGI channel; its body has been read to the end.
 
     Raises:
         ClientGoneError: The client disconnected first.

@@ -1,4 +1,4 @@
-"""RequestMiddleware: the one ASGI middleware. Gives each request its id, checks its path, turns errors into answers, counts and logs."""
+"""RequestMiddleware: the only ASGI middleware. It sets request ids, checks paths, turns errors into answers, counts and logs."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 access_log = logging.getLogger("bertserve.access")
 
-LABELS = "bertserve.labels"  # scope key: task and model of the request, for metrics and log; set by inference routes
-PREDICTION = "bertserve.prediction"  # and what a model answered
+LABELS = "bertserve.labels"  # scope key: task and model of the request, for metrics and log; inference routes set it
+PREDICTION = "bertserve.prediction"  # scope key: the prediction of the model
 REQUEST_ID = "bertserve.request_id"
-HEADERS = "bertserve.headers"  # the request's headers by name in lower case; of several with one name the last
-TRACE = "bertserve.trace"  # the request's trace, where it has one
+HEADERS = "bertserve.headers"  # scope key: the request's headers by name in lower case; the last one of several with the same name
+TRACE = "bertserve.trace"  # scope key: the request's trace, if it has one
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _INTERNAL, _ = INTERNAL
 _UNAUTHORIZED = 401
 _UNTRACED = PROBES | {METRICS}
-# control characters, what is not UTF-8, and `.` or `..` as a whole segment: a proxy in front may read such a path in another way
+# control characters, invalid UTF-8, and the segments `.` and `..`: a proxy may interpret such a path in another way
 _AMBIGUOUS = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffd]|/\.\.?(?:/|\Z)")
 _ENCODED_SLASH = re.compile(rb"%(?:2f|5c)", re.IGNORECASE)
 
@@ -57,12 +57,12 @@ class RequestMiddleware:
 
         Args:
             app: The application.
-            metrics: Where requests are counted.
-            auth: With it each route checks its access.
+            metrics: Counts requests.
+            auth: Checks the access of each route.
             log_access: Whether to log a line for each request.
-            root_path: What a proxy may have left before each path.
-            tracer: Gets a span for each request, but not for probes and scrapes.
-            sends_request_id: Whether answers get the header `x-request-id` here; a server around the application may add it.
+            root_path: Path prefix that a proxy may have kept.
+            tracer: Gets a span for each request except probes and scrapes.
+            sends_request_id: Whether it adds the header `x-request-id`; a server around the application may add it instead.
         """
         self._app = app
         self._metrics = metrics
@@ -72,7 +72,7 @@ class RequestMiddleware:
         self._tracer = tracer
         self._sends_request_id = sends_request_id
         self._errors = ErrorLog()
-        self._ids = random.Random()  # noqa: S311 - ids tell requests apart, they guard nothing
+        self._ids = random.Random()  # noqa: S311 - ids only tell requests apart, they protect nothing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
@@ -80,21 +80,21 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         start = time.perf_counter()
-        root_path = self._root_path or scope.get("root_path", "")  # of ours, or of a server that mounts the application
-        scope["root_path"] = ""  # the router would remove it a second time
+        root_path = self._root_path or scope.get("root_path", "")  # the configured one, or that of a server that mounts the application
+        scope["root_path"] = ""  # otherwise the router would remove it a second time
         if root_path and f"{scope['path']}/".startswith(f"{root_path}/"):
             scope["path"] = scope["path"][len(root_path) :] or "/"
         scope[AUTH] = self._auth
         headers = scope[HEADERS] = dict(scope["headers"])
         asked = headers.get(b"x-request-id", b"")
-        # not uuid4: reading the system's entropy gives up the GIL, and getting it back from busy threads takes far longer
+        # not uuid4: it reads the system's entropy and releases the GIL, and with busy threads it takes long to get the GIL back
         request_id = asked if _REQUEST_ID.fullmatch(asked) else b"%032x" % self._ids.getrandbits(128)
         scope[REQUEST_ID] = request_id.decode()
         own_headers = [(b"x-request-id", request_id)] if self._sends_request_id else []
         trace = None
         if self._tracer is not None and scope["path"] not in _UNTRACED:
             trace = scope[TRACE] = self._tracer.begin(_method(scope), scope["headers"], _attributes_of_request(scope), start)
-            # tells a caller of its trace, as scripts of a page can read it; `traceresponse` never left its draft
+            # tells the caller its trace in a header that scripts of a page can read; `traceresponse` is only a draft
             own_headers.append((b"server-timing", b'traceparent;desc="%s"' % trace.traceparent.encode()))
         status = 0
         refused: str | None = None
@@ -104,7 +104,7 @@ class RequestMiddleware:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), *own_headers]
                 await send(message)
-                status = message["status"]  # only now, because headers that cannot be sent are not an answer
+                status = message["status"]  # only now, because the server may refuse to send these headers
             else:
                 await send(message)
 
@@ -117,7 +117,7 @@ class RequestMiddleware:
             refused = error.key if isinstance(error, RefusedError) else None
             if status == 0:
                 await errors.response(error, scope[REQUEST_ID], scope["path"])(scope, receive, send_with_id)
-            del error  # its traceback refers to this frame: with the name it would keep the body until the garbage collector comes
+            del error  # its traceback refers to this frame, so the name would keep the body in memory until a garbage collection
         finally:
             end = time.perf_counter()
             caller: Caller | None = scope.get(CALLER)
@@ -144,13 +144,13 @@ class RequestMiddleware:
 
 
 def _check_path(scope: Scope) -> None:
-    """Refuses a path that a proxy in front may have read as another one.
+    """Refuses a path that a proxy may have interpreted in another way.
 
     Args:
-        scope: The request's.
+        scope: The request's scope.
 
     Raises:
-        MalformedRequestError: It has a control character, an encoded slash or backslash, a dot segment, or bytes that are not UTF-8.
+        MalformedRequestError: The path has a control character, an encoded slash or backslash, a dot segment, or invalid UTF-8.
     """
     raw = scope.get("raw_path") or b""
     if _AMBIGUOUS.search(scope["path"]) is not None or (b"%" in raw and _ENCODED_SLASH.search(raw) is not None):
@@ -162,13 +162,13 @@ def _check_path(scope: Scope) -> None:
 
 
 def recorded_trace(scope: Scope) -> Trace | None:
-    """Returns the trace of a request, if anybody will see what is noted in it."""
+    """Returns the trace of a request, if it is recorded."""
     trace: Trace | None = scope.get(TRACE)
     return trace if trace is not None and trace.recorded else None
 
 
 def _end(trace: Trace, end: float, scope: Scope, status: int) -> None:
-    """Ends a request's span, with what is known of it by now."""
+    """Ends a request's span, with the attributes that are known by then."""
     route = _route(scope)
     name = _method(scope) if route is None else f"{_method(scope)} {route}"
     attributes = _attributes_of_answer(status, of_request(scope) | {"route": route})
@@ -176,10 +176,10 @@ def _end(trace: Trace, end: float, scope: Scope, status: int) -> None:
 
 
 def of_request(scope: Scope) -> dict[str, Any]:
-    """Returns what every line of a log says of a request. A path is one that there is, never what a caller made up."""
+    """Returns the fields of every log line about a request. Its path is the path of a route, never the caller's text."""
     task, model = scope.get(LABELS, (None, None))
     route = _route(scope)
-    # the name of a loaded model is known; a version is in the path before anyone has checked it
+    # the name of a loaded model is known, but the version in a path may be unchecked
     known = model not in (None, UNKNOWN) and "{version}" not in (route or "")
     return {
         "request_id": scope[REQUEST_ID],
@@ -193,12 +193,12 @@ def of_request(scope: Scope) -> dict[str, Any]:
 
 
 def _route(scope: Scope) -> str | None:
-    """Returns the path of the route that a request was matched to, with `{name}` for a model's name; None if it matched none."""
+    """Returns the path of the matched route, with `{name}` for a model's name; None if no route matched."""
     return getattr(scope.get("route"), "path", None)
 
 
 def _address(scope: Scope) -> str | None:
-    """Returns the caller's address; None where a proxy wrote something else into its header, which may be anything."""
+    """Returns the caller's address; None if a proxy's header has another text, which may be anything."""
     address, _ = scope.get("client") or ("", 0)
     if "%" in address:  # the zone of an IPv6 address may be any text
         return None
@@ -209,7 +209,7 @@ def _address(scope: Scope) -> str | None:
 
 
 def _fields(scope: Scope, status: int, seconds: float, key: str | None) -> dict[str, Any]:
-    """Returns what the log of accesses says of a request."""
+    """Returns the fields of the access log line of a request."""
     prediction: Prediction | None = scope.get(PREDICTION)
     names = () if prediction is None else ("tokenize_s", "queue_s", "inference_s", "decode_s")
     return {
@@ -225,12 +225,12 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTION
 
 
 def _method(scope: Scope) -> str:
-    """Returns the method, `_OTHER` for one that HTTP does not know."""
+    """Returns the method, or `_OTHER` if HTTP does not define it."""
     return scope["method"] if scope["method"] in _METHODS else "_OTHER"
 
 
 def _attributes_of_request(scope: Scope) -> Attributes:
-    """Returns the attributes of a request that was not looked at yet."""
+    """Returns the attributes that are known when a request arrives."""
     attributes: dict[str, str | int | float | bool] = {
         "http.request.method": _method(scope),
         "url.scheme": scope["scheme"],
@@ -243,11 +243,11 @@ def _attributes_of_request(scope: Scope) -> Attributes:
 
 
 def _attributes_of_answer(status: int, request: dict[str, str | None]) -> Attributes:
-    """Returns the attributes of a request that has its answer.
+    """Returns the attributes that are known when a request is answered.
 
     Args:
-        status: Of the answer.
-        request: What the log says of it: `request_id`, `path`, `route`, `client`, `task` and `model`.
+        status: Status of the answer.
+        request: The fields of its log line: `request_id`, `path`, `route`, `client`, `task` and `model`.
     """
     names = {
         "request_id": "bertserve.request_id",

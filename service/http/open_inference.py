@@ -1,4 +1,4 @@
-"""The routes of the Open Inference Protocol in addition to `infer`: metadata, probes, statistics, and the repository of models."""
+"""The routes of the Open Inference Protocol other than `infer`: metadata, probes, statistics and the model repository."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bertserve.service.wire.reading import parse_json, show
 from bertserve.service.wire.tensor_forms import config, metadata
 from bertserve.service.wire.unknown_fields import check_names
 
-# What the specification and Triton call what there is here, and `tensors` for the form of token ids in the metadata of a model.
+# Names of the supported extensions in the specification and in Triton; `tensors` is the form of token ids in the metadata of a model.
 EXTENSIONS = ("binary_tensor_data", "classification", "model_configuration", "model_repository", "parameters", "statistics", "tensors")
 MAX_BODY_BYTES = 65536
 _FOUND = error_responses(404)
@@ -35,19 +35,19 @@ _REPOSITORY = "/v2/repository/models/{name}"
 class IndexBody(BaseModel):
     """Body of a request for the index of models; it may be empty."""
 
-    ready: Annotated[bool, Field(description="Only those that are served.")] = False
+    ready: Annotated[bool, Field(description="Return only models that are served.")] = False
 
 
 class ChangeBody(BaseModel):
     """Body of a request that changes a model; it may be empty."""
 
     parameters: Annotated[
-        dict[str, Any] | None, Field(description="Of `unload`, `unload_dependents`, without effect; of `load`, none.")
+        dict[str, Any] | None, Field(description="For `unload`: `unload_dependents`, which has no effect. For `load`: none.")
     ] = None
 
 
 def routers(state: AppState) -> list[APIRouter]:
-    """Returns the routes, those of one access in one router."""
+    """Returns the routes, with one router for each access."""
     probes, models, changes = (
         endpoints(access, responses=error_responses(), tags=["open inference"]) for access in (ProbeEndpoint, KeyEndpoint, AdminEndpoint)
     )
@@ -74,13 +74,13 @@ def _add_server(probes: APIRouter, routes: APIRouter, state: AppState) -> None:
 
 
 def _add_models(probes: APIRouter, models: APIRouter, state: AppState) -> None:
-    totals = Throttled(state.metrics.totals)  # the workers' files are read
+    totals = Throttled(state.metrics.totals)  # each run reads the files of all workers
 
     async def statistics_of(models: list[Model]) -> Response:
         by_model = await totals()
         return json_answer({"model_stats": [_of_model(model, by_model.get(model.name, {})) for model in models]})
 
-    # before the models themselves: no model is called so
+    # before the routes of a model, so that `stats` is not taken for a model's name
     @models.get("/v2/models/stats", summary="Statistics of all models")
     async def all_statistics() -> Response:
         return await statistics_of(list(state.registry.models.values()))
@@ -162,16 +162,16 @@ def _add_repository(models: APIRouter, changes: APIRouter, state: AppState) -> N
 
 
 def _takes(body: type[BaseModel]) -> dict[str, Any]:
-    """Returns what OpenAPI says of a body that may be left out."""
+    """Returns the OpenAPI description of an optional body."""
     return {"requestBody": {"required": False, "content": {"application/json": {"schema": body.model_json_schema()}}}}
 
 
 async def _body(request: Request, model: type[BaseModel]) -> Mapping[str, Any]:
-    """Returns the object of a body, which may be empty, with keys that the model has and no others.
+    """Returns the JSON object of a body, which may be empty; it has no keys other than the fields of `model`.
 
     Raises:
-        MalformedRequestError: It is not a JSON object.
-        InvalidValueError: It has another key.
+        MalformedRequestError: The body is not a JSON object.
+        InvalidValueError: The body has another key.
     """
     raw = await read_raw(request.receive, request.scope[HEADERS], MAX_BODY_BYTES)
     value = parse_json(raw) if raw.strip() else {}
@@ -189,9 +189,9 @@ def _check_parameters(given: Mapping[str, Any], known: tuple[str, ...]) -> None:
 
 
 def _of_model(model: Model, totals: Mapping[str, float]) -> dict[str, Any]:
-    """Returns the statistics of a model since the start, all workers and tasks together.
+    """Returns the statistics of a model since the start, summed over all workers and tasks.
 
-    The three parts of `compute` are of the requests answered, as perf_analyzer holds them to be; a run that requests shared counts once.
+    As perf_analyzer expects, the three parts of `compute` cover answered requests; a run that several requests shared counts once.
     """
 
     def part(count: str, *seconds: str) -> dict[str, int]:

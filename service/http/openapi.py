@@ -1,4 +1,4 @@
-"""What OpenAPI says of the paths that run models, with examples that follow what is loaded, and the page that shows it."""
+"""The OpenAPI description of the paths that run models, with examples for the loaded models, and the page that shows it."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.wire.json_text import to_json
 from bertserve.service.wire.routes import Route, all_routes
 
-ANYWHERE = (400, 401, 429, 431, 500, 503)  # statuses that an answer may have whatever is asked for
+ANYWHERE = (400, 401, 429, 431, 500, 503)  # statuses of any request
 INFERENCE, OTHER_CLIENTS = "inference", "other clients"
-# in the order of the page: what people come for comes first
+# in the order of the page: the most used ones first
 TAGS = [
-    {"name": INFERENCE, "description": "Texts in, answers out, in the wire format of the Hugging Face Inference API."},
-    {"name": OTHER_CLIENTS, "description": "The same models in the formats of other APIs, for clients that people already have."},
-    {"name": "open inference", "description": "What the Open Inference Protocol says of servers and models."},
-    {"name": "models", "description": "What is loaded, and which model answers where."},
+    {"name": INFERENCE, "description": "Send texts and get predictions, in the wire format of the Hugging Face Inference API."},
+    {"name": OTHER_CLIENTS, "description": "The same models in the formats of other APIs, for existing clients."},
+    {"name": "open inference", "description": "Metadata, probes and statistics of the Open Inference Protocol."},
+    {"name": "models", "description": "The loaded models, and which model answers on which path."},
     {"name": "health", "description": "Probes and metrics."},
 ]
 _NAME = re.compile(r"\{(\w+)\}")  # in a path
@@ -42,7 +42,7 @@ _OWN_PATHS = {"/models/{name}", *(f"/{spec.path}" for spec in TASKS.values())}
 
 
 class ErrorBody(BaseModel):
-    """Every error: one sentence of what was wrong and what to change, and its kind."""
+    """An error: its kind, and one sentence that says what is wrong and what to change."""
 
     error: str
     error_type: str
@@ -50,7 +50,7 @@ class ErrorBody(BaseModel):
 
 
 class OpenAIError(BaseModel):
-    """What was wrong, where clients of OpenAI's API look for it."""
+    """The error in the shape that clients of OpenAI's API expect."""
 
     message: str
     type: str
@@ -59,7 +59,7 @@ class OpenAIError(BaseModel):
 
 
 class OpenAIErrorBody(BaseModel):
-    """Every error below `/v1`: one sentence of what was wrong and what to change, and its kind."""
+    """An error below `/v1`: its kind, and one sentence that says what is wrong and what to change."""
 
     error: OpenAIError
     error_type: str
@@ -70,9 +70,9 @@ _ERRORS: tuple[type[BaseModel], ...] = (ErrorBody, OpenAIErrorBody)
 
 
 def error_responses(*statuses: int, path: str = "") -> dict[int | str, dict[str, Any]]:
-    """Returns what OpenAPI says of a route's errors: these, and those that any request may get."""
+    """Returns the OpenAPI description of a route's errors: these, and the errors of any request."""
     body = OpenAIErrorBody if errors.has_openai_shape(path) else ErrorBody
-    # named, and not as FastAPI's `model`: it would compile a validator for each of a thousand, at every start
+    # a reference instead of FastAPI's `model`, which would compile about a thousand validators at every start
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{body.__name__}"}}}
     return {status: {"content": content} for status in sorted({*statuses, *ANYWHERE})}
 
@@ -87,16 +87,16 @@ def endpoints(route_class: type[Endpoint], **options: Any) -> APIRouter:
 
     Args:
         route_class: Declares the access.
-        **options: What `APIRouter` takes besides.
+        **options: Further arguments of `APIRouter`.
     """
     return APIRouter(route_class=route_class, generate_unique_id_function=operation_id, **options)
 
 
 def docs_router(registry: Registry) -> APIRouter:
-    """Returns the routes of `/docs`, a page whose files come from an installed package so that it works offline, and of its document.
+    """Returns the routes of the OpenAPI document and of the page `/docs`. The page works offline: an installed package has its files.
 
     Args:
-        registry: The models that the document names; it is written again after they have changed.
+        registry: The loaded models; the document is written again when they change.
     """
     routes = endpoints(PublicEndpoint, include_in_schema=False)
     static = StaticFiles(packages=[("fastapi_swagger", "resources")])
@@ -134,13 +134,13 @@ def docs_router(registry: Registry) -> APIRouter:
 
 
 def add_description(app: FastAPI, models: Registry, *, root_path: str = "", asks_for_key: bool = False) -> None:
-    """Adds the schemas of bodies to what `app.openapi()` returns, and what is loaded.
+    """Adds the schemas of bodies and the loaded models to the result of `app.openapi()`.
 
     Args:
         app: The application.
-        models: The models, of which the description says which one answers where.
-        root_path: Path below which a proxy offers the service.
-        asks_for_key: Whether callers need a key: the page then asks for it.
+        models: The loaded models; the description says which model answers on which path.
+        root_path: Path prefix of the proxy.
+        asks_for_key: Whether callers need a key; the page then has a field for it.
     """
 
     def openapi() -> dict[str, Any]:
@@ -159,7 +159,7 @@ def add_description(app: FastAPI, models: Registry, *, root_path: str = "", asks
                 schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
                 schema["security"] = [{"key": []}]
             app.openapi_schema = schema
-        if not asks_for_key:  # who has none may read this page, and learns nothing of the models
+        if not asks_for_key:  # a reader without a key may open this page, and must not learn about the models
             _add_models(app.openapi_schema, models)
             _add_examples(app.openapi_schema, models)
         return app.openapi_schema
@@ -168,14 +168,14 @@ def add_description(app: FastAPI, models: Registry, *, root_path: str = "", asks
 
 
 def operation_id(route: APIRoute) -> str:
-    """Returns what a generated client calls an operation: its path in words, such as `classify` or `get_models_by_name_info`."""
+    """Returns the name of an operation in generated clients: its path in words, such as `classify` or `get_models_by_name_info`."""
     words = _NAME.sub(r"by_\1", route.path)
     words = "_".join(re.findall("[a-z0-9]+", words)) or "base_url"
     return words if "POST" in (route.methods or ()) else f"get_{words}"
 
 
 def _add_models(schema: dict[str, Any], models: Registry) -> None:
-    """Says of each path that is for one task which model answers there, if any; this may change while the service runs."""
+    """Adds to each task's path which model answers there, if any; this may change while the service runs."""
     for route in all_routes():
         if route.task is None or route.task not in TASKS:
             continue
@@ -189,7 +189,7 @@ def _add_models(schema: dict[str, Any], models: Registry) -> None:
 
 
 def _described(route: Route) -> dict[str, Any]:
-    """Returns what OpenAPI needs of a route that reads the raw request."""
+    """Returns the OpenAPI description of a route that reads the raw request."""
     binary = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}} if route.binary else {}
     lines: dict[str, Any] = {MEDIA_TYPE: {"schema": {"type": "string", "description": "JSON Lines."}}} if route.streams else {}
     responses = {
@@ -221,7 +221,7 @@ def _described(route: Route) -> dict[str, Any]:
 
 
 def _drop_fastapi_errors(schema: dict[str, Any]) -> None:
-    """Removes the 422 that FastAPI documents for path parameters: ours are texts, which are always valid."""
+    """Removes the status 422 that FastAPI documents for path parameters: here they are strings, and always valid."""
     for operations in schema["paths"].values():
         for operation in operations.values():
             if "HTTPValidationError" in str(operation["responses"].get("422")):
@@ -231,11 +231,11 @@ def _drop_fastapi_errors(schema: dict[str, Any]) -> None:
 
 
 def _add_examples(schema: dict[str, Any], models: Registry) -> None:
-    """Puts examples into a document, in place of those that an earlier call put there.
+    """Puts examples into a document, and replaces those of an earlier call.
 
     Args:
         schema: The document.
-        models: What is loaded.
+        models: The loaded models.
     """
     answering = _answering(models)
     first = next(iter(answering.values()), None)
@@ -250,18 +250,18 @@ def _add_examples(schema: dict[str, Any], models: Registry) -> None:
 
 
 def _answering(models: Registry) -> dict[str, Model]:
-    """Returns the model that answers each task, where one does."""
+    """Returns the default model of each task that has one."""
     found = {}
     for task in TASKS:
         try:
             found[task] = models.for_task(task)
-        except BertServeError:  # none is loaded, or several of which none is meant
+        except BertServeError:  # no model is loaded, or there are several without a default
             continue
     return found
 
 
 def _name_model(parameters: list[dict[str, Any]], model: Model | None) -> None:
-    """Gives the parameters of a path a model that there is."""
+    """Sets a loaded model as the example of a path's parameters."""
     for parameter in parameters:
         parameter.pop("example", None)
         if model is not None and parameter["in"] == "path":
@@ -269,7 +269,7 @@ def _name_model(parameters: list[dict[str, Any]], model: Model | None) -> None:
 
 
 def _bodies(route: Route, answering: dict[str, Model]) -> dict[str, Any]:
-    """Returns examples of a route that several models answer; of one that is for a task the body's own example does."""
+    """Returns examples for a route that several models can answer; a route of one task uses the example of its body."""
     if route.task in TASKS:
         return {}
     if len(route.bodies) > 1:

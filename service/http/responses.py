@@ -1,4 +1,4 @@
-"""Answers as bytes: of a call, and of routes that run no models; and that the service or a model is not ready."""
+"""Builds answers: of calls, of routes that run no models, and of probes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bertserve.service.serving.work import Prediction
 from bertserve.service.wire.call import Call, Content
 from bertserve.service.wire.json_text import to_json
 
-# A longer answer is made on another thread, so that the event loop serves other requests meanwhile.
+# A longer answer is built on another thread, so that the event loop can serve other requests.
 LONG_BYTES = 2**18
 
 
@@ -36,10 +36,10 @@ def json_answer(value: Any) -> Response:
 
 
 def check_ready(ready: bool) -> None:
-    """Answers a probe of what is not ready.
+    """Checks the result of a probe.
 
     Raises:
-        UnavailableError: It is not.
+        UnavailableError: `ready` is false.
     """
     if not ready:
         raise UnavailableError("not ready: shutting down, an inference thread died, or all inference threads hang.")
@@ -49,10 +49,10 @@ def probed(find: Callable[[], Model]) -> Model:
     """Returns the model that a probe asks for.
 
     Args:
-        find: Finds it.
+        find: Returns the model.
 
     Raises:
-        NotFoundError: There is none. Probes need no key, so the message names no models.
+        NotFoundError: The model is not loaded. Probes need no key, so the message names no models.
     """
     try:
         return find()

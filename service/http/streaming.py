@@ -1,11 +1,11 @@
-"""JSON Lines: a body of many bodies, one a line, is answered line by line, in order, each as soon as it and those before it are done.
+"""JSON Lines: each line of the body is a request. The answers are sent line by line, in order, each as soon as it is ready.
 
-A stream may be longer than any memory. What is read of it and not yet answered, and the answers that are not yet sent, are bounded by a
-number of lines and by bytes; while there is that much nothing more is taken from the connection, so that TCP holds the sender back. A
-client that does not read its answers holds its own stream back in the same way. It does not depend on models: a function answers a line.
+A stream can be larger than the memory. A number of lines and a number of bytes limit the lines that are read and not yet answered, and
+the answers that are not yet sent. At the limit, nothing more is read from the connection, so that TCP slows the sender down. A client
+that does not read its answers slows its own stream in the same way. This module knows no models: a function answers a line.
 
-All streams of a process hold their bytes together with other requests (`HeldBytes`). A line over 64 KiB is read on once there is room for the
-longest one; while there is none left, each stream has one line under way.
+The bytes of all streams of a process and of its other requests share one limit (`HeldBytes`). A line over 64 KiB is read further only
+when the bytes of the longest allowed line can be reserved. While they cannot, each stream processes one line at a time.
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ MEDIA_TYPES = frozenset({MEDIA_TYPE, "application/jsonl", "application/jsonlines
 Answer = Callable[[bytes], Coroutine[Any, Any, bytes]]
 
 
-# Bytes of a large body, or of lines of all streams, that begin in one turn of the event loop, in a few milliseconds.
+# Bytes of large bodies and stream lines that start in one turn of the event loop; they take a few milliseconds.
 SMALL_BYTES = 2**13
-# What a line costs the event loop beyond reading its bytes, in bytes: its task, admission, its answer.
+# Cost of a line other than the reading of its bytes, expressed in bytes: its task, its admission and its answer.
 LINE_BYTES = 2**9
 _BLANK_LINES = re.compile(rb"\n{2,}")
 
 
 def is_stream(content_type: bytes) -> bool:
-    """Returns whether a body of this type is one of many lines."""
+    """Returns whether a body of this content type has many lines."""
     return content_type.partition(b";")[0].strip().lower().decode("latin-1") in MEDIA_TYPES
 
 
 class Turns:
     """Shares the turns of the event loop among the large bodies and the streams of a process, in the order in which they ask.
 
-    Parsing and validating a body of the largest size takes the event loop some 0.1 s, and so do a few hundred short lines. Many of these
-    at the same time would run one after the other before anything else does, until the supervisor takes the worker for hung.
+    Parsing and validating the largest allowed body takes the event loop about 0.1 s, and so do a few hundred short lines. Many of these
+    at the same time would block the event loop until the supervisor takes the worker for hung.
     """
 
     def __init__(self) -> None:
-        """Starts with a whole turn."""
+        """Starts with a full turn."""
         self._left = SMALL_BYTES
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def take(self, size: int) -> None:
-        """Waits for a turn that has room, and takes `size` bytes of it. One that is larger than a turn gets what is left of it, alone."""
+        """Waits for a turn with bytes left, and takes `size` bytes of it. A larger `size` takes all bytes that are left."""
         if self._left > 0:
             self._spend(size)
             return
@@ -81,27 +81,27 @@ class Turns:
         self._left = SMALL_BYTES
         while self._waiting and self._left > 0:
             size, turn = self._waiting.popleft()
-            if not turn.done():  # it is if its stream has ended
+            if not turn.done():  # it is done if its stream has ended
                 turn.set_result(None)
                 self._spend(size)
 
 
 class LineCutter:
-    """Cuts what comes in chunks into lines.
+    """Cuts a sequence of chunks into lines.
 
     Attributes:
-        size: Bytes that are kept of the line that has begun.
+        size: Bytes that are stored of the unfinished line.
     """
 
     def __init__(self, max_bytes: int) -> None:
-        """Creates it; of a line over `max_bytes` it keeps one byte more, and drops the rest."""
+        """Creates it; it stores at most `max_bytes` + 1 bytes of a line, and drops the rest."""
         self._max_bytes = max_bytes
         self._parts: list[bytes] = []
         self.size = 0
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Returns the lines that a chunk ends, without those that are empty or blank."""
-        # a chunk of nothing but line ends would be hundreds of thousands of lines
+        """Returns the lines that end in a chunk, without empty and blank lines."""
+        # otherwise a chunk of line ends would become hundreds of thousands of lines
         first, *rest = _BLANK_LINES.sub(b"\n", chunk).split(b"\n")
         self._keep(first)
         if not rest:
@@ -112,7 +112,7 @@ class LineCutter:
         return [line for line in lines if line and not line.isspace()]
 
     def end(self) -> bytes:
-        """Returns the line that has begun, and begins another one."""
+        """Returns the unfinished line, and starts another one."""
         line, self._parts, self.size = b"".join(self._parts), [], 0
         return line
 
@@ -131,14 +131,14 @@ class LineStream:
         """Creates it.
 
         Args:
-            scope: The request's.
-            receive: Its ASGI channel.
-            answer: Returns the answer to a line, which may be an error, without a newline.
-            max_requests: Lines that are read and whose answer is not yet sent.
-            max_bytes: Bytes of one line, and of all these lines together with their answers, where they are several. An answer that is not
-                yet there counts as many as the last one had.
-            held: Where these bytes count too.
-            turns: Where it asks before it begins a line, and before it gives up those that are begun.
+            scope: The request's scope.
+            receive: The request's ASGI channel.
+            answer: Returns the answer to a line, or an error, without a newline.
+            max_requests: Maximum number of lines that are read and whose answer is not yet sent.
+            max_bytes: Maximum bytes of a line, and of all these lines together with their answers unless there is only one. An answer that
+                is not yet ready counts as many bytes as the last answer had.
+            held: The limit on these bytes for the whole process.
+            turns: The turns in which it starts lines, and cancels started ones.
         """
         self._scope = scope
         self._receive = receive
@@ -151,15 +151,15 @@ class LineStream:
         self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue(1)
         self._answering: asyncio.Queue[tuple[asyncio.Task[bytes], int] | None] = asyncio.Queue()
         self._count = self._bytes = 0
-        self._answer_bytes = 0  # of the last answer
+        self._answer_bytes = 0  # size of the last answer
         self._freed = asyncio.Event()
         self._running: set[asyncio.Task[bytes]] = set()
 
     async def __call__(self, send: Send) -> None:
-        """Answers all lines. Nothing is sent before the first of them, so that what fails until then has a status of its own.
+        """Answers all lines. The response starts with the first answer, so that an earlier failure can have its own status.
 
         Raises:
-            ClientGoneError: The client hung up; the requests of its lines were given up.
+            ClientGoneError: The client disconnected; the requests of its lines are cancelled.
         """
         self._scope[UNANSWERED] = 0
         self._scope[GONE] = gone = asyncio.Event()
@@ -182,7 +182,7 @@ class LineStream:
                 self._held.add(-self._bytes - self._reserved)
 
     async def _read(self) -> None:
-        """Takes a chunk ahead of the one that is being cut, and watches for the client to hang up."""
+        """Reads one chunk ahead of the one that is being cut, and detects a disconnected client."""
         more = True
         while True:
             message: Message = await self._receive()
@@ -196,12 +196,12 @@ class LineStream:
                 await self._chunks.put(None)
 
     async def _watch(self, gone: asyncio.Event) -> None:
-        """Waits for the connection to be lost: while a chunk waits to be cut, nothing asks the channel for it."""
+        """Waits for the connection to be lost, because nothing reads from the channel while a chunk waits to be cut."""
         await gone.wait()
         raise _client_gone()
 
     async def _start(self) -> None:
-        """Starts a request for each line as long as there is room, in its turn."""
+        """Starts a request for each line when there is capacity, in its turn."""
         cutter = LineCutter(self._max_bytes)
         while (chunk := await self._chunks.get()) is not None:
             for line in cutter.feed(chunk):
@@ -215,7 +215,7 @@ class LineStream:
         self._answering.put_nowait(None)
 
     async def _reserve(self, size: int) -> None:
-        """Reserves bytes for the line that is being read, in place of those that were reserved before; waits until there is room."""
+        """Reserves bytes for the line that is being read, and releases its previous reservation; waits until the bytes are available."""
         if size > self._reserved:
             await self._held.reserve_when_free(size - self._reserved)
         elif size < self._reserved:
@@ -228,7 +228,7 @@ class LineStream:
                 self._freed.clear()
                 await self._freed.wait()
             await self._turns.take(LINE_BYTES + len(line))
-            if self._has_room(line):  # other streams may have taken it
+            if self._has_room(line):  # other streams may have taken the bytes
                 break
         expected = self._answer_bytes
         answering = asyncio.create_task(self._answer_held(line, expected))
@@ -237,7 +237,7 @@ class LineStream:
         self._answering.put_nowait((answering, len(line)))
 
     def _has_room(self, line: bytes) -> bool:
-        """Returns whether another line may begin; its bytes and those of its answer count, unless it is the only one."""
+        """Returns whether another line may start; the bytes of the line and its answer count, unless it is the only line."""
         if not self._count:
             return True
         exceeded = self._held.full or self._bytes + len(line) + self._answer_bytes > self._max_bytes
@@ -251,7 +251,7 @@ class LineStream:
         return answer
 
     async def _write(self, send: Send) -> None:
-        """Sends the answers in the order of their lines; what is sent slowly is held, and with it what is read."""
+        """Sends the answers in the order of their lines; a client that reads slowly also slows the reading of its lines."""
         headers = [(b"content-type", MEDIA_TYPE.encode())]
         start: Message | None = {"type": "http.response.start", "status": 200, "headers": headers}
         while (item := await self._answering.get()) is not None:
@@ -279,7 +279,7 @@ def _client_gone() -> ClientGoneError:
     return ClientGoneError("the client closed the connection before its stream was answered.")
 
 
-MAX_TRACED_LINES = 128  # of a stream that is traced
+MAX_TRACED_LINES = 128  # lines of one stream that are traced
 RETRY_LEAST_S, RETRY_MOST_S = 0.02, 1.0
 _OK, _CLIENT_GONE, _SERVER_ERROR = 200, 499, 500
 
@@ -300,13 +300,13 @@ class LineAnswerer:
         """Creates it.
 
         Args:
-            state: What to answer from.
-            route: The stream's.
-            incoming: Makes a request of a line; may raise NotFoundError.
-            scope: The stream's.
-            error_log: Where what the service fails at is logged. What callers do wrong has its place in the answers: a stream may have
-                millions of lines.
-            timeout_s: Seconds until a line must have started, from when it was read, or from when the lines before it left room for it.
+            state: The models, metrics and limits.
+            route: The stream's route.
+            incoming: Turns a line into a request; can raise NotFoundError.
+            scope: The stream's scope.
+            error_log: Logs errors of the service. Errors of callers are only in the answers, because a stream can have millions of
+                lines.
+            timeout_s: Seconds until a line must have started, counted from its reading, or from the time when earlier lines left capacity.
         """
         self._state = state
         self._route = route
@@ -319,7 +319,7 @@ class LineAnswerer:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def answer(self, line: bytes) -> bytes:
-        """Returns the answer to a line as JSON, or its error in the one shape; either is counted."""
+        """Returns the answer to a line as JSON, or its error in the usual JSON shape; counts both."""
         start = time.perf_counter()
         trace = self._begin(start)
         number = self._lines
@@ -353,7 +353,7 @@ class LineAnswerer:
 
     def _let_one_continue(self) -> None:
         while self._waiting:
-            if not (turn := self._waiting.popleft()).done():  # it is if the line was given up
+            if not (turn := self._waiting.popleft()).done():  # it is done if its line was cancelled
                 turn.set_result(None)
                 return
 
@@ -366,7 +366,7 @@ class LineAnswerer:
         return stream.tracer.begin_within(stream, "line", start)
 
     async def _predict(self, call: Call, trace: Trace | None) -> Prediction:
-        """Returns the prediction; while there is no room for it, it waits and asks again, up to the line's deadline."""
+        """Returns the prediction; while the queue is full, it waits and tries again until the line's deadline."""
         loop = asyncio.get_running_loop()
         timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
         deadline = loop.time() + timeout_s

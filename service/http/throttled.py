@@ -1,4 +1,4 @@
-"""Throttled: a costly function whose calls share runs, so that its cost is bounded however often it is called."""
+"""Throttled: a costly function whose calls share runs, which limits its cost however often it is called."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ T = TypeVar("T")
 class Throttled(Generic[T]):
     """Runs a function in a thread at most once per second.
 
-    Calls that come in between wait for the next run and share its result. A result is never older than its call, so that a caller who
-    compares two results sees all that happened between the calls.
+    Calls between two runs wait for the next run and share its result. A result is never older than its call, so a caller who
+    compares two results sees everything that happened between the calls.
     """
 
     def __init__(self, function: Callable[[], T]) -> None:
@@ -29,12 +29,12 @@ class Throttled(Generic[T]):
         """Returns the result of a run that starts now or within a second."""
         if self._next is None:
             self._next = asyncio.create_task(self._run())
-        return await asyncio.shield(self._next)  # the others want it also when this caller leaves
+        return await asyncio.shield(self._next)  # other callers need the result even if this caller is cancelled
 
     async def _run(self) -> T:
         loop = asyncio.get_running_loop()
         async with self._lock:
             await asyncio.sleep(max(self._started + INTERVAL_S - loop.time(), 0))
-            self._next = None  # from here on the result may miss what a later call has to see
+            self._next = None  # this run may miss events that happen from now on, so later calls need another run
             self._started = loop.time()
             return await asyncio.to_thread(self._function)

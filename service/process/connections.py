@@ -1,6 +1,6 @@
-"""Connections: the open connections of a process, their limits of time and memory, and their end. It does not read bytes.
+"""Connections: the open connections of a process, with limits on their time and memory, and their shutdown. It reads no bytes.
 
-Once a second all of them are looked at; nothing is armed or measured for a single request.
+All connections are checked once per second; a single request needs no timer.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger("bertserve.connections")
 
 SWEEP_S = 1.0
-SOME = 128  # of them are looked at in one turn of the loop, which takes some 0.3 ms
-LINGER_S = 0.5  # that a client whose answer was the last has to notice, and one that was just answered to ask again
-EXPENDABLE_AFTER_S = 1.0  # a client that came in a burst of others may not have got to its first byte sooner
+SOME = 128  # connections that are checked in one turn of the loop, which takes about 0.3 ms
+LINGER_S = 0.5  # time for a client to read its last answer, and for a client with an answer to send its next request
+EXPENDABLE_AFTER_S = 1.0  # in a burst of connections, the service may not have read a client's first byte before
 PROBE_RESERVE = 16
 _UNAVAILABLE = 503
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What a connection may take.
+    """The limits of a connection.
 
     Attributes:
-        max_connections: Connections that are open at once.
-        header_timeout_s: Seconds for the head of a request.
-        max_header_bytes: And its bytes.
-        body_timeout_s: Seconds for a body, and for a client to take its answers; either may take longer at `min_body_rate`.
-        min_body_rate: Bytes a second.
+        max_connections: Maximum number of open connections.
+        header_timeout_s: Seconds until the head of a request must be complete.
+        max_header_bytes: Maximum bytes of a head.
+        body_timeout_s: Seconds for a body, and for a client to read its answers; either may take longer at `min_body_rate`.
+        min_body_rate: Minimum rate in bytes per second.
     """
 
     max_connections: int
@@ -51,7 +51,7 @@ class ConnectionLimits:
 
 
 class Room(Enum):
-    """What there is for one more connection: a place, one that can only ask probes, or none."""
+    """Capacity for another connection: a full one, one that can only send probes, or none."""
 
     PLACE = 1
     PROBE = 2
@@ -59,24 +59,24 @@ class Room(Enum):
 
 
 class Connections(set[Any]):
-    """The open connections, in place of uvicorn's own set of them.
+    """The open connections; it replaces uvicorn's own set of them.
 
     Attributes:
-        limits: What each may take.
-        held_bytes: Where answers count that are not yet sent.
-        stopping: Whether the service stops, and refusals are counted.
-        closing: Whether the next answer of each is its last.
-        refusals: Answers of 503 while the service stopped, but for those to probes, which look for just that.
-        changed: Called whenever there are more or fewer.
+        limits: The limits of each connection.
+        held_bytes: Counts answers that are not yet sent.
+        stopping: Whether the service is stopping and counts refusals.
+        closing: Whether each connection closes after its next answer.
+        refusals: Number of 503 answers while the service was stopping, without probes, which expect them.
+        changed: Called whenever a connection is added or removed.
     """
 
     def __init__(self, limits: ConnectionLimits, held_bytes: HeldBytes, *, count: Callable[[str], None] = lambda reason: None) -> None:
         """Creates an empty set.
 
         Args:
-            limits: What each may take.
-            held_bytes: Where answers count that are not yet sent.
-            count: Called with the reason whenever a connection is closed, or its request refused, before it was complete.
+            limits: The limits of each connection.
+            held_bytes: Counts answers that are not yet sent.
+            count: Called with the reason when a connection is closed, or its request is refused, before the request was complete.
         """
         super().__init__()
         self.limits = limits
@@ -106,7 +106,7 @@ class Connections(set[Any]):
         self.changed()
 
     def parse_later(self, parse: Callable[[], None]) -> None:
-        """Calls `parse` in a later turn of the loop, after those of other connections: each turn parses for one connection."""
+        """Calls `parse` in a later turn of the loop, after the calls of other connections: each turn parses for one connection."""
         self._unparsed.append(parse)
         if len(self._unparsed) == 1:
             asyncio.get_running_loop().call_soon(self._parse_next)
@@ -120,13 +120,13 @@ class Connections(set[Any]):
                 asyncio.get_running_loop().call_soon(self._parse_next)
 
     def start(self) -> None:
-        """Looks after the connections from now on: at all of them, and again a second later."""
+        """Starts to check all connections, once per second."""
         self._unchecked = list(self)
         self._waiting: list[tuple[tuple[bool, float], HttpProtocol]] = []
         self._check_some()
 
     def _check_some(self) -> None:
-        """Looks at some, and lets the loop turn before the next: thousands at once would hold it for milliseconds."""
+        """Checks some connections per turn of the loop, because thousands at once would block it for milliseconds."""
         loop = asyncio.get_running_loop()
         some, self._unchecked = self._unchecked[:SOME], self._unchecked[SOME:]
         if not some:
@@ -134,7 +134,7 @@ class Connections(set[Any]):
             self._log()
             self._timer = loop.call_later(SWEEP_S, self.start)
             return
-        self._timer = loop.call_soon(self._check_some)  # first, so that an error below ends no more than this turn
+        self._timer = loop.call_soon(self._check_some)  # first, so that an error below affects only this turn
         now = loop.time()
         for connection in some:
             if connection in self:
@@ -144,18 +144,18 @@ class Connections(set[Any]):
                     self._waiting.append((since, connection))
 
     def stop(self) -> None:
-        """Looks no more."""
+        """Stops the checks."""
         if self._timer is not None:
             self._timer.cancel()
         self._log()
 
     def note(self, reason: str) -> None:
-        """Counts an end before a request was complete; the log gets one line for all of a second."""
+        """Counts a connection that ended before its request was complete; the log gets one line per second."""
         self._count(reason)
         self._ended[reason] += 1
 
     def room(self) -> Room:
-        """Returns what there is for one more connection, after making room if none was left."""
+        """Returns the capacity for another connection; if none is left, it may close another connection first."""
         if len(self) - len(self._surplus) < self.limits.max_connections or self._evict():
             return Room.PLACE
         if len(self) >= self.limits.max_connections + PROBE_RESERVE:
@@ -167,13 +167,13 @@ class Connections(set[Any]):
         return Room.PROBE
 
     def last_answers(self) -> None:
-        """Has each connection end with its next answer."""
+        """Closes each connection after its next answer."""
         self.closing = True
         for connection in self:
             connection.no_keep_alive()
 
     def counting(self, app: ASGIApp) -> ASGIApp:
-        """Returns an application that counts its refusals here."""
+        """Returns an application that counts its refusals in this object."""
 
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
             async def look(message: Message) -> None:
@@ -185,10 +185,10 @@ class Connections(set[Any]):
         return counted
 
     async def end(self, timeout_s: float) -> None:
-        """Waits until all are gone: what is being answered continues, and what is idle, or half a request, is closed.
+        """Waits until all connections are closed: open requests are answered; connections that are idle or have half a request close.
 
         Args:
-            timeout_s: Then the rest, which take their answers too slowly, are cut off.
+            timeout_s: Seconds after which the remaining connections, whose clients read too slowly, are aborted.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
@@ -200,7 +200,7 @@ class Connections(set[Any]):
             connection.abort()
 
     def _evict(self) -> bool:
-        """Closes the connection that waits longest for its client, idle ones last; false if there is none."""
+        """Closes the connection that has waited longest for its client, idle ones last; returns false if there is none."""
         while self._expendable:
             since, connection = self._expendable.popleft()
             if connection in self and connection.expendable_since == since:

@@ -1,4 +1,4 @@
-"""Logs: to stderr, as text or as a JSON object a line, written by a thread of their own while requests are served."""
+"""Logs: to stderr, as text or as one JSON object per line, written by a separate thread while requests are served."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 
 from pythonjsonlogger.json import JsonFormatter
 
-MAX_WAITING = 10_000  # lines that can wait until stderr is read
-FLUSH_S = 2.0  # that an end waits for the last ones
+MAX_WAITING = 10_000  # lines that can wait if stderr is read too slowly
+FLUSH_S = 2.0  # maximum wait for the last lines at the end
 
 
 def configure_logging(log_format: str, *, worker: int | None = None) -> None:
@@ -31,12 +31,12 @@ def configure_logging(log_format: str, *, worker: int | None = None) -> None:
 
 
 def as_printed(line: str, log_format: str, **fields: Any) -> str:
-    """Returns a line for stdout, for a person at the keyboard: as it is, or in the format of the log, for a program that collects both.
+    """Returns a line for stdout: unchanged for a text log, which a person reads, or as JSON for a program that collects both.
 
     Args:
         line: The line.
-        log_format: As of `configure_logging`.
-        fields: More fields of it, for JSON.
+        log_format: As for `configure_logging`.
+        fields: Further fields of the JSON object.
     """
     if log_format != "json":
         return line
@@ -46,7 +46,7 @@ def as_printed(line: str, log_format: str, **fields: Any) -> str:
 
 
 class _ZonedFormatter(logging.Formatter):
-    """Lines as text, with times in UTC that say so."""
+    """Formats lines as text with times in UTC."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - logging's name
         return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
@@ -65,7 +65,7 @@ def _formatter(log_format: str, worker: int | None = None) -> logging.Formatter:
 
 @contextmanager
 def background_logging() -> Iterator[None]:
-    """Lets a thread write the logs until the block ends, so that a slow reader of stderr never stops the event loop."""
+    """Makes a thread write the logs until the block ends, so that a slow reader of stderr never blocks the event loop."""
     root = logging.getLogger()
     written_by = list(root.handlers)
     waiting: queue.Queue[logging.LogRecord | None] = queue.Queue(MAX_WAITING)
@@ -75,7 +75,7 @@ def background_logging() -> Iterator[None]:
             for handler in written_by:
                 handler.handle(record)
 
-    # not logging's QueueListener: it cannot end while its queue is full, and waits for ever for a stderr that is not read
+    # not logging's QueueListener, which cannot end while its queue is full, and would wait forever if stderr is not read
     writer = threading.Thread(target=write, name="logs", daemon=True)
     root.handlers = [_QueueHandler(waiting)]
     writer.start()
@@ -89,7 +89,7 @@ def background_logging() -> Iterator[None]:
 
 
 class _QueueHandler(logging.handlers.QueueHandler):
-    """Puts lines into a queue, and where it is full counts those that are lost."""
+    """Puts lines into a queue; if the queue is full, it counts lost lines."""
 
     lost = 0
 

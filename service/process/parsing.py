@@ -1,6 +1,6 @@
-"""RequestParser: reads requests from the bytes of a connection, with limits for their size. It knows no route except the probes.
+"""RequestParser: parses requests from the bytes of a connection, with limits on their size. It knows only the routes of probes.
 
-A connection is in one of six stages and has one request at a time: what a client sends behind it stays unparsed until it is answered.
+A connection is in one of six stages and handles one request at a time: the bytes after a request stay unparsed until it is answered.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from bertserve.service.process.connections import Connections
 
 FULL = "the service has too many connections; try again later; the operator can raise --max-connections."
 STOPPING = "the service is stopping; send the request to another instance, or try again later."
-_ids = random.Random()  # noqa: S311 - ids tell requests apart, they guard nothing
+_ids = random.Random()  # noqa: S311 - ids only tell requests apart, they protect nothing
 
 
 def rendered(error: BertServeError | None = None, default_headers: list[tuple[bytes, bytes]] | None = None, path: str = "") -> bytes:
-    """Returns the bytes of a whole response that closes the connection; without an error it says that there is no room."""
+    """Returns the bytes of a response that closes the connection; without an error, it says that there are too many connections."""
     request_id = f"{_ids.getrandbits(128):032x}"
     response = errors.response(error or UnavailableError(FULL), request_id, path)
     headers = [*(default_headers or ()), *response.raw_headers, (b"x-request-id", request_id.encode()), (b"connection", b"close")]
@@ -39,11 +39,11 @@ def rendered(error: BertServeError | None = None, default_headers: list[tuple[by
 
 
 def unchunked(app: ASGIApp, cycle: Callable[[], RequestResponseCycle]) -> ASGIApp:
-    """Returns an application whose answers are sent without chunks.
+    """Returns an application that sends its answers without chunked encoding.
 
     Args:
         app: The application.
-        cycle: Returns uvicorn's state of the request, which decides on chunks.
+        cycle: Returns uvicorn's state of the request, which decides about chunked encoding.
     """
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,25 +64,25 @@ def unchunked(app: ASGIApp, cycle: Callable[[], RequestResponseCycle]) -> ASGIAp
     return run
 
 
-PIECE_BYTES = 16384  # in chunks of a byte they take about 2 ms to parse
+PIECE_BYTES = 16384  # with chunks of one byte they take about 2 ms to parse
 _EMPTY_LINE = b"\r\n\r\n"
 
 
 class PieceCutter:
-    """Cuts reads into pieces, none of which goes beyond the end of a head or of a chunked body.
+    """Cuts reads into pieces that end, at the latest, at the end of a head or of a chunked body.
 
-    Both end with an empty line, and the parser accepts no other line end than CRLF. An empty line in the data of a chunk makes two pieces of
-    it, which the parser reads like one.
+    Both end with an empty line, and the parser accepts only CRLF as a line end. An empty line in the data of a chunk makes two pieces,
+    which the parser reads like one piece.
     """
 
     __slots__ = ("_last",)
 
     def __init__(self) -> None:
         """Creates it, before the first byte."""
-        self._last = b""  # up to three bytes of the piece before, if it did not end with an empty line: one may have begun there
+        self._last = b""  # the last bytes of the previous piece, up to three, if they may belong to an empty line
 
     def end(self, data: bytes, start: int) -> int:
-        """Returns where the piece ends that starts there, at least a byte later. The caller must take it: the next call continues after it."""
+        """Returns the end of the piece that begins at `start`. The caller must consume the piece: the next call continues after it."""
         if self._last:
             across = (self._last + data[start : start + 3]).find(_EMPTY_LINE)
             if across >= 0:
@@ -99,28 +99,28 @@ class PieceCutter:
 
 
 class ReadControl(FlowControl):
-    """uvicorn's flow control, except that nothing resumes reading while it is held: each `receive` of an application would.
+    """uvicorn's flow control that can hold back reading; otherwise each `receive` of an application would resume it.
 
     Attributes:
-        held: Whether enough bytes are read and not parsed.
+        held: Whether enough bytes are read and not yet parsed.
     """
 
     held = False
 
     def resume_reading(self) -> None:
-        """Reads again, unless reading is held."""
+        """Resumes reading, unless it is held back."""
         if self.read_paused and not self.held:
             super().resume_reading()
 
 
-_PROBES = frozenset(path.encode() for path in (*auth.PROBES, auth.METRICS))  # answered when no other connection is taken
+_PROBES = frozenset(path.encode() for path in (*auth.PROBES, auth.METRICS))  # answered even if no other connection is accepted
 
 HANDSHAKE, WAITING, HEAD, BODY, COMPLETE, ENDING = range(6)
-"""Stages: not yet connected, no byte of a request, half a head, a head and half a body, a request to be answered, about to close."""
+"""Stages: not yet connected, no byte of a request, half a head, half a body, a request to answer, about to close."""
 
-MAX_HEADERS = 128  # each takes 150 bytes of memory, and every look for one passes the others
-PARSE_S = 0.002  # seconds to parse the data of one connection before other connections get a turn; two pieces at least
-CHUNK_FRAME = 12  # bytes of the longest size of a chunk that is needed, and of its two line ends
+MAX_HEADERS = 128  # each needs 150 bytes of memory, and each search for a header reads the others
+PARSE_S = 0.002  # seconds to parse the data of one connection before others get a turn; at least two pieces are parsed
+CHUNK_FRAME = 12  # bytes of the size of the largest chunk and of its two line ends
 _VERSIONS = frozenset({"1.1", "1.0"})
 _HEAD_TOO_LARGE = (
     "the request line and headers have more than {limit} bytes; send fewer headers; the operator can raise --max-header-bytes."
@@ -139,10 +139,10 @@ _TRAILERS = _Trailers()
 
 
 class RequestParser(HttpToolsProtocol):
-    """The half of a connection that parses.
+    """The parsing half of a connection.
 
     Attributes:
-        surplus: Whether it came when there was no room: it may ask the probes, once.
+        surplus: Whether it exceeds the number of connections: it may send one request, a probe.
     """
 
     flow: ReadControl
@@ -157,17 +157,17 @@ class RequestParser(HttpToolsProtocol):
         self._limits = self._open.limits
         self._now = self.loop.time
         self._stage = HANDSHAKE
-        self._since = self._now()  # of the wait for the request that comes in, or for the next one
+        self._since = self._now()  # start of the wait for the current or the next request
         self._cutter = PieceCutter()
-        self._unparsed, self._start = b"", 0  # what was read behind the request that is parsed or answered, and where it begins
-        self._received = 0  # bytes of the request that comes in
-        self._framing = 0  # those of its chunked body that are neither data nor the shortest frame of a chunk: extensions and trailers
-        self._body_left = 0  # bytes until the end of a body whose length is known
+        self._unparsed, self._start = b"", 0  # bytes after the current request, and the position where they begin
+        self._received = 0  # bytes of the current request so far
+        self._framing = 0  # bytes of a chunked body other than data and minimal chunk frames: extensions and trailers
+        self._body_left = 0  # bytes until the end of a body of known length
         self._refusal: tuple[BertServeError, str] | None = None
-        self._read_again = b""  # the head of a request to upgrade, without that
+        self._read_again = b""  # the head of a request with `Upgrade`, without that header
 
     def data_received(self, data: bytes) -> None:
-        """Takes bytes."""
+        """Handles received bytes."""
         if self._stage == ENDING:
             return
         if self._unparsed or self._stage == COMPLETE:
@@ -177,13 +177,13 @@ class RequestParser(HttpToolsProtocol):
             self._parse(data, 0)
 
     def _parse(self, data: bytes, start: int, *, behind_an_answer: bool = False) -> None:
-        """Parses what was read, up to the end of the request; the rest waits until that is answered.
+        """Parses received bytes up to the end of a request; the rest waits until the request is answered.
 
         Args:
-            data: What was read.
-            start: Where the part begins that was not yet parsed.
-            behind_an_answer: Whether it was read before a request was answered. If it is not HTTP, it is closed without an answer, which
-                a client that sent too long a body would take for the answer to its next request.
+            data: The received bytes.
+            start: Position of the first byte that is not yet parsed.
+            behind_an_answer: Whether the bytes were received before a request was answered. If they are not HTTP, the connection closes
+                without an answer, which a client whose body was too long would take for the answer to its next request.
         """
         until = 0.0
         try:
@@ -218,18 +218,18 @@ class RequestParser(HttpToolsProtocol):
                     self.flow.resume_reading()
 
     def _parse_on(self, behind_an_answer: bool) -> None:
-        """Continues with what was too much for one turn of the loop."""
+        """Continues parsing after a turn of the loop."""
         if self._unparsed and not self.transport.is_closing():
             self._parse(self._unparsed, self._start, behind_an_answer=behind_an_answer)
 
     def _hold_reading(self) -> None:
-        """Stops reading if more is about to be parsed, or enough waits for an answer; with less the end of a connection is still noticed."""
+        """Stops reading if there are bytes to parse, or too many wait for an answer; otherwise reading continues to detect a close."""
         if self._stage < COMPLETE or len(self._unparsed) - self._start > HIGH_WATER_LIMIT:
             self.flow.held = True
             self.flow.pause_reading()
 
     def _parse_piece(self, data: bytes, start: int) -> int:
-        """Parses at most a head, or a part of a chunked body, and returns where it ends."""
+        """Parses at most a head, or a part of a chunked body, and returns the end of the parsed bytes."""
         end = self._cutter.end(data, start)
         self._received += end - start
         if self._stage == BODY:
@@ -239,16 +239,16 @@ class RequestParser(HttpToolsProtocol):
             self._reject(HeadTooLargeError(_HEAD_TOO_LARGE, limit=self._limits.max_header_bytes), "head_too_large")
         try:
             self.parser.feed_data(data[start:end])
-        except httptools.HttpParserUpgrade:  # the parser would not read what follows as HTTP
+        except httptools.HttpParserUpgrade:  # the parser would not read the following bytes as HTTP
             head, self._read_again = self._read_again, b""
-            self.parser = httptools.HttpRequestParser(self)  # the other one reads nothing behind `connection: close`
+            self.parser = httptools.HttpRequestParser(self)  # the old parser reads nothing after `connection: close`
             self.parser.feed_data(head)
         if self._stage == HEAD:
             self._check_headers()
         return end
 
     def _parse_chunks(self, piece: bytes) -> None:
-        """Parses a part of a chunked body, or of its trailers, and counts the bytes that no length counts."""
+        """Parses a part of a chunked body or of its trailers, and counts the bytes that are not data."""
         self._framing += len(piece)
         self.parser.feed_data(piece)
         self._framing = max(self._framing, 0)
@@ -260,18 +260,18 @@ class RequestParser(HttpToolsProtocol):
             self._reject(HeadTooLargeError("the request has more than {limit} headers; send fewer.", limit=MAX_HEADERS), "head_too_large")
 
     def on_message_begin(self) -> None:
-        """The first byte of a request has come."""
+        """Handles the first byte of a request."""
         super().on_message_begin()
         self._stage = HEAD
         self._since = self._now()
         self._framing = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header has come."""
+        """Handles a header."""
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """The head is complete: the application starts."""
+        """Handles a complete head, and starts the application."""
         if len(self.headers) > MAX_HEADERS:
             self._check_headers()
         if self.parser.should_upgrade():
@@ -283,7 +283,7 @@ class RequestParser(HttpToolsProtocol):
             if self.surplus:
                 self._reject(UnavailableError(FULL), "refused")
             self.app = self._open.counting(self.config.loaded_app)
-        if version == "1.0":  # the only request of its connection
+        if version == "1.0":  # such a connection has only one request
             self.app = unchunked(self.app, lambda: self.cycle)
         headers = dict(self.headers)
         if (length := headers.get(b"content-length")) is not None:
@@ -297,11 +297,11 @@ class RequestParser(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def on_chunk_header(self) -> None:
-        """The size of a chunk has come."""
+        """Handles the size of a chunk."""
         self._framing -= CHUNK_FRAME
 
     def on_body(self, body: bytes) -> None:
-        """A part of a body has come."""
+        """Handles a part of a body."""
         self._framing -= len(body)
         cycle = self.cycle
         if not cycle.response_complete:
@@ -311,7 +311,7 @@ class RequestParser(HttpToolsProtocol):
             cycle.message_event.set()
 
     def on_message_complete(self) -> None:
-        """The request is complete."""
+        """Handles the end of a request."""
         if self._read_again:
             return
         self._received = 0
@@ -325,17 +325,17 @@ class RequestParser(HttpToolsProtocol):
             cycle.message_event.set()
 
     def _without_upgrade(self) -> bytes:
-        """Returns the head that has just been read, as one that does not ask for another protocol."""
+        """Returns the current head without the request for another protocol."""
         if self.parser.get_method() == b"CONNECT":
             self._reject(MalformedRequestError("CONNECT is not supported."), "malformed")
         headers = b"".join(b"%s: %s\r\n" % header for header in self.headers if header[0] != b"upgrade")
         return b"%s %s HTTP/%s\r\n%s\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode(), headers)
 
     def _reject(self, error: BertServeError, reason: str) -> None:
-        """Stops parsing; in a callback of the parser, which raises an error of its own for ours, and outside of it."""
+        """Stops parsing with an error; a callback needs `_refusal`, because the parser replaces the error by its own."""
         self._refusal = error, reason
         raise error
 
     def _refuse(self, error: BertServeError, reason: str, *, answers: bool = True) -> None:
-        """Ends a connection whose request will not be complete, after an answer to it if `answers`."""
+        """Closes a connection with an incomplete request; answers it first if `answers`."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""What a start reads and checks before it loads models: key files, the certificate, and how many descriptors the process may open."""
+"""Reads and checks everything that a start needs before it loads models: key files, the certificate and the limit of descriptors."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class Certificate:
     """A certificate chain with its key, as files.
 
     Attributes:
-        context: For new connections; TLS 1.2 at least.
+        context: For new connections; it requires TLS 1.2 or later.
     """
 
     def __init__(self, chain: Path, key: Path) -> None:
         """Reads the files.
 
         Args:
-            chain: The certificate and those between it and its root, as PEM.
+            chain: The certificate and its intermediate certificates, as PEM.
             key: Its private key, as PEM, without a password.
 
         Raises:
-            SettingsError: One cannot be read, or they do not belong together.
+            SettingsError: A file cannot be read, or the files do not belong together.
         """
         self._chain = chain
         self._key = key
@@ -41,9 +41,9 @@ class Certificate:
         self._load()
 
     def reload(self) -> None:
-        """Reads the files again, for connections from now on; where that fails, logs why and keeps the certificate that there is."""
+        """Reads the files again, for new connections; after an error it logs the error and keeps the current certificate."""
         try:
-            Certificate(self._chain, self._key)  # a context that failed half way would have the one file without the other
+            Certificate(self._chain, self._key)  # a failed load into the current context could leave it with only one of the files
             self._load()
         except SettingsError as error:
             logger.error("cannot reload the certificate: %s", error)
@@ -52,8 +52,8 @@ class Certificate:
 
     def _load(self) -> None:
         try:
-            self.context.load_cert_chain(self._chain, self._key, password=lambda: "")  # without it OpenSSL asks a terminal
-        except OSError as error:  # SSLError is one
+            self.context.load_cert_chain(self._chain, self._key, password=lambda: "")  # otherwise OpenSSL asks at the terminal
+        except OSError as error:  # SSLError is a subclass
             reason = getattr(error, "reason", None) or error.strerror or type(error).__name__
             raise SettingsError(
                 f"--tls-cert `{self._chain}` and --tls-key `{self._key}` cannot be used ({reason}); both must be PEM "
@@ -61,19 +61,19 @@ class Certificate:
             ) from error
 
 
-RESERVE = 96  # for files, the log, pipes, metrics of several workers, and connections that only ask probes
+RESERVE = 96  # for files, the log, pipes, metrics of several workers, and connections that can only send probes
 MOST_RAISED = 65536
 MOST_BY_DEFAULT = 4096
 
 
 @dataclass(frozen=True)
 class Secrets:
-    """What lets callers in, and what the service shows them. SIGHUP reads it again.
+    """The keys of callers and the certificate of the service. SIGHUP reads them again.
 
     Attributes:
-        keys: Of callers; None lets everyone in.
-        admin_keys: Keys of callers that may change models; with None no caller may.
-        certificate: For TLS; None speaks HTTP.
+        keys: Keys of callers; None admits all callers.
+        admin_keys: Keys that can change models; None disables model management.
+        certificate: The certificate for TLS; None for plain HTTP.
     """
 
     keys: ApiKeys | None
@@ -82,10 +82,10 @@ class Secrets:
 
     @classmethod
     def read(cls, settings: Settings) -> Secrets:
-        """Reads the files that settings name.
+        """Reads the files that the settings name.
 
         Raises:
-            SettingsError: A file cannot be read, or does not hold what it should.
+            SettingsError: A file cannot be read, or its content is invalid.
         """
         keys = None if settings.api_key_file is None else ApiKeys(settings.api_key_file)
         admin_keys = None if settings.admin_key_file is None else ApiKeys(settings.admin_key_file, flag="--admin-key-file")
@@ -94,21 +94,21 @@ class Secrets:
 
     @property
     def tls(self) -> ssl.SSLContext | None:
-        """What connections are made with."""
+        """The context for TLS connections."""
         return None if self.certificate is None else self.certificate.context
 
     def reload(self) -> None:
-        """Reads all files again; what is wrong stays as it was, and the log says so."""
+        """Reads all files again; after an error in a file, it logs the error and keeps the old value."""
         for each in (self.keys, self.admin_keys, self.certificate):
             if each is not None:
                 each.reload()
 
 
 def prepare(settings: Settings) -> Secrets:
-    """Reads keys and certificate, and checks all else that a start refuses before it loads models.
+    """Reads keys and certificate, and makes all other checks that are possible before models are loaded.
 
     Raises:
-        SettingsError: The service would not start with these settings.
+        SettingsError: The service cannot start with these settings.
     """
     raise_limit()
     max_connections(settings.max_connections)
@@ -122,7 +122,7 @@ def prepare(settings: Settings) -> Secrets:
 
 
 def raise_limit() -> None:
-    """Raises the number of descriptors that the process may open, as far as it may by itself and can use."""
+    """Raises the limit of open file descriptors, as far as the process may and needs."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_RAISED if hard == resource.RLIM_INFINITY else min(hard, MOST_RAISED)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -130,10 +130,10 @@ def raise_limit() -> None:
 
 
 def max_connections(asked: int | None) -> int:
-    """Returns how many connections the process may have open.
+    """Returns the maximum number of open connections.
 
     Args:
-        asked: What the settings say; None takes what descriptors allow, up to MOST_BY_DEFAULT.
+        asked: The setting; None for as many as descriptors allow, up to MOST_BY_DEFAULT.
 
     Raises:
         SettingsError: There are too few descriptors.

@@ -1,7 +1,6 @@
-"""HttpProtocol: uvicorn's HTTP protocol, with limits for the time and size of requests and answers. It knows no route except the probes.
+"""HttpProtocol: uvicorn's HTTP protocol with limits on the time and size of requests and answers. It knows only the routes of probes.
 
-Only what passes through `Connections` ends one from outside: its sweep, once a second, is what keeps the time, so that a request costs
-no timer.
+`Connections` checks all time limits once per second, so a request needs no timer.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ from bertserve.service.process.parsing import (
     rendered,
 )
 
-_HEADS = tuple(b"HTTP/1.1 %d" % digit for digit in (2, 3, 4, 5))  # not 100: the client sends its body only after it
-_PEER_CLOSED = getattr(select, "POLLRDHUP", 0)  # Linux only; elsewhere poll still reports errors and resets
+_HEADS = tuple(b"HTTP/1.1 %d" % digit for digit in (2, 3, 4, 5))  # not 100, after which the client only sends its body
+_PEER_CLOSED = getattr(select, "POLLRDHUP", 0)  # only on Linux; elsewhere poll still reports errors and resets
 _END_OF_HEAD = b"\r\n\r\n"
 LARGE_BYTES = 2**16  # of a body that is written separately from its head, because copying it costs more than a system call
 
 
 class CoalescingTransport(asyncio.Transport):
-    """A transport that holds the head of a response until the next write, or until the response is complete.
+    """A transport that keeps the head of a response until the next write, or until the response is complete.
 
-    uvicorn writes head and body separately: two system calls, and two packets that wake the client twice.
+    uvicorn writes head and body separately, in two system calls and two packets, which would wake the client twice.
 
     Attributes:
-        held: The head of a response that is held.
-        written: Bytes that the transport was given so far.
+        held: The head of a response that is not yet written.
+        written: Bytes that the transport has got so far.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -53,15 +52,15 @@ class CoalescingTransport(asyncio.Transport):
         self._transport = transport
         self.held = b""
         self.written = 0
-        self._slow_since: float | None = None  # when the time began in which the client must take enough of what is unsent
-        self._taken = 0  # bytes that it had taken by then
+        self._slow_since: float | None = None  # start of the period in which the client must read enough of the unsent bytes
+        self._taken = 0  # bytes that it had read by then
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Returns what the transport knows of its connection."""
+        """Returns information about the connection."""
         return self._transport.get_extra_info(name, default)
 
     def is_closing(self) -> bool:
-        """Returns whether the connection is closed, or about to be."""
+        """Returns whether the connection is closed or closing."""
         return self._transport.is_closing()
 
     def pause_reading(self) -> None:
@@ -73,7 +72,7 @@ class CoalescingTransport(asyncio.Transport):
         self._transport.resume_reading()
 
     def write(self, data: Any) -> None:
-        """Writes bytes; a closed transport ignores them, as asyncio's own does and uvloop's does not."""
+        """Writes bytes. A closed transport ignores them: asyncio's own transport does so too, but uvloop's does not."""
         if not self.held and data.startswith(_HEADS) and data.endswith(_END_OF_HEAD):
             self.held = bytes(data)
             return
@@ -85,35 +84,35 @@ class CoalescingTransport(asyncio.Transport):
                 self._transport.write(part)
 
     def close(self) -> None:
-        """Closes the transport once all is written."""
+        """Closes the transport once everything is written."""
         self.flush()
         self._transport.close()
 
     def can_write_eof(self) -> bool:
-        """Returns whether the sending half can be closed separately; with TLS it cannot."""
+        """Returns whether the sending half can be closed separately, which is impossible with TLS."""
         return self._transport.can_write_eof()
 
     def write_eof(self) -> None:
-        """Closes the sending half once all is written."""
+        """Closes the sending half once everything is written."""
         self.flush()
         if not self._transport.is_closing():
             self._transport.write_eof()
 
     def abort(self) -> None:
-        """Closes the transport at once; what is not yet written is lost."""
+        """Closes the transport at once; unwritten bytes are lost."""
         self.held = b""
         self._transport.abort()
 
     def get_write_buffer_size(self) -> int:
-        """Returns the bytes that the client has yet to take."""
+        """Returns the number of bytes that the client has not yet read."""
         return self._transport.get_write_buffer_size()
 
     def is_taken_slowly(self, now: float, timeout_s: float, min_rate: float) -> bool:
-        """Returns whether the client takes what is written at less than a rate. To be called about once a second.
+        """Returns whether the client reads more slowly than a rate. It must be called about once per second.
 
         Args:
             now: The loop's time in seconds.
-            timeout_s: Seconds for which the client may be slower.
+            timeout_s: Seconds for which the client may read more slowly.
             min_rate: Bytes per second.
         """
         unsent = self.get_write_buffer_size()
@@ -131,7 +130,7 @@ class CoalescingTransport(asyncio.Transport):
         return False
 
     def peer_closed(self) -> bool:
-        """Returns whether the peer has closed or reset the connection, also while reading is paused and the event loop does not notice."""
+        """Returns whether the peer has closed or reset the connection, even if reading is paused and the event loop cannot notice it."""
         if self._transport.is_closing():
             return False
         poll = select.poll()
@@ -139,7 +138,7 @@ class CoalescingTransport(asyncio.Transport):
         return bool(poll.poll(0))
 
     def flush(self) -> None:
-        """Writes the head that is held, if there is one."""
+        """Writes the kept head of a response, if any."""
         if self.held:
             self.write(b"")
 
@@ -148,7 +147,7 @@ class HttpProtocol(RequestParser):
     """One connection.
 
     Attributes:
-        handshake: What connects it; to cancel that ends the connection until then.
+        handshake: The task of the handshake; it can be cancelled to end a connection during its handshake.
     """
 
     transport: CoalescingTransport
@@ -160,17 +159,17 @@ class HttpProtocol(RequestParser):
         """Creates the protocol as uvicorn does; `server_state.connections` are `Connections`."""
         super().__init__(config, server_state, app_state, _loop)
         self._served = False
-        self._unsent = 0  # bytes of an answer that the client has yet to take, as they count for all connections
+        self._unsent = 0  # bytes of an answer that the client has not yet read, as counted for all connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Takes a connection."""
+        """Handles a new connection."""
         super().connection_made(CoalescingTransport(transport))
         self.flow = ReadControl(self.transport)
         if self._stage == HANDSHAKE:
             self._stage = WAITING
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection was closed."""
+        """Handles a closed connection."""
         super().connection_lost(exc)
         self._unparsed = b""
         self._count_unsent(0)
@@ -178,18 +177,18 @@ class HttpProtocol(RequestParser):
             gone.set()  # type: ignore[attr-defined]
 
     def pause_writing(self) -> None:
-        """The client has yet to take more than the transport should buffer."""
+        """Handles a full write buffer: the client reads too slowly."""
         super().pause_writing()
         self._count_unsent(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
-        """The client has taken most of it."""
+        """Handles a write buffer that is mostly empty again."""
         super().resume_writing()
         self._count_unsent(0)
 
     def on_response_complete(self) -> None:
-        """A request is answered: as uvicorn's, without its timer."""
-        if self.transport.held:  # an answer to HEAD has no body behind its head
+        """Handles an answered request: does the same as uvicorn, but without its timer."""
+        if self.transport.held:  # an answer to HEAD has no body after its head
             self.transport.flush()
         self.server_state.total_requests += 1
         self._since = self._now()
@@ -205,9 +204,9 @@ class HttpProtocol(RequestParser):
             self.flow.resume_reading()
 
     def check(self, now: float) -> None:
-        """Ends the connection if it has taken more time than it may. Called about once a second."""
+        """Ends the connection if it exceeds a time limit. Called about once per second."""
         limits, waited = self._limits, now - self._since
-        if self._stage == HANDSHAKE:  # it has a timeout of its own
+        if self._stage == HANDSHAKE:  # the handshake has its own timeout
             return
         if self.transport.is_taken_slowly(now, limits.body_timeout_s, limits.min_body_rate):
             self._open.note("send_timeout")
@@ -236,7 +235,7 @@ class HttpProtocol(RequestParser):
             self.transport.abort()
 
     def wind_up(self, now: float) -> None:
-        """Ends the connection of a service that has drained, unless its request is being answered or about to come."""
+        """Ends the connection during shutdown, unless its request is being answered or about to arrive."""
         if self._stage == COMPLETE or now - self._since < LINGER_S:
             return
         if self._stage == HANDSHAKE:
@@ -251,7 +250,7 @@ class HttpProtocol(RequestParser):
             self._refuse(UnavailableError(STOPPING), "stopping")
 
     def no_keep_alive(self) -> None:
-        """The answer that is being made is the connection's last."""
+        """Closes the connection after the current answer."""
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.keep_alive = False
 
@@ -265,9 +264,9 @@ class HttpProtocol(RequestParser):
 
     @property
     def expendable_since(self) -> tuple[bool, float] | None:
-        """Whether the connection is idle and was served, and since when it waits for its client; None if it must not be evicted.
+        """Whether the connection is idle after a request, and the start of its wait for the client; None if it must not be evicted.
 
-        Of those with half a body only two kinds can be evicted: if the answer is complete, or the body is slower than the lowest rate.
+        With half a body, it can be evicted only if the answer is complete or the body is slower than the minimum rate.
         """
         if self._stage == COMPLETE or (self._stage != HANDSHAKE and self.transport.get_write_buffer_size()):
             return None
@@ -278,7 +277,7 @@ class HttpProtocol(RequestParser):
         return self._served and self._stage == WAITING, self._since
 
     def evict(self) -> None:
-        """Ends the connection to make room for another one."""
+        """Ends the connection in favor of another one."""
         self._open.note("evicted")
         self._open.discard(self)
         self._unparsed = b""
@@ -287,7 +286,7 @@ class HttpProtocol(RequestParser):
             self._answer(UnavailableError(FULL))
             self._stage = ENDING
             self.transport.close()
-            self.loop.call_later(LINGER_S, self.transport.abort)  # TLS waits for its client's goodbye
+            self.loop.call_later(LINGER_S, self.transport.abort)  # TLS waits for the client to close
         else:
             self.abort()
             self._stage = ENDING
@@ -297,18 +296,18 @@ class HttpProtocol(RequestParser):
         self._unsent = size
 
     def _waits_for_service(self) -> bool:
-        """Returns whether the body comes slowly because the application has yet to take or to answer what there is of it."""
+        """Returns whether the body is slow because the application has not yet read or answered the part so far."""
         return self.flow.read_paused or bool(self.cycle.scope.get(UNANSWERED))
 
     def _check_body(self, now: float, waited: float) -> None:
         limits, unanswered = self._limits, self.cycle.scope.get(UNANSWERED)
         if self._waits_for_service():
-            self._since = now  # what takes so long is ours
+            self._since = now  # the delay is caused by the service
             self._received *= unanswered is None
         elif waited <= limits.body_timeout_s:
             return
         elif unanswered == 0 and self._received >= waited * limits.min_body_rate:
-            self._since, self._received = now, 0  # a stream has no end at which it could have been fast enough
+            self._since, self._received = now, 0  # a stream may have no end, so its rate is measured anew
         elif self.cycle.response_complete or self._received < waited * limits.min_body_rate:
             error = SlowRequestError(
                 "the body was not complete within {limit:g} s, and arrived at less than {rate} bytes per second.",
@@ -318,7 +317,7 @@ class HttpProtocol(RequestParser):
             self._refuse(error, "body_timeout")
 
     def _refuse(self, error: BertServeError, reason: str, *, answers: bool = True) -> None:
-        """Answers what will not become a request, and closes once the client has: a close with bytes unread would reset the answer."""
+        """Refuses a request, and closes the connection after the client does: closing with unread bytes would discard the answer."""
         self._open.note(reason)
         if answers:
             self._answer(error)
@@ -332,7 +331,7 @@ class HttpProtocol(RequestParser):
             self.transport.close()
 
     def _answer(self, error: BertServeError) -> None:
-        """Answers half a request, unless an answer has begun."""
+        """Answers an incomplete request, unless an answer has started."""
         path, started = "", False
         if self._stage == BODY:
             path, started = self.scope["path"], self.cycle.response_started

@@ -1,7 +1,7 @@
-"""The command `bert-serve serve`: it binds the socket, says that the service is ready, and starts one process or several workers.
+"""The command `bert-serve serve`: it binds the socket, starts one process or several workers, and reports when the service is ready.
 
-A process that supervises does not import onnxruntime, whose threads do not survive a fork. So `work`, which needs it, is imported where
-models are loaded.
+A supervising process does not import onnxruntime, whose threads do not survive a fork. Therefore `work`, which needs it, is imported
+only in the process that loads models.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ logger = logging.getLogger("bertserve")
 
 
 def serve(settings: Settings, with_sources: Callable[[Settings], Settings]) -> None:
-    """Serves until a signal says stop.
+    """Serves until a signal stops it.
 
     Args:
         settings: The settings.
-        with_sources: Returns the settings with the folders of bundles that `--model` names.
+        with_sources: Returns the settings with the folders of the bundles that `--model` names.
 
     Raises:
         StartError: The service cannot start with these settings.
     """
     start = time.perf_counter()
     logs.configure_logging(settings.log_format)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # while models load; the server, or the supervisor, listens to it
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # while models load; later the server or the supervisor handles it
     secrets = prepare(settings)
     if secrets.keys is None and not _is_loopback(settings.host):
         logger.warning(
@@ -58,9 +58,9 @@ def serve(settings: Settings, with_sources: Callable[[Settings], Settings]) -> N
             "Set --api-key-file, or listen on 127.0.0.1 behind a proxy.",
             settings.host,
         )
-    # bound before the models are loaded, so that a port in use is an error at once
+    # bound before the models are loaded, so that a port in use is reported at once
     with bind(settings.host, settings.port) as listener, pid_file(settings.pid_file):
-        settings = with_sources(settings)  # once, and before there are workers
+        settings = with_sources(settings)  # once, and before workers exist
 
         def on_ready(started: Started) -> None:
             _announce(settings, started, time.perf_counter() - start)
@@ -95,7 +95,7 @@ def pid_file(path: Path | None) -> Iterator[None]:
 
 
 def _announce(settings: Settings, started: Started, seconds: float) -> None:
-    """Prints which models are served, and where, and tells systemd."""
+    """Prints the served models and the address, and notifies systemd."""
     address, models = started
     workers = f" with {settings.workers} workers" if settings.workers > 1 else ""
     ready = f"bertserve {__version__} listens on {address}, ready after {seconds:.2f} s{workers}; docs at {address}/docs"
@@ -106,7 +106,7 @@ def _announce(settings: Settings, started: Started, seconds: float) -> None:
 
 
 def _supervise(settings: Settings, listener: socket.socket, secrets: Secrets, on_ready: Callable[[Started], None]) -> None:
-    """Has several workers serve from one socket."""
+    """Starts several workers that serve from one socket."""
     with shared_folder() as folder:
         workers = _Workers(settings, listener, secrets, folder)
         supervisor = Supervisor(
@@ -121,16 +121,16 @@ def _supervise(settings: Settings, listener: socket.socket, secrets: Secrets, on
         )
         workers.log = ReloadLog(settings.workers, supervisor.send)
         supervisor.on_message = workers.log.take
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)  # prometheus_client reads it when it is first imported: in the workers
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)  # prometheus_client reads it at its first import, which is in the workers
         supervisor.run()
 
 
 class _Workers:
-    """What the workers share, and what the supervisor does for them.
+    """The shared state of the workers, and the supervisor's callbacks for them.
 
     Attributes:
         log: The changes of models.
-        shared: What all workers share.
+        shared: The state that all workers share.
     """
 
     log: ReloadLog
@@ -148,24 +148,24 @@ class _Workers:
         )
 
     def work(self, index: int, pipe: Connection) -> None:
-        """Serves, in the worker."""
+        """Serves requests; it is the function of a worker."""
         logs.configure_logging(self._settings.log_format, worker=index)
-        os.environ.pop(systemd.SOCKET, None)  # the supervisor reports for all
+        os.environ.pop(systemd.SOCKET, None)  # only the supervisor reports to systemd
         reserve(self._folder, index)
         from bertserve.service.process.work import work
 
         def on_ready(started: Started) -> None:
-            with suppress(OSError):  # the supervisor was killed; the end of the pipe says so
+            with suppress(OSError):  # the supervisor was killed; the end of the pipe will stop this worker
                 pipe.send(started)
 
         self.shared.process_ids[index] = os.getpid()
         context = replace(self.shared, index=index, tell=pipe.send, before=self.log.reports.get(index))
         work(self._settings, self._listener, self._secrets, on_ready, context=context, pipe=pipe)
-        if os.getppid() != self._supervisor_id:  # it was killed, and cannot tidy up
+        if os.getppid() != self._supervisor_id:  # it was killed and cannot remove the folder
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def on_end(self, index: int, reason: str | None) -> None:
-        """Notes that a worker has ended, and why it is replaced."""
+        """Records the end of a worker and the reason of its replacement."""
         self.log.on_end(index)
         forget(self._folder, index)
         self.shared.connections[index], self.shared.process_ids[index] = ABSENT, 0
@@ -173,7 +173,7 @@ class _Workers:
             self.shared.replaced[REASONS.index(reason)] += 1
 
     def on_hangup(self) -> None:
-        """Reads the secrets again, for workers that start later, and has all workers refresh their models."""
+        """Reads the secrets again, for workers that start later, and makes all workers refresh their models."""
         self._secrets.reload()
         self.log.take(Change("refresh"))
 
@@ -187,21 +187,21 @@ def _is_loopback(host: str) -> bool:
 
 metrics_logger = logging.getLogger("bertserve.metrics")
 
-# bytes by kind of metric: some 45 models and tasks of them, beyond which prometheus_client doubles a file itself
+# bytes per kind of metric, enough for about 45 pairs of model and task; prometheus_client doubles a file that is full
 SIZES = {"histogram": 2**20, "counter": 2**18, "gauge_livesum": 2**16, "gauge_livemax": 2**16}
 
 PREFIX = "bertserve-"
-MEMORY = "/dev/shm"  # noqa: S108 - tempfile makes the folder in it, readable for this user only
+MEMORY = "/dev/shm"  # noqa: S108 - tempfile creates a folder in it that only this user can read
 
 
 @contextmanager
 def shared_folder() -> Iterator[Path]:
-    """Makes a folder, holds its lock, and removes it at the end; processes that are forked meanwhile hold the lock too.
+    """Creates a folder and holds its lock until it removes the folder at the end. Processes that are forked meanwhile hold the lock too.
 
     Raises:
-        StartError: No folder can be made.
+        StartError: The folder cannot be created.
     """
-    # a container's file system may be read-only
+    # the file system of a container may be read-only
     parent = MEMORY if os.access(MEMORY, os.W_OK) else tempfile.gettempdir()
     remove_abandoned(Path(parent))
     try:
@@ -213,7 +213,7 @@ def shared_folder() -> Iterator[Path]:
     with folder as name:
         lock = os.open(name, os.O_RDONLY)
         try:
-            with suppress(OSError):  # a file system without locks: no other process can lock the file either
+            with suppress(OSError):  # a file system without locks: other processes cannot lock the file either
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield Path(name)
         finally:
@@ -221,13 +221,13 @@ def shared_folder() -> Iterator[Path]:
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Removes the folders of this user's services that were killed, supervisor and workers: they would keep their memory."""
+    """Removes the folders of this user's services whose supervisor and workers were killed: they would occupy memory forever."""
     for folder in parent.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # another user's, or removed meanwhile, or in use
+        with suppress(OSError):  # it belongs to another user, was removed meanwhile, or is in use
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # one without content may be a moment old, and not locked yet
+                # an empty folder may be so new that it is not locked yet
                 if os.fstat(descriptor).st_uid == os.getuid() and os.listdir(descriptor):
                     shutil.rmtree(folder, ignore_errors=True)
             finally:
@@ -235,13 +235,13 @@ def remove_abandoned(parent: Path) -> None:
 
 
 def reserve(folder: Path, index: int) -> None:
-    """Makes the files of a worker, before prometheus_client is imported, or takes those of the worker that it replaces.
+    """Creates the files of a worker before prometheus_client is imported, or reuses those of the worker that it replaces.
 
-    Without room for them it counts in its memory, for itself.
+    If the files do not fit, the metrics of this worker stay in its memory and are missing from `/metrics`.
 
     Args:
-        folder: Of all workers' files, which PROMETHEUS_MULTIPROC_DIR names.
-        index: Of the worker.
+        folder: The folder of all workers' files; it is also in PROMETHEUS_MULTIPROC_DIR.
+        index: Index of the worker.
     """
     created: list[Path] = []
     try:
@@ -249,10 +249,10 @@ def reserve(folder: Path, index: int) -> None:
             path = _path(folder, kind, index)
             target = path
             if not path.exists():
-                target = path.with_suffix(".new")  # other workers read every file of the folder, and this one is empty for a moment
+                target = path.with_suffix(".new")  # other workers read every file of the folder, and this one is empty at first
                 created += [target, path]
             with target.open("ab") as file:
-                # a file that prometheus_client has made longer may have length without room, too
+                # prometheus_client may have made the file longer without reserving the blocks
                 os.posix_fallocate(file.fileno(), 0, max(size, os.fstat(file.fileno()).st_size))
             target.rename(path)
     except OSError as error:
@@ -267,12 +267,12 @@ def reserve(folder: Path, index: int) -> None:
 
 
 def forget(folder: Path, index: int) -> None:
-    """Drops the gauges of a worker that has ended; what it counted stays. The supervisor, whose copy a new worker is, imports no metrics."""
+    """Removes the gauges of a worker that has ended, but keeps its counters. It does not import prometheus_client: workers are forks."""
     for kind in SIZES:
         if kind.startswith("gauge_live"):
             _path(folder, kind, index).unlink(missing_ok=True)
 
 
 def _path(folder: Path, kind: str, index: int) -> Path:
-    """Returns the file's path, as prometheus_client makes it of a process identifier."""
+    """Returns the path that prometheus_client uses for a process identifier."""
     return folder / f"{kind}_{index}.db"

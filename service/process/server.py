@@ -1,4 +1,4 @@
-"""The process around the application: uvicorn with connections of our own and an orderly end, alone or as one of several workers."""
+"""The server process: uvicorn with its own connections and shutdown, as a single process or as one of several workers."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from bertserve.service.scheduling.scheduler import Scheduler
 
 listener_logger = logging.getLogger("bertserve.listener")
 
-ABSENT = sys.maxsize  # the count of a worker that takes no connections
+ABSENT = sys.maxsize  # the count of a worker that accepts no connections
 BACKLOG = 2048
-YIELD_S = 0.001  # that a worker leaves to others; one without work needs a tenth of it
-PAUSE_S = 1.0  # when there is no descriptor or memory for another connection
+YIELD_S = 0.001  # pause in which other workers can accept; a worker without work needs a tenth of it
+PAUSE_S = 1.0  # pause when there is no descriptor or memory for another connection
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def shared_counts(count: int, value: int = ABSENT) -> MutableSequence[int]:
-    """Returns numbers, such as the connections of each worker, in memory that processes forked from here on share; all have the value."""
+    """Returns numbers in memory that is shared with processes that are forked later, such as the connections of each worker."""
     counts = memoryview(mmap.mmap(-1, 8 * count)).cast("q")
     for index in range(count):
         counts[index] = value
@@ -47,15 +47,15 @@ def shared_counts(count: int, value: int = ABSENT) -> MutableSequence[int]:
 
 
 class BalancedListener:
-    """Takes connections for one worker."""
+    """Accepts connections for one worker."""
 
     def __init__(self, listener: socket.socket, counts: MutableSequence[int], index: int) -> None:
         """Creates a listener; `start` starts it.
 
         Args:
-            listener: A bound socket.
+            listener: A bound socket, possibly shared with other workers.
             counts: From `shared_counts`.
-            index: Of this worker.
+            index: Index of this worker.
         """
         self._listener = listener
         self._counts = counts
@@ -64,7 +64,7 @@ class BalancedListener:
         self._closed = False
 
     def start(self, on_connection: Callable[[socket.socket], None]) -> None:
-        """Listens, and from now on gives each connection that it takes to `on_connection`."""
+        """Listens, and passes each accepted connection to `on_connection`."""
         self._on_connection = on_connection
         self._loop = asyncio.get_running_loop()
         self._listener.setblocking(False)
@@ -73,7 +73,7 @@ class BalancedListener:
         self._watch()
 
     def close(self) -> None:
-        """Takes what waits, for the last listener to close resets that, and then no more; others need not leave anything to this worker."""
+        """Accepts the waiting connections, which the last close of the socket would reset, and then no more."""
         if self._closed:
             return
         self._unwatch()
@@ -83,14 +83,14 @@ class BalancedListener:
         self.leave()
 
     def leave(self) -> None:
-        """Accepts no more connections; waiting and new ones go to the other processes that hold the socket."""
+        """Accepts no more connections; waiting and new ones go to the other processes that have the socket."""
         self._unwatch()
         self._listener.close()
         self.count(ABSENT)
         self._closed = True
 
     def count(self, connections: int) -> None:
-        """Tells the other workers how many connections this one has."""
+        """Publishes the number of this worker's connections to the other workers."""
         if not self._closed:
             self._counts[self._index] = connections
 
@@ -109,7 +109,7 @@ class BalancedListener:
             self._accept()
 
     def _pause(self, seconds: float) -> None:
-        """Stops watching for a while: a socket that stays readable would wake the loop again and again."""
+        """Stops watching the socket for a while: a socket that stays readable would wake the loop continuously."""
         self._loop.remove_reader(self._listener)
         self._timer = self._loop.call_later(seconds, self._resume)
 
@@ -118,7 +118,7 @@ class BalancedListener:
         self._accept()
 
     def _accept(self) -> bool:
-        """Accepts one connection, so that the worker with the fewest connections accepts the next one. Returns False if there was none."""
+        """Accepts one connection, so that the worker with the fewest connections accepts the next one. Returns False if none waits."""
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
@@ -136,13 +136,13 @@ class BalancedListener:
 
 logger = logging.getLogger("bertserve.server")
 
-# After the scheduler has stopped, only finished answers remain to be sent, and late requests to be refused.
+# After the scheduler has stopped, the server only sends finished answers and refuses late requests.
 FLUSH_S = 5
 HEARTBEAT_S = 0.2
 
 
 class Server(uvicorn.Server):
-    """uvicorn, but what was admitted is answered, or refused by us, before connections are closed."""
+    """uvicorn with an orderly shutdown: each admitted request gets its answer or an error of this service before its connection closes."""
 
     def __init__(
         self,
@@ -158,12 +158,12 @@ class Server(uvicorn.Server):
         """Wraps uvicorn.
 
         Args:
-            config: uvicorn's.
-            scheduler: Stopped before the server ends.
+            config: uvicorn's configuration.
+            scheduler: The scheduler, which is stopped before the server ends.
             connections: An empty set with the limits of connections.
             shutdown_timeout_s: Seconds in which admitted requests can finish.
             pre_stop_delay_s: Seconds to report not-ready before shutdown starts; requests are still served.
-            on_listen: Called with the address once connections are taken.
+            on_listen: Called with the address when the server accepts connections.
             on_hangup: Called in the event loop on each SIGHUP.
         """
         super().__init__(config)
@@ -177,10 +177,10 @@ class Server(uvicorn.Server):
         self._watchdog = systemd.Watchdog()
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serves until SIGINT or SIGTERM, and returns after an orderly end."""
+        """Serves until SIGINT or SIGTERM, and returns after an orderly shutdown."""
         for number in (signal.SIGINT, signal.SIGTERM):
-            # uvicorn has handlers of its own only while its loop runs: one that comes earlier stops the server once it has started, and
-            # one that comes later has nothing left to end
+            # uvicorn has its own handlers only while its loop runs: an earlier signal stops the server after its start, and a later one has
+            # nothing to stop
             signal.signal(number, self._stop_early)
         signal.signal(signal.SIGHUP, lambda *_: None)
         super().run(sockets)
@@ -189,13 +189,13 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stops; a second SIGINT ends the process at once, for somebody at the keyboard has lost patience. SIGTERM may come twice by accident."""
+        """Stops the server. A second SIGINT ends the process at once, for an impatient user; SIGTERM may come twice by accident."""
         if self.should_exit and sig == signal.SIGINT:
-            os._exit(0)  # not even lines of the log are waited for
+            os._exit(0)  # without waiting for log lines
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listens on the first socket and says so."""
+        """Listens on the first socket and reports the address."""
         await super().startup([])
         if self.started:
             assert sockets
@@ -204,19 +204,19 @@ class Server(uvicorn.Server):
             scheme = "http" if self.config.ssl is None else "https"
             self._on_listen(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
             gc.collect()
-            gc.freeze()  # what was loaded stays; later collections need not walk it
+            gc.freeze()  # the loaded objects stay, so later collections need not visit them
 
     async def on_tick(self, counter: int) -> bool:
-        """Returns whether to stop. Without a report for a while, as when all inference threads hang, systemd restarts the service."""
+        """Returns whether to stop. If all inference threads hang, systemd gets no more reports, and restarts the service after a while."""
         if self._scheduler.ready:
             self._watchdog.beat()
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Says that it is not ready, drains, then closes listener and connections.
+        """Reports not ready, drains, then closes listener and connections.
 
-        uvicorn would close the listeners first and cancel handlers; this way probes see `/health/ready` turn red, late requests get
-        our 503, and a connection ends with an answer.
+        uvicorn alone would close the listeners first and cancel handlers. Here, probes see `/health/ready` fail, late requests get
+        status 503 with an error of this service, and a connection closes only after an answer.
         """
         began = time.monotonic()
         systemd.notify("STOPPING=1")
@@ -234,13 +234,13 @@ class Server(uvicorn.Server):
         self._scheduler.withdraw()
         await asyncio.sleep(self._pre_stop_delay_s)
         self._open.last_answers()
-        for _ in range(3):  # turns of the loop, in which what was read before the signal is admitted
+        for _ in range(3):  # turns of the loop in which requests that were read before the signal are admitted
             await asyncio.sleep(0)
         left = await self._scheduler.stop(self._shutdown_timeout_s)
         self._listener.close()
         await self._open.end(FLUSH_S)
         self._open.stop()
-        if self.server_state.tasks:  # their clients are gone, or were answered
+        if self.server_state.tasks:  # their clients have left, or have an answer
             await asyncio.wait(self.server_state.tasks, timeout=1)
         errors_log.removeFilter(said)
         if (refused := self._open.refusals) or left:
@@ -265,12 +265,12 @@ class Server(uvicorn.Server):
         self._on_hangup()
 
     def _accept(self, connection: socket.socket) -> None:
-        """Makes a protocol for a connection, as uvicorn does for those of its own sockets."""
+        """Creates a protocol for a connection, as uvicorn does for its own sockets."""
         room = self._open.room()
         if room is Room.NONE:
             with connection, suppress(OSError):  # the client may have left
                 if self.config.ssl is None:
-                    connection.send(rendered())  # no need to wait: it fits into any buffer
+                    connection.send(rendered())  # it fits into any buffer, so there is no wait
             return
         protocol = HttpProtocol(self.config, self.server_state, self.lifespan.state, self._loop)
         protocol.surplus = room is Room.PROBE
@@ -283,7 +283,7 @@ class Server(uvicorn.Server):
         self._open.add(protocol)
 
     def _connected(self, handshake: asyncio.Task[Any], protocol: HttpProtocol, connection: socket.socket) -> None:
-        if handshake.cancelled() or handshake.exception() is not None:  # the client left, or had to, before it was let in
+        if handshake.cancelled() or handshake.exception() is not None:  # the client left, or was evicted, during the handshake
             self._open.discard(protocol)
             connection.close()
 
@@ -292,7 +292,7 @@ class Server(uvicorn.Server):
 
 
 class Worker(Server):
-    """A server that takes its share of the connections of a socket."""
+    """A server that accepts its share of the connections of a socket."""
 
     def __init__(
         self,
@@ -308,13 +308,13 @@ class Worker(Server):
         """Wraps uvicorn.
 
         Args:
-            config: uvicorn's.
-            pipe: To the supervisor; it ends when the supervisor is dead.
+            config: uvicorn's configuration.
+            pipe: Pipe to the supervisor; it closes when the supervisor ends.
             on_message: Called with each message of the supervisor, except None, which stops the worker, and SIGHUP.
-            counts: Connections of all workers, from `listener.shared_counts`.
-            heartbeats: Of all workers, in shared memory: the `time.monotonic_ns()` at which the event loop last turned.
-            index: Of this worker.
-            **server: What else a `Server` takes.
+            counts: Numbers of connections of all workers, from `shared_counts`.
+            heartbeats: For all workers, the `time.monotonic_ns()` of the last turn of the event loop, in shared memory.
+            index: Index of this worker.
+            **server: Further arguments of `Server`.
         """
         super().__init__(config, **server)
         self._pipe, self._on_message = pipe, on_message
@@ -322,21 +322,21 @@ class Worker(Server):
         self._heartbeats = heartbeats
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stops, however often it is told: a terminal, or systemd, signals the workers too.
+        """Stops the server; repeated signals change nothing, because a terminal or systemd signals the workers too.
 
-        To end at once is the supervisor's to decide.
+        Only the supervisor can end a worker at once.
         """
         self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Returns whether to stop: when told to, or with a dead inference thread, for the supervisor has another worker then."""
+        """Returns whether to stop: on request, or if an inference thread has died, because the supervisor then starts another worker."""
         return await super().on_tick(counter) or not self._scheduler.ready
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drains and closes; a worker that ends by itself leaves all connections that come to the others at once."""
+        """Drains and closes; a worker that ends by itself immediately leaves new connections to the other workers."""
         if not self.should_exit:
             self._listener.leave()
-            self._pre_stop_delay_s = 0  # no load balancer has to notice anything
+            self._pre_stop_delay_s = 0  # no load balancer has to react
         await super().shutdown(sockets)
 
     def _listen(self, listener: socket.socket) -> None:
@@ -345,12 +345,12 @@ class Worker(Server):
         self._beat()
 
     def _hang_up(self) -> None:
-        """Passes SIGHUP on: the supervisor tells all workers, also this one."""
+        """Passes SIGHUP to the supervisor, which forwards it to all workers, including this one."""
         with suppress(OSError):  # the supervisor was killed
             self._pipe.send(signal.SIGHUP)
 
     def _beat(self) -> None:
-        """Says that the event loop turns, for as long as it does: also during the drain."""
+        """Publishes heartbeats while the event loop turns, also during the drain."""
         self._heartbeats[self._index] = time.monotonic_ns()
         self._loop.call_later(HEARTBEAT_S, self._beat)
 
@@ -369,14 +369,14 @@ class Worker(Server):
 
 
 class _Unsaid(logging.Filter):
-    """Keeps refusals out of the log: while the service stops there is one for each request, and a count of them at the end."""
+    """Keeps refusals out of the log during shutdown; the log gets their number at the end."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return getattr(record, "error_type", None) != "unavailable"
 
 
 def configure(app: ASGIApp, *, keep_alive_s: int, tls: ssl.SSLContext | None = None, proxies: Sequence[str] = ()) -> uvicorn.Config:
-    """Returns what uvicorn needs to know to serve an application, by TLS where there is a context; `proxies` may say who the client is."""
+    """Returns uvicorn's configuration, with TLS if there is a context; `proxies` may set the client's address."""
     return uvicorn.Config(
         app,
         loop="uvloop",

@@ -1,16 +1,16 @@
-"""Supervisor: several worker processes that do the same. Knows processes, pipes and signals; nothing of HTTP, models or metrics.
+"""Supervisor: runs several equal worker processes. It uses processes, pipes and signals, but no HTTP, models or metrics.
 
-Workers are forked from a process that has one thread and has not loaded onnxruntime: threads do not survive a fork, so each worker makes its
-own sessions.
+Workers are forked from a process that has one thread and has not loaded onnxruntime, because threads do not survive a fork. So each worker
+creates its own sessions.
 
-    worker ───── pipe ──────► supervisor   first: that it is ready, or why its start failed; then messages of any kind;
-                                           SIGHUP says: I got this signal, which is for all
-    supervisor ─ pipe ──────► worker       messages of any kind; None says: finish what you have, and end; SIGHUP: read the secrets again
-    worker ───── heartbeat ─► supervisor   in shared memory: when its event loop last turned
+    worker ───── pipe ──────► supervisor   first: ready, or the error of the start; then messages of any kind;
+                                           SIGHUP means: this worker got the signal, which is for all workers
+    supervisor ─ pipe ──────► worker       messages of any kind; None means: finish and end; SIGHUP means: read the secrets again
+    worker ───── heartbeat ─► supervisor   in shared memory: time of the last turn of the event loop
 
-A worker's pipe ends when the supervisor is killed, so no worker is left behind. This is our own supervisor, and not gunicorn's or uvicorn's,
-because those share neither the listener's counts nor the metrics' folder, start workers one by one without saying when all are ready, and cut
-off what a stopping worker has admitted.
+A worker's pipe closes when the supervisor is killed, so no worker is left behind. gunicorn's and uvicorn's supervisors are not suitable:
+they share neither the listener's counts nor the folder of metrics, do not report when all workers are ready, and abort
+admitted requests of a stopping worker.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from bertserve.service.process import systemd
 logger = logging.getLogger("bertserve.supervisor")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# of one worker in a row: before all are ready the service ends then, and later it waits before each further one
+# Failed starts of one worker in a row: before all workers were ready, the service then ends; later it waits before each new attempt.
 MOST_FAILED_STARTS = 3
 RETRY_S, MOST_RETRY_S = 1.0, 60.0
-# After the shutdown timeout a worker joins its inference threads (1 s) and sends what was produced (5 s); one that still runs then hangs.
+# After the shutdown timeout, a worker joins its inference threads (1 s) and sends finished answers (5 s); if it still runs then, it hangs.
 MARGIN_S = 8
 
-# A worker that has not turned its event loop for so long answers no request; bodies of 8 MiB take it a tenth of a second. With the
-# start of another one, of four small models, it is replaced within five seconds.
+# A worker whose event loop has not turned for this time answers no request; a body of 8 MiB blocks it for 0.1 s. A hung worker with
+# four small models is replaced within five seconds, including the start of the new one.
 HUNG_S = 2.0
 CHECK_S = 0.2
 PAUSED_S = 0.5
 
-# Loading may take minutes, where engines are built; once one worker has loaded, the others need not take much longer than it did.
+# The first start may take minutes, if TensorRT engines are built; after it, others should not take much longer.
 START_S = 60.0
 START_FACTOR = 10.0
 
-# What a worker does, with its index and its pipe to the supervisor.
+# The function of a worker; its arguments are the worker's index and its pipe to the supervisor.
 Work = Callable[[int, Connection], None]
 
 
@@ -61,14 +61,14 @@ class _Worker:
     """A worker process.
 
     Attributes:
-        index: Its place; another process takes it when this one dies.
+        index: Its position; its successor gets the same one.
         process: The process.
-        pipe: The supervisor's end of its pipe.
+        pipe: The supervisor's end of the pipe.
         started: `time.monotonic()` at its start.
-        ready: Whether it has said that it is ready.
-        hung_up: Whether SIGHUP came while it was not.
+        ready: Whether it has reported that it is ready.
+        hung_up: Whether SIGHUP came before it was ready.
         hung: Whether it was killed because it hung.
-        error: Why its start failed, if it said so.
+        error: The error of its start, if it reported one.
     """
 
     index: int
@@ -82,7 +82,7 @@ class _Worker:
 
 
 class Supervisor:
-    """Keeps a number of workers running until it is told to stop.
+    """Keeps a number of workers running until it is stopped.
 
     Attributes:
         on_message: Called with each message of a worker after its first.
@@ -100,18 +100,18 @@ class Supervisor:
         on_stop: Callable[[], None] = lambda: None,
         on_hangup: Callable[[], None] = lambda: None,
     ) -> None:
-        """Creates a supervisor; `run` it.
+        """Creates a supervisor; `run` starts it.
 
         Args:
-            work: Called in each worker; returns when the pipe has ended, or None came through it, and all is done.
-            workers: How many.
-            shutdown_timeout_s: Seconds that a worker may take to finish what it has.
-            heartbeats: By index the `time.monotonic_ns()` at which a worker's event loop last turned, in memory that all share.
-            on_ready: Called once, with the first message of a worker, when all of them are ready.
-            on_end: Called with the index of each worker that has ended, and why it has to be replaced: `ended` by itself, or `hung` and was
-                killed; None while the service stops.
-            on_stop: Called once, when the workers are told to stop: what they inherited need not stay open here.
-            on_hangup: Called on each SIGHUP, to this process or to a worker. All workers are told then; one that is not ready once it is.
+            work: Called in each worker; returns when the pipe has closed or delivered None, and all open requests are finished.
+            workers: Number of workers.
+            shutdown_timeout_s: Seconds for a worker to finish its open requests.
+            heartbeats: By index, the `time.monotonic_ns()` of the last turn of a worker's event loop, in shared memory.
+            on_ready: Called once, with the first message of a worker, when all workers are ready.
+            on_end: Called with the index of each worker that has ended, and the reason to replace it: `ended` by itself, or `hung` and was
+                killed; None during shutdown.
+            on_stop: Called once, when the workers are told to stop: this process can then close what they inherited.
+            on_hangup: Called on each SIGHUP, to this process or to a worker. All workers get the signal, as soon as they are ready.
         """
         self.on_message: Callable[[Any], None] = lambda _: None
         self._work = work
@@ -125,8 +125,8 @@ class Supervisor:
         self._longest_start_s: float | None = None
         self._workers: list[_Worker] = []
         self._announced = False
-        self._failed_starts = [0] * workers  # by index, since its last worker was ready
-        self._due: dict[int, float] = {}  # index -> `time.monotonic()` at which another worker starts in its place
+        self._failed_starts = [0] * workers  # by index, since the worker was last ready
+        self._due: dict[int, float] = {}  # index -> `time.monotonic()` at which its next worker starts
         self._failure: StartError | None = None
         self._stopping = False
         self._stop_began = 0.0  # `time.monotonic()`
@@ -135,17 +135,17 @@ class Supervisor:
         self._watchdog = systemd.Watchdog()
 
     def run(self) -> None:
-        """Runs the workers; returns once SIGINT or SIGTERM has stopped them all. Another SIGINT ends them at once.
+        """Runs the workers; returns once SIGINT or SIGTERM has stopped them all. A second SIGINT kills them.
 
         Raises:
-            StartError: At the first start a worker could not start, or died MOST_FAILED_STARTS times before it was ready; or later all of
-                them did.
+            StartError: During the first start, a worker failed to start, or ended MOST_FAILED_STARTS times before it was ready; or later,
+                all workers did.
         """
         self._signals, told = socket.socketpair()
         told.setblocking(False)
-        signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)  # before the handlers, which would drop a signal that comes earlier
+        signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)  # before the handlers, which would drop an earlier signal
         for number in SIGNALS:
-            signal.signal(number, lambda *_: None)  # the number comes through the descriptor
+            signal.signal(number, lambda *_: None)  # the number is read from the descriptor
         try:
             for index in range(self._count):
                 self._start(index)
@@ -165,7 +165,7 @@ class Supervisor:
     def _start(self, index: int) -> None:
         pipe, worker_end = multiprocessing.Pipe()
         process = multiprocessing.get_context("fork").Process(target=self._enter, args=(index, worker_end, pipe), name=f"worker-{index}")
-        # a signal between the fork and the worker's own handlers would be told to the supervisor twice, and to the worker never
+        # otherwise a signal between the fork and the worker's own handlers would reach the supervisor twice, and the worker never
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             process.start()
@@ -173,17 +173,17 @@ class Supervisor:
             raise StartError(f"cannot start a worker process ({error.strerror}); lower --workers.") from error
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        worker_end.close()  # so that the next worker does not inherit it, and this one's end is the pipe's
+        worker_end.close()  # so that the next worker does not inherit it, and the pipe closes with this worker
         self._workers.append(_Worker(index, process, pipe, time.monotonic()))
 
     def _enter(self, index: int, pipe: Connection, supervisor_end: Connection) -> None:
         """Runs in the worker."""
         for inherited in (supervisor_end, *(worker.pipe for worker in self._workers)):
-            inherited.close()  # else these pipes would not end with the supervisor
+            inherited.close()  # otherwise these pipes would not close with the supervisor
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; while models load, the supervisor says what to do
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; while models load, the supervisor decides
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         try:
             self._work(index, pipe)
@@ -193,7 +193,7 @@ class Supervisor:
             sys.exit(1)
 
     def send(self, index: int, message: Any) -> None:
-        """Sends a message to a worker that is ready. One that does not read is killed: to wait for it would stop the supervisor."""
+        """Sends a message to a worker that is ready. A worker that does not read is killed, because the wait would block the supervisor."""
         worker = next((worker for worker in self._workers if worker.index == index), None)
         if worker is None or not worker.ready or worker.pipe.closed:
             return
@@ -206,7 +206,7 @@ class Supervisor:
             worker.hung = True
 
     def _react(self) -> None:
-        """Waits until something happens, and does what it asks for."""
+        """Waits for the next event and handles it."""
         pipes = [worker.pipe for worker in self._workers if not worker.pipe.closed]
         happened = wait([self._signals, *pipes, *(worker.process.sentinel for worker in self._workers)], CHECK_S)
         self._kill_hung()
@@ -232,7 +232,7 @@ class Supervisor:
             self._hang_up()
         elif not self._stopping:
             self._stop()
-        elif number == signal.SIGINT:  # as uvicorn: someone at the keyboard has lost patience; SIGTERM may come twice by accident
+        elif number == signal.SIGINT:  # like uvicorn, for an impatient user; SIGTERM may come twice by accident
             self._kill()
 
     def _hang_up(self) -> None:
@@ -244,7 +244,7 @@ class Supervisor:
             self.send(worker.index, signal.SIGHUP)
 
     def _read(self, worker: _Worker) -> None:
-        """Reads the messages that a worker has sent."""
+        """Reads the messages of a worker."""
         try:
             while not worker.pipe.closed and worker.pipe.poll():
                 message = worker.pipe.recv()
@@ -273,8 +273,8 @@ class Supervisor:
             self._on_ready(message)
 
     def _reap(self, worker: _Worker) -> None:
-        """Puts another process in the place of a worker that ended, unless that is hopeless or not wanted."""
-        self._read(worker)  # it may say why it ended
+        """Replaces a worker that has ended, unless the service stops or its start has failed too often."""
+        self._read(worker)  # the last message may have the reason of its end
         worker.process.join()
         self._workers.remove(worker)
         worker.pipe.close()
@@ -293,10 +293,10 @@ class Supervisor:
             self._retry(worker.index, worker.error or StartError(f"worker {worker.index} ended before it was ready."))
 
     def _retry(self, index: int, error: StartError) -> None:
-        """Starts a worker later whose start failed, or ends the service where no worker is left that could serve."""
+        """Schedules a new start after a failed one, or stops the service if no worker is left that could serve."""
         self._failed_starts[index] += 1
         failed = self._failed_starts[index]
-        # once all were ready, those that still are serve on
+        # once all workers were ready, the remaining ones continue to serve
         if (min(self._failed_starts) if self._announced else failed) >= MOST_FAILED_STARTS:
             self._fail(error)
         elif failed < MOST_FAILED_STARTS:
@@ -307,9 +307,9 @@ class Supervisor:
             logger.error("worker %d failed to start %d times in a row; the next attempt is in %.0f s", index, failed, wait_s)
 
     def _start_due(self) -> None:
-        """Starts the workers whose time has come; one that cannot even be forked is tried again."""
+        """Starts the workers that are due; a failed fork is tried again."""
         for index in [index for index, at in self._due.items() if at <= time.monotonic()]:
-            if self._due.pop(index, None) is None:  # the service stops because of the one before
+            if self._due.pop(index, None) is None:  # an earlier failure has stopped the service
                 return
             try:
                 self._start(index)
@@ -318,10 +318,10 @@ class Supervisor:
                 self._retry(index, error)
 
     def _kill_hung(self) -> None:
-        """Kills workers whose event loop stands still, or whose start does; `_reap` puts others in their place."""
+        """Kills workers whose event loop or start hangs; `_reap` replaces them."""
         now = time.monotonic()
         missed_s, self._checked = now - self._checked - CHECK_S, now
-        if missed_s > PAUSED_S:  # the supervisor stood still itself, and so perhaps did all: it has not watched them meanwhile
+        if missed_s > PAUSED_S:  # the supervisor was suspended itself, and perhaps all processes were: this time does not count
             for worker in self._workers:
                 self._watch_from(worker, worker.started + missed_s)
         for worker in self._workers:
@@ -331,10 +331,10 @@ class Supervisor:
                 logger.error("worker %d, process %d, %s for %.1f s and is killed", worker.index, worker.process.pid, what, silent_s)
                 worker.process.kill()
                 worker.hung = True
-                self._watch_from(worker, now)  # it needs a moment to end, and is logged once
+                self._watch_from(worker, now)  # it needs a moment to end, and must be logged only once
 
     def _watch_from(self, worker: _Worker, started: float) -> None:
-        """Takes a worker for one that was heard of now, and whose start began then."""
+        """Restarts the time measurement of a worker: its heartbeat is now, and its start began at `started`."""
         worker.started = started
         if worker.ready:
             self._heartbeats[worker.index] = time.monotonic_ns()
@@ -349,7 +349,7 @@ class Supervisor:
         self._stop()
 
     def _stop(self) -> None:
-        """Tells all workers to finish what they have."""
+        """Tells all workers to finish their open requests and to end."""
         self._stopping = True
         self._stop_began = time.monotonic()
         systemd.notify("STOPPING=1")
@@ -361,7 +361,7 @@ class Supervisor:
         for worker in list(self._workers):
             if worker.ready:
                 self.send(worker.index, None)
-            else:  # it has nothing to finish, and reads its pipe only when its models are loaded
+            else:  # it has no requests, and reads its pipe only after its models are loaded
                 worker.process.terminate()
 
     def _kill(self) -> None:

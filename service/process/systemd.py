@@ -1,4 +1,4 @@
-"""Reports the state of the service to systemd, as a unit of `Type=notify` expects it. Does nothing if NOTIFY_SOCKET is not set."""
+"""Reports the state of the service to systemd, for a unit of `Type=notify`. It does nothing if NOTIFY_SOCKET is not set."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def notify(state: str) -> None:
 
 
 class Watchdog:
-    """Sends WATCHDOG=1 twice in each WatchdogSec= of the unit, for as long as somebody calls `beat`."""
+    """Sends WATCHDOG=1 twice per WatchdogSec= of the unit, as long as `beat` is called."""
 
     def __init__(self) -> None:
-        """Reads how often the unit wants to hear from this process."""
+        """Reads the interval of the unit."""
         timeout, process = os.environ.get(WATCHDOG_TIMEOUT, ""), os.environ.get(WATCHDOG_PROCESS, "")
         is_meant = timeout.isdecimal() and process in ("", str(os.getpid()))
         self._interval_s = int(timeout) / 2e6 if is_meant else None

@@ -1,4 +1,4 @@
-"""What a process does that serves, alone or as one of several workers: it loads the models, and answers until it is told to stop."""
+"""The serving process, a single one or one of several workers: it loads the models, and answers requests until it is stopped."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def work(
     context: WorkerContext = SINGLE_WORKER,
     pipe: Connection | None = None,
 ) -> None:
-    """Loads the models and serves them until told to stop.
+    """Loads the models and serves them until it is stopped.
 
     Args:
         settings: The settings.
         listener: The bound socket.
         secrets: Keys and certificate.
-        on_ready: Called once connections are taken.
-        context: Which worker this is.
-        pipe: To the supervisor, where there is one.
+        on_ready: Called when the server accepts connections.
+        context: The position of this worker.
+        pipe: Pipe to the supervisor, if any.
     """
-    tracer = tracer_to(settings.otlp_endpoint)  # here, and not before the workers are forked
-    limits = _connection_limits(settings)  # before the models are loaded: it may be a wrong setting
-    # FastAPI takes a sixth of a second to import, for which the models, whose runs need no interpreter, need not wait
+    tracer = tracer_to(settings.otlp_endpoint)  # only here, after the workers are forked
+    limits = _connection_limits(settings)  # before the models are loaded, because a setting may be wrong
+    # importing FastAPI takes about 0.17 s; models can load at the same time, because their runs need no interpreter
     with ThreadPoolExecutor(1) as pool:
         pool.submit(import_module, "bertserve.service.http.app")
         state = build(settings, context, tracer)
@@ -86,9 +86,9 @@ def _server(
 
     def on_hangup() -> None:
         secrets.reload()
-        if pipe is None:  # else the supervisor has asked all workers to refresh their models
+        if pipe is None:  # otherwise the supervisor has asked all workers to refresh their models
             task = asyncio.ensure_future(reloader.refresh())
-            refreshing.add(task)  # the loop itself keeps no task alive
+            refreshing.add(task)  # the reference is needed, because the loop keeps no task alive
             task.add_done_callback(refreshing.discard)
 
     arguments: dict[str, Any] = {
@@ -113,13 +113,13 @@ def _server(
 
 
 def application(settings: Settings, state: AppState, secrets: Secrets, *, sends_request_id: bool = True) -> ASGIApp:
-    """Returns the application of settings: what this process serves, and what a replica of another server serves.
+    """Returns the application for settings, to be served by this process or as a replica in another server.
 
     Args:
-        settings: Who may call what, from where, and what is logged.
-        state: What it answers from.
+        settings: The settings of access and logs.
+        state: The models, metrics and limits.
         secrets: The keys.
-        sends_request_id: Whether answers get the header `x-request-id` here; a server around it may add it.
+        sends_request_id: Whether the application adds the header `x-request-id`; a server around it may add it instead.
     """
     from bertserve.service.http.app import create_app
     from bertserve.service.http.auth import Authenticator
@@ -142,7 +142,7 @@ def application(settings: Settings, state: AppState, secrets: Secrets, *, sends_
 
 
 def _line(registry: Registry, model: Model) -> str:
-    """Returns what the start says of a model: also which endpoints use it where a request names none."""
+    """Returns the line about a model that is printed at startup; it includes the endpoints whose default it is."""
     endpoints = ", ".join(f"/{TASKS[task].path}" for task in registry.default_of(model))
     return f"{model.name}: {model.task}, {model.graph.provider}/{model.graph.precision}" + (f", answers {endpoints}" if endpoints else "")
 

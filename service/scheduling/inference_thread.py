@@ -1,4 +1,4 @@
-"""InferenceThread: a thread and its run; CompletionQueue: results to the event loop; PeakConcurrency: how many runs wanted a core of late."""
+"""InferenceThread: a thread and its run; CompletionQueue: delivers results to the event loop; PeakConcurrency: recent demand for cores."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from bertserve.service.scheduling.scheduled_request import Item
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """One run of a batch, or of a part of one that has failed; or the decoding of what came of it.
+    """A run of a batch, a run of a part of a failed batch, or the decoding of its results.
 
     Attributes:
-        held: All items of the batch, also those that run after this part or have run before it.
-        predicted_s: Predicted seconds; 0 where nothing is predicted.
+        held: All items of the batch, including those that run before or after this part.
+        predicted_s: Predicted seconds; 0 if there is no prediction.
         started: Time at which it started.
-        watched_s: Seconds that the watchdog has seen it run; the watchdog's own.
-        hung: Whether the watchdog takes it for hung.
+        watched_s: Seconds that the watchdog has observed the run; only the watchdog changes it.
+        hung: Whether the watchdog has found that the run hangs.
     """
 
     held: Sequence[Item]
@@ -35,11 +35,11 @@ class InferenceThread:
     """A thread and its run.
 
     Attributes:
-        handle: The thread itself; started by the scheduler.
-        run: What it runs now; None while it waits. Another object for each run, so that who watches one never meets the next.
-        busy: Seconds that it had a batch, of batches that have ended, and when the present one began; None while it waits. One object for
-            both, so that who reads it from another thread gets two that belong together.
-        long_step: Whether it has begun a step that takes long and cannot be interrupted.
+        handle: The thread; the scheduler starts it.
+        run: The current run; None while it waits. Each run is another object, so a reader of one run never sees values of the next.
+        busy: Seconds of batches that have ended, and the start time of the current batch, None while it waits. Both are in one tuple,
+            so that another thread reads two values that belong together.
+        long_step: Whether it has started a long step that cannot be interrupted.
     """
 
     handle: threading.Thread = field(init=False)
@@ -48,13 +48,13 @@ class InferenceThread:
     long_step: bool = False
 
     def busy_s(self, now: float) -> float:
-        """Returns the seconds that it had a batch, up to now."""
+        """Returns the seconds for which it has had a batch, up to now."""
         ended_s, since = self.busy
         return ended_s if since is None else ended_s + now - since
 
 
 class CompletionQueue:
-    """Sets results on futures of the loop that it was made in; a future that is done already is left alone."""
+    """Sets results on futures of its event loop, and skips futures that are already done."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -62,7 +62,7 @@ class CompletionQueue:
         self._items: list[tuple[asyncio.Future[Any], Any, BaseException | None]] = []
 
     def post(self, future: asyncio.Future[Any], result: Any, error: BaseException | None = None) -> None:
-        """Delivers a result, or an error, from any thread. Wakes the loop only if no earlier post did already."""
+        """Delivers a result or an error from any thread. It wakes the loop only if no earlier post has done so."""
         with self._lock:
             self._items.append((future, result, error))
             first = len(self._items) == 1
@@ -73,7 +73,7 @@ class CompletionQueue:
         with self._lock:
             items, self._items = self._items, []
         for future, result, error in items:
-            # its caller may have been cancelled since; setting it then would raise and lose the others
+            # a caller may have been cancelled; an exception here would lose the other results
             if future.done():
                 continue
             if error is None:
@@ -86,17 +86,17 @@ WINDOW_S = 1.0
 
 
 class PeakConcurrency:
-    """The most runs at once, running or waiting, over the last one to two windows.
+    """The maximum number of runs at the same time, running or waiting, over the last one to two windows.
 
-    That nothing else runs now says little about the next few milliseconds: if texts arrive at random, a run on several cores soon shares them
+    An idle machine says little about the next few milliseconds: if texts arrive at random, a run on several cores soon shares them
     with another run, and both take longer. If nothing else has run for a second or more, this is likely to continue.
     """
 
     def __init__(self, window_s: float = WINDOW_S) -> None:
-        """Starts with none.
+        """Starts with no runs.
 
         Args:
-            window_s: Seconds of a window.
+            window_s: Length of a window in seconds.
         """
         self._window_s = window_s
         self._window = 0
@@ -104,7 +104,7 @@ class PeakConcurrency:
         self._before = 0
 
     def record(self, runs: int, now: float) -> int:
-        """Counts that so many runs wanted a core at `now`, in seconds of a clock that never goes back; returns the peak."""
+        """Records the number of runs that need a core at `now`, in seconds of a monotonic clock; returns the peak."""
         window = int(now // self._window_s)
         if window != self._window:
             self._before = self._now if window == self._window + 1 else 0
@@ -113,5 +113,5 @@ class PeakConcurrency:
         return max(self._now, self._before)
 
     def peak(self, now: float) -> int:
-        """Returns the most that were counted in this window and the one before."""
+        """Returns the peak of the current window and the one before."""
         return self.record(0, now)

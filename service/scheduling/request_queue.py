@@ -1,13 +1,13 @@
-"""RequestQueue: what is admitted and what waits, and which items run next. The heart of the scheduler, and pure.
+"""RequestQueue: admits requests, orders waiting items and chooses the next batch. It is the core of the scheduler, without side effects.
 
-No threads, no locks and no clock: every call passes `now`, and one caller at a time calls. It sees of an item an opaque
-key (what may share a batch), its cost in tokens and a payload that it never opens.
+It has no threads, locks or clock: every call passes `now`, and calls must not overlap. For each item it knows an opaque
+key (items with equal keys can share a batch), its cost in tokens, and a payload that it never reads.
 
-A **ScheduledRequest** is one request: admitted whole or refused whole, closed exactly once. It has one or more **items** (texts, or
-windows of a text), which run in batches. Invariants: `queue_tokens` is the sum over open requests of what they still hold,
+A **ScheduledRequest** is one request: it is admitted or refused as a whole, and closed exactly once. It has one or more **items** (texts,
+or windows of a text), which run in batches. Invariants: `queue_tokens` is the sum of the tokens that open requests still hold,
 and a closed request's items never start.
 
-Every operation is O(log n) amortized over the items: dead items are skipped when they come up, each once.
+Every operation takes amortized O(log n) for n items: an ended item is skipped once, when it reaches the front.
 """
 
 from __future__ import annotations
@@ -33,53 +33,53 @@ from bertserve.service.scheduling.scheduled_request import (
     exact,
 )
 
-# Ended requests and items that can be kept in addition to the live ones, so that dropping them is rare.
+# Ended requests and items that may stay in addition to the live ones, so that their removal is rare.
 KEPT_ENDED = 64
 
-# Times its prediction that nearly every wait is at most: under overload, and with neighbors, a machine is a tenth slower than it was.
+# Nearly every wait is at most this many times its prediction: under load, or with other processes, a machine is about 10 % slower.
 PREDICTION_ERROR = 1.15
 
-# A request is long if its items before the last one take more predicted seconds of an inference thread.
+# A request is long if its items before the last one take more predicted seconds of an inference thread than this.
 LONG_S = 0.05
 
-# The deadline can lower the pace of a request. The limit is LEAST_PACE, the speed of the clock, so that a short deadline gives no priority over
-# other requests. For a request of more than HEAVY_S seconds it is PACE, because it would delay others for too long.
+# The deadline can lower the pace of a request. The limit is LEAST_PACE, the speed of the clock, so that a short deadline gives no priority
+# over other requests. For a request of more than HEAVY_S seconds the limit is PACE, because it would delay others for too long.
 HEAVY_S, LEAST_PACE = 1.0, 1.0
 
 # When the queue is full, requests of at most a 64th of it are still admitted, until small requests hold an 8th of it.
 SMALL_PARTS, SPARE_PARTS = 64, 8
 
-# A long request that is so many seconds late no longer delays others alone: every second start goes to a short request, if one waits.
+# After this many seconds of delay, long requests no longer delay all others: every second start goes to a short request, if one waits.
 LATE_S = 0.1
 
 # Predicted seconds of late long requests for each second of the short ones that wait with them: their runs are up to twice as long.
 LATE_PER_SHORT = 2.0
 
-# A step of more seconds, such as to tokenize a very long text, cannot be interrupted. One thread begins none while all others have one.
+# A longer step, such as tokenizing a very long text, cannot be interrupted. At least one of several threads starts no such step.
 LONG_STEP_S = 0.02
 
-# Seconds by which a batch-mate may always start after the head: while waits are this short, the best batch counts for more.
+# Seconds by which a batch-mate may always overtake others: while waits are this short, the most efficient batch matters more.
 OVERTAKEN_S = 0.1
 
 # Minimum share of a run that a batch-mate must save. A run cannot be interrupted, so it must not become longer for a small gain.
 LEAST_GAIN = 1 / 32
 
 
-# A request in a heap: the priority of its first waiting item, or less; the place of its current stage; itself.
+# An entry of a heap: a lower bound of the priority of the request's first waiting item; the place of its current stage; the request.
 _Node = tuple[float, int, ScheduledRequest]
 
 
 class RequestQueue:
-    """Requests and items that wait, in fair order, within a token budget."""
+    """Waiting requests and items in fair order, within a limit of tokens."""
 
     def __init__(self, *, max_batch_tokens: int, max_queue_tokens: int, max_memory: float = inf, threads: int = 1) -> None:
         """Creates an empty queue.
 
         Args:
-            max_batch_tokens: Budget of a batch: rows times padded length.
-            max_queue_tokens: Most tokens that admitted requests may hold together.
-            max_memory: Most numbers of four bytes that they may hold together.
-            threads: How many batches run at once, for predicted waits.
+            max_batch_tokens: Maximum tokens of a batch: rows times padded length.
+            max_queue_tokens: Maximum tokens that all admitted requests hold together.
+            max_memory: Maximum memory that they hold together, in numbers of four bytes.
+            threads: Number of batches that run at the same time, to predict waits.
         """
         self.max_batch_tokens = max_batch_tokens
         self.max_queue_tokens = max_queue_tokens
@@ -88,14 +88,14 @@ class RequestQueue:
         self.queue_tokens = 0
         self.queue_items = 0
         self.queue_seconds = 0.0
-        self._long_seconds = 0.0  # the part of long requests, and of those of a share
+        self._long_seconds = 0.0  # the part of long requests and of requests in a share
         self.threads = threads
         self._reservations = Reservations()
         self._tie = count()
-        # Requests by a priority that is at most that of their first waiting item, which is corrected when it comes up. Each stage of a request has its own
-        # node; an older one is dropped.
+        # Requests by a lower bound of the priority of their first waiting item, which is corrected at the front. Each stage of a request
+        # has its own node; an older node is dropped.
         self._by_priority: list[_Node] = []
-        self._long_by_priority: list[_Node] = []  # the same for long requests, and for those of a share
+        self._long_by_priority: list[_Node] = []  # the same for long requests and requests in a share
         self._last_was_long = False
         self._groups: dict[Hashable, Group] = {}
         self._deadlines: list[tuple[float, int, ScheduledRequest]] = []
@@ -118,17 +118,17 @@ class RequestQueue:
         """Admits a whole request by its estimated cost.
 
         Args:
-            tokens: About how many it has.
-            seconds: About how many it takes of an inference thread.
+            tokens: Estimated tokens of the request.
+            seconds: Estimated seconds of an inference thread.
             deadline: Time by which its last item must have started.
-            now: The time.
-            busy_s: Seconds that the inference threads still need for what they run, together; 0 where one is free.
-            items: About how many items it will have.
-            share: The share of the queue that it counts in.
+            now: The current time.
+            busy_s: Seconds that the inference threads still need for their current runs, in total; 0 if a thread is free.
+            items: Estimated number of items.
+            share: The share of the queue in which it counts.
 
         Raises:
-            TooLargeError: It is larger than the queue and would never fit.
-            RefusedError: It does not fit now, into the queue or its share, or would probably not start before its deadline.
+            TooLargeError: It is larger than the queue.
+            RefusedError: The queue or its share is full, or the request would probably not start before its deadline.
         """
         if tokens > self.max_queue_tokens:
             raise _larger_than_queue(tokens, self.max_queue_tokens)
@@ -139,9 +139,9 @@ class RequestQueue:
         before = _before_last(seconds, items)
         is_short = before <= LONG_S and share is None
         wait = self.wait_s(now, busy_s, is_short=is_short)
-        # the last item of a long request, and a request of a share, wait for the later items of others too
+        # the last item of a long request, and a request in a share, also wait for later items of others
         last_wait = wait if is_short else max(wait, (self.queue_seconds + busy_s) / self.threads)
-        # its own items count within the error only: otherwise a queue that is always as long as allowed would admit nothing but short texts
+        # its own items count only within the error; otherwise a queue that is always at its limit would admit only short texts
         left, own = deadline - now, before / self.threads
         if now + (max(PREDICTION_ERROR * last_wait, last_wait + own) if last_wait else 0.0) > deadline:
             raise _too_late(last_wait, retry_after_s=last_wait - min(left / PREDICTION_ERROR, left - own))
@@ -164,7 +164,7 @@ class RequestQueue:
         return request
 
     def _check_room(self, tokens: int, busy_s: float, *, is_small: bool) -> None:
-        """Refuses a request for which the queue has no room."""
+        """Refuses a request if the queue is full."""
         has_room = is_small and self._small_tokens + tokens <= self.max_queue_tokens // SPARE_PARTS
         if self.queue_tokens + tokens > self.max_queue_tokens and not has_room:
             excess = (self.queue_tokens + tokens - self.max_queue_tokens) / self.queue_tokens
@@ -175,17 +175,17 @@ class RequestQueue:
                 max_queue_tokens=self.max_queue_tokens,
                 tokens=tokens,
                 reason="queue_full",
-                # room comes with starts, after the runs of now
+                # capacity becomes free when items start, after the current runs
                 retry_after_s=max(busy_s + self.queue_seconds * excess, 0.0) / self.threads,
             )
 
     def wait_s(self, now: float, busy_s: float = 0.0, *, is_short: bool = True) -> float:
-        """Returns the predicted seconds until an item that arrives now starts: what has priority over it, over all inference threads.
+        """Returns the predicted seconds until an item that arrives now starts: all work with priority over it, divided by the threads.
 
         Args:
-            now: The time.
-            busy_s: Seconds that the inference threads still need for what they run, together.
-            is_short: Whether it is of a short request, which late long ones delay only every second time.
+            now: The current time.
+            busy_s: Seconds that the inference threads still need for their current runs, in total.
+            is_short: Whether its request is short; late long requests delay it only at every second start.
         """
         later = self._reservations.seconds_after(now)
         ahead = self.queue_seconds - later
@@ -206,24 +206,24 @@ class RequestQueue:
         reserved_tokens: int = 0,
         shape: Shape = exact,
     ) -> None:
-        """Queues an admitted request's items, in place of what it held before; a closed request's are dropped.
+        """Queues items of an admitted request, which replace the tokens that it held; for a closed request it does nothing.
 
         Args:
-            request: An open request none of whose items wait.
-            key: What may share a batch; None for items that run alone.
+            request: An open request without waiting items.
+            key: Items with equal keys can share a batch; None for items that run alone.
             work: Tokens and payload of each item, at least one.
             cost: Predicted seconds of a batch of `rows` padded to `length`.
-            now: The time.
-            keep_estimate: Keep the estimate of admission reserved, in addition to these items.
-            reserved_tokens: Tokens to reserve for the items of later calls. Their priority is later than that of requests that arrive until then, so they
-                use capacity and delay no request.
-            shape: What a batch of this key is run at; a longer one of as many rows is never smaller, and one row always runs.
+            now: The current time.
+            keep_estimate: Whether the estimate of admission stays reserved in addition to these items.
+            reserved_tokens: Tokens to reserve for the items of later calls. Their priority is later than that of requests that arrive until
+                then, so they use capacity but delay no request.
+            shape: Returns the shape at which a batch of this key runs. A longer batch never has a smaller shape, and one row always fits.
 
         Raises:
-            InvalidValueError: An item is over the budget of a batch.
-            RefusedError: They have many times the admitted tokens, and do not fit now.
+            InvalidValueError: An item exceeds the maximum tokens of a batch.
+            RefusedError: The items have many times the estimated tokens, and the queue is full now.
         """
-        alone = [shape(1, tokens) or (inf, tokens) for tokens, _ in work]  # rows and length of a run of each item by itself
+        alone = [shape(1, tokens) or (inf, tokens) for tokens, _ in work]  # rows and length if each item runs alone
         if max(rows * length for rows, length in alone) > self.max_batch_tokens:
             raise _longer_than_batch(max(tokens for tokens, _ in work), self.max_batch_tokens)
         if not request.open:
@@ -239,7 +239,7 @@ class RequestQueue:
         request.results = [None] * len(work)
         request.waiting = request.remaining = len(work)
         request.queued_at = now
-        # of a full batch of items of the same length, if an item may share one
+        # rows of a full batch of items of the same length, if the item can share a batch
         full = [1 if key is None else max(1, self.max_batch_tokens // max(1, length)) for _, length in alone]
         costs = [cost(rows, length) / rows for rows, (_, length) in zip(full, alone, strict=True)]
         total = sum(costs)
@@ -253,16 +253,16 @@ class RequestQueue:
         self._order(request, first)
 
     def _order(self, request: ScheduledRequest, priority: float) -> None:
-        """Puts a request with new items into the order of those that wait, by the priority of the first item."""
+        """Adds a request with new items to the waiting requests, ordered by the priority of its first item."""
         request.place = next(self._tie)
         heap = self._by_priority if request.is_short else self._long_by_priority
         heapq.heappush(heap, (priority, request.place, request))
-        if request.expires and not request.watched:  # a request with several stages has one node
+        if request.expires and not request.watched:  # a request with several stages has only one node
             request.watched = True
             heapq.heappush(self._deadlines, (request.deadline, next(self._tie), request))
 
     def _underestimated(self, request: ScheduledRequest, tokens: int, held: int) -> RefusedError:
-        """Returns the error of a request whose estimate was far too low and that would overfill the queue; a smaller difference is only charged."""
+        """Returns the error for a request whose estimate was far too low, if it would overfill the queue; small differences are allowed."""
         return RefusedError(
             "the request has {tokens} tokens where about {estimate} were expected, and the queue holds {held} of "
             "{max_queue_tokens}; try again later, or split it.",
@@ -275,7 +275,7 @@ class RequestQueue:
         )
 
     def _add(self, item: Item, now: float) -> None:
-        """Adds the next item of a request, which does not count as held yet."""
+        """Adds the next item of a request; the caller must still add it to the totals."""
         request = item.request
         request.items.append(item)
         if item.key is not None:
@@ -286,10 +286,10 @@ class RequestQueue:
         request.seconds += item.seconds
 
     def expect_memory(self, request: ScheduledRequest, memory: int) -> None:
-        """Counts the numbers of four bytes that a request will hold until it ends.
+        """Reserves memory, in numbers of four bytes, until the request ends.
 
         Raises:
-            RefusedError: There is no room for them in addition to those of other requests.
+            RefusedError: With the memory of other requests, the limit would be exceeded.
         """
         if not request.open:
             return
@@ -306,10 +306,10 @@ class RequestQueue:
         self._memory, request.memory = others + memory, memory
 
     def expect_answer(self, request: ScheduledRequest, size: int) -> None:
-        """Counts the bytes of a request's answer in its share.
+        """Adds the bytes of a request's answer to its share.
 
         Raises:
-            RefusedError: The requests of its share would make too large answers at once.
+            RefusedError: The answers of its share would be too large.
         """
         if request.share is not None and request.open:
             request.share.check_answer(request.answer_bytes, size)
@@ -317,16 +317,17 @@ class RequestQueue:
             request.answer_bytes = size
 
     def take(self, now: float, *, last_thread: bool = False, long_step: bool = True) -> list[Item]:
-        """Takes the best batch there is: the item of the first priority and its best batch-mates; empty if nothing waits.
+        """Takes the best batch: the item with the lowest priority value and its best batch-mates; empty if no item can start.
 
-        Batch-mates have the head's key, and have waited nearly as long. The nearest lengths come first, and one joins as long as the batch
-        stays within the budget and the fixed cost that it saves everyone who waits outweighs the delay to those already in the batch.
-        It is not too small a part of the run either.
+        Batch-mates have the head's key, and have waited nearly as long. The nearest lengths come first. A batch-mate joins if the batch
+        stays within its limit, and if the time that it saves for all waiting items exceeds the delay that it causes to the batch. It must
+        also save at least LEAST_GAIN of the run.
 
         Args:
-            now: The time.
-            last_thread: Whether no other thread is free and others may come: then only requests of which nothing runs may start, so that none has all inference threads.
-            long_step: Whether a request may begin with a long step, of over `LONG_STEP_S`.
+            now: The current time.
+            last_thread: Whether no other thread is free and other requests may arrive. Then only requests without running items may start,
+                so that no request has all inference threads.
+            long_step: Whether a request may start with a long step, of more than `LONG_STEP_S`.
         """
         head = self._first(now, last_thread, long_step)
         if head is None:
@@ -334,7 +335,7 @@ class RequestQueue:
         batch = [head]
         length = head.length
         group = self._groups.get(head.key) if head.key is not None else None
-        # who has waited less than two thirds as long as the head waits on, so that waits can be predicted
+        # items that have waited less than two thirds as long as the head must wait, so that waits are predictable
         last_priority = head.priority + max((now - head.priority) / 3, OVERTAKEN_S)
         self._start(head, now)
         while group is not None and group.lengths:
@@ -347,9 +348,9 @@ class RequestQueue:
         return batch
 
     def finish(self, item: Item, result: Any) -> bool:
-        """Records an item's result; returns whether it was the last one of an open request.
+        """Records an item's result; returns whether it was the last result of an open request.
 
-        The caller then puts the request's next items, or closes it.
+        If so, the caller must put the request's next items, or close it.
         """
         request = item.request
         if not request.open:
@@ -360,13 +361,13 @@ class RequestQueue:
         return request.remaining == 0
 
     def close(self, request: ScheduledRequest) -> bool:
-        """Ends a request, whatever its state; true for the first call only. Its waiting items will never start."""
+        """Ends a request in any state; returns true only for the first call. Its waiting items will never start."""
         if not request.open:
             return False
         request.open = False
         if request.reserved_s:
             self._reservations.drop_all(request)
-        request.results = []  # the deadline heap may hold the request for a while longer
+        request.results = []  # the heap of deadlines may hold the request for a while
         self._ended += sum(item.key is not None for item in request.items if item.waiting)
         request.items.clear()
         self._memory -= request.memory
@@ -374,7 +375,7 @@ class RequestQueue:
         self._long_requests -= request.is_long
         if request.share is not None:
             request.share.requests -= 1
-            request.share.priority -= request.pace * request.seconds  # of what will not run
+            request.share.priority -= request.pace * request.seconds  # the work that will not run
             request.share.answer_bytes -= request.answer_bytes
             self._long_requests -= request.share.requests == 0
         self._hold(request, -request.tokens, -request.seconds)
@@ -383,7 +384,7 @@ class RequestQueue:
         return True
 
     def expire(self, now: float) -> list[ScheduledRequest]:
-        """Closes and returns the requests whose deadline has passed while an item of theirs still waits."""
+        """Closes and returns the requests whose deadline has passed while an item still waits."""
         expired = []
         while self._deadlines and self._deadlines[0][0] <= now:
             request = heapq.heappop(self._deadlines)[2]
@@ -404,16 +405,16 @@ class RequestQueue:
             share.priority = request.priority + request.pace * seconds
 
     def _pace(self, request: ScheduledRequest, before: float) -> None:
-        """Sets the pace of a request by how many long requests share the inference threads: all of them together must not fall behind the time.
+        """Sets the pace of a request from the number of long requests, so that all of them together do not fall behind.
 
-        The last item must have a priority early enough to start before the deadline, even if the requests with priority over it keep the inference threads busy.
+        Its last item must get a priority early enough to start before the deadline, even if other requests keep all inference threads busy.
 
         Args:
             request: An open request.
-            before: Predicted seconds of what it still has to do before its last item.
+            before: Predicted seconds of its remaining work before its last item.
         """
         before += request.started_s + request.finish_s
-        if before > LONG_S and not request.is_long and request.share is None:  # all requests of a share together count as a long one
+        if before > LONG_S and not request.is_long and request.share is None:  # all requests of a share together count as one long request
             request.is_long, request.is_short = True, False
             self._long_requests += 1
         request.pace = PACE * max(1.0, self._long_requests / self.threads)
@@ -421,7 +422,7 @@ class RequestQueue:
             request.pace = max(request.slack_s / before, PACE if before > HEAVY_S else LEAST_PACE)
 
     def _let_go(self) -> None:
-        """Drops ended items and requests before they outnumber the live ones: if all inference threads are busy, nothing else drops them."""
+        """Drops ended items and requests before they outnumber the live ones; while all threads are busy, nothing else drops them."""
         slack = KEPT_ENDED if self._open_requests else 0
         if len(self._deadlines) > 2 * self._open_requests + slack:
             self._deadlines = [node for node in self._deadlines if node[2].open]
@@ -447,7 +448,7 @@ class RequestQueue:
             self._small_tokens += tokens
         if request.share is not None:
             request.share.tokens += tokens
-        # float sums drift; an empty queue takes no time
+        # sums of floats drift; an empty queue takes no time
         self.queue_seconds = self.queue_seconds + seconds if self.queue_tokens else 0.0
         if not request.is_short:
             self._long_seconds = self._long_seconds + seconds if self.queue_tokens else 0.0
@@ -469,15 +470,15 @@ class RequestQueue:
         if not request.waiting:
             request.queued_s += now - request.queued_at
         if item.key is not None and (group := self._groups.get(item.key)) is not None:
-            group.first(item.tokens)  # drops the item, so that no group grows without end
+            group.first(item.tokens)  # drops ended items, so that the group does not grow without limit
             if not group.lengths:
                 del self._groups[item.key]
 
     def _first(self, now: float, last_thread: bool, long_step: bool) -> Item | None:
-        """Returns the item that starts next: the one of the first priority, but of a late long request only every second time.
+        """Returns the item that starts next: the one with the lowest priority value, but a late long request only at every second start.
 
-        Long requests are late when there are more of them, or they take longer, than was predicted when they were admitted. Without this, all
-        short requests would wait as long as they are late.
+        Long requests become late if there are more of them, or if they take longer, than predicted at their admission. Without this rule,
+        all short requests would wait equally long.
         """
         short = _first_of(self._by_priority, last_thread, long_step) if self._by_priority else None
         long = _first_of(self._long_by_priority, last_thread, long_step) if self._long_by_priority else None
@@ -491,12 +492,12 @@ class RequestQueue:
         return first
 
     def _batch_mate(self, group: Group, rows: int, length: int, head: Item, last_priority: float, last_thread: bool) -> Item | None:
-        """Returns the best item to add to a batch of `rows` padded to `length`, or None if none is worth it."""
+        """Returns the best item to add to a batch of `rows` padded to `length`, or None if no item is worth it."""
         for item in (group.longest_within(length, last_priority), group.shortest_over(length, last_priority)):
             if item is None or (last_thread and item.request.running and item.request is not head.request):
                 continue
             longer = max(length, item.length)
-            # by the rows that are worth something: rows that fill up a planned shape are there for the next batch-mate
+            # cost of real rows only: rows that pad a planned shape are free for the next batch-mate
             run_s = head.cost(rows + 1, longer)
             delay = run_s - head.cost(rows, length)
             saved = head.cost(1, item.length) - delay
@@ -509,7 +510,7 @@ class RequestQueue:
 
 
 def _first_of(heap: list[_Node], last_thread: bool, long_step: bool) -> Item | None:
-    """Returns the waiting item of the first priority of a request that may start one; a request stays in the heap for as long as any of its waits."""
+    """Returns the first waiting item, by priority, of the requests that may start one; a request with waiting items stays in the heap."""
     passed: list[_Node] = []
     item = None
     while heap and item is None:
@@ -530,7 +531,7 @@ def _first_of(heap: list[_Node], last_thread: bool, long_step: bool) -> Item | N
 
 
 def _before_last(seconds: float, items: int) -> float:
-    """Returns the predicted seconds of a request before its last item, of `items` about equal ones."""
+    """Returns the predicted seconds of a request before its last item, for `items` of equal cost."""
     return seconds - seconds / max(items, 1)
 
 

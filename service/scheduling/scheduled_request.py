@@ -1,4 +1,4 @@
-"""What waits: ScheduledRequest and its Items; Share, which limits one stream; Group, items by length; Reservations, items that are due later."""
+"""Waiting work: ScheduledRequest and its Items; Share limits a stream; Group has items by length; Reservations count later work."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 from bertserve.service.errors import RefusedError
 
 Cost = Callable[[int, int], float]
-# rows and longest tokens of a batch -> the rows and length that it is run at; None where it has more rows than may run at once
+# rows and longest tokens of a batch -> the rows and length of its run; None if it has more rows than can run at once
 Shape = Callable[[int, int], tuple[int, int] | None]
 
-# Times their prediction that a request's earlier items count in the priorities of its later ones, so that others come between them also on a machine that
-# is slower than predicted. Where more long requests share the inference threads than there are threads, each has a smaller part of one, and they count more.
+# Factor by which a request's earlier items count in the priorities of its later ones, so that other requests run between them even on a
+# slower machine than predicted. If more long requests than threads share the inference threads, the factor is larger.
 PACE = 1.5
 
 
 def exact(rows: int, tokens: int) -> tuple[int, int]:
-    """Returns the shape of a batch that is padded to its longest text and no further."""
+    """Returns the shape of a batch that is padded only to its longest text."""
     return rows, tokens
 
 
@@ -32,38 +32,39 @@ class ScheduledRequest:
 
     Attributes:
         deadline: Time by which its last item must have started.
-        tokens: Tokens that it holds of the queue: estimated at first, then those of its waiting items.
-        seconds: Predicted seconds of what it holds.
+        tokens: Tokens that it holds of the queue: an estimate at first, then the tokens of its waiting items.
+        seconds: Predicted seconds of these tokens.
         arrived: Time at which it was admitted.
-        priority: Virtual start time of its first item, in seconds; the lowest is served first: its arrival, or later where requests of its share come before it.
-        slack_s: Seconds after its arrival at which its last item may be due and still start before the deadline, as predicted when it was admitted.
+        priority: Virtual start time of its first item, in seconds; the lowest is served first. It is the arrival, or later if other
+            requests of its share are before it.
+        slack_s: Latest delay of its last item, in seconds after its arrival, that still meets the deadline, as predicted at admission.
         results: One per item, in order, filled as they finish.
-        items: Its items by priority, from the first that waits on.
+        items: Its items by priority, from the first waiting one.
         waiting: Items that have not started.
         running: Items that have started and not finished.
         remaining: Items that have not finished.
         open: Whether it is neither answered nor failed.
-        estimated: Whether its items are not known yet.
-        place: Which node of the queue's order belongs to its current stage.
-        watched: Whether the queue will look at it when its deadline has passed.
+        estimated: Whether its items are not yet known.
+        place: The node of its current stage in the queue's order.
+        watched: Whether the queue checks its deadline.
         expires: Whether the deadline ends it while items wait.
         queued_at: Time at which its items were put.
-        queued_s: Seconds that its items waited: until the last of them started, summed over stages.
-        predicted_wait_s: Seconds until its first item would start, as predicted when it was admitted.
-        wait_s: Seconds from its arrival until the first of its items that costs anything started.
+        queued_s: Seconds that its items waited: until the last one started, summed over stages.
+        predicted_wait_s: Predicted seconds until its first item starts, from its admission.
+        wait_s: Seconds from its arrival until its first item with a cost started.
         started_s: Predicted seconds of its items that have started.
-        finish_s: Seconds that threads took to finish its stages: to tokenize and to decode.
-        delay_s: Seconds that its next step takes after the item that waits for it, such as to tokenize a long text. They count in the priorities of its
-            items as if it had run so long already.
-        pace: Times their seconds that its earlier items count in the priorities of its later ones.
-        is_long: Whether it counts among the long requests.
-        answer_bytes: Bytes of its answer, at most, as its share counts them.
-        is_short: Whether it may start before other requests that are late: it is not long, and of no share.
-        is_small: Whether it was estimated at a small part of the queue.
-        reserved_s: Predicted seconds of its waiting items whose start time is still to come.
-        memory: Numbers of four bytes that it holds until it ends.
-        share: The share of the queue that it counts in; None for none.
-        owner: What the scheduler attaches to it; opaque here.
+        finish_s: Seconds in which threads finished its stages, by tokenizing and decoding.
+        delay_s: Seconds of the step after its waiting item, such as tokenizing a long text. They count in the priorities of its items as if
+            this step had already run.
+        pace: Factor by which its earlier items count in the priorities of its later ones.
+        is_long: Whether it counts as a long request.
+        answer_bytes: Maximum bytes of its answer, as its share counts them.
+        is_short: Whether it may start before late requests: it is not long, and in no share.
+        is_small: Whether its estimate was a small part of the queue.
+        reserved_s: Predicted seconds of its waiting items whose start time is in the future.
+        memory: Memory that it holds until it ends, in numbers of four bytes.
+        share: The share of the queue in which it counts; None if there is none.
+        owner: Data of the scheduler; the queue does not read it.
     """
 
     deadline: float
@@ -106,17 +107,18 @@ class Item:
 
     Attributes:
         request: Its request.
-        index: Place of its result among the request's.
-        tokens: Its cost.
-        payload: What the run function gets; opaque here.
-        key: What may share a batch; None if it runs alone.
+        index: Position of its result in the request's results.
+        tokens: Its cost in tokens.
+        payload: The argument of the run function; the queue does not read it.
+        key: Items with equal keys can share a batch; None if it runs alone.
         cost: Predicted seconds of a batch of its kind.
-        shape: What a batch of its kind is run at.
-        length: Tokens that it is padded to if it runs alone.
-        seconds: Predicted seconds that it takes of an inference thread: its share of a full batch.
-        priority: Virtual start time, in seconds; the lowest is served first: that of the request plus the cost of its earlier items, those of earlier stages too.
+        shape: Returns the shape at which a batch of its kind runs.
+        length: Tokens to which it is padded if it runs alone.
+        seconds: Predicted seconds of an inference thread: its part of a full batch.
+        priority: Virtual start time, in seconds; the lowest is served first. It is the request's priority plus the cost of its earlier
+            items, including earlier stages.
         waiting: Whether it has not started.
-        reserved: Whether it counts among those whose start time is still to come.
+        reserved: Whether its start time is in the future, so that it counts in `Reservations`.
     """
 
     request: ScheduledRequest
@@ -134,20 +136,20 @@ class Item:
 
     @property
     def alive(self) -> bool:
-        """Whether it may still start."""
+        """Whether it can still start."""
         return self.waiting and self.request.open
 
 
-# A text of ASCII has at most four times the tokens that its characters let expect (`estimate_tokens`): one a character.
+# An ASCII text has at most four times the tokens that `estimate_tokens` expects from its characters: one per character.
 UNDERESTIMATED = 4
 
-# A share is at most this part of the queue, so that a stream leaves room to other callers.
+# A share is at most this part of the queue, so that a stream leaves capacity to other callers.
 PARTS_OF_QUEUE = 4
 
-# Most bytes of the answers that the requests of a share make at once, unless there is only one: the results take several times as much memory.
+# Maximum bytes of the answers that a share's requests build at once, unless there is only one; their results need several times the memory.
 MAX_ANSWER_BYTES = 2**23
 
-# Reason of a refusal: other requests of the share hold all that it may have.
+# Reason of a refusal: other requests hold the whole share.
 SHARE_FULL = "share_full"
 
 
@@ -157,9 +159,9 @@ class Share:
 
     Attributes:
         tokens: Tokens that its open requests hold.
-        answer_bytes: Bytes of the answers of its open requests, at most, as far as they are known.
-        requests: How many are open.
-        priority: Virtual start time of its next request: its requests start one after the other, as the items of one request do.
+        answer_bytes: Maximum bytes of the answers of its open requests, as far as known.
+        requests: Number of open requests.
+        priority: Virtual start time of its next request: its requests start one after the other, like the items of one request.
     """
 
     tokens: int = 0
@@ -168,16 +170,16 @@ class Share:
     priority: float = 0.0
 
     def reservation(self, estimate: int, max_queue_tokens: int) -> int:
-        """Returns the tokens that a request holds until its real number is known: the largest possible one, up to a whole share.
+        """Returns the tokens that a request holds until their number is known: the largest possible number, up to a whole share.
 
-        A request that is larger than a share is the only one in it.
+        A request that is larger than a share must be the only one in it.
 
         Args:
-            estimate: About how many tokens it has.
-            max_queue_tokens: Most tokens of the queue.
+            estimate: Estimated tokens of the request.
+            max_queue_tokens: Maximum tokens of the queue.
 
         Raises:
-            RefusedError: Other requests leave no room for them; the reason is `SHARE_FULL`.
+            RefusedError: Other requests hold too much of the share; the reason is `SHARE_FULL`.
         """
         limit = max_queue_tokens // PARTS_OF_QUEUE
         tokens = max(estimate, min(UNDERESTIMATED * estimate, limit))
@@ -192,14 +194,14 @@ class Share:
         return tokens
 
     def check_answer(self, own: int, size: int) -> None:
-        """Checks that an answer can be made at the same time as those of other requests.
+        """Checks that an answer can be built at the same time as the answers of other requests.
 
         Args:
-            own: Bytes that the request counts already.
+            own: Bytes that the request already counts.
             size: Bytes of its answer.
 
         Raises:
-            RefusedError: They have too many bytes together; the reason is `SHARE_FULL`.
+            RefusedError: The answers together are too large; the reason is `SHARE_FULL`.
         """
         others = self.answer_bytes - own
         if others and others + size > MAX_ANSWER_BYTES:
@@ -213,11 +215,11 @@ class Share:
 
 
 class Group:
-    """Items of one key by length; finds the nearest length that has any in a few machine words."""
+    """Items of one key by length; a bit set finds the nearest length that has items."""
 
     def __init__(self) -> None:
-        """Starts without any."""
-        self.lengths = 0  # bit n is set when a live item of n tokens may be there
+        """Starts with no items."""
+        self.lengths = 0  # bit n is set if there may be a live item of n tokens
         self._heaps: dict[int, list[tuple[float, int, Item]]] = {}
 
     def push(self, tokens: int, item: tuple[float, int, Item]) -> None:
@@ -226,7 +228,7 @@ class Group:
         self.lengths |= 1 << tokens
 
     def first(self, tokens: int) -> Item | None:
-        """Returns the live item of that length of the first priority, dropping dead ones before it."""
+        """Returns the live item of that length with the lowest priority value, and drops ended items before it."""
         heap = self._heaps.get(tokens, [])
         while heap and not heap[0][2].alive:
             heapq.heappop(heap)
@@ -237,7 +239,7 @@ class Group:
         return None
 
     def longest_within(self, tokens: int, last_priority: float = inf) -> Item | None:
-        """Returns the first live item of the greatest length of at most `tokens`, of those with a priority of at most `last_priority`."""
+        """Returns the first live item of the greatest length up to `tokens`, if its priority is at most `last_priority`."""
         shorter = self.lengths & ((1 << (tokens + 1)) - 1)
         while shorter:
             length = shorter.bit_length() - 1
@@ -247,7 +249,7 @@ class Group:
         return None
 
     def shortest_over(self, tokens: int, last_priority: float = inf) -> Item | None:
-        """Returns the first live item of the least length over `tokens`, of those with a priority of at most `last_priority`."""
+        """Returns the first live item of the smallest length over `tokens`, if its priority is at most `last_priority`."""
         longer = self.lengths >> (tokens + 1)
         while longer:
             least = longer & -longer
@@ -257,19 +259,19 @@ class Group:
         return None
 
 
-# Parts in which an admitted request is counted until its items are known.
+# Parts in which the work of an admitted request is counted until its items are known.
 MAX_RESERVATIONS = 16
 
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """Work that an admitted request will probably queue with a later priority.
+    """Work that an admitted request will probably queue at a later priority.
 
     Attributes:
         request: Its request.
-        seconds: Predicted seconds that it takes of an inference thread.
-        priority: Virtual start time, as an item has it.
-        reserved: Whether it counts among those whose start time is still to come.
+        seconds: Predicted seconds of an inference thread.
+        priority: Virtual start time, as for an item.
+        reserved: Whether its start time is in the future, so that it counts in `Reservations`.
     """
 
     request: ScheduledRequest
@@ -279,59 +281,59 @@ class Reservation:
 
     @property
     def alive(self) -> bool:
-        """Whether the request's items are not known yet."""
+        """Whether the request's items are not yet known."""
         return self.request.estimated and self.request.open
 
 
 class Reservations:
-    """Waiting items whose start time is still to come, and the seconds that they will take.
+    """Waiting items whose start time is in the future, and their total seconds.
 
     Attributes:
-        items: A heap of `(priority, tie, item)`, in which items that no longer count may still be.
+        items: A heap of `(priority, tie, item)`; it may contain items that no longer count.
     """
 
     def __init__(self) -> None:
-        """Starts without any."""
+        """Starts with no items."""
         self._seconds = 0.0
         self.items: list[tuple[float, int, Item | Reservation]] = []
         self._tie = count()
 
     def expect(self, request: ScheduledRequest, items: int) -> None:
-        """Counts about so many equal items of a request just admitted; each is due after the one before it."""
+        """Counts a new request as `items` items of equal cost; each is due after the one before it."""
         reservations = min(items, MAX_RESERVATIONS)
-        seconds = request.seconds / max(reservations, 1)  # a list without texts has none
+        seconds = request.seconds / max(reservations, 1)  # a list without texts has no items
         for before in range(1, reservations):
             self.add(Reservation(request, seconds, request.priority + request.pace * before * seconds))
 
     def add(self, item: Item | Reservation) -> None:
-        """Counts an item until its start time has come, it starts, or its request ends."""
+        """Counts an item until its start time comes, it starts, or its request ends."""
         item.reserved = True
         item.request.reserved_s += item.seconds
         self._seconds += item.seconds
         heapq.heappush(self.items, (item.priority, next(self._tie), item))
 
     def drop(self, item: Item | Reservation) -> None:
-        """Counts an item no more that has counted: it has started, or its start time has come."""
+        """Stops counting an item: it has started, or its start time has come."""
         item.reserved = False
         item.request.reserved_s -= item.seconds
         self._seconds -= item.seconds
 
     def drop_all(self, request: ScheduledRequest) -> None:
-        """Counts a request's items no more: it has ended, or they are known now."""
+        """Stops counting a request's items: it has ended, or its real items are known."""
         self._seconds -= request.reserved_s
         request.reserved_s = 0.0
 
     def let_go(self) -> None:
-        """Forgets items that have started or ended."""
+        """Removes items that have started or ended."""
         self.items = [item for item in self.items if item[2].alive and item[2].reserved]
         heapq.heapify(self.items)
 
     def seconds_after(self, now: float) -> float:
-        """Returns the predicted seconds of waiting items that rank after `now`."""
+        """Returns the predicted seconds of waiting items whose priority is after `now`."""
         while self.items and (self.items[0][0] <= now or not self.items[0][2].alive):
             item = heapq.heappop(self.items)[2]
             if item.alive and item.reserved:
                 self.drop(item)
         if not self.items:
-            self._seconds = 0.0  # float sums drift
+            self._seconds = 0.0  # sums of floats drift
         return self._seconds

@@ -1,8 +1,8 @@
-"""Scheduler: the inference threads of a device around a RequestQueue. Knows threads and futures; nothing of models, texts or ONNX.
+"""Scheduler: runs a RequestQueue on the inference threads of a device. It uses threads and futures, but no models, texts or ONNX.
 
-An inference thread is a thread that takes the best batch there is, runs it with the function that came with the work, and delivers.
-No timer holds a batch back: while the inference threads are busy the next batch gathers. Every request ends exactly once: answered,
-failed, expired or cancelled, whichever closes it first under the lock.
+An inference thread takes the best batch, runs it with the function that belongs to the work, and delivers the results.
+No timer delays a batch: while the inference threads are busy, the next batch fills up. Every request ends exactly once: answered,
+failed, expired or cancelled, whichever happens first under the lock.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from bertserve.service.scheduling.watchdog import HUNG_FLOOR_S, Watchdog
 logger = logging.getLogger("bertserve.scheduler")
 
 LEAST_TIMER_S = 1e-3
-# A thread that waits for the interpreter gets it after so long. With Python's own 5 ms, which inference threads and the event loop need several times for a
-# request, a loop that is flooded with cheap requests kept short texts waiting for up to a second.
+# Seconds until a thread that waits for the GIL gets it. A request needs it several times. With Python's default of 5 ms, many cheap
+# requests in the event loop delayed short texts by up to a second.
 SWITCH_S = 5e-4
 
 
 def _forgotten(results: Sequence[Any]) -> None:
-    """Stands for the end of a request that has ended."""
+    """Replaces the functions of a request that has ended."""
 
 
 def _forget(request: ScheduledRequest) -> None:
-    """Frees the texts and tokens of a request that has ended, without waiting for the event loop; a run of it may still look up its functions."""
+    """Frees the texts and tokens of an ended request at once; a run of it may still look up its functions."""
     if (ticket := request.owner) is not None:
         ticket.stage = replace(ticket.stage, work=(), finish=_forgotten)
 
 
 def _clear_frames(error: BaseException) -> None:
-    """Clears the locals of the frames of an error and of its causes: they keep texts and tokens until the caller has the answer."""
+    """Clears the local variables of the frames of an error and its causes, so that they do not keep texts and tokens in memory."""
     cleared: list[BaseException] = []
     pending: list[BaseException | None] = [error]
     while pending:
@@ -55,18 +55,18 @@ def _clear_frames(error: BaseException) -> None:
 
 @dataclass(slots=True)
 class _Ticket:
-    """What a submitted request waits with: the future to resolve, the stage it is in and the timer of its deadline."""
+    """The state of a running request: the future to resolve, the current stage and the timer of the deadline."""
 
     future: asyncio.Future[RequestResult]
     stage: Stage
-    timer: asyncio.TimerHandle | None = None  # set before anything waits
+    timer: asyncio.TimerHandle | None = None  # set before the request waits
 
 
 class Scheduler:
-    """Runs requests on a fixed number of threads. Start it in an event loop, and submit from that loop only.
+    """Runs requests on a fixed number of threads. It must be started in an event loop, and used from that loop only.
 
     Attributes:
-        max_queue_tokens: Most tokens that admitted requests may hold together.
+        max_queue_tokens: Maximum tokens that all admitted requests hold together.
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class Scheduler:
 
         Args:
             queue: An empty queue that nothing else uses.
-            threads: Batches that run at once.
-            multi_threads: Threads of a stage's `run_multi_threaded`. It is used while all that wants to run, now and of late, could have as many
-                threads on as many cores as there are threads; a single run always may.
-            clock: Monotonic seconds.
-            observe: Called with the items and tokens in the queue whenever they have changed, but not for an admitted request until it is run or closed.
+            threads: Number of batches that run at the same time.
+            multi_threads: Threads of a stage's `run_multi_threaded`. It is used if this many threads for each current and recent run are at
+                most `threads`; a single run may always use it.
+            clock: Returns monotonic seconds.
+            observe: Called with the items and tokens in the queue after each change, except the admission of a request.
             on_hang: Called for each run that hangs.
-            hung_floor_s: Least seconds after which a run hangs.
+            hung_floor_s: Minimum seconds after which a run counts as hung.
         """
         self._queue = queue
         self.max_queue_tokens = queue.max_queue_tokens
@@ -116,19 +116,19 @@ class Scheduler:
 
     @property
     def ready(self) -> bool:
-        """Whether work should be sent to it: started, not about to stop, every inference thread alive, and one at least that does not hang."""
+        """Whether it accepts work: it has started and is not about to stop, all inference threads live, and at least one does not hang."""
         return self._accepts and not self._withdrawn
 
     @property
     def wait_s(self) -> float:
-        """Predicted seconds until a request that comes now starts: what is admitted and has not run, over all inference threads."""
+        """Predicted seconds until a request that arrives now starts: all admitted work that has not run, divided by the threads."""
         with self._condition:
             now = self._clock()
             return self._queue.wait_s(now, self._busy_s(now))
 
     @property
     def busy_s(self) -> float:
-        """Seconds that its inference threads had a batch, up to now and summed."""
+        """Seconds for which its inference threads have had a batch, up to now, in total."""
         now = self._clock()
         return sum(thread.busy_s(now) for thread in self._threads)
 
@@ -137,7 +137,7 @@ class Scheduler:
         return bool(self._threads) and not self._stopping and not self._dead and not self._watchdog.all_hung
 
     def withdraw(self) -> None:
-        """Says that it is not ready any more, and continues accepting work until `stop`."""
+        """Reports not ready from now on, but accepts work until `stop`."""
         self._withdrawn = True
 
     def start(self) -> None:
@@ -146,7 +146,7 @@ class Scheduler:
         sys.setswitchinterval(SWITCH_S)
         self._loop = asyncio.get_running_loop()
         self._completions = CompletionQueue(self._loop)
-        self._ended = self._loop.create_future()  # of a request that has ended; what comes late for it is dropped
+        self._ended = self._loop.create_future()  # for an ended request; late results are dropped
         self._ended.cancel()
         for i in range(self._thread_count):
             thread = InferenceThread()
@@ -160,8 +160,8 @@ class Scheduler:
 
         Raises:
             TooLargeError: It is larger than the queue.
-            RefusedError: It does not fit now, or would expire before it could start.
-            UnavailableError: The scheduler is stopping, an inference thread died, or all of them hang.
+            RefusedError: The queue is full, or the request would expire before it could start.
+            UnavailableError: The scheduler is stopping, an inference thread has died, or all of them hang.
         """
         with self._condition:
             if not self._accepts:
@@ -175,20 +175,20 @@ class Scheduler:
             )
 
     def _busy_s(self, now: float) -> float:
-        """Returns the predicted seconds until all runs of now have ended, summed; 0 where an inference thread is free."""
+        """Returns the predicted seconds until all current runs have ended, in total; 0 if an inference thread is free."""
         if self._running < self._thread_count:
             return 0.0
         runs = [run for thread in self._threads if (run := thread.run) is not None and not run.hung]
         return sum(max(run.started + run.predicted_s - now, 0.0) for run in runs)
 
     def close(self, request: ScheduledRequest) -> bool:
-        """Ends an admitted request; true if it was open. What of it runs already runs on, and its result is dropped."""
+        """Ends an admitted request; returns true if it was open. Its current runs continue, and their results are dropped."""
         with self._condition:
             self._submitted.discard(request)
             if not self._queue.close(request):
                 return False
             _forget(request)
-            if request.waiting or request.tokens:  # which it held until now
+            if request.waiting or request.tokens:  # only if it held capacity until now
                 self._changed()
             return True
 
@@ -197,9 +197,9 @@ class Scheduler:
 
         Raises:
             ExpiredError: The deadline passed before its last item started.
-            UnavailableError: The scheduler stopped, or an inference thread died, before it was done.
-            InvalidValueError: An item is over the budget of a batch.
-            EngineError: The run function failed on an item of this request, or hangs. Other errors of it are raised unchanged.
+            UnavailableError: The scheduler stopped, or an inference thread died, before the request was done.
+            InvalidValueError: An item exceeds the maximum tokens of a batch.
+            EngineError: The run function failed on an item of this request, or hangs. Its other errors are raised unchanged.
         """
         self._watchdog.wake(self._loop)
         future: asyncio.Future[RequestResult] = self._loop.create_future()
@@ -224,19 +224,19 @@ class Scheduler:
         finally:
             if ticket.timer is not None:
                 ticket.timer.cancel()
-            # the queue may keep the request until its deadline: its answer goes now. An error in the future refers to this frame: without this
-            # cycle, the texts and tokens of the request are freed before the garbage collector runs
+            # The queue may keep the request until its deadline, so its answer is dropped now. An error in the future refers to this frame;
+            # without this cycle, texts and tokens are freed before the garbage collector runs.
             ticket.future = self._ended
             del future
 
     async def stop(self, shutdown_timeout_s: float) -> int:
-        """Refuses new requests, lets submitted ones finish for `shutdown_timeout_s` seconds, fails what is left and ends the inference threads.
+        """Refuses new requests, lets others finish for `shutdown_timeout_s` seconds, fails the rest and ends the inference threads.
 
-        If all inference threads hang, nothing would finish, so the timeout is skipped. Requests in a run that hangs fail with that error, because a
-        retry can hang another thread.
+        If all inference threads hang, nothing would finish, so there is no wait. Requests in a hung run fail with the error of the hang,
+        because a retry can hang another thread.
 
         Returns:
-            The number of requests that were left.
+            The number of requests that were failed.
         """
         with self._condition:
             self._stopping = True
@@ -250,32 +250,33 @@ class Scheduler:
         self._watchdog.end_hung()
         self._fail_all(self._unavailable())
         self._watchdog.sleep()
-        # a run that outlasts the shutdown timeout cannot be interrupted; its thread is a daemon
+        # a run that exceeds the shutdown timeout cannot be interrupted; its thread is a daemon
         ending = [thread.handle for thread in self._threads if (run := thread.run) is None or not run.hung]
         await asyncio.gather(*(asyncio.to_thread(thread.join, 1.0) for thread in ending))
         sys.setswitchinterval(self._switch_s)
         return left
 
     def _serve(self, thread: InferenceThread) -> None:
-        """Runs batches until the scheduler stops: what a thread does."""
+        """Runs batches until the scheduler stops; it is the function of a thread."""
         try:
             while self._serve_one(thread):
                 pass
         except BaseException as error:  # noqa: BLE001 - the boundary of a thread: no request may wait for this thread forever
-            # an error of the scheduler itself: `_execute` and `_settle` handle errors of the work. The queue may be half changed, so no thread can continue
+            # An error of the scheduler itself; `_execute` and `_settle` handle errors of the work. The queue may be inconsistent, so no
+            # thread can continue.
             logger.critical("an inference thread died of %s; the service must be restarted", type(error).__name__)
             self._dead = True
             self._fail_all(self._unavailable())
 
     def _serve_one(self, thread: InferenceThread) -> bool:
-        """Waits for a batch and runs it; false when the scheduler has stopped. A frame of its own, so that a thread that waits keeps nothing of its last one."""
+        """Waits for a batch and runs it; returns false if the scheduler has stopped. Each call drops its references to the batch."""
         thread.long_step = False
         with self._condition:
             while not self._stopped:
                 now = self._clock()
                 if expired := self._queue.expire(now):
                     self._end_expired(expired)
-                # a request that runs leaves this thread to others if no other thread is free for them, and of late there were some
+                # if no other thread is free, and other requests came recently, a request that already runs leaves this thread to them
                 last_thread = self._thread_count > 1 and not self._waiting_threads and self._callers.peak(now) > 1
                 if batch := self._queue.take(now, last_thread=last_thread, long_step=self._may_begin_long_step()):
                     break
@@ -287,10 +288,10 @@ class Scheduler:
             thread.long_step = batch[0].request.delay_s > LONG_STEP_S
             self._changed()
             if self._waiting_threads and self._queue.queue_items:
-                self._condition.notify()  # it found nothing that it might take, and perhaps may now
+                self._condition.notify()  # the other thread found no item that it could start, and this may have changed
             peak = self._concurrency.record(1 + self._running + self._queue.queue_items, now)
             multi_threaded = peak == 1 or peak * self._multi_threads <= self._thread_count
-            self._running += 1  # here, under the lock: an inference thread that takes the next batch must see this one
+            self._running += 1  # under the lock, so that a thread that takes the next batch sees this run
         start = self._clock()
         thread.busy = (busy_s := thread.busy[0], start)
         self._execute(thread, batch, held=batch, multi_threaded=multi_threaded)
@@ -299,38 +300,38 @@ class Scheduler:
         return True
 
     def _may_begin_long_step(self) -> bool:
-        """Returns whether a thread may begin a step that takes long and cannot be interrupted: one thread is left to others, if there are several."""
+        """Returns whether a thread may start a long step that cannot be interrupted: one of several threads must have no long step."""
         alive = [thread for thread in self._threads if (run := thread.run) is None or not run.hung]
         return sum(thread.long_step for thread in alive) < max(1, len(alive) - 1)
 
     def _execute(
         self, thread: InferenceThread, batch: list[Item], *, held: Sequence[Item], multi_threaded: bool = False, is_last: bool = True
     ) -> None:
-        """Runs a batch, or a part of the one that is held, and delivers; what fails affects no other request.
+        """Runs a batch, or a part of it, and delivers the results; a failure affects no other request.
 
         Args:
             thread: The thread that runs it.
-            batch: What to run.
+            batch: The items to run.
             held: The whole batch.
             multi_threaded: Whether it may be a multi-threaded run.
-            is_last: Whether the inference thread takes its next batch as soon as this is delivered.
+            is_last: Whether the inference thread takes its next batch directly after this delivery.
         """
         predicted_s = batch[0].cost(len(batch), max(item.length for item in batch))
         thread.run = Run(held, predicted_s, self._clock())
         try:
             results = self._run(batch, multi_threaded)
-        except BaseException as error:  # noqa: BLE001 - the batch boundary: nothing that a run raises may end the inference thread, not a panic either
+        except BaseException as error:  # noqa: BLE001 - the boundary of a batch: no error of a run may end the inference thread
             if len(batch) == 1:
                 self._fail(batch[0].request, error)
             else:
                 self._execute_in_halves(thread, batch, held, is_last)
             return
-        thread.run = Run(held, 0.0, self._clock())  # the prediction does not include what follows
+        thread.run = Run(held, 0.0, self._clock())  # the prediction does not include the following steps
         for item, result in zip(batch, results, strict=True):
             self._settle(item, result, is_last=is_last and item is batch[-1])
 
     def _execute_in_halves(self, thread: InferenceThread, batch: list[Item], held: Sequence[Item], is_last: bool) -> None:
-        """Runs the live items of a failed batch again in halves, so that only the item at fault fails, and so that a batch fits into memory."""
+        """Runs the live items of a failed batch again in halves, so that only the faulty item fails, and a batch fits into memory."""
         half = (len(batch) + 1) // 2
         for part in (batch[:half], batch[half:]):
             if wanted := [item for item in part if item.request.open]:
@@ -353,15 +354,15 @@ class Scheduler:
         return results
 
     def _settle(self, item: Item, result: Any, *, is_last: bool) -> None:
-        """Records a result; finishes the request, or starts its next stage, when it was the last one.
+        """Records a result; after the last result of a stage, it starts the next stage or finishes the request.
 
-        Work that may start now wakes a waiting thread, unless this thread delivers nothing more (`is_last`) and takes it at once.
+        New work wakes a waiting thread, unless this thread delivers nothing more (`is_last`) and takes the work itself.
         """
         request = item.request
         with self._condition:
             if not self._queue.finish(item, result):
                 if request.waiting and not request.running and not is_last:
-                    self._condition.notify()  # an inference thread may have left the rest of the request to others while this item ran
+                    self._condition.notify()  # an inference thread may have left the rest of the request while this item ran
                 return
             results = request.results
         start = self._clock()
@@ -372,18 +373,18 @@ class Scheduler:
             request.finish_s += self._clock() - start
             if isinstance(value, Stage):
                 with self._condition:
-                    self._put(request, value, own=is_last)  # this thread takes one itself, sooner than another wakes up
+                    self._put(request, value, own=is_last)  # this thread takes one item itself, sooner than another thread would wake up
                 return
-        except BaseException as error:  # noqa: BLE001 - the batch boundary again: what a request's own code raises is that request's answer
+        except BaseException as error:  # noqa: BLE001 - the boundary of a batch: an error of a request's own code is that request's answer
             self._fail(request, error)
             return
         runs_s = start - request.arrived - request.wait_s
         outcome = RequestResult(value, request.queued_s, runs_s, request.predicted_wait_s, request.wait_s)
-        if self.close(request):  # it has not ended already
+        if self.close(request):  # false if it has already ended
             self._completions.post(request.owner.future, outcome)
 
     def _put(self, request: ScheduledRequest, stage: Stage, *, own: bool = False) -> None:
-        """Queues a stage and wakes a waiting thread for each item, except the one that the calling thread takes itself (`own`)."""
+        """Queues a stage and wakes a waiting thread for each item, except the item that the calling thread takes itself (`own`)."""
         if not request.open:
             return
         request.owner.stage, request.delay_s, request.expires = stage, stage.delay_s, stage.expires
@@ -408,9 +409,9 @@ class Scheduler:
         ticket.timer = self._loop.call_later(max(request.deadline - self._clock(), LEAST_TIMER_S), self._expire, request, ticket)
 
     def _expire(self, request: ScheduledRequest, ticket: _Ticket) -> None:
-        """Ends items that wait past their deadline. It runs again until the deadline of the request has passed by the scheduler's clock."""
+        """Ends items that have waited past their deadline. It runs again if the scheduler's clock has not reached the deadline."""
         now = self._clock()
-        if now < request.deadline:  # uvloop's timers count whole milliseconds and fire up to one early
+        if now < request.deadline:  # uvloop's timers count whole milliseconds and fire up to one millisecond early
             self._watch_deadline(request, ticket)
             return
         with self._condition:
@@ -428,24 +429,24 @@ class Scheduler:
         self._changed()
 
     def _reject(self, request: ScheduledRequest, error: Exception) -> None:
-        """Delivers a request's error, unless it has ended already."""
+        """Delivers a request's error, unless the request has already ended."""
         if self.close(request):
             self._completions.post(request.owner.future, None, error)
 
     def _fail(self, request: ScheduledRequest, error: BaseException) -> None:
-        """Delivers what a request failed of, in words where the error has none."""
+        """Delivers the error of a request; it replaces errors that have no message for callers."""
         _clear_frames(error)
         if isinstance(error, MemoryError):
             error = EngineError(
                 "there is not enough memory for the request; send less at once; the operator can give the service more memory."
             )
-        elif not isinstance(error, Exception):  # a panic of a native library, or an exit; no future takes those
+        elif not isinstance(error, Exception):  # a panic of a native library, or an exit; futures do not accept these
             logger.error("a request failed with an unexpected %s", type(error).__name__)
             error = EngineError("the request's work ended with {name}. This is a bug.", name=type(error).__name__)
         self._reject(request, error)
 
     def _note_hang(self) -> None:
-        """Wakes the threads that wait: they may take what was left to the thread that hangs."""
+        """Wakes waiting threads, which may take items that were left to the thread that hangs."""
         with self._condition:
             self._condition.notify_all()
         self._on_hang()
@@ -464,5 +465,5 @@ class Scheduler:
     def _changed(self) -> None:
         try:
             self._observe(self._queue.queue_items, self._queue.queue_tokens)
-        except Exception as error:  # noqa: BLE001 - a number on a page is worth no request, and no inference thread
+        except Exception as error:  # noqa: BLE001 - an error of a metric must not fail a request or a thread
             logger.error("cannot count the queue: %s", type(error).__name__)

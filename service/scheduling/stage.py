@@ -1,4 +1,4 @@
-"""Stage: work that a request has for the inference threads, and what follows from its results; and stages with fixed batches. No threads."""
+"""Stage: work of a request for the inference threads, and the function that handles its results; stages with fixed batches. No threads."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from bertserve.service.scheduling.scheduled_request import Cost, Shape, exact
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Work of a request, and what to do when all of it is done.
+    """Work of a request, with the function that continues the request afterwards.
 
     Attributes:
-        work: Tokens and payload of each item; without any the stage is finished at once.
-        run: Payloads of one batch -> one result each, in order. Called on an inference thread.
+        work: Tokens and payload of each item; without items, the stage is finished at once.
+        run: Payloads of a batch -> one result per payload, in order. Called on an inference thread.
         finish: Results of all items, in order -> the request's value, or its next Stage. Called on an inference thread.
-        key: What may share a batch; None for items that run alone. All work of a key has the same `run` and `run_multi_threaded`.
+        key: Items with equal keys can share a batch; None for items that run alone. All work of a key has the same `run` and
+            `run_multi_threaded`.
         cost: Predicted seconds of a batch of `rows` padded to `length`.
         keep_estimate: Whether the estimate of admission stays reserved, because the real cost is not known yet.
         reserved_tokens: Maximum tokens of the following stages, which stay reserved.
-        memory: Numbers of four bytes that the request holds until it ends.
-        shape: Rows and longest tokens of a batch -> what it is run at, or None where it has too many rows.
-        delay_s: Seconds that `finish` takes, if it cannot be interrupted. They count as if the request had run so long already, so a text that is to be
-            tokenized makes room for short ones.
-        expires: Whether the request's deadline ends it while this stage waits: not while only decoding is left.
-        answer_bytes: Bytes of the request's answer, at most.
-        run_multi_threaded: The same as `run` with several threads, for a multi-threaded run: no other run is active or waits.
+        memory: Memory that the request holds until it ends, in numbers of four bytes.
+        shape: Rows and longest tokens of a batch -> the shape of its run, or None if it has too many rows.
+        delay_s: Seconds that `finish` takes, if it cannot be interrupted. They count as if the request had already run for so long, so
+            short texts start before a long text is tokenized.
+        expires: Whether the request's deadline ends it while this stage waits; false if only decoding is left.
+        answer_bytes: Maximum bytes of the request's answer.
+        run_multi_threaded: Does the same as `run` with several threads; it is used while no other run is active or waits.
     """
 
     work: Sequence[tuple[int, Any]]
@@ -47,14 +48,14 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class RequestResult:
-    """A request's value, with the seconds that it waited and that its runs took.
+    """A request's value, with its waiting and running times in seconds.
 
     Attributes:
-        value: What its last stage made of all results.
+        value: The value of its last stage.
         queue_s: Seconds until its last item started, summed over stages.
         runs_s: Seconds from the start of its first run to the end of its last one.
-        predicted_wait_s: Seconds until its first item would start, as predicted when it was admitted.
-        wait_s: What these were.
+        predicted_wait_s: Predicted seconds until its first item starts, from its admission.
+        wait_s: Actual seconds until its first item started.
     """
 
     value: Any
@@ -65,7 +66,7 @@ class RequestResult:
 
 
 def in_fixed_batches(stage: Stage, max_tokens: int) -> Stage:
-    """Returns a stage that gives what a stage gives, and whose items are batches of the stage's items.
+    """Returns a stage with the same result, whose items are batches of the given stage's items.
 
     Items of similar length share a batch. Items that run alone in the stage also run alone here.
 
@@ -73,7 +74,7 @@ def in_fixed_batches(stage: Stage, max_tokens: int) -> Stage:
         stage: The stage; its later stages are changed in the same way.
         max_tokens: Rows times padded length of a batch; a longer item is a batch of its own.
     """
-    if stage.keep_estimate:  # its work is the making of the stage that runs
+    if stage.keep_estimate:  # this stage only prepares the stage that runs
         return replace(stage, finish=lambda results: _next(stage.finish(results), max_tokens))
     batches = _batches(stage, max_tokens)
 
@@ -118,5 +119,5 @@ def _batches(stage: Stage, max_tokens: int) -> list[list[int]]:
 
 def _tokens(stage: Stage, batch: Sequence[int]) -> int:
     shape = stage.shape(len(batch), stage.work[batch[0]][0])
-    assert shape is not None, "batches were made to fit"
+    assert shape is not None, "batches must fit"
     return shape[0] * shape[1]

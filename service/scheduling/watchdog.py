@@ -1,7 +1,7 @@
-"""Watchdog: notices runs that hang. Ticks on the event loop while there is work; knows threads and runs, nothing of what they compute.
+"""Watchdog: detects runs that hang. It ticks on the event loop while there is work; it reads threads and runs, but no data of models.
 
-A run cannot be interrupted. So a run that hangs is logged and counted, and its requests fail after their deadlines. Readiness follows from the
-number of threads that hang (`hung`).
+A run cannot be interrupted. Therefore a run that hangs is logged and counted, and its requests fail after their deadlines. Readiness
+depends on the number of threads that hang (`hung`).
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from bertserve.service.scheduling.scheduled_request import ScheduledRequest
 
 logger = logging.getLogger("bertserve.watchdog")
 
-# A run can take so many times its prediction. Predictions follow the machine, so a slow machine does not matter.
+# Factor of its prediction after which a run counts as hung. Predictions adapt to the machine, so a slow machine does not matter.
 HUNG_RATIO = 20.0
-# A run is never taken for hung before: a page of weights from a disk, or a throttled core, takes its time. Not the first run of a
-# shape: on a CPU it is none slower, and graphs whose shapes are planned ran each of them at load.
+# Minimum time before a run counts as hung: reading weights from a disk, or a throttled core, can take some time. The first run of a
+# shape is no exception: it is no slower on a CPU, and graphs with planned shapes have run each of them at load.
 HUNG_FLOOR_S = 2.0
-# Nothing is predicted for tokenizing and decoding. The largest request takes five seconds of a core, and several times as long if other
+# Tokenizing and decoding have no predictions. The largest request takes five seconds of a core, and several times as long if other
 # processes or other threads of this one use the core too.
 UNPREDICTED_FLOORS = 15
 TICKS_OF_FLOOR = 10
-# After its deadline a request waits so long for a run that hangs; then it is failed.
+# A request in a hung run fails this many seconds after its deadline.
 OVERDUE_S = 5.0
 
 
 class Watchdog:
-    """Looks at all inference threads once a tick.
+    """Checks all inference threads at each tick.
 
-    Time is counted in ticks, not read from a clock: a process that was stopped, or a machine that stood still, has not watched a run
-    meanwhile, and finds nothing hung when it continues.
+    Time is counted in ticks instead of read from a clock: if the process or the machine was suspended, no ticks occurred, so no run counts
+    as hung when it continues.
     """
 
     def __init__(
@@ -46,15 +46,15 @@ class Watchdog:
         on_hang: Callable[[], None],
         floor_s: float = HUNG_FLOOR_S,
     ) -> None:
-        """Creates a watchdog that sleeps.
+        """Creates an inactive watchdog.
 
         Args:
-            threads: What to watch.
-            clock: The scheduler's, for deadlines.
-            pending: The requests that an inference thread may take at any time, always the present ones.
-            fail: Ends a request with an error, unless it has ended already.
+            threads: The threads to check.
+            clock: The scheduler's clock, for deadlines.
+            pending: The open requests that an inference thread may take; the collection is always current.
+            fail: Ends a request with an error, unless the request has already ended.
             on_hang: Called once for each run that hangs.
-            floor_s: Least seconds after which a run hangs; UNPREDICTED_FLOORS times that where nothing was predicted.
+            floor_s: Minimum seconds after which a run counts as hung; UNPREDICTED_FLOORS times that for a run without a prediction.
         """
         self.hung = 0
         self._threads = threads
@@ -68,16 +68,16 @@ class Watchdog:
 
     @property
     def all_hung(self) -> bool:
-        """Whether no inference thread is left that would end what it runs."""
+        """Whether all inference threads hang."""
         return self.hung > 0 and self.hung == len(self._threads)
 
     def wake(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Ticks from now on, until a tick finds no request and no run."""
+        """Starts ticking, until a tick finds no request and no run."""
         if self._timer is None:
             self._timer = loop.call_later(self._tick_s, self._tick, loop)
 
     def sleep(self) -> None:
-        """Ticks no more until it is woken."""
+        """Stops ticking until the next `wake`."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -89,7 +89,7 @@ class Watchdog:
         self.look()
 
     def look(self) -> None:
-        """Judges every thread's run, one tick after the last time."""
+        """Checks every thread's run, one tick after the last check."""
         hung = 0
         for thread in self._threads:
             if (run := thread.run) is None:
@@ -110,7 +110,7 @@ class Watchdog:
         return max(self._floor_s, HUNG_RATIO * run.predicted_s) if run.predicted_s else UNPREDICTED_FLOORS * self._floor_s
 
     def end_hung(self) -> None:
-        """Fails the requests in runs that hang, because nothing waits for them any more."""
+        """Fails the requests in runs that hang, because no result will be awaited."""
         for thread in self._threads:
             if (run := thread.run) is not None and run.hung:
                 for item in run.held:

@@ -1,1 +1,1 @@
-"""Offline scoring: the rows of a file to a file with their predictions, by the model and the scheduler that serve."""
+"""Offline scoring: writes predictions for the rows of a file, with the same model and scheduler as the service."""

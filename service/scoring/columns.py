@@ -1,4 +1,4 @@
-"""Columns: which columns of a row are which inputs of a task, and the request body that they make. Follows from the list of tasks."""
+"""Columns: maps columns of a row to inputs of a task, and builds the request body. It is derived from the list of tasks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class InputField:
     Attributes:
         name: Its name in a body.
         needed: Whether each row must have it.
-        is_list: Whether it is a list of texts, which a text file has as JSON.
+        is_list: Whether it is a list of texts, which is written as JSON in text files.
     """
 
     name: str
@@ -37,7 +37,7 @@ class InputField:
 
 
 def input_fields(spec: TaskSpec) -> dict[str, InputField]:
-    """Returns the inputs of a task by name: those of an object within `inputs`, `text` if that can be a text, or the fields that replace it."""
+    """Returns a task's inputs by name: keys of objects in `inputs`, `text` if an input can be a text, or the fields without `inputs`."""
     keys = required(spec.body)
     if keys != ["inputs"]:
         found = {name: spec.body.model_fields[name] for name in keys}
@@ -52,7 +52,7 @@ def input_fields(spec: TaskSpec) -> dict[str, InputField]:
 
 
 def described_inputs() -> dict[str, str]:
-    """Returns what to say of the column of each input of a task, by the input's name."""
+    """Returns the help text for the column of each input of a task, by the input's name."""
     paths: dict[str, list[str]] = {}
     lists: set[str] = set()
     for spec in TASKS.values():
@@ -66,7 +66,7 @@ def described_inputs() -> dict[str, str]:
 
 
 def _kinds(annotation: Any) -> Iterator[Any]:
-    """Yields the types that a value may be; a list is one of them, and its items are not."""
+    """Yields the types that a value may have; for a list it yields only the list, not its items."""
     origin = get_origin(annotation)
     if origin is Annotated:
         yield from _kinds(get_args(annotation)[0])
@@ -78,16 +78,16 @@ def _kinds(annotation: Any) -> Iterator[Any]:
 
 
 def task_for(tasks: Sequence[str], asked: str | None, parameters: Mapping[str, Any], named: Mapping[str, str]) -> str:
-    """Returns the task to score by: the one asked for, or one that parameters or columns show, or the model's own.
+    """Returns the task to score by: the requested one, or one that parameters or columns identify, or the model's own.
 
     Args:
-        tasks: Those that the model answers, its own first.
+        tasks: The tasks that the model answers, its own task first.
         asked: A task's name, or its path.
         parameters: The parameters.
-        named: Field -> column, as given.
+        named: Field -> column, as configured.
 
     Raises:
-        SettingsError: The model does not answer the task.
+        SettingsError: The model does not support the task.
     """
     if asked is not None:
         task = next((name for name, spec in TASKS.items() if asked in (name, spec.path)), asked)
@@ -102,10 +102,10 @@ def task_for(tasks: Sequence[str], asked: str | None, parameters: Mapping[str, A
 
 
 def read_parameters(text: str) -> dict[str, Any]:
-    """Returns the parameters of each request from JSON.
+    """Reads the parameters of each request from JSON.
 
     Raises:
-        SettingsError: It is no JSON object.
+        SettingsError: It is not a JSON object.
     """
     try:
         value = parse_json(text.encode())
@@ -117,7 +117,7 @@ def read_parameters(text: str) -> dict[str, Any]:
 
 
 def has_one_label(task: str, parameters: Mapping[str, Any], config: ModelConfig) -> bool:
-    """Returns whether the best label with its score says all that most readers want of an answer.
+    """Returns whether the best label with its score is a sufficient answer for most readers.
 
     Args:
         task: The task.
@@ -128,25 +128,25 @@ def has_one_label(task: str, parameters: Mapping[str, Any], config: ModelConfig)
         return not parameters.get("multi_label")
     if task != "text-classification" or parameters.get("explain") or parameters.get("top_k") not in (None, 1):
         return False
-    # independent labels: any number of them may be right
+    # with independent labels, any number of them may be right
     return len(config.labels) == 1 or (parameters.get("function_to_apply") or config.activation) != "sigmoid"
 
 
 class Columns:
-    """Makes request bodies of rows, and reads them as the endpoint does."""
+    """Builds request bodies from rows, and validates them like the endpoint."""
 
     def __init__(self, task: str, named: Mapping[str, str], parameters: Mapping[str, Any], limits: Limits, empty: Empty = "warn") -> None:
         """Creates it.
 
         Args:
             task: The task.
-            named: Field -> column. Without any, columns are found by the names of the fields.
-            parameters: Parameters of each request, as the endpoint takes them.
-            limits: What a request may measure.
-            empty: What becomes of a row without a text.
+            named: Field -> column; if empty, columns are found by the names of the fields.
+            parameters: Parameters of each request, in the format of the endpoint.
+            limits: The limits of a request.
+            empty: The handling of rows without a text.
 
         Raises:
-            SettingsError: A field is not the task's, one that it needs has no column, or the endpoint refuses the parameters.
+            SettingsError: A field does not belong to the task, a required field has no column, or the endpoint refuses the parameters.
         """
         self._task, self._limits, self._empty = task, limits, empty
         self._spec = TASKS[task]
@@ -171,11 +171,11 @@ class Columns:
         """Checks the columns of a file.
 
         Args:
-            columns: Those of the file.
-            taken: Those that the output has besides.
+            columns: The columns of the file.
+            taken: The columns that the output adds.
 
         Raises:
-            SettingsError: One that is needed is not there, or there is one that the output would have twice.
+            SettingsError: A required column is missing, or the output would have a column twice.
         """
         for field, column in self.by_field.items():
             if column not in columns and (not self._optional or self._fields[field].needed):
@@ -190,12 +190,12 @@ class Columns:
         """Returns the request of a row.
 
         Args:
-            values: Its columns.
+            values: Values by column.
             config: The model's manifest.
-            taken: Columns that the output has besides.
+            taken: The columns that the output adds.
 
         Raises:
-            CallerError: The endpoint would refuse it, or it has no column that is needed, or one that the output would have twice.
+            CallerError: The endpoint would refuse it, a required column is missing, or the output would have a column twice.
         """
         self._check_taken(values, taken, InvalidValueError)
         given: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Formats: which reader and which writer a name or a flag asks for."""
+"""Formats: chooses the reader and the writer from a file name or a flag."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Reader(Protocol):
 
     @property
     def columns(self) -> Sequence[str] | None:
-        """The columns that all rows have, or None where rows may differ."""
+        """The columns of all rows, or None if rows may differ."""
         ...
 
     def window(self, max_rows: int, max_bytes: int) -> Window | None:
@@ -40,22 +40,22 @@ class Reader(Protocol):
 
 
 class Writer(Protocol):
-    """Makes bytes of rows and answers."""
+    """Converts rows and answers to bytes."""
 
     def begin(self) -> bytes:
-        """Returns what stands before the first row."""
+        """Returns the bytes before the first row."""
         ...
 
     def write(self, window: Window, answers: Sequence[Answer]) -> tuple[bytes, dict[int, BertServeError]]:
-        """Returns the rows that have an answer, and the errors of rows that cannot be written, by their index."""
+        """Returns the rows that have an answer as bytes, and the errors of rows that cannot be written, by index."""
         ...
 
 
 def format_of(path: Path, given: str | None, flag: str) -> str:
-    """Returns the format that a flag names, or else a file's suffix.
+    """Returns the format from a flag, or otherwise from a file's suffix.
 
     Raises:
-        SettingsError: Neither says, or Parquet is asked for on a stream.
+        SettingsError: Neither has a format, or Parquet is requested for a stream.
     """
     found = given or SUFFIXES.get(path.suffix.lower())
     if found is None:
@@ -67,25 +67,25 @@ def format_of(path: Path, given: str | None, flag: str) -> str:
 
 
 def open_reader(path: Path, kind: str, place: Place, *, max_bytes: int, inputs: Sequence[str], whole: bool) -> Reader:
-    """Opens the input at a place.
+    """Opens the input and starts at a place.
 
     Args:
         path: The input.
         kind: Its format.
-        place: Where to begin.
-        max_bytes: Of a line.
+        place: The place to start at.
+        max_bytes: Maximum bytes of a line.
         inputs: Columns that the task reads.
-        whole: Whether the values of other columns of Parquet are wanted too; those of other formats always come.
+        whole: Whether the values of other Parquet columns are needed too; other formats always have them.
 
     Raises:
-        StartError: It cannot be read, is not of the format, or has a column that cannot be used.
+        StartError: It cannot be read, does not have the format, or has an unsupported column.
     """
     if kind == PARQUET:
         from bertserve.service.scoring.parquet import ParquetReader
 
         return ParquetReader(path, place, inputs=inputs, whole=whole)
     try:
-        file: BinaryIO = open(0, "rb", closefd=False) if path == STREAM else path.open("rb")  # noqa: SIM115 - it is read until the process ends
+        file: BinaryIO = open(0, "rb", closefd=False) if path == STREAM else path.open("rb")  # noqa: SIM115 - it stays open until the end
     except OSError as error:
         raise StartError(f"the input `{path}` cannot be read ({error.strerror}).") from error
     if kind == JSONL:
@@ -98,18 +98,18 @@ def open_reader(path: Path, kind: str, place: Place, *, max_bytes: int, inputs: 
 
 
 def make_writer(kind: str, reader: Reader, task: str, names: Sequence[str], *, known: bytes, json_cells: bool = False) -> Writer:
-    """Returns what makes the output.
+    """Returns the writer of the output.
 
     Args:
         kind: Its format.
-        reader: Of the input.
+        reader: The reader of the input.
         task: The task.
-        names: Of the columns for predictions and, at the end, warnings.
+        names: Names of the columns for predictions and, as the last one, for warnings.
         json_cells: Whether CSV and TSV have warnings as JSON.
-        known: The beginning of what an earlier run wrote.
+        known: The start of an earlier run's output.
 
     Raises:
-        SettingsError: The format has fixed columns, and the input has none.
+        SettingsError: The format has fixed columns, but the input does not.
     """
     if kind == JSONL:
         prediction, warnings = names
@@ -128,16 +128,16 @@ def make_writer(kind: str, reader: Reader, task: str, names: Sequence[str], *, k
 
 
 def total_size(path: Path, reader: Reader) -> int | None:
-    """Returns the size of the input in what its rows count for, or None where it is unknown."""
+    """Returns the size of the input in the unit of its rows' sizes; None if unknown."""
     rows: Any = getattr(reader, "rows", None)
     return rows if rows is not None else None if path == STREAM else os.stat(path).st_size
 
 
 def answer_forms(spec: TaskSpec) -> list[Any]:
-    """Returns the forms, likely ones first: a scalar type, a list with the form of its items, or a mapping of names to forms."""
-    # without what only some requests ask for, which would be an empty field of each row; then with it
+    """Returns the forms of an answer, likely ones first: a scalar type, a list with its items' form, or a mapping from names to forms."""
+    # first without optional fields, which would be empty in each row; then with them
     answers = [_form(option, whole) for whole in (False, True) for option in _options(spec.answer)]
-    # of a body that is answered like a list of one, each answer is that of a list
+    # for a body whose answer is always a list, each row's answer is an item of it
     items = [answer[0] for answer in answers if isinstance(answer, list)]
     forms = items if spec.body.always_list else [*answers, *items]
     return [form for index, form in enumerate(forms) if form not in forms[:index]]
@@ -159,7 +159,7 @@ def _form(annotation: Any, whole: bool) -> Any:
     if get_origin(kind) in (list, tuple):  # a tuple, such as a pair of offsets, has items of one type
         return [_form(get_args(kind)[0], whole)]
     if isinstance(kind, type) and issubclass(kind, BaseModel):
-        # `get_type_hints` also has what pydantic keeps for itself
+        # `get_type_hints` also includes pydantic's own fields
         hints = get_type_hints(kind, include_extras=True)
         return {name: _form(hints[name], whole) for name in kind.model_fields}
     if is_typeddict(kind):

@@ -1,7 +1,7 @@
-"""The values of Arrow columns as JSON and CSV take them, without a loss: what JSON lacks is a text in the form that is usual for it.
+"""Converts values of Arrow columns to JSON and CSV without loss; types that JSON lacks become texts in their usual format.
 
-Decimals are their digits, bytes are base64, dates, times and durations are ISO 8601 with all digits, and numbers that are not finite are
-`NaN`, `Infinity` and `-Infinity`. A map is a list of pairs.
+Decimals become their digits, bytes base64, dates, times and durations ISO 8601 with all digits, and numbers that are not finite
+`NaN`, `Infinity` and `-Infinity`. A map becomes a list of pairs.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from bertserve.service.errors import SettingsError, StartError
 
 Convert = Callable[[Any], Any]
 _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
-_NANOS = 1000  # in a microsecond, which is the least that Python's times have
+_NANOS = 1000  # in a microsecond, the resolution of Python's times
 
 
 class _NoFormError(Exception):
-    """A type has no form in JSON."""
+    """A type cannot be converted to JSON."""
 
 
 class JsonColumn:
-    """Makes values of one column."""
+    """Converts the values of one column."""
 
     def __init__(self, name: str, kind: Any) -> None:
-        """Chooses the form.
+        """Chooses the conversion.
 
         Args:
-            name: Of the column, for errors.
+            name: Name of the column, for errors.
             kind: Its Arrow type, without dictionaries.
 
         Raises:
-            SettingsError: The type has no form in JSON.
+            SettingsError: The type cannot be converted to JSON.
         """
         self._name, self._kind = name, kind
         try:
@@ -52,7 +52,7 @@ class JsonColumn:
         """Returns the values of a chunked array.
 
         Raises:
-            StartError: One cannot be converted.
+            StartError: A value cannot be converted.
         """
         try:
             values: list[Any] = (column if self._stored == self._kind else column.cast(self._stored)).to_pylist()
@@ -65,7 +65,7 @@ class JsonColumn:
 
 
 def plain(kind: Any) -> Any:
-    """Returns a type without dictionaries, whose values differ from batch to batch, and without views, which pyarrow cannot take from."""
+    """Returns a type without dictionaries, whose values differ between batches, and without views, which pyarrow's `take` lacks."""
     types = pa.types
     if types.is_dictionary(kind):
         return plain(kind.value_type)
@@ -92,7 +92,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _list_of(kind: Any, item: Any) -> Any:
-    """Returns a type of lists like one, with other items."""
+    """Returns the same type of list with other items."""
     if item.type == kind.value_type:
         return kind
     if pa.types.is_fixed_size_list(kind):
@@ -101,7 +101,7 @@ def _list_of(kind: Any, item: Any) -> Any:
 
 
 def _form(kind: Any) -> tuple[Any, Convert | None]:
-    """Returns the type to read values as, and what makes JSON of one that is not null; None leaves it as it is."""
+    """Returns the type for reading, and the conversion to JSON of values that are not null; None if values stay unchanged."""
     types = pa.types
     if _is_list(kind):
         stored, convert = _form(kind.value_type)
@@ -182,7 +182,7 @@ def _duration(value: int, digits: int) -> str:
 
 
 def _timestamp(value: int, zone: Any) -> str:
-    """Returns nanoseconds since 1970 as a time, of a zone or of none."""
+    """Returns nanoseconds since 1970 as a time, in a zone or without one."""
     at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=value // _NANOS)
     at = at.replace(tzinfo=None) if zone is None else at.astimezone(zone)
     return _with_nanos(at, value % _NANOS)
@@ -198,10 +198,10 @@ def _with_nanos(at: datetime | time, nanos: int) -> str:
     if not nanos:
         return at.isoformat()
     text = at.isoformat(timespec="microseconds")
-    end = text.index(".") + 7  # the zone follows
+    end = text.index(".") + 7  # the zone comes after it
     return f"{text[:end]}{nanos:03d}{text[end:]}"
 
 
 def _trimmed(number: str) -> str:
-    """Returns a number without zeros at its end that say nothing."""
+    """Returns a number without trailing zeros after the decimal point."""
     return number.rstrip("0").rstrip(".") if "." in number else number

@@ -1,4 +1,4 @@
-"""Order: what is to be scored, and how; the model that is loaded for it, in this process or in an actor of Ray; and what answers rows by it."""
+"""Order: the data to score and the options; LoadedModel: its model, in this process or in an actor of Ray; Scorer: answers rows."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from bertserve.service.serving.model import Model
 from bertserve.service.serving.work import Prediction
 from bertserve.service.settings import Settings
 
-# Of a chunk: enough for the batches of a GPU, and on a CPU a second or two.
+# Maximum rows and characters of a chunk: enough for the batches of a GPU; on a CPU it takes one or two seconds.
 CHUNK_ROWS, CHUNK_CHARS = 256, 2**15
-# Padded tokens of a batch on a CPU: more rows save nothing more, and their activations leave the caches (bench/results/2026-11-23-score.md).
+# Padded tokens of a batch on a CPU: more rows save no time, and their activations do not fit the caches
+# (bench/results/2026-11-23-score.md).
 CPU_BATCH_TOKENS = 256
-# A row has no deadline; the scheduler wants one.
+# Rows have no deadline, but the scheduler needs one.
 DEADLINE_S = 86_400.0
 LEAST_WAIT_S, MOST_WAIT_S = 0.02, 1.0
 
@@ -29,17 +30,17 @@ _Item = tuple[int, Any]
 
 
 class Scorer:
-    """Answers rows; several calls may run at once."""
+    """Answers rows; several calls may run at the same time."""
 
     def __init__(self, model: Model, columns: Columns, *, threads: int, max_batch_tokens: int, taken: Sequence[str]) -> None:
         """Creates it.
 
         Args:
-            model: The model; its scheduler runs.
-            columns: Makes requests of rows.
-            threads: Batches that run at once; there are as many chunks and some more.
-            max_batch_tokens: Budget of a batch.
-            taken: Columns that the output has besides those of the row.
+            model: The model, whose scheduler has started.
+            columns: Builds requests from rows.
+            threads: Number of batches that run at the same time; there are slightly more chunks.
+            max_batch_tokens: Maximum tokens of a batch.
+            taken: Columns that the output adds to those of the row.
         """
         self._model, self._columns, self._taken = model, columns, taken
         self._chunks = 2 * threads + 2
@@ -47,18 +48,18 @@ class Scorer:
 
     @property
     def batch_tokens(self) -> int:
-        """Padded tokens of a batch, on which the last digits of the answers may depend."""
+        """Padded tokens of a batch; the last digits of the answers may depend on it."""
         return self._batch_tokens
 
     async def answer(self, rows: Sequence[Row], on_done: Callable[[int, int], None] = lambda size, rows: None) -> list[Answer]:
-        """Returns one answer per row, in order; what is wrong with a row is its answer's error.
+        """Returns one answer per row, in order; an error of a row is in its answer.
 
         Args:
             rows: The rows.
             on_done: Called with the size and the number of rows that are done.
 
         Raises:
-            UnavailableError: An inference thread died, or all of them hang.
+            UnavailableError: An inference thread has died, or all of them hang.
         """
         answers: list[Answer] = [Answer()] * len(rows)
         requests: list[_Item] = []
@@ -88,7 +89,7 @@ class Scorer:
         return answers
 
     async def _run(self, chunk: Sequence[_Item]) -> list[Answer]:
-        """Returns the answers of a chunk: without a row that is at fault, and where none is known in halves, until it is found."""
+        """Returns the answers of a chunk. After an error it runs the chunk without the faulty row, or in halves if that row is unknown."""
         try:
             prediction = await self._predict([request for _, request in chunk])
         except UnavailableError:
@@ -115,7 +116,7 @@ class Scorer:
         return [*await self._run(chunk[:half]), *await self._run(chunk[half:])]
 
     async def _predict(self, requests: Sequence[Any]) -> Prediction:
-        """Returns the prediction; while there is no room for it, it waits and asks again."""
+        """Returns the prediction; while the queue is full, it waits and tries again."""
         while True:
             try:
                 return await self._model.predict(
@@ -130,7 +131,7 @@ class Scorer:
 
 
 def _chunks(requests: Sequence[_Item]) -> Iterator[list[_Item]]:
-    """Yields the rows of a chunk each."""
+    """Yields the rows of each chunk."""
     chunk: list[_Item] = []
     chars = 0
     for item in requests:
@@ -145,25 +146,25 @@ def _chunks(requests: Sequence[_Item]) -> Iterator[list[_Item]]:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be scored, and how.
+    """The data to score, and the options.
 
     Attributes:
         source: The input, or `-`; with Ray a folder of Parquet files, or its URI.
         output: The output, or `-`; with Ray a folder, or its URI.
-        task: Which of the model's tasks; None for its own, or the one that parameters or columns show.
+        task: The task to score by; None for the model's own, or the one that parameters or columns identify.
         columns: Field of the task -> column.
-        parameters: JSON object, as the endpoint takes it.
-        names: Of the columns for predictions and warnings.
-        max_rejected: How many rows there may be without an answer.
-        json_cells: Whether predictions in CSV and TSV are JSON, also those of one label.
-        empty: What becomes of a row whose text is empty.
-        restart: Whether to begin again, and to replace what an earlier run made.
-        input_format: Of the input; None goes by its name.
-        output_format: Of the output; None goes by its name, and else by the input's.
-        rejected: The file of rows without an answer; None is one next to the output.
-        ray: Address of the cluster; `local` for one on this machine alone, `auto` for the one that this machine belongs to.
-        actors: How many; None for as many as there is room for.
-        actor_cpus: CPUs of each, and so its inference threads; None for those of the smallest node, at most 4.
+        parameters: JSON object, in the format of the endpoint.
+        names: Names of the columns for predictions and warnings.
+        max_rejected: Maximum number of rows without an answer.
+        json_cells: Whether predictions in CSV and TSV are always JSON, even those with one label.
+        empty: The handling of rows with an empty text.
+        restart: Whether to start from the first row, and to replace the output of an earlier run.
+        input_format: Format of the input; None to use its name.
+        output_format: Format of the output; None to use its name, or otherwise the input's format.
+        rejected: The file for rows without an answer; None for a file next to the output.
+        ray: Address of the cluster; `local` for a temporary one on this machine, `auto` for this machine's cluster.
+        actors: Number of actors; None for as many as fit.
+        actor_cpus: CPUs and inference threads of each actor; None for those of the smallest node, at most 4.
     """
 
     source: str
@@ -185,13 +186,13 @@ class Order:
 
 
 class LoadedModel:
-    """The model of an order, and what answers rows by it.
+    """The model of an order, and the objects that answer rows.
 
     Attributes:
-        state: The service without its HTTP.
+        state: The service without HTTP.
         model: The model.
-        parameters: Of each request.
-        columns: Makes requests of rows.
+        parameters: Parameters of each request.
+        columns: Builds requests from rows.
         names: The columns that the output adds; the last one is for warnings.
         scorer: Answers rows.
     """
@@ -200,7 +201,7 @@ class LoadedModel:
         """Loads the model.
 
         Raises:
-            StartError: The model cannot be loaded, or does not answer what the order asks for.
+            StartError: The model cannot be loaded, or does not support the order.
         """
         self.state = build(settings)
         (self.model,) = self.state.registry.models.values()

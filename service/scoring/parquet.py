@@ -1,7 +1,7 @@
-"""Parquet by pyarrow: row groups read in pieces, and the answers as nested columns.
+"""Parquet with pyarrow: reads row groups in pieces, and writes answers as nested columns.
 
-A Parquet file cannot be gone on with after a kill, since what it holds stands at its end. So the part is an Arrow stream, which is bytes
-that only grow, and becomes Parquet when it is whole.
+A Parquet file cannot be continued after a crash, because its index is at the end. Therefore the part is an Arrow stream, to which bytes
+are only appended; the complete part is converted to Parquet.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ class ParquetReader:
     """Reads rows of a Parquet file."""
 
     def __init__(self, path: Path | str, place: Place, *, inputs: Sequence[str], whole: bool = False, filesystem: Any = None) -> None:
-        """Opens a file and begins at a place.
+        """Opens a file and starts at a place.
 
         Args:
             path: The file.
-            place: Where to begin.
-            inputs: Columns that the task reads, where there are such; rows have their values.
-            whole: Whether rows have the values of all columns, in the forms of JSON.
-            filesystem: Where it is, as pyarrow knows it; None is this machine.
+            place: The place to start at.
+            inputs: Columns that the task reads; rows have their values if the file has these columns.
+            whole: Whether rows have the values of all columns, converted to JSON.
+            filesystem: The file's file system in pyarrow; None for this machine.
 
         Raises:
-            StartError: It is no Parquet file.
-            SettingsError: An input is neither text nor a list of texts, a column has no form in JSON, or two columns have one name.
+            StartError: It is not a Parquet file.
+            SettingsError: An input is neither text nor a list of texts, a column cannot be converted to JSON, or two columns have the same
+                name.
         """
         try:
             self._file = pq.ParquetFile(path, filesystem=filesystem)
@@ -60,7 +61,7 @@ class ParquetReader:
         self._file.close()
 
     def window(self, max_rows: int, max_bytes: int) -> Window | None:
-        """Returns the next rows, as many as both limits allow; None at the end.
+        """Returns the next rows, within both limits; None at the end.
 
         Raises:
             StartError: The file is broken.
@@ -99,7 +100,7 @@ class ParquetReader:
                 continue
             for batch in self._file.iter_batches(max_rows, row_groups=[group]):
                 table = pa.Table.from_batches([batch]).cast(self.schema)
-                piece_rows = max(1, max_rows * max_bytes // max(table.nbytes, max_bytes))  # the same pieces, wherever one begins
+                piece_rows = max(1, max_rows * max_bytes // max(table.nbytes, max_bytes))  # same pieces from any starting place
                 for start in range(0, table.num_rows, piece_rows):
                     piece = table.slice(start, piece_rows)
                     self._row += piece.num_rows
@@ -108,7 +109,7 @@ class ParquetReader:
 
 
 def _is_text(kind: Any) -> bool:
-    """Returns whether values of a type are texts, lists of texts or null."""
+    """Returns whether a type is text, a list of texts or null."""
     types = pa.types
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind) or types.is_list_view(kind):
         return _is_text(kind.value_type)
@@ -116,27 +117,27 @@ def _is_text(kind: Any) -> bool:
 
 
 class ParquetWriter:
-    """Makes an Arrow stream of rows and answers, and Parquet of that."""
+    """Converts rows and answers to an Arrow stream, and the stream to Parquet."""
 
     def __init__(self, schema: Any, answer_types: Sequence[Any], prediction: str, warnings: str, *, known: bytes = b"") -> None:
         """Creates it.
 
         Args:
-            schema: Of the columns that come from the input; None makes them texts.
-            answer_types: What an answer may be; the first that all answers of the first window are is the column's type.
-            prediction: Name of its column.
-            warnings: Name of theirs.
-            known: The beginning of the stream, where there is one already.
+            schema: Schema of the input's columns; None to write them as texts.
+            answer_types: Possible types of an answer; the column has the first type that fits all answers of the first window.
+            prediction: Name of the column for predictions.
+            warnings: Name of the column for warnings.
+            known: The start of the stream, if it exists already.
         """
         self._input, self._candidates, self._names = schema, answer_types, (prediction, warnings)
         self._schema: Any = pa.ipc.read_schema(pa.py_buffer(known)) if known else None
 
     def begin(self) -> bytes:
-        """Returns nothing: the stream begins with its schema, which the first window decides."""
+        """Returns nothing, because the stream starts with its schema, which depends on the first window."""
         return b""
 
     def write(self, window: Window, answers: Sequence[Answer]) -> tuple[bytes, dict[int, BertServeError]]:
-        """Returns the rows that have an answer as messages of the stream, and the errors of rows that cannot be written, by their index."""
+        """Returns the rows that have an answer as messages of the stream, and the errors of rows that cannot be written, by index."""
         kept = [index for index, answer in enumerate(answers) if answer.error is None]
         head = b""
         if self._schema is None and kept:
@@ -173,11 +174,11 @@ class ParquetWriter:
         return pa.schema([*self._input, *added], metadata=self._input.metadata)
 
     def empty(self) -> Any:
-        """Returns the table of an output in which no row has an answer."""
+        """Returns the table of an output without answers."""
         return self._decide([]).empty_table()
 
     def finish(self, part: Path, output: Path) -> None:
-        """Makes the Parquet file of a whole part."""
+        """Writes the Parquet file from a complete part."""
         if part.stat().st_size == 0:
             pq.write_table(self.empty(), output)
             return
@@ -187,7 +188,7 @@ class ParquetWriter:
 
 
 def answer_types(options: Sequence[Any]) -> list[Any]:
-    """Returns Arrow types of plain descriptions: a Python scalar type, a list with one description, or a mapping of names to them."""
+    """Returns Arrow types for descriptions: a Python scalar type, a list with one description, or a mapping from names to descriptions."""
     return [_arrow(option) for option in options]
 
 
@@ -200,7 +201,7 @@ def _arrow(option: Any) -> Any:
 
 
 def _fits(kind: Any, value: Any) -> bool:
-    """Returns whether a value is of a type; None is of each."""
+    """Returns whether a value has a type; None has every type."""
     if value is None:
         return True
     if pa.types.is_list(kind):
@@ -219,14 +220,14 @@ def _fits(kind: Any, value: Any) -> bool:
 
 
 def _narrowed(kind: Any, value: Any) -> Any:
-    """Returns the type with numbers of four bytes, where the value is an array of them."""
+    """Returns the type with numbers of four bytes if the value is an array of such numbers."""
     if pa.types.is_list(kind) and hasattr(value, "ndim"):
         return pa.list_(_narrowed(kind.value_type, value))
     return pa.float32() if pa.types.is_floating(kind) and hasattr(value, "ndim") else kind
 
 
 def _listed(value: Any) -> Any:
-    """Returns a value with lists in place of arrays, at any depth: Arrow takes no array of several dimensions."""
+    """Returns a value with lists instead of arrays, at any depth, because Arrow does not accept multidimensional arrays."""
     if isinstance(value, dict):
         return {name: _listed(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -235,5 +236,5 @@ def _listed(value: Any) -> Any:
 
 
 def text_schema(columns: Sequence[str]) -> Any:
-    """Returns a schema of texts."""
+    """Returns a schema with only text columns."""
     return pa.schema([pa.field(name, pa.string()) for name in columns])

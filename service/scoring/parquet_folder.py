@@ -1,6 +1,6 @@
-"""ParquetFolder: the Parquet files of a folder, here or in an object store, and the files that are made in one. Each appears when it is whole.
+"""ParquetFolder: the Parquet files of a folder, local or in an object store, and new files in it. A new file appears when it is complete.
 
-Who writes a file again replaces it, so that a file may be made as often as its maker dies.
+A file that is written again is replaced, so a file can be written again after each crash.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ except ImportError as missing:
 
 SUFFIX = ".parquet"
 REJECTED_SUFFIX = ".rejected.jsonl"
-# Readers of a folder of Parquet files, such as Spark and pyarrow, skip names with this prefix.
+# Readers of a folder of Parquet files, such as Spark and pyarrow, skip names with these prefixes.
 HIDDEN = (".", "_")
 _MADE_SUFFIX = ".made"
 _MADE = re.compile(rf"\..+\.[0-9a-f]{{32}}{re.escape(_MADE_SUFFIX)}", re.DOTALL)
@@ -36,11 +36,11 @@ _MADE = re.compile(rf"\..+\.[0-9a-f]{{32}}{re.escape(_MADE_SUFFIX)}", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """What a listing says of a file.
+    """Properties of a file in a listing.
 
     Attributes:
-        size: In bytes.
-        changed: When it was changed last, in nanoseconds, by the clock of where it is.
+        size: Size in bytes.
+        changed: Time of its last change in nanoseconds, by the clock of its file system.
     """
 
     size: int
@@ -48,17 +48,17 @@ class FileFacts:
 
 
 class ParquetFolder:
-    """A folder, by its path or its URI. It may be pickled."""
+    """A folder, by its path or URI. It can be pickled."""
 
     def __init__(self, uri: str, flag: str) -> None:
-        """Creates it; nothing is looked at.
+        """Creates it, without access to the folder.
 
         Args:
-            uri: A path of this machine, or a URI such as `s3://bucket/folder`.
-            flag: What errors call it.
+            uri: A local path, or a URI such as `s3://bucket/folder`.
+            flag: Its name in errors.
 
         Raises:
-            SettingsError: There is no such kind of place.
+            SettingsError: pyarrow does not support the URI.
         """
         self.uri = uri
         try:
@@ -69,7 +69,7 @@ class ParquetFolder:
         self.path: str = path.rstrip("/")
 
     def overlaps(self, other: ParquetFolder) -> bool:
-        """Returns whether it is another folder, within it or around it, also through links."""
+        """Returns whether another folder is the same one, contains this one or is inside it, also through links."""
         first, second = f"{self._real_path()}/", f"{other._real_path()}/"
         return bool(self.filesystem == other.filesystem) and (first.startswith(second) or second.startswith(first))
 
@@ -77,10 +77,10 @@ class ParquetFolder:
         return os.path.realpath(self.path) if self.filesystem.type_name == "local" else self.path
 
     def files(self) -> dict[str, FileFacts]:
-        """Returns the files within by name, those of folders within it too, in the order of their names; none where there is no folder.
+        """Returns all files within by name, including those in subfolders, sorted by name; empty if the folder does not exist.
 
         Raises:
-            StartError: It cannot be listed, or is a file.
+            StartError: The folder cannot be listed, or is a file.
         """
         try:
             infos = self.filesystem.get_file_info(pafs.FileSelector(self.path, allow_not_found=True, recursive=True))
@@ -92,7 +92,7 @@ class ParquetFolder:
         return dict(sorted(paths.items()))
 
     def parquet_files(self) -> dict[str, FileFacts]:
-        """Returns those of its files that are Parquet by their names; what begins with `_` or `.` is none."""
+        """Returns its Parquet files by name; names that begin with `_` or `.` are skipped."""
         return {
             name: facts
             for name, facts in self.files().items()
@@ -100,15 +100,15 @@ class ParquetFolder:
         }
 
     def reader(self, name: str, inputs: Sequence[str]) -> ParquetReader:
-        """Returns a reader of one of its files, at its beginning, for a task that reads such columns.
+        """Returns a reader at the start of one of its files, for a task that reads the columns `inputs`.
 
         Raises:
-            StartError: It is no Parquet file.
+            StartError: It is not a Parquet file.
         """
         return ParquetReader(f"{self.path}/{name}", Place(), inputs=inputs, filesystem=self.filesystem)
 
     def read(self, name: str) -> bytes | None:
-        """Returns the bytes of a file, or None where there is none."""
+        """Returns the bytes of a file, or None if it does not exist."""
         try:
             with self.filesystem.open_input_stream(f"{self.path}/{name}") as stream:
                 return bytes(stream.read())
@@ -129,33 +129,33 @@ class ParquetFolder:
             raise StartError(f"`{self.uri}/{name}` cannot be written: {error}.") from error
 
     def remove(self, name: str) -> None:
-        """Removes a file, if it is there."""
+        """Removes a file, if it exists."""
         with suppress(FileNotFoundError):
             self.filesystem.delete_file(f"{self.path}/{name}")
 
     def tidy(self) -> None:
-        """Removes what was being written when its writer died."""
+        """Removes incomplete files of writers that died."""
         for name in self.files():
             if _MADE.fullmatch(PurePosixPath(name).name):
                 self.remove(name)
 
 
 class NewFile:
-    """A file that is being written; it gets its name when it is whole."""
+    """A file that is being written; it gets its name when it is complete."""
 
     def __init__(self, folder: ParquetFolder, name: str) -> None:
-        """Opens it."""
+        """Opens the file."""
         self._filesystem, self._path = folder.filesystem, f"{folder.path}/{name}"
         parent, _, base = self._path.rpartition("/")
-        # A name of its own: a maker that was thought dead may still write. In an object store too, though objects appear when they are
-        # whole there: pyarrow makes one of what was written when a stream goes unclosed.
+        # Each writer has its own temporary name, because a writer that seems dead may still write. This also applies to object stores, in
+        # which objects appear when they are complete: pyarrow creates one from the written part if a stream is not closed.
         self._made = f"{parent}/.{base}.{uuid.uuid4().hex}{_MADE_SUFFIX}"
         self._filesystem.create_dir(parent, recursive=True)
         self._finished = False
         self.stream: Any = self._filesystem.open_output_stream(self._made)
 
     def finish(self) -> None:
-        """Brings it to the disk and gives it its name."""
+        """Flushes the file to the disk and gives it its name."""
         self.stream.close()
         if self._filesystem.type_name == "local":
             file = os.open(self._made, os.O_RDONLY)
@@ -167,17 +167,17 @@ class NewFile:
         self._finished = True
 
     def discard(self) -> None:
-        """Removes it, if it has no name yet."""
+        """Removes the file, unless it has its name already."""
         if not self._finished:
             self.stream.close()
             self._filesystem.delete_file(self._made)
 
 
 class ParquetOutput:
-    """A Parquet file with predictions, and next to it its rejected rows, as a run writes them: a Sink."""
+    """A Parquet file with predictions, and next to it a file with rejected rows, written by a run: a Sink."""
 
     def __init__(self, folder: ParquetFolder, name: str, writer: ParquetWriter) -> None:
-        """Creates it; the first rows open it."""
+        """Creates it; the files are opened for the first rows."""
         self._folder, self._name, self._rows = folder, name, writer
         self._file: NewFile | None = None
         self._rejected: NewFile | None = None
@@ -185,7 +185,7 @@ class ParquetOutput:
         self._schema: Any = None
 
     def append(self, data: bytes, rejected: bytes, progress: Progress) -> Progress:
-        """Writes rows, which come as bytes of an Arrow stream, and lines of rejected rows."""
+        """Writes rows, given as bytes of an Arrow stream, and lines of rejected rows."""
         if data:
             head = b"" if self._schema is None else self._schema.serialize().to_pybytes()
             with pa.ipc.open_stream(head + data) as batches:
@@ -205,25 +205,25 @@ class ParquetOutput:
         return self._parquet
 
     def finish(self) -> None:
-        """Gives both files their names, the one with predictions last: it says that all is done."""
+        """Gives both files their names, the predictions last, because that file marks the end of the work."""
         if self._parquet is None:
             table = self._rows.empty()
             self._open(table.schema).write_table(table)
         assert self._file is not None, "it is opened by now"
         self._parquet.close()
         if self._rejected is None:
-            self._folder.remove(self._name + REJECTED_SUFFIX)  # of another run
+            self._folder.remove(self._name + REJECTED_SUFFIX)  # of an earlier run
         else:
             self._rejected.finish()
         self._file.finish()
 
     def discard(self) -> None:
-        """Removes what was written, where it is not finished."""
+        """Removes the written files, unless they are finished."""
         for file in (self._file, self._rejected):
             if file is not None:
                 file.discard()
 
 
 def undone(source: Mapping[str, FileFacts], output: Mapping[str, FileFacts]) -> list[str]:
-    """Returns the files that have no output, or one that is older than they are."""
+    """Returns the files without an output, or with one that is older than the file."""
     return [name for name, facts in source.items() if name not in output or output[name].changed < facts.changed]

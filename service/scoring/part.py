@@ -1,8 +1,8 @@
-"""Part: an output that is being written, and how far it is, so that a run that was killed at any moment continues where it was.
+"""Part: an output that is being written, with its progress, so that an interrupted run can continue from any point.
 
-`OUTPUT.part` only grows. `OUTPUT.state` says how many bytes of it count, and is replaced whole, after these are on the disk. What stands
-behind them is cut off by the next run. The state is there before the first byte, so that a file which it does not know is not the run's, and
-is left as it is. It does not read rows.
+`OUTPUT.part` only grows. `OUTPUT.state` has the number of its bytes that count, and is replaced as a whole, after these bytes are on the
+disk. The next run cuts off all bytes after them. The state is written before the first byte of the part, so a part without a state is not
+from a run, and stays unchanged. This module does not read rows.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is.
+    """The progress of a run.
 
     Attributes:
-        place: What of the input is done.
+        place: The end of the finished input.
         rejected: Rows without an answer.
         warned: Rows with a warning.
-        output_bytes: Bytes of the part that count.
-        rejected_bytes: Bytes of the file of rejected rows that count.
-        complete: Whether the part is whole, and only has to get its name.
+        output_bytes: Number of bytes of the part that count.
+        rejected_bytes: Number of bytes of the file of rejected rows that count.
+        complete: Whether the part is complete, and only needs its name.
     """
 
     place: Place = field(default_factory=Place)
@@ -50,7 +50,7 @@ class Progress:
 
 
 def identity_of(path: Path) -> dict[str, Any]:
-    """Returns what a file is known by: its size, the time of its last change, and a digest of its first mebibyte.
+    """Returns the properties that identify a file: its size, the time of its last change, and a digest of its first mebibyte.
 
     Raises:
         StartError: It cannot be read.
@@ -65,15 +65,15 @@ def identity_of(path: Path) -> dict[str, Any]:
 
 
 class Part:
-    """The files of a run that can be continued."""
+    """The files of a run that can continue."""
 
     def __init__(self, output: Path, rejected: Path, facts: Mapping[str, Any]) -> None:
         """Creates it; `open` opens it.
 
         Args:
-            output: What the output is called when it is whole.
+            output: Name of the complete output.
             rejected: The file of rejected rows.
-            facts: What the bytes of the output depend on, by name. A run continues only where they are the same.
+            facts: Everything that affects the bytes of the output, by name. A run continues only if these facts are equal.
         """
         self.path = output.with_name(output.name + ".part")
         self._output, self._rejected_path, self._facts = output, rejected, json.loads(json.dumps(facts))
@@ -81,26 +81,26 @@ class Part:
         self._made, self._made_state = (path.with_name(path.name + ".made") for path in (output, self._state))
         self._file: io.FileIO | None = None
         self._rejected: io.FileIO | None = None
-        self._begun = self._created = False  # whether the files are this run's, or the empty part is, and may be removed
+        self._begun = self._created = False  # whether this run wrote the files, or created the empty part, and may remove them
         self._progress = Progress()
-        self._replaces: dict[str, int] | None = None  # what the output was when the part was begun
+        self._replaces: dict[str, int] | None = None  # the output's identity when the part was started
         self._writing = threading.Lock()
 
     def files(self) -> dict[str, Path]:
-        """Returns what each of its files is, and its path."""
+        """Returns the path of each of its files, by description."""
         paths = (self.path, self._state, self._made, self._made_state)
         return {"the output": self._output, "--rejected": self._rejected_path} | {f"the run's own file {path.name}": path for path in paths}
 
     def open(self, *, restart: bool) -> Progress:
-        """Opens the part, and returns how far it is.
+        """Opens the part, and returns its progress.
 
         Args:
-            restart: Whether to begin again, whatever is there.
+            restart: Whether to start from the beginning, even if files exist.
 
         Raises:
-            SettingsError: A file is there already that is not the run's, or model, options or input are not those that the part was begun
-                with.
-            StartError: Another run writes it, or it is broken, or cannot be written.
+            SettingsError: A file exists that is not from this run, or model, options or input differ from those at the start of the
+                part.
+            StartError: Another run is writing it, or it is broken or cannot be written.
         """
         for path, flag in ((self._output, "output"), (self._rejected_path, "--rejected")):
             _refuse_special(path, flag=flag)
@@ -113,7 +113,7 @@ class Part:
         except OSError as error:
             self.close()
             raise StartError(f"`{error.filename or self.path}` cannot be written ({error.strerror}).") from error
-        except BaseException:  # Ctrl-C, too, leaves nothing behind of which nothing counts
+        except BaseException:  # Ctrl-C must not leave empty files either
             self.close()
             raise
 
@@ -140,12 +140,12 @@ class Part:
         return progress
 
     def _check_output(self, progress: Progress) -> None:
-        """Refuses an output that somebody made meanwhile; one that is complete may have its name already."""
+        """Refuses an output that another program has written meanwhile; a complete one may have its name already."""
         if not progress.complete and self._replaces != _identity(self._output):
             raise SettingsError(f"`{self._output}` was written after `{self.path}` was started; move it, and run the same command again.")
 
     def _begin(self, file: io.FileIO, restart: bool) -> Progress:
-        """Makes the state of a run without a row, where none of the files is another one's."""
+        """Writes the state of a run without rows, unless a file of another run exists."""
         if not restart:
             if os.fstat(file.fileno()).st_size:
                 refuse_existing(self.path, flag="output")
@@ -157,7 +157,7 @@ class Part:
         return Progress()
 
     def is_named(self, progress: Progress) -> bool:
-        """Returns whether the whole part has got its name already, and only the files next to it are left."""
+        """Returns whether the complete part already has its name, so that only the other files are left."""
         return progress.complete and self._output.exists() and self.path.stat().st_size == 0 < progress.output_bytes
 
     def _read_state(self) -> Progress | None:
@@ -178,15 +178,15 @@ class Part:
         return progress
 
     def head(self) -> bytes:
-        """Returns the beginning of what counts."""
+        """Returns the start of the bytes that count."""
         with self.path.open("rb") as file:
             return file.read(_HEAD_BYTES)
 
     def append(self, data: bytes, rejected: bytes, progress: Progress) -> Progress:
-        """Writes bytes behind those that count, and then says that they count; returns the progress with the new sizes.
+        """Appends bytes, then records that they count; returns the progress with the new sizes.
 
         Raises:
-            OSError: They cannot be written, as where the disk is full. What counted before still does.
+            OSError: The bytes cannot be written, for example because the disk is full. Earlier bytes still count.
         """
         with self._writing:
             for file, added in ((self._file, data), (self._rejected, rejected)):
@@ -202,16 +202,16 @@ class Part:
             return progress
 
     def finish(self, progress: Progress, make: Callable[[Path, Path], None] | None) -> None:
-        """Gives the whole part its name.
+        """Gives the complete part its name.
 
         Args:
-            progress: How far it is.
-            make: Makes the output of the part, where it is not the output itself.
+            progress: The progress of the run.
+            make: Writes the output from the part, if it has another format.
 
         Raises:
             OSError: It cannot be written.
-            SettingsError: Somebody else wrote a file of this name meanwhile.
-            StartError: It has no answer, and would replace a file.
+            SettingsError: Another program has written a file with this name meanwhile.
+            StartError: No row has an answer, and the output would replace a file.
         """
         self._check_output(progress)
         rows = progress.place.row
@@ -231,7 +231,7 @@ class Part:
         self.tidy(progress)
 
     def tidy(self, progress: Progress) -> None:
-        """Removes what only a run that continues needs."""
+        """Removes the files that only a continued run needs."""
         _sync_folder(self._output)
         with suppress(FileNotFoundError):
             if not progress.rejected and self._rejected_path.stat().st_size == 0:
@@ -240,7 +240,7 @@ class Part:
         self._state.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Closes the files, after what is being written to them; those of which nothing counts are removed."""
+        """Closes the files after pending writes, and removes files without bytes that count."""
         with self._writing:
             for file in (self._file, self._rejected):
                 if file is not None:
@@ -266,12 +266,12 @@ class Part:
 
 def _write(file: io.FileIO, data: bytes) -> None:
     left = memoryview(data)
-    while left:  # an unbuffered file may take less than all
+    while left:  # an unbuffered file may accept only a part
         left = left[file.write(left) :]
 
 
 def _sync_folder(path: Path) -> None:
-    """Brings the names in a file's folder to the disk."""
+    """Flushes the names in a file's folder to the disk."""
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -280,7 +280,7 @@ def _sync_folder(path: Path) -> None:
 
 
 def _identity(path: Path) -> dict[str, int] | None:
-    """Returns what tells a file from another one of its name; None where there is none."""
+    """Returns properties that distinguish a file from another one with the same name; None if it does not exist."""
     try:
         status = path.lstat()
     except FileNotFoundError:
@@ -289,13 +289,13 @@ def _identity(path: Path) -> dict[str, int] | None:
 
 
 def check_distinct(files: Mapping[str, Path]) -> None:
-    """Checks that no two names stand for one file, by the same path or through links.
+    """Checks that no two paths are the same file, directly or through links.
 
     Args:
-        files: What a file is -> its path; it need not exist.
+        files: Description of a file -> its path; the file need not exist.
 
     Raises:
-        SettingsError: Two are the same.
+        SettingsError: Two paths are the same file.
     """
     for (first, path), (second, other) in combinations(files.items(), 2):
         if os.path.realpath(path) == os.path.realpath(other) or _is_same_file(path, other):
@@ -303,18 +303,18 @@ def check_distinct(files: Mapping[str, Path]) -> None:
 
 
 def check_stream(stream: IO[Any], files: Mapping[str, Path]) -> None:
-    """Checks that a stream does not go to one of the files.
+    """Checks that a stream is not redirected to one of the files.
 
     Args:
         stream: Stdout.
-        files: What a file is -> its path.
+        files: Description of a file -> its path.
 
     Raises:
-        SettingsError: It does.
+        SettingsError: It is.
     """
     try:
         status = os.fstat(stream.fileno())
-    except (OSError, ValueError):  # it is closed, or no file
+    except (OSError, ValueError):  # the stream is closed, or not a file
         return
     for name, path in files.items():
         if path.is_file() and os.path.samestat(status, path.stat()):
@@ -322,25 +322,25 @@ def check_stream(stream: IO[Any], files: Mapping[str, Path]) -> None:
 
 
 def refuse_existing(path: Path, *, flag: str) -> None:
-    """Refuses a file that is there, for a run that was not told to replace it; a dangling link is there too.
+    """Refuses a file that exists, for a run without permission to replace it; a dangling link counts as a file.
 
     Args:
-        path: Its path.
-        flag: What gives another one.
+        path: Path of the file.
+        flag: The flag for another path.
 
     Raises:
-        SettingsError: It is there.
+        SettingsError: It exists.
     """
     if os.path.lexists(path):
         raise SettingsError(f"`{path}` exists already; give --restart to replace it, or choose another {flag}.")
 
 
 def _refuse_special(path: Path, *, flag: str) -> None:
-    """Refuses an existing path that is not a regular file: a run would replace or remove a device, and would fail at its end on a folder.
+    """Refuses an existing path that is not a regular file: a run would replace or remove a device, and would fail on a folder at its end.
 
     Args:
-        path: Its path.
-        flag: What gives another one.
+        path: The path.
+        flag: The flag for another path.
 
     Raises:
         SettingsError: It is not a regular file.

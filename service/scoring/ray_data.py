@@ -1,8 +1,8 @@
-"""Scoring on Ray Data: a folder of Parquet files to a folder of files with predictions, a file at a time on a pool of actors.
+"""Scoring with Ray Data: a folder of Parquet files to a folder of files with predictions, one file at a time per actor.
 
-Each actor has the model and answers a file as `bert-serve score` does, to the same bytes. What goes through Ray are the files' names and
-counts: an actor reads and writes files itself. A file appears when it is whole, so a file whose actor died is answered by another one,
-and a run whose driver died continues with the files that are not there.
+Each actor has the model and scores a file like `bert-serve score`, with the same output bytes. Only file names and counts are sent
+through Ray; an actor reads and writes the files itself. A file appears when it is complete. So if an actor dies, another actor scores its
+file, and if the driver dies, a new run continues with the files that are missing.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ except ImportError as absent:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What an actor needs to know.
+    """The task of an actor.
 
     Attributes:
-        settings: With one model.
-        version: Of its bundle.
-        order: What is to be scored.
-        source: Where files are read.
-        output: Where files are made.
+        settings: Settings with one model.
+        version: Version of its bundle.
+        order: The order.
+        source: The folder of the input files.
+        output: The folder of the output files.
     """
 
     settings: Settings
@@ -63,15 +63,15 @@ class Work:
 
 
 class FileScorer:
-    """An actor: the model, and a loop that scores one file after another."""
+    """An actor: the model, and a loop that scores file after file."""
 
     def __init__(self, work: Work) -> None:
-        """Loads the model, with as many threads as Ray gives it CPUs."""
+        """Loads the model, with one thread per CPU that Ray assigns."""
         self._work = work
         self._error: StartError | None = None
         try:
             self._load(round(ray.get_runtime_context().get_assigned_resources().get("CPU", 1)))
-        except StartError as error:  # an answer to each file, so that the driver hears it as it is
+        except StartError as error:  # becomes the answer for each file, so that the driver gets its message
             self._error = error
 
     def _load(self, threads: int) -> None:
@@ -89,7 +89,7 @@ class FileScorer:
         self._loaded.state.scheduler.start()
 
     def __call__(self, batch: Mapping[str, Sequence[str]]) -> dict[str, list[Any]]:
-        """Scores the one file of a batch; returns its counts, and what is wrong with it."""
+        """Scores the only file of a batch; returns its counts and its error."""
         (name,) = batch["file"]
         progress, error = Progress(), self._error
         try:
@@ -98,7 +98,7 @@ class FileScorer:
         except StartError as caught:
             error = caught
         except BertServeError:
-            # an inference thread died or hangs: with another process in place of this one the file is begun again
+            # an inference thread died or hangs; Ray replaces this process and starts the file again
             os._exit(1)
         fatal = self._error is not None or isinstance(error, SettingsError | TooManyRejectedError)
         return {
@@ -134,25 +134,25 @@ class FileScorer:
 
 
 LOCAL = "local"
-# Threads of an actor by default: a process feeds about five cores with short texts (docs/explanation/speed.md).
+# Default threads of an actor: with short texts, a process can feed about five cores (docs/explanation/speed.md).
 MOST_CPUS = 4
 CONNECT_S = 10.0
-# Times that a file is begun again after its actor died; a file that kills its actors would else do so forever.
+# Number of attempts after an actor died, because a file may kill its actors every time.
 RETRIES = 3
-# What the output depends on, in addition to the files; its name hides it from who reads the folder.
+# Facts that affect the output, other than the files; readers of the folder skip its name.
 FACTS_FILE = "_bertserve.json"
 
 
 @dataclass(slots=True)
 class Totals:
-    """What the files of a run gave.
+    """The results of a run.
 
     Attributes:
-        files: Those that are done.
-        rows: Their rows.
+        files: Number of finished files.
+        rows: Number of their rows.
         rejected: Rows without an answer.
         warned: Answered rows with warnings.
-        broken: Of each file that cannot be read or written, why.
+        broken: An error for each file that cannot be read or written.
     """
 
     files: int = 0
@@ -166,11 +166,11 @@ def score_on_ray(settings: Settings, order: Order) -> int:
     """Scores a folder; returns the exit code.
 
     Args:
-        settings: With one model, in a folder that all nodes have.
-        order: What to score.
+        settings: Settings with one model, in a folder that exists on all nodes.
+        order: The order.
 
     Raises:
-        StartError: Flags, the cluster, a file or the model are wrong, or too many rows are; the message says what to do.
+        StartError: Flags, the cluster, a file or the model are wrong, or too many rows were rejected; the message says what to do.
     """
     work, todo, done = _plan(settings, order)
     total, seconds = Totals(), 0.0
@@ -202,7 +202,7 @@ def score_on_ray(settings: Settings, order: Order) -> int:
 
 
 def _plan(settings: Settings, order: Order) -> tuple[Work, dict[str, int], int]:
-    """Returns the work, the files that are to be done with their sizes, and how many are done."""
+    """Returns the work, the files to score with their sizes, and the number of finished files."""
     parameters = read_parameters(order.parameters)
     source, output = ParquetFolder(order.source, "the input"), ParquetFolder(order.output, "the output")
     if output.overlaps(source):
@@ -229,7 +229,7 @@ def _plan(settings: Settings, order: Order) -> tuple[Work, dict[str, int], int]:
 def _facts(
     settings: Settings, manifest: Manifest, version: str, columns: Columns, parameters: Mapping[str, Any], order: Order
 ) -> dict[str, Any]:
-    """Returns what the output depends on, in the words of an error about what differs."""
+    """Returns the facts that affect the output; their names are used in errors."""
     facts = {
         "model": [manifest.name, version, settings.provider, settings.precision],
         "version": __version__,
@@ -243,7 +243,7 @@ def _facts(
 
 
 def _begun(output: ParquetFolder, facts: Mapping[str, Any]) -> Mapping[str, FileFacts]:
-    """Returns the files of an output that was begun with the same facts: those made since, for --restart begins anew."""
+    """Returns the files of an output that was started with the same facts, without those from before the start."""
     written, known = output.parquet_files(), output.read(FACTS_FILE)
     if known is None:
         if written:
@@ -265,23 +265,23 @@ def _begun(output: ParquetFolder, facts: Mapping[str, Any]) -> Mapping[str, File
 
 
 class _TerminatedError(BaseException):
-    """SIGTERM came."""
+    """The process received SIGTERM."""
 
 
 def _connect(address: str) -> None:
-    """Joins a cluster, or starts one on this machine."""
+    """Connects to a cluster, or starts one on this machine."""
     if not ray.is_initialized():
         options: dict[str, Any] = {}
-        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # of what Ray does itself it warns on stderr
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # Ray logs its own warnings to stderr
         if address == LOCAL:
             options["include_dashboard"] = False
-            # nothing is sent to Ray's makers
+            # disables Ray's usage reports
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # it warns that a cluster is as safe as it can be
+            logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # about the cluster's authentication
         try:
             host, _, port = address.rpartition(":")
             if port.isdigit():
-                # Ray itself tries for minutes, and then says little
+                # Ray itself would try for minutes, and then report little
                 socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
             ray.init(address=address, log_to_driver=False, logging_level="WARNING", **options)
         except (OSError, ValueError, RuntimeError) as error:
@@ -297,16 +297,16 @@ def _connect(address: str) -> None:
 
 
 def _results(work: Work, names: Sequence[str], order: Order) -> Iterator[dict[str, Any]]:
-    """Yields the counts of each file, as they come."""
+    """Yields the counts of each file as it finishes."""
     cpus, actors = _pool(order, len(names))
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     logging.getLogger("ray.data").setLevel(logging.WARNING)
-    logging.getLogger("ray.data._internal.progress").setLevel(logging.ERROR)  # it warns that its bars are off
-    pool = ray.data.ActorPoolStrategy(size=actors, max_tasks_in_flight_per_actor=1)  # a file that waits for an actor could have another one
+    logging.getLogger("ray.data._internal.progress").setLevel(logging.ERROR)  # disables a warning that progress bars are off
+    pool = ray.data.ActorPoolStrategy(size=actors, max_tasks_in_flight_per_actor=1)  # otherwise files would wait for a busy actor
     listed = ray.data.from_items([{"file": name} for name in names], override_num_blocks=len(names))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ray.util.annotations.RayDeprecationWarning)  # there is no other way to say how often to try again
+        warnings.simplefilter("ignore", ray.util.annotations.RayDeprecationWarning)  # no other option sets the number of attempts
         scored = listed.map_batches(
             FileScorer,
             fn_constructor_args=(work,),
@@ -319,7 +319,7 @@ def _results(work: Work, names: Sequence[str], order: Order) -> Iterator[dict[st
 
 
 def _pool(order: Order, count: int) -> tuple[int, int]:
-    """Returns the CPUs of an actor, and the number of actors for so many files."""
+    """Returns the CPUs of an actor, and the number of actors for `count` files."""
     nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
     nodes = [cpus for cpus in nodes if cpus]
     if not nodes:
@@ -358,7 +358,7 @@ def _collect(results: Iterator[dict[str, Any]], sizes: Mapping[str, int], total:
 
 
 def _say(total: Totals, done: int, seconds: float, output: str) -> None:
-    """Says what was done."""
+    """Prints the results."""
     rate = f" in {seconds:.1f} s, {total.rows / seconds:,.0f} rows/s" if total.rows else ""
     before = f" and {done} done before" if done else ""
     rejected = f", {total.rejected} rejected ({output}/*{REJECTED_SUFFIX})" if total.rejected else ""

@@ -1,4 +1,4 @@
-"""Records of scoring: a row of a file, a window of rows, the place after them, and what became of a row."""
+"""Records of scoring: a row of a file, a window of rows, a place in a file, and the answer of a row."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from bertserve.service.errors import BertServeError
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """How far a file was read.
+    """A place in a file.
 
     Attributes:
         offset: Bytes of a text file; rows of a Parquet file.
-        row: Rows.
-        line: Lines of a text file.
+        row: Number of rows before it.
+        line: Number of lines before it, in a text file.
     """
 
     offset: int = 0
@@ -25,15 +25,15 @@ class Place:
 
 @dataclass(slots=True)
 class Row:
-    """A row that was read.
+    """A row of the input.
 
     Attributes:
         number: Its number in the file, from 1; blank lines and a header do not count.
-        values: Its columns by name.
-        line: The line on which it begins, from 1, of a text file.
-        size: What it counts for in the progress: bytes of a text file, 1 of a Parquet file.
-        raw: The JSON object that it was read from, of JSON Lines.
-        error: Why it could not be read.
+        values: Values by column.
+        line: Number of its first line in a text file, from 1.
+        size: Its size for the progress: bytes in a text file, 1 in a Parquet file.
+        raw: Its JSON object as read, for JSON Lines.
+        error: The error if it could not be read.
     """
 
     number: int
@@ -49,9 +49,9 @@ class Window:
     """Rows that are sorted by length together.
 
     Attributes:
-        rows: In the order of the file.
+        rows: The rows in the order of the file.
         after: The place after them.
-        table: The rows as an Arrow table, of a Parquet file.
+        table: The rows as an Arrow table, for a Parquet file.
     """
 
     rows: list[Row]
@@ -61,12 +61,12 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a model made of a row.
+    """The answer of a row.
 
     Attributes:
-        prediction: The task's result, as its endpoint gives it for one input; None where there is an error.
-        warnings: What was cut off, and what else the caller should know.
-        error: Why there is no prediction.
+        prediction: The task's result, as its endpoint returns it for one input; None after an error.
+        warnings: Warnings, for example about truncation.
+        error: The reason why there is no prediction.
     """
 
     prediction: Any = None

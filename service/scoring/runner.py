@@ -1,6 +1,6 @@
-"""Runner: windows of rows through a Scorer to an output, in their order, two at once so that no inference thread waits for the end of one.
+"""Runner: sends windows of rows through a Scorer to an output, in order; two windows overlap, so that no inference thread is idle.
 
-Reading and writing happen on threads, because files block.
+Files are read and written on threads, because these calls block.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from bertserve.service.scoring.row import Answer, Window
 from bertserve.service.wire.json_text import to_json
 
 WINDOW_ROWS = 4096
-# Of the rows of a window as they stand in the file, so that long ones take no more memory than short ones.
+# Maximum bytes of a window's rows in the file, so that long rows need no more memory than short ones.
 WINDOW_BYTES = 2**24
-# Windows under way: while the last rows of one run, those of the next begin.
+# Windows at the same time: while the last rows of a window run, the next window starts.
 WINDOWS = 2
 
 _BAR = "{percentage:3.0f}%|{bar}| {postfix}, {elapsed} so far, {remaining} left"
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class Sink(Protocol):
-    """Where the output goes."""
+    """A destination of the output."""
 
     def append(self, data: bytes, rejected: bytes, progress: Progress) -> Progress:
         """Writes bytes of the output and of the rejected rows; returns the progress with their sizes."""
@@ -44,49 +44,49 @@ class Sink(Protocol):
 
 
 class TooManyRejectedError(StartError):
-    """More rows than allowed have no answer."""
+    """More rows than allowed were rejected."""
 
 
 class ProgressBar:
-    """Shows how far a run is: rows a second and the time left, on stderr where that is a terminal."""
+    """Shows the progress of a run on stderr, if it is a terminal: rows per second and the remaining time."""
 
     def __init__(self, total: int | None, done: int) -> None:
-        """Begins to show.
+        """Starts the display.
 
         Args:
-            total: Size of the input, in what rows count for; None where it is unknown.
-            done: What of it an earlier run did.
+            total: Size of the input, in the unit of rows' sizes; None if unknown.
+            done: Size of the part that an earlier run has finished.
         """
         bar_format = _ENDLESS if total is None else _BAR
         self._bar = tqdm(total=total, initial=done, leave=False, disable=None, bar_format=bar_format)
         self._start, self._rows = time.perf_counter(), 0
 
     def advance(self, size: int, rows: int) -> None:
-        """Counts rows that are answered."""
+        """Counts finished rows."""
         self._rows += rows
         self._bar.set_postfix_str(f"{self._rows / (time.perf_counter() - self._start):,.0f} rows/s", refresh=False)
         self._bar.update(size)
 
     def close(self) -> float:
-        """Removes the bar; returns the seconds since it began."""
+        """Removes the bar; returns the seconds since its start."""
         self._bar.close()
         return time.perf_counter() - self._start
 
 
 @dataclass(slots=True)
 class Run:
-    """A run under way.
+    """A running job.
 
     Attributes:
-        reader: Gives windows.
+        reader: Reads windows.
         scorer: Answers rows.
-        writer: Makes bytes of answers.
-        sink: Takes them.
-        progress: How far it is; what was written counts.
-        bar: Shows it.
-        max_rejected: Rows that may have no answer.
-        rejected_to: Where they stand, for errors; None where there is no such file, and the first of them ends the run.
-        window_rows: Rows of a window.
+        writer: Converts answers to bytes.
+        sink: Stores the bytes.
+        progress: The progress of the stored output.
+        bar: Shows the progress.
+        max_rejected: Maximum number of rows without an answer.
+        rejected_to: The file of these rows, for errors; None if there is no such file, so that the first one ends the run.
+        window_rows: Maximum rows of a window.
     """
 
     reader: Reader
@@ -100,11 +100,11 @@ class Run:
     window_rows: int = WINDOW_ROWS
 
     async def __call__(self) -> None:
-        """Scores the input from where the progress is to its end.
+        """Scores the input from the current progress to the end.
 
         Raises:
-            TooManyRejectedError: More rows than allowed have no answer.
-            StartError: The input is broken, or the output cannot be written. What was written counts.
+            TooManyRejectedError: More rows than allowed were rejected.
+            StartError: The input is broken, or the output cannot be written. Stored rows stay valid.
         """
         waiting: deque[tuple[Window, asyncio.Task[list[Answer]]]] = deque()
         more = True
@@ -167,15 +167,15 @@ class Run:
 
 
 def _rejection(window: Window, index: int, answer: Answer) -> bytes:
-    """Returns the line of a row without an answer."""
+    """Returns the line about a row without an answer."""
     row, error = window.rows[index], answer.error
-    assert error is not None, "only these are rejected"
+    assert error is not None, "only rows with an error are rejected"
     line = {} if row.line is None else {"line": row.line}
     return to_json({"row": row.number, **line, "error": error.message, "error_type": classify(error)[1]}) + b"\n"
 
 
 async def on_thread(work: Callable[[], T]) -> T:
-    """Returns what a function returns that may block for long, as on a pipe; nothing waits for its thread when the process ends."""
+    """Runs a function that may block for long, as on a pipe, in a thread; the end of the process does not wait for this thread."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -189,11 +189,11 @@ async def on_thread(work: Callable[[], T]) -> T:
     def run() -> None:
         try:
             value, error = work(), None
-        except BaseException as caught:  # noqa: BLE001 - the boundary of a thread: who waits gets it
+        except BaseException as caught:  # noqa: BLE001 - the boundary of a thread: its caller gets the error
             value, error = None, caught
         try:
             loop.call_soon_threadsafe(settle, value, error)
-        except RuntimeError:  # the loop is closed, and nothing waits any more
+        except RuntimeError:  # the loop is closed, and nothing waits for the result
             return
 
     threading.Thread(target=run, daemon=True, name="scoring").start()

@@ -1,4 +1,4 @@
-"""The command `bert-serve score`: flags to a run, and a run to an exit code. The composition root of offline scoring."""
+"""The command `bert-serve score`, which runs an order and returns an exit code. It is the composition root of offline scoring."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from bertserve.service.scoring.text_lines import DELIMITERS
 from bertserve.service.serving.build import AppState
 from bertserve.service.settings import Settings
 
-REJECTED = 3  # exit code of a run that is done, and has rows without an answer
+REJECTED = 3  # exit code of a finished run with rejected rows
 
 
 class Stream:
-    """Stdout as an output: such a run cannot be continued."""
+    """Stdout as the output; such a run cannot be continued."""
 
     def __init__(self, rejected: Path | None, *, restart: bool) -> None:
-        """Makes the file of rejected rows, if there is to be one.
+        """Creates the file of rejected rows, if requested.
 
         Args:
             rejected: The file.
-            restart: Whether it replaces one that is there.
+            restart: Whether an existing file is replaced.
 
         Raises:
-            SettingsError: There is such a file.
-            StartError: It cannot be written.
+            SettingsError: The file exists.
+            StartError: The file cannot be written.
         """
         self._rejected = rejected
         if rejected is None:
             return
-        if not restart and (not rejected.exists() or rejected.is_file()):  # a device or a pipe has nothing to lose
+        if not restart and (not rejected.exists() or rejected.is_file()):  # a device or a pipe has no content to lose
             refuse_existing(rejected, flag="--rejected")
         try:
             rejected.write_bytes(b"")
@@ -52,11 +52,11 @@ class Stream:
             raise StartError(f"`{rejected}` cannot be written ({error.strerror}).") from error
 
     def append(self, data: bytes, rejected: bytes, progress: Progress) -> Progress:
-        """Writes both."""
+        """Writes rows and rejected rows."""
         if self._rejected is not None and rejected:
             with self._rejected.open("ab") as file:
                 file.write(rejected)
-        with suppress(ValueError):  # stdout was closed
+        with suppress(ValueError):  # stdout is closed
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
         return progress
@@ -66,13 +66,13 @@ def score(settings: Settings, order: Order) -> int:
     """Scores an input; returns the exit code.
 
     Args:
-        settings: With one model.
-        order: What to score.
+        settings: Settings with one model.
+        order: The order.
 
     Raises:
-        StartError: Flags, files or the model are wrong, or too many rows are; the message says what to do.
+        StartError: Flags, files or the model are wrong, or too many rows were rejected; the message says what to do.
     """
-    read_parameters(order.parameters)  # before the model is loaded: they may be wrong
+    read_parameters(order.parameters)  # before the model is loaded, because they may be wrong
     source, output = Path(order.source), Path(order.output)
     kind = format_of(source, order.input_format, "--input-format")
     out_kind = order.output_format or (kind if output == STREAM else format_of(output, None, "--output-format"))
@@ -83,7 +83,7 @@ def score(settings: Settings, order: Order) -> int:
     rejected = order.rejected if output == STREAM else order.rejected or output.with_name(output.name + ".rejected.jsonl")
     _check_files(source, output, rejected)
     if source != STREAM:
-        identity_of(source)  # it may be a wrong name, too
+        identity_of(source)  # its name may be wrong, too
     try:
         return asyncio.run(_Run(LoadedModel(settings, order), order, (kind, out_kind), rejected)())
     except KeyboardInterrupt:
@@ -91,7 +91,7 @@ def score(settings: Settings, order: Order) -> int:
 
 
 def _check_files(source: Path, output: Path, rejected: Path | None) -> None:
-    """Checks that the run writes into no file that it reads, nor twice into one.
+    """Checks that the run writes neither to its input nor twice to the same file.
 
     Raises:
         SettingsError: It would.
@@ -114,9 +114,9 @@ class _Run:
         self._source, self._output = Path(order.source), Path(order.output)
 
     async def __call__(self) -> int:
-        """Scores from where an earlier run stopped; returns the exit code."""
+        """Scores from the place where an earlier run stopped; returns the exit code."""
         part = None
-        if self._source != STREAM:  # before a file is made, truncated or replaced
+        if self._source != STREAM:  # before a file is created, truncated or replaced
             self._reader(Place()).close()
         if self._output != STREAM and self._rejected is not None:
             part = Part(self._output, self._rejected, self._facts())
@@ -131,10 +131,10 @@ class _Run:
                 part.close()
 
     def _reader(self, place: Place) -> Reader:
-        """Returns what reads the input from a place on.
+        """Returns the reader of the input from a place on.
 
         Raises:
-            SettingsError: The input does not have the columns that are to be read.
+            SettingsError: The input lacks required columns.
         """
         columns = self._loaded.columns
         reader = open_reader(
@@ -143,7 +143,7 @@ class _Run:
             place,
             max_bytes=self._loaded.state.max_body_bytes,
             inputs=list(columns.by_field.values()),
-            whole=self._kinds[1] != PARQUET,  # Parquet's own columns go to Parquet as they are
+            whole=self._kinds[1] != PARQUET,  # Parquet's own columns are copied to Parquet unchanged
         )
         try:
             if reader.columns is not None:
@@ -154,7 +154,7 @@ class _Run:
         return reader
 
     async def _score(self, part: Part | None, progress: Progress) -> int:
-        """Scores from where the progress is; returns the exit code."""
+        """Scores from the current progress; returns the exit code."""
         loaded, order, rejected = self._loaded, self._order, self._rejected
         sink: Sink = Stream(rejected, restart=order.restart) if part is None else part
         reader = self._reader(progress.place)
@@ -183,8 +183,8 @@ class _Run:
         return _end(run.progress, run.progress.place.row - progress.place.row, seconds, rejected)
 
     def _facts(self) -> dict[str, Any]:
-        """Returns all that the bytes of the output depend on, in the words of an error about what differs."""
-        stream = {"stream of the process": os.getpid(), "since": time.time_ns()}  # no two are the same
+        """Returns everything that affects the bytes of the output; its names are used in errors."""
+        stream = {"stream of the process": os.getpid(), "since": time.time_ns()}  # unique for each stream
         loaded, state, model = self._loaded, self._loaded.state, self._loaded.model
         return {
             "input": stream if self._source == STREAM else identity_of(self._source),
@@ -203,7 +203,7 @@ class _Run:
 
 
 async def _until_signal(state: AppState, run: Run) -> int | None:
-    """Runs to the end, or to SIGINT or SIGTERM; returns the signal, if there was one."""
+    """Runs to the end, or to SIGINT or SIGTERM; returns the signal, if any."""
     loop = asyncio.get_running_loop()
     state.scheduler.start()
     work = asyncio.create_task(run())
@@ -237,7 +237,7 @@ async def _finish(part: Part, progress: Progress, writer: Any) -> None:
 
 
 def _end(progress: Progress, rows: int, seconds: float, rejected: Path | None) -> int:
-    """Says what was done; returns the exit code."""
+    """Prints a summary; returns the exit code."""
     rate = f" in {seconds:.1f} s, {rows / seconds:,.0f} rows/s" if seconds and rows else ""
     print(
         f"{plural(progress.place.row, 'row')}: {progress.place.row - progress.rejected} answered, {progress.warned} of them with warnings"

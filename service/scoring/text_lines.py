@@ -1,4 +1,4 @@
-"""The formats of text: JSON Lines, CSV and TSV, read and written."""
+"""Readers and writers of the text formats: JSON Lines, CSV and TSV."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 def first_twice(names: Sequence[str]) -> str | None:
-    """Returns the first name that comes a second time, or None; a header may have a million of them."""
+    """Returns the first duplicate name, or None; a header may have a million names."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -28,15 +28,15 @@ def first_twice(names: Sequence[str]) -> str | None:
 
 
 class TextLines:
-    """Reads lines, and knows where it is."""
+    """Reads lines, and counts bytes and lines."""
 
     def __init__(self, file: BinaryIO, place: Place, max_bytes: int) -> None:
-        """Begins to read at a place.
+        """Starts at a place.
 
         Args:
             file: The file, at its beginning.
-            place: Where to begin; a file that cannot be sought begins at its beginning.
-            max_bytes: Of a line.
+            place: The place to start at; for a file without random access it is the beginning.
+            max_bytes: Maximum bytes of a line.
         """
         self._file, self._max_bytes = file, max_bytes
         self.offset, self.number = place.offset, place.line
@@ -44,7 +44,7 @@ class TextLines:
             file.seek(place.offset)
 
     def next(self) -> tuple[bytes, bool]:
-        """Returns the next line with its end, and whether it is whole; b"" at the end. Of a line over the limit the beginning is kept."""
+        """Returns the next line with its end, and whether it is complete; b"" at the end of the file. A line over the limit is cut."""
         line = self._file.readline(self._max_bytes + 1)
         self.offset += len(line)
         self.number += bool(line)
@@ -65,18 +65,18 @@ class TextLines:
 
 
 class JsonLinesReader:
-    """Reads rows of JSON Lines. A line that is no JSON object is a row with an error."""
+    """Reads rows of JSON Lines. A line that is not a JSON object is a row with an error."""
 
-    # lines may differ in what they have
+    # lines may have different fields
     columns: Sequence[str] | None = None
 
     def __init__(self, file: BinaryIO, place: Place, *, max_bytes: int) -> None:
-        """Begins to read at a place, lines of at most `max_bytes`."""
+        """Starts at a place, with lines of at most `max_bytes`."""
         self._lines = TextLines(file, place, max_bytes)
         self._row, self._max_bytes = place.row, max_bytes
 
     def window(self, max_rows: int, max_bytes: int) -> Window | None:
-        """Returns the next rows, as many as both limits allow and at least one; None at the end."""
+        """Returns the next rows, within both limits but at least one; None at the end."""
         rows: list[Row] = []
         size = 0
         while len(rows) < max_rows and size < max_bytes:
@@ -101,7 +101,7 @@ class JsonLinesReader:
                 raise TooLargeError(
                     "the line has more than {max_bytes} bytes; shorten it, or raise --max-body-bytes.", max_bytes=self._max_bytes
                 )
-            value = parse_json(row.raw, finite=True)  # the line is written again as it stands
+            value = parse_json(row.raw, finite=True)  # the line is written again unchanged
             if not isinstance(value, dict):
                 raise InvalidValueError('the line is JSON, but not an object; give one such as {"text": "A warm film."}.')
             row.values = value
@@ -126,24 +126,24 @@ def _reason(line: bytes) -> str | None:
 
 
 class JsonLinesWriter:
-    """Makes JSON Lines of rows and answers."""
+    """Converts rows and answers to JSON Lines."""
 
     def __init__(self, prediction: str, warnings: str) -> None:
-        """Takes the names of the two columns that it adds."""
+        """Takes the names of the two additional columns."""
         self._names = [f", {json.dumps(name, ensure_ascii=False)}: ".encode() for name in (prediction, warnings)]
 
     def begin(self) -> bytes:
-        """Returns what stands before the first row."""
+        """Returns the bytes before the first row."""
         return b""
 
     def write(self, window: Window, answers: Sequence[Answer]) -> tuple[bytes, dict[int, BertServeError]]:
-        """Returns the lines of the rows that have an answer, and the errors of rows that cannot be written, by their index."""
+        """Returns the lines of the rows that have an answer, and the errors of rows that cannot be written, by index."""
         prediction, warnings = self._names
         lines = []
         for row, answer in zip(window.rows, answers, strict=True):
             if answer.error is None:
                 raw = row.raw or to_json(dict(row.values))
-                # what was read stays as it stood: numbers of any length, keys in their order
+                # the input stays unchanged, with numbers of any length and its order of keys
                 lines.append(b"".join((raw[:-1], prediction, to_json(answer.prediction), warnings, to_json(answer.warnings), b"}\n")))
         return b"".join(lines), {}
 
@@ -155,17 +155,17 @@ class DelimitedReader:
     """Reads rows of CSV or TSV in UTF-8."""
 
     def __init__(self, file: BinaryIO, place: Place, *, delimiter: str, max_bytes: int) -> None:
-        """Reads the header, and begins to read at a place.
+        """Reads the header, and starts at a place.
 
         Args:
             file: The file, at its beginning.
-            place: Where to begin.
-            delimiter: What divides fields.
-            max_bytes: Of a line, and characters of a field.
+            place: The place to start at.
+            delimiter: The delimiter of fields.
+            max_bytes: Maximum bytes of a line, and maximum characters of a field.
 
         Raises:
-            StartError: There is no header, or it is no CSV in UTF-8.
-            SettingsError: Two columns have one name.
+            StartError: There is no header, or the file is not CSV in UTF-8.
+            SettingsError: Two columns have the same name.
         """
         csv.field_size_limit(max_bytes)
         self._delimiter, self._max_bytes, self._undecodable = delimiter, max_bytes, False
@@ -182,10 +182,10 @@ class DelimitedReader:
         self._start(place.row)
 
     def window(self, max_rows: int, max_bytes: int) -> Window | None:
-        """Returns the next rows, as many as both limits allow and at least one; None at the end.
+        """Returns the next rows, within both limits but at least one; None at the end.
 
         Raises:
-            StartError: A quote does not end, a line is too long, or the file is no CSV.
+            StartError: A quote does not end, a line is too long, or the file is not CSV.
         """
         rows: list[Row] = []
         size = 0
@@ -207,7 +207,7 @@ class DelimitedReader:
     def _decoded(self) -> Iterator[str]:
         while (read := self._lines.next())[0] != b"":
             line, whole = read
-            if not whole:  # its rest may have the end of a quote, without which it is unknown where the next row begins
+            if not whole:  # the missing part may contain a closing quote, so the start of the next row is unknown
                 raise StartError(
                     f"line {self._lines.number} of the input has more than {self._max_bytes} bytes; shorten it, or raise --max-body-bytes."
                 )
@@ -248,16 +248,16 @@ class DelimitedReader:
 
 
 class DelimitedWriter:
-    """Makes CSV or TSV of rows and answers; values that are neither texts nor numbers are JSON."""
+    """Converts rows and answers to CSV or TSV; values other than texts and numbers become JSON."""
 
     def __init__(self, columns: Sequence[str], names: Sequence[str], *, delimiter: str, json_cells: bool) -> None:
         """Creates it.
 
         Args:
-            columns: Those of the input.
-            names: Of the columns that it adds: prediction and warnings, or label, score and warnings.
-            delimiter: What divides fields.
-            json_cells: Whether warnings are JSON, and not text.
+            columns: The columns of the input.
+            names: Names of the additional columns: prediction and warnings, or label, score and warnings.
+            delimiter: The delimiter of fields.
+            json_cells: Whether warnings are JSON instead of text.
         """
         self._columns, self._added, self._delimiter, self._json_cells = columns, names, delimiter, json_cells
 
@@ -266,7 +266,7 @@ class DelimitedWriter:
         return self._encoded([[*self._columns, *self._added]])
 
     def write(self, window: Window, answers: Sequence[Answer]) -> tuple[bytes, dict[int, BertServeError]]:
-        """Returns the rows that have an answer, and the errors of rows that cannot be written, by their index."""
+        """Returns the rows that have an answer, and the errors of rows that cannot be written, by index."""
         return self._encoded(
             [
                 *(_cell(row.values[name]) for name in self._columns),
@@ -289,12 +289,12 @@ class DelimitedWriter:
         return "".join(lines).encode()
 
 
-# csv quotes a field with a character of the line terminator: this one has both characters at which readers end a line
+# csv quotes fields with a character of the line terminator; this one has both characters that end a line for readers
 _END = "\r\n"
 
 
 class _Lines(list[str]):
-    """Takes lines of csv, and gives them the end that is written."""
+    """Receives lines of csv, and replaces their line ends."""
 
     def write(self, line: str) -> None:
         self.append(line.removesuffix(_END) + "\n")

@@ -1,1 +1,1 @@
-"""The parts put together: a model of a bundle, and the registry that finds models by name and task. No HTTP."""
+"""Models and their registry. A model combines a bundle, a tokenizer and an engine; the registry finds it by name or task. No HTTP."""

@@ -1,4 +1,4 @@
-"""The composition root: settings to the parts that answer requests. No part below it sees the settings."""
+"""The composition root: builds all parts of the service from the settings. No other module of this layer uses the settings."""
 
 from __future__ import annotations
 
@@ -41,31 +41,31 @@ logger = logging.getLogger("bertserve.loading")
 
 T = TypeVar("T")
 
-# Models that load at once: each holds its file in addition to its sessions for a moment, which matters with large ones.
+# Models that load at the same time: while a model loads, it needs memory for its file in addition to its sessions.
 MAX_LOADING = 4
 
 
 @dataclass(frozen=True, slots=True)
 class AppState:
-    """What the handlers serve from; made by the composition root.
+    """The state that request handlers use, built by the composition root.
 
     Attributes:
         registry: The loaded models.
-        scheduler: The threads that they run on.
-        metrics: Where everything is counted.
-        utilization: How busy it is.
-        limits: What a request may measure.
-        held_bytes: What all requests hold of bodies and answers.
-        max_body_bytes: Bytes of a body.
-        timeout_ms: Deadline of a request that names none.
-        max_timeout_ms: Longest deadline that a request may name.
-        max_stream_requests: Lines of one stream that may be under way at once.
+        scheduler: The inference threads.
+        metrics: All metrics.
+        utilization: Measures how busy the threads are.
+        limits: The limits of a request.
+        held_bytes: The limit on the bodies and answers in memory.
+        max_body_bytes: Maximum size of a body in bytes.
+        timeout_ms: Deadline of a request that sets none.
+        max_timeout_ms: Longest deadline that a request may set.
+        max_stream_requests: Lines of one stream that may run at the same time.
         reloader: Changes the models.
-        info: More facts for `/info`: queue and batch limits, threads.
-        worker: And of the process that answers: which of how many, and its share of the limits.
-        machine: And of what it runs on: the CPU's model, the execution provider asked for and the one that there is, threads.
-        broken: The models that could not be loaded, with why.
-        tracer: Gets what requests do; None where nothing is traced.
+        info: Further fields of `/info`: limits of queue and batches, threads.
+        worker: Fields of `/info` about the worker that answers: its index, the number of workers, and its share of the limits.
+        machine: Fields of `/info` about the machine: the CPU model, the requested and the actual execution provider, threads.
+        broken: Name -> error, for models that could not be loaded.
+        tracer: Records requests; None if tracing is disabled.
     """
 
     registry: Registry
@@ -87,22 +87,22 @@ class AppState:
 
 
 def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tracer | None = None) -> AppState:
-    """Loads every bundle of the models folder and puts the service together; starts nothing.
+    """Loads every bundle of the models folder and builds the service; it starts no threads.
 
     Args:
         settings: The settings, with totals over all workers.
-        worker: Which worker this is; it takes its share of threads and queue.
-        tracer: Gets what requests do, where that is traced.
+        worker: The position of this worker, which gets its share of threads and queue.
+        tracer: Records requests, if tracing is enabled.
 
     Raises:
-        StartError: A bundle, the provider or the settings are wrong; the message says what.
+        StartError: A bundle, the provider or a setting is wrong; the message says which.
     """
     share_one_heap()
     metrics = Metrics(worker.folder, ProcessMetrics(worker.process_ids, worker.replacements), index=worker.index)
     broken: dict[str, str] = {}
     before = worker.before
     paths = [path for path in files.find_bundles(settings.models) if before is None or path.name in before.served]
-    # models were changed since the start: a bundle that is broken now must not keep a worker from serving what the others serve
+    # models may have changed since the start; a worker with a bundle that is broken now must still serve the other models
     forgiving = broken if settings.skip_broken or before is not None else None
     bundles = _loaded(partial(loading.verify, metrics=metrics), paths, forgiving, at_once=usable_cores())
     requested = loading.choose_provider(bundles, settings.provider)
@@ -189,9 +189,9 @@ def _describe_machine(asked: Provider, provider: Provider) -> dict[str, Any]:
 
 
 def _loaded(load: Callable[[Any], T], sources: Sequence[Any], broken: dict[str, str] | None, *, at_once: int) -> list[T]:
-    """Returns what could be loaded, and notes in `broken` what could not; where that is None, it is an error, of the first that fails.
+    """Returns the loaded models, and adds the errors of the others to `broken`. If `broken` is None, it raises the first error.
 
-    Several load at once, each on a core of its own as in service: warm-ups are timed.
+    Several models load in parallel, each on one core as during inference, because the warm-up runs are timed.
     """
     loaded = []
     with ThreadPoolExecutor(min(at_once, MAX_LOADING), thread_name_prefix="load") as pool:
@@ -207,7 +207,7 @@ def _loaded(load: Callable[[Any], T], sources: Sequence[Any], broken: dict[str, 
                     name, broken[path.name] = path.name, without_folders(error.message, [path.parent])
                     logger.error("model `%s` is not served: %s", name, error.message)
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # after an error, or Ctrl-C: those that have not begun
+            pool.shutdown(wait=False, cancel_futures=True)  # after an error or Ctrl-C: cancels the loads that have not started
     return loaded
 
 
@@ -216,10 +216,10 @@ def check_next_start(settings: Settings, broken: Mapping[str, str]) -> None:
 
     Args:
         settings: The settings.
-        broken: Name -> why it cannot be loaded.
+        broken: Name -> error, for models that cannot be loaded.
 
     Raises:
-        StartError: It would not; the message says what to do.
+        StartError: The start would fail; the message says what to do.
     """
     answered = {}
     for path in files.find_bundles(settings.models):

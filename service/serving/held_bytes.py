@@ -1,4 +1,4 @@
-"""HeldBytes: one limit for the bodies and answers that a process holds in memory for all its connections. It only counts."""
+"""HeldBytes: one limit for the bodies and answers of all connections of a process. It only counts bytes."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from dataclasses import dataclass
 from bertserve.service.errors import UnavailableError
 from bertserve.service.tasks.cost import MAX_ANSWER_BYTES
 
-# Bodies of the largest size that are held at once, by all workers together.
+# Bodies of the maximum size that all workers together can hold.
 MAX_BODIES = 16
-# Answers of the largest size: the limit is never lower, even if the limit of a body is small.
+# Answers of the maximum size; the limit is never lower than these, even if the maximum size of a body is small.
 MAX_ANSWERS = 8
-# A worker has room for at least this many bodies or answers of the largest size, however many workers there are. With room for one, it
-# would be refused while a smaller one is held.
+# Each worker can hold at least this many bodies or answers of the maximum size, however many workers there are. If it could hold
+# only one, it would refuse one while it holds a smaller one.
 MIN_LARGEST = 2
-# Bodies, answers and unfinished lines of up to so many bytes are not counted and never refused: a connection buffers as much anyway.
+# Bodies, answers and unfinished lines up to this size are not counted and never refused: a connection buffers as much anyway.
 UNCOUNTED_BYTES = 2**16
-WAIT_S = 30.0  # for room; several streams that each wait for more would otherwise wait for each other
+WAIT_S = 30.0  # limit of the wait for free bytes; otherwise several streams that need more could wait for each other forever
 
 
 class HeldBytes:
-    """Counts the bytes of bodies from when they are read until they are answered, and those of answers until they are sent.
+    """Counts the bytes of a body from its reading until its request is answered, and the bytes of an answer until it is sent.
 
     Attributes:
-        limit: Most bytes that are held at once.
-        count: Bytes that are held.
+        limit: Maximum number of bytes.
+        count: Bytes that are counted now.
     """
 
     def __init__(self, max_body_bytes: int, workers: int = 1) -> None:
-        """Starts with none.
+        """Starts with no bytes.
 
         Args:
-            max_body_bytes: Bytes of the largest body.
+            max_body_bytes: Maximum size of a body in bytes.
             workers: Processes that share the limit.
         """
         together = max(MAX_BODIES * max_body_bytes, MAX_ANSWERS * MAX_ANSWER_BYTES)
@@ -42,30 +42,30 @@ class HeldBytes:
 
     @property
     def full(self) -> bool:
-        """Whether as many bytes are held as may be."""
+        """Whether the limit is reached."""
         return self.count >= self.limit
 
     def add(self, size: int) -> None:
-        """Counts bytes that are held already, whatever the limit; a negative size releases them."""
+        """Counts bytes that are already in memory, even above the limit; a negative size releases bytes."""
         self.count += size
         if size < 0:
             self._released.set()
 
     def reserve(self, size: int) -> None:
-        """Counts bytes that are about to be held.
+        """Reserves bytes.
 
         Raises:
-            UnavailableError: They do not fit.
+            UnavailableError: The limit would be exceeded.
         """
         if self.count + size > self.limit:
             raise UnavailableError("the memory for large requests and answers is full; try again later.")
         self.count += size
 
     async def reserve_when_free(self, size: int) -> None:
-        """Counts bytes that are about to be held, as soon as they fit.
+        """Reserves bytes as soon as the limit allows it.
 
         Raises:
-            UnavailableError: They did not fit within `WAIT_S`.
+            UnavailableError: The limit did not allow it within `WAIT_S`.
         """
         try:
             async with asyncio.timeout(WAIT_S):
@@ -73,33 +73,33 @@ class HeldBytes:
                     self._released.clear()
                     await self._released.wait()
         except TimeoutError:
-            self.reserve(size)  # raises, unless they fit now
+            self.reserve(size)  # raises, unless the limit allows them now
             return
         self.count += size
 
 
 @dataclass(slots=True)
 class Reservation:
-    """What one request holds of `HeldBytes`, until it is released.
+    """The bytes that one request has reserved in `HeldBytes`.
 
     Attributes:
-        held: What counts the bytes of all requests.
-        size: Bytes.
+        held: The counter of all requests.
+        size: Reserved bytes.
     """
 
     held: HeldBytes
     size: int = 0
 
     def grow(self, size: int) -> None:
-        """Reserves so many bytes more.
+        """Reserves further bytes.
 
         Raises:
-            UnavailableError: They do not fit.
+            UnavailableError: The limit would be exceeded.
         """
         self.held.reserve(size)
         self.size += size
 
     def release(self) -> None:
-        """Releases all of it."""
+        """Releases all bytes."""
         self.held.add(-self.size)
         self.size = 0

@@ -1,4 +1,4 @@
-"""Makes warmed-up models of verified bundles, on the provider that this machine has."""
+"""Loads verified bundles as models with warmed-up sessions, on the execution provider of this machine."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 logger = logging.getLogger("bertserve.loading")
 
-# Rows and lengths of the warm-up runs that the cost model is fitted to: short ones show the fixed cost of a run. Graphs
-# with a shape plan warm up on all of it.
+# Rows and lengths of the warm-up runs to which the cost model is fitted; short runs show the fixed cost of a run. A graph
+# with a shape plan runs all planned shapes.
 WARM_UP_SHAPES = ((1, 8), (1, 32), (1, 128), (4, 32))
 WARM_UP_REPEATS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How models are loaded: the provider, which graph of a bundle, what may share a batch, and the validation report asked for.
+    """How models are loaded: the provider, the graph of a bundle, the batching, and the required validation report.
 
     Attributes:
-        provider: What runs the graphs.
-        provider_asked: What the operator asked for, where that is another; by default the provider.
-        precision: Which graph of a bundle.
-        batch_variant: Whether texts share a batch also on graphs that are not batch-invariant.
-        max_batch_tokens: Budget of a batch.
-        multi_threads: Threads of a multi-threaded run; 1 makes no second session.
+        provider: The execution provider of the graphs.
+        provider_asked: The provider that the operator requested, if it is another one; None for the same.
+        precision: The precision of the graph to choose.
+        batch_variant: Whether texts share a batch even if a graph is not batch-invariant.
+        max_batch_tokens: Maximum tokens of a batch.
+        multi_threads: Threads of a multi-threaded run; 1 creates no second session.
         engine_cache: Folder for TensorRT's engines.
-        validation_policy: The validation report that a bundle must have.
+        validation_policy: The validation report that a bundle needs.
     """
 
     provider: Provider
@@ -69,7 +69,7 @@ class LoadOptions:
 
 
 def choose_provider(loaded: Sequence[Bundle], wanted: Provider | Literal["auto"]) -> Provider:
-    """Returns the provider to use: the one asked for, or for `auto` the best for which every bundle has a graph."""
+    """Returns the provider to use: the requested one, or for `auto` the best provider for which every bundle has a graph."""
     if wanted != "auto":
         return wanted
     best = available_provider()
@@ -77,10 +77,10 @@ def choose_provider(loaded: Sequence[Bundle], wanted: Provider | Literal["auto"]
 
 
 def obtain_provider(asked: Provider, *, allow_fallback: bool) -> Provider:
-    """Returns the provider that sessions will get: the one asked for, or the CPU where the operator allowed that.
+    """Returns the provider that sessions will get: the requested one, or the CPU if the operator allowed that.
 
     Raises:
-        ProviderError: Sessions do not get it, and nothing else was allowed; the message says what is missing.
+        ProviderError: Sessions do not get it and no fallback is allowed; the message says what is missing.
     """
     if asked == "cpu" or (reason := why_not(asked)) is None:
         return asked
@@ -94,23 +94,23 @@ def obtain_provider(asked: Provider, *, allow_fallback: bool) -> Provider:
 
 
 def verify(path: Path, *, metrics: Metrics) -> Bundle:
-    """Returns the bundle of a folder, with every file as its manifest says.
+    """Returns the bundle of a folder, after a check of every file against its manifest.
 
     Raises:
-        BundleError: It is not; the message says how.
+        BundleError: A file does not match; the message says how.
     """
     with metrics.timed_load(path.name, "verify"):
         return files.load_bundle(path)
 
 
 def load_model(bundle: Bundle, *, options: LoadOptions, scheduler: Scheduler, metrics: Metrics) -> Model:
-    """Makes a warmed-up, timed model of a verified bundle.
+    """Creates a warmed-up, timed model from a verified bundle.
 
     Raises:
-        BundleError: The bundle is of no task that is served, or lacks what its task needs, the graph asked for, or the validation report; or its
-            graph does not take what its tokenizer gives, or does not give what its manifest says.
+        BundleError: The bundle's task is not supported; it lacks a requirement of its task, the requested graph or the validation report;
+            or its graph does not match its tokenizer or its manifest.
         ProviderError: The provider is missing, or cannot load the graph.
-        SettingsError: The model's longest text is over the batch budget.
+        SettingsError: The model's longest text exceeds the maximum tokens of a batch.
     """
     with metrics.timed_load(bundle.manifest.name, "load"):
         model = _load(bundle, options, scheduler, metrics)
@@ -148,7 +148,7 @@ def _load(bundle: Bundle, options: LoadOptions, scheduler: Scheduler, metrics: M
 
 
 def _warn(manifest: Manifest, graph: GraphSpec, policy: ValidationPolicy) -> None:
-    """Logs what an operator should know of the graph that is served."""
+    """Logs warnings about the graph that is served."""
     which = f"{graph.provider}/{graph.precision}"
     if is_low(graph) and not is_measured_near(manifest.figures, which):
         logger.warning(
@@ -175,7 +175,7 @@ def _warn(manifest: Manifest, graph: GraphSpec, policy: ValidationPolicy) -> Non
 
 
 def _check_fit(bundle: Bundle, engine: OnnxEngine, tokenizer: Tokenizer) -> None:
-    """Runs the longest text there may be, of the last token of the vocabulary: each could be beyond a table of the graph."""
+    """Runs a text of the maximum length from the last token of the vocabulary: either may exceed a table of the graph."""
     manifest = bundle.manifest
     length, last = manifest.tokenizer.max_length, tokenizer.vocabulary_size - 1
     ids = np.full(length, last, dtype=np.int64)
@@ -197,7 +197,7 @@ def _check_fit(bundle: Bundle, engine: OnnxEngine, tokenizer: Tokenizer) -> None
 
 
 def _check_attention(manifest: Manifest, engine: OnnxEngine) -> None:
-    """Asks for the last head of each layer, on a short text: the weights of a long one are much of a small machine's memory."""
+    """Checks the last attention head of each layer on a short text: the weights of a long text would need too much memory."""
     if not manifest.attention_heads:
         return
     ids = np.zeros(2, dtype=np.int64)
@@ -224,14 +224,14 @@ def _engine(bundle: Bundle, graph: GraphSpec, options: LoadOptions) -> OnnxEngin
 def _multi_threaded_engine(
     engine: OnnxEngine, bundle: Bundle, graph: GraphSpec, options: LoadOptions, cost: CostModel
 ) -> MultiThreadedEngine | None:
-    """Returns what makes a second session with more threads, where it was asked for and some text is worth it."""
+    """Returns the creator of a second session with more threads, if it is configured and some text would run faster with it."""
     longest = bundle.manifest.tokenizer.max_length
     tokens = min_multi_threaded_tokens(cost, nodes=graph.evidence.nodes, longest=longest)
     if options.multi_threads == 1 or graph.provider != "cpu" or tokens is None:
         return None
 
     def make() -> OnnxEngine:
-        # files may have changed since the model was loaded, and both sessions must answer the same
+        # the files may have changed since the model was loaded, and both sessions must return the same results
         files.verify_graph(bundle.path, graph)
         made = engine.with_threads(options.multi_threads)
         made.time_runs([(1, tokens)], repeats=1)
@@ -241,9 +241,9 @@ def _multi_threaded_engine(
 
 
 def _graph(bundle: Bundle, options: LoadOptions) -> GraphSpec:
-    """Returns the graph to run, with no planned shape over the budget of a batch.
+    """Returns the graph to run, without planned shapes that exceed the maximum tokens of a batch.
 
-    The precision asked for is of the provider asked for: on another one it is the default graph that stands in.
+    The requested precision applies only to the requested provider; after a fallback, the default graph runs.
     """
     fell_back = options.provider_asked not in (None, options.provider)
     graph = bundle.graph(options.provider, "auto" if fell_back else options.precision)

@@ -1,4 +1,4 @@
-"""Model: a bundle with its tokenizer, engine and task behind one call. Knows the scheduler, not threads; no HTTP."""
+"""Model: answers requests with a bundle's tokenizer, engine and task. It uses the scheduler, but no threads and no HTTP."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from bertserve.service.tracing.trace import Trace
 
 logger = logging.getLogger("bertserve.model")
 
-# Logits of one run over the vocabulary, 8 MiB, and as much again while the bias is added. One text of 64 masks fits, with a vocabulary
-# of 32,768; a full batch of masks would have gigabytes.
+# Limit of a run's logits over the vocabulary: 8 MiB, and the same again while the bias is added. One text with 64 masks fits if the
+# vocabulary has 32,768 tokens; the logits of a full batch of masks would need gigabytes.
 MAX_LOGITS = 2**21
-# Attention weights of one run, of which it holds two copies of 16 MiB: each text's own may be a quarter.
+# Limit of a run's attention weights, which are in memory twice, 16 MiB each. The weights of one text may be a quarter of it.
 MAX_WEIGHTS = 2**22
-# What tokenizing takes of an inference thread (docs/explanation/scheduling.md).
+# Seconds of an inference thread to tokenize one character (docs/explanation/scheduling.md).
 SECONDS_PER_CHAR = 3e-7
-# Encoding a text takes as long as so many characters of it, however short it is.
+# The encoding of a text has a fixed cost that equals this many characters.
 TEXT_CHARS = 32
-# After a request of more characters, or with an answer of more bytes, freed memory is returned to the system: some 12 MB and 3 MB.
+# After a request with more characters or a larger answer, freed memory is returned to the system: about 12 MB and 3 MB.
 MANY_CHARS = 50_000
 MANY_BYTES = 2**20
-# Seconds for which a thread tokenizes or decodes one request before others get a turn.
+# Seconds for which a thread tokenizes or decodes one request before other requests get a turn.
 SLICE_S = 0.01
-# Shorter waits are not compared with what was predicted for them: they matter to no caller.
+# Shorter waits are not compared with their predictions, because they matter to no caller.
 LEAST_WAIT_S = 0.01
 
 
@@ -54,12 +54,12 @@ class Model:
     """A loaded model.
 
     Attributes:
-        bundle: What it was loaded from.
+        bundle: Its bundle.
         name: Its name.
         task: The Hugging Face name of its task.
-        graph: Which of its graphs runs.
-        tasks: All tasks that it answers, its own first.
-        engines: What runs it.
+        graph: The graph that runs.
+        tasks: All tasks that it answers, its own task first.
+        engines: Run the graph.
     """
 
     def __init__(
@@ -74,15 +74,15 @@ class Model:
         metrics: ModelMetrics,
         batch_variant: bool = False,
     ) -> None:
-        """Puts the parts together.
+        """Combines the parts of a model.
 
         Args:
             bundle: The verified bundle.
-            graph: The graph of it that the engine runs.
+            graph: The graph of the bundle that the engines run.
             tokenizer: Its tokenizer.
             engines: Run the graph.
-            cost: Predicts runs on an inference thread.
-            scheduler: The threads of the engine's device.
+            cost: Predicts the seconds of a run on an inference thread.
+            scheduler: The scheduler of the engines' device.
             metrics: This model's metrics.
             batch_variant: Batch texts even if the graph is not batch-invariant.
         """
@@ -104,12 +104,12 @@ class Model:
 
     @property
     def labels(self) -> tuple[str, str, str, str]:
-        """Name, version, precision and provider, as the metric `model_info` has them."""
+        """Name, version, precision and provider: the labels of the metric `model_info`."""
         return self.name, self.bundle.version, self.graph.precision, self.graph.provider
 
     @property
     def ready(self) -> bool:
-        """Whether it answers."""
+        """Whether it answers requests."""
         return self._scheduler.ready
 
     async def predict(
@@ -124,29 +124,29 @@ class Model:
         fixed_batch_tokens: int | None = None,
         share: Share | None = None,
     ) -> Prediction:
-        """Answers the inputs of one request, all or none. Cancelling the coroutine gives up their places.
+        """Answers either all inputs of one request or none. If the coroutine is cancelled, its items leave the queue.
 
-        Items of all tasks of a model share batches: the graph is the same. What is counted for a run is counted for the
-        model's own task, what is counted for a request for the one asked for.
+        Items of all tasks of a model share batches, because the graph is the same. Metrics of a run count for the
+        model's own task; metrics of a request count for the requested task.
 
         Args:
             requests: `Request` objects of the task, one per input; may be empty.
-            timeout_s: Seconds until the last of them must have started.
-            task: One of `tasks`; the model's own when None.
-            spec: What runs in place of the task, which then only counts it.
-            counts_refusals: Whether a refusal is one in the metrics; who will ask again himself was not refused yet.
-            trace: Where its stages are noted, if it is traced.
-            fixed_batch_tokens: Run the requests in batches of their own, of at most that many padded tokens, which follow from the requests
-                alone; None lets them share batches with whatever waits.
-            share: What the request may hold of the queue, together with others.
+            timeout_s: Seconds until the last input must have started.
+            task: One of `tasks`; None for the model's own task.
+            spec: Runs instead of the task's own spec; the task is then only for the metrics.
+            counts_refusals: Whether the metrics count a refusal; a caller that tries again itself sets it to false.
+            trace: Records the stages, if the request is traced.
+            fixed_batch_tokens: Run the requests in batches of their own of at most this many padded tokens, which depend only on the
+                requests; None to share batches with other requests.
+            share: The part of the queue that the request shares with other requests.
 
         Raises:
-            TooLargeError: Larger than the queue, or it would hold or answer too many numbers.
-            RefusedError: No room now.
+            TooLargeError: The request is larger than the queue, or would need too much memory.
+            RefusedError: The queue is full now.
             ExpiredError: The deadline passed.
-            InvalidValueError: An input cannot be encoded; `input_index` says which.
-            EngineError: The graph failed on an input; `input_index` says which.
-            UnavailableError: The service is stopping, or broken.
+            InvalidValueError: An input cannot be encoded; `input_index` is its index.
+            EngineError: The graph failed on an input; `input_index` is its index.
+            UnavailableError: The service is stopping or broken.
         """
         if not requests:
             return Prediction([], [], [])
@@ -185,8 +185,8 @@ class Model:
         return await self._scheduler.run(scheduled, stage)
 
     def _first_stage(self, run: RequestRun, chars: int) -> Stage:
-        """Returns the stage that runs short texts, tokenized here and now, or one that tokenizes long ones on an inference thread."""
-        # a hop to an inference thread and back costs more than tokenizing a short text
+        """Returns the first stage. Short texts are tokenized here at once, long ones on an inference thread."""
+        # switching to an inference thread and back costs more than tokenizing a short text
         if chars + TEXT_CHARS * (len(run.requests) - 1) <= SHORT_CHARS:
             return self._tokenize(run)
         if run.trace is not None:
@@ -194,18 +194,18 @@ class Model:
         return _paused(partial(self._tokenize, run), delay_s=chars * SECONDS_PER_CHAR)
 
     def _estimate(self, requests: Sequence[Any], spec: TaskSpec, chars: int) -> tuple[int, float, int]:
-        """Returns a cheap guess of the tokens and seconds that the requests cost, and of their items; what is over one text comes in windows."""
+        """Returns rough estimates of the request's tokens, seconds and items; longer texts count as several windows."""
         longest = self._tokenizer.max_length
         tokens = [spec.estimate(request, longest) for request in requests]
         seconds = sum(self._cost.seconds(1, min(n, longest)) * max(1, n / longest) for n in tokens)
         return sum(tokens), seconds + chars * SECONDS_PER_CHAR, sum(-(-n // longest) for n in tokens)
 
     def _tokenize(self, run: RequestRun) -> Stage:
-        """Starts the task for each input, up to its first batch; returns the stage that runs these, or one that continues here."""
+        """Starts the task of each input until its first batch; returns the stage that runs these batches, or one that continues here."""
         start = end = time.perf_counter()
         while (index := len(run.inputs)) < len(run.requests):
             next_s = run.requests[index].chars * SECONDS_PER_CHAR
-            # the scheduler knows how long the first text of a slice takes, so another one that takes long begins a slice of its own
+            # the scheduler knows the duration of the first text of a slice, so another long text starts a new slice
             if end - start > SLICE_S or (end > start and run.begun is None and next_s > LONG_STEP_S):
                 run.tokenize_s += end - start
                 if run.trace is not None:
@@ -223,7 +223,7 @@ class Model:
                 run.tokens += batch.tokens
                 run.cost += batch.cost
                 run.reserved_tokens = run.cost.queue_tokens
-                # here, and not after the last: the windows of one text may be a thousand times as long as it
+                # checked after each input, because the windows of one text may have a thousand times as many tokens as the text
                 if run.tokens + run.reserved_tokens > self._scheduler.max_queue_tokens:
                     raise _larger_than_queue(run.tokens + run.reserved_tokens, self._scheduler.max_queue_tokens)
                 run.cost.check()
@@ -266,7 +266,7 @@ class Model:
         )
 
     def _receive(self, run: RequestRun, rows: Sequence[Row]) -> Prediction | Stage:
-        """Sends each open input its rows; returns the prediction, the stage of the inputs that yield another batch, or one that continues."""
+        """Sends each open input its rows; returns the prediction, the stage of the next batches, or one that continues decoding."""
         remaining = iter(rows)
         run.ready.extend((index, list(islice(remaining, len(run.inputs[index].batch.encodings)))) for index in run.open)
         run.open = []
@@ -274,7 +274,7 @@ class Model:
         return self._decode(run)
 
     def _decode(self, run: RequestRun) -> Prediction | Stage:
-        """Advances the inputs that have rows, as long as a slice of time lasts."""
+        """Continues the inputs that have rows, until the time slice ends."""
         start = end = time.perf_counter()
         prediction = run.prediction
         while run.ready and end - start <= SLICE_S:
@@ -328,7 +328,7 @@ class Model:
         seconds, busy_s = time.perf_counter() - start, time.thread_time() - start_busy
         try:
             if is_single_threaded:
-                # on the CPU the inference thread does all the work of its run; with another device it waits
+                # on the CPU the inference thread does all the work of its run; for another device it waits
                 self._cost.observe(height, width, seconds, busy_s if self.graph.provider == "cpu" else None)
             else:
                 self._metrics.multi_threaded_runs.inc()
@@ -338,14 +338,14 @@ class Model:
             self._metrics.tokens_padded.inc(height * width - sum(lengths))
             if traces:
                 trace_run(traces, self._described, lengths, height * width, start=start, multi_threaded=not is_single_threaded)
-        except Exception as error:  # noqa: BLE001 - what was computed is delivered, whether or not it can be counted
+        except Exception as error:  # noqa: BLE001 - the results are delivered even if the metrics fail
             logger.error("cannot count a run of `%s`: %s", self.name, type(error).__name__)
         if len(rows) != len(works):
             return rows  # the scheduler refuses them
         return [row if work.keep is None else work.keep(row) for work, row in zip(works, rows, strict=True)]
 
     def _gives_too_much(self, works: Sequence[Work]) -> bool:
-        """Returns whether a run would give out more than it may hold at once, of scores of the vocabulary or of attention."""
+        """Returns whether a run would return too many logits over the vocabulary or attention weights at the same time."""
         if self._fills_masks and sum(len(work.encoding.masks) for work in works) * self._tokenizer.vocabulary_size > MAX_LOGITS:
             return True
         maps = sum(len(work.encoding.maps) for work in works) if self._gives_attentions else 0
@@ -372,7 +372,7 @@ def _larger_than_queue(tokens: int, most: int) -> TooLargeError:
 
 
 def _count(metrics: ModelMetrics, error: BaseException) -> None:
-    """Counts a request that was not answered for a reason other than its content."""
+    """Counts a request that failed for a reason other than its content."""
     if isinstance(error, RefusedError):
         metrics.refused[error.reason].inc()
     elif isinstance(error, ExpiredError):
@@ -382,9 +382,9 @@ def _count(metrics: ModelMetrics, error: BaseException) -> None:
 
 
 def _observe(metrics: ModelMetrics, done: RequestResult) -> None:
-    """Notes the times of an answered request, in its prediction and in the metrics."""
+    """Records the times of an answered request in its prediction and in the metrics."""
     prediction: Prediction = done.value
-    # of wall clock time, one after the other: the seconds of a request with several runs add up too
+    # in wall clock time, without overlap: so the times of a request with several runs add up too
     prediction.queue_s, prediction.inference_s = max(done.wait_s - prediction.tokenize_s, 0.0), done.runs_s
     metrics.tokenize_seconds.observe(prediction.tokenize_s)
     metrics.queue_seconds.observe(done.queue_s)
@@ -397,14 +397,14 @@ def _observe(metrics: ModelMetrics, done: RequestResult) -> None:
 def _paused(
     proceed: Callable[[], Any], reserved_tokens: int | None = None, *, memory: int = 0, delay_s: float = 0.0, answer_bytes: int = 0
 ) -> Stage:
-    """Returns a stage that continues on an inference thread, after other requests whose turn it is.
+    """Returns a stage that continues on an inference thread, after other requests with an earlier priority.
 
     Args:
-        proceed: What is called then; it returns the next stage or the value.
-        reserved_tokens: Tokens to hold until then; the estimate of admission where it is None.
+        proceed: Continues the work; returns the next stage or the value.
+        reserved_tokens: Tokens that stay reserved until then; None for the estimate of admission.
         memory: Numbers of four bytes that the request holds until it ends.
         delay_s: Seconds that `proceed` takes, if it cannot be interrupted.
-        answer_bytes: Bytes of the answer, at most, where that is known.
+        answer_bytes: Maximum bytes of the answer, if known.
     """
     return Stage(
         work=[(0, None)],

@@ -1,4 +1,4 @@
-"""Registry: finds loaded models by name and by task; and which model answers a task where a request names none."""
+"""Registry: finds loaded models by name and by task, and chooses the default model of each task."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _DEFAULTS = TypeAdapter(dict[str, str])
 
 @dataclass(frozen=True, slots=True)
 class FolderDefaults:
-    """What one folder says.
+    """The default models of one folder.
 
     Attributes:
-        path: Of its file.
-        models: Task -> name of a model, tasks as `--default` takes them.
+        path: Path of its file.
+        models: Task -> name of its default model; tasks are written as in `--default`.
     """
 
     path: Path
@@ -31,10 +31,10 @@ class FolderDefaults:
 
 
 def read_defaults(folders: Sequence[Path]) -> list[FolderDefaults]:
-    """Returns what the models folders say, in their order; most say nothing.
+    """Returns the defaults of the models folders that have a file of defaults, in the order of the folders.
 
     Raises:
-        BundleError: A file cannot be read, or is no JSON object of names.
+        BundleError: A file cannot be read, or is not a JSON object of names.
     """
     return [_read_file(path) for folder in folders if (path := folder / DEFAULTS_FILE).exists()]
 
@@ -51,17 +51,17 @@ def _read_file(path: Path) -> FolderDefaults:
         ) from error
 
 
-Answered = Mapping[str, Sequence[str]]  # name of a model -> the tasks that it answers, in the order of names
+Answered = Mapping[str, Sequence[str]]  # name of a model -> the tasks that it answers; sorted by name
 
 
 def chosen_defaults(answered: Answered, wanted: Mapping[str, str], *, by_name: bool, present: Mapping[str, str]) -> dict[str, str]:
-    """Returns task -> name of the model that its endpoint uses, of the tasks that have one.
+    """Returns task -> name of its default model, for each task that has one.
 
     Args:
         answered: The models.
-        wanted: Task -> name, as chosen by the operator; a derived task uses the one of its base task, where that can do it.
-        by_name: Whether the first by name is used where several could be and none is wanted.
-        present: Task -> name, as used before.
+        wanted: Task -> name, as the operator chose; a derived task uses the model of its base task, if that model can answer it.
+        by_name: Whether a task with several models and no choice uses the first model by name.
+        present: Task -> name, from before the change.
     """
     chosen: dict[str, str] = {}
     for task, spec in TASKS.items():
@@ -76,20 +76,20 @@ def chosen_defaults(answered: Answered, wanted: Mapping[str, str], *, by_name: b
 
 
 def check_defaults(answered: Answered, wanted: Mapping[str, str], *, by_name: bool) -> None:
-    """Checks that a start knows which model each endpoint uses.
+    """Checks that each endpoint has a default model at startup.
 
     Raises:
-        SettingsError: A wanted model is not there or not of its task, or a task has several models and none of them is wanted.
+        SettingsError: A chosen model is not loaded or does not answer its task, or a task has several models and no choice.
     """
     defaults = chosen_defaults(answered, wanted, by_name=by_name, present={})
     for task, name in wanted.items():
         if defaults.get(task) != name:
             have = ", ".join(f"{each}={model}" for model, tasks in answered.items() for each in tasks)
             raise SettingsError(f"--default is {task}={name}, but no model of that name is loaded for that task; loaded are {have}.")
-    # a task that bundles of any task can do is left out: with several such models, a request names the model
+    # tasks that bundles of any task can answer are left out: with several such models, a request names the model
     own = [task for task, spec in TASKS.items() if spec.derivation is None or spec.derivation.base is not None]
     open_ = {task: able_models(answered, task) for task in own if task not in defaults}
-    # a default of the base task settles a derived one that has the same models
+    # the default of the base task is also the default of a derived task with the same models
     open_ = {
         task: names
         for task, names in open_.items()
@@ -112,18 +112,18 @@ def able_models(answered: Answered, task: str) -> list[str]:
 def wanted_defaults(
     given: Mapping[str, str], folders: Sequence[Path], answered: Answered, broken: Mapping[str, str], *, checked: bool
 ) -> dict[str, str]:
-    """Returns task -> name of a model: what the models folders say, and over it what `--default` does.
+    """Returns task -> name of its default model: the defaults of the models folders, overridden by `--default`.
 
     Args:
-        given: What `--default` says.
+        given: The defaults from `--default`.
         folders: The models folders.
         answered: The models.
-        broken: Name -> why it could not be loaded; what a folder says of such a model does not count.
-        checked: Whether a model that a folder names must be there.
+        broken: Name -> error, for models that could not be loaded; a folder's default is ignored if it is such a model.
+        checked: Whether a folder's default must be loaded.
 
     Raises:
-        BundleError: A folder names a model that is not there, or its file cannot be read.
-        SettingsError: Two folders contradict each other, or a task does not exist or is named twice.
+        BundleError: A folder's default is not loaded, or its file cannot be read.
+        SettingsError: Two folders contradict each other, or a task is unknown or occurs twice.
     """
     by_flag = _by_task(given, "--default")
     defaults: dict[str, tuple[str, Path]] = {}
@@ -146,7 +146,7 @@ def wanted_defaults(
 
 
 def _by_task(given: Mapping[str, str], origin: str) -> dict[str, str]:
-    """Returns task -> model name, tasks given by their Hugging Face name or by their path."""
+    """Returns task -> model name; `given` has each task by its Hugging Face name or by its path."""
     tasks = {spec.path: name for name, spec in TASKS.items()} | {name: name for name in TASKS}
     for task in given:
         if task not in tasks:
@@ -158,15 +158,15 @@ def _by_task(given: Mapping[str, str], origin: str) -> dict[str, str]:
 
 logger = logging.getLogger("bertserve.loading")
 
-SHOWN_LABELS = 10  # of a model, in a message
+SHOWN_LABELS = 10  # labels of a model that a message shows
 
 
 class Registry:
-    """The loaded models, which may change while requests come; a request keeps the model that it found.
+    """The loaded models, which may change during requests; a request keeps the model that it started with.
 
     Attributes:
         models: Name -> model.
-        changes: How often the models have changed.
+        changes: Number of changes of the models.
     """
 
     def __init__(
@@ -175,14 +175,14 @@ class Registry:
         """Takes loaded models.
 
         Args:
-            models: In any order.
-            wanted: Task -> name of the model that its endpoint uses; a task that bundles of another one answer uses that one's, where it can.
-            by_name: Whether of several models that could be a default the first by name is; otherwise there must be a wanted one.
-            present: Task -> name of the model that its endpoint used before, for a worker that takes the place of another: models may have
-                come and gone, so nothing is checked.
+            models: The models, in any order.
+            wanted: Task -> name of its default model; a derived task uses the model of its base task, if that model can answer it.
+            by_name: Whether a task with several models and no choice uses the first model by name; otherwise it needs a choice.
+            present: Task -> name of its default model so far, for a worker that replaces another one. Models may have changed since then,
+                so nothing is checked.
 
         Raises:
-            SettingsError: A wanted model is not loaded or not of its task, or a task has several models and none of them is wanted.
+            SettingsError: A chosen model is not loaded or does not answer its task, or a task has several models and no choice.
         """
         self.models = {model.name: model for model in sorted(models, key=lambda model: model.name)}
         self.changes = 0
@@ -194,15 +194,15 @@ class Registry:
 
     @property
     def defaults(self) -> dict[str, str]:
-        """Task -> name of the model that its endpoint uses."""
+        """Task -> name of its default model."""
         return {task: model.name for task, model in self._defaults.items()}
 
     def default_of(self, model: Model) -> list[str]:
-        """Returns the tasks whose endpoints use a model."""
+        """Returns the tasks that have a model as their default."""
         return [task for task in TASKS if self._defaults.get(task) is model]
 
     def put(self, model: Model) -> None:
-        """Takes a model, in place of the one of its name; the defaults stay, and the log says where it could be one."""
+        """Adds a model or replaces the one of the same name. Defaults stay; the log names other tasks that a new model can answer."""
         is_new = model.name not in self.models
         self.models = dict(sorted((self.models | {model.name: model}).items()))
         self._choose_again()
@@ -211,12 +211,12 @@ class Registry:
                 logger.info("the model %s can also answer /%s, which still uses %s", model.name, TASKS[task].path, used and used.name)
 
     def remove(self, name: str) -> None:
-        """Lets a model go; an endpoint that used it uses the one that is left, if it is the only one."""
+        """Removes a model; a task that loses its default uses the remaining model if there is only one."""
         del self.models[name]
         self._choose_again()
 
     def _choose_again(self) -> None:
-        """Chooses defaults after a change; none moves silently, nor while its model is loaded."""
+        """Chooses defaults after a change. A default does not change while its model is loaded, and the log reports each change."""
         self.changes += 1
         before = self.defaults
         self._defaults = self._chosen(before)
@@ -238,15 +238,15 @@ class Registry:
         return {name: model.tasks for name, model in self.models.items()}
 
     def _chosen(self, present: Mapping[str, str]) -> dict[str, Model]:
-        """Returns task -> the model that its endpoint uses, given those that it used before."""
+        """Returns task -> its default model, given the defaults before the change."""
         chosen = chosen_defaults(self._answered(), self._wanted, by_name=self._by_name, present=present)
         return {task: self.models[name] for task, name in chosen.items()}
 
     def get(self, name: str) -> Model:
-        """Returns the model of that name.
+        """Returns the model with a name.
 
         Raises:
-            NotFoundError: No such model; the message names the nearest.
+            NotFoundError: There is no such model; the message names the most similar ones.
         """
         if name not in self.models:
             if near := nearest(name, self.models):
@@ -257,11 +257,11 @@ class Registry:
         return self.models[name]
 
     def for_task(self, task: str, name: str | None = None) -> Model:
-        """Returns the named model, or the task's default one.
+        """Returns the named model, or the task's default model.
 
         Raises:
-            NotFoundError: No such model, or none of that task.
-            InvalidValueError: The named model is of another task, or lacks what this one needs.
+            NotFoundError: There is no such model, or no model for the task.
+            InvalidValueError: The named model cannot answer the task.
         """
         if name is None:
             if task not in self._defaults:
@@ -293,11 +293,11 @@ class Registry:
         return model
 
     def one(self, name: str | None) -> Model:
-        """Returns the named model, or the only one that is loaded.
+        """Returns the named model, or the only loaded model.
 
         Raises:
-            NotFoundError: No such model, or none at all.
-            InvalidValueError: None is named, and several are loaded.
+            NotFoundError: There is no such model, or no model is loaded.
+            InvalidValueError: No name is given, and several models are loaded.
         """
         if name is not None:
             return self.get(name)
@@ -310,7 +310,7 @@ class Registry:
         return next(iter(self.models.values()))
 
     def _unfit(self, model: Model, task: str) -> InvalidValueError:
-        """Returns why a model cannot do a task, and which can where that is more than a matter of the model's task."""
+        """Returns the error for a model that cannot answer a task; for a derived task it names the models that can."""
         derivation = TASKS[task].derivation
         if derivation is None:
             return InvalidValueError(

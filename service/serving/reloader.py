@@ -1,7 +1,7 @@
-"""Reloader: loads, reloads and unloads models while others are served. The models folders are the truth; a model itself never changes.
+"""Reloader: loads, reloads and unloads models without interrupting others. It follows the models folders; a loaded model never changes.
 
-With several workers all make the change that one of them is asked for, one after the other: for a moment one answers by the old model and
-another by the new one. No request is answered by both.
+With several workers, a change is requested from one of them, and all make it. For a moment, one worker answers with the old model and
+another with the new one, but each request uses only one of them.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ logger = logging.getLogger("bertserve.loading")
 
 
 class Reloader:
-    """Changes which models a registry has; used from one event loop.
+    """Changes the models of a registry; it belongs to one event loop.
 
-    A request holds the model that it began with, so the old one answers what it was asked, and its memory goes with its last request.
-    A model that cannot be loaded leaves the old one in its place.
+    A request keeps the model that it started with, so a replaced model finishes its requests, and its memory is freed after the last one.
+    If a model cannot be loaded, the old one stays.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class Reloader:
 
         Args:
             folders: The models folders.
-            load: Makes a warmed-up model of a verified bundle; called in a thread.
-            registry: Where models are found.
-            broken: Name -> why it could not be loaded; kept up to date.
-            metrics: Where loaded and broken models are shown.
-            check_start: Raises a StartError where the next start would refuse what the folders have; called in a thread.
+            load: Creates a warmed-up model from a verified bundle; called in a thread.
+            registry: The loaded models.
+            broken: Name -> error, for models that could not be loaded; this class keeps it up to date.
+            metrics: Shows loaded and broken models.
+            check_start: Raises a StartError if the next start would refuse the bundles in the folders; called in a thread.
         """
         self._folders = folders
         self._load = load
@@ -74,11 +74,11 @@ class Reloader:
         self._lock = asyncio.Lock()
 
     async def load(self, name: str) -> Model:
-        """Loads the model of that name as the folders have it now, in place of the one that is served.
+        """Loads a model from the folders, and replaces the loaded model of the same name.
 
         Raises:
             NotFoundError: No folder has a bundle of that name.
-            InvalidValueError: It cannot be loaded; what was served is served on.
+            InvalidValueError: It cannot be loaded; the old model stays.
         """
         async with self._lock:
             try:
@@ -96,20 +96,20 @@ class Reloader:
             return model
 
     async def unload(self, name: str) -> None:
-        """Takes a model out of service; what it was asked already is answered.
+        """Removes a model; its open requests are still answered.
 
         Raises:
-            NotFoundError: No such model.
+            NotFoundError: There is no such model.
         """
         async with self._lock:
             self._remove(self._registry.get(name))
 
     def differing(self) -> dict[str, list[dict[str, Any]]]:
-        """Returns what each worker has of the models that they do not all serve in one version, by name; alone there is none."""
+        """Returns the state of each worker, by model name, for models whose version differs between workers; empty for a single worker."""
         return {}
 
     async def refresh(self) -> None:
-        """Makes the registry what the folders have: loads what is new or has another version, unloads what is gone. The log says what cannot be loaded."""
+        """Updates the registry to the folders: loads new and changed models, unloads removed ones, and logs those that cannot be loaded."""
         async with self._lock:
             try:
                 bundles = await asyncio.to_thread(self._find)
@@ -130,7 +130,7 @@ class Reloader:
             await self._warn_of_next_start()
 
     async def _warn_of_next_start(self) -> None:
-        """Logs what would keep the service down once it ends: what is served stays as it is until then."""
+        """Logs an error that would make the next start fail; the loaded models are not affected."""
         try:
             await asyncio.to_thread(self._check_start)
         except StartError as error:
@@ -169,20 +169,20 @@ class Reloader:
             self._metrics.broken_models.labels(name).set(0)
 
     def _hide(self, model: Model, *, unless: Model | None = None) -> None:
-        """Sets a model's line in the metrics to 0, for workers' metrics cannot lose one; not where another model has the same."""
+        """Sets a model's series in the metrics to 0, unless another model has the same; a worker's metrics cannot remove a series."""
         if unless is None or model.labels != unless.labels:
             self._metrics.model_info.labels(*model.labels).set(0)
 
 
 def without_folders(message: str, folders: Sequence[Path]) -> str:
-    """Returns an error's message for callers: with the names of models folders in place of their paths."""
+    """Returns an error's message for callers: it has names of models folders instead of their paths."""
     paths = {str(path) for folder in folders for path in (folder, os.path.abspath(folder))}
     for path in sorted(paths, key=len, reverse=True):
         message = message.replace(f"{path}/", "").replace(path, Path(path).name) if path != "." else message
     return message
 
 
-# How long the other workers may take once the worker that was asked is done: they load the same model.
+# Seconds for the other workers to finish after the requested worker, because they load the same model.
 WAIT_S = 60.0
 WAIT_FACTOR = 10.0
 
@@ -194,43 +194,43 @@ class SharedReloader(Reloader):
         """Creates it.
 
         Args:
-            *args: A Reloader's.
-            worker: Which worker this is, and how it tells the supervisor.
-            **kwargs: A Reloader's.
+            *args: Arguments of a Reloader.
+            worker: The position of this worker, with its channel to the supervisor.
+            **kwargs: Arguments of a Reloader.
         """
         super().__init__(*args, **kwargs)
         assert worker.tell is not None
         self._index, self._workers, self._tell = worker.index, worker.workers, worker.tell
         self._numbers = itertools.count()
         self._reports: dict[int, Report] = {}
-        self._asked: dict[Change, dict[int, Report]] = {}  # changes that this worker was asked for -> the reports on them
-        self._news = asyncio.Event()  # set, and replaced, when there is a report on one of them
+        self._asked: dict[Change, dict[int, Report]] = {}  # changes that were requested from this worker -> the reports about them
+        self._news = asyncio.Event()  # set, and replaced, when a report about one of these changes arrives
         self._making: asyncio.Task[None] | None = None
 
     async def load(self, name: str) -> Model:
-        """Has all workers load the model of that name as the folders have it now.
+        """Makes all workers load a model from the folders.
 
         Raises:
             NotFoundError: No folder has a bundle of that name.
             InvalidValueError: The bundle cannot be loaded; nothing changes.
-            PartialChangeError: Some workers loaded it and others did not, or another version.
-            UnavailableError: The other workers cannot be told.
+            PartialChangeError: Some workers did not load it, or workers loaded different versions.
+            UnavailableError: The supervisor cannot be reached.
         """
         await self._change_all("load", name)
         return self._registry.get(name)
 
     async def unload(self, name: str) -> None:
-        """Has all workers take a model out of service.
+        """Makes all workers remove a model.
 
         Raises:
             NotFoundError: No worker has such a model.
-            PartialChangeError: Some workers have not done it.
-            UnavailableError: The other workers cannot be told.
+            PartialChangeError: Some workers have not removed it.
+            UnavailableError: The supervisor cannot be reached.
         """
         await self._change_all("unload", name)
 
     def differing(self) -> dict[str, list[dict[str, Any]]]:
-        """Returns what each worker has of the models that they do not all serve in one version, by name."""
+        """Returns the state of each worker, by model name, for models whose version differs between workers."""
         reports = dict(sorted(self._reports.items()))
         names = {name for report in reports.values() for name in report.served}
         return {
@@ -243,15 +243,15 @@ class SharedReloader(Reloader):
         }
 
     def report(self, change: Change | None = None, error: BertServeError | None = None) -> None:
-        """Reports to the supervisor what this worker serves: once after its start, and after each change."""
+        """Reports the models of this worker to the supervisor: once after its start, and after each change."""
         served = {name: model.bundle.version for name, model in self._registry.models.items()}
-        with suppress(OSError):  # the supervisor is gone, and this worker ends
+        with suppress(OSError):  # the supervisor has ended, and this worker ends too
             self._tell(Report(self._index, served, dict(self._broken), self._registry.defaults, change, error))
 
     def receive(self, message: Change | Report) -> None:
-        """Makes a change that the supervisor sends, or keeps the report of a worker; called in the event loop."""
+        """Makes a change from the supervisor, or stores the report of a worker; called in the event loop."""
         if isinstance(message, Change):
-            self._making = asyncio.ensure_future(self._make(message))  # the loop itself keeps no task alive
+            self._making = asyncio.ensure_future(self._make(message))  # the reference is needed, because the loop keeps no task alive
             return
         self._reports[message.index] = message
         if message.change in self._asked:
@@ -269,17 +269,17 @@ class SharedReloader(Reloader):
                 await super().refresh()
         except BertServeError as error:
             self.report(change, error)
-        except Exception as error:  # noqa: BLE001 - the next change must still be made, and the caller must get this error
+        except Exception as error:  # noqa: BLE001 - later changes must still be made, and the caller must get this error
             logger.error("the %s of a model failed with %s", change.action, type(error).__name__)
             self.report(change, ServerError("it failed with {kind}, which is a bug", kind=type(error).__name__))
         else:
             self.report(change)
 
     async def _change_all(self, action: Literal["load", "unload"], name: str) -> None:
-        """Has all workers make a change, and waits for their reports.
+        """Makes all workers apply a change, and waits for their reports.
 
         Raises:
-            BertServeError: No worker could make it: the error of this one.
+            BertServeError: No worker could make the change; it is the error of this worker.
             PartialChangeError: Some workers could not make it, or loaded another version.
         """
         change, start = Change(action, name, self._index, next(self._numbers)), time.monotonic()
@@ -320,7 +320,7 @@ class SharedReloader(Reloader):
 
 
 def _failure(report: Report | None, change: Change) -> str | None:
-    """Returns why a worker does not have what a change asks for, or None."""
+    """Returns the reason why a worker did not make a change; None if it did."""
     if report is None:
         return "it has not finished yet"
     if report.error is None or (change.action == "unload" and isinstance(report.error, NotFoundError)):

@@ -1,4 +1,4 @@
-"""Utilization: tells the metrics how busy the inference threads and the event loop are. Looks twice a second, and whenever somebody asks; no request pays for it."""
+"""Utilization: measures how busy the inference threads and the event loop are, twice per second and for each scrape."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ INTERVAL_S = 0.5
 
 
 class Utilization:
-    """Looks at one process; used from its event loop alone."""
+    """Measures one process; used only from its event loop."""
 
     def __init__(self, scheduler: Scheduler, metrics: Metrics) -> None:
         """Creates it.
 
         Args:
-            scheduler: Of the inference threads.
-            metrics: Where it is counted.
+            scheduler: The scheduler of the inference threads.
+            metrics: Gets the measurements.
         """
         self._scheduler = scheduler
         self._metrics = metrics
@@ -28,19 +28,19 @@ class Utilization:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Looks from now on, as the running event loop finds the time: how late it is, is what the loop's callers wait too."""
+        """Starts regular measurements in the running event loop. Their delay is also the delay of other callbacks of the loop."""
         self._loop_s = time.thread_time()
         self._look_again()
 
     def stop(self) -> None:
-        """Looks no more by itself."""
+        """Stops the regular measurements."""
         if self._timer is not None:
             self._timer.cancel()
 
     def measure(self) -> None:
-        """Counts what was busy since the last time, this thread as the loop's."""
+        """Counts the busy time since the last call; it must be called in the thread of the event loop."""
         busy_s = self._scheduler.busy_s
-        # an inference thread that ends its run meanwhile may be seen a moment too late, and is then counted the next time
+        # a run that ends at the same time may be missed, and is counted by the next call
         if busy_s > self._busy_s:
             self._metrics.thread_busy.inc(busy_s - self._busy_s)
             self._busy_s = busy_s

@@ -1,4 +1,4 @@
-"""Work: an item of a batch; TaskInput and RequestRun: the progress of one input, and of a request; Prediction: the answer."""
+"""Work: the payload of an item; TaskInput and RequestRun: the progress of an input and of a request; Prediction: the answer."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Work:
     """The payload of a scheduler item: one encoding of one input.
 
     Attributes:
-        encoding: What runs.
-        input_index: Of the request's input that it is of.
-        keep: Its outputs -> what its task needs of them; None for all of them.
-        trace: Its request's, where that is recorded.
+        encoding: The encoding to run.
+        input_index: Index of its input in the request.
+        keep: Selects the outputs that its task needs; None for all outputs.
+        trace: The request's trace, if it is recorded.
     """
 
     encoding: Encoding
@@ -35,12 +35,12 @@ class Work:
 
 @dataclass(slots=True)
 class TaskInput:
-    """One input of a request, with its task under way.
+    """One input of a request, with its running task.
 
     Attributes:
-        run: The task, which takes the rows of its batch.
-        batch: What it has to run, or ran last.
-        result: The task's result, once it has ended.
+        run: The task, which receives the rows of its batch.
+        batch: The encodings to run, or those of the last run.
+        result: The task's result, once it is done.
     """
 
     run: TaskRun
@@ -50,23 +50,23 @@ class TaskInput:
 
 @dataclass(slots=True)
 class RequestRun:
-    """The progress of one request, which one thread at a time advances.
+    """The progress of one request. Only one thread at a time continues it.
 
     Attributes:
         requests: Its inputs.
-        spec: Their task.
-        model: The model, with the budget of decoding.
-        trace: Where its stages are noted, if it is traced.
-        inputs: Those whose task has yielded its first batch.
+        spec: The task of the inputs.
+        model: The model, with the limits of decoding.
+        trace: Records the stages, if the request is traced.
+        inputs: The inputs whose task has yielded its first batch.
         begun: The task of the next input, if it has paused before its first batch.
-        tokens: Tokens of their first batches.
-        cost: Their other cost.
-        tokenize_s: Seconds to begin them.
-        prediction: What is known of the answer, once all have begun.
+        tokens: Tokens of the first batches.
+        cost: Other costs of the first batches.
+        tokenize_s: Seconds to reach the first batches.
+        prediction: The prediction so far, once all inputs have started.
         open: Indices of the inputs that have a batch to run.
-        ready: Indices of inputs whose task can continue, with the rows for it.
-        reserved_tokens: Tokens of the batches after the current ones, at most.
-        next_reserved_tokens: The same for the batches of `open`.
+        ready: Indices of inputs whose task can continue, with their rows.
+        reserved_tokens: Maximum tokens of the batches after the current ones.
+        next_reserved_tokens: The same for the batches after those of `open`.
     """
 
     requests: Sequence[Any]
@@ -95,16 +95,16 @@ def trace_run(
     multi_threaded: bool,
     error: Exception | None = None,
 ) -> None:
-    """Makes a span of a run that ends now, with requests that are traced.
+    """Records a span of a run that ends now, for the traced requests in it.
 
     Args:
-        traces: Those of what ran, at least one; a request with several items in it has one for each.
+        traces: The traces of the run's items, at least one; a request with several items occurs once per item.
         model: Attributes of the model and its graph.
         lengths: Tokens of each row.
-        padded: Tokens that ran, padding included.
-        start: Seconds, by `time.perf_counter`.
-        multi_threaded: Whether it took several threads.
-        error: What it ended with.
+        padded: Tokens of the run, padding included.
+        start: Start time in seconds of `time.perf_counter`.
+        multi_threaded: Whether the run had several threads.
+        error: The error of the run, if it failed.
     """
     traces = list(dict.fromkeys(traces))
     real = sum(lengths)
@@ -116,20 +116,20 @@ def trace_run(
 
 @dataclass(slots=True)
 class Prediction:
-    """The answer to a request, with the seconds of its parts.
+    """The answer to a request, with its times in seconds.
 
     Attributes:
         results: One per input, in order.
-        truncated: Indices of inputs of which text was cut off.
-        warnings: What else the caller should know, each `topic; message`.
-        tokens: What the model read, special tokens included; each mask to be filled counts for one more.
-        warned: Index of the input that each of the warnings is about.
+        truncated: Indices of inputs whose text was cut.
+        warnings: Further warnings for the caller, each as `topic; message`.
+        tokens: Tokens that the model read, including special tokens, plus one for each mask to be filled.
+        warned: Index of the input of each warning.
         tokenize_s: Seconds to tokenize all inputs.
         queue_s: Seconds until its first run started, without `tokenize_s`.
         inference_s: Seconds from the start of its first run to the end of its last one.
         decode_s: Seconds to decode all inputs.
-        answer_bytes: About how long the answer is as JSON, at most.
-        read: What the model read of the only input, where it is cut or was read in several windows.
+        answer_bytes: Estimated maximum length of the answer as JSON, in bytes.
+        read: The spans that the model read of a single input, if it is cut or was read in several windows.
     """
 
     results: list[Any]

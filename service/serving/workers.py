@@ -1,7 +1,7 @@
-"""What several workers share: the limits of each, and the changes of models, which all of them make in one order.
+"""The shared state of workers: the limits of each worker, and the changes of models, which all workers make in the same order.
 
-The supervisor keeps the `ReloadLog`, and sends each worker one change at a time. A worker answers each with a `Report`, which the log sends to
-all workers: so the worker that was asked learns what each of them did. `SharedReloader` is the other side.
+The supervisor keeps the `ReloadLog`, and sends each worker one change at a time. A worker answers each change with a `Report`. The log
+sends it to all workers, so that the worker that was asked learns the results of the others. `SharedReloader` is the other side.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Change:
     """A change that all workers make.
 
     Attributes:
-        action: `load` or `unload` a model, or `refresh`: serve what the folders have.
-        name: The model's; empty for `refresh`.
+        action: `load` or `unload` a model, or `refresh` to follow the folders.
+        name: The model's name; empty for `refresh`.
         asked: Index of the worker that was asked; None for the supervisor.
-        number: Tells the changes that one process was asked for apart.
+        number: Distinguishes the changes that were requested from the same process.
     """
 
     action: Literal["load", "unload", "refresh"]
@@ -36,15 +36,15 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a worker serves, after its start or after a change.
+    """The models of a worker, after its start or after a change.
 
     Attributes:
         index: Index of the worker.
         served: Name -> version of its models.
-        broken: Name -> why a model could not be loaded.
-        defaults: Task -> name of the model that its endpoint uses.
+        broken: Name -> error, for models that could not be loaded.
+        defaults: Task -> name of its default model.
         change: The change; None after the start.
-        error: Why the worker could not make the change.
+        error: The reason why the worker could not make the change.
     """
 
     index: int
@@ -56,18 +56,18 @@ class Report:
 
 
 class ReloadLog:
-    """The changes that each worker still has to make, and the last report of each. The supervisor keeps it, and workers inherit a copy.
+    """The pending changes of each worker, and its last report. The supervisor keeps it, and workers inherit a copy.
 
     Attributes:
-        reports: Index -> the last report of that worker, or of the one that it replaces.
+        reports: Index -> the last report of that worker, or of the worker that it replaces.
     """
 
     def __init__(self, workers: int, send: Callable[[int, Change | Report], None]) -> None:
         """Creates an empty log.
 
         Args:
-            workers: How many there are.
-            send: Sends a message to the worker of an index.
+            workers: Number of workers.
+            send: Sends a message to the worker with an index.
         """
         self.reports: dict[int, Report] = {}
         self._waiting: list[deque[Change]] = [deque() for _ in range(workers)]
@@ -75,7 +75,7 @@ class ReloadLog:
         self._send = send
 
     def take(self, message: Change | Report) -> None:
-        """Takes a change that somebody was asked for, or the report of a worker."""
+        """Handles a requested change, or the report of a worker."""
         if isinstance(message, Change):
             for index, waiting in enumerate(self._waiting):
                 waiting.append(message)
@@ -94,7 +94,7 @@ class ReloadLog:
         self._send_next(message.index)
 
     def on_end(self, index: int) -> None:
-        """Handles the end of a worker. Its successor does not repeat the change that it was making, which may be the cause."""
+        """Handles the end of a worker. Its successor does not repeat the unfinished change, which may have caused the end."""
         if index in self._following:
             self._following.remove(index)
             if self._waiting[index]:
@@ -108,17 +108,17 @@ class ReloadLog:
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """Which worker this process is.
+    """The position of this process among the workers.
 
     Attributes:
-        index: From 0.
-        workers: How many there are.
-        folder: Folder in which all workers keep their metrics; None where there is only one worker.
-        connections: The open connections of each worker, by index, in memory that all share; see `BalancedListener`.
-        heartbeats: When the event loop of each worker last turned, by index, in memory that all share; see `Supervisor`.
-        process_ids: Of each worker, by index, in memory that all share.
-        replaced: How many workers were replaced, for each of REASONS, in memory that all share; see `Supervisor`.
-        tell: Sends a message to the supervisor's `ReloadLog`; raises OSError where the supervisor is gone. None where there is only one worker.
+        index: Index of this worker, from 0.
+        workers: Number of workers.
+        folder: Folder with the metrics of all workers; None if there is only one worker.
+        connections: Number of open connections of each worker, by index, in shared memory; see `BalancedListener`.
+        heartbeats: Time of the last turn of each worker's event loop, by index, in shared memory; see `Supervisor`.
+        process_ids: Process id of each worker, by index, in shared memory.
+        replaced: Number of replaced workers for each of REASONS, in shared memory; see `Supervisor`.
+        tell: Sends a message to the supervisor's `ReloadLog`; raises OSError if the supervisor has ended. None if there is only one worker.
         before: The last report of the worker that this one replaces.
     """
 
@@ -133,12 +133,12 @@ class WorkerContext:
     before: Report | None = None
 
     def share(self, total: int) -> int:
-        """Returns this worker's part of a total of at least one each: all parts add up to it, and differ by one at most."""
+        """Returns this worker's part of a total of at least `workers`. All parts add up to the total, and differ by at most 1."""
         part, rest = divmod(total, self.workers)
         return part + (self.index < rest)
 
     def replacements(self) -> dict[str, int]:
-        """Returns how many workers were replaced until now, by why."""
+        """Returns the number of replaced workers so far, by reason."""
         return dict(zip(REASONS, self.replaced or (0,) * len(REASONS), strict=True))
 
 

@@ -1,4 +1,4 @@
-"""One file per task, pure: its parameters, body, generator function, tensors, form on the playground and TaskSpec. `catalog` lists them.
+"""One module per task, without side effects: parameters, body, generator function, tensors, playground form and TaskSpec.
 
-A new task is one file here with a SPEC, one line in `catalog.py`, its tests and its docs. No threads, no clock, no HTTP, no ONNX.
+A new task needs one module here with a SPEC, one line in `catalog.py`, tests and docs. No threads, no clock, no HTTP, no ONNX.
 """

@@ -1,7 +1,7 @@
-"""Attention: how much each token of a text looks at each other one, by layer and head, as BertViz and transformers' `attentions` have it.
+"""Attention: the weight of each token of a text for each other token, by layer and head, like transformers' `attentions` and BertViz.
 
-Bundles of any task answer it that were exported with `--attentions`. Layers and heads are counted from 0, as in `attentions`, and negative
-numbers count from the end. Nothing is cut: weights of half a text say nothing of the text.
+Every bundle that was exported with `--attentions` answers it, whatever its task. Layers and heads are counted from 0, as in `attentions`;
+negative numbers count from the end. Texts are never truncated, because the weights of half a text are not those of the text.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estima
 
 TASK = "attention"
 NEEDS = "attention in its graphs; export it with `--attentions`"
-OUTPUT = "attentions"  # of the graphs
-MAX_NAMED = 256  # layers or heads of one request
+OUTPUT = "attentions"  # output of the graphs
+MAX_NAMED = 256  # layers or heads in one request
 MAX_VALUES = 2**20  # weights of one text
-TOKEN_BYTES = 24  # of a token in an answer, without its text and its weights
-# Weights that count as a token in the queue: the vector of a token has about as many values.
+TOKEN_BYTES = 24  # of a token in an answer, without its text and weights
+# Weights that count as one token in the queue: the vector of a token has about as many values.
 WEIGHTS_PER_TOKEN = 1024
 
 _Numbers = Annotated[list[int], Field(fail_fast=True, min_length=1, max_length=MAX_NAMED)]
@@ -46,12 +46,12 @@ class AttentionParameters(TaskParameters):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One text, or pair of texts.
+    """One text or pair of texts.
 
     Attributes:
-        text: The text, or the first of a pair.
+        text: The text, or the first text of a pair.
         text_pair: The second text of a pair.
-        layers: Of each layer that is wanted its number and its heads that are, in the order of the answer; numbers from 0.
+        layers: For each requested layer, its number and its requested heads, in the order of the answer; numbers count from 0.
     """
 
     text: str
@@ -60,31 +60,31 @@ class Request:
 
     @property
     def chars(self) -> int:
-        """Characters that have to be tokenized."""
+        """Characters to tokenize."""
         return len(self.text) + len(self.text_pair or "")
 
     @property
     def maps(self) -> list[tuple[int, int]]:
-        """Layer and head of each map, in the order in which the engine gives them out."""
+        """Layer and head of each map, in the order of the engine's output."""
         return sorted((layer, head) for layer, heads in self.layers for head in heads)
 
 
 def choose(parameters: AttentionParameters, counts: Sequence[int]) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Returns the layers that are wanted, each with its heads.
+    """Returns the requested layers, each with its heads.
 
     Args:
-        parameters: What the caller says.
-        counts: Heads of each layer.
+        parameters: The caller's parameters.
+        counts: Number of heads of each layer.
 
     Raises:
-        InvalidValueError: The model does not have one of them, or one is named twice.
+        InvalidValueError: The model lacks a layer or head, or one is named twice.
     """
     layers = _numbers("layers", parameters.layers, len(counts), "this model")
     return tuple((layer, _numbers("heads", parameters.heads, counts[layer], f"layer {layer} of this model")) for layer in layers)
 
 
 def _numbers(name: str, asked: Sequence[int] | None, count: int, whose: str) -> tuple[int, ...]:
-    """Returns numbers from 0 on for those that were asked for."""
+    """Returns the requested numbers, counted from 0."""
     given = range(count) if asked is None else asked
     if (invalid := next((number for number in given if not -count <= number < count), None)) is not None:
         raise InvalidValueError(
@@ -103,32 +103,32 @@ def _numbers(name: str, asked: Sequence[int] | None, count: int, whose: str) -> 
 
 
 def compatible(config: ModelConfig) -> bool:
-    """Returns whether a model gives its attention out."""
+    """Returns whether a model has attention as an output."""
     return bool(config.attention_heads)
 
 
 def estimate(request: Request, max_length: int) -> int:
-    """Returns a cheap guess of the tokens that the request will cost, with the weights that it gives out."""
+    """Returns a cheap estimate of the tokens of a request, including its weights."""
     second = estimate_tokens(request.text_pair) if request.text_pair else 0
     tokens = min(estimate_tokens(request.text) + second, max_length)
     return tokens + len(request.maps) * tokens**2 // WEIGHTS_PER_TOKEN
 
 
 def show_attention(request: Request, model: TaskModel) -> TaskRun:
-    """Returns the tokens, and of each layer its weights: float32 [heads, length, length], of each token (rows) to each (columns).
+    """Returns the tokens, and the weights of each layer: float32 [heads, length, length], from each token (rows) to each token (columns).
 
     The row has the output `attentions`, float32 [maps, length, length].
 
     Raises:
-        InvalidValueError: The text is over the model's length.
-        TooLargeError: It has more weights than an answer may.
+        InvalidValueError: The text exceeds the model's length.
+        TooLargeError: It has more weights than an answer may have.
     """
     tokenizer, maps = model.tokenizer, request.maps
     encoding, parts = encode(request, tokenizer)
     length = len(encoding)
     tokens = [tokenizer.token(id_) or "" for id_ in encoding.ids.tolist()]
     starts = tokenizer.starts(*map(len, parts))
-    offsets: list[tuple[int, int] | None] = [None] * length  # in code points of the own text; None for special tokens
+    offsets: list[tuple[int, int] | None] = [None] * length  # in code points of its own text; None for special tokens
     for start, part in zip(starts, parts, strict=True):
         offsets[start : start + len(part)] = part.offsets
     values = len(maps) * length**2
@@ -146,13 +146,13 @@ def show_attention(request: Request, model: TaskModel) -> TaskRun:
 
 
 def encode(request: Request, tokenizer: Tokenizer) -> tuple[Encoding, list[Tokens]]:
-    """Returns the encoding of the text or pair, with the maps that are wanted, and the tokens of each text.
+    """Returns the encoding of the text or pair, with the requested maps, and the tokens of each text.
 
     Raises:
-        InvalidValueError: The text is over the model's length.
-        TooLargeError: It has more weights than an answer may.
+        InvalidValueError: The text exceeds the model's length.
+        TooLargeError: It has more weights than an answer may have.
     """
-    # an empty second text is none, as for the pipelines
+    # an empty second text counts as missing, as in the pipelines
     parts = tokenizer.tokenize([request.text, request.text_pair] if request.text_pair else [request.text])
     room, total = tokenizer.room(pair=len(parts) > 1), sum(map(len, parts))
     if total > room:
@@ -190,7 +190,7 @@ class AttentionBody(TaskBody):
 
     def requests(self, config: ModelConfig | None = None) -> list[Any]:
         """Returns one request per text or pair."""
-        assert config is not None, "which layers there are a manifest says"
+        assert config is not None, "the manifest has the layers"
         layers = choose(self.parameters or AttentionParameters(), config.attention_heads)
         return [Request(item, None, layers) if isinstance(item, str) else Request(item.text, item.text_pair, layers) for item in self.items]
 
@@ -205,7 +205,7 @@ class Attention(BaseModel):
 
 
 def _load_body(inputs: Sequence[Any]) -> dict[str, Any]:
-    # of all layers the answers of several texts would be longer than allowed
+    # with all layers, answers of several texts would be too long
     return inputs_body(inputs) | {"parameters": {"output_attentions": True, "layers": [-1]}}
 
 
@@ -219,7 +219,7 @@ SPEC = TaskSpec(
     run=show_attention,
     form=Form(
         "Attention",
-        "Shows which tokens look at which, by layer and head.",
+        "Shows which tokens attend to which, by layer and head.",
         (
             FormField("text", "Text", "inputs.text", value="The animal did not cross the street because it was too tired.", rows=2),
             FormField("pair", "Second text", "inputs.text_pair", rows=1, optional=True),

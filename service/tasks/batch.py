@@ -1,7 +1,7 @@
-"""Batch: what a task's function yields to have the graph run, and what such a function is.
+"""Batch: the encodings that a task's function yields to have the graph run; and the type of such a function.
 
-A task is a generator function. It turns a request into encodings and yields them; the scheduler runs them together with those of other
-requests and sends back one row of outputs for each. The function may yield again, or return the result. It does not use threads or ONNX.
+A task is a generator function. It turns a request into encodings and yields them; the scheduler runs them together with encodings of other
+requests and sends back one row of outputs per encoding. The function may yield again, or return the result. It uses no threads or ONNX.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bertserve.service.tasks.cost import NOTHING, Budget, Cost
 from bertserve.service.tasks.decoding import Row
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 
-# Windows of a text that are told of.
+# Maximum number of windows that an answer describes.
 MAX_SPANS = 64
 
 
@@ -24,9 +24,9 @@ class ReadSpan:
     """A part of an input that the model reads in one encoding.
 
     Attributes:
-        field: The text of the input that it is part of; empty if the input has one text.
-        start: Its first code point.
-        end: Its last code point, exclusive.
+        field: Name of its text; empty if the input has one text.
+        start: Index of its first code point.
+        end: Index after its last code point.
     """
 
     field: str
@@ -35,11 +35,11 @@ class ReadSpan:
 
 
 def spans_read(tokens: Tokens, cuts: Sequence[range], field: str = "") -> tuple[ReadSpan, ...]:
-    """Returns the parts of a text that its windows have, for the first `MAX_SPANS` windows and one more; `cuts` are their tokens."""
+    """Returns the spans of a text's windows, for at most `MAX_SPANS` + 1 windows; `cuts` has the tokens of each window."""
     return tuple(ReadSpan(field, *tokens.span(cut)) if cut else ReadSpan(field, 0, 0) for cut in cuts[: MAX_SPANS + 1])
 
 
-# the warning of an input without tokens: its scores or its vector are those of every other empty text
+# the warning for an input without tokens, whose result is the same for every empty text
 EMPTY = ("empty; the text is empty, so its answer has no meaning",)
 
 
@@ -48,14 +48,14 @@ class Batch:
     """Encodings of one input that run before its task continues.
 
     Attributes:
-        encodings: What runs. A batch without any returns to the task at once, or after other requests if the thread has been busy with
-            this one for long: a task yields one between the steps of long decoding.
-        cost: What the input costs in addition to these encodings, including the tokens of later batches.
-        keep: Index of an encoding and its outputs -> what the task needs of them, as arrays of its own: the outputs are views of arrays
-            that are shared with other requests, and are held until the last encoding has run. None if they are a few numbers.
-        truncated: Whether text was cut off. Only the first batch says this and what follows.
+        encodings: The encodings to run. A batch without encodings continues the task at once, or after other requests if the thread has
+            worked on this one for a long time; a task yields such batches between the steps of long decoding.
+        cost: Cost of the input in addition to these encodings, including the tokens of later batches.
+        keep: Index of an encoding and its outputs -> the arrays that the task needs, as copies: the outputs are views of arrays that other
+            requests share, and they would stay in memory until the last encoding has run. None if the outputs are only a few numbers.
+        truncated: Whether text was cut. Only the first batch sets this and the following attributes.
         warnings: Other warnings for the caller, each `topic; message`.
-        read: The parts of a text that is cut or read in several windows; empty if the model reads it whole.
+        read: The parts of a text that is cut or read in several windows; empty if the model reads the whole text.
     """
 
     encodings: Sequence[Encoding]
@@ -67,12 +67,12 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the encodings, as they count in the queue."""
+        """Tokens of the encodings, as the queue counts them."""
         return sum(encoding.cost_tokens for encoding in self.encodings)
 
 
 class ModelConfig(Protocol):
-    """What tasks need to know of a model; a manifest has it."""
+    """The properties of a model that tasks use; a manifest has them."""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -81,7 +81,7 @@ class ModelConfig(Protocol):
 
     @property
     def activation(self) -> Activation:
-        """What turns logits into scores."""
+        """The function from logits to scores."""
         ...
 
     @property
@@ -91,12 +91,12 @@ class ModelConfig(Protocol):
 
     @property
     def embedding(self) -> Embedding | None:
-        """How a text's vector is made, if the model embeds texts."""
+        """The settings of embeddings, if the model embeds texts."""
         ...
 
     @property
     def attention_heads(self) -> tuple[int, ...]:
-        """Heads of each layer, if the graph has attention as an output; else empty."""
+        """Number of heads of each layer, if the graph has attention as an output; otherwise empty."""
         ...
 
 
@@ -107,7 +107,7 @@ class TaskModel:
     Attributes:
         tokenizer: Its tokenizer.
         config: Its labels and activation.
-        budget: What decoding may take, for all inputs of the request together.
+        budget: The limits of decoding, for all inputs of the request together.
     """
 
     tokenizer: Tokenizer
@@ -115,7 +115,7 @@ class TaskModel:
     budget: Budget
 
 
-# What a task yields where other requests can go first, before and after its first batch.
+# A task yields it at points where other requests can run first, before and after its first batch.
 PAUSE = Batch([], NOTHING)
 
 TaskRun = Generator[Batch, Sequence[Row], Any]
@@ -128,33 +128,33 @@ def copied(_: int, row: Row) -> Row:
 
 
 def kept(batch: Batch, rows: Sequence[Row]) -> list[Row]:
-    """Returns what a task needs of the outputs of its batch.
+    """Returns the outputs of a batch that its task needs.
 
     Args:
         batch: The batch.
-        rows: One row of outputs for each of its encodings.
+        rows: One row of outputs per encoding.
     """
     return list(rows) if batch.keep is None else [batch.keep(index, row) for index, row in enumerate(rows)]
 
 
 def first_batch(function: TaskFunction, request: Any, model: TaskModel) -> Batch:
-    """Returns what a task runs first for a request."""
+    """Returns the first batch of a request."""
     return begin(function(request, model))
 
 
 def begin(run: TaskRun) -> Batch:
-    """Starts a task; returns its first batch, without the pauses before it."""
+    """Starts a task; returns its first batch that is not a pause."""
     return next(batch for batch in run if batch is not PAUSE)
 
 
 def result_of(function: TaskFunction, request: Any, model: TaskModel, rows: Sequence[Row]) -> Any:
-    """Returns a task's result for given outputs of its first batch, which must be its only one.
+    """Returns a task's result for given outputs of its first batch, which must be its only batch.
 
     Args:
-        function: The task.
-        request: A request of it.
+        function: The task's function.
+        request: A request of the task.
         model: Its tokenizer and labels.
-        rows: One row of outputs for each encoding of the batch.
+        rows: One row of outputs per encoding of the batch.
     """
     given = [rows]
     return run_all(function(request, model), lambda _: given.pop())
@@ -164,8 +164,8 @@ def run_all(run: TaskRun, execute: Callable[[Sequence[Encoding]], Sequence[Row]]
     """Runs a task from start to end without a scheduler, and returns its result.
 
     Args:
-        run: What the task's function returned.
-        execute: Encodings -> one row of outputs for each.
+        run: The generator of the task's function.
+        execute: Encodings -> one row of outputs per encoding.
     """
     try:
         batch = begin(run)

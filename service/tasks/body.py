@@ -1,7 +1,7 @@
-"""The common parts of the bodies of all tasks: the form of `inputs`, `parameters`, and the shape of an answer.
+"""The common parts of all tasks' bodies: types of `inputs`, `parameters`, and the shape of an answer.
 
-An unknown name is an error, because it would have no effect. `Closed` checks the names in `parameters` and in the objects of `inputs`. The
-reader of the body checks the names next to `inputs`, where some names of clients are ignored.
+An unknown name is an error, because it would have no effect. `Closed` checks the names in `parameters` and in the objects of `inputs`.
+The reader of the body checks the names next to `inputs`; it ignores some names that clients send.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ TEXT, PAIR, LIST = TAGS = ("<text>", "<object>", "<list>")
 
 
 def _json_kind(*tags: str) -> Callable[[Any], str | None]:
-    """Returns what sorts inputs into tags by their JSON kind, None for one that is not among them."""
+    """Returns a function from inputs to tags by their JSON type; it returns None for other types."""
     kinds = {kind: tag for kind, tag in ((str, TEXT), (dict, PAIR), (list, LIST)) if tag in tags}
-    # called for each item of a list, so no more than a look-up; a model is what an object was made into
+    # called for each item of a list, so it is only a look-up; an object may already be a model
     return lambda value: kinds.get(dict if isinstance(value, BaseModel) else type(value))
 
 
 def one_of(message: str, *tags: str) -> Discriminator:
-    """Returns what tells a union's members apart by their JSON kind; `message` says what a value must be."""
+    """Returns a discriminator of a union by JSON type; `message` says which values are allowed."""
     return Discriminator(_json_kind(*tags), custom_error_type="input", custom_error_message=f"must be {message}")
 
 
 def lower(value: Any) -> Any:
-    """Returns a text in lower case, anything else as it is."""
+    """Returns a text in lower case, and other values unchanged."""
     return value.lower() if isinstance(value, str) else value
 
 
 def body_config(**example: Any) -> ConfigDict:
-    """Returns the configuration of a body, with an example of one for OpenAPI, which need not know of keys that mean nothing."""
+    """Returns the configuration of a body, with an example for OpenAPI. OpenAPI does not list the keys that are ignored."""
     return ConfigDict(strict=True, json_schema_extra={"examples": [example], "additionalProperties": False})
 
 
-# Items of a list of inputs, whatever --max-inputs says: what reads a body holds the event loop, and a body of 8 MiB may have millions.
+# Maximum items of a list, whatever --max-inputs is: reading a body blocks the event loop, and a body of 8 MiB may have millions of items.
 MAX_ITEMS = 2**14
-# without fail_fast a list of wrong items would make an error for each
+# without fail_fast a list of invalid items would create an error per item
 STOP = Field(fail_fast=True, max_length=MAX_ITEMS)
 
 TextOrTexts = Annotated[
@@ -72,7 +72,7 @@ class Closed(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    # Names of the fields, in a set that is made once, because each item of a list needs it.
+    # Names of the fields, in a set that is created once, because it is needed for each item of a list.
     names: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
@@ -83,8 +83,8 @@ class Closed(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _no_unknown_name(cls, given: Any) -> Any:
-        """Stops at the first unknown name: `extra="forbid"` by itself makes an error for each, of a million for seconds."""
-        if type(given) is dict and not given.keys() <= cls.names:  # JSON has no subclasses of it, and this runs for each item of a list
+        """Stops at the first unknown name: `extra="forbid"` creates an error for each name, which takes seconds for a million names."""
+        if type(given) is dict and not given.keys() <= cls.names:  # JSON creates no subclasses, and this runs for each item of a list
             unknown = next(name for name in given if name not in cls.names)
             raise PydanticCustomError("unknown_name", "unknown", {"name": unknown, "known": list(cls.model_fields)})
         return given
@@ -98,29 +98,29 @@ class TaskParameters(Closed):
 
 @functools.cache
 def defaults(kind: type[TaskParameters]) -> TaskParameters:
-    """Returns parameters of a kind of which the caller set none; they are frozen, so all requests share them."""
+    """Returns parameters of a class with all defaults; they are frozen, so all requests share them."""
     return kind()
 
 
 class TaskBody(BaseModel):
-    """What all request bodies share; a task's own has `inputs` and `parameters`."""
+    """Base of all request bodies; most tasks' bodies have `inputs` and `parameters`."""
 
     model_config = ConfigDict(strict=True)
 
-    # Names of its fields.
+    # Names of the fields.
     names: ClassVar[frozenset[str]] = frozenset()
-    # Whether a key whose value is null asks for nothing, whatever its name.
+    # Whether a key with the value null is ignored, whatever its name.
     null_is_nothing: ClassVar[bool] = False
     # Class of the `parameters`.
     parameters_type: ClassVar[type[TaskParameters]] = TaskParameters
-    # Whether one input alone is answered like a list of one, as the official client asks of text classification.
+    # Whether a single input gets the same answer as a list of one, as the official client expects for text classification.
     always_list: ClassVar[bool] = False
-    # What the limit of inputs counts, and what holds the input that an error is about.
+    # The text in the error about too many inputs, and the field that errors about an input name.
     counted: ClassVar[str] = "`inputs` has {} items"
     subject: ClassVar[str] = "inputs"
 
     model: Annotated[str | None, Field(description="Name of the model, if several can do the task.")] = None
-    # pydantic is not told: one body has a query and texts in its place
+    # only for type checkers, because one body has a query and texts instead
     if TYPE_CHECKING:
         inputs: Any
     parameters: Any = None
@@ -132,7 +132,7 @@ class TaskBody(BaseModel):
 
     @classmethod
     def example(cls) -> dict[str, Any]:
-        """Returns a body, as OpenAPI shows it."""
+        """Returns an example of the body, as OpenAPI shows it."""
         extra = cls.model_config.get("json_schema_extra")
         assert isinstance(extra, dict), "each body has an example"
         (body,) = cast("list[dict[str, Any]]", extra["examples"])
@@ -150,23 +150,23 @@ class TaskBody(BaseModel):
 
     @property
     def count(self) -> int:
-        """How many texts, pairs or questions the body has."""
+        """Number of texts, pairs or questions in the body."""
         return len(self.items)
 
     @property
     def texts_read(self) -> int:
-        """How many texts or pairs the model reads for it, windows aside; what load tests count."""
+        """Number of texts or pairs that the model reads for it, without windows; load tests count these."""
         return self.count
 
     def texts_of(self, item: Any) -> Iterable[str]:
-        """Returns the texts of one input, as they count for the limit of characters."""
+        """Returns the texts of one input that count for the limit of characters."""
         return [item] if isinstance(item, str) else [value for _, value in item if isinstance(value, str)]
 
     def requests(self, config: ModelConfig | None = None) -> list[Any]:
         """Returns one task request per input.
 
         Args:
-            config: What the model says where the body does not; of embeddings alone it is needed.
+            config: The model's defaults; only embeddings need them.
         """
         parameters = defaults(self.parameters_type) if self.parameters is None else self.parameters
         return [self.request(item, parameters) for item in self.items]
@@ -176,12 +176,12 @@ class TaskBody(BaseModel):
         raise NotImplementedError
 
     def answer(self, results: list[Any]) -> Any:
-        """Returns the value of the response's body, given one result per input: a list for a list, unless `always_list`."""
+        """Returns the value of the response's body from one result per input: a list for a list, unless `always_list`."""
         return results if self.always_list or self.is_list else results[0]
 
 
 class ForeignBody(TaskBody):
-    """Base of the bodies of other services' formats, which have no `parameters`. Some clients send null for what was not set."""
+    """Base of the bodies in other services' formats, which have no `parameters`. Some clients send null for unset fields."""
 
     null_is_nothing: ClassVar[bool] = True
 
@@ -193,11 +193,11 @@ class ForeignBody(TaskBody):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a request may measure.
+    """The limits of a request.
 
     Attributes:
-        max_inputs: Inputs in one request.
-        max_chars: Characters of one text.
+        max_inputs: Maximum inputs of a request.
+        max_chars: Maximum characters of a text.
     """
 
     max_inputs: int

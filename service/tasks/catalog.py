@@ -1,4 +1,4 @@
-"""The list of all tasks. A new task is a line here."""
+"""The list of all tasks. A new task needs one line here."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def spec_of(bundle: Bundle) -> TaskSpec:
     """Returns the task of a bundle.
 
     Raises:
-        BundleError: Bundles are not made for this task, or the manifest lacks a field that the task needs.
+        BundleError: No bundles exist for this task, or the manifest lacks a field that the task needs.
     """
     manifest = bundle.manifest
     spec = TASKS.get(manifest.task)
@@ -55,7 +55,7 @@ def spec_of(bundle: Bundle) -> TaskSpec:
 
 
 def tasks_of(manifest: Manifest) -> tuple[str, ...]:
-    """Returns the names of all tasks that a bundle answers, its own first."""
+    """Returns the names of all tasks that a bundle answers, its own task first."""
     derived = (
         spec.name
         for spec in TASKS.values()

@@ -1,7 +1,7 @@
-"""Text classification: a text, or a pair, to labels and scores, as the Hugging Face pipeline gives them.
+"""Text classification: a text or pair to labels and scores, like the Hugging Face pipeline.
 
-Differences from the pipeline, on purpose: text over the model's length is truncated (and said to be) instead of
-failing inside the model, or scored window by window when asked.
+There is one intended difference from the pipeline: a text over the model's length is truncated with a header instead of an
+error, or scored window by window on request.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TASK = "text-classification"
 # Names of the texts of a pair.
 FIRST, SECOND = "text", "text_pair"
 LABEL_BYTES = 24 + SCORE_BYTES  # of a label with its score in an answer, without its name
-# A label that is scored by itself is chosen from this score on; so many of them are explained at most.
+# A label that is scored independently counts as chosen from this score on; at most this many are explained.
 CHOSEN, MAX_EXPLAINED = 0.5, 8
 
 
@@ -43,7 +43,7 @@ class LabelScore(TypedDict):
 
 
 class ClassifiedLabel(LabelScore, total=False):
-    """One label with its score, and on request what each word does to the score."""
+    """A label with its score and, on request, the importance of each word."""
 
     explanation: Annotated[list[WordImportance], Field(description="Importance of each word for the score, with `explain`.")]
 
@@ -79,13 +79,13 @@ DEFAULTS = ClassifyParameters()
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One text, or pair of texts, to classify.
+    """One text or pair of texts to classify.
 
     Attributes:
-        text: The text, or the first of a pair.
+        text: The text, or the first text of a pair.
         text_pair: The second text of a pair.
-        parameters: How.
-        truncation_side: At which end it is cut; None for the model's own.
+        parameters: The parameters.
+        truncation_side: The side that is truncated; None for the model's own.
     """
 
     text: str
@@ -95,12 +95,12 @@ class Request:
 
     @property
     def chars(self) -> int:
-        """Characters that have to be tokenized."""
+        """Characters to tokenize."""
         return len(self.text) + len(self.text_pair or "")
 
 
 def estimate(request: Request, max_length: int) -> int:
-    """Returns a cheap guess of the tokens that the request will cost, for admission."""
+    """Returns a cheap estimate of the tokens of a request, for admission."""
     parameters = request.parameters
     first, last = (request.text, request.text_pair) if request.text_pair else ("", request.text)
     first_tokens, tokens = estimate_tokens(first) if first else 0, estimate_tokens(last)
@@ -108,19 +108,19 @@ def estimate(request: Request, max_length: int) -> int:
     if parameters.window is not None:
         room = max_length - 2 - first_tokens
         stride = default_stride(max(room, 0)) if parameters.stride is None else parameters.stride
-        if tokens > room > stride:  # where a window has no room, `classify` raises an error, which says more
+        if tokens > room > stride:  # otherwise `classify` raises an error with more detail
             read = tokens * max_length // (room - stride)
     return read + (occlusion.estimate(read, min(read, max_length)) if parameters.explain else 0)
 
 
 def classify(request: Request, model: TaskModel) -> TaskRun:
-    """Returns labels and scores, best first; equal scores keep the order of the labels. `explain` runs variants of the text after it.
+    """Returns labels and scores, best first; equal scores keep the order of the labels. With `explain`, it also runs variants of the text.
 
-    The rows have the output `logits`, float32 [labels]; there is one for each window.
+    The rows have the output `logits`, float32 [labels]; there is one row per window.
 
     Raises:
-        InvalidValueError: The text is too long and `truncation` is false, no window has room for `stride`, a single text was given to a model
-            of pairs, or `explain` was asked for a text of too many words or in several windows.
+        InvalidValueError: The text is too long and `truncation` is false, windows are too small for `stride`, a model of pairs got a single
+            text, or `explain` got a text with too many words or several windows.
     """
     parameters, config = request.parameters, model.config
     text = _read(request, model.tokenizer)
@@ -144,7 +144,7 @@ def classify(request: Request, model: TaskModel) -> TaskRun:
     if not parameters.explain:
         return scored
     count = 1
-    # labels that are scored independently: all that are chosen
+    # if labels are scored independently, all chosen ones are explained
     while activation == "sigmoid" and count < min(len(scored), MAX_EXPLAINED) and scored[count]["score"] >= CHOSEN:
         count += 1
     chosen = list(order[:count])
@@ -162,14 +162,14 @@ def classify(request: Request, model: TaskModel) -> TaskRun:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What the model reads of a request.
+    """The parts of a request that the model reads.
 
     Attributes:
-        encodings: One per window, or the one of the (cut) text or pair.
-        tokens: How many tokens the text or pair has, before it is cut.
-        truncated: Whether text was cut off.
-        read: The parts that are read, if that is not all.
-        parts: The text, or both, with the words to leave out for `explain`.
+        encodings: One per window, or one for the (truncated) text or pair.
+        tokens: Tokens of the text or pair before truncation.
+        truncated: Whether text was cut.
+        read: The parts that are read, unless the whole text is read.
+        parts: The text or both texts, with the words to leave out for `explain`.
     """
 
     encodings: Sequence[Encoding]
@@ -184,7 +184,7 @@ def _read(request: Request, tokenizer: Tokenizer) -> _Read:
         raise InvalidValueError(
             'this model classifies pairs of texts, and the second text is missing; give a pair, such as {"text": "It began to rain.", "text_pair": "We went inside."}.'
         )
-    # an empty second text is none, as for the pipeline
+    # an empty second text counts as missing, as in the pipeline
     texts = tokenizer.tokenize([request.text, request.text_pair] if request.text_pair else [request.text])
     a, b = texts[0], texts[1] if len(texts) > 1 else None
     room = tokenizer.room(pair=b is not None)
@@ -217,7 +217,7 @@ def _read_of_cut(texts: Sequence[Tokens], kept: Sequence[range]) -> tuple[ReadSp
 
 
 def _parts(request: Request, texts: Sequence[Tokens], kept: Sequence[range]) -> list[Part]:
-    """Returns the text, or both, with the words of what is read."""
+    """Returns the text or both texts, with the words within the parts that are read."""
     inputs = [(FIRST, request.text), (SECOND, request.text_pair or "")] if len(texts) > 1 else [("", request.text)]
     return [
         Part(field, text, tokens.ids[cut.start : cut.stop], cut.start, words_of(text, tokens, cut))
@@ -226,7 +226,7 @@ def _parts(request: Request, texts: Sequence[Tokens], kept: Sequence[range]) -> 
 
 
 def _in_windows(request: Request, tokenizer: Tokenizer, a: Tokens, b: Tokens | None, room: int) -> _Read:
-    """Windows a long text, or the second text of a pair next to the whole first one."""
+    """Splits a long text into windows; for a pair, each window has the whole first text and a part of the second."""
     text = a if b is None else b
     room -= 0 if b is None else len(a)
     stride = default_stride(max(room, 0)) if request.parameters.stride is None else request.parameters.stride
@@ -255,7 +255,7 @@ def _in_windows(request: Request, tokenizer: Tokenizer, a: Tokens, b: Tokens | N
 
 
 class TextPair(Closed):
-    """A text and a second text that belongs to it."""
+    """A text and a second text."""
 
     text: str
     text_pair: str | None = None
@@ -285,7 +285,7 @@ class ClassifyBody(TaskBody):
         """Returns the request of a text or a pair.
 
         Raises:
-            InvalidValueError: There is a unit of offsets, and the answer has none.
+            InvalidValueError: `offset_unit` is set without `explain`.
         """
         if parameters.offset_unit is not None and not parameters.explain:
             raise InvalidValueError("`offset_unit` needs `explain`; set `explain` to true, or remove `offset_unit`.")
@@ -293,12 +293,12 @@ class ClassifyBody(TaskBody):
 
 
 def require_labels(manifest: Manifest) -> str | None:
-    """Returns what a manifest of a classification lacks, or None."""
+    """Returns the fields that a classification manifest lacks, or None."""
     return None if manifest.labels else f"`labels` must not be empty for {manifest.task}"
 
 
 def logit_widths(manifest: Manifest) -> dict[str, int]:
-    """Returns how many values `logits` have: one for each label."""
+    """Returns the number of values in `logits`: one per label."""
     return {"logits": len(manifest.labels)}
 
 

@@ -1,6 +1,7 @@
-"""Cost: what an input takes in addition to the tokens of its encodings, and the limits of one request. It is checked before it is spent.
+"""Cost: the resources of an input other than the tokens of its encodings, and the limits of a request, which are checked in advance.
 
-The unit of decoding work is a step: about a microsecond of an inference thread, such as decoding a token or making an item of an answer.
+The unit of decoding work is a step: about one microsecond of an inference thread, for example to decode a token or create an item of an
+answer.
 """
 
 from __future__ import annotations
@@ -12,31 +13,31 @@ from functools import lru_cache
 
 from bertserve.service.errors import TooLargeError
 
-# Of one request. 1,024 vectors of 1,024 numbers are within all of these.
-MAX_CHARS = 2**24  # that are tokenized, with what is tokenized again for each label or choice
-MAX_HELD = 2**24  # numbers of four bytes that are held until it is answered: 64 MiB
-MAX_HELD_TOGETHER = 2 * MAX_HELD  # by all requests of all workers
+# Limits of one request. 1,024 vectors of 1,024 numbers are within all of them.
+MAX_CHARS = 2**24  # characters to tokenize, including those that are tokenized again for each label or choice
+MAX_HELD = 2**24  # numbers of four bytes in memory until it is answered: 64 MiB
+MAX_HELD_TOGETHER = 2 * MAX_HELD  # for all requests of all workers
 MAX_STEPS = 2**22  # about four seconds
-MAX_ANSWER_BYTES = 2**24  # of the answer as JSON; the event loop writes as many in a tenth of a second
+MAX_ANSWER_BYTES = 2**24  # bytes of the answer as JSON; the event loop writes as many in 0.1 s
 
-# Steps that count in the queue as a token: a small encoder reads one in this time.
+# Steps that count as one token in the queue: a small encoder needs about the same time per token.
 STEPS_PER_TOKEN = 32
-# A token of a text that is held, with its offsets and its spelling, is as large as so many numbers of four bytes.
+# Memory of a token with its offsets and its spelling, in numbers of four bytes.
 TOKEN_HELD = 30
-# Bytes of a float32 in an answer, with its comma, and of a float64.
+# Bytes of a float32 with its comma in an answer, and of a float64.
 NUMBER_BYTES, SCORE_BYTES = 14, 22
 _ESCAPED = re.compile(r'[\x00-\x1f"\\]')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What an input takes at most, as far as it is known before its graph runs.
+    """The maximum cost of an input, as far as it is known before its graph runs.
 
     Attributes:
-        answer_bytes: Length of its result as JSON. The task spends what is only known from the outputs from its budget.
+        answer_bytes: Length of its result as JSON. A part that depends on the outputs is taken from the task's budget later.
         steps: Work of decoding.
-        memory_per_input: Numbers of four bytes that are held until it is answered.
-        reserved_tokens: Further tokens that the queue holds: of later batches, or for outputs much larger than those of a text.
+        memory_per_input: Numbers of four bytes in memory until it is answered.
+        reserved_tokens: Additional tokens of the queue: for later batches, or for outputs much larger than those of a text.
     """
 
     answer_bytes: int
@@ -45,7 +46,7 @@ class Cost:
     reserved_tokens: int = 0
 
     def __add__(self, other: Cost) -> Cost:
-        """Returns the cost of both."""
+        """Returns the sum of both costs."""
         return Cost(
             answer_bytes=self.answer_bytes + other.answer_bytes,
             steps=self.steps + other.steps,
@@ -55,14 +56,14 @@ class Cost:
 
     @property
     def queue_tokens(self) -> int:
-        """Tokens that it holds of the queue in addition to those of its encodings."""
+        """Tokens of the queue in addition to the tokens of the encodings."""
         return self.reserved_tokens + self.steps // STEPS_PER_TOKEN
 
     def check(self) -> None:
-        """Refuses what is over the limits of one request.
+        """Checks the limits of one request.
 
         Raises:
-            TooLargeError: It is.
+            TooLargeError: A limit is exceeded.
         """
         if self.memory_per_input > MAX_HELD:
             raise TooLargeError(
@@ -82,21 +83,21 @@ NOTHING = Cost(answer_bytes=0)
 
 @dataclass(slots=True)
 class Budget:
-    """What decoding one request may take. Tasks spend it while they collect what is only known from the outputs.
+    """The limits of decoding one request. Tasks spend it for results whose size depends on the outputs.
 
     Attributes:
-        answer_bytes: Bytes of the answer that were spent.
-        steps: Steps that were spent.
+        answer_bytes: Bytes of the answer so far.
+        steps: Steps so far.
     """
 
     answer_bytes: int = 0
     steps: int = 0
 
     def spend(self, *, steps: int = 0, answer_bytes: int = 0) -> None:
-        """Takes from the budget.
+        """Spends a part of the budget.
 
         Raises:
-            TooLargeError: There is not so much left.
+            TooLargeError: The budget is exceeded.
         """
         self.steps += steps
         self.answer_bytes += answer_bytes
@@ -124,22 +125,22 @@ def _too_many_steps() -> TooLargeError:
 
 
 def tokens_of_steps(steps: int) -> int:
-    """Returns how many tokens of the queue work counts as."""
+    """Returns the number of queue tokens for a number of steps."""
     return steps // STEPS_PER_TOKEN
 
 
 def text_bytes(text: str) -> int:
-    """Returns the bytes of a text in an answer, its quotes included; a little more where characters have to be escaped."""
+    """Returns the bytes of a text in an answer, including its quotes; slightly more if characters are escaped."""
     plain = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
     return plain + 2 if text.isprintable() and '"' not in text and "\\" not in text else plain + 2 + 5 * len(_ESCAPED.findall(text))
 
 
 @lru_cache(maxsize=256)
 def longest_label(labels: Sequence[str]) -> int:
-    """Returns the bytes of the longest of a model's labels in an answer; of a tuple, which is looked up."""
+    """Returns the bytes of a model's longest label in an answer; it is cached by the tuple of labels."""
     return max(map(text_bytes, labels), default=2)
 
 
 def shown(count: int) -> str:
-    """Returns a count for a message; a product of what callers send may have thousands of digits."""
+    """Returns a number for a message; products of callers' values may have thousands of digits."""
     return str(count) if count < 10**12 else "more than 10^12"

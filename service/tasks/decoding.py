@@ -1,6 +1,6 @@
-"""Logits to scores and their order, and token spans to the best answers. Pure numpy, float32.
+"""Turns logits into scores and their order, and token spans into the best answers. Only numpy, float32.
 
-Spans are scored window by window, so memory holds those of one window.
+Spans are scored window by window, so memory holds the spans of one window.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bertserve.service.bundle.manifest import Activation
 from bertserve.service.tasks.cost import Budget
 
 Floats = NDArray[np.float32]
-Row = Mapping[str, NDArray[Any]]  # one text's graph outputs by name, float32, or what its task keeps of them
+Row = Mapping[str, NDArray[Any]]  # one text's graph outputs by name, float32, or the parts that its task keeps
 
 
 def activate(logits: Floats, activation: Activation) -> Floats:
@@ -33,7 +33,7 @@ def activate(logits: Floats, activation: Activation) -> Floats:
         shares: Floats = exponentials / exponentials.sum(axis=-1, keepdims=True)
         return shares
     if activation == "sigmoid":
-        # exp of minus the magnitude is at most 1, whichever sign the logit has
+        # exp of the negative magnitude is at most 1 for either sign of the logit
         decay: Floats = np.exp(-np.abs(logits))
         odds: Floats = (np.where(logits >= 0, 1, decay) / (1 + decay)).astype(np.float32)
         return odds
@@ -41,17 +41,17 @@ def activate(logits: Floats, activation: Activation) -> Floats:
 
 
 def best_first(scores: Floats, top_k: int | None = None) -> list[int]:
-    """Returns indices of a one-dimensional array by falling score, equal ones by rising index, at most `top_k`."""
+    """Returns the indices of a one-dimensional array by falling score, then by rising index; at most `top_k`."""
     return [int(i) for i in np.argsort(-scores, kind="stable")[:top_k]]
 
 
-# Of a span that is made an answer: so much, and more for a long text.
+# Steps to turn a span into an answer, plus one step per this many characters.
 ANSWER_STEPS, CHARS_PER_STEP = 4, 256
 
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Scored token spans of one window, end inclusive, counted in the whole passage; `cut` is what the window has of it."""
+    """Scored token spans of one window, end inclusive, with indices in the whole passage; `cut` has the window's tokens."""
 
     cut: range
     starts: NDArray[np.int64]
@@ -62,7 +62,7 @@ class Spans:
 def score_spans(start: Floats, end: Floats, cut: range, longest: int) -> Spans:
     """Scores every span of a window of at most `longest` tokens: p_start[i] * p_end[j].
 
-    Works on the band of i <= j < i + longest alone, as a view of float32 [tokens, longest] onto the padded ends.
+    It only computes the band i <= j < i + longest, as a view of float32 [tokens, longest] on the padded ends.
     """
     longest = min(longest, len(start))
     padded = np.concatenate([end, np.full(longest - 1, -1, dtype=np.float32)])
@@ -75,7 +75,7 @@ class SpanTexts:
     """Turns token spans into answers."""
 
     def __init__(self, passage: str, offsets: Sequence[tuple[int, int]], word_ids: Sequence[int] | None) -> None:
-        """Reads a passage with the place of each token and, to widen answers to whole words, the word that it is of."""
+        """Takes a passage with the offsets of each token and, to extend answers to whole words, the word of each token."""
         self._passage = passage
         self._offsets = offsets
         self._firsts = self._lasts = list(range(len(offsets)))
@@ -83,13 +83,13 @@ class SpanTexts:
             self._firsts, self._lasts = _word_bounds(word_ids)
 
     def answer(self, start: int, end: int, score: float, cut: range) -> dict[str, Any]:
-        """Returns the answer of a span of tokens, end inclusive; words are widened within `cut` only."""
+        """Returns the answer of a span of tokens, end inclusive; words are extended only within `cut`."""
         first = self._offsets[max(self._firsts[start], cut.start)][0]
         last = self._offsets[min(self._lasts[end], cut.stop - 1)][1]
         return {"answer": self._passage[first:last], "score": score, "start": first, "end": last}
 
     def lengths(self, longest: int) -> NDArray[np.int64]:
-        """Returns the characters of the answer of `longest` tokens that begins at each token, int64 [tokens]; fewer at the end."""
+        """Returns the characters of the answer of `longest` tokens that starts at each token, int64 [tokens]; fewer tokens at the end."""
         starts = np.array([start for start, _ in self._offsets])[self._firsts]
         ends = np.array([end for _, end in self._offsets])[self._lasts]
         lengths: NDArray[np.int64] = ends[np.minimum(np.arange(len(ends)) + longest, len(ends)) - 1] - starts
@@ -102,7 +102,7 @@ def longest_answer(texts: SpanTexts, longest: int) -> int:
 
 
 def spend(budget: Budget, answer: dict[str, Any]) -> None:
-    """Takes from the budget what it takes to make an answer and to compare its text."""
+    """Spends the steps to create an answer and to compare its text."""
     budget.spend(steps=ANSWER_STEPS + (answer["end"] - answer["start"]) // CHARS_PER_STEP)
 
 
@@ -120,24 +120,24 @@ def _word_bounds(word_ids: Sequence[int]) -> tuple[list[int], list[int]]:
 
 
 class BestAnswers:
-    """The `top_k` best answers over all windows and spans; equal texts, case aside, keep their best score.
+    """The `top_k` best answers over all windows and spans; equal texts, ignoring case, keep their best score.
 
-    Holds no more of them than are asked for: an answer that so many others are better than in one window, or after some windows,
-    cannot be among the best of all by that span.
+    It stores at most `top_k` answers: if this many answers are better than a span, in one window or after some windows, the span
+    cannot be among the best.
     """
 
     def __init__(self, texts: SpanTexts, *, top_k: int, count: int, budget: Budget) -> None:
-        """Starts with none; `count` is the tokens of the passage. Looking through spans is taken from the budget."""
+        """Starts with no answers; `count` is the number of tokens of the passage. Steps are taken from the budget."""
         self._budget = budget
         self._wanted = top_k
         self._texts = texts
         self._whole = range(count)
-        # lower-cased text -> (-score, first token, last token), the order of answers, the answer, and the window that it is of
+        # text in lower case -> ((-score, first token, last token), which orders answers; the answer; its window)
         self._found: dict[str, tuple[tuple[float, int, int], dict[str, Any], range]] = {}
         self._floor = -1.0
 
     def add(self, window: Spans) -> None:
-        """Takes the best spans of a window."""
+        """Adds the best spans of a window."""
         here = set()
         for i in _best_first(window.starts, window.ends, window.scores, at_least=self._wanted):
             start, end, score = int(window.starts[i]), int(window.ends[i]), float(window.scores[i])
@@ -162,17 +162,17 @@ class BestAnswers:
         )
 
     def place_of(self, answer: dict[str, Any]) -> tuple[range, range]:
-        """Returns the tokens of an answer's span, before it was widened to words, and those of the window where it has its score."""
+        """Returns the tokens of an answer's span, before its extension to words, and the tokens of its window."""
         (_, start, end), _, cut = self._found[answer["answer"].lower()]
         return range(start, end + 1), cut
 
 
 def _best_first(starts: NDArray[np.int64], ends: NDArray[np.int64], scores: Floats, at_least: int) -> Iterator[int]:
-    """Yields the indices of spans by falling score, then start, then end; sorts no more of them than are asked for."""
+    """Yields the indices of spans by falling score, then start, then end; it sorts only as many as are needed."""
     done, wanted = 0, 4 * at_least + 32
     while done < len(scores):
         wanted = min(wanted, len(scores))
-        # every span as good as the last one wanted, so that ties are not cut
+        # includes all spans that equal the last one, so that ties are complete
         floor = scores[np.argpartition(-scores, wanted - 1)[wanted - 1]]
         best = np.flatnonzero(scores >= floor)
         order = best[np.lexsort((ends[best], starts[best], -scores[best]))]
@@ -181,17 +181,17 @@ def _best_first(starts: NDArray[np.int64], ends: NDArray[np.int64], scores: Floa
 
 
 class SummedAnswers:
-    """The answers of transformers 5.2.0: a few best spans of each window, the scores of equal texts added up."""
+    """The answers of transformers 5.2.0: a few best spans of each window, with the scores of equal texts added up."""
 
     def __init__(self, texts: SpanTexts, *, limit: int, budget: Budget) -> None:
-        """Starts with none; `limit` is how many spans of a window count. Looking through them is taken from the budget."""
+        """Starts with no answers; `limit` is the number of spans per window. Steps are taken from the budget."""
         self._budget = budget
         self._limit = limit
         self._texts = texts
         self._found: dict[str, dict[str, Any]] = {}
 
     def add(self, window: Spans) -> None:
-        """Takes the best spans of a window."""
+        """Adds the best spans of a window."""
         for i in islice(_best_first(window.starts, window.ends, window.scores, at_least=self._limit), self._limit):
             answer = self._texts.answer(int(window.starts[i]), int(window.ends[i]), float(window.scores[i]), window.cut)
             spend(self._budget, answer)
@@ -200,5 +200,5 @@ class SummedAnswers:
                 earlier["score"] += answer["score"]
 
     def answers(self) -> list[dict[str, Any]]:
-        """Returns the answers, in no order."""
+        """Returns the answers, without order."""
         return list(self._found.values())

@@ -1,7 +1,7 @@
-"""Embeddings (feature extraction): a text to a vector, or to one for each of its tokens.
+"""Embeddings (feature extraction): a text to one vector, or to one vector per token.
 
-Special tokens count as tokens, as in sentence-transformers, whose mean goes over the attention mask, and in the Hugging Face
-pipeline, which returns them; padding never does.
+Special tokens count as tokens, as in sentence-transformers, which averages over the attention mask, and in the Hugging Face
+pipeline, which returns them; padding never counts.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _MOST_SHOWN = 32
 
 @dataclass(frozen=True, slots=True)
 class LayerChoice:
-    """The layers that a vector is made of, and where the graph gives them out.
+    """The layers of a vector, and their places in the graph's output.
 
     Attributes:
         output: Name of the graph's output.
-        count: Layers that stand in it side by side.
-        places: Which of them are taken, in this order.
-        combine: How several become one.
+        count: Number of layers in the output, which has their vectors in a row.
+        places: The chosen layers in this output, in this order.
+        combine: The function that combines several layers.
     """
 
     output: str = "last_hidden_state"
@@ -56,11 +56,11 @@ class LayerChoice:
 
     @property
     def widths(self) -> int:
-        """How many times as many values a vector has as one of a single layer."""
+        """Length of a vector, as a multiple of the vector of one layer."""
         return len(self.places) if self.combine == "concat" else 1
 
     def of(self, row: Row) -> Floats:
-        """Returns the tokens' vectors, float32 [length, values].
+        """Returns the vectors of all tokens, float32 [length, values].
 
         Args:
             row: The graph's outputs of a text, float32 [length, count * values of a layer] each.
@@ -80,15 +80,15 @@ LAST_LAYER = LayerChoice()
 
 
 def choose(asked: Layers | list[int] | None, combine: Combine | None, embedding: Embedding) -> LayerChoice:
-    """Returns the layers of a request.
+    """Returns the chosen layers of a request.
 
     Args:
-        asked: What the caller says; None for the bundle's own choice.
-        combine: How several become one; None for the bundle's own way.
-        embedding: What the bundle has.
+        asked: The caller's choice; None for the bundle's default.
+        combine: The function that combines several layers; None for the bundle's default.
+        embedding: The bundle's settings.
 
     Raises:
-        InvalidValueError: It does not give out one of the layers, or a layer is named twice.
+        InvalidValueError: The bundle lacks a layer, or a layer is named twice.
     """
     if asked == "last_four" and embedding.layers == "last":
         raise InvalidValueError(
@@ -116,7 +116,7 @@ def _numbers(layers: Layers | list[int] | None) -> tuple[int, ...]:
 
 
 def _describe(embedding: Embedding) -> str:
-    """Returns which layers there are, and what to do about others."""
+    """Returns a description of the available layers, and how to get others."""
     if embedding.layers == "last":
         return "only its last layer, -1; the operator can export it with other `--layers`"
     if embedding.layers == "last_four":
@@ -127,7 +127,7 @@ def _describe(embedding: Embedding) -> str:
 
 
 TASK = "feature-extraction"
-MAX_LAYERS = 256  # of one request
+MAX_LAYERS = 256  # in one request
 VECTOR_BYTES = 64  # of a vector in an answer, without its numbers
 _LEAST_NORM = np.float32(1e-12)
 
@@ -140,7 +140,7 @@ PromptName = Annotated[str | None, Field(description="Name of the model's prompt
 
 
 class EmbedOptions(BaseModel):
-    """How a text is embedded; each may stand next to `inputs`, as the official client sends them, or within `parameters`."""
+    """Options of embeddings. Each can be next to `inputs`, where the official client sends it, or within `parameters`."""
 
     normalize: Annotated[bool | None, Field(description="Scale vectors to length 1; by default the model's own setting.")] = None
     prompt_name: PromptName = None
@@ -186,10 +186,10 @@ class Request:
 
     Attributes:
         text: The text.
-        parameters: How; `resolve` has filled in what the bundle says where the caller says nothing.
-        prompt: What is put before the text.
-        width: Values of a vector, before `dimensions`; 0 if not known.
-        layers: The layers that it is made of.
+        parameters: The parameters; `resolve` has replaced unset ones by the bundle's defaults.
+        prompt: Text to put before the text.
+        width: Values of a vector before `dimensions`; 0 if unknown.
+        layers: The layers of the vector.
     """
 
     text: str
@@ -200,19 +200,19 @@ class Request:
 
     @property
     def chars(self) -> int:
-        """Characters that have to be tokenized."""
+        """Characters to tokenize."""
         return len(self.prompt) + len(self.text)
 
 
 def resolve(given: EmbedParameters, embedding: Embedding) -> Request:
-    """Returns a request without a text: what the caller chose, and where that is nothing what the bundle says.
+    """Returns a request without a text, with the caller's choices and the bundle's defaults.
 
     Args:
         given: The caller's parameters.
-        embedding: What the bundle says.
+        embedding: The bundle's settings.
 
     Raises:
-        InvalidValueError: The bundle has no such prompt or layers, or fewer dimensions.
+        InvalidValueError: The bundle lacks the prompt or a layer, or has fewer dimensions.
     """
     layers = choose(given.layers, given.combine, embedding)
     width = embedding.dimensions * layers.widths
@@ -234,14 +234,14 @@ def resolve(given: EmbedParameters, embedding: Embedding) -> Request:
 
 
 def estimate(request: Request, max_length: int) -> int:
-    """Returns a cheap guess of the tokens that the request will cost."""
+    """Returns a cheap estimate of the tokens of a request."""
     return min(estimate_tokens(request.prompt) + estimate_tokens(request.text), max_length)
 
 
 def embed(request: Request, model: TaskModel) -> TaskRun:
-    """Returns the vector, float32 [values] or base64, or with the pooling `none` one for each token: float32 [length, values].
+    """Returns the vector, float32 [values] or base64; for the pooling `none`, one vector per token: float32 [length, values].
 
-    The row has the output of the layers, float32 [length, values], without padding.
+    The row has the output of the chosen layers, float32 [length, values], without padding.
 
     Raises:
         InvalidValueError: The text is too long and `truncate` is false.
@@ -249,7 +249,7 @@ def embed(request: Request, model: TaskModel) -> TaskRun:
     encoding, truncated = encode(request, model.tokenizer)
     count = len(encoding) if request.parameters.pooling == "none" else 1
     width = request.parameters.dimensions or request.width
-    # base64 has four bytes for three
+    # base64 needs four bytes for three
     size = 16 * width // 3 if request.parameters.encoding_format == "base64" else NUMBER_BYTES * width
     cost = Cost(answer_bytes=count * (size + VECTOR_BYTES), steps=count, memory_per_input=count * width)
     [row] = yield Batch(
@@ -262,7 +262,7 @@ def embed(request: Request, model: TaskModel) -> TaskRun:
 
 
 def encode(request: Request, tokenizer: Tokenizer) -> tuple[Encoding, bool]:
-    """Returns the encoding of the text, and whether it is cut.
+    """Returns the encoding of the text, and whether the text is cut.
 
     Raises:
         InvalidValueError: The text is too long and `truncate` is false.
@@ -280,23 +280,23 @@ def encode(request: Request, tokenizer: Tokenizer) -> tuple[Encoding, bool]:
 
 
 def packed(values: Floats) -> str:
-    """Returns a vector, float32 [values], as base64: four bytes a value, little-endian, as clients of the OpenAI API read it."""
+    """Returns a vector, float32 [values], as base64: four bytes per value, little-endian, as clients of the OpenAI API read it."""
     return base64.b64encode(values.astype("<f4").tobytes()).decode("ascii")
 
 
 def pooled_row(request: Request, row: Row) -> Row:
-    """Returns a row's pooled `vector`, float32 [values], or with the pooling `none` the tokens', float32 [length, values], as a copy."""
+    """Returns a copy of a row with its pooled `vector`, float32 [values], or for the pooling `none` tokens', float32 [length, values]."""
     values = pool(request.layers.of(row), request.parameters.pooling)
     return {"vector": np.array(values[..., : request.parameters.dimensions])}
 
 
 def vector(request: Request, row: Row) -> Floats:
-    """Returns the vector of a text, float32 [values], or with the pooling `none` float32 [length, values], of what `pooled_row` kept."""
+    """Returns the final vector, float32 [values], or for the pooling `none` float32 [length, values], from a row of `pooled_row`."""
     return normalized(row["vector"]) if request.parameters.normalize else row["vector"]
 
 
 def pool(tokens: Floats, pooling: Pooling | None) -> Floats:
-    """Returns one vector for the vectors of all tokens, float32 [length, values]; with `none` those themselves."""
+    """Returns one vector from the vectors of all tokens, float32 [length, values]; for `none` it returns these."""
     pooled = tokens
     if pooling == "cls":
         pooled = tokens[0]
@@ -308,7 +308,7 @@ def pool(tokens: Floats, pooling: Pooling | None) -> Floats:
 
 
 def normalized(values: Floats) -> Floats:
-    """Returns vectors of length 1 along the last axis; a vector of zeros stays one."""
+    """Returns vectors with length 1 along the last axis; a zero vector stays zero."""
     norms = np.sqrt(np.square(values).sum(axis=-1, keepdims=True, dtype=np.float32))
     unit: Floats = values / np.maximum(norms, _LEAST_NORM)
     return unit
@@ -325,8 +325,8 @@ class EmbedBody(EmbedOptions, TaskBody):
     parameters: EmbedParameters | None = None
 
     def requests(self, config: ModelConfig | None = None) -> list[Any]:
-        """Returns one request per text, with what the caller left open as the bundle says."""
-        assert config is not None and config.embedding is not None, "a manifest for embeddings has it"
+        """Returns one request per text, with the bundle's defaults for unset parameters."""
+        assert config is not None and config.embedding is not None, "every manifest of an embedding model has it"
         options = self.model_dump(include=set(EmbedOptions.model_fields), exclude_none=True)
         within = {} if self.parameters is None else self.parameters.model_dump(exclude_none=True)
         for name in options.keys() & within.keys():
@@ -348,13 +348,13 @@ def _missing(manifest: Manifest) -> str | None:
 
 def _widths(manifest: Manifest) -> dict[str, int]:
     embedding = manifest.embedding
-    assert embedding is not None, "a manifest for embeddings has it"
+    assert embedding is not None, "every manifest of an embedding model has it"
     return {embedding.layers_output: embedding.dimensions * embedding.layer_count, "last_hidden_state": embedding.dimensions}
 
 
 def _tensor_outputs(manifest: Manifest, body: TaskBody | None) -> tuple[TensorField, ...]:
-    """Returns the vectors, unless a text has one for each token, or they are texts of base64."""
-    assert manifest.embedding is not None, "a manifest for embeddings has it"
+    """Returns the vectors as a tensor, unless there is one vector per token, or vectors are base64 texts."""
+    assert manifest.embedding is not None, "every manifest of an embedding model has it"
     parameters = None if body is None else body.parameters
     pooling = (parameters and parameters.pooling) or manifest.embedding.pooling
     if pooling == "none" or (parameters is not None and parameters.encoding_format == "base64"):
@@ -365,7 +365,7 @@ def _tensor_outputs(manifest: Manifest, body: TaskBody | None) -> tuple[TensorFi
 def _tensors(results: Sequence[Any], body: TaskBody, manifest: Manifest) -> dict[str, Values]:
     if not _tensor_outputs(manifest, body):
         return {}
-    assert manifest.embedding is not None, "a manifest for embeddings has it"
+    assert manifest.embedding is not None, "every manifest of an embedding model has it"
     return {"embedding": np.stack(results) if results else np.zeros((0, manifest.embedding.dimensions), np.float32)}
 
 

@@ -1,7 +1,7 @@
-"""Fill-mask: a text with masked words to the tokens that fill them best, as the Hugging Face pipeline gives them.
+"""Fill-mask: a text with masked words to the best tokens for each mask, like the Hugging Face pipeline.
 
-Differences from the pipeline, on purpose: a text over the model's length is cut to one window around each mask, and of the
-special tokens only the mask is one; others spelled in the text are text.
+There are two intended differences from the pipeline: a text over the model's length is read in one window around each mask; and
+the mask is the only special token that a text can contain, because other spellings of special tokens are ordinary text.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from bertserve.service.text.tokenizer import Encoding, Tokenizer, estimate_token
 TASK = "fill-mask"
 MAX_MASKS = 64
 MAX_TARGETS = 1000
-# Of one target, which no vocabulary entry is longer than, and of all together.
+# Maximum characters of one target, which no vocabulary entry exceeds, and of all targets.
 MAX_TARGET_CHARS = 256
 MAX_TARGETS_CHARS = 2**14
-# Bytes that a candidate takes in the answer, without its `sequence`; its own token has a few more.
+# Bytes of a candidate in the answer, without its `sequence`, and additional bytes of its token.
 CANDIDATE_BYTES, PIECE_BYTES = 56 + SCORE_BYTES, 48
-# Steps that a candidate takes, without the tokens that are decoded for it.
+# Steps of a candidate, without the tokens that are decoded for it.
 CANDIDATE_STEPS = 4
-_VOCABULARY = 2**15  # tokens of a usual one, for the guess at admission
-_ID_HELD = 9  # an id of a whole text is as large as so many numbers of four bytes
-# How other models, and hasty fingers, spell a mask.
+_VOCABULARY = 2**15  # tokens of a typical vocabulary, for the estimate at admission
+_ID_HELD = 9  # memory of a token id of a whole text, in numbers of four bytes
+# Spellings of masks of other models, and common typing errors.
 _LOOKS_LIKE_A_MASK = re.compile(r"[\[<({]{1,2}\s*mask\s*[\])}>]{1,2}|_{3,}", re.IGNORECASE)
 
 
 def _listed(value: Any) -> Any:
-    """Returns a list of one for a text, anything else as it is."""
+    """Returns a list of one for a text, and other values unchanged."""
     return [value] if isinstance(value, str) else value
 
 
@@ -86,27 +86,27 @@ class Targets:
     """The targets of a request body, tokenized once for all of its texts."""
 
     def __init__(self, words: Sequence[str], *, texts: int = 1) -> None:
-        """Keeps the words; `texts` is how many share them."""
+        """Takes the words; `texts` is the number of texts that share them."""
         self._words = words
         self._tokenized: tuple[list[int], tuple[str, ...]] | None = None
         self._pieces: tuple[dict[Pieces, str], tuple[str, ...]] | None = None
         self.chars_each = sum(len(word) + 1 for word in words) // texts
 
     def tokenized(self, tokenizer: Tokenizer) -> tuple[list[int], tuple[str, ...]]:
-        """Returns their distinct token ids, and a warning for those that stand for their first piece only.
+        """Returns the distinct token ids of the targets, and a warning about targets that are cut to their first token.
 
         Args:
-            tokenizer: The model's, the same at each call.
+            tokenizer: The model's tokenizer, the same in each call.
         """
         if self._tokenized is None:
             self._tokenized = _token_ids(self._words, tokenizer)
         return self._tokenized
 
     def pieces(self, tokenizer: Tokenizer) -> tuple[dict[Pieces, str], tuple[str, ...]]:
-        """Returns the targets by all of their pieces, and a warning for those that the vocabulary does not know.
+        """Returns the targets by their tokens, and a warning about targets that are not in the vocabulary.
 
         Args:
-            tokenizer: The model's, the same at each call.
+            tokenizer: The model's tokenizer, the same in each call.
         """
         if self._pieces is None:
             self._pieces = _all_pieces(self._words, tokenizer)
@@ -119,9 +119,9 @@ class Request:
 
     Attributes:
         text: The text.
-        parameters: How.
-        shared: The targets, where other texts have the same.
-        mask: The model's mask as a text spells it, where that is known.
+        parameters: The parameters.
+        shared: The targets, if the text shares them with others.
+        mask: The spelling of the model's mask in a text, if known.
     """
 
     text: str
@@ -131,53 +131,53 @@ class Request:
 
     @property
     def targets(self) -> Targets | None:
-        """The only words to consider."""
+        """The only words to consider, or None."""
         return self.shared or (None if self.parameters.targets is None else Targets(self.parameters.targets))
 
     @property
     def beam(self) -> int:
-        """Fillings that are followed, of masks that are filled together."""
+        """Beam width for masks that are filled together."""
         return self.parameters.beam or DEFAULT_BEAM
 
     @property
     def chars(self) -> int:
-        """Characters that have to be tokenized, with this text's share of the targets."""
+        """Characters to tokenize, including this text's part of the targets."""
         return len(self.text) + (0 if self.targets is None else self.targets.chars_each)
 
 
 def estimate(request: Request, max_length: int) -> int:
-    """Returns a cheap guess of the tokens that the request will cost."""
+    """Returns a cheap estimate of the tokens of a request."""
     whole = estimate_tokens(request.text)
     tokens, masks = min(whole, max_length), request.text.count(request.mask) if request.mask else 1
     if not request.parameters.joint:
         choices = _VOCABULARY if request.parameters.targets is None else len(request.parameters.targets)
         return tokens + tokens_of_steps(_steps(whole, min(masks, MAX_MASKS) * min(request.parameters.top_k, choices)))
-    # a piece a target, as words of the vocabulary have; where there are more, tokenizing finds that out before anything runs
+    # one token per target, as for words of the vocabulary; if a target has more, tokenizing finds that before anything runs
     masks = min(masks, MAX_JOINT_MASKS)
     wide = request.beam if request.parameters.targets is None else min(request.beam, len(request.parameters.targets))
     return tokens * (1 + max(masks - 1, 0) * wide)
 
 
 def _steps(tokens: int, candidates: int) -> int:
-    """Returns the work of decoding so many candidates of a text: each with the tokens around its mask, and the whole text a few times."""
+    """Returns the steps to decode candidates: each with the tokens around its mask, and the whole text a few times."""
     short = tokens <= SHORT_TOKENS
     return candidates * (CANDIDATE_STEPS + (tokens if short else 4 * CONTEXT)) + (0 if short else 4 * tokens)
 
 
 def fill_masks(request: Request, model: TaskModel) -> TaskRun:
-    """Returns the best tokens for the mask, or a list of those for each of several masks; with `joint` the best fillings of all.
+    """Returns the best tokens for the mask, or a list of them per mask if there are several; with `joint` the best fillings of all masks.
 
-    The rows have the output `logits`, float32 [masks, vocabulary]; there is one for each window. A token is
-    `{score, token, token_str, sequence}`; `sequence` is the whole text with the token in the mask's place.
+    The rows have the output `logits`, float32 [masks, vocabulary]; there is one row per window. A result is
+    `{score, token, token_str, sequence}`; `sequence` is the whole text with the token instead of the mask.
 
     Raises:
         InvalidValueError: There is no mask, or too many, or none of the targets has a token.
-        TooLargeError: The answer is over the budget.
+        TooLargeError: The answer exceeds the budget.
     """
     tokenizer = model.tokenizer
     (tokens,) = tokenizer.tokenize([request.text])
     ids, mask = tokens.ids, tokenizer.mask
-    assert mask is not None, "a manifest for fill-mask has it"
+    assert mask is not None, "every manifest of a fill-mask model has it"
     masks = [i for i, id_ in enumerate(ids) if id_ == mask.id]
     _check_masks(request.text, len(masks), mask.token)
     if request.parameters.joint:
@@ -210,7 +210,7 @@ def fill_masks(request: Request, model: TaskModel) -> TaskRun:
 
 
 def _windows(ids: list[int], masks: Sequence[int], tokenizer: Tokenizer) -> list[Encoding]:
-    """Returns one encoding with all masks, or, of a text over the model's length, one around each mask."""
+    """Returns one encoding with all masks, or one around each mask if the text exceeds the model's length."""
     room = tokenizer.room(pair=False)
     if len(ids) <= room:
         return [tokenizer.assemble(ids, masks=masks)]
@@ -232,21 +232,21 @@ def _fill_jointly(request: Request, ids: list[int], masks: list[int], tokenizer:
         memory_per_input=sum(pattern.memory(beam, top_k, vocabulary) for pattern in patterns),
         reserved_tokens=reserved_tokens,
     )
-    yield Batch([], cost, truncated=cut, warnings=warnings)  # the search begins after the cost of all of it has been checked
+    yield Batch([], cost, truncated=cut, warnings=warnings)  # the search starts after its total cost has been checked
     return (yield from search(patterns, beam=beam, top_k=top_k, tokenizer=tokenizer))
 
 
 def _best(logits: Floats, targets: Sequence[int] | None, top_k: int) -> tuple[NDArray[np.int64], Floats]:
-    """Returns the best tokens of one mask with their scores, by falling score, equal ones by token id.
+    """Returns the best tokens of one mask with their scores, by falling score, then by token id.
 
     Args:
         logits: float32 [vocabulary].
-        targets: The ids of tokens to choose from, distinct; None for all.
-        top_k: How many tokens.
+        targets: The distinct ids of tokens to choose from; None for all.
+        top_k: Maximum number of tokens.
     """
     scores = activate(logits, "softmax")
     candidates = np.arange(len(scores)) if targets is None else np.array(sorted(targets))
-    # every token as good as the last one wanted, so that ties are not cut
+    # includes all tokens that equal the last one, so that ties are complete
     wanted = min(top_k, len(candidates))
     floor = np.partition(scores[candidates], len(candidates) - wanted)[len(candidates) - wanted]
     best = candidates[scores[candidates] >= floor]
@@ -255,7 +255,7 @@ def _best(logits: Floats, targets: Sequence[int] | None, top_k: int) -> tuple[ND
 
 
 def _fillings(ids: list[int], masks: Sequence[int], tokenizer: Tokenizer) -> Fillings:
-    """Returns the text with its masks; with several of them the special tokens stay, as the pipeline has it."""
+    """Returns the text with its masks; with several masks the special tokens stay, as in the pipeline."""
     if len(masks) == 1:
         return Fillings(tokenizer, ids, [range(masks[0], masks[0] + 1)], skip_special=True)
     whole = tokenizer.assemble(ids, masks=masks)
@@ -286,7 +286,7 @@ def _check_masks(text: str, count: int, mask: str) -> None:
 def _token_ids(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[list[int], tuple[str, ...]]:
     exact = [tokenizer.token_id(target) for target in targets]
     others = iter(tokenizer.tokenize([target for target, id_ in zip(targets, exact, strict=True) if id_ is None]))
-    # the first piece of a text that is not an entry, if it has a piece
+    # the first token of each target that is not in the vocabulary, if it has tokens
     first = [next(others).ids[:1] if id_ is None else [id_] for id_ in exact]
     ids = [id_ for pieces in first for id_ in pieces]
     cut = [tokenizer.decode(pieces, skip_special=False) for pieces, id_ in zip(first, exact, strict=True) if id_ is None and pieces]
@@ -333,7 +333,7 @@ class FillMaskBody(TaskBody):
 
 
 class Filled(BaseModel):
-    """One token in a mask's place."""
+    """A token that fills a mask."""
 
     score: Annotated[float, Field(examples=[0.257])]
     token: Annotated[int, Field(examples=[2563])]
@@ -342,7 +342,7 @@ class Filled(BaseModel):
 
 
 class JointlyFilled(BaseModel):
-    """Tokens in the places of all masks of a text; with `targets` the ones that they are the pieces of."""
+    """Tokens that fill all masks of a text; with `targets`, also the targets that they spell."""
 
     score: Annotated[float, Field(examples=[0.091])]
     tokens: Annotated[list[int], Field(examples=[[2332, 2414]])]

@@ -1,11 +1,11 @@
-"""Joint masks: the masks of a text filled together, by a beam search over refills of the text.
+"""Joint masks: fills the masks of a text together, by a beam search that runs the text with partial fillings.
 
-Masks are filled from left to right. The score of a filling is the product of p(token | the text with the masks before it filled, and it and
-those after it masked). The order is fixed, because then the scores of all fillings of a text add up to 1: they are probabilities of one
-distribution, and can be compared, whatever else was tried. An order by confidence would give each filling a distribution of its own.
+Masks are filled from left to right. The score of a filling is the product over its tokens of p(token | the text with the earlier masks
+filled, and this mask and the later ones masked). With this fixed order, the scores of all fillings of a text add up to 1: they are
+probabilities of one distribution, so they can be compared. An order by confidence would give each filling its own distribution.
 
-A mask whose target has several pieces is as many masks. Targets of another number of pieces are in another text, which is searched by
-itself. Scores are not divided by the number of pieces.
+A target of several tokens needs as many masks. Targets with another number of tokens need another text, which is searched
+separately. Scores are not divided by the number of tokens.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 DEFAULT_BEAM = 8
 MAX_BEAM = 64
-# Of a text, those that targets of several pieces make included: each is a run after the one before.
+# Maximum masks of a text, including those for targets of several tokens: the run for each mask follows the run for the one before.
 MAX_JOINT_MASKS = 16
-# Texts of different numbers of masks that targets of different numbers of pieces make of one.
+# Maximum number of texts with different numbers of masks.
 MAX_PATTERNS = 64
 
 Pieces = tuple[int, ...]
@@ -38,11 +38,11 @@ Pieces = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """Tokens in the places of the first masks.
+    """Tokens for the first masks.
 
     Attributes:
-        log: Logarithm of their score.
-        tokens: Their ids, from left to right.
+        log: Logarithm of the score.
+        tokens: Token ids, from left to right.
     """
 
     log: float = 0.0
@@ -50,18 +50,18 @@ class Filling:
 
     @property
     def rank(self) -> tuple[float, Pieces]:
-        """What fillings are sorted by: the best first, equal ones by token id."""
+        """The sort key: the best filling first, then by token id."""
         return -self.log, self.tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One mask of the caller's text: as many masks as the pieces of what may fill it.
+    """A mask of the caller's text, as a number of masks: one per token of its targets.
 
     Attributes:
-        size: How many.
-        follows: What may follow the pieces of it that are filled, ascending; None for any token.
-        targets: Pieces -> target; empty for any token.
+        size: Number of masks.
+        follows: Tokens so far -> allowed next tokens, ascending; None for any token.
+        targets: Tokens -> target; empty for any token.
     """
 
     size: int = 1
@@ -69,7 +69,7 @@ class Slot:
     targets: Mapping[Pieces, str] | None = None
 
     def prefixes(self, size: int, vocabulary: int) -> int:
-        """Returns in how many ways the first `size` pieces can be filled."""
+        """Returns the number of ways to fill the first `size` masks."""
         if self.targets is None:
             ways: int = vocabulary**size
             return ways
@@ -78,13 +78,13 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """The text with as many masks as there are pieces to fill in.
+    """The text with one mask per token to fill in.
 
     Attributes:
         ids: Token ids of the whole text.
-        masks: Where in them the masks are.
-        slots: What they belong to, in order.
-        start: First token of the part that is read.
+        masks: Positions of the masks.
+        slots: The slots of the masks, in order.
+        start: Position of the first token that is read.
     """
 
     ids: list[int]
@@ -94,7 +94,7 @@ class Pattern:
 
     @property
     def span(self) -> int:
-        """Tokens from the first mask to the last."""
+        """Number of tokens from the first mask to the last."""
         return self.masks[-1] - self.masks[0] + 1
 
     def filled(self, tokens: Pieces) -> list[int]:
@@ -105,7 +105,7 @@ class Pattern:
         return ids
 
     def split(self, tokens: Pieces) -> list[Pieces]:
-        """Returns the tokens of each slot; fewer of the one that is being filled, and none of those after it."""
+        """Returns the tokens of each slot; the current slot has fewer, and later ones have none."""
         parts, first = [], 0
         for slot in self.slots:
             parts.append(tokens[first : first + slot.size])
@@ -113,7 +113,7 @@ class Pattern:
         return parts
 
     def allowed(self, tokens: Pieces) -> NDArray[np.int64] | None:
-        """Returns the tokens that may come next, ascending; None for any."""
+        """Returns the allowed next tokens, ascending; None for any."""
         place = len(tokens)
         for slot, part in zip(self.slots, self.split(tokens), strict=True):
             if place < slot.size:
@@ -122,7 +122,7 @@ class Pattern:
         raise AssertionError("all masks are filled")
 
     def runs(self, beam: int, vocabulary: int) -> list[int]:
-        """Returns how many texts are run for each mask, at most."""
+        """Returns the maximum number of texts that are run for each mask."""
         counts, before = [], 1
         for slot in self.slots:
             counts += [min(beam, before * slot.prefixes(size, vocabulary)) for size in range(slot.size)]
@@ -130,7 +130,7 @@ class Pattern:
         return counts
 
     def memory(self, beam: int, top_k: int, vocabulary: int) -> int:
-        """Returns how many numbers of four bytes it holds, at most: its ids, and of each run of a mask its best tokens and their logarithms."""
+        """Returns the maximum memory in numbers of four bytes: its ids, and per run of a mask the best tokens and their logarithms."""
         wanted = [beam] * (len(self.masks) - 1) + [top_k]
         return 2 * len(self.ids) + max(
             4 * runs * min(count, vocabulary) for runs, count in zip(self.runs(beam, vocabulary), wanted, strict=True)
@@ -140,18 +140,18 @@ class Pattern:
 def prepare(
     ids: list[int], masks: Sequence[int], targets: Mapping[Pieces, str] | None, *, beam: int, top_k: int, tokenizer: Tokenizer
 ) -> tuple[list[Pattern], int, bool]:
-    """Returns the texts to search, the tokens that the search runs at most, and whether text is left out.
+    """Returns the texts to search, the maximum number of tokens of the search, and whether text is left out.
 
     Args:
         ids: Token ids of the text.
-        masks: Where in them the masks are, at least one.
-        targets: Pieces -> target; None for any token.
-        beam: Fillings that are followed.
-        top_k: Fillings that are wanted.
-        tokenizer: The service's.
+        masks: Positions of the masks, at least one.
+        targets: Tokens -> target; None for any token.
+        beam: Beam width.
+        top_k: Number of fillings to return.
+        tokenizer: The model's tokenizer.
 
     Raises:
-        InvalidValueError: There are too many masks or patterns, or the masks of one do not fit the model's length.
+        InvalidValueError: There are too many masks or texts, or the masks of a text do not fit the model's length.
     """
     slots = [Slot()] if targets is None else _slots(targets)
     if len(slots) ** len(masks) > MAX_PATTERNS:
@@ -170,7 +170,7 @@ def prepare(
 
 
 def _slots(targets: Mapping[Pieces, str]) -> list[Slot]:
-    """Returns what a mask may be, for each number of pieces."""
+    """Returns the slots of a mask, one for each number of tokens of the targets."""
     slots = []
     for size in sorted({len(pieces) for pieces in targets}):
         own = {pieces: target for pieces, target in targets.items() if len(pieces) == size}
@@ -216,7 +216,7 @@ def _pattern(ids: list[int], masks: Sequence[int], slots: tuple[Slot, ...], toke
 
 @dataclass(frozen=True, slots=True)
 class _Beam:
-    """The fillings of a pattern that are followed, all of as many masks."""
+    """The current fillings of a pattern, all with the same number of filled masks."""
 
     pattern: Pattern
     fillings: tuple[Filling, ...] = (Filling(),)
@@ -235,11 +235,11 @@ class _Beam:
         return self.done + 1 == len(self.pattern.masks)
 
     def grown(self, rows: Sequence[Row], count: int) -> _Beam:
-        """Returns the best fillings of one mask more, `count` at most; `rows` has what `_best` kept for each filling."""
+        """Returns the best `count` fillings with one more mask filled; `rows` has the result of `_best` for each filling."""
         logs = [filling.log + row["logs"] for filling, row in zip(self.fillings, rows, strict=True)]
         every = np.concatenate(logs)
         count = min(count, len(every))
-        # no object for each of a million that are dropped; all as good as the last one wanted, for the order of equal ones
+        # creates no objects for the many dropped ones; includes all that equal the last one, so that ties are ordered
         floor = np.partition(every, len(every) - count)[len(every) - count]
         candidates = [
             Filling(float(own[place]), (*filling.tokens, int(row["tokens"][place])))
@@ -250,12 +250,12 @@ class _Beam:
 
 
 def search(patterns: Sequence[Pattern], *, beam: int, top_k: int, tokenizer: Tokenizer) -> TaskRun:
-    """Returns the best fillings over all patterns, by falling score. Each batch has the texts of all patterns for their next mask.
+    """Returns the best fillings of all patterns, by falling score. Each batch runs the next mask of all patterns.
 
     Args:
-        patterns: The texts with masks that are searched.
-        beam: Fillings of each that are followed.
-        top_k: Fillings that are wanted.
+        patterns: The texts with masks.
+        beam: Beam width for each text.
+        top_k: Number of fillings to return.
         tokenizer: Turns ids back into text.
     """
     beams = [_Beam(pattern) for pattern in patterns]
@@ -282,7 +282,7 @@ def search(patterns: Sequence[Pattern], *, beam: int, top_k: int, tokenizer: Tok
 
 
 def _encodings(beam: _Beam, tokenizer: Tokenizer) -> Iterator[Encoding]:
-    """Yields the text with each filling, and the next mask to be filled."""
+    """Yields the text with each filling and its next mask."""
     pattern, room = beam.pattern, tokenizer.room(pair=False)
     for filling in beam.fillings:
         ids = pattern.filled(filling.tokens)[pattern.start : pattern.start + room]
@@ -290,11 +290,11 @@ def _encodings(beam: _Beam, tokenizer: Tokenizer) -> Iterator[Encoding]:
 
 
 def _best(row: Row, *, wanted: int, allowed: NDArray[np.int64] | None) -> Row:
-    """Returns the best `tokens` of one mask, int64 [wanted] at most, and their `logs`, float64: logarithms of their probabilities."""
+    """Returns the best `tokens` of one mask, int64 [at most wanted], and the logarithms of their probabilities as `logs`, float64."""
     logs = log_softmax(row["logits"][0])
     candidates = np.arange(len(logs)) if allowed is None else allowed
     count = min(wanted, len(candidates))
-    # every token as good as the last one wanted, so that of equal ones the first by id is taken
+    # includes all tokens that equal the last one, so that ties are ordered by id
     floor = np.partition(logs[candidates], len(candidates) - count)[len(candidates) - count]
     best = candidates[logs[candidates] >= floor]
     best = best[np.argsort(-logs[best], kind="stable")][:count]
@@ -302,14 +302,14 @@ def _best(row: Row, *, wanted: int, allowed: NDArray[np.int64] | None) -> Row:
 
 
 def log_softmax(logits: Floats) -> NDArray[np.float64]:
-    """Returns the logarithms of the probabilities, float64, of logits, float32 [vocabulary]."""
+    """Returns the logarithms of the probabilities of logits, float32 [vocabulary], as float64."""
     shifted = logits.astype(np.float64) - logits.max()
     exact: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
     return exact
 
 
 def _results(beams: Sequence[_Beam], top_k: int, tokenizer: Tokenizer) -> TaskRun:
-    """Returns the best fillings over all patterns, by falling score."""
+    """Returns the best fillings of all patterns, by falling score."""
     found = sorted(((filling, beam.pattern) for beam in beams for filling in beam.fillings), key=lambda pair: pair[0].rank)
     if not found:
         return []

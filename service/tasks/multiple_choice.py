@@ -1,8 +1,9 @@
-"""Multiple choice: which of several choices goes with a question or a text, as SWAG and RACE ask.
+"""Multiple choice: the best of several choices for a question or a text, as in SWAG and RACE.
 
-Each choice makes a pair with what it is for, and the model gives it one logit; the softmax over the choices of a question are its scores.
-Pairs are those of the `run_swag` and RACE examples of transformers: without a context the question and the choice, with one the context and
-"question choice", joined by a space. A pair over the model's length is truncated as there, the longer text first, with a warning.
+Each choice forms a pair with its question or text, and the model gives it one logit; the scores are the softmax over a question's choices.
+Pairs are those of the `run_swag` and RACE examples of transformers: without a context, the question and the choice; with one, the context
+and
+"question choice", joined by a space. As there, a pair over the model's length is truncated, the longer text first, with a warning.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class Request:
     Attributes:
         question: The question, or the text that a choice completes.
         choices: The choices, two or more.
-        context: What the question is about, or None.
-        parameters: How.
+        context: The text that the question is about, or None.
+        parameters: The parameters.
     """
 
     question: str
@@ -71,15 +72,15 @@ class Request:
 
 
 def estimate(request: Request, max_length: int) -> int:
-    """Returns a cheap guess of the tokens of all pairs."""
+    """Returns a cheap estimate of the tokens of all pairs."""
     shared = estimate_tokens(request.first) + (0 if request.context is None else estimate_tokens(request.question))
     return sum(min(shared + estimate_tokens(choice), max_length) for choice in request.choices)
 
 
 def choose(request: Request, model: TaskModel) -> TaskRun:
-    """Returns `{index, score, text}` of each choice, best first; equal scores in the order of the choices.
+    """Returns `{index, score, text}` of each choice, best first; equal scores keep the order of the choices.
 
-    The rows have the output `logits`, float32 [1]; there is one for each choice.
+    The rows have the output `logits`, float32 [1]; there is one row per choice.
 
     Raises:
         InvalidValueError: A pair is too long and `truncation` is false.
@@ -111,7 +112,7 @@ def _check_choices(choices: list[str]) -> list[str]:
 
 
 class Choices(Closed):
-    """A question, or a text to be completed, and its choices."""
+    """A question, or a text to complete, and its choices."""
 
     choices: Annotated[
         list[str], STOP, AfterValidator(_check_choices), Field(json_schema_extra={"minItems": MIN_CHOICES, "maxItems": MAX_CHOICES})
@@ -128,7 +129,7 @@ class Choices(Closed):
 
     @property
     def asked(self) -> str:
-        """The question, by whichever name."""
+        """The question or the prompt."""
         value = self.prompt if self.question is None else self.question
         assert value is not None, "it has been validated"
         return value
@@ -153,7 +154,7 @@ class ChooseBody(TaskBody):
 
     @property
     def count(self) -> int:
-        """How many pairs of a question and a choice there are."""
+        """Number of pairs of a question and a choice."""
         return sum(len(item.choices) for item in self.items)
 
     def texts_of(self, item: Any) -> Iterable[str]:
@@ -166,7 +167,7 @@ class ChooseBody(TaskBody):
 
 
 class Chosen(BaseModel):
-    """One choice's place and score."""
+    """The index and score of a choice."""
 
     index: Annotated[int, Field(examples=[0])]
     score: Annotated[float, Field(examples=[0.98])]

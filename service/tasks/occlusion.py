@@ -1,7 +1,7 @@
-"""Occlusion: what each word does to a score, by leaving it out. All variants of an input run together, after its score is known.
+"""Occlusion: the importance of each word for a score, found by leaving it out. All variants of an input run after its score is known.
 
-A word is left out by deleting its tokens. The text is not tokenized again, so that the other words are read as they were, and offsets hold.
-A mask token in the place of the word was no better on the embedded classifier (bench/results/2026-11-23-explain.md), and most models have none.
+A word is left out by deleting its tokens. The text is not tokenized again, so the other tokens and the offsets stay the same.
+A mask token instead of the word was not better on the embedded classifier (bench/results/2026-11-23-explain.md), and most models have none.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from bertserve.service.tasks.cost import SCORE_BYTES, Cost, text_bytes
 from bertserve.service.text.tokenizer import Encoding, TokenIds, Tokenizer
 from bertserve.service.text.words import Unit, Word, rebase
 
-# A text of n words is n texts. A window of /answer, 384 tokens unless asked otherwise, has no more.
+# A text of n words needs n texts. A window of /answer, 384 tokens by default, has at most as many words.
 MAX_WORDS = 384
 
 
-# Bytes that a word takes in an answer, without its text, and steps that it takes.
+# Bytes of a word in an answer, without its text, and steps of a word.
 WORD_BYTES, WORD_STEPS = 96 + SCORE_BYTES, 8
 
 
 class WordImportance(TypedDict):
-    """How much a score owes to a word: the score with all words minus the score without this one."""
+    """The importance of a word for a score: the score with all words minus the score without this word."""
 
     word: Annotated[str, Field(examples=["engaging"])]
     start: Annotated[int, Field(examples=[31])]
@@ -41,11 +41,11 @@ class Part:
     """One text of an input, as the model reads it.
 
     Attributes:
-        field: Its name in the input; empty where the input has one text.
+        field: Name of the text; empty if the input has one text.
         text: The whole text.
-        ids: The token ids of what is read of it.
-        first: Which of the text's tokens the first of these is.
-        words: The words to leave out, all of them within what is read.
+        ids: The token ids of the part that is read.
+        first: Index of the first of these tokens in the text.
+        words: The words to leave out, all within the part that is read.
     """
 
     field: str
@@ -55,20 +55,20 @@ class Part:
     words: Sequence[Word]
 
     def without(self, word: Word) -> TokenIds:
-        """Returns the token ids without those of a word."""
+        """Returns the token ids without the tokens of a word."""
         return [*self.ids[: word.tokens.start - self.first], *self.ids[word.tokens.stop - self.first :]]
 
 
 def check_count(words: int, of: str, instead: str) -> None:
-    """Checks that no more words are left out than are allowed.
+    """Checks the number of words.
 
     Args:
-        words: How many there are.
-        of: What has them.
-        instead: What to do where there are too many.
+        words: Number of words.
+        of: Name of the text with the words.
+        instead: Remedy if there are too many words.
 
     Raises:
-        InvalidValueError: There are too many.
+        InvalidValueError: There are too many words.
     """
     if words > MAX_WORDS:
         raise InvalidValueError(
@@ -81,18 +81,18 @@ def check_count(words: int, of: str, instead: str) -> None:
 
 
 def estimate(tokens: int, length: int) -> int:
-    """Returns a cheap guess of the tokens of all variants of `length` tokens each, of texts of so many tokens."""
+    """Returns a cheap estimate of the tokens of all variants of `length` tokens each, for texts with `tokens` tokens."""
     return min(tokens, MAX_WORDS) * length
 
 
 def cost(words: int, length: int, texts: Sequence[str], *, explained: int = 1) -> Cost:
-    """Returns the cost of an explanation: the runs without one word each, and the words in the answer.
+    """Returns the cost of an explanation: one run per word, and the words in the answer.
 
     Args:
-        words: How many there are.
+        words: Number of words.
         length: Tokens of a run.
-        texts: What has them.
-        explained: How many scores are explained.
+        texts: The texts with the words.
+        explained: Number of explained scores.
     """
     return Cost(
         answer_bytes=explained * (words * WORD_BYTES + sum(map(text_bytes, texts))),
@@ -106,9 +106,9 @@ class Variant:
     """An input without one word.
 
     Attributes:
-        part: The text that the word is part of.
+        part: The text with the word.
         word: The word.
-        encoding: What is left of the input.
+        encoding: The rest of the input.
     """
 
     part: Part
@@ -117,24 +117,24 @@ class Variant:
 
 
 def variants(parts: Sequence[Part], tokenizer: Tokenizer) -> list[Variant]:
-    """Returns an input without each of its words in turn.
+    """Returns the variants of an input: one without each of its words.
 
     Args:
-        parts: The input's text, or its two.
-        tokenizer: Puts the variants together.
+        parts: The one or two texts of the input.
+        tokenizer: Assembles the variants.
     """
     found = []
     for place, part in enumerate(parts):
         for word in part.words:
             texts = [each.ids if i != place else part.without(word) for i, each in enumerate(parts)]
             if not any(texts) and tokenizer.room(pair=len(parts) > 1) == tokenizer.max_length:
-                continue  # nothing is left of it, not even a special token
+                continue  # no token is left, not even a special one
             found.append(Variant(part, word, tokenizer.assemble(*texts)))
     return found
 
 
 def described(left_out: Sequence[Variant], importances: Sequence[float], unit: Unit) -> list[WordImportance]:
-    """Returns the words with their importance, in order of the texts; offsets are of the text that a word stands in."""
+    """Returns the words with their importance, in the order of the texts; offsets refer to the word's own text."""
     found: list[WordImportance] = []
     for part in {id(variant.part): variant.part for variant in left_out}.values():
         items: list[dict[str, Any]] = [

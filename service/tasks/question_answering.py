@@ -1,8 +1,8 @@
 """Extractive question answering: the span of a passage that answers a question, over all windows of the passage.
 
-With `duplicates: "sum"` the answers are those of the `question-answering` pipeline of transformers 5.2.0, the last to have
-one, its candidate limit included. The default, `"best"`, searches every span, and gives equal texts their best score, so
-that scores stay within [0, 1].
+With `duplicates: "sum"` the answers are those of the `question-answering` pipeline of transformers 5.2.0, the last version with
+this pipeline, including its limit of candidates. The default, `"best"`, searches every span and gives equal texts their best
+score, so that scores stay within [0, 1].
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from bertserve.service.text.words import Word, most_within, rebase, words_of
 TASK = "question-answering"
 DEFAULT_SEQ_LEN = 384
 DEFAULT_STRIDE = 128
-# An answer takes the memory of so many numbers, and in the result so many bytes without its text.
+# Memory of an answer in numbers of four bytes, and its bytes in the result without its text.
 ANSWER_HELD, ANSWER_BYTES = 128, 56 + SCORE_BYTES
-# Scores of spans that are made and sorted in a step.
+# Spans that are scored and sorted per step.
 SPANS_PER_STEP = 32
-# Bytes of answers that are each as long as the passage; only where it is more the longest answer is looked for.
+# Bytes of answers if each were as long as the passage; only above this limit the longest possible answer is computed.
 _LONG_ANSWERS = 2**16
 
 
@@ -81,12 +81,12 @@ DEFAULTS = AnswerParameters()
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One question about one passage.
+    """One question about a passage.
 
     Attributes:
         question: The question.
         context: The passage.
-        parameters: How.
+        parameters: The parameters.
     """
 
     question: str
@@ -95,20 +95,20 @@ class Request:
 
     @property
     def chars(self) -> int:
-        """Characters that have to be tokenized."""
+        """Characters to tokenize."""
         return len(self.question) + len(self.context)
 
 
 @dataclass(frozen=True, slots=True)
 class PassageWindows:
-    """A question, and the windows in which the model reads its passage.
+    """A question, and the windows of its passage.
 
     Attributes:
         question: Tokens of the question.
         passage: Tokens of the whole passage.
-        cuts: Which tokens of the passage each window has.
-        encodings: One for each window: the question, and the window's part of the passage.
-        cls_index: Index of [CLS] in an encoding, -1 for its end; None if the model has no token that stands for "no answer".
+        cuts: The tokens of the passage in each window.
+        encodings: One per window: the question, and the window's part of the passage.
+        cls_index: Index of [CLS] in an encoding, -1 for the last position; None if the model has no token for "no answer".
     """
 
     question: Tokens
@@ -119,7 +119,7 @@ class PassageWindows:
 
 
 def estimate(request: Request, max_length: int) -> int:
-    """Returns a cheap guess of the tokens that the request will cost, over all windows and variants of one."""
+    """Returns a cheap estimate of the tokens of a request, for all windows and the variants of one."""
     tokens = _estimate_whole(request, max_length)
     window = min(tokens, request.parameters.max_seq_len or DEFAULT_SEQ_LEN, max_length)
     return tokens + (occlusion.estimate(window, window) if request.parameters.explain else 0)
@@ -130,20 +130,20 @@ def _estimate_whole(request: Request, max_length: int) -> int:
     length = min(request.parameters.max_seq_len or DEFAULT_SEQ_LEN, max_length)
     stride = min(length // 2, DEFAULT_STRIDE) if request.parameters.doc_stride is None else request.parameters.doc_stride
     room = length - 3 - question
-    # where a window has no room, `windows_of` raises an error, which says more
+    # otherwise `windows_of` raises an error with more detail
     runs = min(question + passage, length) if passage <= room or room <= stride else (passage // (room - stride) + 1) * length
     return runs + tokens_of_steps(runs * request.parameters.max_answer_len // SPANS_PER_STEP)
 
 
 def answer_question(request: Request, model: TaskModel) -> TaskRun:
-    """Returns the best answer, or a list of them if `top_k` is over 1. `explain` runs variants of the best answer's window after it.
+    """Returns the best answer, or a list of answers if `top_k` is over 1. With `explain`, it also runs variants of the best window.
 
-    The rows have the outputs `start_logits` and `end_logits`, float32 [length]; there is one for each window. An answer is
-    `{answer, score, start, end}`; offsets are of the passage, in the request's unit, end exclusive.
+    The rows have the outputs `start_logits` and `end_logits`, float32 [length]; there is one row per window. An answer is
+    `{answer, score, start, end}`; offsets refer to the passage, in the request's unit, end exclusive.
 
     Raises:
-        InvalidValueError: The question or the passage is empty, a window has no room for question and stride, "no answer" is asked for and
-            nothing stands for it, or the explanation has too many words.
+        InvalidValueError: The question or the passage is empty, a window is too small for question and stride, "no answer" is requested
+            from a model without a token for it, or the explanation has too many words.
     """
     parameters, read = request.parameters, windows_of(request, model.tokenizer)
     spans = spans_read(read.passage, read.cuts, "context") if len(read.cuts) > 1 else ()
@@ -158,7 +158,7 @@ def answer_question(request: Request, model: TaskModel) -> TaskRun:
     for encoding, cut, row in zip(read.encodings, read.cuts, rows, strict=True):
         null, start, end = _probabilities(encoding, len(cut), row, read.cls_index)
         nulls.append(null)
-        # a window's spans, which are thousands, are let go of before the next one's
+        # the thousands of spans of a window are freed before those of the next one are created
         found.add(score_spans(start, end, cut, parameters.max_answer_len))
         yield PAUSE
     answers = found.answers()
@@ -167,7 +167,7 @@ def answer_question(request: Request, model: TaskModel) -> TaskRun:
         answers.append(nothing)
     answers = sorted(answers, key=lambda answer: -answer["score"])[: parameters.top_k]
     if parameters.explain:
-        assert isinstance(found, BestAnswers), "scores that add up are not explained"
+        assert isinstance(found, BestAnswers), "summed scores are not explained"
         span, cut = (None, read.cuts[nulls.index(min(nulls))]) if answers[0] is nothing else found.place_of(answers[0])
         yield from _explain(request, read, answers[0], cut, span, model.tokenizer)
     rebase(answers, request.context, parameters.offset_unit)
@@ -175,11 +175,11 @@ def answer_question(request: Request, model: TaskModel) -> TaskRun:
 
 
 def windows_of(request: Request, tokenizer: Tokenizer) -> PassageWindows:
-    """Returns the windows of a passage: one, or as many as `max_seq_len` and `doc_stride` make.
+    """Returns the windows of a passage: one, or as many as `max_seq_len` and `doc_stride` require.
 
     Raises:
-        InvalidValueError: The question or the passage is empty, a window has no room for question and stride, `max_seq_len` is over the
-            model's length, or "no answer" is asked for and nothing stands for it.
+        InvalidValueError: The question or the passage is empty, a window is too small for question and stride, `max_seq_len` exceeds the
+            model's length, or "no answer" is requested from a model without a token for it.
     """
     parameters = request.parameters
     if parameters.handle_impossible_answer and tokenizer.cls_index is None:
@@ -211,21 +211,21 @@ def windows_of(request: Request, tokenizer: Tokenizer) -> PassageWindows:
 
 
 def _texts(request: Request, passage: Tokens) -> SpanTexts:
-    """Returns what makes answers of spans."""
-    # the reference leaves out combining marks that the tokenizer strips
+    """Returns the converter from spans to answers."""
+    # the reference omits combining marks that the tokenizer strips
     offsets = passage.offsets if request.parameters.duplicates == "sum" else passage.spans(request.context)
     return SpanTexts(request.context, offsets, passage.word_ids if request.parameters.align_to_words else None)
 
 
 def _cost(request: Request, read: PassageWindows) -> Cost:
-    """Returns the cost of a passage: two logits per token, its tokens, the answers that are looked through, and those that are returned."""
+    """Returns the cost of a passage: two logits per token, its tokens, the answers that are compared, and those that are returned."""
     parameters, spans = request.parameters, sum(len(cut) * min(request.parameters.max_answer_len, len(cut)) for cut in read.cuts)
     answers = min(parameters.top_k, spans) + parameters.handle_impossible_answer
     looked_at = min(len(read.cuts) * _limit(request) if parameters.duplicates == "sum" else 2 * parameters.top_k, spans)
     longest, chars = text_bytes(request.context), len(request.context)
     if max(answers, looked_at) * longest > _LONG_ANSWERS:
         chars = longest_answer(_texts(request, read.passage), parameters.max_answer_len)
-        longest = min(longest, 6 * chars)  # a character that has to be escaped takes six bytes
+        longest = min(longest, 6 * chars)  # an escaped character needs six bytes
     cost = Cost(
         answer_bytes=answers * (ANSWER_BYTES + longest),
         steps=spans // SPANS_PER_STEP,
@@ -239,23 +239,23 @@ def _cost(request: Request, read: PassageWindows) -> Cost:
 
 
 def _probabilities(encoding: Encoding, count: int, row: Row, cls_index: int | None) -> tuple[float, Floats, Floats]:
-    """Returns the probability of "no answer", and for each of the window's `count` tokens of the passage that the answer starts, or ends, there."""
+    """Returns the probability of "no answer", and the start and end probabilities of each of the window's `count` tokens of the passage."""
     none = [] if cls_index is None else [cls_index]
     place = np.array([*none, *range(encoding.start, encoding.start + count)])
     start, end = activate(row["start_logits"][place], "softmax"), activate(row["end_logits"][place], "softmax")
-    return float(start[0] * end[0]), start[len(none) :], end[len(none) :]  # the first asked for only where there is a [CLS]
+    return float(start[0] * end[0]), start[len(none) :], end[len(none) :]  # without [CLS], "no answer" is not used
 
 
 def _explain(request: Request, read: PassageWindows, best: dict[str, Any], cut: range, span: range | None, tokenizer: Tokenizer) -> TaskRun:
-    """Runs the variants of a window, and explains the best answer by the score that its span has in each.
+    """Runs the variants of a window, and explains the best answer by the score of its span in each variant.
 
     Args:
         request: The request.
-        read: Its texts.
+        read: The windows of its passage.
         best: The best answer, which gets its explanation.
         cut: Its window.
         span: Its tokens; None for "no answer".
-        tokenizer: Puts the variants together.
+        tokenizer: Assembles the variants.
     """
     question, passage = read.question, read.passage
     words = [word for word in words_of(request.context, passage, cut) if span is None or not _touches(word, best, span)]
@@ -280,13 +280,13 @@ def _explain(request: Request, read: PassageWindows, best: dict[str, Any], cut: 
 
 
 def _touches(word: Word, answer: dict[str, Any], span: range) -> bool:
-    """Returns whether a word is part of an answer: without it there is no such span to score."""
+    """Returns whether a word is part of an answer, so that without the word there is no span to score."""
     by_tokens = word.tokens.start < span.stop and span.start < word.tokens.stop
     return by_tokens or (word.start < answer["end"] and answer["start"] < word.end)
 
 
 def _limit(request: Request) -> int:
-    """Returns how many spans of a window transformers 5.2.0 looks at."""
+    """Returns how many spans per window transformers 5.2.0 considers."""
     return 2 * request.parameters.top_k + 10 if request.parameters.align_to_words else request.parameters.top_k
 
 
@@ -314,7 +314,7 @@ class AnswerBody(TaskBody):
         """Returns the request of a question.
 
         Raises:
-            InvalidValueError: An explanation is asked for of scores that add up.
+            InvalidValueError: `explain` is combined with summed scores.
         """
         if parameters.explain and parameters.duplicates == "sum":
             raise InvalidValueError(
@@ -325,7 +325,7 @@ class AnswerBody(TaskBody):
 
 
 class Answer(BaseModel):
-    """One answer; offsets are code points of the passage unless asked otherwise, end exclusive."""
+    """One answer; by default offsets count code points of the passage; `end` is exclusive."""
 
     answer: Annotated[str, Field(examples=["Porto"])]
     score: Annotated[float, Field(examples=[0.965])]

@@ -1,7 +1,7 @@
-"""Raw outputs: token ids that a caller made to what the graph gives out, for those who tokenize and decode themselves.
+"""Raw outputs: token ids to the graph's outputs, for callers who tokenize and decode themselves.
 
-No task of the catalog: every bundle answers it, whatever its own task is. A row is one encoding, so that it shares batches, queue and
-limits with the texts of others.
+It is not in the catalog: every bundle answers it, whatever its task. Each row is one encoding, so it shares batches, queue and
+limits with other requests.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Request:
     """One row of token ids.
 
     Attributes:
-        encoding: The row without its padding, with the places of its masks where the graph fills them.
-        padded: Its length with the padding that the caller has it in, and gets the answer in.
-        outputs: The graph's outputs that are wanted.
-        manifest: What says how long they are.
+        encoding: The row without its padding; it has the positions of its masks if the graph uses them.
+        padded: Length of the row with the caller's padding, which the answer keeps.
+        outputs: The requested outputs of the graph.
+        manifest: The manifest, for the sizes of the outputs.
     """
 
     encoding: Encoding
@@ -42,7 +42,7 @@ class Request:
 
     @property
     def chars(self) -> int:
-        """Characters that have to be tokenized: none."""
+        """Characters to tokenize, always 0."""
         return 0
 
 
@@ -55,18 +55,18 @@ def rows(
     manifest: Manifest,
     fills_masks: bool,
 ) -> list[Request]:
-    """Returns one request for each row.
+    """Returns one request per row.
 
     Args:
         ids: Token ids [rows, length].
         mask: 1 for tokens and 0 for padding [rows, length].
         type_ids: Segment ids [rows, length].
-        outputs: The outputs that are wanted.
-        manifest: The model's.
-        fills_masks: Whether its graph has outputs of masks.
+        outputs: The requested outputs.
+        manifest: The model's manifest.
+        fills_masks: Whether its graph has outputs per mask.
 
     Raises:
-        InvalidValueError: A row cannot be run; `input_index` says which.
+        InvalidValueError: A row cannot be run; `input_index` is its index.
     """
     known = {piece.type_id for piece in (*manifest.tokenizer.single, *manifest.tokenizer.pair)}
     made = []
@@ -84,7 +84,7 @@ def rows(
 
 
 def _tokens(mask: NDArray[np.int64], side: str) -> slice:
-    """Returns where in a row the tokens stand."""
+    """Returns the positions of the tokens in a row."""
     count, length = int(np.count_nonzero(mask)), len(mask)
     place = slice(length - count, length) if side == "left" else slice(0, count)
     if count == 0 or not (mask[place] == 1).all():
@@ -106,7 +106,7 @@ def _check_types(type_ids: NDArray[np.int64], known: set[int]) -> None:
 
 
 def _masks(ids: NDArray[np.int64], manifest: Manifest) -> tuple[int, ...]:
-    assert manifest.tokenizer.mask is not None, "a manifest for fill-mask has it"
+    assert manifest.tokenizer.mask is not None, "every manifest of a fill-mask model has it"
     masks = np.flatnonzero(ids == manifest.tokenizer.mask.id).tolist()
     if not 1 <= len(masks) <= MAX_MASKS:
         raise InvalidValueError(
@@ -127,7 +127,7 @@ def run_ids(request: Request, model: TaskModel) -> TaskRun:
     """Returns the row's outputs by name, float32, without padding.
 
     Raises:
-        InvalidValueError: The row is too long, or has an id that is not in the vocabulary.
+        InvalidValueError: The row is too long, or has an id outside the vocabulary.
     """
     encoding, vocabulary_size = request.encoding, model.tokenizer.vocabulary_size
     if len(encoding) > model.tokenizer.max_length:
@@ -156,7 +156,7 @@ def run_ids(request: Request, model: TaskModel) -> TaskRun:
 
 
 def _width(output: OutputSpec, manifest: Manifest, vocabulary_size: int) -> int:
-    """Returns how many numbers an output has for each text, token or mask."""
+    """Returns the number of values of an output per text, token or mask."""
     if output.kind == "per_mask":
         return vocabulary_size
     if manifest.embedding is not None:
@@ -167,7 +167,7 @@ def _width(output: OutputSpec, manifest: Manifest, vocabulary_size: int) -> int:
 SPEC = TaskSpec(
     name="raw-outputs",
     path="",
-    title="Run token ids, and give out what the graph gives out",
+    title="Run token ids, and return the outputs of the graph",
     body=TaskBody,
     answer=Any,
     estimate=estimate,

@@ -1,9 +1,9 @@
-"""Reranking: how well each of several texts answers a query, by a cross-encoder, which reads both together.
+"""Reranking: how well each of several texts answers a query, with a cross-encoder, which reads query and text together.
 
-A cross-encoder is a text classification model of one label. Answers are those of Hugging Face's Text Embeddings
-Inference: the sigmoid of the model's one logit whatever its own activation is, or on request the logit. Of two labels one
-must say that it is the relevant one: then the score is its probability, and the logit its log odds, so that the sigmoid of
-the one is the other here too. Which of `LABEL_0` and `LABEL_1` ranks nothing says, and the wrong one would rank upside down.
+A cross-encoder is a text classification model with one label. Answers are those of Hugging Face's Text Embeddings
+Inference: the sigmoid of the model's one logit, whatever its own activation is, or on request the logit. With two labels, the name of
+one must say that it is the relevant one. Its probability is then the score, and its log odds are the logit, so the sigmoid of
+the logit is the score here too. `LABEL_0` and `LABEL_1` do not say which is relevant, and the wrong one would reverse the order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bertserve.service.text.tokenizer import estimate_tokens
 
 TASK = "text-ranking"
 RELEVANT = "relevant"
-RANKED_BYTES = 48 + SCORE_BYTES  # of a text's place and score in an answer, without the text
+RANKED_BYTES = 48 + SCORE_BYTES  # of a text's index and score in an answer, without the text
 NEEDS = (
     f"exactly one label, as a cross-encoder has, or two labels, one of which begins with `{RELEVANT}` "
     "(set `id2label` in the checkpoint's config.json, and export it again)"
@@ -34,7 +34,7 @@ NEEDS = (
 
 
 class RerankOptions(BaseModel):
-    """How texts are ranked. Text Embeddings Inference has these next to `query` and `texts`, not within `parameters`."""
+    """Options of reranking. In Text Embeddings Inference they are next to `query` and `texts`, not within `parameters`."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -54,8 +54,8 @@ class Request:
     Attributes:
         query: The query.
         texts: The texts.
-        options: How. Where a pair over the model's length is cut, the longer text is cut first.
-        returned_bytes: Bytes of what else the answer returns of the texts.
+        options: The options. If a pair exceeds the model's length, the longer text is truncated first.
+        returned_bytes: Bytes of other data about the texts in the answer.
     """
 
     query: str
@@ -65,12 +65,12 @@ class Request:
 
     @property
     def chars(self) -> int:
-        """Characters that have to be tokenized."""
+        """Characters to tokenize."""
         return len(self.query) + sum(map(len, self.texts))
 
 
 def relevant(labels: Sequence[str]) -> int | None:
-    """Returns the id of the label that texts are ranked by: the only one, or of two the one that begins with "relevant", in any case."""
+    """Returns the id of the label that ranks texts: the only one, or the one of two that begins with "relevant", ignoring case."""
     ids = [i for i, label in enumerate(labels) if len(labels) == 1 or label.lower().startswith(RELEVANT)]
     return ids[0] if len(ids) == 1 and len(labels) <= 2 else None
 
@@ -81,15 +81,15 @@ def compatible(config: ModelConfig) -> bool:
 
 
 def estimate(request: Request, max_length: int) -> int:
-    """Returns a cheap guess of the tokens of all pairs of query and text."""
+    """Returns a cheap estimate of the tokens of all pairs of query and text."""
     query = estimate_tokens(request.query)
     return sum(min(query + estimate_tokens(text), max_length) for text in request.texts)
 
 
 def rerank(request: Request, model: TaskModel) -> TaskRun:
-    """Returns `{index, score}` of each text, and `text` on request, best first; equal scores in the order of the texts.
+    """Returns `{index, score}` of each text, and `text` on request, best first; equal scores keep the order of the texts.
 
-    Each text makes a pair with the query. The rows have the output `logits`, float32 [1], or [2] for a model of two labels.
+    Each text forms a pair with the query. The rows have the output `logits`, float32 [1], or [2] for a model with two labels.
 
     Raises:
         InvalidValueError: A pair is too long and `truncate` is false.
@@ -114,7 +114,7 @@ def rerank(request: Request, model: TaskModel) -> TaskRun:
     if not rows:
         return []
     place = relevant(config.labels)
-    assert place is not None, "only models that fit are asked"
+    assert place is not None, "only compatible models are asked"
     logits = np.stack([row["logits"] for row in rows])
     odds = logits[:, place]
     if len(config.labels) == 2 and config.activation == "softmax":
@@ -126,7 +126,7 @@ def rerank(request: Request, model: TaskModel) -> TaskRun:
 
 
 class QueryBody(TaskBody):
-    """Base of bodies with a query and its texts, which make one item: one query makes one list."""
+    """Base of bodies with a query and its texts; both together are one item, with one list as its result."""
 
     query: Annotated[str, Field(description="The query to rank by.")]
 
@@ -137,17 +137,17 @@ class QueryBody(TaskBody):
 
     @property
     def items(self) -> list[Any]:
-        """The query with its texts, the one item."""
+        """The query with its texts, as the only item."""
         return [self]
 
     @property
     def is_list(self) -> bool:
-        """Never."""
+        """Always false."""
         return False
 
     @property
     def count(self) -> int:
-        """How many texts are ranked."""
+        """Number of texts to rank."""
         return len(self.ranked)
 
     def texts_of(self, item: Any) -> Iterable[str]:
@@ -156,14 +156,14 @@ class QueryBody(TaskBody):
 
 
 class RerankBody(RerankOptions, QueryBody):
-    """Body of a rerank request, as Text Embeddings Inference takes it."""
+    """Body of a rerank request in the format of Text Embeddings Inference."""
 
     model_config = body_config(query="What is a panda?", texts=["A panda is a bear.", "The bridge was built in 1886."], return_text=True)
     counted: ClassVar[str] = "`texts` has {} items"
     subject: ClassVar[str] = "texts"
 
     texts: Annotated[list[str], STOP, Field(description="The texts to rank.")]
-    # there are none; huggingface_hub sends an empty object
+    # no parameters exist; huggingface_hub sends an empty object
     parameters: TaskParameters | None = None
 
     @property
@@ -172,14 +172,14 @@ class RerankBody(RerankOptions, QueryBody):
         return self.texts
 
     def requests(self, config: ModelConfig | None = None) -> list[Any]:
-        """Returns the one request."""
+        """Returns the only request."""
         return [
             Request(self.query, tuple(self.ranked), RerankOptions(**{name: getattr(self, name) for name in RerankOptions.model_fields}))
         ]
 
 
 class Ranked(BaseModel):
-    """One text's place and score."""
+    """The index and score of a text."""
 
     index: Annotated[int, Field(examples=[1])]
     score: Annotated[float, Field(examples=[0.98])]

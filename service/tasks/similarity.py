@@ -1,4 +1,4 @@
-"""Sentence similarity: the cosine between the embedding of one sentence and those of others."""
+"""Sentence similarity: the cosines between the embedding of one sentence and those of others."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ TASK = "sentence-similarity"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One sentence, and those it is compared with.
+    """A sentence, and the sentences to compare it with.
 
     Attributes:
-        source_sentence: The one.
-        sentences: The others.
-        like: How each is embedded; its text means nothing.
+        source_sentence: The sentence.
+        sentences: The other sentences.
+        like: The embedding request to copy for each sentence; its text is ignored.
     """
 
     source_sentence: str
@@ -34,32 +34,32 @@ class Request:
 
     @property
     def chars(self) -> int:
-        """Characters that have to be tokenized."""
+        """Characters to tokenize."""
         return sum(request.chars for request in self.requests())
 
     def requests(self) -> list[embed.Request]:
-        """Returns how the sentence and the others are embedded, in this order; nothing where there is nothing to compare."""
+        """Returns the embedding requests of the sentence and the others, in this order; empty if there is nothing to compare."""
         texts = (self.source_sentence, *self.sentences) if self.sentences else ()
         return [replace(self.like, text=text) for text in texts]
 
 
 def compatible(config: ModelConfig) -> bool:
-    """Returns whether a model embeds texts: every one of that task does."""
+    """Returns whether a model embeds texts, which is true for every model of the base task."""
     return config.embedding is not None
 
 
 def estimate(request: Request, max_length: int) -> int:
-    """Returns a cheap guess of the tokens that the request will cost."""
+    """Returns a cheap estimate of the tokens of a request."""
     return sum(embed.estimate(part, max_length) for part in request.requests())
 
 
 def compare(request: Request, model: TaskModel) -> TaskRun:
-    """Returns the cosine of each sentence with the source, from -1 to 1.
+    """Returns the cosine of each sentence and the source, from -1 to 1.
 
-    The rows are those of `embed`: one for each sentence, the source first.
+    The rows are those of `embed`: one per sentence, the source first.
 
     Raises:
-        InvalidValueError: A sentence is too long and must not be cut.
+        InvalidValueError: A sentence is too long and must not be truncated.
     """
     encoded = [embed.encode(part, model.tokenizer) for part in request.requests()]
     count = len(encoded)
@@ -89,7 +89,7 @@ class SimilarityParameters(TaskParameters):
 
 
 class Sentences(Closed):
-    """A sentence and those that it is compared with."""
+    """The sentences of a request: a source and those to compare with it."""
 
     source_sentence: str
     sentences: Annotated[list[str], STOP]
@@ -107,12 +107,12 @@ class SimilarityBody(TaskBody):
 
     @property
     def count(self) -> int:
-        """How many sentences are compared."""
+        """Number of sentences to compare."""
         return len(self.inputs.sentences)
 
     @property
     def texts_read(self) -> int:
-        """How many sentences the model reads: the source too."""
+        """Number of sentences that the model reads, including the source."""
         return self.count + 1
 
     def texts_of(self, item: Any) -> Iterable[str]:
@@ -120,8 +120,8 @@ class SimilarityBody(TaskBody):
         return (item.source_sentence, *item.sentences)
 
     def requests(self, config: ModelConfig | None = None) -> list[Any]:
-        """Returns the one request, with what the caller left open as the bundle says."""
-        assert config is not None and config.embedding is not None, "a manifest for embeddings has it"
+        """Returns the only request, with the bundle's defaults for unset parameters."""
+        assert config is not None and config.embedding is not None, "every manifest of an embedding model has it"
         parameters = embed.EmbedParameters(**({} if self.parameters is None else self.parameters.model_dump(exclude_none=True)))
         return [Request(self.inputs.source_sentence, tuple(self.inputs.sentences), embed.resolve(parameters, config.embedding))]
 

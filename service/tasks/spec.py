@@ -1,6 +1,6 @@
-"""TaskSpec: all facts about a task that the rest of the service needs, with its form on the playground and its tensors.
+"""TaskSpec: all facts about a task that the rest of the service needs, including its playground form and its tensors.
 
-Routes, OpenAPI, docs and load tests follow from it.
+Routes, OpenAPI, docs and load tests are derived from it.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from bertserve.service.tasks.body import TaskBody
 
 
 class Estimate(Protocol):
-    """Guesses the tokens that a request costs, all windows and the work of decoding counted, for admission. Cheap: nothing is tokenized."""
+    """Estimates the tokens of a request for admission, including all windows and decoding. It must be cheap, so nothing is tokenized."""
 
     def __call__(self, request: Any, max_length: int) -> int:
-        """Returns the tokens, given the model's usable length."""
+        """Returns the tokens, given the model's maximum length."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Derivation:
-    """Which bundles answer a task that is not their own, and by what a body asks them for it.
+    """Rules of a task that bundles of other tasks answer: which bundles, and how a body requests it.
 
     Attributes:
-        base: Task of the bundles; None where the task of a bundle does not matter.
-        compatible: Whether a bundle of that task can do it.
-        needs: What the bundle must have, in words; empty where every bundle of that task is compatible.
-        discriminator: Keys, each within the one before, that only a body of this task has. A body at a model's own path is for this
-            task if it has them.
+        base: Task of the bundles; None if bundles of any task can answer.
+        compatible: Returns whether a bundle of that task can answer.
+        needs: Description of the requirement; empty if every bundle of that task is compatible.
+        discriminator: Path of nested keys that only bodies of this task have. A body at a model's own path is for this task if it
+            has them.
     """
 
     base: str | None
@@ -43,7 +43,7 @@ class Derivation:
     discriminator: tuple[str, ...]
 
     def accepts(self, task: str) -> bool:
-        """Returns whether bundles of a task may do it."""
+        """Returns whether bundles of a task can answer."""
         return self.base in (None, task)
 
 
@@ -56,7 +56,7 @@ def _no_widths(manifest: Manifest) -> Mapping[str, int]:
 
 
 def inputs_body(inputs: Sequence[Any]) -> dict[str, Any]:
-    """Returns a body with nothing but inputs; one alone is sent as itself."""
+    """Returns a body with only inputs; a single input is sent without a list."""
     return {"inputs": inputs[0] if len(inputs) == 1 else list(inputs)}
 
 
@@ -74,23 +74,23 @@ CHRONICLE = " ".join(
 
 @dataclass(frozen=True, slots=True)
 class FormField:
-    """A control.
+    """A control of a form.
 
     Attributes:
         name: Its name.
-        label: What stands above it.
-        to: Where its value goes in the body, such as `inputs.text`. `inputs` with nothing but a `text` are sent as that text.
-        kind: What it is: a text, a text of which each line is an item, a box to tick, a choice of `options`, or a choice of one number of a
+        label: Text above the control.
+        to: Path of its value in the body, such as `inputs.text`. If `inputs` has only a `text`, this text is sent directly.
+        kind: Type of the control: a text, a text with one item per line, a tick box, a choice of `options`, or a choice of one number of a
             list, which is sent as a list.
-        value: What it has at first; `[MASK]` stands for the model's mask.
-        rows: Height of a text.
+        value: Initial value; `[MASK]` is replaced by the model's mask.
+        rows: Height of a text field in lines.
         optional: Whether an empty text is not sent.
         options: Each value with its name; an empty value is not sent.
-        counted: Key of a model's description, a list with as many items as there are numbers.
-        each: Where each line goes too, each in a request of its own.
-        most: How many lines are sent at most; 0 for all.
-        unless: Name of a control; a tick is not sent while that one has a value.
-        most_words: A tick is not sent if the texts have more words; 0 if it always is.
+        counted: Key of a list in a model's description; the choice has one number per item.
+        each: Additional path for each line; each line is sent in its own request.
+        most: Maximum number of lines to send; 0 for all.
+        unless: Name of another control; a tick is not sent if that control has a value.
+        most_words: Maximum number of words of the texts for a tick to be sent; 0 for no limit.
     """
 
     name: str
@@ -110,12 +110,12 @@ class FormField:
 
 @dataclass(frozen=True, slots=True)
 class FormExample:
-    """Values to fill in.
+    """Example values of a form.
 
     Attributes:
-        name: What its button says.
-        values: Values by the names of controls.
-        pairs: Whether it is for models of pairs; None if it suits all.
+        name: Label of its button.
+        values: Values by name of the control.
+        pairs: Whether it is for models of pairs; None if it suits all models.
     """
 
     name: str
@@ -125,15 +125,15 @@ class FormExample:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A tab of the page.
+    """A tab of the playground.
 
     Attributes:
-        title: What it is called.
-        about: What the task does, in a sentence.
-        fields: Its controls; marks are drawn in the first one's text.
-        view: How answers are shown: a name in `forms.js`. `json` suits any answer.
+        title: Title of the tab.
+        about: One sentence about the task.
+        fields: Its controls; answers highlight parts of the first control's text.
+        view: Name of a view in `forms.js`. `json` suits any answer.
         parameters: Parameters that are always sent.
-        examples: Values to fill in.
+        examples: Example values.
     """
 
     title: str
@@ -149,15 +149,15 @@ Values = NDArray[Any]  # float32, int64, or texts as objects
 
 @dataclass(frozen=True, slots=True)
 class TensorField:
-    """A tensor as the metadata of a model describe it; by default texts of a request.
+    """A tensor in the metadata of a model; by default texts of a request.
 
     Attributes:
         name: Its name.
         datatype: Its datatype.
-        shape: Its axes, -1 for any length.
+        shape: Its dimensions, -1 for any length.
         optional: Whether a request may omit it.
-        single: Whether it has exactly one text; the others have one text for each input or choice.
-        alias: Another name of it; empty if there is none.
+        single: Whether it has exactly one text; other tensors have one text per input or choice.
+        alias: Another name; empty for none.
     """
 
     name: str
@@ -182,15 +182,15 @@ def _no_tensors(results: Sequence[Any], body: TaskBody, manifest: Manifest) -> d
 
 @dataclass(frozen=True, slots=True)
 class TensorForm:
-    """How a task looks in tensors.
+    """The tensors of a task.
 
     Attributes:
-        inputs: Its texts. The tensor `inputs` becomes `inputs` of the body; with others next to it, it is the `text` of each object. Other
-            tensors are keys of these objects, or of the one object that `single` texts make.
-        outputs: The tensors that results become, in addition to `json`: all that a model has, or those that a body leaves.
-        tensors: Makes the outputs of the results.
-        labels: Returns the labels in the order of the output `scores`; None if it has no such output. `top_k` then limits `json` only.
-        token_axes: Axes of a raw output that has values for each token.
+        inputs: The texts. The tensor `inputs` becomes `inputs` of the body; if there are other tensors, it is the `text` of each object.
+            Other tensors are keys of these objects, or of the one object that `single` texts form.
+        outputs: Returns the tensors of the results, in addition to `json`: all tensors of a model, or those for a body.
+        tensors: Converts results to the outputs.
+        labels: Returns the labels in the order of the output `scores`; None if there is no such output. `top_k` then limits only `json`.
+        token_axes: Axes of a raw output that has values per token.
     """
 
     inputs: tuple[TensorField, ...] = (INPUTS,)
@@ -211,7 +211,7 @@ def objects(texts: Sequence[str]) -> Values:
 
 
 def labeled_form(labels: Callable[[TaskBody, Manifest], Sequence[str]], *inputs: TensorField) -> TensorForm:
-    """Returns the form of a task that gives each input labels with scores, best first.
+    """Returns the tensors of a task whose results are labels with scores, best first.
 
     Args:
         labels: Returns the labels in the order of `scores`.
@@ -226,13 +226,13 @@ def labeled_form(labels: Callable[[TaskBody, Manifest], Sequence[str]], *inputs:
 
 
 def _labeled(results: Sequence[Any], labels: Sequence[str]) -> dict[str, Values]:
-    """Returns the best label of each result with its score, and the scores of all in the order of `labels`."""
+    """Returns the best label of each result with its score, and all scores in the order of `labels`."""
     places: dict[str, list[int]] = {}
     for place, label in enumerate(labels):
         places.setdefault(label, []).append(place)
     scores = np.zeros((len(results), len(labels)), np.float32)
     for row, result in zip(scores, results, strict=True):
-        # if labels have the same name, which an answer cannot tell apart, the first one gets the best score
+        # labels with the same name cannot be told apart in a result, so the first one gets the best score
         left = {label: iter(found) for label, found in places.items()}
         for item in result:
             row[next(left[item["label"]])] = item["score"]
@@ -244,7 +244,7 @@ def _labeled(results: Sequence[Any], labels: Sequence[str]) -> dict[str, Values]
 
 
 def scored_by_index(*inputs: TensorField) -> TensorForm:
-    """Returns the form of a task whose one result has `{index, score}` of each text of a list."""
+    """Returns the tensors of a task whose only result has `{index, score}` of each text of a list."""
     return TensorForm(
         inputs,
         lambda manifest, body: (SCORE,),
@@ -257,20 +257,20 @@ class TaskSpec:
     """A task.
 
     Attributes:
-        name: Its Hugging Face name, as manifests and pipelines have it.
-        path: Its endpoint, without the slash.
-        title: What it does, in a few words, for OpenAPI.
+        name: Its Hugging Face name, as in manifests and pipelines.
+        path: Its endpoint, without the first slash.
+        title: A short description for OpenAPI.
         body: The body of a request. Its `parameters_type` declares the parameters, with limits and texts.
         answer: Type of the response's body, for OpenAPI.
-        estimate: Guesses a request's tokens.
-        run: The task itself: a generator function that yields encodings and returns the result.
-        derivation: Set for a task that bundles of another task answer.
-        requires: Returns what a manifest of this task lacks, in words, or None.
-        widths: Returns how many values outputs of the graph have for each text, token or mask, by their names; a model is checked for it.
-        form: Its form on the playground; None for what has no tab there.
-        tensors: How it looks in tensors; None if the Open Inference Protocol has no access to it.
-        load_body: Returns the body of a load test around its inputs, which are at least one.
-        load_workload: The built-in workload of `bert-bench` whose inputs suit it.
+        estimate: Estimates a request's tokens.
+        run: The task's generator function, which yields encodings and returns the result.
+        derivation: Set if bundles of other tasks answer the task.
+        requires: Returns the fields that a manifest of this task lacks, as text, or None.
+        widths: Returns the number of values of the graph's outputs per text, token or mask, by name; models are checked against it.
+        form: Its form on the playground; None for no tab.
+        tensors: Its tensors; None if the Open Inference Protocol does not support it.
+        load_body: Returns the body of a load test for one or more inputs.
+        load_workload: The built-in workload of `bert-bench` with suitable inputs.
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""Named entities (token classification): a text to labeled spans, aggregated as the Hugging Face pipeline does.
+"""Named entities (token classification): a text to labeled spans, aggregated like in the Hugging Face pipeline.
 
-Differences from the pipeline, on purpose: texts of any length are windowed, and aggregation runs once over the whole text, so
-that an entity at a seam comes out once; what continues a word is known by the vocabulary's prefix and not by comparing
-lengths, which fails on text that the tokenizer normalizes; `word` is the caller's own slice.
+There are three intended differences from the pipeline. Texts of any length are read in windows, and aggregation runs once over the whole
+text, so that an entity at a window's edge is found once. Word pieces are recognized by the vocabulary's prefix, instead of a comparison of
+lengths, which fails if the tokenizer normalizes the text. `word` is a slice of the caller's text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bertserve.service.text.windows import default_stride, windows
 from bertserve.service.text.words import rebase
 
 Scheme = Literal["bio", "bioes", "bilou", "plain"]
-# First letters of labels that begin an entity, and that end one.
+# First letters of labels that begin an entity, and of labels that end one.
 BEGINS: dict[Scheme, str] = {"bio": "B", "bioes": "BS", "bilou": "BU", "plain": ""}
 ENDS: dict[Scheme, str] = {"bio": "", "bioes": "ES", "bilou": "LU", "plain": ""}
 
@@ -36,8 +36,9 @@ ENDS: dict[Scheme, str] = {"bio": "", "bioes": "ES", "bilou": "LU", "plain": ""}
 def scheme_of(labels: tuple[str, ...]) -> Scheme:
     """Returns the scheme of a model's labels.
 
-    What begins with B and continues with I must end, so in a scheme with endings each tag that has one of these has an ending too; and
-    some tag has the same ending after another letter, so that `E-MAIL` and `S-BAHN` are plain labels.
+    In a scheme with endings, every entity that begins with B or continues with I must end. So each tag with B or I must also have an
+    ending, and
+    some tag must have an ending and another letter. Therefore `E-MAIL` and `S-BAHN` are plain labels.
     """
     tags: dict[str, set[str]] = {}
     for label in labels:
@@ -53,7 +54,7 @@ def scheme_of(labels: tuple[str, ...]) -> Scheme:
 
 
 def split(label: str, scheme: Scheme) -> tuple[str, str]:
-    """Returns a label's letter and its tag; a label without a letter of its scheme is all tag."""
+    """Returns a label's letter and its tag; a label without a letter of its scheme is only a tag."""
     letters = "BI" + ENDS[scheme] if scheme != "plain" else ""
     return (label[0], label[2:]) if label[1:2] == "-" and label[0] in letters else ("", label)
 
@@ -61,7 +62,7 @@ def split(label: str, scheme: Scheme) -> tuple[str, str]:
 TASK = "token-classification"
 MAX_IGNORED = 1000
 MAX_LABEL_CHARS = 1000
-# Bytes that an entity takes in an answer, without its label and its text; steps that a token takes.
+# Bytes of an entity in an answer, without its label and text; steps of a token.
 ENTITY_BYTES, TOKEN_STEPS = 72 + SCORE_BYTES, 4
 ENTITIES_PER_PAUSE = 64  # about a millisecond
 Strategy = Literal["none", "simple", "first", "average", "max"]
@@ -88,11 +89,11 @@ DEFAULTS = NerParameters()
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One text to find entities in.
+    """One text whose entities are searched.
 
     Attributes:
         text: The text.
-        parameters: How.
+        parameters: The parameters.
     """
 
     text: str
@@ -100,7 +101,7 @@ class Request:
 
     @property
     def chars(self) -> int:
-        """Characters that have to be tokenized."""
+        """Characters to tokenize."""
         return len(self.text)
 
 
@@ -112,8 +113,8 @@ class _Scored:
         text: The text.
         tokens: Its tokens.
         scores: float32 [tokens, labels].
-        labels: Their names.
-        parameters: How entities are made.
+        labels: Names of the labels.
+        parameters: The parameters of aggregation.
     """
 
     text: str
@@ -125,7 +126,7 @@ class _Scored:
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """A token, or a word, with its label, on the way to becoming part of an entity."""
+    """A token or a word with its label, before it becomes part of an entity."""
 
     label: str
     score: np.float32
@@ -134,31 +135,31 @@ class _Token:
 
 
 def estimate(request: Request, max_length: int) -> int:
-    """Returns a cheap guess of the tokens that the request will cost, the windows' overlap included."""
+    """Returns a cheap estimate of the tokens of a request, including the overlap of windows."""
     tokens = estimate_tokens(request.text)
     stride = default_stride(max_length) if request.parameters.stride is None else request.parameters.stride
     room = max_length - 2
-    # where a window has no room, `label_tokens` raises an error, which says more
+    # otherwise `label_tokens` raises an error with more detail
     runs = min(tokens, max_length) if tokens <= room or room <= stride else tokens * max_length // (room - stride)
     return runs + tokens_of_steps(TOKEN_STEPS * tokens)
 
 
 def label_tokens(request: Request, model: TaskModel) -> TaskRun:
-    """Returns the entities of a text in order: none for a text without tokens.
+    """Returns the entities of a text in order; empty for a text without tokens.
 
-    The rows have the output `logits`, float32 [length, labels]; there is one for each window. An entity is
-    `{entity_group, score, word, start, end}`, or for the strategy `none` a token is `{entity, score, index, word, start, end}`. Offsets are
-    of the text, in the request's unit, end exclusive.
+    The rows have the output `logits`, float32 [length, labels]; there is one row per window. An entity is
+    `{entity_group, score, word, start, end}`; for the strategy `none`, a token is `{entity, score, index, word, start, end}`. Offsets
+    refer to the text, in the request's unit, end exclusive.
 
     Raises:
-        InvalidValueError: No window has room for `stride`.
-        TooLargeError: The answer is over the budget.
+        InvalidValueError: Windows are too small for `stride`.
+        TooLargeError: The answer exceeds the budget.
     """
     tokenizer, labels = model.tokenizer, model.config.labels
     (tokens,) = tokenizer.tokenize([request.text])
     cuts = _windows(request, len(tokens), tokenizer)
     encodings = [tokenizer.assemble(tokens.ids[cut.start : cut.stop]) for cut in cuts]
-    # how many entities there are is known from the outputs only
+    # the number of entities is only known from the outputs
     cost = Cost(
         answer_bytes=2, steps=TOKEN_STEPS * len(tokens), memory_per_input=sum(map(len, encodings)) * len(labels) + len(tokens) * TOKEN_HELD
     )
@@ -179,7 +180,7 @@ def label_tokens(request: Request, model: TaskModel) -> TaskRun:
 
 
 def _windows(request: Request, count: int, tokenizer: Tokenizer) -> list[range]:
-    """Returns which of so many tokens each window has; none for a text without tokens."""
+    """Returns the tokens of each window, for `count` tokens; empty for a text without tokens."""
     room = tokenizer.room(pair=False)
     stride = default_stride(room) if request.parameters.stride is None else request.parameters.stride
     if count > room and room <= stride:
@@ -190,7 +191,7 @@ def _windows(request: Request, count: int, tokenizer: Tokenizer) -> list[range]:
 
 
 def _tokens(scored: _Scored, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
-    """Yields each token with its best label, as the strategy `none` wants them."""
+    """Yields each token with its best label, for the strategy `none`."""
     scores, offsets, ignored = scored.scores, scored.tokens.spans(scored.text), set(scored.parameters.ignore_labels)
     pieces = scored.tokens.pieces
     best = scores.argmax(axis=-1)
@@ -207,7 +208,7 @@ def _tokens(scored: _Scored, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
 
 
 def _entities(scored: _Scored, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
-    """Yields the entities that tokens, or the words of the strategy, are grouped into."""
+    """Yields the entities, which are groups of tokens or, depending on the strategy, of words."""
     scores, offsets, ignored = scored.scores, scored.tokens.spans(scored.text), set(scored.parameters.ignore_labels)
     strategy = scored.parameters.aggregation_strategy
     if strategy == "simple":
@@ -219,14 +220,14 @@ def _entities(scored: _Scored, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]
         labeled = [_label(scores[unit], [offsets[i] for i in unit], strategy, scored.labels) for unit in units]
     scheme = scheme_of(scored.labels)
     for group in _groups(labeled, scheme):
-        # the pipeline cuts at the first hyphen whatever stands before it, which is right where labels have prefixes
+        # the pipeline cuts at the first hyphen after any prefix, which is right only if labels have prefixes
         name = group[0].label if scheme == "plain" else group[0].label.split("-", 1)[-1]
         if name not in ignored:
             yield _entity(group, name, scored.text)
 
 
 def merge(encodings: Sequence[Encoding], cuts: Sequence[range], logits: Sequence[Floats]) -> Floats:
-    """Returns float32 [tokens, values] of a whole text: each token's from the window where it lies farthest from an edge.
+    """Returns float32 [tokens, values] of a whole text: the values of each token are from the window in which it is farthest from an edge.
 
     The ends of the text do not count as edges. If a token has the same distance in two windows, the earlier window counts.
     """
@@ -248,7 +249,7 @@ def merge(encodings: Sequence[Encoding], cuts: Sequence[range], logits: Sequence
 
 
 def words(text: str, tokens: Tokens, subword_prefix: str | None) -> list[list[int]]:
-    """Returns the token indices of each word: a token with those after it that continue it."""
+    """Returns the token indices of each word: its first token and the following tokens that continue it."""
     continues: Callable[[int], bool]
     if subword_prefix is not None:
         pieces = tokens.pieces
@@ -266,7 +267,7 @@ def words(text: str, tokens: Tokens, subword_prefix: str | None) -> list[list[in
 
 
 def _label(scores: Floats, offsets: Sequence[tuple[int, int]], strategy: Strategy, labels: Sequence[str]) -> _Token:
-    """Gives a word one label and score by its strategy; `scores` is float32 [tokens of the word, labels]."""
+    """Returns a word's label and score by the strategy; `scores` is float32 [tokens of the word, labels]."""
     if strategy == "average":
         values = scores.mean(axis=0)
     elif strategy == "max":
@@ -278,12 +279,12 @@ def _label(scores: Floats, offsets: Sequence[tuple[int, int]], strategy: Strateg
 
 
 def _groups(tokens: Sequence[_Token], scheme: Scheme) -> list[list[_Token]]:
-    """Groups neighbors of one tag, but where a label begins a new entity, or the one before it has ended its own."""
+    """Groups neighbors with the same tag; a group ends if a label begins a new entity, or if the last label has ended the entity."""
     groups: list[list[_Token]] = []
     before, ended = "", True
     for token in tokens:
         letter, tag = split(token.label, scheme)
-        # "" is in every string, and a label without a letter neither begins nor ends
+        # "" is in every string, but a label without a letter neither begins nor ends an entity
         if not ended and tag == before and not (letter and letter in BEGINS[scheme]):
             groups[-1].append(token)
         else:
@@ -319,7 +320,7 @@ class NerBody(TaskBody):
 
 
 class Entity(BaseModel):
-    """One entity; offsets are code points unless asked otherwise, end exclusive. With the strategy `none`, a token with `entity` and `index`."""
+    """One entity; by default offsets count code points; `end` is exclusive. For the strategy `none`, a token with `entity` and `index`."""
 
     entity_group: Annotated[str | None, Field(examples=["LOC"], description="The label of the entity, if tokens are grouped.")] = None
     entity: Annotated[str | None, Field(examples=["B-LOC"], description="The label of the token, if tokens are not grouped.")] = None

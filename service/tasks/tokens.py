@@ -1,6 +1,6 @@
-"""What a model's tokenizer does alone, as jobs of the same queue that no graph runs: texts to tokens, and ids of tokens to texts.
+"""Tokenizing and decoding as requests of the same queue, without a run of the graph: texts to tokens, and token ids to texts.
 
-Every model can do it, whatever its task. Bodies and answers are those of Text Embeddings Inference.
+Every model supports them, whatever its task. Bodies and answers are those of Text Embeddings Inference.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.text.tokenizer import Tokenizer, Tokens, estimate_tokens
 
 TOKENIZE, DECODE = "tokenize", "decode"
-_CHARS_PER_TOKEN = 4  # of English
-TOKEN_BYTES, TOKEN_STEPS = 80, 2  # of its object in the answer, without its text
+_CHARS_PER_TOKEN = 4  # of English text
+TOKEN_BYTES, TOKEN_STEPS = 80, 2  # of a token's object in the answer, without its text
 TOKENS_PER_PAUSE = 1024
-MAX_IDS = 2**19  # that one request turns into texts
-OBJECT_HELD = 180  # numbers of four bytes that such an object takes in memory
+MAX_IDS = 2**19  # token ids that one request can decode
+OBJECT_HELD = 180  # memory of such an object in numbers of four bytes
 
 
 class Token(BaseModel):
-    """A token. `start` and `stop` are its place in the text, in code points; a special token has none."""
+    """A token. `start` and `stop` are its position in the text, in code points; a special token has none."""
 
     id: int
     text: str
@@ -42,7 +42,7 @@ class TextRequest:
 
     Attributes:
         text: The text.
-        add_special_tokens: Whether the special tokens of the model stand around its tokens.
+        add_special_tokens: Whether the model's special tokens are added.
     """
 
     text: str
@@ -50,13 +50,13 @@ class TextRequest:
 
     @property
     def chars(self) -> int:
-        """Characters that have to be tokenized."""
+        """Characters to tokenize."""
         return len(self.text)
 
 
 @dataclass(frozen=True, slots=True)
 class IdsRequest:
-    """Ids of tokens to make a text of.
+    """Token ids to decode.
 
     Attributes:
         ids: The ids.
@@ -68,7 +68,7 @@ class IdsRequest:
 
     @property
     def chars(self) -> int:
-        """About as many characters as they stand for."""
+        """Estimated number of characters of their text."""
         return _CHARS_PER_TOKEN * len(self.ids)
 
 
@@ -95,7 +95,7 @@ def tokenize(request: TextRequest, model: TaskModel) -> TaskRun:
 
 
 def _special_tokens(tokens: Tokens, tokenizer: Tokenizer) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns the special tokens before a text and those after it, as the answer has them."""
+    """Returns the special tokens before and after a text, in the format of the answer."""
     whole = tokenizer.assemble(tokens.ids[:1])  # they are the same around a text of one token
     items = [{"id": id_, "text": tokenizer.token(id_) or "", "special": True, "start": None, "stop": None} for id_ in whole.ids.tolist()]
     return items[: whole.start], items[whole.start + len(tokens.ids[:1]) :]
@@ -105,8 +105,8 @@ def decode(request: IdsRequest, model: TaskModel) -> TaskRun:
     """Returns the text of token ids. No graph runs.
 
     Raises:
-        InvalidValueError: The vocabulary has no such id.
-        TooLargeError: The text is over the budget.
+        InvalidValueError: An id is not in the vocabulary.
+        TooLargeError: The text exceeds the budget.
     """
     tokenizer = model.tokenizer
     unknown = next((id_ for id_ in dict.fromkeys(request.ids) if tokenizer.token(id_) is None), None)
@@ -118,12 +118,12 @@ def decode(request: IdsRequest, model: TaskModel) -> TaskRun:
         )
     yield Batch([], Cost(answer_bytes=2, steps=TOKEN_STEPS * len(request.ids)))
     (text,) = tokenizer.decode_all([request.ids], skip_special=request.skip_special_tokens)
-    model.budget.spend(answer_bytes=text_bytes(text))  # how long it is shows only now
+    model.budget.spend(answer_bytes=text_bytes(text))  # its length is known only now
     return text
 
 
 class TokenizeBody(ForeignBody):
-    """Body of a request for tokens."""
+    """Body of a request to tokenize texts."""
 
     model_config = body_config(inputs="A warm, funny film.")
 
@@ -135,7 +135,7 @@ class TokenizeBody(ForeignBody):
         return [TextRequest(text, self.add_special_tokens) for text in self.items]
 
     def answer(self, results: list[Any]) -> Any:
-        """Returns a list of tokens for each text, also where there is one alone."""
+        """Returns a list of tokens per text, even for a single text."""
         return results
 
 
@@ -144,10 +144,10 @@ _Ids = Annotated[list[_Id], STOP]
 
 
 def _lists(value: Any) -> Any:
-    """Returns a list of lists for a list of ids.
+    """Returns a list of lists of ids; a single list is wrapped.
 
     Raises:
-        TooLargeError: It has more ids than are allowed: to check each of them would take the event loop long.
+        TooLargeError: It has more ids than are allowed: checking each one would block the event loop.
     """
     if not isinstance(value, list) or not value:
         return value
@@ -158,7 +158,7 @@ def _lists(value: Any) -> Any:
 
 
 class DecodeBody(ForeignBody):
-    """Body of a request for texts."""
+    """Body of a request to decode token ids."""
 
     model_config = body_config(ids=[[101, 2023, 102]])
     counted: ClassVar[str] = "`ids` has {} items"
@@ -179,7 +179,7 @@ class DecodeBody(ForeignBody):
 
     @property
     def is_list(self) -> bool:
-        """Always: one list of ids was made the only one of a list."""
+        """Always true: a single list of ids was wrapped in a list."""
         return True
 
     def texts_of(self, item: Any) -> Iterable[str]:

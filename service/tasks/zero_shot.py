@@ -1,8 +1,8 @@
-"""Zero-shot classification: how well each of the caller's labels fits a text, by a model of natural language inference.
+"""Zero-shot classification: how well each of the caller's labels fits a text, with a model of natural language inference.
 
-Each label makes a hypothesis ("This example is politics."), and the model says whether the text entails it, as in the
-Hugging Face pipeline. Differences, on purpose: the template is no Python format string, only its `{}` stands for the label;
-softmax subtracts the maximum.
+Each label forms a hypothesis ("This example is politics."), and the model scores whether the text entails it, as in the
+Hugging Face pipeline. There are two intended differences: only `{}` of the template is replaced, it is not a Python format string;
+and softmax subtracts the maximum.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ TASK = "zero-shot-classification"
 TEMPLATE = "This example is {}."
 PLACE = "{}"
 MAX_LABELS = 1000
-MAX_HYPOTHESIS_CHARS = 1000  # of a label, and of a template: each is read once for every other
+MAX_HYPOTHESIS_CHARS = 1000  # of a label, and of a template: each is read once for every label
 NEEDS = "two or more labels, one of which begins with `entail`"
 
 
 def _split(value: Any) -> Any:
-    """Returns the labels of a text with commas between them, as the Hugging Face pipeline reads it; of too many no more than show it."""
+    """Returns the labels of a text with commas between them, like the Hugging Face pipeline; it stops soon after the limit of labels."""
     if not isinstance(value, str):
         return value
     labels = value.split(",", MAX_LABELS)
@@ -79,11 +79,11 @@ class ZeroShotParameters(TaskParameters):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One text and the labels that may fit it.
+    """One text and its possible labels.
 
     Attributes:
         text: The text.
-        parameters: The labels, distinct and at least one, and how they are scored.
+        parameters: The parameters; labels are distinct, and there is at least one.
     """
 
     text: str
@@ -91,38 +91,38 @@ class Request:
 
     @property
     def chars(self) -> int:
-        """Characters that have to be tokenized."""
+        """Characters to tokenize."""
         labels, template = self.parameters.candidate_labels, self.parameters.hypothesis_template
         return len(self.text) + sum(map(len, labels)) + len(labels) * len(template)
 
 
 def entailment(labels: Sequence[str]) -> int | None:
-    """Returns the id of a model's first label that begins with "entail", in any case, or None.
+    """Returns the id of a model's first label that begins with "entail", ignoring case, or None.
 
-    A model of one label says nothing about what contradicts, so it has none.
+    It is None for a model with one label, which cannot score a contradiction.
     """
     ids = [i for i, label in enumerate(labels) if label.lower().startswith("entail")]
     return ids[0] if ids and len(labels) > 1 else None
 
 
 def compatible(config: ModelConfig) -> bool:
-    """Returns whether a text classification model is one of natural language inference."""
+    """Returns whether a text classification model is a model of natural language inference."""
     return entailment(config.labels) is not None
 
 
 def estimate(request: Request, max_length: int) -> int:
-    """Returns a cheap guess of the tokens of all pairs of text and hypothesis."""
+    """Returns a cheap estimate of the tokens of all pairs of text and hypothesis."""
     shared = estimate_tokens(request.text) + estimate_tokens(request.parameters.hypothesis_template)
     return sum(min(shared + estimate_tokens(label), max_length) for label in request.parameters.candidate_labels)
 
 
 def classify_zero_shot(request: Request, model: TaskModel) -> TaskRun:
-    """Returns the labels with their scores, best first; of equal ones the later label first, as in the pipeline.
+    """Returns the labels with their scores, best first; of equal scores, the later label is first, as in the pipeline.
 
-    The rows have the output `logits`, float32 [labels of the model]; there is one for each label of the caller.
+    The rows have the output `logits`, float32 [labels of the model]; there is one row per label of the caller.
 
     Raises:
-        InvalidValueError: A hypothesis leaves no room for the text.
+        InvalidValueError: A hypothesis leaves no tokens for the text.
     """
     config, labels = model.config, request.parameters.candidate_labels
     encodings, truncated = yield from _hypotheses(request, model.tokenizer)
@@ -134,7 +134,7 @@ def classify_zero_shot(request: Request, model: TaskModel) -> TaskRun:
     )
     rows = yield Batch(encodings, cost, truncated=truncated, warnings=() if request.text.strip() else EMPTY)
     entails = entailment(config.labels)
-    assert entails is not None, "only models that fit are asked"
+    assert entails is not None, "only compatible models are asked"
     logits = np.stack([row["logits"] for row in rows])
     if request.parameters.multi_label or len(rows) == 1:
         contradicts = -1 if entails == 0 else 0
@@ -146,7 +146,7 @@ def classify_zero_shot(request: Request, model: TaskModel) -> TaskRun:
 
 
 def _hypotheses(request: Request, tokenizer: Tokenizer) -> Generator[Batch, Sequence[Row], tuple[list[Encoding], bool]]:
-    """Returns the text, cut if need be, with the whole hypothesis of each label, and whether it is cut."""
+    """Returns the encodings of the text with the whole hypothesis of each label, and whether the text is truncated."""
     hypotheses = tokenizer.each(
         [request.text, *(request.parameters.hypothesis_template.replace(PLACE, label) for label in request.parameters.candidate_labels)]
     )
@@ -177,12 +177,12 @@ class ZeroShotBody(TaskBody):
     counted: ClassVar[str] = "`inputs` and `candidate_labels` make {} pairs"
 
     inputs: TextOrTexts
-    # without `parameters` the error is about what is missing in them
+    # without `parameters`, the error names the missing field in them
     parameters: Annotated[ZeroShotParameters, Field(validate_default=True, default_factory=dict)]
 
     @property
     def count(self) -> int:
-        """How many pairs of a text and a label there are."""
+        """Number of pairs of a text and a label."""
         return len(self.items) * len(self.parameters.candidate_labels)
 
     def request(self, item: Any, parameters: ZeroShotParameters) -> Request:

@@ -1,1 +1,1 @@
-"""Strings to token ids, and the windows of long texts."""
+"""Converts texts to token ids, and splits long texts into windows."""

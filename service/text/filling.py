@@ -1,4 +1,4 @@
-"""Filling: the text of token ids of which a few in the middle change, many times over, without decoding the rest of it again."""
+"""Filling: decodes a text many times with different tokens in a few places, without decoding the rest of it again."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from itertools import pairwise
 from bertserve.service.errors import TooLargeError
 from bertserve.service.text.tokenizer import TokenIds, Tokenizer
 
-# Tokens on either side of a place that may look different because of what is filled in, and as many before them, so that the first of these is
-# not the first of its text. Decoders look no further: at the token before, at the characters of UTF-8 that a token has a part of.
+# Tokens on each side of a place whose text may depend on the filling, and as many tokens before them, so that the first of these is
+# not the first of its text. Decoders only look at the previous token, and at the other bytes of a UTF-8 character.
 CONTEXT = 8
-# A text of no more tokens is decoded whole for each filling, which takes no longer.
+# A text of at most this many tokens is decoded as a whole for each filling, which is not slower.
 SHORT_TOKENS = 64
-# Tokens that may be decoded for the fillings of one place, if the decoder is not one of those.
+# Maximum number of tokens to decode for the fillings of one place, if each filling needs the whole text.
 MAX_WHOLE_TOKENS = 2**20
-# Fillings that are decoded before other requests get a turn. Of a text of SHORT_TOKENS, they take 10 ms.
+# Fillings to decode before other requests get a turn; 10 ms for a text of SHORT_TOKENS.
 FILLINGS_PER_STEP = 256
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 
 class Fillings:
-    """The texts of token ids with other tokens in some places."""
+    """The texts of token ids with different tokens in some places."""
 
     def __init__(self, tokenizer: Tokenizer, ids: TokenIds, places: Sequence[range], *, skip_special: bool) -> None:
-        """Decodes what all texts share.
+        """Decodes the parts that all texts share.
 
         Args:
-            tokenizer: What decodes.
+            tokenizer: Decodes tokens.
             ids: Token ids of the whole text.
-            places: What other tokens stand in for, ascending; each by itself.
+            places: The ranges of tokens to replace, ascending; each is replaced separately.
             skip_special: Whether special tokens are left out.
         """
         self._tokenizer, self._ids, self._places, self._skip = tokenizer, list(ids), places, skip_special
@@ -37,16 +37,16 @@ class Fillings:
         self._starts: dict[int, int] = {}
         self._text = ""
         self._whole = len(ids) <= SHORT_TOKENS
-        self._whole_tokens = [0] * len(places)  # that were decoded
+        self._whole_tokens = [0] * len(places)  # decoded tokens of whole texts
         if not self._whole:
             self._cuts = [(self._clean_cut(place.start - CONTEXT, -1), self._clean_cut(place.stop + CONTEXT, 1)) for place in places]
             self._whole = not self._decode_shared()
 
     def texts(self, index: int, fillings: Sequence[TokenIds]) -> list[str]:
-        """Returns the whole text with each of some fillings in one of the places.
+        """Returns the whole text for each filling of one place.
 
         Raises:
-            TooLargeError: The decoder needs the whole text for too many of them.
+            TooLargeError: Too many fillings need the whole text to be decoded.
         """
         if self._whole:
             return self._written_whole(index, fillings)
@@ -68,7 +68,7 @@ class Fillings:
         return self._decoded([[*before, *filling, *after] for filling in fillings]) if fillings else []
 
     def _near(self, index: int, fillings: Sequence[TokenIds]) -> list[str | None]:
-        """Returns the part of the text that a filling may change, for each; None where the context before it looks otherwise with it."""
+        """Returns, for each filling, the part of the text that it may change; None if the context before this part changes too."""
         place, (first, last) = self._places[index], self._cuts[index]
         before, after = self._ids[max(first - CONTEXT, 0) : place.start], self._ids[place.stop : last]
         context, *texts = self._decoded(
@@ -77,7 +77,7 @@ class Fillings:
         return [text[len(context) :] if text.startswith(context) else None for text in texts]
 
     def _decode_shared(self) -> bool:
-        """Decodes the text, and finds where in it the cuts are; returns whether it is what its parts are together."""
+        """Decodes the text and finds the positions of the cuts; returns whether the text equals its separately decoded parts."""
         cuts = sorted({0, len(self._ids), *(cut for pair in self._cuts for cut in pair)})
         parts = []
         for start, end in pairwise(cuts):
@@ -93,12 +93,12 @@ class Fillings:
         return length == len(self._text) and all(self._is_near(index) for index in range(len(self._places)))
 
     def _is_near(self, index: int) -> bool:
-        """Returns whether the text is the same if one place is decoded by itself."""
+        """Returns whether the text stays the same if one place is decoded separately."""
         place, (first, last) = self._places[index], self._cuts[index]
         return self._near(index, [self._ids[place.start : place.stop]]) == [self._text[self._starts[first] : self._starts[last]]]
 
     def _clean_cut(self, cut: int, step: int) -> int:
-        """Returns the nearest place to cut, in one direction, that is not within a character; a character has four bytes at most."""
+        """Returns the nearest cut in one direction that does not split a character, which has at most four bytes."""
         for nearest in range(cut, cut + 4 * step, step):
             if not 0 < nearest < len(self._ids):
                 break

@@ -1,8 +1,8 @@
-"""Texts to token ids, over Hugging Face `tokenizers`, and the templates of special tokens around them.
+"""Converts texts to token ids with Hugging Face `tokenizers`, and adds special tokens by templates.
 
-The tokenizer is run once, without special tokens, truncation or padding: those are mutable state of a `tokenizers` object, and
-unsafe to change between threads. Templates are filled here, `windows.py` truncates. It does not depend on tasks or on the padding of batches: the
-engine pads.
+The library is called once per text, without special tokens, truncation or padding: these are mutable state of a `tokenizers` object,
+and not thread-safe. Templates are filled here, and `windows.py` truncates. The engine pads batches, so this module depends neither on tasks
+nor on padding.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from bertserve.service.bundle.manifest import Piece, Side, SpecialPiece, Tokeniz
 from bertserve.service.errors import BundleError, EngineError, InvalidValueError
 from bertserve.service.text.windows import kept_of_pair
 
-# Parallelism comes from the inference threads; tokenizers' own thread pool would compete with them for the same cores.
+# Inference threads run in parallel; the thread pool of `tokenizers` would compete with them for the same cores.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 TokenIds = Sequence[int]
-SHORT_CHARS = 600  # tokenized in about 0.2 ms (0.3 us a character, docs/explanation/scheduling.md)
+SHORT_CHARS = 600  # tokenized in about 0.2 ms (0.3 us per character, docs/explanation/scheduling.md)
 
-GROUP_CHARS = 2**16  # that are tokenized at once, or one longer text
+GROUP_CHARS = 2**16  # that are tokenized in one call, unless a single text is longer
 
 
 class Tokens:
-    """The tokens of one whole text, without special tokens. Offsets and pieces are read only by who asks for them."""
+    """The tokens of a whole text, without special tokens. Offsets and pieces are only read on demand."""
 
     def __init__(self, encoding: Any, ids: list[int]) -> None:
-        """Wraps an encoding of `tokenizers`, with ids of its tokens."""
+        """Wraps an encoding of `tokenizers`; `ids` are the ids of its tokens."""
         self._encoding = encoding
         self.ids = ids
 
@@ -53,14 +53,14 @@ class Tokens:
         return offsets
 
     def span(self, cut: range) -> tuple[int, int]:
-        """Returns the start of the first and the end of the last of some tokens, at least one, without reading the others."""
+        """Returns the start of the first and the end of the last of the tokens in `cut`, at least one; it does not read the others."""
         return self._encoding.token_to_chars(cut.start)[0], self._encoding.token_to_chars(cut.stop - 1)[1]
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Returns the offsets, with combining marks that the tokenizer has stripped added to the token before them.
+        """Returns the offsets; combining marks that the tokenizer has removed belong to the token before them.
 
         Args:
-            text: The text that these tokens are of.
+            text: The text of these tokens.
         """
         offsets = self.offsets
         whole = []
@@ -73,27 +73,27 @@ class Tokens:
 
     @property
     def pieces(self) -> list[str]:
-        """Each token as the vocabulary spells it."""
+        """The spelling of each token in the vocabulary."""
         pieces: list[str] = self._encoding.tokens
         return pieces
 
     @property
     def word_ids(self) -> list[int]:
-        """The pre-tokenizer's word that each token is of."""
+        """The pre-tokenizer's word of each token."""
         word_ids: list[int] = self._encoding.word_ids
         return word_ids
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """What one row of a batch is made from, special tokens included, not padded.
+    """The data of one row of a batch, including special tokens, without padding.
 
     Attributes:
         ids: Token ids, int64 [length].
         type_ids: Segment ids, int64 [length].
-        start: Position of the first token of the last text of the template: the text itself, or of a pair the second.
-        masks: Positions of the mask tokens to be filled.
-        maps: Layer and head, from 0, of each attention map that is wanted, ascending.
+        start: Position of the first token of the template's last text: of a pair, the second text.
+        masks: Positions of the masks to fill.
+        maps: Layer and head, counted from 0, of each requested attention map, ascending.
     """
 
     ids: NDArray[np.int64]
@@ -107,18 +107,18 @@ class Encoding:
 
     @property
     def cost_tokens(self) -> int:
-        """What it counts against the budget of a batch: projecting a mask onto the vocabulary is about a token's work."""
+        """Its tokens in the limit of a batch; a mask counts as one more, because its projection onto the vocabulary costs about as much."""
         return len(self.ids) + len(self.masks)
 
 
 class Tokenizer:
-    """Turns texts into encodings as the manifest's template says. Safe to share between threads."""
+    """Converts texts to encodings by the manifest's template. It is thread-safe."""
 
     def __init__(self, path: Path, spec: TokenizerSpec) -> None:
         """Loads `tokenizer.json`.
 
         Raises:
-            BundleError: The file is not a tokenizer that this version of `tokenizers` reads, or it fails on a question mark.
+            BundleError: The file is not a tokenizer that this version of `tokenizers` can read, or it cannot encode a question mark.
         """
         self._library = _library_tokenizer(path)
         self._tokenizer = self._library.tokenizer
@@ -131,7 +131,7 @@ class Tokenizer:
         self.subword_prefix = spec.subword_prefix
         self.vocabulary_size: int = self._tokenizer.get_vocab_size()
         self.unknown: str | None = getattr(self._tokenizer.model, "unk_token", None)
-        # The flag above has no effect if the vocabulary itself has the spelling: pieces of SentencePiece, and whole words.
+        # The flag above has no effect for a spelling that the vocabulary itself has: pieces of SentencePiece, and whole words.
         unknown = self._library.unknown_id if self.unknown is None else self.token_id(self.unknown)
         self._stand_in = self._library.id_of_question_mark(path) if unknown is None else unknown
         self._reserved = _special_ids(self._tokenizer, spec) - {self._stand_in}
@@ -140,14 +140,14 @@ class Tokenizer:
     def tokenize(self, texts: Sequence[str]) -> list[Tokens]:
         """Returns the tokens of each text, without the template's special tokens.
 
-        A text can spell the mask, where there is one, and the added tokens that the manifest lists; no other special token.
+        In a text, the mask and the manifest's added tokens are recognized as such, but no other special tokens.
 
         Raises:
             EngineError: The tokenizer panicked.
         """
         try:
             if sum(map(len, texts)) <= SHORT_CHARS:
-                # `encode` keeps the GIL: for so short a time that is less than getting it back from busy threads takes
+                # `encode` keeps the GIL, which for such a short time costs less than getting it back from busy threads
                 encodings = [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
             else:
                 encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
@@ -158,7 +158,7 @@ class Tokenizer:
         return [Tokens(encoding, self._ids(encoding)) for encoding in encodings]
 
     def each(self, texts: Iterable[str]) -> Iterator[Tokens]:
-        """Yields the tokens of each text, as `tokenize` returns them, without holding those of many long texts at once."""
+        """Yields the tokens of each text, like `tokenize`, but never holds the tokens of many long texts at once."""
         group: list[str] = []
         chars = 0
         for text in texts:
@@ -171,7 +171,7 @@ class Tokenizer:
             yield from self.tokenize(group)
 
     def _ids(self, encoding: Any) -> list[int]:
-        """Returns the ids of an encoding; a special token that is spelled in the text is unknown text."""
+        """Returns the ids of an encoding; special tokens in the text are replaced by the unknown token."""
         ids: list[int] = encoding.ids
         return ids if self._reserved.isdisjoint(ids) else [self._stand_in if id_ in self._reserved else id_ for id_ in ids]
 
@@ -191,38 +191,38 @@ class Tokenizer:
         return text
 
     def decode_all(self, texts: Sequence[TokenIds], *, skip_special: bool) -> list[str]:
-        """Returns the text of each of several lists of token ids. Other threads run meanwhile."""
+        """Returns the text of each list of token ids. It releases the GIL."""
         kept = [self._kept(ids, skip_special) for ids in texts]
         found: list[str] = self._tokenizer.decode_batch(kept, skip_special_tokens=skip_special)
         return found
 
     def _kept(self, ids: TokenIds, skip_special: bool) -> list[int]:
-        """Returns ids without the special added tokens, which the library knows as plain ones, where special tokens are left out."""
+        """Returns ids without the added tokens that are special for the model but not for the library, if special tokens are skipped."""
         return [id_ for id_ in ids if id_ not in self._left_out] if skip_special and self._left_out else list(ids)
 
     def room(self, *, pair: bool) -> int:
-        """Returns how many text tokens fit in addition to the special tokens of the template."""
+        """Returns the number of text tokens that fit in addition to the template's special tokens."""
         return self.max_length - self._templates[pair].specials
 
     def starts(self, a: int, b: int | None = None) -> list[int]:
-        """Returns where each text begins in the encoding of texts of so many tokens.
+        """Returns the position of each text in an encoding.
 
         Args:
             a: Tokens of the text.
-            b: Those of the second text, if there is one.
+            b: Tokens of the second text, if any.
         """
         return self._templates[b is not None].starts({"a": a, "b": b or 0})
 
     def assemble(self, a: TokenIds, b: TokenIds | None = None, *, masks: Sequence[int] = ()) -> Encoding:
-        """Puts the special tokens around one text, or a pair.
+        """Adds the special tokens to one text or a pair.
 
         Args:
             a: Token ids of the text.
-            b: Those of the second text; together they must fit `room`.
-            masks: Indices into the last text of the mask tokens to be filled.
+            b: Token ids of the second text, if any; together they must fit `room`.
+            masks: Indices of the masks to fill, in the last text.
 
         Raises:
-            InvalidValueError: There is no token at all: the text has none, and the template no special ones.
+            InvalidValueError: The encoding would have no tokens: the text has none, and the template adds none.
         """
         encoding = self._templates[b is not None].fill(a, () if b is None else b, masks)
         if not len(encoding.ids):
@@ -230,11 +230,11 @@ class Tokenizer:
         return encoding
 
     def pairs(self, texts: Iterable[str], side: Side | None = None) -> Iterator[tuple[int, Encoding]]:
-        """Yields the first text with each of the others: the tokens of both, and their encoding, cut to the model's length.
+        """Yields, for the first text with each other text, the number of tokens of both and their encoding, cut to the model's length.
 
         Args:
             texts: The texts.
-            side: The end at which texts are cut, the longer one of a pair first; None for the model's own.
+            side: The end at which texts are cut, the longer text first; None for the model's own.
         """
         others = self.each(texts)
         first = next(others)
@@ -246,18 +246,18 @@ class Tokenizer:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class _LibraryTokenizer:
-    """A tokenizer of the library, as all that have its file use it; it is not changed any more.
+    """A tokenizer of the library, shared by all tokenizers with the same file; it is never changed.
 
     Attributes:
         tokenizer: The library's.
-        unknown_id: Of SentencePiece, the id of what stands for text that the vocabulary does not have: the library does not tell it.
+        unknown_id: For SentencePiece, the id of the unknown token, which the library does not expose.
     """
 
     tokenizer: Any
     unknown_id: int | None
 
     def id_of_question_mark(self, path: Path) -> int:
-        """Returns the last id of a question mark, which stands for unknown text where the vocabulary has no token for it.
+        """Returns the last id of a question mark, which is the unknown token if the vocabulary has no question mark.
 
         Raises:
             BundleError: The tokenizer cannot encode it.
@@ -272,25 +272,25 @@ class _LibraryTokenizer:
 
 
 def _is_failure(error: BaseException) -> bool:
-    """Returns whether the library failed: a panic of it is not an Exception, and must end neither a thread nor a reload."""
+    """Returns whether the library failed: its panic is not an Exception, and must end neither a thread nor a reload."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _unreadable(path: Path, error: BaseException) -> BundleError:
-    """Returns the error of a tokenizer file that the library fails on."""
+    """Returns the error for a tokenizer file that the library cannot read."""
     return BundleError(f"`{path}` cannot be read by this version of `tokenizers`: {error}.")
 
 
-# Content -> what was loaded of it. Many models have one vocabulary, and it takes 6 MB and 20 ms each time.
+# Content -> the loaded tokenizer. Many models share a vocabulary, and loading one takes 6 MB and 20 ms.
 _loaded: WeakValueDictionary[bytes, _LibraryTokenizer] = WeakValueDictionary()
 _loading = threading.Lock()
 
 
 def _library_tokenizer(path: Path) -> _LibraryTokenizer:
-    """Returns the tokenizer of a file, the same one for files of the same content.
+    """Returns the tokenizer of a file; files with the same content share one.
 
     Raises:
-        BundleError: The file is not a tokenizer that this version of `tokenizers` reads.
+        BundleError: The file is not a tokenizer that this version of `tokenizers` can read.
     """
     try:
         content = path.read_bytes()
@@ -301,7 +301,7 @@ def _library_tokenizer(path: Path) -> _LibraryTokenizer:
             tokenizer = tokenizers.Tokenizer.from_buffer(content)
             tokenizer.no_truncation()
             tokenizer.no_padding()
-            # "[SEP]" in a caller's text is text; the flag does not survive serialization.
+            # "[SEP]" in a caller's text is ordinary text; this flag is not stored in the file.
             tokenizer.encode_special_tokens = True
             has_unknown = getattr(tokenizer.model, "unk_token", None) is not None
             created = _LibraryTokenizer(tokenizer, None if has_unknown else json.loads(content)["model"].get("unk_id"))
@@ -314,7 +314,7 @@ def _library_tokenizer(path: Path) -> _LibraryTokenizer:
 
 
 def _special_ids(tokenizer: Any, spec: TokenizerSpec) -> set[int]:
-    """Returns the ids that mean something to the model which no text may say: all special tokens but the mask to be filled in."""
+    """Returns the ids that a text must not produce: those of all special tokens except the mask."""
     ids = {id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     ids |= {piece.id for piece in (*spec.single, *spec.pair) if isinstance(piece, SpecialPiece)} | {spec.pad_id}
     return ids - (set() if spec.mask is None else {spec.mask.id})
@@ -353,5 +353,5 @@ class _Template:
 
 
 def estimate_tokens(text: str) -> int:
-    """Returns a cheap guess of a text's tokens: 4 characters a token in ASCII, else 1.5 (CJK is near 1)."""
+    """Returns a cheap estimate of a text's tokens: 4 characters per token in ASCII, otherwise 1.5 (CJK has about 1)."""
     return len(text) // 4 + 1 if text.isascii() else int(len(text) / 1.5) + 1

@@ -1,21 +1,21 @@
-"""Index arithmetic on the tokens of long texts: truncation, and windows that overlap. Plain integers, no tokenizer."""
+"""Index arithmetic on the tokens of long texts: truncation and overlapping windows. It uses only integers, no tokenizer."""
 
 from __future__ import annotations
 
 from bertserve.service.bundle.manifest import Side
 from bertserve.service.errors import InvalidValueError
 
-# Of one text; a stride just short of a window would make one for each token.
+# Of one text; a stride close to the window's length would need one window per token.
 MAX_WINDOWS = 4096
 
 
 def truncate_longest_first(a: int, b: int, room: int) -> tuple[int, int]:
-    """Returns how many tokens of two texts to keep, the longer one cut first, as Hugging Face's `longest_first`.
+    """Returns how many tokens of two texts to keep; the longer text is cut first, like in Hugging Face's `longest_first`.
 
     Args:
         a: Tokens of the first text.
         b: Tokens of the second text.
-        room: Tokens that both may have together.
+        room: Maximum tokens of both together.
     """
     if a + b <= room:
         return a, b
@@ -27,11 +27,11 @@ def truncate_longest_first(a: int, b: int, room: int) -> tuple[int, int]:
 
 
 def kept_tokens(count: int, keep: int, side: Side) -> range:
-    """Returns which of `count` tokens are left when all but `keep` are cut off.
+    """Returns the range of `count` tokens that is kept, if at most `keep` tokens are kept.
 
     Args:
         count: Tokens of the text.
-        keep: Tokens to keep, at most `count` of which there are.
+        keep: Maximum number of tokens to keep.
         side: The end that is cut.
     """
     keep = min(keep, count)
@@ -39,7 +39,7 @@ def kept_tokens(count: int, keep: int, side: Side) -> range:
 
 
 def kept_of_pair(a: int, b: int, room: int, side: Side) -> tuple[range, range]:
-    """Returns which of the tokens of two texts are left when the pair is cut to `room` tokens, the longer text first."""
+    """Returns the ranges of two texts' tokens that are kept if the pair is cut to `room` tokens, the longer text first."""
     keep_a, keep_b = truncate_longest_first(a, b, room)
     return kept_tokens(a, keep_a, side), kept_tokens(b, keep_b, side)
 
@@ -47,17 +47,18 @@ def kept_of_pair(a: int, b: int, room: int, side: Side) -> tuple[range, range]:
 def windows(count: int, room: int, stride: int, side: Side = "right") -> list[range]:
     """Cuts `count` tokens into windows of at most `room`, neighbors overlapping by `stride` tokens, in the order of the text.
 
-    There is always one window, also of nothing. The first begins with the first token and the last ends with the last one. The window at the
-    end `side` may be shorter than the others.
+    There is always at least one window, which may be empty. The first window starts with the first token, and the last one ends with the
+    last
+    token. The window at the end `side` may be shorter than the others.
 
     Args:
         count: Tokens of the text.
         room: Tokens of a full window, greater than `stride`.
         stride: Tokens that a window shares with the one before.
-        side: The end at which a text is cut, to which the windows proceed from the other one.
+        side: The end at which a text is cut; the windows start at the other end.
 
     Raises:
-        InvalidValueError: There are more windows than a text may have.
+        InvalidValueError: The text needs too many windows.
     """
     starts = range(0, max(count - stride, 1), room - stride)
     if len(starts) > MAX_WINDOWS:
@@ -75,5 +76,5 @@ def windows(count: int, room: int, stride: int, side: Side = "right") -> list[ra
 
 
 def default_stride(room: int) -> int:
-    """Returns the overlap of windows of `room` tokens where the caller names none: 128, at most half a window."""
+    """Returns the default overlap of windows of `room` tokens: 128, but at most half a window."""
     return min(128, room // 2)

@@ -1,7 +1,7 @@
-"""Words as people read them, with the tokens of each, and offsets in the unit of the caller's language. It does not depend on tasks.
+"""Words as people read them, with their tokens, and offsets in the unit of the caller's language. It does not depend on tasks.
 
-A word is what stands between white space, without the punctuation around it: `film`, `don't`, `well-known`, `1,000`. Each punctuation mark is a
-word of its own. Scripts without spaces have a word for each token, because only the tokenizer tells words apart there.
+A word is the text between white space, without punctuation around it: `film`, `don't`, `well-known`, `1,000`. Each punctuation mark is a
+separate word. In scripts without spaces each token is a word, because only the tokenizer separates words there.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 from bertserve.service.text.tokenizer import Tokens
 
-# Thai, Lao, Burmese, Khmer, Kana, and the ideographs of Chinese and Japanese.
+# Thai, Lao, Burmese, Khmer, Kana, and Chinese and Japanese ideographs.
 _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
-# Punctuation that is part of a word where it has letters, or digits, on both sides.
+# Punctuation that is part of a word if letters, or digits, are on both sides.
 _JOINS_LETTERS, _JOINS_DIGITS = "'’-‐", ".,:"
 # Python counts code points, JavaScript and Java UTF-16 units, Go and Rust bytes.
 Unit = Literal["code_points", "utf16", "utf8"]
@@ -29,9 +29,9 @@ class Word:
     """A word of a text.
 
     Attributes:
-        start: First code point of it in the text.
-        end: Code point after the last.
-        tokens: Which of the text's tokens it is made of.
+        start: Index of its first code point in the text.
+        end: Index after its last code point.
+        tokens: Indices of its tokens.
     """
 
     start: int
@@ -40,12 +40,12 @@ class Word:
 
 
 def words_of(text: str, tokens: Tokens, cut: range | None = None) -> list[Word]:
-    """Returns the words of a text in order; each token is of one of them at most.
+    """Returns the words of a text in order; each token belongs to at most one word.
 
     Args:
-        text: The text that the tokens are of.
+        text: The text of the tokens.
         tokens: All of its tokens.
-        cut: Which of them count, of a word at an edge a part; all when None.
+        cut: The tokens to use, which may cut words at the edges; None for all.
     """
     cut = range(len(tokens)) if cut is None else cut
     if not cut:
@@ -55,7 +55,7 @@ def words_of(text: str, tokens: Tokens, cut: range | None = None) -> list[Word]:
     words: list[Word] = []
     first = 0
     for i, (start, end) in enumerate(spans):
-        # a token of white space alone, or of nothing, belongs to what comes after it
+        # a token that is empty or only white space belongs to the next word
         if start == end and i + 1 < len(spans):
             continue
         before = words[-1] if words else None
@@ -68,21 +68,21 @@ def words_of(text: str, tokens: Tokens, cut: range | None = None) -> list[Word]:
 
 
 def most_within(words: Sequence[Word], cuts: Sequence[range]) -> int:
-    """Returns how many words the windows of a text have at most, parts of words counted; `cuts` are the windows' tokens."""
+    """Returns the maximum number of words, including partial ones, in a window; `cuts` has the windows' tokens."""
     starts, stops = [word.tokens.start for word in words], [word.tokens.stop for word in words]
     return max(bisect_left(starts, cut.stop) - bisect_right(stops, cut.start) for cut in cuts)
 
 
 def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
-    """Returns a span without the white space at its ends, which tokens of some tokenizers have."""
+    """Returns a span without white space at its ends, which the tokens of some tokenizers have."""
     piece = text[start:end]
     start += len(piece) - len(piece.lstrip())
     return start, max(start, end - (len(piece) - len(piece.rstrip())))
 
 
 def _continues(text: str, end: int, start: int, *, same: bool) -> bool:
-    """Returns whether a token continues with the word before it, which ends at `end`; `same`: the tokenizer does not part them."""
-    if start < end:  # several tokens of one character
+    """Returns whether a token continues the previous word, which ends at `end`; `same` is whether the tokenizer joins them."""
+    if start < end:  # several tokens of the same character
         return True
     if any(char.isspace() for char in text[end:start]):
         return False
@@ -97,17 +97,17 @@ def _continues(text: str, end: int, start: int, *, same: bool) -> bool:
 
 
 def _is_letter(char: str) -> bool:
-    """Returns whether a character is part of words: a letter, a digit, or a mark on one."""
+    """Returns whether a character is part of a word: a letter, a digit or a combining mark."""
     return bool(char) and unicodedata.category(char)[0] in "LNM"
 
 
 def rebase(spans: Sequence[dict[str, Any]], text: str, unit: Unit) -> None:
-    """Turns `start` and `end` of each span from code points of the text into the unit, in place.
+    """Converts `start` and `end` of each span from code points of the text to the unit, in place.
 
     Args:
-        spans: In any order; they may overlap.
-        text: The text that they lie in.
-        unit: What to count in.
+        spans: The spans, in any order; they may overlap.
+        text: The text of the spans.
+        unit: The unit of the result.
     """
     if unit == "code_points" or text.isascii():
         return

@@ -1,1 +1,1 @@
-"""Traces: what a request did and when, and OpenTelemetry, which sends it on; only `tracer` knows that."""
+"""Traces: times of the stages of requests. Only `tracer` uses OpenTelemetry, which exports them."""

@@ -1,6 +1,6 @@
-"""Trace: what a request that is traced did, and when. A record that stages fill as they go; spans are made of it afterwards.
+"""Trace: the stages of a traced request with their times. Stages add records to it; spans are created from it at the end.
 
-The tracer that makes them needs OpenTelemetry, an extra, and is imported only where traces are asked for.
+The tracer, which creates the spans, needs OpenTelemetry, an extra. It is imported only if tracing is enabled.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from bertserve.service.errors import SettingsError, install_command
 if TYPE_CHECKING:
     from bertserve.service.tracing.tracer import Tracer
 
-# Stages that a trace keeps per name. A document of many windows can have hundreds of runs and of slices of decoding: then the first ones and the
-# last one are kept.
+# Stages that a trace keeps per name. A document with many windows can have hundreds of runs and of decoding slices; then the first ones and
+# the last one are kept.
 MAX_STAGES = 128
 
 StageName = Literal["queue", "tokenize", "run", "decode"]
@@ -27,10 +27,10 @@ class Stage:
     """A part of a request.
 
     Attributes:
-        name: Which.
-        start: Seconds, by `time.perf_counter`.
-        end: And its end.
-        batch: Id of the batch in which it ran, or None if it is not a run.
+        name: Name of the stage.
+        start: Start time in seconds of `time.perf_counter`.
+        end: End time, in the same unit.
+        batch: Id of its batch, or None if it is not a run.
     """
 
     name: StageName
@@ -41,18 +41,18 @@ class Stage:
 
 @dataclass(slots=True, eq=False)
 class Trace:
-    """A request, or a line of a stream of them.
+    """A request, or a line of a stream.
 
     Attributes:
-        tracer: Who began it, and makes its spans.
-        span: What the tracer knows it by.
+        tracer: The tracer that started it and creates its spans.
+        span: The tracer's span object.
         trace_id: 32 hexadecimal digits.
         span_id: 16 hexadecimal digits.
-        traceparent: Both, in the form of the header.
-        recorded: Whether anybody will see it; else only its ids matter, and nothing need be noted.
+        traceparent: Both ids in the format of the header.
+        recorded: Whether it is exported; otherwise only its ids are used, and stages need not be added.
         epoch_ns: Nanoseconds from 1970 to the zero of `time.perf_counter`.
-        stages: Its parts in the order in which they ended, but for its waits.
-        puts: When it was put into the queue, each time.
+        stages: Its stages in the order in which they ended, without waits.
+        puts: The times at which it was put into the queue.
     """
 
     tracer: Tracer
@@ -67,40 +67,40 @@ class Trace:
     _counts: Counter[StageName] = field(default_factory=Counter)
 
     def note(self, name: StageName, start: float, end: float, *, waits: bool) -> None:
-        """Notes a part of it that has ended, and no run.
+        """Adds a stage that has ended and is not a run.
 
         Args:
-            name: Which.
-            start: Seconds, by `time.perf_counter`.
-            end: The same.
-            waits: Whether it waits in the queue from then on.
+            name: Name of the stage.
+            start: Start time in seconds of `time.perf_counter`.
+            end: End time, in the same unit.
+            waits: Whether the request waits in the queue afterwards.
         """
         self.add(Stage(name, start, end))
         if waits:
             self.put(end)
 
     def put(self, now: float) -> None:
-        """Notes that it waits in the queue from now on."""
+        """Records that the request waits in the queue from now on."""
         if len(self.puts) == MAX_STAGES:
             self.puts.pop()
         self.puts.append(now)
 
     def add(self, stage: Stage) -> None:
-        """Notes a part of it that has ended. Called from threads."""
+        """Adds a stage that has ended. Called from several threads."""
         self._counts[stage.name] += 1
         if self._counts[stage.name] > MAX_STAGES:
             del self.stages[max(place for place, kept in enumerate(self.stages) if kept.name == stage.name)]
         self.stages.append(stage)
 
     def waits(self, end: float) -> Iterator[Stage]:
-        """Yields its waits: each from when it was put into the queue until the last of what was put then has started.
+        """Yields the waits in the queue: each from a put until the start of its last item.
 
         Args:
-            end: When the request ended, and with it a wait in which nothing started.
+            end: End time of the request, which also ends a wait without a start.
         """
         for put, following in zip(self.puts, [*self.puts, end][1:], strict=True):
             started = [stage for stage in self.stages if put <= stage.start < following]
-            # decoding follows a run without a wait; only a slice without a run has waited
+            # decoding follows a run without a wait; only a decoding slice without a run has waited
             starts = [stage.start for stage in started if stage.name != "decode"] or [stage.start for stage in started]
             yield Stage("queue", put, max(starts, default=following))
 
@@ -121,7 +121,7 @@ def tracer_class() -> type[Tracer]:
 
 
 def tracer_to(endpoint: str | None) -> Tracer | None:
-    """Returns a tracer that sends to a collector, if there is one; a process that forks calls this afterwards.
+    """Returns a tracer that sends to a collector; None without an endpoint. A process that forks must call this after the fork.
 
     Raises:
         SettingsError: OpenTelemetry is not installed.

@@ -1,7 +1,7 @@
-"""Tracer: OpenTelemetry's spans of requests and batches, sent by OTLP over HTTP. The one module that knows OpenTelemetry, which is an extra.
+"""Tracer: exports OpenTelemetry spans of requests and batches by OTLP over HTTP. It is the only module that uses OpenTelemetry, an extra.
 
-Settings other than the address are the standard variables: OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER,
-OTEL_PROPAGATORS, OTEL_BSP_*, OTEL_EXPORTER_OTLP_HEADERS and the others of the exporter. A process that forks makes its tracer afterwards.
+Other settings than the address are standard variables: OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER,
+OTEL_PROPAGATORS, OTEL_BSP_*, OTEL_EXPORTER_OTLP_HEADERS and others of the exporter. A process that forks creates its tracer after the fork.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from bertserve.service.tracing.trace import Stage, Trace
 Attributes: TypeAlias = Mapping[str, str | int | float | bool]
 
 PATH = "/v1/traces"
-CLOSE_S = 2.0  # that an end waits for the last spans
+CLOSE_S = 2.0  # maximum wait for the last spans at the end
 
 
 class Tracer:
-    """Begins and ends the spans of one process."""
+    """Starts and ends the spans of one process."""
 
     def __init__(self, exporter: SpanExporter) -> None:
-        """Creates a tracer, with a thread that sends.
+        """Creates a tracer with a thread that exports spans.
 
         Args:
-            exporter: Takes spans that have ended. What it fails at is logged, and its spans are lost.
+            exporter: Exports finished spans. Its errors are logged, and the spans are lost.
         """
         described = Resource.create({"service.name": "bertserve", "service.version": __version__, "service.instance.id": str(uuid.uuid4())})
-        resource = described.merge(OTELResourceDetector().detect())  # what the variables say goes over ours
+        resource = described.merge(OTELResourceDetector().detect())  # the variables take precedence
         processor = BatchSpanProcessor(exporter)
         self._requests = TracerProvider(resource=resource, shutdown_on_exit=False)
-        # a batch is recorded where one of its requests is, which were chosen already
+        # a batch is recorded if one of its requests is, and these are already sampled
         self._batches = TracerProvider(resource=resource, shutdown_on_exit=False, sampler=ALWAYS_ON)
         for provider in (self._requests, self._batches):
             provider.add_span_processor(processor)
@@ -56,10 +56,10 @@ class Tracer:
 
     @classmethod
     def to(cls, endpoint: str) -> Tracer | None:
-        """Returns a tracer that sends to a collector; None where OTEL_SDK_DISABLED says that nothing should.
+        """Returns a tracer that sends to a collector; None if OTEL_SDK_DISABLED is set.
 
         Args:
-            endpoint: Its base address, as OTEL_EXPORTER_OTLP_ENDPOINT has it, or that of the traces.
+            endpoint: Base address as in OTEL_EXPORTER_OTLP_ENDPOINT, or the address for traces.
         """
         if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
             return None
@@ -67,25 +67,25 @@ class Tracer:
         return cls(OTLPSpanExporter(endpoint=address if address.endswith(PATH) else address + PATH))
 
     def begin(self, name: str, headers: Iterable[tuple[bytes, bytes]], attributes: Attributes, start: float) -> Trace:
-        """Begins the span of a request: within the caller's trace, if its headers name one as they should, else in a new one.
+        """Starts the span of a request, in the caller's trace if its headers name a valid one, otherwise in a new trace.
 
         Args:
-            name: Of the span.
-            headers: The request's, names in lower case.
-            attributes: What is known by now; the sampler may look at it.
-            start: Seconds, by `time.perf_counter`.
+            name: Name of the span.
+            headers: The request's headers, with names in lower case.
+            attributes: The attributes known so far; the sampler may use them.
+            start: Start time in seconds of `time.perf_counter`.
         """
         carrier: dict[str, str] = {}
         for key, value in headers:
             if (field := self._fields.get(key)) is not None:
                 text = value.decode("latin-1")
-                # two of a header are one with a comma: right for `tracestate`, and no `traceparent`, as W3C wants it
+                # a repeated header is joined with a comma, which is valid for `tracestate`, and as W3C requires invalid for `traceparent`
                 carrier[field] = f"{carrier[field]},{text}" if field in carrier else text
         context = self._propagator.extract(carrier, Context()) if carrier else Context()
         return self._begin(name, context, SpanKind.SERVER, attributes, start)
 
     def begin_within(self, trace: Trace, name: str, start: float) -> Trace:
-        """Begins a part of a request that is traced like one itself."""
+        """Starts a part of a request that is traced like a request."""
         return self._begin(name, otel.set_span_in_context(trace.span, Context()), SpanKind.INTERNAL, {}, start)
 
     def _begin(self, name: str, context: Context, kind: SpanKind, attributes: Attributes, start: float) -> Trace:
@@ -96,14 +96,14 @@ class Tracer:
         return Trace(self, span, trace_id, span_id, f"00-{trace_id}-{span_id}-{known.trace_flags:02x}", span.is_recording(), epoch_ns)
 
     def end(self, trace: Trace, end: float, *, name: str | None = None, attributes: Attributes, failed: bool) -> None:
-        """Ends the span of a request, and makes those of its stages.
+        """Ends the span of a request, and creates the spans of its stages.
 
         Args:
-            trace: What `begin` returned.
-            end: Seconds, by `time.perf_counter`.
-            name: The span's name, where more is known now.
-            attributes: More attributes.
-            failed: Whether the service is to blame.
+            trace: The result of `begin`.
+            end: End time in seconds of `time.perf_counter`.
+            name: The final name of the span, if it differs.
+            attributes: Additional attributes.
+            failed: Whether the service failed.
         """
         span = trace.span
         if trace.recorded:
@@ -122,15 +122,15 @@ class Tracer:
     def batch(
         self, traces: Sequence[Trace], name: str, start: float, end: float, *, attributes: Attributes, error: str | None = None
     ) -> None:
-        """Makes the span of a run of a graph, which links the requests that ran in it, and tells these of it.
+        """Creates the span of a run, with links to the requests in it, and adds the run to their traces.
 
         Args:
-            traces: Of those of its requests that are recorded, at least one.
-            name: Of the span.
-            start: Seconds, by `time.perf_counter`.
-            end: And its end.
-            attributes: Of the run.
-            error: What kind of error it ended with, if it did.
+            traces: The traces of its recorded requests, at least one.
+            name: Name of the span.
+            start: Start time in seconds of `time.perf_counter`.
+            end: End time, in the same unit.
+            attributes: Attributes of the run.
+            error: Kind of the error, if the run failed.
         """
         epoch_ns = traces[0].epoch_ns
         links = [Link(trace.span.get_span_context()) for trace in traces]
@@ -144,7 +144,7 @@ class Tracer:
             trace.add(Stage("run", start, end, span.get_span_context()))
 
     def close(self) -> None:
-        """Sends what has ended, for a moment at most: a collector that does not answer keeps no process from ending."""
+        """Exports finished spans with a short timeout, so that an unresponsive collector does not delay the end of the process."""
         closing = threading.Thread(target=self._requests.shutdown, name="last-spans", daemon=True)
         closing.start()
         closing.join(CLOSE_S)

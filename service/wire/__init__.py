@@ -1,1 +1,1 @@
-"""JSON to requests and results to JSON, without HTTP: what the service, the exporter and the load tester share."""
+"""Converts JSON to requests and results to JSON, without HTTP. The service, the exporter and the load tester use it."""

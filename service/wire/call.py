@@ -14,16 +14,16 @@ from bertserve.service.tasks.spec import TaskSpec
 
 
 class Asked(Protocol):
-    """The inputs of a request, as far as a run needs them: the body of a task, or a replacement."""
+    """The inputs of a request as a run needs them: the body of a task, or another object with these members."""
 
     @property
     def is_list(self) -> bool:
-        """Whether errors name the input at fault by its place in a list."""
+        """Whether errors name the input by its index in a list."""
         ...
 
     @property
     def subject(self) -> str:
-        """What holds the inputs."""
+        """Name of the field with the inputs."""
         ...
 
     def requests(self, config: Any = None) -> list[Any]:
@@ -33,16 +33,16 @@ class Asked(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A request whose body is not read yet.
+    """A request whose body has not been read.
 
     Attributes:
-        raw: Its body.
-        headers: Its headers, found by their names in lower case.
-        model: The model that its path names, or None.
+        raw: The body.
+        headers: The headers, by name in lower case.
+        model: The model in the path, or None.
         models: All models.
-        limits: Its limits.
-        version: The version of the model that its path names, or None.
-        request_id: Its id, which the answer's header has.
+        limits: The limits of a request.
+        version: The version in the path, or None.
+        request_id: The request id, which the answer's header also has.
     """
 
     raw: bytes
@@ -56,12 +56,12 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """An answer that is more than JSON.
+    """An answer with more than a JSON value.
 
     Attributes:
         data: The body.
         media_type: Its media type.
-        headers: More headers, each name in lower case.
+        headers: Additional headers, with names in lower case.
     """
 
     data: bytes
@@ -78,8 +78,8 @@ class Call:
         model: The model that answers.
         body: The inputs.
         answer: Converts the prediction to the content of the response: a value for JSON, or Content.
-        timeout_s: Seconds until it must have started, if the format has them in the body. None means that the header decides.
-        spec: The spec that runs instead of the task, or None for the task itself. Metrics count the task.
+        timeout_s: Seconds until it must have started, if the body sets them; None to use the header.
+        spec: The spec that runs instead of the task's own, or None. Metrics use the task.
     """
 
     task: str

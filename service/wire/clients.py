@@ -1,4 +1,4 @@
-"""What other and older clients send and read in place of the service's own form. They are recognized by their User-Agent."""
+"""Special formats for older clients and clients of other services, which are recognized by their User-Agent."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from bertserve.service.tasks import classify, embed, fill_mask, question_answeri
 from bertserve.service.tasks.body import TaskBody
 from bertserve.service.tasks.question_answering import AnswerBody
 
-# How @huggingface/inference, the client for JavaScript, begins its User-Agent; browsers replace it with their own.
+# Start of the User-Agent of @huggingface/inference, the client for JavaScript; browsers replace it with their own.
 _JS_CLIENT = "@huggingface/inference/"
-# Its functions for these tasks read the answer to one input. They drop the other answers, or report a broken answer.
+# For these tasks, it reads the answer to one input only. It drops other answers, or reports an error.
 _JS_CLIENT_READS_ONE = frozenset({classify.TASK, token_classification.TASK, question_answering.TASK, fill_mask.TASK, zero_shot.TASK})
-# They send `encoding_format` and read numbers only: huggingface_hub 2.4 by `float`, @huggingface/inference 4.13 by their type.
+# These clients can send `encoding_format` but read only numbers: huggingface_hub 2.4 always as floats, @huggingface/inference 4.13 by type.
 _NO_BASE64 = re.compile(rf"hf_hub/\d+\.\d+|{re.escape(_JS_CLIENT)}")
-_HUGGINGFACE_HUB = re.compile(r"hf_hub/(\d{1,6})\.(\d{1,6})")  # Python refuses to read numbers of thousands of digits
-# The first huggingface_hub that reads zero-shot results as a list of objects; earlier ones read one object of lists.
+_HUGGINGFACE_HUB = re.compile(r"hf_hub/(\d{1,6})\.(\d{1,6})")  # Python refuses to parse numbers with thousands of digits
+# The first huggingface_hub that reads zero-shot results as a list of objects; earlier versions read an object of lists.
 _LISTS_SINCE = (1, 2)
 
 Answer = Callable[[list[Any]], Any]
 
 
 class ZeroShotLists(BaseModel):
-    """A zero-shot result as huggingface_hub before 1.2 reads it."""
+    """A zero-shot result in the format that huggingface_hub before 1.2 reads."""
 
     sequence: Annotated[str, Field(examples=["A new phone."])]
     labels: Annotated[list[str], Field(examples=[["technology", "politics"]])]
     scores: Annotated[list[float], Field(examples=[[0.98, 0.02]])]
 
 
-# Task -> more types of its answer, for OpenAPI.
+# Task -> additional types of its answer, for OpenAPI.
 LEGACY_ANSWERS: dict[str, Any] = {zero_shot.TASK: ZeroShotLists | list[ZeroShotLists]}
 
 
 def upgrade_legacy_body(kind: type[TaskBody], value: dict[str, Any]) -> dict[str, Any]:
-    """Puts a question and its context into `inputs`: huggingface_hub 0.25 sends them at the top."""
+    """Moves a question and its context into `inputs`; huggingface_hub 0.25 sends them at the top level."""
     if kind is not AnswerBody or "inputs" in value or not {"question", "context"} <= value.keys():
         return value
     question = {name: value[name] for name in ("question", "context")}
@@ -47,12 +47,12 @@ def upgrade_legacy_body(kind: type[TaskBody], value: dict[str, Any]) -> dict[str
 
 
 def answer_for(user_agent: bytes, task: str, body: TaskBody) -> Answer:
-    """Returns what makes the value of a response of a task's results, in the form that the client reads.
+    """Returns the function that converts a task's results to the format that the client reads.
 
     Raises:
         InvalidValueError: The client cannot read the answer to this body.
     """
-    client = user_agent.decode("latin-1")  # before the search, which is five times as fast in a text
+    client = user_agent.decode("latin-1")  # decoded first, because the search is five times as fast in a str
     if "hf_hub/" not in client and _JS_CLIENT not in client:
         return body.answer
     if task == embed.TASK:
@@ -75,7 +75,7 @@ def _check_base64(client: str, body: TaskBody) -> None:
 
 
 def _js_client_wraps_lists(task: str, body: TaskBody) -> Answer:
-    """Returns what answers @huggingface/inference, which wraps one input in a list and reads the answer to one."""
+    """Returns the function for @huggingface/inference, which wraps one input in a list but reads the answer to one."""
     if task not in _JS_CLIENT_READS_ONE:
         return body.answer
     if body.is_list and len(body.items) != 1:
@@ -92,9 +92,9 @@ def _js_client_wraps_lists(task: str, body: TaskBody) -> Answer:
 
 
 def _js_answer(task: str, found: Any) -> Any:
-    if task == token_classification.TASK:  # it takes each token for an entity
+    if task == token_classification.TASK:  # without an entity group it treats each token as an entity
         return [{"entity_group": item["entity"]} | item if "entity" in item else item for item in found]
-    if task == fill_mask.TASK and isinstance(found[0], list):  # it reads one list: the tokens of the first mask, then the next one's
+    if task == fill_mask.TASK and isinstance(found[0], list):  # it reads one list: the tokens of the first mask, then those of the next one
         return [filled for mask in found for filled in mask]
     return found
 

@@ -1,4 +1,4 @@
-"""The wire format in which Cohere's and Jina's clients rank: `documents`, and the best of them with their `relevance_score`."""
+"""The rerank format of Cohere's and Jina's clients: `documents` in, the best of them with their `relevance_score` out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bertserve.service.wire.reading import read_as
 
 
 class Document(BaseModel):
-    """A text with more that belongs to it, which comes back as it is."""
+    """A text with other fields, which the answer returns unchanged."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -33,7 +33,7 @@ _Document = Annotated[
 
 
 class DocumentsBody(ForeignBody, rerank.QueryBody):
-    """Body of a rerank request, as Cohere's and Jina's APIs take it."""
+    """Body of a rerank request in the format of Cohere's and Jina's APIs."""
 
     model_config = body_config(query="What is a panda?", documents=["A panda is a bear.", "The bridge was built in 1886."], top_n=1)
     counted: ClassVar[str] = "`documents` has {} items"
@@ -49,15 +49,15 @@ class DocumentsBody(ForeignBody, rerank.QueryBody):
         return tuple(document if isinstance(document, str) else document.text for document in self.documents)
 
     def requests(self, config: ModelConfig | None = None) -> list[Any]:
-        """Returns the one request."""
+        """Returns the only request."""
         returned = sum(text_bytes(text) for text in self.ranked) if self.return_documents else 0
         return [rerank.Request(self.query, self.ranked, returned_bytes=returned)]
 
     def shown(self) -> list[dict[str, Any]]:
-        """Returns what the answer has of each document, where they are returned: what cannot be written is known before anything runs.
+        """Returns the fields that the answer adds for each document; values that cannot be written fail here, before the run.
 
         Raises:
-            InvalidValueError: A document has a number that JSON for other programs cannot have.
+            InvalidValueError: A document has a number that JSON parsers of other programs cannot read.
         """
         if not self.return_documents:
             return [{}] * len(self.documents)
@@ -76,7 +76,7 @@ class DocumentsBody(ForeignBody, rerank.QueryBody):
 
 
 class RankedDocument(BaseModel):
-    """One document's place and score."""
+    """The index and score of a document."""
 
     index: int
     relevance_score: float
@@ -103,7 +103,7 @@ def read_rerank(incoming: Incoming) -> Call:
         (ranked,) = answered.results
         results = [{"index": item["index"], "relevance_score": item["score"]} | shown[item["index"]] for item in ranked[: body.top_n]]
         usage = {"prompt_tokens": answered.tokens, "total_tokens": answered.tokens}
-        # each vendor's client looks for the tokens at a place of its own
+        # each vendor's client expects the tokens in another field
         meta = {"tokens": {"input_tokens": answered.tokens}}
         return {"id": incoming.request_id, "model": model.name, "results": results, "usage": usage, "meta": meta}
 

@@ -1,6 +1,6 @@
-"""The wire format of the Hugging Face Inference API, which is the service's own: `inputs` and `parameters`, a list in is a list out.
+"""The wire format of the Hugging Face Inference API, which this service uses: `inputs` and `parameters`; a list gets a list of answers.
 
-The first protocol of KServe, which Vertex AI speaks too, is the same with other keys: `instances`, answered by `predictions`.
+KServe's V1 protocol, which Vertex AI uses too, is the same with other keys: `instances`, answered by `predictions`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from bertserve.service.wire.unknown_fields import check_names
 
 
 def read_for_task(task: str, incoming: Incoming) -> Call:
-    """Reads the body of a task's own path; a model may be named in it."""
+    """Reads a body at a task's path; it may name a model."""
     body = read_as(TASKS[task].body, incoming.raw, incoming.limits)
     return _call(task, incoming.models.for_task(task, body.model), body, incoming)
 
 
 def read_for_model(incoming: Incoming) -> Call:
-    """Reads a body for the model that the path names: one of the model's task, or of another that the body shows."""
+    """Reads a body for the model in the path: one for the model's task, or for another task that the body's fields identify."""
     model = incoming.model
-    assert model is not None, "the path names one"
+    assert model is not None, "the path names a model"
     return _call_for_model(parse_json(incoming.raw, TASKS[model.task].body), model, incoming)
 
 
@@ -46,7 +46,7 @@ def _call_for_model(value: Any, model: Model, incoming: Incoming) -> Call:
 
 
 def read_at_base(incoming: Incoming) -> Call:
-    """Reads a body at the base URL, all that an Inference Endpoint has: for the only model, or the only task that the body can be for."""
+    """Reads a body at the base URL, the only path of an Inference Endpoint: for the only model, or the only task that the body fits."""
     served = incoming.models.models
     if len(served) == 1:
         return read_for_model(replace(incoming, model=next(iter(served.values()))))
@@ -71,7 +71,7 @@ def _call(task: str, model: Model, body: TaskBody, incoming: Incoming) -> Call:
 
 
 def _fitting(task: str, value: Any, limits: Limits) -> TaskBody | TooLargeError | None:
-    """Returns the body of a task that a value makes, or why it is too large for one; None where it is none of this task."""
+    """Returns a value as the body of a task, or the error if it is too large; None if it does not fit the task."""
     try:
         return validate_body(task, value, limits)
     except TooLargeError as error:
@@ -85,30 +85,30 @@ def _paths(tasks: Iterable[str]) -> str:
 
 
 class PredictBody(BaseModel):
-    """Body of a request of KServe's first protocol."""
+    """Body of a request in KServe's V1 protocol."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"instances": ["A warm, funny film.", "Dull."]}]})
 
-    instances: list[Any] = Field(description="List of inputs, as the model's own endpoint takes them.")
+    instances: list[Any] = Field(description="List of inputs in the format of the model's task.")
     parameters: dict[str, Any] | None = Field(None, description="Parameters of the task.")
 
 
 class Predictions(BaseModel):
-    """Answer in KServe's first protocol."""
+    """Answer in KServe's V1 protocol."""
 
     predictions: list[Any]
 
 
 def read_predict(incoming: Incoming) -> Call:
-    """Reads a body for the model that the path names, of its task, or of zero-shot classification.
+    """Reads a body for the model in the path, for its task or for zero-shot classification.
 
     Raises:
-        MalformedRequestError: It is not JSON.
-        InvalidValueError: It is not the JSON of the protocol, or not what the task takes.
+        MalformedRequestError: The body is not JSON.
+        InvalidValueError: The JSON does not match the protocol or the task.
         TooLargeError: It has more instances than are allowed, or a text is too long.
     """
     model = incoming.model
-    assert model is not None, "the path names one"
+    assert model is not None, "the path names a model"
     value = parse_json(incoming.raw)
     if not isinstance(value, dict) or not isinstance(value.get("instances"), list):
         received = show(value["instances"]) if isinstance(value, dict) and "instances" in value else "missing"

@@ -1,6 +1,6 @@
-"""Bodies of the Open Inference Protocol: JSON, and after it the binary tensors, which the JSON describes.
+"""Bodies of the Open Inference Protocol: JSON, followed by the binary tensors that the JSON describes.
 
-A tensor of a request is a description at first. Its values are read after its shape has been checked, so that a large shape costs nothing.
+A tensor is first only a description. Its values are read after a check of its shape, so that a large shape costs nothing.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from bertserve.service.wire.reading import show, where, wrong_value
 from bertserve.service.wire.unknown_fields import unknown_name
 
 _INTEGERS: dict[str, np.dtype[Any]] = {"INT64": np.dtype("<i8"), "INT32": np.dtype("<i4"), "BOOL": np.dtype("?")}
-_LENGTH_BYTES = 4  # before each element of a binary BYTES tensor
+_LENGTH_BYTES = 4  # the length before each element of a binary BYTES tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of a request, of which the values were not read yet.
+    """A tensor of a request whose values have not been read.
 
     Attributes:
         name: Its name.
         datatype: Its datatype.
-        shape: Its axes.
-        data: A list, flat or nested, or the bytes of the binary form.
+        shape: Its dimensions.
+        data: The values as a flat or nested list, or the bytes of the binary format.
     """
 
     name: str
@@ -45,14 +45,14 @@ class Tensor:
 
     @property
     def count(self) -> int:
-        """How many values the shape says that there are."""
+        """Number of values according to the shape."""
         return math.prod(self.shape)
 
     def texts(self) -> list[str]:
-        """Returns the texts of a BYTES tensor, flat.
+        """Returns the texts of a BYTES tensor as a flat list.
 
         Raises:
-            InvalidValueError: It is of another datatype, there are more or fewer than the shape says, or one is no UTF-8.
+            InvalidValueError: It has another datatype, its number of texts does not match its shape, or a text is not UTF-8.
         """
         if self.datatype != "BYTES":
             raise InvalidValueError("`{name}` is {datatype}, but it has texts; send it as BYTES.", name=self.name, datatype=self.datatype)
@@ -67,13 +67,13 @@ class Tensor:
         return flat
 
     def integers(self, *datatypes: str) -> NDArray[np.int64]:
-        """Returns the values of a tensor of integers or booleans, in its shape.
+        """Returns the values of a tensor of integers or booleans, with its shape.
 
         Args:
-            datatypes: Those that it may be of: INT64, INT32, BOOL.
+            datatypes: The allowed datatypes: INT64, INT32, BOOL.
 
         Raises:
-            InvalidValueError: It is of another datatype, or there are more or fewer than the shape says.
+            InvalidValueError: It has another datatype, or its number of values does not match its shape.
         """
         if self.datatype not in datatypes:
             raise InvalidValueError(
@@ -107,7 +107,7 @@ class Tensor:
             ) from None
 
     def _flat(self, data: list[Any]) -> list[Any]:
-        """Returns the values of `data`, which may be nested as the shape is."""
+        """Returns the values of `data`, which may be flat or nested like the shape."""
         nested = len(self.shape) == 2 and bool(data) and isinstance(data[0], list)
         if nested and not (len(data) == self.shape[0] and all(isinstance(row, list) and len(row) == self.shape[1] for row in data)):
             raise InvalidValueError(
@@ -125,9 +125,9 @@ class Tensor:
         return flat
 
     def _decoded(self, data: memoryview) -> list[str]:
-        """Returns the texts of the binary form: each after its length, 4 bytes little-endian."""
+        """Returns the texts of the binary format: each text follows its length, 4 bytes little-endian."""
         texts, at = [], 0
-        if self.count * _LENGTH_BYTES > len(data):  # before the loop: a shape is cheap to write
+        if self.count * _LENGTH_BYTES > len(data):  # checked first, because a request can declare any shape
             raise self._misfit(len(data))
         for _ in range(self.count):
             start = at + _LENGTH_BYTES
@@ -154,7 +154,7 @@ class Tensor:
 
 
 def shown_count(count: int) -> str:
-    """Returns a count of values for a message; that of a shape may have a hundred digits."""
+    """Returns a number of values for a message; the number from a shape may have a hundred digits."""
     return str(count) if count < 10**12 else "more than 10^12"
 
 
@@ -164,7 +164,7 @@ class Output:
 
     Attributes:
         values: Float32, int64, or texts as objects.
-        binary: Whether it goes after the JSON.
+        binary: Whether it follows the JSON as bytes.
     """
 
     values: NDArray[Any]
@@ -172,18 +172,18 @@ class Output:
 
     @property
     def datatype(self) -> str:
-        """The name of its datatype."""
+        """Name of the datatype."""
         return {"f": "FP32", "i": "INT64", "O": "BYTES"}[self.values.dtype.kind]
 
     def packed(self) -> bytes:
-        """Returns its binary form."""
+        """Returns the binary format."""
         if self.datatype == "BYTES":
             encoded = [text.encode() for text in self.values.reshape(-1)]
             return b"".join(part for text in encoded for part in (len(text).to_bytes(_LENGTH_BYTES, "little"), text))
         return self.values.astype("<f4" if self.datatype == "FP32" else "<i8", copy=False).tobytes()
 
     def listed(self) -> Any:
-        """Returns its values for JSON, flat."""
+        """Returns the values as a flat list for JSON."""
         flat = np.ascontiguousarray(self.values).reshape(-1)
         return flat.tolist() if self.datatype == "BYTES" else flat
 
@@ -192,20 +192,20 @@ HEADER_LENGTH = "inference-header-content-length"
 Datatype = Literal[
     "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BF16", "BYTES"
 ]  # fmt: skip
-# No model here has as many inputs or outputs, with both forms of a request counted, or tensors of so many axes.
+# No model here has as many inputs or outputs, even with both formats of a request, or tensors with as many dimensions.
 MAX_TENSORS = 16
 MAX_AXES = 8
 _EXAMPLE: dict[str, Any] = {"inputs": [{"name": "inputs", "shape": [2], "datatype": "BYTES", "data": ["A warm, funny film.", "Dull."]}]}
 
 
 class InferInputParameters(Closed):
-    """What a request says of one of its tensors."""
+    """Parameters of an input tensor."""
 
     binary_data_size: Annotated[int | None, Field(ge=0, description="Bytes of this tensor after the JSON, instead of `data`.")] = None
 
 
 class InferInput(Closed):
-    """One tensor of a request."""
+    """An input tensor of a request."""
 
     name: Annotated[str, Field(max_length=256)]
     shape: Annotated[
@@ -218,7 +218,7 @@ class InferInput(Closed):
 
 
 class InferOutputParameters(Closed):
-    """How a tensor is wanted."""
+    """Parameters of a requested output."""
 
     binary_data: Annotated[bool | None, Field(description="Send the values as bytes after the JSON, instead of `data`.")] = None
     classification: Annotated[
@@ -227,7 +227,7 @@ class InferOutputParameters(Closed):
 
 
 class InferOutput(Closed):
-    """A tensor that is wanted."""
+    """A requested output tensor."""
 
     name: Annotated[str, Field(max_length=256)]
     parameters: InferOutputParameters | None = None
@@ -249,7 +249,7 @@ class InferBody(Closed):
 
 
 class InferTensor(BaseModel):
-    """One tensor of an answer."""
+    """A tensor of an answer."""
 
     name: str
     shape: list[int]
@@ -267,18 +267,18 @@ class InferAnswer(BaseModel):
 
 
 def read_infer_body(raw: bytes, header: str | None) -> tuple[InferBody, dict[str, Tensor]]:
-    """Reads a request, and finds its tensors without reading them.
+    """Reads a request and finds its tensors; it does not read their values.
 
     Args:
-        raw: The body: JSON, and after it the binary tensors.
-        header: How long the JSON is, as the header `Inference-Header-Content-Length` says; None where the body is nothing else.
+        raw: The body: JSON, followed by the binary tensors.
+        header: The header `Inference-Header-Content-Length`, the length of the JSON; None if there are no binary tensors.
 
     Returns:
         The JSON, and the tensors by name.
 
     Raises:
-        MalformedRequestError: It is not JSON, or the lengths do not fit.
-        InvalidValueError: It is not the JSON of the protocol.
+        MalformedRequestError: The body is not JSON, or a length does not fit.
+        InvalidValueError: The JSON does not match the protocol.
         TooLargeError: It has more lists, objects, keys or values than are allowed.
     """
     size = len(raw) if header is None else _json_size(header, len(raw))
@@ -310,7 +310,7 @@ def _json_size(header: str, size: int) -> int:
 
 
 def _placed(body: InferBody, rest: memoryview, *, binary: bool) -> dict[str, Tensor]:
-    """Returns the tensors by name, each with its list or its part of the bytes after the JSON."""
+    """Returns the tensors by name, each with its list, or with its part of the bytes after the JSON."""
     placed: dict[str, Tensor] = {}
     at = 0
     for declared in body.inputs:
@@ -342,7 +342,7 @@ def _placed(body: InferBody, rest: memoryview, *, binary: bool) -> dict[str, Ten
 
 
 def write_infer_answer(head: Mapping[str, Any], outputs: Mapping[str, Output]) -> dict[str, Any] | Content:
-    """Returns an answer: a value for JSON, or, where an output is binary, JSON with the bytes after it."""
+    """Returns an answer: a value for JSON, or, if an output is binary, JSON followed by bytes."""
     described, parts = [], []
     for name, output in outputs.items():
         tensor: dict[str, Any] = {"name": name, "datatype": output.datatype, "shape": list(output.values.shape)}

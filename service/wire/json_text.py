@@ -1,6 +1,6 @@
-"""JSON to values in bounded time, because the event loop waits for it, and results to JSON. It does not depend on tasks or HTTP.
+"""Parses JSON in limited time, because it runs on the event loop, and writes results as JSON. It depends neither on tasks nor on HTTP.
 
-A vector stays a numpy array up to here: orjson writes it without a Python float for each number.
+A vector stays a numpy array until here: orjson writes it without creating a Python float per number.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from pydantic_core import from_json
 
 from bertserve.service.errors import TooLargeError
 
-# Limits of a body, not counting the content of its texts. 16,384 inputs of any task stay below them.
+# Limits of a body outside of its strings. A body with 16,384 inputs of any task is below them.
 MAX_CONTAINERS = 2**16
 MAX_KEYS = 2**18
 MAX_VALUES = 2**21
 _LIMITS = ((b"[{", MAX_CONTAINERS, "lists and objects"), (b":", MAX_KEYS, "keys"), (b",", MAX_VALUES, "values"))
-# A smaller body makes too few objects for garbage collection to matter.
+# A smaller body creates too few objects for garbage collection to matter.
 _COLLECTED_BYTES = 4096
-# Counting takes a dozen times the memory of a block.
+# Counting needs about twelve times the memory of a block.
 _BLOCK_BYTES = 2**19
 
 
 def parse(raw: bytes, *, finite: bool = False) -> Any:
-    """Returns the value of a JSON document.
+    """Parses a JSON document.
 
     Args:
         raw: The document.
-        finite: Whether `NaN` and `Infinity`, which JSON does not have, are errors here; otherwise they are numbers, which no field takes.
+        finite: Whether `NaN` and `Infinity`, which are not valid JSON, are errors; otherwise they become numbers, which no field accepts.
 
     Raises:
-        ValueError: It is not JSON.
+        ValueError: The document is not JSON.
         TooLargeError: It has more lists, objects, keys or values than are allowed.
     """
     if len(raw) > MAX_CONTAINERS:
@@ -47,7 +47,7 @@ def parse(raw: bytes, *, finite: bool = False) -> Any:
 
 
 def _check_size(raw: bytes) -> None:
-    """Refuses a document that would take long to parse, by the bytes of its structure."""
+    """Refuses a document that would take long to parse, by the number of its structural characters."""
     over = [limit for limit in _LIMITS if sum(raw.count(byte) for byte in limit[0]) > limit[1]]
     if not over:
         return
@@ -58,12 +58,12 @@ def _check_size(raw: bytes) -> None:
 
 
 def _outside_texts(raw: bytes) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Returns how often each byte occurs outside of texts, int64 [256]; in vectors, so that the time does not depend on the content."""
+    """Returns the count of each byte outside of strings, int64 [256]. It is vectorized, so its time does not depend on the content."""
     plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in raw else raw
     counts, inside = np.zeros(256, np.int64), 0
     for start in range(0, len(plain), _BLOCK_BYTES):
         codes = np.frombuffer(plain, np.uint8, min(_BLOCK_BYTES, len(plain) - start), start)
-        quotes = np.cumsum(codes == ord('"'), dtype=np.uint8) + np.uint8(inside)  # modulo 256, which keeps it odd or even
+        quotes = np.cumsum(codes == ord('"'), dtype=np.uint8) + np.uint8(inside)  # modulo 256, which preserves the parity
         counts += np.bincount(codes[quotes & 1 == 0], minlength=256)
         inside = int(quotes[-1] & 1)
     return counts
@@ -71,7 +71,7 @@ def _outside_texts(raw: bytes) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Pauses the garbage collector: it finds nothing while a document is parsed, and traverses each new object several times."""
+    """Pauses the garbage collector, which would find nothing during parsing and traverse each new object several times."""
     paused = gc.isenabled()
     gc.disable()
     try:
@@ -82,12 +82,12 @@ def _no_collection() -> Iterator[None]:
 
 
 def to_json(value: Any) -> bytes:
-    """Returns a value as JSON: dicts, lists, texts, numbers and numpy arrays of them, whose float32 are written with the digits they need."""
+    """Returns a value as JSON: dicts, lists, strings, numbers and numpy arrays; float32 numbers have as many digits as they need."""
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def written(value: Any) -> Any:
-    """Returns a value of JSON as what `to_json` puts into its output as it is.
+    """Returns a value as a JSON fragment that `to_json` copies into its output.
 
     Raises:
         TypeError: It has an integer of more than 64 bits.
@@ -96,5 +96,5 @@ def written(value: Any) -> Any:
 
 
 def to_plain(value: Any) -> Any:
-    """Returns a value as a client reads it: arrays are lists."""
+    """Returns a value as a client reads it, with lists instead of arrays."""
     return orjson.loads(to_json(value))

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol, version 2: requests of tensors, texts or token ids, to calls, and results to tensors."""
+"""The Open Inference Protocol, version 2: converts tensors of texts or token ids to calls, and results to tensors."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from bertserve.service.wire.tensor_forms import (
 from bertserve.service.wire.tensor_forms import raw_outputs as raw_output_fields
 from bertserve.service.wire.unknown_fields import check_names
 
-# Texts of scores in an answer, each of which Python makes on the event loop.
+# Maximum number of score texts in an answer, which Python creates on the event loop.
 MAX_CLASSES = 2**16
 _MICROSECONDS = 1_000_000
 _MOST_MICROSECONDS = 2**53
-# What Triton's clients send in addition to the parameters of a model, and the values that ask for nothing.
+# Parameters that Triton's clients always send, with the values that have no effect.
 _STATELESS: Mapping[str, tuple[Any, ...]] = {
     "sequence_id": (0, ""),
     "sequence_start": (False,),
@@ -49,16 +49,16 @@ _STATELESS: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request of tensors.
+    """A request with tensors.
 
     Attributes:
-        model: Who answers.
+        model: The model that answers.
         tensors: The inputs by name.
-        parameters: Those that are the task's.
+        parameters: The parameters of the task.
         timeout_s: Seconds until it must have started, or None.
-        outputs: The tensors that are wanted by name; none for all.
-        binary: Whether they are binary where they do not say it.
-        id: What comes back with the answer, or None.
+        outputs: The requested outputs by name; empty for all.
+        binary: Whether outputs are binary by default.
+        id: An id that the answer returns, or None.
     """
 
     model: Model
@@ -70,7 +70,7 @@ class _Asked:
     id: str | None
 
     def write(self, values: Mapping[str, Values]) -> Any:
-        """Returns the answer with the tensors that are wanted, in the order that they were asked for."""
+        """Returns the answer with the requested outputs in the order of the request."""
         head = {"model_name": self.model.name, "model_version": self.model.bundle.version} | ({} if self.id is None else {"id": self.id})
         written = {}
         for name in self.outputs or values:
@@ -80,22 +80,22 @@ class _Asked:
         return write_infer_answer(head, written)
 
     def best(self, name: str) -> int:
-        """Returns how many classes are wanted of an output in place of its numbers; 0 for the numbers."""
+        """Returns how many classes an output must have instead of its numbers; 0 for the numbers."""
         parameters = None if name not in self.outputs else self.outputs[name].parameters
         return 0 if parameters is None else parameters.classification or 0
 
 
 def read_infer(incoming: Incoming) -> Call:
-    """Reads a request: of token ids where it has `input_ids`, else of texts.
+    """Reads a request: of token ids if it has `input_ids`, otherwise of texts.
 
     Raises:
-        MalformedRequestError: It is not JSON, or the lengths of its binary tensors do not fit.
+        MalformedRequestError: The body is not JSON, or the length of a binary tensor does not fit.
         InvalidValueError: A tensor, a parameter or an output is wrong.
         TooLargeError: It has more texts or rows than are allowed.
         NotFoundError: The model has another version.
     """
     model = incoming.model
-    assert model is not None, "the path names one"
+    assert model is not None, "the path names a model"
     length = incoming.headers.get(HEADER_LENGTH.encode())
     body, tensors = read_infer_body(incoming.raw, None if length is None else length.decode("latin-1"))
     check_version(model.name, model.bundle.version, incoming.version)
@@ -109,10 +109,10 @@ def read_infer(incoming: Incoming) -> Call:
 
 
 def check_version(name: str, version: str, asked: str | None) -> None:
-    """Refuses a version that is not served.
+    """Checks the version in a path.
 
     Raises:
-        NotFoundError: It is another; the message has the one that is.
+        NotFoundError: The version is not loaded; the message has the loaded one.
     """
     if asked not in (None, version):
         raise NotFoundError(
@@ -124,7 +124,7 @@ def check_version(name: str, version: str, asked: str | None) -> None:
 
 
 def _read_protocol(parameters: dict[str, Any]) -> tuple[float | None, bool]:
-    """Takes out of the parameters what is the protocol's; returns the timeout in seconds and whether outputs are binary."""
+    """Removes the protocol's own parameters; returns the timeout in seconds and whether outputs are binary."""
     for name, allowed in _STATELESS.items():
         value = parameters.pop(name, allowed[0])
         if value not in allowed:
@@ -158,7 +158,7 @@ def _check_rows(count: int, limits: Limits, name: str) -> None:
 
 
 def _read_texts(asked: _Asked, incoming: Incoming) -> Call:
-    """Makes a call of a request of texts."""
+    """Returns the call of a request with texts."""
     model, manifest = asked.model, asked.model.bundle.manifest
     task = task_of(model.task, list(asked.tensors), asked.parameters)
     incoming.models.for_task(task, model.name)
@@ -184,7 +184,7 @@ def _read_texts(asked: _Asked, incoming: Incoming) -> Call:
 
 
 def _texts(form: TensorForm, tensors: Mapping[str, Tensor], limits: Limits, what: str) -> dict[str, list[str]]:
-    """Returns the texts of a form's inputs by name."""
+    """Returns the texts of a task's inputs by name."""
     names = names_of(form)
     check_names(tensors, [*names, IDS], what)
     single = {field.name for field in form.inputs if field.single}
@@ -221,7 +221,7 @@ def _texts(form: TensorForm, tensors: Mapping[str, Tensor], limits: Limits, what
 
 
 def _body(spec: TaskSpec, form: TensorForm, texts: Mapping[str, list[str]], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the task's body, as JSON has it, of the texts by name and the parameters."""
+    """Returns the JSON value of the task's body, from the texts by name and the parameters."""
     single = {field.name for field in form.inputs if field.single}
     inputs: Any
     if single:
@@ -233,13 +233,13 @@ def _body(spec: TaskSpec, form: TensorForm, texts: Mapping[str, list[str]], para
         inputs = [dict(zip(keys, row, strict=True)) for row in zip(*texts.values(), strict=True)]
     if "inputs" in spec.body.names:
         return {"inputs": inputs, "parameters": parameters}
-    # its parameters stand next to the texts, where the body has other keys
+    # the parameters of this task are next to the texts, at the top level of the body
     check_names(parameters, [name for name in spec.body.model_fields if name not in (*texts, *TaskBody.model_fields)], "`parameters`")
     return {**parameters, **inputs}
 
 
 def _without_top_k(body: TaskBody) -> tuple[int | None, TaskBody]:
-    """Returns how many labels `json` has, and a body that asks for all, because `scores` has all of them."""
+    """Returns the number of labels in `json`, and a body that requests all labels, because `scores` contains all of them."""
     top_k = getattr(body.parameters, "top_k", None)
     if top_k is None:
         return None, body
@@ -263,7 +263,7 @@ def _check_classes(count: int) -> None:
 
 
 def _best(scores: Values, count: int, labels: Sequence[str]) -> Values:
-    """Returns the best so many of each row as texts `score:index:label`, as Triton writes them: objects [rows, count]."""
+    """Returns the best `count` scores of each row as texts `score:index:label`, like Triton: objects [rows, count]."""
     order = np.argsort(-scores, axis=-1, kind="stable")[:, :count]
     best = np.empty(order.shape, object)
     for (row, place), index in np.ndenumerate(order):
@@ -276,7 +276,7 @@ def _best(scores: Values, count: int, labels: Sequence[str]) -> Values:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """What stands in a body's place where a request has token ids."""
+    """Takes the role of the body for a request with token ids."""
 
     rows: list[Any]
     is_list: bool = True
@@ -288,7 +288,7 @@ class _Rows:
 
 
 def _read_ids(asked: _Asked, limits: Limits) -> Call:
-    """Makes a call of a request of token ids."""
+    """Returns the call of a request with token ids."""
     model, graph, manifest = asked.model, asked.model.graph, asked.model.bundle.manifest
     check_names(asked.parameters, [], f"a request with `{IDS}` takes no task parameters and")
     check_names(asked.tensors, [field.name for field in raw_inputs()], f"a request with `{IDS}`")
@@ -319,7 +319,7 @@ def _read_ids(asked: _Asked, limits: Limits) -> Call:
     ids = asked.tensors[IDS].integers("INT64", "INT32")
     mask = asked.tensors[MASK].integers("INT64", "INT32", "BOOL") if MASK in asked.tensors else np.ones_like(ids)
     type_ids = asked.tensors[TYPES].integers("INT64", "INT32") if TYPES in asked.tensors else np.zeros_like(ids)
-    available = [output for output in graph.outputs if output.kind != "per_map"]  # maps are for /attention alone, which limits them
+    available = [output for output in graph.outputs if output.kind != "per_map"]  # maps are only available at /attention, which limits them
     outputs = [output for output in available if not asked.outputs or output.name in asked.outputs]
     try:
         rows = raw_outputs.rows(ids, mask, type_ids, outputs=outputs, manifest=manifest, fills_masks=fills_masks(graph))
@@ -337,8 +337,8 @@ def _read_ids(asked: _Asked, limits: Limits) -> Call:
 def _raw_values(rows: Sequence[raw_outputs.Request], results: Sequence[Any], *, left: bool, fills: bool) -> dict[str, Values]:
     """Returns the outputs of all rows.
 
-    Those of texts are [rows, values], of tokens [rows, length, ...] with zeros for the padding, of masks [masks, values], those of a
-    row after those of the row before it.
+    Outputs per text have the shape [rows, values]; outputs per token [rows, length, ...], with zeros for the padding; outputs per mask
+    [masks, values], in the order of the rows.
     """
     values: dict[str, Values] = {}
     for output in rows[0].outputs:

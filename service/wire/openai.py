@@ -1,4 +1,4 @@
-"""The wire format of OpenAI's embeddings: `input`, and a list of vectors with the tokens that they took."""
+"""The wire format of OpenAI's embeddings: `input` in, a list of vectors and the number of tokens out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bertserve.service.wire.reading import read_as
 
 
 def _no_token_ids(value: Any) -> Any:
-    """Refuses the ids of tokens: those that clients of this API make are of OpenAI's vocabularies, and would mean other words here."""
+    """Refuses token ids: clients of this API use OpenAI's vocabularies, so their ids would mean other words here."""
     if isinstance(value, list) and value and type(value[0]) in (int, list):
         raise PydanticCustomError(
             "token_ids",
@@ -29,7 +29,7 @@ def _no_token_ids(value: Any) -> Any:
 
 
 class EmbeddingsBody(ForeignBody):
-    """Body of an embedding request, as OpenAI's API takes it."""
+    """Body of an embedding request in the format of OpenAI's API."""
 
     model_config = body_config(input=["A warm, funny film.", "The bridge was built in 1886."], encoding_format="float")
     counted: ClassVar[str] = "`input` has {} items"
@@ -57,9 +57,9 @@ class EmbeddingsBody(ForeignBody):
         """Returns one request per text.
 
         Raises:
-            InvalidValueError: The model has fewer dimensions, or gives a vector for each token.
+            InvalidValueError: The model has fewer dimensions, or returns a vector per token.
         """
-        assert config is not None and config.embedding is not None, "a manifest for embeddings has it"
+        assert config is not None and config.embedding is not None, "every manifest of an embedding model has it"
         like = embed.resolve(embed.EmbedParameters(dimensions=self.dimensions, encoding_format=self.encoding_format), config.embedding)
         if like.parameters.pooling == "none":
             raise InvalidValueError(
@@ -77,14 +77,14 @@ class EmbeddingItem(BaseModel):
 
 
 class Usage(BaseModel):
-    """The tokens that were read, special ones included."""
+    """The tokens that were read, including special tokens."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class EmbeddingList(BaseModel):
-    """The vectors of all texts, in their order."""
+    """The vectors of all texts, in the order of the texts."""
 
     object: Literal["list"]
     data: list[EmbeddingItem]

@@ -1,4 +1,4 @@
-"""Reads a request body: which task it is for, limits, and pydantic's errors turned into one sentence each."""
+"""Reads a request body: finds its task, checks limits, and turns pydantic's errors into one sentence each."""
 
 from __future__ import annotations
 
@@ -20,58 +20,58 @@ B = TypeVar("B", bound=TaskBody)
 
 
 def read_body(task: str, raw: bytes, limits: Limits) -> TaskBody:
-    """Reads a request body of a task, as `read_as` does."""
+    """Reads a request body of a task; see `read_as`."""
     return read_as(TASKS[task].body, raw, limits)
 
 
 def read_as(kind: type[B], raw: bytes, limits: Limits) -> B:
-    """Reads a request body of a kind.
+    """Reads a request body of a class.
 
     Raises:
-        MalformedRequestError: It is not JSON.
-        InvalidValueError: It is not the JSON that this kind takes.
-        TooLargeError: A list or a text is over its limit.
+        MalformedRequestError: The body is not JSON.
+        InvalidValueError: The JSON does not match the class.
+        TooLargeError: A list or a text exceeds its limit.
     """
     return validate_as(kind, parse_json(raw, kind), limits)
 
 
 def parse_json(raw: bytes, body: type[TaskBody] | None = None, *, finite: bool = False) -> Any:
-    """Returns the value of a body.
+    """Parses a body.
 
     Args:
         raw: The body.
-        body: The class of body that is expected, for the example in an error.
-        finite: Whether `NaN` and `Infinity` are errors here, as `parse` says.
+        body: The expected class, for the example in an error.
+        finite: Whether `NaN` and `Infinity` are errors; see `parse`.
 
     Raises:
-        MalformedRequestError: It is not JSON.
+        MalformedRequestError: The body is not JSON.
         TooLargeError: It has more lists, objects, keys or values than are allowed.
     """
     try:
-        # not `model_validate_json`: it makes Python objects for each validator in Python, and again for the error
+        # not `model_validate_json`, which creates Python objects for each Python validator, and again for the error
         return parse(raw, finite=finite)
     except ValueError as error:
         raise no_json(raw, str(error), body) from error
 
 
 def validate_body(task: str, value: Any, limits: Limits) -> TaskBody:
-    """Makes a request body of a task from its JSON value, wherever that came from, as `validate_as` does."""
+    """Validates the JSON value of a task's request body; see `validate_as`."""
     return validate_as(TASKS[task].body, value, limits)
 
 
 def requested_task(task: str, value: Any) -> str:
-    """Returns which task a body asks a model for.
+    """Returns the task that a body requests.
 
     Args:
-        task: The model's own.
-        value: The JSON value of the body, which may be no object; the reader of the body says so.
+        task: The model's own task.
+        value: The JSON value of the body. If it is not an object, a later step reports that.
     """
     derived = ((spec.name, spec.derivation) for spec in TASKS.values() if spec.derivation is not None)
     return next((name for name, derivation in derived if derivation.accepts(task) and _has(value, derivation.discriminator)), task)
 
 
 def _has(value: Any, keys: tuple[str, ...]) -> bool:
-    """Returns whether an object has a key, and within it the next, to the last."""
+    """Returns whether an object has a path of nested keys."""
     for key in keys:
         if not isinstance(value, dict) or key not in value:
             return False
@@ -80,11 +80,11 @@ def _has(value: Any, keys: tuple[str, ...]) -> bool:
 
 
 def validate_as(kind: type[B], value: Any, limits: Limits) -> B:
-    """Makes a request body of a kind from its JSON value.
+    """Validates the JSON value of a request body of a class.
 
     Raises:
-        InvalidValueError: It is not the JSON that this kind takes.
-        TooLargeError: A list or a text is over its limit.
+        InvalidValueError: The value does not match the class.
+        TooLargeError: A list or a text exceeds its limit.
     """
     if not isinstance(value, dict):
         raise no_object(value, kind)
@@ -137,11 +137,11 @@ def _translate(error: ValidationError, body: type[TaskBody]) -> InvalidValueErro
 
 
 def wrong_value(error: ErrorDetails, example: Mapping[str, Any]) -> InvalidValueError:
-    """Returns an error of pydantic's, of a value that is missing or wrong, in one sentence.
+    """Returns one of pydantic's errors, for a missing or wrong value, as one sentence.
 
     Args:
-        error: Pydantic's.
-        example: A body that is right.
+        error: Pydantic's error.
+        example: A valid body.
     """
     place = where([part for part in error["loc"] if part not in TAGS]) or "the body"
     if error["type"] == "missing":
@@ -152,12 +152,12 @@ def wrong_value(error: ErrorDetails, example: Mapping[str, Any]) -> InvalidValue
 
 
 def where(parts: Sequence[int | str]) -> str:
-    """Returns where in a body something is, such as `inputs[2].text`."""
+    """Returns a position in a body, such as `inputs[2].text`."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
 
 
 def show(value: Any) -> str:
-    """Returns a value for a message: short ones as they are, others by their kind."""
+    """Returns a value for a message: a short value unchanged, otherwise a description."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else f"a list of {len(value)}"
     shown = json.dumps(value[:41] if isinstance(value, str) else value, ensure_ascii=False)

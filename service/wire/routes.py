@@ -1,4 +1,4 @@
-"""The routes that run models, each with its access and the wire format of its bodies. A new route is one record here."""
+"""The routes that run models, each with its access and the wire format of its bodies. A new route needs one record here."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from bertserve.service.wire.tei import EmbedAllBody, SequencesBody, read_embed_a
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A path that runs models, by POST.
+    """A path that runs models, for POST requests.
 
     Attributes:
         path: The path; `{name}` in it is a model's name, and `{version}` its version.
-        read: Makes a call of a request.
-        summary: What it does, in a few words, for OpenAPI.
-        bodies: What it takes, for OpenAPI; one of them.
-        answers: Types of its answers, for OpenAPI; one of them.
-        task: The task that it is for; None where the model or the body says.
-        binary: Whether what it takes and gives may be bytes after its JSON.
-        streams: Whether it takes JSON Lines too: a body in each line, and an answer for each.
-        access: Who may call it.
+        read: Returns the call of a request.
+        summary: A short description for OpenAPI.
+        bodies: Types of the body, for OpenAPI; a body has one of them.
+        answers: Types of the answer, for OpenAPI; an answer has one of them.
+        task: The task of the path; None if it depends on the model or the body.
+        binary: Whether bodies and answers can have bytes after their JSON.
+        streams: Whether it also accepts JSON Lines: one body per line, answered by one line each.
+        access: The access that callers need.
     """
 
     path: str
@@ -53,19 +53,19 @@ class Route:
 
 
 def all_routes() -> list[Route]:
-    """Returns all routes, those of the listed tasks first."""
+    """Returns all routes; those of tasks come first."""
     return [
         *map(_of_task, TASKS.values()),
         _of_any_task(
-            "/models/{name}", read_for_model, "Ask a model by its name, in the form of its task or of another that the body shows"
+            "/models/{name}", read_for_model, "Run a model by its name, for its own task or for another one that the body identifies"
         ),
-        _of_any_task("/", read_at_base, "Ask the one model that is loaded, or the default model of the one task that the body can be for"),
+        _of_any_task("/", read_at_base, "Run the only loaded model, or the default model of the only task that fits the body"),
         *_infer_routes(),
         Route("/v1/models/{name}:predict", read_predict, "Answer instances with predictions", (PredictBody,), (Predictions,)),
         Route(
             "/v1/embeddings",
             read_embeddings,
-            "Embed texts as vectors, as OpenAI's API does",
+            "Embed texts as vectors, in the format of OpenAI's API",
             (EmbeddingsBody,),
             (EmbeddingList,),
             task=embed.TASK,
@@ -74,18 +74,18 @@ def all_routes() -> list[Route]:
             Route(
                 path,
                 read_rerank,
-                "Rank documents by a query, as Cohere's and Jina's APIs do",
+                "Rank documents by a query, in the format of Cohere's and Jina's APIs",
                 (DocumentsBody,),
                 (RankedList,),
                 task=rerank.TASK,
             )
             for path in ("/v1/rerank", "/v2/rerank")
         ),
-        _of_any_task("/invocations", read_at_base, "Answer as at the base URL, as SageMaker asks"),
+        _of_any_task("/invocations", read_at_base, "The same as the base URL, for SageMaker"),
         Route(
             "/predict",
             read_sequences,
-            "Classify texts or pairs of texts, as Text Embeddings Inference does",
+            "Classify texts or pairs of texts, in the format of Text Embeddings Inference",
             (SequencesBody,),
             (list[LabelScore], list[list[LabelScore]]),
             task=classify.TASK,
@@ -93,7 +93,7 @@ def all_routes() -> list[Route]:
         Route(
             "/embed_all",
             read_embed_all,
-            "Embed each token of texts, as Text Embeddings Inference does",
+            "Embed each token of texts, in the format of Text Embeddings Inference",
             (EmbedAllBody,),
             (list[list[list[float]]],),
             task=embed.TASK,
@@ -103,7 +103,7 @@ def all_routes() -> list[Route]:
 
 
 def _answers(spec: TaskSpec) -> tuple[Any, ...]:
-    """Returns the types of a task's answer, those for older clients included."""
+    """Returns the types of a task's answer, including those for older clients."""
     return (spec.answer, LEGACY_ANSWERS[spec.name]) if spec.name in LEGACY_ANSWERS else (spec.answer,)
 
 
@@ -119,12 +119,12 @@ def _of_any_task(path: str, read: Callable[[Incoming], Call], summary: str) -> R
 
 def _infer_routes() -> list[Route]:
     paths = {
-        "/v2/models/{name}/infer": "Answer tensors with tensors, texts or token ids",
-        "/v2/models/{name}/versions/{version}/infer": "Answer tensors with tensors, if the model is of this version",
+        "/v2/models/{name}/infer": "Run a model on tensors of texts or token ids",
+        "/v2/models/{name}/versions/{version}/infer": "Run a model on tensors, if it has this version",
     }
     return [Route(path, read_infer, summary, (InferBody,), (InferAnswer,), binary=True) for path, summary in paths.items()]
 
 
 def _of_tool(tool: TaskSpec) -> Route:
-    read, summary = functools.partial(read_for_tool, tool.name), f"{tool.title}, as Text Embeddings Inference does"
+    read, summary = functools.partial(read_for_tool, tool.name), f"{tool.title}, in the format of Text Embeddings Inference"
     return Route(f"/{tool.path}", read, summary, (tool.body,), (tool.answer,), task=tool.name)

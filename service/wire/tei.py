@@ -1,6 +1,6 @@
-"""The wire format of Hugging Face's Text Embeddings Inference, where it is not the service's own: `/predict`, `/embed_all`, and tokens.
+"""The formats of Hugging Face's Text Embeddings Inference that differ from the service's own: `/predict`, `/embed_all`, and tokens.
 
-Its `/embed`, `/rerank` and `/similarity` are paths of the service.
+Its `/embed`, `/rerank` and `/similarity` are paths of the service itself.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _Item = Annotated[_Text | Annotated[list[str], STOP, Tag(LIST)], one_of("a text 
 
 
 class SequencesBody(ForeignBody):
-    """Body of a text classification request, in which a list of two texts is a pair."""
+    """Body of a text classification request; a list of two texts is a pair."""
 
     model_config = body_config(inputs=[["A warm, funny film."], ["A man eats.", "Somebody eats."]])
 
@@ -74,13 +74,13 @@ class SequencesBody(ForeignBody):
 
     @property
     def items(self) -> list[Any]:
-        """The texts and pairs, each a list."""
+        """The texts and pairs, each as a list."""
         if isinstance(self.inputs, str):
             return [[self.inputs]]
         return self.inputs if self.is_list else [self.inputs]
 
     def texts_of(self, item: Any) -> Iterable[str]:
-        """Returns the one or two texts."""
+        """Returns the one or two texts of an item."""
         return item  # type: ignore[no-any-return]
 
     def requests(self, config: ModelConfig | None = None) -> list[Any]:
@@ -91,7 +91,7 @@ class SequencesBody(ForeignBody):
 
 
 class EmbedAllBody(ForeignBody):
-    """Body of a request for the vector of each token."""
+    """Body of a request for a vector per token."""
 
     model_config = body_config(inputs="A warm, funny film.")
 
@@ -107,7 +107,7 @@ class EmbedAllBody(ForeignBody):
         return body.requests(config)
 
     def answer(self, results: list[Any]) -> Any:
-        """Returns the vectors of each text, also of one alone."""
+        """Returns the vectors of each text, as a list even for a single text."""
         return results
 
 
@@ -124,7 +124,7 @@ def read_embed_all(incoming: Incoming) -> Call:
 
 
 def read_for_tool(tool: str, incoming: Incoming) -> Call:
-    """Reads a body of `/tokenize` or `/decode`, which any model can do: the one that it names, or the only one."""
+    """Reads a body of `/tokenize` or `/decode`, which every model supports: for the named model, or the only one."""
     body = read_as(TOOLS[tool].body, incoming.raw, incoming.limits)
     model = incoming.models.one(body.model)
     return Call(tool, model, body, lambda answered: body.answer(answered.results), spec=TOOLS[tool])

@@ -1,4 +1,4 @@
-"""What the Open Inference Protocol says of a model: its tensors, of texts and of token ids, and which task a request's tensors are for."""
+"""Describes models for the Open Inference Protocol: their tensors of texts and of token ids; finds the task of a request's tensors."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.spec import TensorField, TensorForm
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
-MASK_INDEX = "mask_index"  # of the raw outputs of a model that fills masks: row and position of each mask
+MASK_INDEX = "mask_index"  # a raw output of a fill-mask model: row and position of each mask
 JSON = "json"
 
 
 def form_of(task: str) -> TensorForm:
-    """Returns how a task looks in tensors; those of bundles, and those that `task_of` returns, have a form."""
+    """Returns the tensors of a task; all tasks of bundles, and those that `task_of` returns, have them."""
     form = TASKS[task].tensors
-    assert form is not None, "the task has a form"
+    assert form is not None, "the task has tensors"
     return form
 
 
 def names_of(form: TensorForm) -> dict[str, str]:
-    """Returns the names of a form's inputs: each name, and each alias, to the name."""
+    """Returns each name and each alias of a form's inputs -> the name."""
     return {field.name: field.name for field in form.inputs} | {field.alias: field.name for field in form.inputs if field.alias}
 
 
 @functools.cache
 def _names_beside(form: TensorForm, other: TensorForm) -> frozenset[str]:
-    """Returns the inputs of a form that another one does not have."""
+    """Returns the inputs of a form that another form does not have."""
     return frozenset(names_of(form)) - frozenset(names_of(other))
 
 
 def task_of(task: str, names: Collection[str], parameters: Mapping[str, Any]) -> str:
-    """Returns the task that a request asks a model for: the model's own, or a derived one that has its tensors or its parameter."""
+    """Returns the task that a request asks for: the model's own, or a derived task whose tensors or parameter it has."""
     own = form_of(task)
     for name, spec in TASKS.items():
         if spec.derivation is None or spec.tensors is None or not spec.derivation.accepts(task):
@@ -48,7 +48,7 @@ def task_of(task: str, names: Collection[str], parameters: Mapping[str, Any]) ->
 
 
 def raw_inputs() -> tuple[TensorField, ...]:
-    """Returns what those send who tokenize themselves."""
+    """Returns the inputs of clients that tokenize themselves."""
     shape = (-1, -1)
     return (
         TensorField(IDS, "INT64", shape),
@@ -58,26 +58,26 @@ def raw_inputs() -> tuple[TensorField, ...]:
 
 
 def raw_outputs(manifest: Manifest, graph: GraphSpec) -> tuple[TensorField, ...]:
-    """Returns what they get: the outputs of the graph, and where the masks were that it filled."""
+    """Returns the outputs for such clients: the outputs of the graph, and the positions of the masks."""
     axes = {"per_text": 2, "per_mask": 2, "per_token": form_of(manifest.task).token_axes}
     fields = tuple(TensorField(output.name, "FP32", (-1,) * axes[output.kind]) for output in graph.outputs if output.kind in axes)
     return (*fields, TensorField(MASK_INDEX, "INT64", (-1, 2))) if fills_masks(graph) else fields
 
 
 def fills_masks(graph: GraphSpec) -> bool:
-    """Returns whether a graph gives out something for each mask."""
+    """Returns whether a graph has an output per mask."""
     return any(output.kind == "per_mask" for output in graph.outputs)
 
 
 def described(fields: Sequence[TensorField]) -> list[dict[str, Any]]:
-    """Returns fields as metadata have them."""
+    """Returns fields in the format of the metadata."""
     return [{"name": field.name, "datatype": field.datatype, "shape": list(field.shape)} for field in fields]
 
 
 def metadata(name: str, version: str, manifest: Manifest, graph: GraphSpec) -> dict[str, Any]:
-    """Returns the metadata of a model: its texts and their results, and under `tensors` the other form, of token ids and raw outputs.
+    """Returns the metadata of a model: its texts and their results; `tensors` has the other form, token ids and raw outputs.
 
-    They are apart because perf_analyzer asks for all outputs that are listed, and a request has those of one form.
+    They are separate because perf_analyzer requests all listed outputs, but a request has only one form.
     """
     form = form_of(manifest.task)
     return {
@@ -94,7 +94,7 @@ _CONFIG_TYPES = {"BYTES": "TYPE_STRING"}
 
 
 def config(name: str, manifest: Manifest, *, max_rows: int) -> dict[str, Any]:
-    """Returns the configuration of a model as Triton's clients read it, of texts: the first axis is the batch's."""
+    """Returns the configuration of a model for texts, as Triton's clients read it: the first dimension is the batch."""
     form = form_of(manifest.task)
 
     def tensor(field: TensorField) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def _check_options(options: Any, body: type[TaskBody]) -> None:
         raise InvalidValueError("`options` has no `{name}`; {remedy}.", name=unknown[:SHOWN_CHARS], remedy=remedy)
 
 
-_HEAD = 1024  # bytes that are examined
+_HEAD = 1024  # bytes that are checked
 _FORM = re.compile(rb"\s*[A-Za-z0-9_.%+\[\]-]+=")
 _LINES = re.compile(rb"\{[^\n]*\}[ \t\r]*(\n\s*\{|\{)")
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -150,7 +150,7 @@ def at_column(raw: bytes, reason: str) -> str:
 
 
 def no_object(value: object, body: type[TaskBody]) -> InvalidValueError:
-    """Returns the error of a body that is JSON, but not an object. Most often it is only the inputs."""
+    """Returns the error of a body that is JSON, but not an object. Most often it has only the inputs."""
     kinds = {str: "a text", list: "a list", bool: "a truth value", int: "a number", float: "a number"}
     return InvalidValueError(
         "the body is {problem}, but must be an object with {known}, such as {example}.",
@@ -166,7 +166,7 @@ def example_of(body: type[TaskBody]) -> str:
 
 
 def _looks(raw: bytes) -> str | None:
-    """Returns what a body that is not JSON seems to be, for formats that clients send by mistake."""
+    """Returns a guess of the format of a body that is not JSON, for formats that clients send by mistake."""
     head = raw[:_HEAD].lstrip()
     signs = {
         "it is empty": not head and len(raw) <= _HEAD,

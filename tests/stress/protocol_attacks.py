@@ -13,7 +13,7 @@ from contextlib import suppress
 import raw_http
 from attack import Attack, Run, Target
 from bertserve.service.settings import Settings
-from hostile_values import MAX_BODY, prose, repeated
+from hostile_values import MAX_BODY, prose
 
 GET_LIVE = b"GET /health/live HTTP/1.1\r\nhost: t\r\n\r\n"
 HEAD_BYTES: int = Settings.model_fields["max_header_bytes"].default

@@ -1,4 +1,4 @@
-"""The playground: a page at `/` that runs every task in a browser. Its files are sent as they are, with the forms that the tasks declare."""
+"""The playground: a page at `/` that runs every task in a browser. It serves static files and the forms that the tasks declare."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FILES = (
     "snippets.js",
     "load.js",
 )
-# The page runs its own scripts alone and speaks to this service alone, so that a text cannot do more than be shown.
+# The page runs only its own scripts and connects only to this service, so that a text on the page can do nothing.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'self'; form-action 'none'; frame-ancestors 'none'"
@@ -39,12 +39,12 @@ def router(root_path: str = "") -> APIRouter:
     """Returns the routes of the page and its files.
 
     Args:
-        root_path: Path below which a proxy offers the service; what the page asks for is relative to it.
+        root_path: Path prefix of the proxy; the URLs of the page are relative to it.
     """
     routes = endpoints(PublicEndpoint, include_in_schema=False)
     page = (_FOLDER / PAGE).read_bytes()
     if root_path:
-        # without it a browser at `/bert`, which lacks the last slash, would look for all else next to it
+        # without it, a browser at `/bert` without a final slash would resolve relative URLs against `/`
         page = page.replace(b"<head>", f'<head>\n  <base href="{html.escape(root_path)}/">'.encode(), 1)
     _add_file(routes, "/", PAGE, page)
     for name in FILES:

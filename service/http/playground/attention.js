@@ -1,9 +1,9 @@
-// The weights of a layer's heads, one head at a time.
+// The attention weights of a layer, one head at a time.
 import { element, percent } from "./views.js";
 
-const MOST_TOKENS = 64; // that are drawn: a map of more is more cells than a page bears
+const MOST_TOKENS = 64; // tokens that are drawn: a larger map would have too many cells for a page
 
-// `heads` is [heads][tokens][tokens]: a row for each token, with how much it looks at each.
+// `heads` is [heads][tokens][tokens]: one row per token, with its attention to each token.
 export function attentionMap(tokens, heads) {
   const shown = tokens.slice(0, MOST_TOKENS);
   const place = element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Attention of one head" });

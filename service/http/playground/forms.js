@@ -1,17 +1,17 @@
-// From a form's values to the bodies that are sent, and from answers to what is shown. The forms are data: each task of the service declares its own.
+// Turns a form's values into request bodies, and answers into a view. The forms are data: each task of the service declares its own.
 import { element, bars, spans, similarityMap, percent } from "./views.js";
 import { reasons } from "./reasons.js";
 import { attentionMap } from "./attention.js";
 
 const lines = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
 const score = (value) => (value >= 0 && value <= 1 ? percent(value) : value.toFixed(3));
-const countWords = (text) => (text.match(/[\p{L}\p{N}]+|[^\s\p{L}\p{N}]/gu) ?? []).length; // the service counts them more exactly
+const countWords = (text) => (text.match(/[\p{L}\p{N}]+|[^\s\p{L}\p{N}]/gu) ?? []).length; // an estimate; the service counts exactly
 const isPairs = (model) => (model.labels ?? []).some((label) => label.toLowerCase().startsWith("entail"));
 
 export const suits = (example, model) => example.pairs === null || example.pairs === isPairs(model);
 export const repeats = (form) => form.fields.some((field) => field.each);
 
-// What is sent of a field; undefined for nothing.
+// The value that is sent for a field; undefined to send nothing.
 function valueOf(field, values, form) {
   const value = values[field.name];
   if (field.kind === "lines") return lines(value).slice(0, field.most || undefined);
@@ -28,7 +28,7 @@ function put(body, path, value) {
   keys.reduce((at, key) => (at[key] ??= {}), body)[last] = value;
 }
 
-// One body, or one for each line where a field says so.
+// One body, or one per line if a field says so.
 export function bodiesOf(form, values) {
   const body = {};
   for (const field of form.fields) {
@@ -45,16 +45,16 @@ export function bodiesOf(form, values) {
   });
 }
 
-// What the model read of a body, by the names that the answer's headers and explanations use.
+// The texts that the model read of a body, by the names in the answer's headers and explanations.
 export function textsOf({ inputs }) {
   return typeof inputs === "string" ? { "": inputs } : Object.fromEntries(Object.entries(inputs ?? {}).filter(([, value]) => typeof value === "string"));
 }
 
-// Of each view:
-//   show    the answer
-//   say     the answer in a few words, for who hears it
-//   items   what has a score and maybe an explanation, best first, and `name` what it is called
-//   found   places in the first text that are marked among its windows
+// Functions of a view:
+//   show    shows the answer
+//   say     the answer in a few words, for screen readers
+//   items   the results that have a score and perhaps an explanation, best first; `name` is their label
+//   found   the spans of the first text that are marked in its windows
 const masksOf = (answer) => (Array.isArray(answer[0]) ? answer : [answer]);
 const BARS = {
   items: (answer) => (Array.isArray(answer[0]) ? answer[0] : answer),
@@ -99,7 +99,7 @@ export const VIEWS = {
   json: { show: (answer) => element("p", { class: "text" }, JSON.stringify(answer, null, 1)) },
 };
 
-// Which words drove the answer, if the form asks for that.
+// The words that influenced the answer most, if the form requests them.
 export function why(form, answer, body, values) {
   const view = VIEWS[form.view];
   const explained = view.items?.(answer).filter((item) => item.explanation) ?? [];

@@ -1,4 +1,4 @@
-// A live view of the load, from /metrics: what waits, how full batches are, and how long answers take. Counters are compared with the last look.
+// A live view of the load, from /metrics: queue length, batch sizes and response times, as differences since the last reading.
 import { element } from "./views.js";
 
 const EVERY_MS = 2000;
@@ -21,7 +21,7 @@ function buckets(samples, name) {
   return totals;
 }
 
-// The upper end of the bucket in which a quantile of the new observations lies, in seconds.
+// The upper bound, in seconds, of the bucket that contains a quantile of the new observations.
 function quantile(now, before, share) {
   const counts = [...now].map(([le, count]) => [le === "+Inf" ? Infinity : Number(le), count - (before?.get(le) ?? 0)]).sort((a, b) => a[0] - b[0]);
   const all = counts.at(-1)?.[1] ?? 0;
@@ -78,7 +78,7 @@ export function watchLoad(place, get) {
     try {
       await look();
     } catch (error) {
-      place.title = error.message; // shown when someone points at it; the next look may succeed
+      place.title = error.message; // shown as a tooltip; the next reading may succeed
     }
     setTimeout(again, EVERY_MS);
   }

@@ -1,4 +1,4 @@
-// The playground: chooses a task, sends what its form says, and shows what came back. What a task asks is in the forms that the service has, and what it shows in forms.js.
+// The playground: selects a task, sends the form's request and shows the answer. The service has the forms; forms.js has the views.
 import { element } from "./views.js";
 import { VIEWS, bodiesOf, repeats, suits, textsOf, why } from "./forms.js";
 import { whatWasRead } from "./windows.js";
@@ -93,7 +93,7 @@ function choose(chosen) {
   $("empty").hidden = false;
 }
 
-// Examples that suit the chosen model; one alone is what the form has already, unless another model had the form before.
+// Examples for the chosen model. A single example is not listed if the form already has it.
 function offerExamples(fitting) {
   const model = fitting.find((each) => each.name === $("form").elements.model.value);
   const suiting = forms[path].examples.filter((example) => suits(example, model));
@@ -126,10 +126,10 @@ async function run(event) {
   event.preventDefault();
   const form = forms[path];
   const button = $("form").querySelector(".run");
-  if (button.disabled) return; // Ctrl + Enter while one is under way
+  if (button.disabled) return; // Ctrl + Enter during a request
   const values = Object.fromEntries(new FormData($("form")));
   const usual = models.find((model) => model.default_of.includes(path));
-  // the path of a model goes by what a body asks for
+  // the path of a model selects the task by the body's fields
   const where = usual?.name === values.model ? path : `/models/${encodeURIComponent(values.model)}`;
   const focused = document.activeElement === button;
   button.disabled = true;
@@ -145,7 +145,7 @@ async function run(event) {
   } finally {
     button.disabled = false;
     button.textContent = "Run";
-    if (focused) button.focus(); // a disabled button lets go of it
+    if (focused) button.focus(); // a disabled button loses the focus
   }
 }
 
@@ -158,7 +158,7 @@ function show(form, values, where, body, done) {
   $("answer").hidden = false;
   const said = `${received.get("x-model")} answered in ${ms.toFixed(1)} ms${view.say ? `: ${view.say(all, body)}` : ""}`;
   $("status").textContent = said;
-  $("spoken").textContent = said; // it is always on the page, as what is to be read out must be
+  $("spoken").textContent = said; // the element is always on the page, because a screen reader needs that
   $("notes").replaceChildren(...notes.map((note) => element("li", {}, note)));
   $("result").replaceChildren(...[view.show(all, body)].flat());
   $("read").replaceChildren(...whatWasRead(received.get("x-windows"), textsOf(body), view.found?.(answer) ?? [], received.has("x-truncated")));
@@ -171,7 +171,7 @@ function show(form, values, where, body, done) {
     if (mark) box.scrollTop = mark.offsetTop - 40;
     if (box.scrollHeight > box.clientHeight) box.tabIndex = 0; // so that keys can scroll it
   }
-  if ($("answer").getBoundingClientRect().top > innerHeight - 120) $("answer").scrollIntoView(); // a phone has it below the form
+  if ($("answer").getBoundingClientRect().top > innerHeight - 120) $("answer").scrollIntoView(); // on a phone it is below the form
 }
 
 function showCode(where, body) {
@@ -185,7 +185,7 @@ function showCode(where, body) {
   choice("curl");
 }
 
-// Where a page may not write to the clipboard, as over plain HTTP from another machine, it marks the text to be copied by hand.
+// Without access to the clipboard, as over plain HTTP from another machine, the page selects the text so that the user can copy it.
 async function copy() {
   try {
     await navigator.clipboard.writeText($("code").textContent);

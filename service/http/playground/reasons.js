@@ -1,11 +1,11 @@
-// Which words drove an answer: what the service's `explanation` says, as colors in the text and as a list.
+// Explains an answer: shows the service's `explanation` as colors in the text and as a list.
 import { element, percent } from "./views.js";
 
 const MOST_ROWS = 8;
 const NAMES = { text: "First text", text_pair: "Second text", question: "Question", context: "Passage" };
 const logOdds = (score) => Math.log(Math.max(score, 1e-9) / Math.max(1 - score, 1e-9));
 
-// Probabilities hardly move near 100 %, so that words are compared by log-odds; other scores as they are.
+// Probabilities hardly change near 100 %, so words are compared by log-odds; other scores are compared directly.
 function strengths({ score, explanation }) {
   const within = [score, ...explanation.map((item) => score - item.importance)].every((value) => value >= 0 && value <= 1);
   return explanation.map((item) => (within ? logOdds(score) - logOdds(score - item.importance) : item.importance));
@@ -41,7 +41,7 @@ function row({ item, share, without }, score) {
     element("td", { class: "number" }, `${shown(score)} → ${shown(without)}`));
 }
 
-// An answer's `score` and `explanation`, and the texts by the names that the explanation uses.
+// An answer's `score` and `explanation`, and the texts by the names in the explanation.
 export function reasons(title, { score, explanation }, texts) {
   if (explanation.length === 0) return [];
   const strong = strengths({ score, explanation });

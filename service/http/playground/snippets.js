@@ -1,4 +1,4 @@
-// The request that was just sent, for a shell, for Python and for JavaScript. They run as they stand; the key is never in them.
+// The last request as code for a shell, Python and JavaScript. The code runs unchanged; it never contains the key.
 
 const json = (body) => JSON.stringify(body);
 
@@ -8,7 +8,7 @@ export function inCurl(url, body, hasKey) {
 }
 
 export function inPython(url, body, hasKey) {
-  const text = json(json(body)); // a JSON string of ASCII escapes is a Python string too
+  const text = json(json(body)); // a JSON string with ASCII escapes is also a Python string
   return [
     ...(hasKey ? ["import os"] : []), "import json", "import urllib.request", "",
     `body = ${text}`,

@@ -1,4 +1,4 @@
-// Where the time of a request went: the four parts of the header `server-timing`, and what is left.
+// The time of a request by stage: the four parts of the header `server-timing`, and the rest.
 import { element } from "./views.js";
 
 const ABOUT = {

@@ -1,4 +1,4 @@
-// What several answers look like. Every function returns DOM nodes; what a model or a caller said stands in text nodes alone.
+// The views of answers. Every function returns DOM nodes; texts of models and callers are only in text nodes.
 
 export function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -27,14 +27,14 @@ export function bars(pairs) {
   return element("table", { class: "bars" }, element("tbody", {}, ...rows));
 }
 
-// Offsets are in Unicode code points, and JavaScript's strings are in UTF-16 units.
+// Offsets count Unicode code points, but JavaScript's strings have UTF-16 units.
 export function spans(text, found) {
   const points = [...text];
   const names = [...new Set(found.map((span) => span.name))];
   const parts = [];
   let place = 0;
   for (const span of [...found].sort((a, b) => a.start - b.start)) {
-    if (span.start < place) continue; // inside the one before
+    if (span.start < place) continue; // inside the previous one
     parts.push(points.slice(place, span.start).join(""));
     parts.push(element("mark", { class: `k${names.indexOf(span.name) % 6}` }, points.slice(span.start, span.end).join(""),
       element("small", {}, `${span.name} ${percent(span.score)}`)));

@@ -1,4 +1,4 @@
-// What the model read of a text: the windows of a long one, and what was cut off. All of it is from the header `x-windows`.
+// The parts of a text that the model read: windows of a long text, and where it was cut. All of it is from the header `x-windows`.
 import { element } from "./views.js";
 
 const AROUND = 160; // code points that are shown on both sides of a cut
@@ -10,7 +10,7 @@ export function parseWindows(header) {
   return { windows, more: (header ?? "").endsWith("...") };
 }
 
-// Each window beside the next in as few rows as keep them apart.
+// The windows in as few rows as possible, without overlaps within a row.
 function inRows(windows) {
   const ends = [];
   return windows.map((window) => {
@@ -51,7 +51,7 @@ function inWindows(windows, more, text, found) {
   ];
 }
 
-// A text of which the model read `start` to `end`: a tokenizer cuts either the end, or the beginning.
+// A text that the model read from `start` to `end`: a tokenizer cuts either its end or its beginning.
 function cutText(points, start, end) {
   const part = (from, to) => points.slice(Math.max(0, from), to).join("");
   if (part(0, start).trim() === "") {
@@ -74,7 +74,7 @@ function cutOff(windows, texts) {
   });
 }
 
-// Nothing where a text was read at once. Texts by the names of the header; places that were found, in code points.
+// Shows nothing if each text was read in one window. Texts have the header's names; the marked spans are in code points.
 export function whatWasRead(header, texts, found, isCut) {
   const { windows, more } = parseWindows(header);
   if (windows.length === 0) return [];
