@@ -29,7 +29,7 @@ class Artifact:
         inputs: Its inputs.
         shapes: The plan of its shapes, if any.
         fusions: Fused operator -> count.
-        quantized: Converted operators, and those that stay in float -> count.
+        quantized: Converted operators, and operators that stay in float -> count.
         error: Error of the outputs caused by the conversion, relative to their standard deviation.
         max_error: Maximum of this error.
     """

@@ -125,7 +125,7 @@ def attention_form(fusions: Mapping[str, int], checkpoint: Checkpoint) -> str:
 
     Args:
         fusions: The fusions of `fuse`.
-        checkpoint: The checkpoint, for its number of layers.
+        checkpoint: The checkpoint; it has the number of layers.
     """
     layers = checkpoint.attentions
     count = fusions.get("Attention", 0) + fusions.get("MultiHeadAttention", 0)

@@ -245,7 +245,7 @@ def convert_to_fp16(
         padded: Some of them with padding, for the large values of masks that are added to scores.
 
     Returns:
-        The nodes in half precision (`Float16`) and those that stay in float32 (`KeptFloat`) -> count; and the root mean square
+        The nodes in half precision (`Float16`) and the nodes that stay in float32 (`KeptFloat`) -> count; and the root mean square
         difference of the outputs from the float graph's on the texts, relative to their standard deviation.
     """
     probe = [*feeds[:: max(1, len(feeds) // PROBE_TEXTS)], *padded]

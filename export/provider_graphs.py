@@ -1,4 +1,4 @@
-"""Measures the graphs of each provider as they are created, and keeps those that agree with the checkpoint.
+"""Measures the graphs of each provider as they are created, and keeps the graphs that agree with the checkpoint.
 
 A graph that cannot be created, loaded or matched with the checkpoint does not stop the others; the manifest has the reason. A provider's
 float32 graph is an exception: its other graphs are created from it, and without it their wider limits could hide an error.

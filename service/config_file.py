@@ -54,7 +54,7 @@ class ConfigFile(PydanticBaseSettingsSource):
         raise NotImplementedError
 
     def __call__(self) -> dict[str, Any]:
-        """Returns the file's settings, without those that a flag or a variable sets.
+        """Returns the file's settings that no flag and no variable sets.
 
         Raises:
             SettingsError: The file cannot be read, is not TOML, or has an unknown key or a value with a wrong type.

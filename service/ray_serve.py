@@ -42,7 +42,7 @@ MAX_ONGOING = 10_000  # requests at a replica; its own admission decides. Ray's 
 
 
 class ReplicaSettings(Settings):
-    """Settings of `bert-serve serve`, except those that Ray replaces."""
+    """Settings of `bert-serve serve` that Ray does not replace."""
 
     def __init__(self, **values: Any) -> None:
         """Reads values and variables like the command. An unknown variable is an error."""

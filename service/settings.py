@@ -409,7 +409,7 @@ def _wrong_usage(message: str, command: type[BaseSettings], args: Sequence[str])
 
 
 def check_environment() -> None:
-    """Refuses unknown variables that look like settings, and removes those that Kubernetes creates from a Service's name.
+    """Refuses unknown variables that look like settings, and removes variables that Kubernetes creates from a Service's name.
 
     Raises:
         SettingsError: A BERT_SERVE_* variable is unknown.

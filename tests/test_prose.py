@@ -1,8 +1,10 @@
-"""Messages and documents are in plain English: they have none of the patterns that read like a translation."""
+"""Messages, documents, docstrings and comments are in plain English: they have none of the patterns that read like a translation."""
 
 from __future__ import annotations
 
+import ast
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,8 @@ FILES = (
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "examples/README.md")),
     *sorted((ROOT / "docs").glob("**/*.md")),
 )
+CODE = [path for folder in ("service", "export", "bench") for path in sorted((ROOT / folder).rglob("*.py"))]
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 # pattern -> what to write
 PATTERNS = {
     r"\bnobody\b": "the passive, or what is disabled",
@@ -39,21 +43,43 @@ EXCEPTIONS = ("Nobody had seen it before.", "Nobody had been inside for years.")
 
 def findings(path: Path) -> Iterator[str]:
     """Yields each match in the prose of a file, with its line and what to write instead."""
-    is_code = False
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if line.lstrip().startswith("```"):
-            is_code = not is_code
-        if is_code or any(exception in line for exception in EXCEPTIONS):
+    for number, line in sentences_of_code(path) if path.suffix == ".py" else lines_of_prose(path):
+        if any(exception in line for exception in EXCEPTIONS):
             continue
-        text = re.sub(r"`[^`]*`|\{[^{}]*\}", "`code`", line.partition(": ")[2] if path == MESSAGES else line)
+        text = re.sub(r"`[^`]*`|\{[^{}]*\}", "`code`", line)
         for pattern, better in PATTERNS.items():
             if found := re.search(pattern, text, re.IGNORECASE if pattern.islower() else 0):
                 yield f"{path.relative_to(ROOT)}:{number}: `{found[0]}`; write {better}"
 
 
+def lines_of_prose(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields the lines of a page outside its code blocks, or the messages, each with its number."""
+    is_code = False
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if line.lstrip().startswith("```"):
+            is_code = not is_code
+        if not is_code:
+            yield number, line.partition(": ")[2] if path == MESSAGES else line
+
+
+def sentences_of_code(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields the docstrings and comments of a module, each on one line with the number of its first."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, DOCUMENTED) and (docstring := ast.get_docstring(node)):
+            yield node.body[0].lineno, " ".join(docstring.split())
+    with tokenize.open(path) as file:
+        for token in tokenize.generate_tokens(file.readline):
+            if token.type == tokenize.COMMENT:
+                yield token.start[0], token.string.lstrip("# ")
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_prose_is_plain(path: Path) -> None:
     assert [] == list(findings(path))
+
+
+def test_docstrings_and_comments_are_plain() -> None:
+    assert [] == [finding for path in CODE for finding in findings(path)]
 
 
 @pytest.mark.parametrize(
@@ -75,3 +101,8 @@ def test_patterns_find_what_they_are_for(tmp_path: Path, monkeypatch: pytest.Mon
     page.write_text(f"{text}\n", encoding="utf-8")
 
     assert list(findings(page))
+    module = tmp_path / "module.py"
+    module.write_text(f'"""{text}"""\n', encoding="utf-8")
+    assert list(findings(module))
+    module.write_text(f"# {text}\n", encoding="utf-8")
+    assert list(findings(module))

@@ -268,14 +268,14 @@ class OpenLoopStream(Stream):
             self._record_failure(intended, None, kind, body_index)
 
     def abort_overdue(self, now: float) -> None:
-        """Ends the requests that exceed the timeout, including those that wait for a connection."""
+        """Ends the requests that exceed the timeout, including requests that wait for a connection."""
         super().abort_overdue(now)
         while self._waiting and self._waiting[0][0] < now - self._timeout_s:
             intended, body_index = self._waiting.popleft()
             self._record_failure(intended, None, "timeout", body_index)
 
     def close(self, reason: str) -> None:
-        """Closes all connections, and ends all requests, including those that wait for a connection."""
+        """Closes all connections, and ends all requests, including requests that wait for a connection."""
         super().close(reason)
         for intended, body_index in self._waiting:
             self._record_failure(intended, None, reason, body_index)

@@ -164,7 +164,7 @@ def _count_operations(model: PreTrainedModel, inputs: Sequence[InputSpec], ids: 
 class _FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # for its metaclass
     """Sums the operations of all operators with PyTorch's formulas.
 
-    PyTorch's FlopCounterMode also tracks modules with gradient hooks, but here are no gradients.
+    PyTorch's FlopCounterMode also tracks modules with gradient hooks, but there are no gradients here.
     """
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ from bertserve.service.errors import install_command
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 
-# Settings of peft 0.21 that can have any value: those that are read here, or follow from the tensors' names and shapes, ...
+# Settings of peft 0.21 that can have any value: settings that are read here, or follow from the tensors' names and shapes, ...
 _READ = {
     "peft_type",
     "task_type",

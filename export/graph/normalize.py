@@ -26,7 +26,7 @@ from onnxscript.rewriter.rules import common as rules
 
 from bertserve.export.graph import rewrite
 
-# onnxscript's own rules, without those that remove an addition of 0 or a product with 1, which take a norm's epsilon of 1e-12 for 0.
+# onnxscript's own rules, except the rules that remove an addition of 0 or a product with 1, which take a norm's epsilon of 1e-12 for 0.
 _RULES = (
     rules.cast_cast_rule,
     rules.no_op_cast_rule,

@@ -55,7 +55,7 @@ class Int8Graph:
     """The result of quantization.
 
     Attributes:
-        counts: Quantized operators, and those that stay in float or were rounded to nearest because of too few texts -> count.
+        counts: Quantized operators, and operators that stay in float or were rounded to nearest because of too few texts -> count.
         error: Root mean square difference of the outputs from the float graph's on the gate's texts, relative to their standard deviation.
     """
 

@@ -63,7 +63,7 @@ def _asked(choice: int, count: int) -> int:
 
 
 def _ordinary_requests(texts: Texts, spec: TokenizerSpec) -> list[Any]:
-    """Returns requests with each text as a choice once, in pairs like those that calibrated int8. A single text would be no choice."""
+    """Returns requests with each text as a choice once, in pairs like the calibration pairs of int8. A single text would not be a choice."""
     lines = texts.lines
     groups = [(i, side[i : i + _CHOICES]) for side in (lines, texts.passages) for i in range(0, len(side) - 1, _CHOICES)]
     return [multiple_choice.Request(lines[_asked(i, len(lines))], group) for i, group in groups]

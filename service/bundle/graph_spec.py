@@ -178,7 +178,7 @@ class ValidationReport(Record):
         worst_row_error: Largest absolute difference of a logit between a text in a batch and the same text alone.
         nodes: Number of nodes of the graph.
         fusions: Fused operator -> count, as reported by ONNX Runtime's optimizer.
-        quantized: Quantized operator -> count, including those that stay in float; empty for a float graph.
+        quantized: Quantized operator -> count, including operators that stay in float; empty for a float graph.
         quantization_error: Root mean square difference of the outputs from the float graph's outputs, relative to their standard deviation;
             measured on the gate texts for int8, on the calibration texts for fp16.
         provider: Execution provider of the measurements: the CPU if the graph's own provider was not available.

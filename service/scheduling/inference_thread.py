@@ -16,7 +16,7 @@ class Run:
     """A run of a batch, a run of a part of a failed batch, or the decoding of its results.
 
     Attributes:
-        held: All items of the batch, including those that run before or after this part.
+        held: All items of the batch, including items that run before or after this part.
         predicted_s: Predicted seconds; 0 if there is no prediction.
         started: Time at which it started.
         watched_s: Seconds that the watchdog has observed the run; only the watchdog changes it.

@@ -19,7 +19,7 @@ logger = logging.getLogger("bertserve.watchdog")
 # Factor of its prediction after which a run counts as hung. Predictions adapt to the machine, so a slow machine does not matter.
 HUNG_RATIO = 20.0
 # Minimum time before a run counts as hung: reading weights from a disk, or a throttled core, can take some time. The first run of a
-# shape is no exception: it is no slower on a CPU, and graphs with planned shapes have run each of them at load.
+# shape is not an exception: it is as fast on a CPU, and graphs with planned shapes have run each of them at load.
 HUNG_FLOOR_S = 2.0
 # Tokenizing and decoding have no predictions. The largest request takes five seconds of a core, and several times as long if other
 # processes or other threads of this one use the core too.

@@ -246,7 +246,7 @@ class Model:
         return self._stage(run)
 
     def _stage(self, run: RequestRun) -> Stage:
-        """Returns the stage that runs a batch of each open input."""
+        """Returns the stage that runs one batch for each open input."""
         work = [
             Work(encoding, index, None if (keep := run.inputs[index].batch.keep) is None else partial(keep, place), run.trace)
             for index in run.open

@@ -109,7 +109,7 @@ class Reloader:
         return {}
 
     async def refresh(self) -> None:
-        """Updates the registry to the folders: loads new and changed models, unloads removed ones, and logs those that cannot be loaded."""
+        """Updates the registry to the folders: loads new and changed models, unloads removed ones, and logs folders that cannot be loaded."""
         async with self._lock:
             try:
                 bundles = await asyncio.to_thread(self._find)

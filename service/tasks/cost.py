@@ -14,7 +14,7 @@ from functools import lru_cache
 from bertserve.service.errors import TooLargeError
 
 # Limits of one request. 1,024 vectors of 1,024 numbers are within all of them.
-MAX_CHARS = 2**24  # characters to tokenize, including those that are tokenized again for each label or choice
+MAX_CHARS = 2**24  # characters to tokenize; a text that is tokenized again for each label or choice counts again
 MAX_HELD = 2**24  # numbers of four bytes in memory until it is answered: 64 MiB
 MAX_HELD_TOGETHER = 2 * MAX_HELD  # for all requests of all workers
 MAX_STEPS = 2**22  # about four seconds

@@ -218,7 +218,7 @@ def _texts(request: Request, passage: Tokens) -> SpanTexts:
 
 
 def _cost(request: Request, read: PassageWindows) -> Cost:
-    """Returns the cost of a passage: two logits per token, its tokens, the answers that are compared, and those that are returned."""
+    """Returns the cost of a passage: two logits per token, its tokens, the compared answers, and the returned answers."""
     parameters, spans = request.parameters, sum(len(cut) * min(request.parameters.max_answer_len, len(cut)) for cut in read.cuts)
     answers = min(parameters.top_k, spans) + parameters.handle_impossible_answer
     looked_at = min(len(read.cuts) * _limit(request) if parameters.duplicates == "sum" else 2 * parameters.top_k, spans)

@@ -100,7 +100,7 @@ class Predictions(BaseModel):
 
 
 def read_predict(incoming: Incoming) -> Call:
-    """Reads a body for the model in the path, for its task or for zero-shot classification.
+    """Reads a body for the model in the path: for the model's task or for zero-shot classification.
 
     Raises:
         MalformedRequestError: The body is not JSON.

@@ -17,7 +17,7 @@ JSON = "json"
 
 
 def form_of(task: str) -> TensorForm:
-    """Returns the tensors of a task; all tasks of bundles, and those that `task_of` returns, have them."""
+    """Returns the tensors of a task; all tasks of bundles and all results of `task_of` have them."""
     form = TASKS[task].tensors
     assert form is not None, "the task has tensors"
     return form
