@@ -1,4 +1,4 @@
-"""RequestQueue: admits requests, orders waiting items and chooses the next batch. It is the core of the scheduler, without side effects.
+"""RequestQueue: admits requests, orders waiting items and chooses the next batch. It is the core of the scheduler.
 
 It has no threads, locks or clock: every call passes `now`, and calls must not overlap. For each item it knows an opaque
 key (items with equal keys can share a batch), its cost in tokens, and a payload that it never reads.
