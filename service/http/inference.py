@@ -146,9 +146,10 @@ class Inference:
         raw = await read_raw(receive, headers, self._state.max_body_bytes, held)
         limits, version = self._state.limits, scope["path_params"].get("version")
         incoming = Incoming(raw, headers, named, self._state.registry, limits, version, scope[REQUEST_ID])
-        if len(raw) > SMALL_BYTES:
-            await self._turns.take(len(raw))
-        return route.read(incoming)
+        if len(raw) <= SMALL_BYTES:
+            return route.read(incoming)
+        await self._turns.take(len(raw))
+        return await self._turns.read(route, incoming)
 
     def _stream(self, scope: Scope, receive: Receive, route: Route) -> LineStream:
         """Returns the stream that answers a request of many lines; each line counts as a request, the stream itself does not."""
@@ -165,7 +166,7 @@ class Inference:
             named = None if name is None else self._state.registry.get(name)
             return Incoming(raw, headers, named, self._state.registry, self._state.limits, request_id=scope[REQUEST_ID])
 
-        line = LineAnswerer(self._state, route, incoming, scope, self._errors, timeout_s=timeout_s)
+        line = LineAnswerer(self._state, route, incoming, scope, self._errors, self._turns, timeout_s=timeout_s)
         limits = self._state
         return LineStream(
             scope,

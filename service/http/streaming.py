@@ -23,7 +23,7 @@ from bertserve.service.errors import BertServeError, ClientGoneError, RefusedErr
 from bertserve.service.http import errors
 from bertserve.service.http.errors import GONE, UNANSWERED, ErrorLog
 from bertserve.service.http.middleware import REQUEST_ID, of_request, recorded_trace
-from bertserve.service.http.responses import content_of
+from bertserve.service.http.responses import LONG_BYTES, content_of
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.scheduling.scheduled_request import SHARE_FULL, Share
 from bertserve.service.serving.build import AppState
@@ -54,14 +54,22 @@ def is_stream(content_type: bytes) -> bool:
 class Turns:
     """Shares the turns of the event loop among the large bodies and the streams of a process, in the order in which they ask.
 
-    Parsing and validating the largest allowed body takes the event loop about 0.1 s, and so do a few hundred short lines. Many of these
-    at the same time would block the event loop until the supervisor takes the worker for hung.
+    Parsing and validating the largest allowed body takes about 0.1 s, and so do a few hundred short lines. Many of these at the same
+    time would block the event loop until the supervisor takes the worker for hung.
     """
 
     def __init__(self) -> None:
         """Starts with a full turn."""
         self._left = SMALL_BYTES
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._long = asyncio.Lock()
+
+    async def read(self, route: Route, incoming: Incoming) -> Call:
+        """Returns `route.read(incoming)`. Long bodies are read on another thread, one at a time, so that the event loop does not stop."""
+        if len(incoming.raw) <= LONG_BYTES:
+            return route.read(incoming)
+        async with self._long:
+            return await asyncio.to_thread(route.read, incoming)
 
     async def take(self, size: int) -> None:
         """Waits for a turn with bytes left, and takes `size` bytes of it. A larger `size` takes all bytes that are left."""
@@ -294,6 +302,7 @@ class LineAnswerer:
         incoming: Callable[[bytes], Incoming],
         scope: Scope,
         error_log: ErrorLog,
+        turns: Turns,
         *,
         timeout_s: float,
     ) -> None:
@@ -306,6 +315,7 @@ class LineAnswerer:
             scope: The stream's scope.
             error_log: Logs errors of the service. Errors of callers are only in the answers, because a stream can have millions of
                 lines.
+            turns: Reads long lines.
             timeout_s: Seconds until a line must have started, counted from its reading, or from the time when earlier lines left capacity.
         """
         self._state = state
@@ -313,6 +323,7 @@ class LineAnswerer:
         self._incoming = incoming
         self._scope = scope
         self._errors = error_log
+        self._turns = turns
         self._timeout_s = timeout_s
         self._lines = 0
         self._share = Share()
@@ -330,7 +341,7 @@ class LineAnswerer:
                     "the line has more than {max_body_bytes} bytes; send less in one line; the operator can raise --max-body-bytes.",
                     max_body_bytes=self._state.max_body_bytes,
                 )
-            call = self._route.read(self._incoming(line))
+            call = await self._turns.read(self._route, self._incoming(line))
             labels = (call.task, call.model.name)
             content = await content_of(call, await self._predict(call, trace))
             body, status = content.data, _OK

@@ -27,9 +27,10 @@ from bertserve.service.scheduling.watchdog import HUNG_FLOOR_S, Watchdog
 logger = logging.getLogger("bertserve.scheduler")
 
 LEAST_TIMER_S = 1e-3
-# Seconds until a thread that waits for the GIL gets it. A request needs it several times. With Python's default of 5 ms, many cheap
-# requests in the event loop delayed short texts by up to a second.
-SWITCH_S = 5e-4
+# Seconds until a thread that waits for the GIL asks for it. A request needs the GIL several times. It must be less than the shortest turn of
+# the event loop, about 6e-5: between two turns the loop releases the GIL for a moment and takes it again, and each time the wait of the other
+# threads starts anew. With 5e-4, one client that pipelined probes delayed short texts by a quarter of a second.
+SWITCH_S = 2e-5
 
 
 def _forgotten(results: Sequence[Any]) -> None:

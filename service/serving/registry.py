@@ -212,7 +212,7 @@ class Registry:
 
     def remove(self, name: str) -> None:
         """Removes a model; a task that loses its default uses the remaining model if there is only one."""
-        del self.models[name]
+        self.models = {other: model for other, model in self.models.items() if other != name}  # another thread may read the old one
         self._choose_again()
 
     def _choose_again(self) -> None:
@@ -248,13 +248,13 @@ class Registry:
         Raises:
             NotFoundError: There is no such model; the message names the most similar ones.
         """
-        if name not in self.models:
+        if (model := self.models.get(name)) is None:
             if near := nearest(name, self.models):
                 raise NotFoundError("no model `{name}` is loaded; did you mean `{models}`?", name=name[:64], models=near)
             raise NotFoundError(
                 "no model `{name}` is loaded; loaded are: {models}.", name=name[:64], models=", ".join(self.models) or "none"
             )
-        return self.models[name]
+        return model
 
     def for_task(self, task: str, name: str | None = None) -> Model:
         """Returns the named model, or the task's default model.
@@ -264,7 +264,7 @@ class Registry:
             InvalidValueError: The named model cannot answer the task.
         """
         if name is None:
-            if task not in self._defaults:
+            if (default := self._defaults.get(task)) is None:
                 if able := self._able(task):
                     raise NotFoundError(
                         "several models can answer ({models}), and none of them is the default for {task}; set `model`, or "
@@ -286,7 +286,7 @@ class Registry:
                     setting=f"a {derivation.base or ''} model".replace("  ", " ") + (derivation.needs and f" with {derivation.needs}"),
                     models=models,
                 )
-            return self._defaults[task]
+            return default
         model = self.get(name)
         if task not in model.tasks:
             raise self._unfit(model, task)
@@ -301,13 +301,14 @@ class Registry:
         """
         if name is not None:
             return self.get(name)
-        if len(self.models) > 1:
+        models = self.models
+        if len(models) > 1:
             raise InvalidValueError(
-                "several models are loaded; set `model` to one of {models}.", models=", ".join(f"`{known}`" for known in self.models)
+                "several models are loaded; set `model` to one of {models}.", models=", ".join(f"`{known}`" for known in models)
             )
-        if not self.models:
+        if not models:
             raise NotFoundError("no model is loaded.")
-        return next(iter(self.models.values()))
+        return next(iter(models.values()))
 
     def _unfit(self, model: Model, task: str) -> InvalidValueError:
         """Returns the error for a model that cannot answer a task; for a derived task it names the models that can."""

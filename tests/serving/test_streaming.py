@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -17,10 +18,12 @@ import pytest
 import slow
 from application import assert_same, call, faked, play, rejected
 from bertserve.service.http.app import create_app
+from bertserve.service.http.responses import LONG_BYTES
 from bertserve.service.http.streaming import LINE_BYTES, SMALL_BYTES, LineCutter, LineStream, Turns
 from bertserve.service.serving.build import AppState, build
 from bertserve.service.serving.held_bytes import HeldBytes
 from bertserve.service.settings import Settings
+from bertserve.service.wire import json_text, reading
 from fakes import FakeEngine
 
 LINES = {"content-type": "application/x-ndjson"}
@@ -229,6 +232,24 @@ async def test_the_lines_of_all_streams_are_begun_in_several_turns(line: bytes, 
     assert max(begun.counts) <= 2 * most  # one that waited begins a turn later than one that did not
     assert max(ended.counts) <= 32  # of one stream
     assert sum(ended.counts) == 20 * 32
+
+
+@pytest.mark.parametrize("headers", [{}, LINES], ids=["body", "line"])
+@pytest.mark.parametrize(("size", "on_loop"), [(1000, True), (LONG_BYTES + 1, False)])
+def test_a_long_body_is_read_on_another_thread(
+    models: Path, monkeypatch: pytest.MonkeyPatch, headers: dict[str, str], size: int, on_loop: bool
+) -> None:
+    """The event loop, which other requests need, does not stop for it."""
+    threads: list[bool] = []
+
+    def parse(raw: bytes, *, finite: bool = False) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return json_text.parse(raw, finite=finite)
+
+    monkeypatch.setattr(reading, "parse", parse)
+    body = json.dumps({"inputs": "good"}).encode().ljust(size)
+    assert 200 == call(models, "POST", "/classify", content=body, headers=headers).status_code
+    assert [on_loop] == threads
 
 
 async def test_a_client_that_does_not_read_holds_its_stream() -> None:
