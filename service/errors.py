@@ -91,7 +91,8 @@ def expectation(error: Mapping[str, Any]) -> str:
 def fault(error: Mapping[str, Any]) -> str:
     """Returns the wrong part of a document, and what it must be, from an error of pydantic."""
     where = f"`{'.'.join(map(str, error['loc']))}`" if error["loc"] else "the document"
-    return f"{where}{':' * (error['type'] == 'value_error')} {expectation(error)}"
+    colon = ":" if error["type"] == "value_error" else ""
+    return f"{where}{colon} {expectation(error)}"
 
 
 def plural(count: int, noun: str) -> str:

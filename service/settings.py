@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
-from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    CliApp,
+    CliPositionalArg,
+    CliSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 from pydantic_settings import SettingsError as CommandLineError
 
 from bertserve.service.config_file import RENAMED, ConfigFile
@@ -22,6 +30,7 @@ PREFIX = "BERT_SERVE_"
 # set by enableServiceLinks of a pod: BERT_SERVE_SERVICE_HOST, BERT_SERVE_PORT=tcp://..., BERT_SERVE_PORT_8000_TCP_ADDR and so on
 _SERVICE_LINK = re.compile("SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?")
 _SERVICE_ADDRESS = re.compile("(tcp|udp|sctp)://")
+_POSITIONAL = get_args(CliPositionalArg[str])[1]  # marks a field that is not a flag
 _WRONG_CHOICE = re.compile(r"^argument \{.*invalid choice: '(.*?)' \(choose from (.*)\)")  # a message of argparse
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~\-]+)*")
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-]+(:[0-9]{1,5})?|https?://\[[0-9a-fA-F:]+\](:[0-9]{1,5})?")
@@ -394,15 +403,32 @@ def _wrong_usage(message: str, command: type[BaseSettings], args: Sequence[str])
     if message.startswith(argument):
         return SettingsError(f"{message}.")
     subcommand = command.model_fields.get(args[0].replace("-", "_")) if args else None
-    taken = next((kind for kind in get_args(subcommand.annotation) if hasattr(kind, "model_fields")), command) if subcommand else command
-    known = [f"{prefix}{name.replace('_', '-')}" for name in taken.model_fields for prefix in ("--", "--no-")]
+    if subcommand is None:
+        return _unknown_argument(argument, command, None)
+    kinds = get_args(subcommand.annotation)
+    return _unknown_argument(argument, next((kind for kind in kinds if hasattr(kind, "model_fields")), command), args[0])
+
+
+def _unknown_argument(argument: str, taken: type[BaseSettings], name: str | None) -> SettingsError:
+    """Returns the error for an argument that is unknown.
+
+    Args:
+        argument: The argument.
+        taken: The settings of the command.
+        name: The name of the command; None if there is none.
+    """
     flag = argument.partition("=")[0]
+    positional = [field for field, info in taken.model_fields.items() if _POSITIONAL in info.metadata]
+    if flag.removeprefix("--") in positional:
+        usage = " ".join(["bert-serve", str(name), *map(str.upper, positional)])
+        return SettingsError(f"{flag} is not a flag; give the value alone, as in `{usage}`.")
     negated = "no-" if flag.startswith("--no-") else ""
     if (new := RENAMED.get(flag.removeprefix(f"--{negated}").replace("-", "_"))) is not None:
         return SettingsError(f"unknown setting `{flag}`; it is called --{negated}{new.replace('_', '-')} now.")
+    known = [f"{prefix}{field.replace('_', '-')}" for field in taken.model_fields if field not in positional for prefix in ("--", "--no-")]
     near = nearest(flag, known)
     if flag[2:].replace("-", "_") in Settings.model_fields:
-        if subcommand is None:
+        if name is None:
             return SettingsError(f"give a command before {flag}, such as `bert-serve serve {flag} ...`.")
         return SettingsError(f"{flag} is a flag of `bert-serve serve` and has no effect here; remove it.")
     return SettingsError(f"unknown argument `{argument}`; " + (f"did you mean {near}?" if near else "see --help."))

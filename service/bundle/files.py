@@ -1,7 +1,7 @@
 """A bundle on disk, the interface between the exporter and the service: file names, loading, verification.
 
 A bundle is a folder `models/<name>/` with `manifest.json`, `tokenizer.json`, `README.md` and one or more graphs. The
-manifest (`service.manifest`) has everything that the service must know about a model; the service reads and guesses nothing else.
+manifest (`manifest.py`) has everything that the service must know about a model; the service reads and guesses nothing else.
 In an ONNX file, it only reads the names of further files that the graph loads (`onnx_file.py`).
 """
 

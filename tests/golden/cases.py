@@ -31,10 +31,10 @@ def remake(
 
     Args:
         task: Name of the file.
-        description: Of the command, which takes the folder of a checkpoint.
+        description: Describes the command, whose argument is the folder of a checkpoint.
         load: Loads the reference from that folder.
         golden: Returns the line of a case, given the case and the reference.
-        separators: Those of the JSON.
+        separators: The separators of the JSON.
     """
     parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT_DIR", help="folder of the fine-tuned model")

@@ -173,6 +173,8 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         (["xyzzy"], "--help"),
         (["models", "--threads", "3"], "--threads is a flag of `bert-serve serve`"),
         (["health", "--prot", "3"], "did you mean --port"),
+        (["score", "in.csv", "--output", "out.csv"], "`bert-serve score SOURCE OUTPUT`"),
+        (["score", "in.csv", "out.csv", "--output", "other.csv"], "`bert-serve score SOURCE OUTPUT`"),
         (["serve", "--port"], "--port"),
     ],
 )
