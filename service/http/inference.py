@@ -17,7 +17,8 @@ from bertserve.service.http.auth import Endpoint
 from bertserve.service.http.errors import ErrorLog
 from bertserve.service.http.middleware import HEADERS, LABELS, PREDICTION, REQUEST_ID, recorded_trace
 from bertserve.service.http.responses import content_of
-from bertserve.service.http.streaming import SMALL_BYTES, LineAnswerer, LineStream, Turns, is_stream
+from bertserve.service.http.streaming import LineAnswerer, LineStream, is_stream
+from bertserve.service.http.turns import SMALL_BYTES, Turns
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.serving.build import AppState
 from bertserve.service.serving.held_bytes import UNCOUNTED_BYTES, Reservation

@@ -23,7 +23,8 @@ from bertserve.service.errors import BertServeError, ClientGoneError, RefusedErr
 from bertserve.service.http import errors
 from bertserve.service.http.errors import GONE, UNANSWERED, ErrorLog
 from bertserve.service.http.middleware import REQUEST_ID, of_request, recorded_trace
-from bertserve.service.http.responses import LONG_BYTES, content_of
+from bertserve.service.http.responses import content_of
+from bertserve.service.http.turns import LINE_BYTES, Turns
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.scheduling.scheduled_request import SHARE_FULL, Share
 from bertserve.service.serving.build import AppState
@@ -39,59 +40,12 @@ MEDIA_TYPES = frozenset({MEDIA_TYPE, "application/jsonl", "application/jsonlines
 Answer = Callable[[bytes], Coroutine[Any, Any, bytes]]
 
 
-# Bytes of large bodies and stream lines that start in one turn of the event loop; they take a few milliseconds.
-SMALL_BYTES = 2**13
-# Cost of a line other than the reading of its bytes, expressed in bytes: its task, its admission and its answer.
-LINE_BYTES = 2**9
 _BLANK_LINES = re.compile(rb"\n{2,}")
 
 
 def is_stream(content_type: bytes) -> bool:
     """Returns whether a body of this content type has many lines."""
     return content_type.partition(b";")[0].strip().lower().decode("latin-1") in MEDIA_TYPES
-
-
-class Turns:
-    """Shares the turns of the event loop among the large bodies and the streams of a process, in the order in which they ask.
-
-    Parsing and validating the largest allowed body takes about 0.1 s, and so do a few hundred short lines. Many of these at the same
-    time would block the event loop until the supervisor takes the worker for hung.
-    """
-
-    def __init__(self) -> None:
-        """Starts with a full turn."""
-        self._left = SMALL_BYTES
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._long = asyncio.Lock()
-
-    async def read(self, route: Route, incoming: Incoming) -> Call:
-        """Returns `route.read(incoming)`. Long bodies are read on another thread, one at a time, so that the event loop does not stop."""
-        if len(incoming.raw) <= LONG_BYTES:
-            return route.read(incoming)
-        async with self._long:
-            return await asyncio.to_thread(route.read, incoming)
-
-    async def take(self, size: int) -> None:
-        """Waits for a turn with bytes left, and takes `size` bytes of it. A larger `size` takes all bytes that are left."""
-        if self._left > 0:
-            self._spend(size)
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append((size, turn))
-        await turn
-
-    def _spend(self, size: int) -> None:
-        if self._left == SMALL_BYTES:
-            asyncio.get_running_loop().call_soon(self._begin_turn)
-        self._left -= size
-
-    def _begin_turn(self) -> None:
-        self._left = SMALL_BYTES
-        while self._waiting and self._left > 0:
-            size, turn = self._waiting.popleft()
-            if not turn.done():  # it is done if its stream has ended
-                turn.set_result(None)
-                self._spend(size)
 
 
 class LineCutter:

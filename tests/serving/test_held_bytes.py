@@ -16,7 +16,8 @@ from bertserve.service.errors import UnavailableError
 from bertserve.service.http import inference
 from bertserve.service.http.app import create_app
 from bertserve.service.http.middleware import PREDICTION
-from bertserve.service.http.streaming import LineStream, Turns
+from bertserve.service.http.streaming import LineStream
+from bertserve.service.http.turns import Turns
 from bertserve.service.serving.build import AppState
 from bertserve.service.serving.held_bytes import HeldBytes, Reservation
 from fakes import FakeEngine

@@ -17,7 +17,8 @@ from starlette.types import Receive, Scope, Send
 
 import raw_http
 from bertserve.service.errors import ClientGoneError
-from bertserve.service.http.streaming import LineStream, Turns
+from bertserve.service.http.streaming import LineStream
+from bertserve.service.http.turns import Turns
 from bertserve.service.process import connections
 from bertserve.service.process.protocol import CoalescingTransport
 from bertserve.service.serving.held_bytes import HeldBytes

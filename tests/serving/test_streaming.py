@@ -19,7 +19,8 @@ import slow
 from application import assert_same, call, faked, play, rejected
 from bertserve.service.http.app import create_app
 from bertserve.service.http.responses import LONG_BYTES
-from bertserve.service.http.streaming import LINE_BYTES, SMALL_BYTES, LineCutter, LineStream, Turns
+from bertserve.service.http.streaming import LineCutter, LineStream
+from bertserve.service.http.turns import LINE_BYTES, SMALL_BYTES, Turns
 from bertserve.service.serving.build import AppState, build
 from bertserve.service.serving.held_bytes import HeldBytes
 from bertserve.service.settings import Settings

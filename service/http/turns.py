@@ -1,0 +1,58 @@
+"""Turns: large bodies and the lines of streams share the event loop with all other requests. It does not know what a body asks for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from bertserve.service.http.responses import LONG_BYTES
+from bertserve.service.wire.call import Call, Incoming
+from bertserve.service.wire.routes import Route
+
+# Bytes of large bodies and stream lines that start in one turn of the event loop; they take a few milliseconds.
+SMALL_BYTES = 2**13
+# Cost of a line other than the reading of its bytes, expressed in bytes: its task, its admission and its answer.
+LINE_BYTES = 2**9
+
+
+class Turns:
+    """Shares the turns of the event loop among the large bodies and the streams of a process, in the order in which they ask.
+
+    Parsing and validating the largest allowed body takes about 0.1 s, and so do a few hundred short lines. Many of these at the same
+    time would block the event loop until the supervisor takes the worker for hung.
+    """
+
+    def __init__(self) -> None:
+        """Starts with a full turn."""
+        self._left = SMALL_BYTES
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._long = asyncio.Lock()
+
+    async def read(self, route: Route, incoming: Incoming) -> Call:
+        """Returns `route.read(incoming)`. Long bodies are read on another thread, one at a time, so that the event loop does not stop."""
+        if len(incoming.raw) <= LONG_BYTES:
+            return route.read(incoming)
+        async with self._long:
+            return await asyncio.to_thread(route.read, incoming)
+
+    async def take(self, size: int) -> None:
+        """Waits for a turn with bytes left, and takes `size` bytes of it. A larger `size` takes all bytes that are left."""
+        if self._left > 0:
+            self._spend(size)
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append((size, turn))
+        await turn
+
+    def _spend(self, size: int) -> None:
+        if self._left == SMALL_BYTES:
+            asyncio.get_running_loop().call_soon(self._begin_turn)
+        self._left -= size
+
+    def _begin_turn(self) -> None:
+        self._left = SMALL_BYTES
+        while self._waiting and self._left > 0:
+            size, turn = self._waiting.popleft()
+            if not turn.done():  # it is done if its stream has ended
+                turn.set_result(None)
+                self._spend(size)
