@@ -26,8 +26,9 @@ from bertserve.service.http import throttled
 from bertserve.service.process import logs
 from bertserve.service.text.tokenizer import Tokenizer
 
-# `bert-serve`, but for the time between two runs of what is throttled
-BERT_SERVE = "import sys; from bertserve.service.http import throttled; throttled.INTERVAL_S = 0.0; from bertserve.service.cli import main; sys.exit(main())"
+BERT_SERVE = "import sys; from bertserve.service.cli import main; sys.exit(main())"
+# the same, but for the time between two runs of what is throttled
+UNTHROTTLED = f"from bertserve.service.http import throttled; throttled.INTERVAL_S = 0.0; {BERT_SERVE}"
 ROOT = Path(__file__).parent.parent
 # An example takes as long as the machine makes it: what else runs there must not fail a test.
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -159,9 +160,9 @@ class Served:
 
 
 @contextmanager
-def running(models: Path, log: Path, *flags: str) -> Iterator[Served]:
+def running(models: Path, log: Path, *flags: str, program: str = UNTHROTTLED) -> Iterator[Served]:
     """Runs the real command on a free port until the block ends."""
-    command = [sys.executable, "-c", BERT_SERVE, "serve", "--models", str(models), "--port", "0", *flags]
+    command = [sys.executable, "-c", program, "serve", "--models", str(models), "--port", "0", *flags]
     with log.open("w") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         try:

@@ -75,6 +75,7 @@ def test_every_endpoint_is_described() -> None:
         ("explanation/scheduling.md", f"| lists and objects of a body | {json_text.MAX_CONTAINERS:,} |"),
         ("explanation/scheduling.md", f"| keys of a body | {json_text.MAX_KEYS:,} |"),
         ("explanation/scheduling.md", f"| values of a body | {json_text.MAX_VALUES:,} |"),
+        ("explanation/scheduling.md", f"| digits of numbers in a body | {json_text.MAX_DIGITS:,} |"),
         ("explanation/scheduling.md", f"for each choice or label | {cost.MAX_CHARS:,} |"),
         ("explanation/scheduling.md", f"until the request is answered | {cost.MAX_HELD:,} ({4 * cost.MAX_HELD >> 20} MiB);"),
         ("explanation/scheduling.md", f"each about a microsecond | {cost.MAX_STEPS:,} |"),

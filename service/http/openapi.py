@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import operator
 import re
@@ -101,6 +102,7 @@ def docs_router(registry: Registry) -> APIRouter:
     routes = endpoints(PublicEndpoint, include_in_schema=False)
     static = StaticFiles(packages=[("fastapi_swagger", "resources")])
     written: dict[int, bytes] = {}
+    writing = asyncio.Lock()
     page_html = get_swagger_ui_html(
         openapi_url="openapi.json",
         title="bertserve",
@@ -119,12 +121,14 @@ def docs_router(registry: Registry) -> APIRouter:
         return await static.get_response(name, request.scope)
 
     @routes.get("/openapi.json")
-    async def document(request: Request) -> Response:
-        changes = registry.changes
-        if changes not in written:
-            written.clear()
-            written[changes] = to_json(request.app.openapi())
-        return Response(written[changes], media_type="application/json")
+    async def openapi_document(request: Request) -> Response:
+        async with writing:
+            changes = registry.changes
+            if changes not in written:
+                document = await asyncio.to_thread(lambda: to_json(request.app.openapi()))
+                written.clear()
+                written[changes] = document
+            return Response(written[changes], media_type="application/json")
 
     @routes.get("/docs")
     async def page() -> Response:

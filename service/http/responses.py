@@ -12,7 +12,7 @@ from bertserve.service.errors import NotFoundError, UnavailableError
 from bertserve.service.serving.model import Model
 from bertserve.service.serving.work import Prediction
 from bertserve.service.wire.call import Call, Content
-from bertserve.service.wire.json_text import to_json
+from bertserve.service.wire.json_text import to_json, to_long_json
 
 # A longer answer is built on another thread, so that the event loop can serve other requests.
 LONG_BYTES = 2**18
@@ -21,13 +21,13 @@ LONG_BYTES = 2**18
 async def content_of(call: Call, prediction: Prediction) -> Content:
     """Returns the answer to a call."""
     if prediction.answer_bytes > LONG_BYTES:
-        return await asyncio.to_thread(_content, call, prediction)
-    return _content(call, prediction)
+        return await asyncio.to_thread(_content, call, prediction, to_long_json)
+    return _content(call, prediction, to_json)
 
 
-def _content(call: Call, prediction: Prediction) -> Content:
+def _content(call: Call, prediction: Prediction, write: Callable[[Any], bytes]) -> Content:
     answer = call.answer(prediction)
-    return answer if isinstance(answer, Content) else Content(to_json(answer), "application/json", {})
+    return answer if isinstance(answer, Content) else Content(write(answer), "application/json", {})
 
 
 def json_answer(value: Any) -> Response:

@@ -11,6 +11,9 @@ from bertserve.service.wire.routes import Route
 
 # Bytes of large bodies and stream lines that start in one turn of the event loop; they take a few milliseconds.
 SMALL_BYTES = 2**13
+# A long body that took some time to read is followed by no other one for this many times as long. Parsing keeps the GIL for up to 25 ms, and
+# a short request needs the GIL several times; so only one of these waits is long.
+PAUSES = 3
 # Cost of a line other than the reading of its bytes, expressed in bytes: its task, its admission and its answer.
 LINE_BYTES = 2**9
 
@@ -29,11 +32,16 @@ class Turns:
         self._long = asyncio.Lock()
 
     async def read(self, route: Route, incoming: Incoming) -> Call:
-        """Returns `route.read(incoming)`. Long bodies are read on another thread, one at a time, so that the event loop does not stop."""
+        """Returns `route.read(incoming)`. Long bodies are read on another thread, one at a time, with pauses between them."""
         if len(incoming.raw) <= LONG_BYTES:
             return route.read(incoming)
-        async with self._long:
+        loop = asyncio.get_running_loop()
+        await self._long.acquire()
+        start = loop.time()
+        try:
             return await asyncio.to_thread(route.read, incoming)
+        finally:
+            loop.call_later(PAUSES * (loop.time() - start), self._long.release)
 
     async def take(self, size: int) -> None:
         """Waits for a turn with bytes left, and takes `size` bytes of it. A larger `size` takes all bytes that are left."""

@@ -43,7 +43,7 @@ def body_config(**example: Any) -> ConfigDict:
     return ConfigDict(strict=True, json_schema_extra={"examples": [example], "additionalProperties": False})
 
 
-# Maximum items of a list, whatever --max-inputs is: reading a body blocks the event loop, and a body of 8 MiB may have millions of items.
+# Maximum items of a list, whatever --max-inputs is: reading a body blocks the event loop, and a body of 2 MiB may have a million items.
 MAX_ITEMS = 2**14
 # without fail_fast a list of invalid items would create an error per item
 STOP = Field(fail_fast=True, max_length=MAX_ITEMS)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from bertserve.service.errors import InvalidValueError, TooLargeError
+from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.batch import PAUSE, Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import STOP, ForeignBody, TextOrTexts, body_config
 from bertserve.service.tasks.cost import TOKEN_HELD, Cost, text_bytes
@@ -22,7 +22,6 @@ TOKENIZE, DECODE = "tokenize", "decode"
 _CHARS_PER_TOKEN = 4  # of English text
 TOKEN_BYTES, TOKEN_STEPS = 80, 2  # of a token's object in the answer, without its text
 TOKENS_PER_PAUSE = 1024
-MAX_IDS = 2**19  # token ids that one request can decode
 OBJECT_HELD = 180  # memory of such an object in numbers of four bytes
 
 
@@ -144,17 +143,8 @@ _Ids = Annotated[list[_Id], STOP]
 
 
 def _lists(value: Any) -> Any:
-    """Returns a list of lists of ids; a single list is wrapped.
-
-    Raises:
-        TooLargeError: It has more ids than are allowed: checking each one would block the event loop.
-    """
-    if not isinstance(value, list) or not value:
-        return value
-    lists = value if isinstance(value[0], list) else [value]
-    if (count := sum(len(ids) for ids in lists if isinstance(ids, list))) > MAX_IDS:
-        raise TooLargeError("`ids` has {count} ids and {limit} are allowed; split the request.", count=count, limit=MAX_IDS)
-    return lists
+    """Returns a list of lists of ids; a single list is wrapped."""
+    return value if not isinstance(value, list) or not value or isinstance(value[0], list) else [value]
 
 
 class DecodeBody(ForeignBody):

@@ -14,7 +14,7 @@ import tiny
 from application import Send, answered, ask, faked, play, post, rejected
 from bertserve.service.bundle import files
 from bertserve.service.errors import TooLargeError
-from bertserve.service.tasks import classify, fill_mask, question_answering, token_classification, tokens
+from bertserve.service.tasks import classify, fill_mask, question_answering, token_classification
 from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun, begin
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.cost import NOTHING, Budget, Cost, text_bytes
@@ -309,15 +309,6 @@ def test_tokens_of_long_texts_count_as_memory(tmp_path: Path) -> None:
         30_000 + 1002
         == encode(token_classification, token_classification.Request("good " * 1000), tokenizer, Head(labels=("O",))).cost.memory_per_input
     )
-
-
-@pytest.mark.parametrize("lists", [False, True])
-def test_more_ids_than_are_allowed_are_refused_before_each_is_checked(api: Send, monkeypatch: pytest.MonkeyPatch, lists: bool) -> None:
-    monkeypatch.setattr(tokens, "MAX_IDS", 5)
-    ids = [6, 6, 6, 6, 6, 6]
-    response = post(api, {"ids": [ids[:3], [*ids[3:], "x"]] if lists else [*ids, "x"], "model": "nli"}, path="/decode")
-    assert (413, "too_large") == (response.status_code, response.json()["error_type"])
-    assert 200 == post(api, {"ids": [ids[:3], ids[:2]] if lists else ids[:5], "model": "nli"}, path="/decode").status_code
 
 
 # ---- what comes back

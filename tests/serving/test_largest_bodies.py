@@ -45,7 +45,7 @@ Reader = Callable[[Incoming], Call]
 
 BYTES = Settings().max_body_bytes
 LIMITS = Limits(max_inputs=Settings().max_inputs, max_chars=Settings().max_chars)
-# A few for each item that a list may have; a body of 8 MiB may have three million.
+# A few for each item that a list may have; a body of 2 MiB may have a million.
 MOST_CALLS = 6 * MAX_ITEMS
 
 

@@ -13,7 +13,7 @@ import pytest
 from application import Send, post, rejected
 from bertserve.service.errors import TooLargeError
 from bertserve.service.wire import json_text
-from bertserve.service.wire.json_text import MAX_CONTAINERS, MAX_KEYS, MAX_VALUES, parse
+from bertserve.service.wire.json_text import MAX_CONTAINERS, MAX_DIGITS, MAX_KEYS, MAX_VALUES, parse
 
 KEYS = ",".join(f'"{i}":0' for i in range(MAX_KEYS))
 
@@ -39,9 +39,10 @@ def parsed_sizes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
         ("[" * (MAX_CONTAINERS + 1), "lists and objects"),
         (f'{{{KEYS},"last":0}}', "keys"),
         ("[" + "0," * (MAX_VALUES + 1) + "0]", "values"),
+        ("[" + ("1" * 4000 + ",") * 263 + "0]", "digits"),
         ('["' + '\\\\",' + '"",' * MAX_VALUES + '""]', "values"),
     ],
-    ids=["lists", "objects", "depth", "keys", "numbers", "texts"],
+    ids=["lists", "objects", "depth", "keys", "numbers", "digits", "texts"],
 )
 def test_a_body_of_too_many_parts_is_refused_before_it_is_parsed(parsed: list[tuple[int, bool]], raw: str, what: str) -> None:
     """Lists, objects, keys and values are counted by their bytes; a text that ends in an escaped backslash has ended."""
@@ -53,7 +54,14 @@ def test_a_body_of_too_many_parts_is_refused_before_it_is_parsed(parsed: list[tu
 
 @pytest.mark.parametrize(
     "text",
-    ["[" * 2 * MAX_CONTAINERS, '\\"[' * MAX_CONTAINERS * 2, "{:" * (MAX_KEYS + 1), "," * 2 * MAX_VALUES, "\\\\[" * MAX_CONTAINERS * 2],
+    [
+        "[" * 2 * MAX_CONTAINERS,
+        '\\"[' * MAX_CONTAINERS * 2,
+        "{:" * (MAX_KEYS + 1),
+        "," * 2 * MAX_VALUES,
+        "7" * 2 * MAX_DIGITS,
+        "\\\\[" * MAX_CONTAINERS * 2,
+    ],
 )
 def test_structure_within_a_text_does_not_count(text: str) -> None:
     assert {"inputs": json.loads(f'"{text}"')} == parse(f'{{"inputs": "{text}"}}'.encode())
@@ -166,6 +174,6 @@ def test_a_lone_surrogate_is_no_path(api: Send) -> None:
 
 
 def test_the_limits_are_for_honest_bodies(tmp_path: Path) -> None:
-    """As many inputs as --max-inputs may allow, each a pair, and as many token ids as the queue may hold in three tensors, are parsed."""
+    """As many inputs as --max-inputs may allow, each a pair, and as many token ids as the limits are for, in two tensors, are parsed."""
     assert 16384 == len(parse(json.dumps([{"text": "a,:[{", "text_pair": "b"}] * 16384).encode()))
-    assert 3 == len(parse(b"[" + b",".join([b"[" + b"0," * (2**19 - 1) + b"0]"] * 3) + b"]"))
+    assert 2 == len(parse(b"[" + b",".join([b"[" + b"2023," * (2**17 - 1) + b"2023]"] * 2) + b"]"))

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -20,7 +21,7 @@ from application import assert_same, call, faked, play, rejected
 from bertserve.service.http.app import create_app
 from bertserve.service.http.responses import LONG_BYTES
 from bertserve.service.http.streaming import LineCutter, LineStream
-from bertserve.service.http.turns import LINE_BYTES, SMALL_BYTES, Turns
+from bertserve.service.http.turns import LINE_BYTES, PAUSES, SMALL_BYTES, Turns
 from bertserve.service.serving.build import AppState, build
 from bertserve.service.serving.held_bytes import HeldBytes
 from bertserve.service.settings import Settings
@@ -251,6 +252,23 @@ def test_a_long_body_is_read_on_another_thread(
     body = json.dumps({"inputs": "good"}).encode().ljust(size)
     assert 200 == call(models, "POST", "/classify", content=body, headers=headers).status_code
     assert [on_loop] == threads
+
+
+async def test_a_pause_follows_a_long_body() -> None:
+    """It is some times as long as the reading took."""
+    times: list[float] = []
+
+    def read(_: Any) -> None:
+        times.append(time.monotonic())
+        time.sleep(0.03)
+
+    turns = Turns()
+    incoming: Any = SimpleNamespace(raw=bytes(LONG_BYTES + 1))
+    route: Any = SimpleNamespace(read=read)
+    await turns.read(route, incoming)
+    await turns.read(route, incoming)
+
+    assert times[1] - times[0] >= 0.03 * (1 + PAUSES)
 
 
 async def test_a_client_that_does_not_read_holds_its_stream() -> None:

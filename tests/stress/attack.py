@@ -158,6 +158,7 @@ class Attack:
         run: Attacks until the target says that it is over; one that is refused is started again.
         covers: Names of the fields that it attacks.
         connections: Connections that one attacker opens, at least.
+        callers: Requests of one attacker that run at the same time: as many ordinary clients are the normal load to compare with.
     """
 
     name: str
@@ -165,6 +166,7 @@ class Attack:
     run: Run
     covers: frozenset[str] = frozenset()
     connections: int = 1
+    callers: int = 1
 
 
 def start(attack: Attack, targets: Iterable[Target]) -> list[threading.Thread]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from attack import Attack, Target
-from hostile_values import MAX_CHARS, MAX_INPUTS, ROOM, any_value, listed, prose, repeated
+from hostile_values import BATCH_CHARS, MAX_CHARS, MAX_INPUTS, ROOM, any_value, listed, prose, repeated
 
 LABELS = [f"label {number}" for number in range(MAX_INPUTS)]
 
@@ -17,7 +17,7 @@ COSTLY: dict[str, tuple[str, Callable[[], Any]]] = {
     "explain the longest text": ("/classify", lambda: {"inputs": repeated("incomprehensibilities "), "parameters": {"explain": True}}),
     "explain texts of the most words": ("/classify", lambda: {"inputs": [repeated("a ", 760)] * 3, "parameters": {"explain": True}}),
     "all windows of many texts": ("/classify", lambda: {"inputs": [prose(MAX_CHARS)] * 5, "parameters": {"window": "mean", "stride": 254}}),
-    "pairs of the longest texts": ("/classify", lambda: {"inputs": [{"text": prose(MAX_CHARS), "text_pair": prose(MAX_CHARS)}] * 20}),
+    "pairs of the longest texts": ("/classify", lambda: {"inputs": [{"text": prose(MAX_CHARS), "text_pair": prose(MAX_CHARS)}] * 9}),
     "windows of one word": ("/classify", lambda: {"inputs": repeated("a"), "parameters": {"window": "mean"}}),
     "entities without aggregation": ("/ner", lambda: {"inputs": [repeated("Ada "), "London"], "parameters": {"aggregation_strategy": "none", "ignore_labels": [], "stride": 254}}),
     "entities of letters": ("/ner", lambda: {"inputs": repeated("A "), "parameters": {"ignore_labels": [], "offset_unit": "utf8"}}),
@@ -25,7 +25,7 @@ COSTLY: dict[str, tuple[str, Callable[[], Any]]] = {
     "answers for many questions": ("/answer", lambda: {"inputs": [{"question": "How long?", "context": prose(1500)}] * 490, "parameters": {"top_k": 1000, "max_answer_len": 512}}),
     "a window of few tokens": ("/answer", lambda: {"inputs": {"question": "Why?", "context": prose(55_000)}, "parameters": {"max_seq_len": 8, "doc_stride": 0}}),
     "explain an answer": ("/answer", lambda: {"inputs": {"question": "How long is it?", "context": prose(20_000)}, "parameters": {"explain": True}}),
-    "100 fillings of a long text": ("/fill-mask", lambda: {"inputs": "[MASK] " + repeated("\n", 199_000), "parameters": {"top_k": 100}}),
+    "100 fillings of a long text": ("/fill-mask", lambda: {"inputs": "[MASK] " + repeated("\n", MAX_CHARS - 1000), "parameters": {"top_k": 100}}),
     "300 fillings of 64 masks": ("/fill-mask", lambda: {"inputs": "[MASK] " * 64, "parameters": {"top_k": 300}}),
     "the widest beam": ("/fill-mask", lambda: {"inputs": ["[MASK] " * 8 + "."] * 64, "parameters": {"joint": True, "beam": 64, "top_k": 60}}),
     "the most targets": ("/fill-mask", lambda: {"inputs": ["a [MASK]."] * MAX_INPUTS, "parameters": {"targets": [f"{number:016}" for number in range(1000)]}}),
@@ -34,14 +34,14 @@ COSTLY: dict[str, tuple[str, Callable[[], Any]]] = {
     "all tokens, as Text Embeddings Inference": ("/embed_all", lambda: {"inputs": [prose(1000)] * 10}),
     "vectors as base64": ("/v1/embeddings", lambda: {"input": [prose(1200)] * MAX_INPUTS, "encoding_format": "base64"}),
     "many sentences": ("/similarity", lambda: {"inputs": {"source_sentence": prose(MAX_CHARS), "sentences": [prose(1200)] * (MAX_INPUTS - 1)}}),
-    "long texts ranked and returned": ("/rerank", lambda: {"query": prose(2000), "texts": [prose(15_000)] * MAX_INPUTS, "return_text": True}),
-    "documents with more fields": ("/v1/rerank", lambda: {"query": "a", "documents": [{"text": "a", "more": {"x": [[]] * 3000}}] * MAX_INPUTS, "return_documents": True}),
+    "long texts ranked and returned": ("/rerank", lambda: {"query": prose(2000), "texts": [prose(BATCH_CHARS)] * MAX_INPUTS, "return_text": True}),
+    "documents with more fields": ("/v1/rerank", lambda: {"query": "a", "documents": [{"text": "a", "more": {"x": [[]] * 900}}] * MAX_INPUTS, "return_documents": True}),
     "the most labels": ("/zero-shot", lambda: {"inputs": "a", "parameters": {"candidate_labels": LABELS}}),
     "labels of a long text": ("/zero-shot", lambda: {"inputs": prose(MAX_CHARS), "parameters": {"candidate_labels": LABELS, "hypothesis_template": prose(990) + " {}"}}),
     "all heads of attention": ("/attention", lambda: {"inputs": repeated("a ", 1000), "parameters": {"output_attentions": True, "layers": [0]}}),
-    "tokens of 200,000 letters": ("/tokenize", lambda: {"model": "sentiment", "inputs": repeated("a ")}),
+    "tokens of many letters": ("/tokenize", lambda: {"model": "sentiment", "inputs": repeated("a ")}),
     "tokens of two texts": ("/tokenize", lambda: {"model": "sentiment", "inputs": [repeated("a ")] * 2}),
-    "texts of half a million ids": ("/decode", lambda: {"model": "sentiment", "ids": [[2023] * 16_384] * 31}),
+    "texts of half a million ids": ("/decode", lambda: {"model": "sentiment", "ids": [[7] * 16_384] * 31}),
     "texts of single ids": ("/decode", lambda: {"model": "sentiment", "ids": [[100]] * MAX_INPUTS}),
     "containers at the base URL": ("/", lambda: b'{"inputs":' + any_value("empty lists") + b"}"),
     "containers at /invocations": ("/invocations", lambda: b'{"inputs":' + any_value("objects of a key") + b"}"),

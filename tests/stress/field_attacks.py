@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from attack import Attack, Target
-from hostile_values import ANY, MAX_CHARS, MAX_INPUTS, any_value, prose, repeated, values_of_schema
+from hostile_values import ANY, BATCH_CHARS, MAX_CHARS, MAX_INPUTS, ROOM, any_value, prose, repeated, values_of_schema
 from request_fields import Field, all_fields
 
 PROSE = prose(MAX_CHARS)
-BATCH = [prose(16_000)] * MAX_INPUTS  # as many and as long texts as a body takes
+BATCH = [prose(BATCH_CHARS)] * MAX_INPUTS  # as many and as long texts as a body takes
 LABELS = [f"{number} {prose(900)}" for number in range(1000)]
 INT64 = 2**63 - 1
 
@@ -28,7 +28,7 @@ COSTLIEST: dict[str, tuple[Any, ...]] = {
     "TextPair.text": (PROSE,),
     "TextPair.text_pair": (PROSE,),
     # classification
-    "ClassifyBody.inputs": (BATCH, [{"text": PROSE, "text_pair": PROSE}] * 20),
+    "ClassifyBody.inputs": (BATCH, [{"text": PROSE, "text_pair": PROSE}] * 9),
     "ClassifyParameters.top_k": (INT64,),
     "ClassifyParameters.function_to_apply": ("sigmoid",),
     "ClassifyParameters.truncation": (False, True),
@@ -47,7 +47,7 @@ COSTLIEST: dict[str, tuple[Any, ...]] = {
     "NerParameters.stride": (254, 0),
     "NerParameters.offset_unit": ("utf16", "utf8"),
     # question answering
-    "AnswerBody.inputs": ([{"question": "Where?", "context": prose(16_000)}] * MAX_INPUTS,),
+    "AnswerBody.inputs": ([{"question": "Where?", "context": prose(BATCH_CHARS)}] * MAX_INPUTS,),
     "Question.question": (PROSE,),
     "Question.context": (PROSE, repeated("e\u0301 ")),
     "AnswerParameters.top_k": (1000,),
@@ -67,7 +67,7 @@ COSTLIEST: dict[str, tuple[Any, ...]] = {
     "FillMaskParameters.joint": (True,),
     "FillMaskParameters.beam": (64,),
     # multiple choice
-    "ChooseBody.inputs": ([{"question": "What?", "choices": [prose(200)] * 64}] * MAX_INPUTS,),
+    "ChooseBody.inputs": ([{"question": "What?", "choices": [prose(200)] * 64}] * (MAX_INPUTS // 64),),
     "ChooseParameters.truncation": (True, False),
     "Choices.choices": ([prose(3000)] * 64,),
     "Choices.question": (PROSE,),
@@ -88,7 +88,7 @@ COSTLIEST: dict[str, tuple[Any, ...]] = {
     "EmbedAllBody.prompt_name": (PROSE,),
     "EmbedAllBody.truncate": (True,),
     "EmbedAllBody.truncation_direction": ("left",),
-    "EmbeddingsBody.input": (BATCH, [[1] * 16_384] * 100),
+    "EmbeddingsBody.input": (BATCH, [[1] * 16_384] * 40),
     "EmbeddingsBody.encoding_format": ("float", "base64"),
     "EmbeddingsBody.dimensions": (1, INT64),
     "EmbeddingsBody.user": (PROSE,),
@@ -106,7 +106,7 @@ COSTLIEST: dict[str, tuple[Any, ...]] = {
     "RerankOptions.return_text": (True,),
     "RerankOptions.truncate": (True,),
     "RerankOptions.truncation_direction": ("left",),
-    "DocumentsBody.documents": (BATCH, [{"text": "a", "more": prose(16_000)}] * MAX_INPUTS),
+    "DocumentsBody.documents": (BATCH, [{"text": "a", "more": prose(BATCH_CHARS)}] * MAX_INPUTS),
     "DocumentsBody.top_n": (INT64,),
     "DocumentsBody.return_documents": (True,),
     "Document.text": (PROSE,),
@@ -121,9 +121,9 @@ COSTLIEST: dict[str, tuple[Any, ...]] = {
     "AttentionParameters.layers": ([0] * 256, [-1, 0]),
     "AttentionParameters.heads": ([0] * 256, [0, 1]),
     # tokens
-    "TokenizeBody.inputs": ([PROSE] * 40, repeated("a ")),
+    "TokenizeBody.inputs": ([PROSE] * 20, repeated("a ")),
     "TokenizeBody.add_special_tokens": (True,),
-    "DecodeBody.ids": ([[2023] * 16_384] * 80, [[2023]] * MAX_INPUTS),
+    "DecodeBody.ids": ([[2023] * 16_384] * 20, [[2023]] * MAX_INPUTS),
     "DecodeBody.skip_special_tokens": (False,),
     # Open Inference Protocol, KServe, and the repository of models
     "InferBody.id": (PROSE,),
@@ -134,7 +134,7 @@ COSTLIEST: dict[str, tuple[Any, ...]] = {
     "InferInput.shape": ([INT64] * 8, [2**32, 2**32], [0, INT64], [2**31 - 1], [512, 512]),
     "InferInput.datatype": ("INT64", "BYTES", "FP16"),
     "InferInput.parameters": ({"binary_data_size": INT64},),
-    "InferInput.data": ([1] * 1_000_000, [[[["good"]]]], BATCH),
+    "InferInput.data": ([1] * (ROOM // 3), [[[["good"]]]], BATCH),
     "InferInputParameters.binary_data_size": (INT64, 10**30, 0),
     "InferOutput.name": (repeated("a", 256),),
     "InferOutput.parameters": ({"classification": INT64, "binary_data": True},),

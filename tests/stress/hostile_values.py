@@ -15,6 +15,7 @@ MAX_CHARS: int = Settings.model_fields["max_chars"].default
 MAX_BODY: int = Settings.model_fields["max_body_bytes"].default
 MAX_INPUTS: int = Settings.model_fields["max_inputs"].default
 ROOM = MAX_BODY - 4096  # what a value may take of a body, with all that stands around it
+BATCH_CHARS = 3700  # of each text, if a body has as many inputs as it may, and another text of the most characters
 WORDS = "the river is long and wide but nobody has ever seen where it ends because fog lies on it all year".split()
 
 

@@ -22,7 +22,7 @@ import trustme
 
 import tiny
 from attack import Attack, Target, start
-from conftest import ROOT, Served, running
+from conftest import BERT_SERVE, ROOT, Served, running
 from hostile_values import prose
 from loads import LONG, percentile, seconds
 from prober import Measurement, Options, memory, process_tree
@@ -199,7 +199,7 @@ class AttackedService:
     def measure(self, attack: Attack, attackers: int) -> Outcome:
         """Attacks, waits until the service is idle again, and returns what was seen. A service that did not recover is started again."""
         self._start_if_needed()
-        usual_p99_s = self._usual(attackers)
+        usual_p99_s = self._usual(attackers * attack.callers)
         pids, hung, before = self._workers(), self._hung_runs(), self._memory()
         self._tell_prober("begin")
         answers = self._attack(attack, attackers)
@@ -250,7 +250,9 @@ class AttackedService:
         folder.mkdir()
         flags = self._configuration.flags(folder)
         with ExitStack() as stack:
-            self._served = stack.enter_context(running(ROOT / "models", folder / "log", "--models", str(_tiny_models(folder)), *flags))
+            self._served = stack.enter_context(
+                running(ROOT / "models", folder / "log", "--models", str(_tiny_models(folder)), *flags, program=BERT_SERVE)
+            )
             self._prober = stack.enter_context(self._probing(str(folder / "authority.pem") if self._configuration.tls else ""))
             stack.callback(self._prober.kill)
             self._tell_prober("begin")
@@ -310,11 +312,7 @@ class AttackedService:
 
     def _hung_runs(self) -> int:
         """Returns how many runs have hung since the start; each takes its inference thread with it."""
-        try:
-            page = httpx.get(f"{self._served.url}/metrics", trust_env=False, verify=False, timeout=30).text
-        except httpx.TransportError:
-            return 0  # it is killed, which is counted
-        return sum(int(float(line.split()[-1])) for line in page.splitlines() if line.startswith("bertserve_hung_runs_total"))
+        return self._served.log.read_text().count(" hangs: ")
 
     def _is_ready(self) -> bool:
         try:

@@ -13,7 +13,7 @@ from contextlib import suppress
 import raw_http
 from attack import Attack, Run, Target
 from bertserve.service.settings import Settings
-from hostile_values import MAX_BODY, prose
+from hostile_values import MAX_BODY, MAX_CHARS, prose
 
 GET_LIVE = b"GET /health/live HTTP/1.1\r\nhost: t\r\n\r\n"
 HEAD_BYTES: int = Settings.model_fields["max_header_bytes"].default
@@ -223,7 +223,7 @@ PROTOCOL: dict[str, tuple[Run, int]] = {
     "half-closed connections": (raw(raw_http.post(), raw_http.CLEAN, b"POST /classify HTTP/1.1\r\ncontent-length: 9\r\n\r\n", half_close=True), 1),
     "resets": (hang_up(lambda _: b"", reset=True, tls=False), 1),
     "requests that are reset": (hang_up(lambda target: target.post("/classify", SHORT), reset=True), 1),
-    "long requests that are reset": (hang_up(lambda target: target.post("/classify", json.dumps({"inputs": prose(150_000), "parameters": {"window": "max"}}).encode()), reset=True, wait_s=0.1), 1),
+    "long requests that are reset": (hang_up(lambda target: target.post("/classify", json.dumps({"inputs": prose(MAX_CHARS), "parameters": {"window": "max"}}).encode()), reset=True, wait_s=0.1), 1),
     "many headers": (raw(raw_http.get(*[b"a: b"] * (HEAD_BYTES // 6 - 20)), raw_http.get(*[b"a:"] * (HEAD_BYTES // 4 - 40))), 1),
     "a head without end": (lambda target: blind(target, b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * (FLOOD // 6)), 1),
     "one long header": (raw(raw_http.get(b"x: " + b"y" * (HEAD_BYTES - 100)), raw_http.get(b"x: " + b"y" * FLOOD)), 1),
@@ -251,5 +251,17 @@ PROTOCOL: dict[str, tuple[Run, int]] = {
 }  # fmt: skip
 
 
+# how many requests of one attacker run at the same time, if it does not wait for each answer
+CALLERS = {
+    "slow readers of a large answer": 8,
+    "slow readers of a stream": 8,
+    "requests that are reset": 8,
+    "long requests that are reset": 8,
+}
+
+
 def protocol_attacks() -> list[Attack]:
-    return [Attack(name, "protocol", run, connections=connections) for name, (run, connections) in PROTOCOL.items()]
+    return [
+        Attack(name, "protocol", run, connections=connections, callers=CALLERS.get(name, 1))
+        for name, (run, connections) in PROTOCOL.items()
+    ]

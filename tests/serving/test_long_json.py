@@ -1,0 +1,45 @@
+"""A long answer is written in short pieces, because the interpreter does nothing else while orjson writes one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bertserve.service.wire import json_text
+from bertserve.service.wire.json_text import to_json, to_long_json, written
+
+ENTITY = {"entity_group": "PER", "score": 0.5, "word": "Ada\u00e9\n", "start": 0, "end": 3}
+VECTORS = np.linspace(-1, 1, 512 * 384, dtype=np.float32).reshape(512, 384)
+VALUES: dict[str, Any] = {
+    "nothing": [],
+    "an empty object": {},
+    "empty lists": [[], {}, np.zeros(0, np.float32), np.zeros((2, 0), np.float32)],
+    "a text": "good",
+    "scalars": [1, None, True, np.float32(0.1), 0.1],
+    "entities": [[ENTITY] * 5000, [], [ENTITY]],
+    "no entities before many": [[], *[[ENTITY] * 100] * 300],
+    "vectors": list(VECTORS),
+    "a vector of each token": [VECTORS, VECTORS[:3]],
+    "one long vector": [VECTORS.reshape(-1)],
+    "vectors within objects": {"object": "list", "data": [{"index": i, "embedding": row} for i, row in enumerate(VECTORS)]},
+    "numbers": {"outputs": [{"name": "scores", "data": VECTORS.reshape(-1).tolist()}]},
+    "documents": [{"index": 0, "document": written({"text": "a" * 1000})}] * 100,
+    "long texts": [{"text": "\u4e2d" * 50_000}] * 30,
+}
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+def test_pieces_make_the_same_json(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest piece is a text of 150 KB, which is written faster than numbers."""
+    pieces: list[int] = []
+
+    def counted(part: Any) -> bytes:
+        pieces.append(len(piece := to_json(part)))
+        return piece
+
+    monkeypatch.setattr(json_text, "to_json", counted)
+
+    assert to_json(value) == to_long_json(value)
+    assert max(pieces, default=0) < 2 * 10**5
