@@ -12,11 +12,11 @@ import pytest
 
 from bertserve.bench.errors import BenchError
 from bertserve.bench.load.generator import Durations
-from bertserve.bench.overhead import commits, replica
-from bertserve.bench.overhead.comparison import CANDIDATES, THRESHOLDS, Candidate, Comparison, Load, Result, Running
-from bertserve.bench.overhead.replica import Replica, free_ports
 from bertserve.bench.progress import Progress
 from listening import BUSY, OK, listening
+from overhead import commits, replica
+from overhead.comparison import CANDIDATES, THRESHOLDS, Candidate, Comparison, Load, Result, Running
+from overhead.replica import Replica, free_ports
 
 ONE, TWO = Load("short", 1), Load("short", 2)
 

@@ -20,10 +20,10 @@ import yaml
 
 import slow
 import tiny
-from bertserve.bench.overhead.ray_cluster import until
-from bertserve.bench.overhead.replica import free_ports
 from cluster import ROOT, Cluster, Load
 from conftest import metric, running
+from overhead.ray_cluster import until
+from overhead.replica import free_ports
 
 SHOWN = ("content-type", "x-model", "x-truncated", "x-windows", "x-hf-warning", "retry-after")
 LONG = "good film " * 200

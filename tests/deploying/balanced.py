@@ -18,10 +18,10 @@ import httpx
 
 from bertserve.bench.bodies import Body
 from bertserve.bench.load.generator import Durations, run_closed_loop
-from bertserve.bench.overhead.replica import HAProxy, Replica, haproxy, replicas
 from bertserve.bench.progress import Progress
 from bertserve.bench.target import build_target, parse_url
 from conftest import metric
+from overhead.replica import HAProxy, Replica, haproxy, replicas
 
 LIMIT_S = 60
 

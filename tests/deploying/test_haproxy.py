@@ -16,12 +16,12 @@ import pytest
 import slow
 import tiny
 from balanced import Balanced, balanced, entries
-from bertserve.bench.overhead import replica
 from bertserve.service import errors
 from bertserve.service.http import auth, streaming
 from bertserve.service.settings import Settings, parse
 from conftest import wait_until
 from manifests import DEPLOY, ROOT
+from overhead import replica
 
 CONFIGURATION = DEPLOY / "haproxy/haproxy.cfg"
 TEXT = CONFIGURATION.read_text(encoding="utf-8")

@@ -12,9 +12,9 @@ import pytest
 
 import slow
 from balanced import Balanced, balanced, entries, load
-from bertserve.bench.overhead import replica
-from bertserve.bench.overhead.replica import Replica
 from conftest import wait_until
+from overhead import replica
+from overhead.replica import Replica
 
 pytestmark = [
     pytest.mark.serial,

@@ -1,4 +1,4 @@
-"""Compares the speed of this working tree with that of a commit: `python -m bertserve.bench.overhead.commits COMMIT`.
+"""Compares the speed of this working tree with that of a commit: `python -m overhead.commits COMMIT`.
 
 Both get the same loads in turn, each with the bundles of its own tree, in the virtual environment of this one. Only the ratio
 within a round is meaningful, because the speed of a shared machine changes from minute to minute.
@@ -17,9 +17,9 @@ from pathlib import Path
 
 from bertserve.bench.errors import BenchError
 from bertserve.bench.load.generator import Durations
-from bertserve.bench.overhead.comparison import Candidate, Comparison, Load, Running
-from bertserve.bench.overhead.replica import Replica, free_ports
 from bertserve.bench.progress import Progress
+from overhead.comparison import Candidate, Comparison, Load, Running
+from overhead.replica import Replica, free_ports
 
 _TREE = Path(__file__).resolve().parents[2]
 _START = "import sys; from {}cli import main; sys.exit(main())"
@@ -27,7 +27,7 @@ _START = "import sys; from {}cli import main; sys.exit(main())"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the comparison; returns the exit code: 0, or 2 if a commit does not exist or its service does not start."""
-    parser = argparse.ArgumentParser(prog="python -m bertserve.bench.overhead.commits", description=(__doc__ or "").partition(":")[0] + ".")
+    parser = argparse.ArgumentParser(prog="python -m overhead.commits", description=(__doc__ or "").partition(":")[0] + ".")
     parser.add_argument("base", metavar="COMMIT", help="the commit to compare with")
     parser.add_argument("--rounds", type=int, default=7, help="rounds; each starts both services (default: 7)")
     parser.add_argument("--seconds", type=float, default=3, help="seconds of each load (default: 3)")
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as folder:
             _compare(args.base, Path(folder), rounds=args.rounds, seconds=args.seconds)
     except BenchError as error:
-        print(f"bertserve.bench.overhead.commits: {error}", file=sys.stderr)
+        print(f"overhead.commits: {error}", file=sys.stderr)
         return 2
     return 0
 

@@ -21,11 +21,11 @@ from bertserve.bench.errors import BenchError
 from bertserve.bench.load import generator
 from bertserve.bench.load.generator import Durations
 from bertserve.bench.load.stream import OK
-from bertserve.bench.overhead.ray_cluster import RayCluster
-from bertserve.bench.overhead.replica import haproxy, replicas
 from bertserve.bench.progress import Progress
 from bertserve.bench.report.measurement import generator_stats, measure
 from bertserve.bench.target import Target, build_target, parse_url
+from overhead.ray_cluster import RayCluster
+from overhead.replica import haproxy, replicas
 
 
 class Running(NamedTuple):

@@ -86,7 +86,7 @@ class Replica:
     def spawn(self) -> None:
         """Starts a process."""
         with self.log.open("a") as log:
-            self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=log, text=True, env=self._env)  # noqa: S603
+            self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=log, text=True, env=self._env)
 
     def wait_until_it_listens(self) -> None:
         """Waits until the process accepts connections.
@@ -195,7 +195,7 @@ def haproxy(replica_ports: Sequence[int], folder: Path) -> Iterator[HAProxy]:
     file, log = folder / f"haproxy-{port}.cfg", folder / f"haproxy-{port}.log"
     file.write_text(configuration(port, stats_port, replica_ports), encoding="utf-8")
     with log.open("w") as errors:
-        process = subprocess.Popen(["haproxy", "-db", "-f", str(file)], stdout=subprocess.DEVNULL, stderr=errors)  # noqa: S603, S607
+        process = subprocess.Popen(["haproxy", "-db", "-f", str(file)], stdout=subprocess.DEVNULL, stderr=errors)
     try:
         started = HAProxy(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{stats_port}", process, log)
         end = time.monotonic() + _START_S

@@ -1,4 +1,4 @@
-"""Measures the cost of layers between callers and the model, and checks thresholds: `python -m bertserve.bench.overhead`.
+"""Measures the cost of layers between callers and the model, and checks thresholds: `python -m overhead`.
 
 Exit codes: 0 all thresholds were met, 1 a threshold was missed or a request failed, 2 a process did not start.
 """
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from bertserve.bench.errors import BenchError
 from bertserve.bench.load.generator import Durations
-from bertserve.bench.overhead.comparison import CANDIDATES, THRESHOLDS, Comparison, Load
 from bertserve.bench.progress import Progress
+from overhead.comparison import CANDIDATES, THRESHOLDS, Comparison, Load
 
 _TIMEOUT_S = 30
 
@@ -31,7 +31,7 @@ def main() -> int:
             progress.log(f"round {i + 1} of {args.rounds}")
             comparison.run_round()
     except BenchError as error:
-        print(f"bertserve.bench.overhead: {error}", file=sys.stderr)
+        print(f"overhead: {error}", file=sys.stderr)
         return 2
     for line in _table(comparison, [candidate.name for candidate in candidates], loads):
         print(line)
@@ -44,7 +44,7 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     names = [candidate.name for candidate in CANDIDATES]
     parser = argparse.ArgumentParser(
-        prog="python -m bertserve.bench.overhead",
+        prog="python -m overhead",
         description="Measure the cost of layers between callers and the model: candidates in turn on this machine, with the same loads.",
         epilog="candidates: " + "; ".join(f"{candidate.name}, {candidate.description}" for candidate in CANDIDATES),
     )

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bertserve.bench.errors import BenchError
-from bertserve.bench.overhead.replica import free_ports, is_ready
+from overhead.replica import free_ports, is_ready
 
 ENVIRONMENT = Path(__file__).resolve().parents[2] / "deploy/ray/ray.env"
 PATIENCE_S = 90.0
@@ -149,7 +149,7 @@ class RayCluster:
         command = [str(program), "start", "--block", *flags, "--node-ip-address=127.0.0.1", "--disable-usage-stats"]
         path = self.folder / f"node-{len(self.nodes)}"
         with path.open("wb") as log:
-            node = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment, start_new_session=True)  # noqa: S603
+            node = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment, start_new_session=True)
         self.nodes.append(node)
         until(lambda: b"Ray runtime started" in path.read_bytes(), "a node runs")
         return node
