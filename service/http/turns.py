@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from bertserve.service.http.responses import LONG_BYTES
 from bertserve.service.wire.call import Call, Incoming
 from bertserve.service.wire.routes import Route
 
 # Bytes of large bodies and stream lines that start in one turn of the event loop; they take a few milliseconds.
-SMALL_BYTES = 2**13
+SMALL_BYTES = 2**12
+# A longer body is read on another thread.
+LONG_BYTES = 2**16
 # A long body that took some time to read is followed by no other one for this many times as long. Parsing keeps the GIL for up to 25 ms, and
 # a short request needs the GIL several times; so only one of these waits is long.
 PAUSES = 3

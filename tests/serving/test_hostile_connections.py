@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import pytest
@@ -251,3 +251,32 @@ async def test_a_turn_of_the_loop_parses_for_one_connection() -> None:
         await asyncio.sleep(0)
     assert ["a", "b", "a", "b", "a"] == [name for name in order if name != "turn"]
     assert all("turn" in pair for pair in itertools.pairwise(order))
+
+
+async def test_a_turn_of_the_loop_reads_once_from_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would read up to 32 times in a turn, as long as there is more, and others would wait for all of that."""
+    loop, reads = asyncio.get_running_loop(), [0]
+    data_received = HttpProtocol.data_received
+
+    def count(self: HttpProtocol, data: bytes) -> None:
+        reads[-1] += 1
+        data_received(self, data)
+
+    def turn() -> None:
+        reads.append(0)
+        loop.call_soon(turn)
+
+    async def refuse(_: Scope, __: Receive, send: Send) -> None:
+        await answer(send, status=413)
+
+    monkeypatch.setattr(HttpProtocol, "data_received", count)
+    async with listening(refuse) as served:
+        with socket.create_connection(served.address) as sender:
+            sender.sendall(CHUNKED)
+            await until(lambda: sum(reads) > 0)
+            turn()
+            with suppress(OSError):  # closed by the service
+                await asyncio.to_thread(sender.sendall, b"%x\r\n" % 2**25 + b" " * 2**25)
+
+    assert 1 == max(reads)
+    assert sum(reads) > 20

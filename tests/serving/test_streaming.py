@@ -19,9 +19,8 @@ import pytest
 import slow
 from application import assert_same, call, faked, play, rejected
 from bertserve.service.http.app import create_app
-from bertserve.service.http.responses import LONG_BYTES
 from bertserve.service.http.streaming import LineCutter, LineStream
-from bertserve.service.http.turns import LINE_BYTES, PAUSES, SMALL_BYTES, Turns
+from bertserve.service.http.turns import LINE_BYTES, LONG_BYTES, PAUSES, SMALL_BYTES, Turns
 from bertserve.service.serving.build import AppState, build
 from bertserve.service.serving.held_bytes import HeldBytes
 from bertserve.service.settings import Settings

@@ -257,6 +257,8 @@ CALLERS = {
     "slow readers of a stream": 8,
     "requests that are reset": 8,
     "long requests that are reset": 8,
+    "a stream of short texts": 8,  # 32 lines of a stream run at the same time
+    "a stream of lists of pairs": 8,
 }
 
 
