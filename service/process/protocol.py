@@ -216,7 +216,7 @@ class HttpProtocol(RequestParser):
         elif self._stage == COMPLETE or self.transport.is_closing():
             return
         elif self._stage == WAITING:
-            if waited > (self.timeout_keep_alive if self._served else limits.header_timeout_s):
+            if not self._unparsed and waited > (self.timeout_keep_alive if self._served else limits.header_timeout_s):
                 if not self._served:
                     self._open.note("head_timeout")
                 self.transport.close()
@@ -243,7 +243,8 @@ class HttpProtocol(RequestParser):
         elif self.transport.is_closing():
             return
         elif self._stage == WAITING:
-            self.transport.close()
+            if not self._unparsed:  # else its request is parsed in this turn or the next
+                self.transport.close()
         elif self._stage == ENDING:
             self.transport.abort()
         else:
@@ -268,7 +269,9 @@ class HttpProtocol(RequestParser):
 
         With half a body, it can be evicted only if the answer is complete or the body is slower than the minimum rate.
         """
-        if self._stage == COMPLETE or (self._stage != HANDSHAKE and self.transport.get_write_buffer_size()):
+        if self._stage == COMPLETE or (self._stage == WAITING and self._unparsed):
+            return None
+        if self._stage != HANDSHAKE and self.transport.get_write_buffer_size():
             return None
         if self._stage == BODY and not self.cycle.response_complete:
             waited = self._now() - self._since

@@ -280,3 +280,22 @@ async def test_a_turn_of_the_loop_reads_once_from_a_connection(monkeypatch: pyte
 
     assert 1 == max(reads)
     assert sum(reads) > 20
+
+
+async def test_a_request_that_is_read_but_not_parsed_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a shutdown, nor the limit of an idle connection, nor another connection ends the one that has sent it."""
+    sent = b"POST /a HTTP/1.1\r\nhost: test\r\ncontent-length: 20000\r\n\r\n" + b"b" * 20_000
+    later: list[Any] = []
+    async with listening(echo) as served, client(served, GET) as (reader, writer):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        monkeypatch.setattr(served.connections, "parse_later", later.append)
+        (connection,) = served.protocols
+        writer.write(sent)
+        await until(lambda: bool(later))
+        much_later = asyncio.get_running_loop().time() + 1000
+        assert connection.expendable_since is None
+        connection.check(much_later)
+        connection.wind_up(much_later)
+        monkeypatch.undo()
+        later[0]()
+        assert b"/a " + b"b" * 20_000 in await reader.readuntil(b"b\n")
