@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 
 from bertserve.service.wire.call import Call, Incoming
@@ -12,9 +13,10 @@ from bertserve.service.wire.routes import Route
 SMALL_BYTES = 2**12
 # A longer body is read on another thread.
 LONG_BYTES = 2**16
-# A long body that took some time to read is followed by no other one for this many times as long. Parsing keeps the GIL for up to 25 ms, and
-# a short request needs the GIL several times; so only one of these waits is long.
+# A long body that took some time to read is followed by no other one for this many times as long, at most MOST_PAUSE_S. Parsing keeps the GIL
+# for up to 25 ms, and a short request needs the GIL several times; so only one of these waits is long.
 PAUSES = 3
+MOST_PAUSE_S = 0.06
 # Cost of a line other than the reading of its bytes, expressed in bytes: its task, its admission and its answer.
 LINE_BYTES = 2**9
 
@@ -22,7 +24,7 @@ LINE_BYTES = 2**9
 class Turns:
     """Shares the turns of the event loop among the large bodies and the streams of a process, in the order in which they ask.
 
-    Parsing and validating the largest allowed body takes about 0.1 s, and so do a few hundred short lines. Many of these at the same
+    Parsing and validating the largest allowed body takes some hundredths of a second, and so do a few hundred short lines. Many of these at the same
     time would block the event loop until the supervisor takes the worker for hung.
     """
 
@@ -31,18 +33,23 @@ class Turns:
         self._left = SMALL_BYTES
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._long = asyncio.Lock()
+        self._pause_s = 0.0
 
     async def read(self, route: Route, incoming: Incoming) -> Call:
         """Returns `route.read(incoming)`. Long bodies are read on another thread, one at a time, with pauses between them."""
         if len(incoming.raw) <= LONG_BYTES:
             return route.read(incoming)
-        loop = asyncio.get_running_loop()
         await self._long.acquire()
-        start = loop.time()
+        reading = asyncio.ensure_future(asyncio.to_thread(self._read_long, route, incoming))
+        reading.add_done_callback(lambda _: asyncio.get_running_loop().call_later(self._pause_s, self._long.release))
+        return await asyncio.shield(reading)  # a thread continues if its caller is cancelled
+
+    def _read_long(self, route: Route, incoming: Incoming) -> Call:
+        start = time.thread_time()
         try:
-            return await asyncio.to_thread(route.read, incoming)
+            return route.read(incoming)
         finally:
-            loop.call_later(PAUSES * (loop.time() - start), self._long.release)
+            self._pause_s = min(PAUSES * (time.thread_time() - start), MOST_PAUSE_S)
 
     async def take(self, size: int) -> None:
         """Waits for a turn with bytes left, and takes `size` bytes of it. A larger `size` takes all bytes that are left."""

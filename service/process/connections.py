@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("bertserve.connections")
 
 SWEEP_S = 1.0
+TURN_BYTES = 2**14  # that are parsed in the turn of the loop in which they are read, of all connections; at most about 2 ms
 SOME = 128  # connections that are checked in one turn of the loop, which takes about 0.3 ms
 LINGER_S = 0.5  # time for a client to read its last answer, and for a client with an answer to send its next request
 EXPENDABLE_AFTER_S = 1.0  # in a burst of connections, the service may not have read a client's first byte before
@@ -91,6 +92,7 @@ class Connections(set[Any]):
         self._expendable: deque[tuple[tuple[bool, float], HttpProtocol]] = deque()
         self._timer: asyncio.Handle | None = None
         self._unparsed: deque[Callable[[], None]] = deque()
+        self._room = TURN_BYTES
 
     def add(self, connection: HttpProtocol) -> None:
         """Adds a connection."""
@@ -104,6 +106,21 @@ class Connections(set[Any]):
         super().discard(connection)
         self._surplus.pop(connection, None)
         self.changed()
+
+    def may_parse(self, size: int) -> bool:
+        """Returns whether a connection can parse so many bytes at once, and takes them from the bytes that are left for this turn.
+
+        Other reads are parsed in later turns, and pause reading until then: uvloop reads up to 32 times from a connection in one turn.
+        """
+        if size > self._room:
+            return False
+        if self._room == TURN_BYTES:
+            asyncio.get_running_loop().call_soon(self._begin_turn)
+        self._room -= size
+        return True
+
+    def _begin_turn(self) -> None:
+        self._room = TURN_BYTES
 
     def parse_later(self, parse: Callable[[], None]) -> None:
         """Calls `parse` in a later turn of the loop, after the calls of other connections: each turn parses for one connection."""

@@ -119,7 +119,6 @@ HANDSHAKE, WAITING, HEAD, BODY, COMPLETE, ENDING = range(6)
 """Stages: not yet connected, no byte of a request, half a head, half a body, a request to answer, about to close."""
 
 MAX_HEADERS = 128  # each needs 150 bytes of memory, and each search for a header reads the others
-LONG_READ = 2**14  # a read of more bytes is parsed in a later turn: otherwise uvloop reads up to 32 times from one connection in a turn
 PARSE_S = 0.0005  # seconds to parse the data of one connection before others get a turn; at least two pieces are parsed
 CHUNK_FRAME = 12  # bytes of the size of the largest chunk and of its two line ends
 _VERSIONS = frozenset({"1.1", "1.0"})
@@ -174,12 +173,15 @@ class RequestParser(HttpToolsProtocol):
         if self._unparsed or self._stage == COMPLETE:
             self._unparsed, self._start = self._unparsed[self._start :] + data, 0
             self._hold_reading()
-        elif len(data) > LONG_READ:
-            self._unparsed, self._start = data, 0
-            self._open.parse_later(partial(self._parse_on, False))
-            self._hold_reading()
-        else:
+        elif self._open.may_parse(len(data)):
             self._parse(data, 0)
+        else:
+            self._unparsed, self._start = data, 0
+            if self._body_left:  # it takes microseconds, so it need not wait behind chunks
+                self.loop.call_soon(self._parse_on, False)
+            else:
+                self._open.parse_later(partial(self._parse_on, False))
+            self._hold_reading()
 
     def _parse(self, data: bytes, start: int, *, behind_an_answer: bool = False) -> None:
         """Parses received bytes up to the end of a request; the rest waits until the request is answered.
@@ -191,6 +193,7 @@ class RequestParser(HttpToolsProtocol):
                 without an answer, which a client whose body was too long would take for the answer to its next request.
         """
         until = 0.0
+        behind_an_answer = behind_an_answer or (self._stage == BODY and self.cycle.response_complete)
         try:
             while start < len(data) and self._stage < COMPLETE:
                 if self._body_left:

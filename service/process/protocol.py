@@ -190,6 +190,7 @@ class HttpProtocol(RequestParser):
         """Handles an answered request: does the same as uvicorn, but without its timer."""
         if self.transport.held:  # an answer to HEAD has no body after its head
             self.transport.flush()
+        self.cycle.body = bytearray()  # what was not read; it would take memory, and keep reading paused
         self.server_state.total_requests += 1
         self._since = self._now()
         self._served = True

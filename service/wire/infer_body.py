@@ -279,7 +279,7 @@ def read_infer_body(raw: bytes, header: str | None) -> tuple[InferBody, dict[str
     Raises:
         MalformedRequestError: The body is not JSON, or a length does not fit.
         InvalidValueError: The JSON does not match the protocol.
-        TooLargeError: It has more lists, objects, keys or values than are allowed.
+        TooLargeError: It has more lists, objects, keys, values or digits than are allowed.
     """
     size = len(raw) if header is None else _json_size(header, len(raw))
     try:

@@ -16,11 +16,11 @@ from pydantic_core import from_json
 
 from bertserve.service.errors import TooLargeError
 
-# Limits of a body outside of its strings. A body with 16,384 inputs of any task is below them.
+# Limits of a body outside of its strings. 16,384 texts or pairs, and 256 texts of 512 token ids in two tensors, are below them.
 MAX_CONTAINERS = 2**16
 MAX_KEYS = 2**16
 MAX_VALUES = 2**18
-MAX_DIGITS = 2**20
+MAX_DIGITS = 5 * 2**18  # five for each value, as token ids have
 _LIMITS = (
     (b"[{", MAX_CONTAINERS, "lists and objects"),
     (b":", MAX_KEYS, "keys"),
@@ -111,7 +111,7 @@ def _pieces(value: Any) -> Iterator[bytes]:
             start = b","
         yield b"}"
     elif isinstance(value, list | np.ndarray) and len(value) > 0:
-        step = _PIECE_BYTES // max(_length(item) for item in value[:: 1 + len(value) // 8])
+        step = _PIECE_BYTES // max(_length(item) for item in value[:: 1 + len(value) // 2**10])
         for first in range(0, len(value), step or 1):
             yield b"," if first else b"["
             if step:
@@ -124,11 +124,11 @@ def _pieces(value: Any) -> Iterator[bytes]:
 
 
 def _length(value: Any) -> int:
-    """Returns about how many bytes a value has as JSON. It looks only at the first item of a list."""
+    """Returns about how many bytes a value has as JSON. It looks only at some items of a list."""
     if isinstance(value, np.ndarray):
         return _VALUE_BYTES * max(value.size, 1)
     if isinstance(value, list):
-        return len(value) * _length(value[0]) + 1 if value else 1
+        return len(value) * max(map(_length, value[:: 1 + len(value) // 8])) + 1 if value else 1
     if isinstance(value, dict):
         return sum(map(_length, value.values())) + _VALUE_BYTES * len(value) + 1
     return max(len(value), _VALUE_BYTES) if isinstance(value, str) else _VALUE_BYTES

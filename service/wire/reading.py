@@ -45,7 +45,7 @@ def parse_json(raw: bytes, body: type[TaskBody] | None = None, *, finite: bool =
 
     Raises:
         MalformedRequestError: The body is not JSON.
-        TooLargeError: It has more lists, objects, keys or values than are allowed.
+        TooLargeError: It has more lists, objects, keys, values or digits than are allowed.
     """
     try:
         # not `model_validate_json`, which creates Python objects for each Python validator, and again for the error

@@ -63,7 +63,7 @@ def test_what_callers_send_does_nothing_but_be_shown(url: str) -> None:
     assert "truncation" in seen["cut"][0]
     assert "characters" in seen["cut"][1]
     assert seen["cut"][2].lstrip().startswith("good")
-    assert "100000" in seen["problem"]
+    assert "80000" in seen["problem"]
     assert "Requests per second" in seen["load"]
     assert not seen["wide"]
 

@@ -12,7 +12,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from bertserve.service.process import connections, parsing
-from bertserve.service.process.connections import ConnectionLimits, Room
+from bertserve.service.process.connections import TURN_BYTES, ConnectionLimits, Room
 from bertserve.service.process.parsing import MAX_HEADERS
 from bertserve.service.process.protocol import CoalescingTransport, HttpProtocol
 from bertserve.service.process.server import Server, configure
@@ -22,6 +22,11 @@ from served_socket import GET, answer, body_of, client, echo, everything, listen
 CHUNKED = b"POST / HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\n"
 LIMITS = ConnectionLimits(max_connections=9, header_timeout_s=9, max_header_bytes=9, body_timeout_s=9, min_body_rate=9)
 HALF_BODY = b"POST / HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n{"
+
+
+async def refuse(_: Scope, __: Receive, send: Send) -> None:
+    """Answers without reading the body."""
+    await answer(send, b"no", status=401)
 
 
 async def replies(sent: bytes, app: Any = echo) -> tuple[bytes, list[str]]:
@@ -266,9 +271,6 @@ async def test_a_turn_of_the_loop_reads_once_from_a_connection(monkeypatch: pyte
         reads.append(0)
         loop.call_soon(turn)
 
-    async def refuse(_: Scope, __: Receive, send: Send) -> None:
-        await answer(send, status=413)
-
     monkeypatch.setattr(HttpProtocol, "data_received", count)
     async with listening(refuse) as served:
         with socket.create_connection(served.address) as sender:
@@ -299,3 +301,34 @@ async def test_a_request_that_is_read_but_not_parsed_is_not_lost(monkeypatch: py
         monkeypatch.undo()
         later[0]()
         assert b"/a " + b"b" * 20_000 in await reader.readuntil(b"b\n")
+
+
+async def test_a_body_that_nobody_reads_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It neither takes memory nor keeps the connection from being read on, however the parser's turns cut it."""
+    monkeypatch.setattr(parsing, "PARSE_S", 0)
+    sent = CHUNKED + (b"12c\r\n" + b"b" * 300 + b"\r\n") * 600
+    async with listening(refuse) as served, client(served, sent) as (reader, writer):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 401 ")
+        (connection,) = served.protocols
+        await until(lambda: not connection._unparsed)
+        assert b"" == connection.cycle.body
+        writer.write(b"0\r\n\r\n" + GET)
+        await reader.readuntil(b"no")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 401 ")
+
+
+async def test_what_follows_an_early_answer_gets_no_second_one() -> None:
+    """A client would take it for the answer to its next request."""
+    async with listening(refuse) as served, client(served, HALF_BODY) as (reader, writer):
+        await reader.readuntil(b"no")
+        writer.write(b"x" * 99 + b"no request\r\n\r\n")
+        assert b"" == await everything(reader)
+        assert ["malformed"] == served.ends
+
+
+async def test_all_connections_share_what_is_parsed_in_a_turn() -> None:
+    """Else thousands of short reads, each of chunks of a byte, would stop the loop for seconds."""
+    open_ = connections.Connections(LIMITS, HeldBytes(1000))
+    assert [False, True, False] == [open_.may_parse(size) for size in (TURN_BYTES + 1, TURN_BYTES - 1, 2)]
+    await asyncio.sleep(0)
+    assert open_.may_parse(2)

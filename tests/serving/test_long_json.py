@@ -22,6 +22,7 @@ VALUES: dict[str, Any] = {
     "no entities before many": [[], *[[ENTITY] * 100] * 300],
     "vectors": list(VECTORS),
     "a vector of each token": [VECTORS, VECTORS[:3]],
+    "short and long texts in turn": [VECTORS[:1], VECTORS] * 3,
     "one long vector": [VECTORS.reshape(-1)],
     "vectors within objects": {"object": "list", "data": [{"index": i, "embedding": row} for i, row in enumerate(VECTORS)]},
     "numbers": {"outputs": [{"name": "scores", "data": VECTORS.reshape(-1).tolist()}]},

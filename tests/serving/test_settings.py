@@ -38,7 +38,7 @@ DEFAULTS = {
     "max_queue_tokens": 524288,
     "max_inputs": 512,
     "max_body_bytes": 2097152,
-    "max_chars": 100000,
+    "max_chars": 80000,
     "max_stream_requests": 32,
     "timeout_ms": 30000,
     "max_timeout_ms": 120000,

@@ -38,10 +38,10 @@ PROBES, OK = b"GET /health/live HTTP/1.1\r\nhost: t\r\n\r\n" * 500, b"HTTP/1.1 2
 SHARE = 0.2  # of what the service can do, that the others send
 TURNS = 3 if LONG else 1
 SHORT = workload_inputs("short", seed=1)
-# (what is sent, path, body): lists of 500 texts, and a question about a document of a hundred windows
+# (what is sent, path, body): lists of 500 texts, and a question about a document of eighty windows
 HEAVY = [
     ("lists of 500 texts", "/classify", {"inputs": [SHORT[i % len(SHORT)] for i in range(500)]}),
-    ("documents of 100 windows", "/answer", {"inputs": {"question": "How long is it?", "context": "The river is long and wide. " * 3600}}),
+    ("documents of 80 windows", "/answer", {"inputs": {"question": "How long is it?", "context": "The river is long and wide. " * 2800}}),
 ]
 
 
