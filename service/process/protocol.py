@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import select
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn import Config
@@ -46,10 +47,11 @@ class CoalescingTransport(asyncio.Transport):
         written: Bytes that the transport has got so far.
     """
 
-    def __init__(self, transport: asyncio.Transport) -> None:
-        """Wraps a transport."""
+    def __init__(self, transport: asyncio.Transport, unread: Callable[[], bool] = lambda: False) -> None:
+        """Wraps a transport; `unread` returns whether the client still sends the body of the current request."""
         super().__init__()
         self._transport = transport
+        self._unread = unread
         self.held = b""
         self.written = 0
         self._slow_since: float | None = None  # start of the period in which the client must read enough of the unsent bytes
@@ -84,7 +86,10 @@ class CoalescingTransport(asyncio.Transport):
                 self._transport.write(part)
 
     def close(self) -> None:
-        """Closes the transport once everything is written."""
+        """Closes the transport once everything is written, or only its sending half: closing with unread bytes would discard the answer."""
+        if self._unread() and self.can_write_eof():
+            self.write_eof()
+            return
         self.flush()
         self._transport.close()
 
@@ -163,7 +168,7 @@ class HttpProtocol(RequestParser):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Handles a new connection."""
-        super().connection_made(CoalescingTransport(transport))
+        super().connection_made(CoalescingTransport(transport, lambda: self._stage == BODY))
         self.flow = ReadControl(self.transport)
         if self._stage == HANDSHAKE:
             self._stage = WAITING
@@ -196,6 +201,9 @@ class HttpProtocol(RequestParser):
         self._served = True
         if self.transport.is_closing():
             self._stage = ENDING
+            return
+        if self._stage == BODY and not self.cycle.keep_alive:
+            self._end()
             return
         if self._stage == COMPLETE:
             self._stage = WAITING
@@ -325,14 +333,18 @@ class HttpProtocol(RequestParser):
         self._open.note(reason)
         if answers:
             self._answer(error)
-        self._stage, self._since = ENDING, self._now()
-        self._unparsed = b""
-        self.flow.held = False
-        self.flow.resume_reading()
+        self._end()
         if self.transport.can_write_eof():
             self.transport.write_eof()
         else:
             self.transport.close()
+
+    def _end(self) -> None:
+        """Drops what the client still sends, until it closes the connection."""
+        self._stage, self._since = ENDING, self._now()
+        self._unparsed = b""
+        self.flow.held = False
+        self.flow.resume_reading()
 
     def _answer(self, error: BertServeError) -> None:
         """Answers an incomplete request, unless an answer has started."""

@@ -332,3 +332,16 @@ async def test_all_connections_share_what_is_parsed_in_a_turn() -> None:
     assert [False, True, False] == [open_.may_parse(size) for size in (TURN_BYTES + 1, TURN_BYTES - 1, 2)]
     await asyncio.sleep(0)
     assert open_.may_parse(2)
+
+
+@pytest.mark.parametrize("version", [b"HTTP/1.1\r\nconnection: close", b"HTTP/1.0"])
+async def test_an_early_answer_is_not_lost_if_the_connection_closes_behind_it(version: bytes) -> None:
+    """The client may send all of its body first: if the service closed before, the client would see a reset in place of the answer."""
+    head = b"POST / %s\r\ncontent-length: 4000000\r\n\r\n" % version
+    async with listening(refuse) as served, client(served, head) as (reader, writer):
+        await reader.readuntil(b"no")
+        assert b"" == await reader.read()
+        for _ in range(40):
+            writer.write(b"x" * 100_000)
+            await writer.drain()
+        assert not writer.is_closing()
