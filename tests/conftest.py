@@ -27,7 +27,7 @@ from bertserve.service.process import logs
 from bertserve.service.text.tokenizer import Tokenizer
 
 BERT_SERVE = "import sys; from bertserve.service.cli import main; sys.exit(main())"
-# the same, but for the time between two runs of what is throttled
+# the same, without the pause between two runs of a `Throttled` function
 UNTHROTTLED = f"from bertserve.service.http import throttled; throttled.INTERVAL_S = 0.0; {BERT_SERVE}"
 ROOT = Path(__file__).parent.parent
 # An example takes as long as the machine makes it: what else runs there must not fail a test.

@@ -42,8 +42,8 @@ RETRY_S, MOST_RETRY_S = 1.0, 60.0
 # After the shutdown timeout, a worker joins its inference threads (1 s) and sends finished answers (5 s); if it still runs then, it hangs.
 MARGIN_S = 8
 
-# A worker whose event loop has not turned for this time answers no request; none of them blocks it for more than 0.25 s. A hung worker with
-# four small models is replaced within five seconds, including the start of the new one.
+# A worker whose event loop has not turned for this time answers no request; a request blocks it for 0.25 s at most. A hung worker with four
+# small models is replaced within five seconds, including the start of the new one.
 HUNG_S = 2.0
 CHECK_S = 0.2
 PAUSED_S = 0.5
