@@ -12,11 +12,11 @@ from starlette.datastructures import QueryParams
 from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from bertserve.service.errors import BertServeError, ClientGoneError, ContentEncodingError, InvalidValueError, TooLargeError
+from bertserve.service.errors import BertServeError, ClientGoneError, ContentEncodingError, ExpiredError, InvalidValueError, TooLargeError
 from bertserve.service.http.auth import Endpoint
 from bertserve.service.http.errors import ErrorLog
 from bertserve.service.http.middleware import HEADERS, LABELS, PREDICTION, REQUEST_ID, recorded_trace
-from bertserve.service.http.responses import content_of
+from bertserve.service.http.responses import content_of, send_body
 from bertserve.service.http.streaming import LineAnswerer, LineStream, is_stream
 from bertserve.service.http.turns import SMALL_BYTES, Turns
 from bertserve.service.metrics import UNKNOWN
@@ -104,7 +104,7 @@ class Inference:
         try:
             data, headers = await self._respond(scope, receive, route, held)
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await send({"type": "http.response.body", "body": data})
+            await send_body(send, data)
         finally:  # only now: the answer may wait until the client has read the previous one
             if held.size:
                 held.release()
@@ -149,8 +149,14 @@ class Inference:
         incoming = Incoming(raw, headers, named, self._state.registry, limits, version, scope[REQUEST_ID])
         if len(raw) <= SMALL_BYTES:
             return route.read(incoming)
-        await self._turns.take(len(raw))
-        return await self._turns.read(route, incoming)
+        try:
+            async with asyncio.timeout(self._timeout_s(headers)):
+                await self._turns.take(len(raw))
+                return await unless_disconnected(self._turns.read(route, incoming), receive)
+        except TimeoutError:
+            raise ExpiredError(
+                "the request's deadline passed before its body was parsed; allow more time with `x-request-timeout-ms`, or send less at once."
+            ) from None
 
     def _stream(self, scope: Scope, receive: Receive, route: Route) -> LineStream:
         """Returns the stream that answers a request of many lines; each line counts as a request, the stream itself does not."""

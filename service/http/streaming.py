@@ -23,7 +23,7 @@ from bertserve.service.errors import BertServeError, ClientGoneError, RefusedErr
 from bertserve.service.http import errors
 from bertserve.service.http.errors import GONE, UNANSWERED, ErrorLog
 from bertserve.service.http.middleware import REQUEST_ID, of_request, recorded_trace
-from bertserve.service.http.responses import content_of
+from bertserve.service.http.responses import content_of, send_body
 from bertserve.service.http.turns import LINE_BYTES, Turns
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.scheduling.scheduled_request import SHARE_FULL, Share
@@ -222,12 +222,12 @@ class LineStream:
             if start is not None:
                 await send(start)
                 start = None
-            await send({"type": "http.response.body", "body": answer + b"\n", "more_body": True})
+            await send_body(send, answer + b"\n", more=True)
             self._running.discard(answering)
             self._hold(-1, -size - len(answer))
         if start is not None:
             await send(start)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await send_body(send, b"")
 
     def _hold(self, lines: int, size: int) -> None:
         self._count += lines

@@ -168,9 +168,10 @@ class RequestParser(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Handles received bytes."""
-        if self._stage == ENDING:
-            return
-        if self._unparsed or self._stage == COMPLETE:
+        if self._stage == ENDING:  # dropped, but only once per turn, because TLS decrypts it
+            self.flow.pause_reading()
+            self._open.parse_later(self.flow.resume_reading)
+        elif self._unparsed or self._stage == COMPLETE:
             self._unparsed, self._start = self._unparsed[self._start :] + data, 0
             self._hold_reading()
         elif self._open.may_parse(len(data)):

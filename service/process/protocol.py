@@ -87,20 +87,16 @@ class CoalescingTransport(asyncio.Transport):
 
     def close(self) -> None:
         """Closes the transport once everything is written, or only its sending half: closing with unread bytes would discard the answer."""
-        if self._unread() and self.can_write_eof():
-            self.write_eof()
-            return
-        self.flush()
-        self._transport.close()
+        if self._unread():
+            self.end_sending()
+        else:
+            self.flush()
+            self._transport.close()
 
-    def can_write_eof(self) -> bool:
-        """Returns whether the sending half can be closed separately, which is impossible with TLS."""
-        return self._transport.can_write_eof()
-
-    def write_eof(self) -> None:
-        """Closes the sending half once everything is written."""
+    def end_sending(self) -> None:
+        """Closes the sending half once everything is written. With TLS it stays open: closing would decrypt all that still arrives."""
         self.flush()
-        if not self._transport.is_closing():
+        if not self._transport.is_closing() and self._transport.can_write_eof():
             self._transport.write_eof()
 
     def abort(self) -> None:
@@ -334,10 +330,7 @@ class HttpProtocol(RequestParser):
         if answers:
             self._answer(error)
         self._end()
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-        else:
-            self.transport.close()
+        self.transport.end_sending()
 
     def _end(self) -> None:
         """Drops what the client still sends, until it closes the connection."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ class Listening:
 
 
 @asynccontextmanager
-async def listening(app: ASGIApp, **limits: float) -> AsyncIterator[Listening]:
+async def listening(app: ASGIApp, tls: ssl.SSLContext | None = None, **limits: float) -> AsyncIterator[Listening]:
     """Serves an application until the block ends."""
     loop = asyncio.get_running_loop()
     config = configure(app, keep_alive_s=5)
@@ -54,7 +55,7 @@ async def listening(app: ASGIApp, **limits: float) -> AsyncIterator[Listening]:
         found.protocols.append(HttpProtocol(config, state, {}, loop))
         return found.protocols[-1]
 
-    server = await loop.create_server(protocol, "127.0.0.1", 0)
+    server = await loop.create_server(protocol, "127.0.0.1", 0, ssl=tls)
     found.address = server.sockets[0].getsockname()
     try:
         yield found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from bertserve.service.errors import UnavailableError
 from bertserve.service.http import inference
 from bertserve.service.http.app import create_app
 from bertserve.service.http.middleware import PREDICTION
+from bertserve.service.http.responses import PIECE_BYTES, send_body
 from bertserve.service.http.streaming import LineStream
 from bertserve.service.http.turns import Turns
 from bertserve.service.serving.build import AppState
 from bertserve.service.serving.held_bytes import HeldBytes, Reservation
+from bertserve.service.wire import json_text, reading
 from fakes import FakeEngine
 from served_socket import answer, body_of, client, everything, listening, until
 
@@ -72,6 +75,29 @@ async def test_unfinished_bodies_hold_a_limited_number_of_bytes(models: Path, be
         async with client(served, raw_http.post(body=LARGE)) as (large, _):
             assert (await large.readline()).startswith(b"HTTP/1.1 200 ")
         assert 0 == state.held_bytes.count
+    await state.scheduler.stop(0)
+
+
+async def test_a_large_body_waits_no_longer_than_its_deadline_and_its_client(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large bodies are parsed one after another; one that nobody waits for must not keep its bytes until then."""
+    may_parse = threading.Event()
+
+    def parse(raw: bytes, *, finite: bool = False) -> Any:
+        may_parse.wait(10)
+        return json_text.parse(raw, finite=finite)
+
+    monkeypatch.setattr(reading, "parse", parse)
+    state = service(models)
+    state.scheduler.start()
+    async with listening(create_app(state)) as served, client(served, raw_http.post(body=LARGE)) as (first, _):
+        await until(lambda: state.held_bytes.count == BODY_BYTES)
+        async with client(served, raw_http.post(b"x-request-timeout-ms: 30", body=LARGE)) as (late, _):
+            assert (await late.readline()).startswith(b"HTTP/1.1 504 ")
+        async with client(served, raw_http.post(body=LARGE)):
+            await until(lambda: state.held_bytes.count == 2 * BODY_BYTES)
+        await until(lambda: state.held_bytes.count == BODY_BYTES)
+        may_parse.set()
+        assert (await first.readline()).startswith(b"HTTP/1.1 200 ")
     await state.scheduler.stop(0)
 
 
@@ -177,3 +203,37 @@ def test_workers_share_the_limit() -> None:
 
     assert alone == 2 * of_two
     assert 2 * 2**24 == of_many
+
+
+@pytest.mark.parametrize("more", [False, True])
+async def test_a_long_body_is_sent_in_several_turns(more: bool) -> None:
+    """TLS encrypts each piece as it is sent."""
+    sent: list[Any] = []
+    turns = 0
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        asyncio.get_running_loop().call_soon(turn)
+
+    async def send(message: Any) -> None:
+        sent.append((turns, message))
+
+    turn()
+    body = bytes(range(256)) * 1000
+    await send_body(send, body, more=more)
+    assert body == b"".join(message["body"] for _, message in sent)
+    assert [True, True, True, more] == [message["more_body"] for _, message in sent]
+    assert len({when for when, _ in sent}) == len(sent)
+
+
+async def test_a_short_body_is_one_message() -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    for body in (b"", b"a" * PIECE_BYTES):
+        await send_body(send, body)
+        assert [{"type": "http.response.body", "body": body, "more_body": False}] == sent
+        sent.clear()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
+import ssl
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import pytest
+import trustme
 from starlette.types import Receive, Scope, Send
 
 from bertserve.service.process import connections, parsing
@@ -258,10 +260,19 @@ async def test_a_turn_of_the_loop_parses_for_one_connection() -> None:
     assert all("turn" in pair for pair in itertools.pairwise(order))
 
 
-async def test_a_turn_of_the_loop_reads_once_from_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would read up to 32 times in a turn, as long as there is more, and others would wait for all of that."""
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize("refused", [CHUNKED + b"%x\r\n" % 2**25, b"no HTTP\r\n"], ids=["unread", "malformed"])
+async def test_a_turn_of_the_loop_reads_once_from_a_connection(monkeypatch: pytest.MonkeyPatch, refused: bytes, secure: bool) -> None:
+    """It would read up to 32 times in a turn, as long as there is more, and others would wait for all of that.
+
+    uvloop decrypts all that arrives at a connection of TLS that the service closes.
+    """
     loop, reads = asyncio.get_running_loop(), [0]
     data_received = HttpProtocol.data_received
+    context, authority = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), trustme.CA()
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
 
     def count(self: HttpProtocol, data: bytes) -> None:
         reads[-1] += 1
@@ -271,14 +282,18 @@ async def test_a_turn_of_the_loop_reads_once_from_a_connection(monkeypatch: pyte
         reads.append(0)
         loop.call_soon(turn)
 
+    def connect(address: tuple[str, int]) -> socket.socket:
+        sender = socket.create_connection(address)
+        return trusting.wrap_socket(sender, server_hostname="127.0.0.1") if secure else sender
+
     monkeypatch.setattr(HttpProtocol, "data_received", count)
-    async with listening(refuse) as served:
-        with socket.create_connection(served.address) as sender:
-            sender.sendall(CHUNKED)
+    async with listening(refuse, context if secure else None) as served:
+        with await asyncio.to_thread(connect, served.address) as sender:
+            await asyncio.to_thread(sender.sendall, refused)
             await until(lambda: sum(reads) > 0)
             turn()
             with suppress(OSError):  # closed by the service
-                await asyncio.to_thread(sender.sendall, b"%x\r\n" % 2**25 + b" " * 2**25)
+                await asyncio.to_thread(sender.sendall, b" " * 2**25)
 
     assert 1 == max(reads)
     assert sum(reads) > 20

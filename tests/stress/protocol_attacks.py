@@ -226,6 +226,7 @@ PROTOCOL: dict[str, tuple[Run, int]] = {
     "long requests that are reset": (hang_up(lambda target: target.post("/classify", json.dumps({"inputs": prose(MAX_CHARS), "parameters": {"window": "max"}}).encode()), reset=True, wait_s=0.1), 1),
     "many headers": (raw(raw_http.get(*[b"a: b"] * (HEAD_BYTES // 6 - 20)), raw_http.get(*[b"a:"] * (HEAD_BYTES // 4 - 40))), 1),
     "a head without end": (lambda target: blind(target, b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * (FLOOD // 6)), 1),
+    "bytes behind the last answer": (lambda target: blind(target, raw_http.get(b"connection: close") + bytes(FLOOD)), 1),
     "one long header": (raw(raw_http.get(b"x: " + b"y" * (HEAD_BYTES - 100)), raw_http.get(b"x: " + b"y" * FLOOD)), 1),
     "headers of numbers": (posts(*(name + b"1" * 30_000 for name in (b"user-agent: @huggingface/inference/", b"x-request-timeout-ms: ", b"inference-header-content-length: ", b"x-request-id: ", b"traceparent: 00-"))), 1),
     "odd media types": (posts(b"content-type: " + b"a/b;" * 7000, b"accept: " + b"*/*;q=0.1," * 2900, b"content-type: application/x-ndjson"), 1),
