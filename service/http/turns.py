@@ -41,8 +41,13 @@ class Turns:
             return route.read(incoming)
         await self._long.acquire()
         reading = asyncio.ensure_future(asyncio.to_thread(self._read_long, route, incoming))
-        reading.add_done_callback(lambda _: asyncio.get_running_loop().call_later(self._pause_s, self._long.release))
+        reading.add_done_callback(self._end_long)
         return await asyncio.shield(reading)  # a thread continues if its caller is cancelled
+
+    def _end_long(self, reading: asyncio.Future[Call]) -> None:
+        if not reading.cancelled():
+            reading.exception()  # if its caller was cancelled, asyncio would log it with the caller's text
+        asyncio.get_running_loop().call_later(self._pause_s, self._long.release)
 
     def _read_long(self, route: Route, incoming: Incoming) -> Call:
         start = time.thread_time()

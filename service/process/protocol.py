@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from uvicorn import Config
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.server import ServerState
 
 from bertserve.service.errors import BertServeError, SlowRequestError, UnavailableError
@@ -47,11 +48,11 @@ class CoalescingTransport(asyncio.Transport):
         written: Bytes that the transport has got so far.
     """
 
-    def __init__(self, transport: asyncio.Transport, unread: Callable[[], bool] = lambda: False) -> None:
-        """Wraps a transport; `unread` returns whether the client still sends the body of the current request."""
+    def __init__(self, transport: asyncio.Transport, drops_body: Callable[[], bool] = lambda: False) -> None:
+        """Wraps a transport. `drops_body` returns whether the client still sends a body, which is dropped from now on."""
         super().__init__()
         self._transport = transport
-        self._unread = unread
+        self._drops_body = drops_body
         self.held = b""
         self.written = 0
         self._slow_since: float | None = None  # start of the period in which the client must read enough of the unsent bytes
@@ -87,7 +88,7 @@ class CoalescingTransport(asyncio.Transport):
 
     def close(self) -> None:
         """Closes the transport once everything is written, or only its sending half: closing with unread bytes would discard the answer."""
-        if self._unread():
+        if self._drops_body():
             self.end_sending()
         else:
             self.flush()
@@ -164,7 +165,8 @@ class HttpProtocol(RequestParser):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Handles a new connection."""
-        super().connection_made(CoalescingTransport(transport, lambda: self._stage == BODY))
+        transport.set_write_buffer_limits(HIGH_WATER_LIMIT)  # with TLS it would be 512 KiB
+        super().connection_made(CoalescingTransport(transport, self._drops_body))
         self.flow = ReadControl(self.transport)
         if self._stage == HANDSHAKE:
             self._stage = WAITING
@@ -198,9 +200,6 @@ class HttpProtocol(RequestParser):
         if self.transport.is_closing():
             self._stage = ENDING
             return
-        if self._stage == BODY and not self.cycle.keep_alive:
-            self._end()
-            return
         if self._stage == COMPLETE:
             self._stage = WAITING
             if self._unparsed:
@@ -218,13 +217,13 @@ class HttpProtocol(RequestParser):
             self.transport.abort()
         elif self.flow.read_paused and self.transport.peer_closed():
             self.transport.abort()
-        elif self._stage == COMPLETE or self.transport.is_closing():
+        elif self._stage == COMPLETE:
             return
+        elif self.transport.is_closing():  # uvloop waits without a limit for a client of TLS that has closed only its sending half
+            if waited > limits.body_timeout_s:
+                self.transport.abort()
         elif self._stage == WAITING:
-            if not self._unparsed and waited > (self.timeout_keep_alive if self._served else limits.header_timeout_s):
-                if not self._served:
-                    self._open.note("head_timeout")
-                self.transport.close()
+            self._check_idle(now, waited)
         elif self._stage == HEAD:
             if waited > limits.header_timeout_s:
                 self._refuse(
@@ -236,7 +235,7 @@ class HttpProtocol(RequestParser):
                 )
         elif self._stage == BODY:
             self._check_body(now, waited)
-        elif waited > LINGER_S:
+        elif waited > LINGER_S and not self.transport.get_write_buffer_size():
             self.transport.abort()
 
     def wind_up(self, now: float) -> None:
@@ -307,6 +306,13 @@ class HttpProtocol(RequestParser):
         """Returns whether the body is slow because the application has not yet read or answered the part so far."""
         return self.flow.read_paused or bool(self.cycle.scope.get(UNANSWERED))
 
+    def _check_idle(self, now: float, waited: float) -> None:
+        if not self._unparsed and waited > (self.timeout_keep_alive if self._served else self._limits.header_timeout_s):
+            if not self._served:
+                self._open.note("head_timeout")
+            self._since = now
+            self.transport.close()
+
     def _check_body(self, now: float, waited: float) -> None:
         limits, unanswered = self._limits, self.cycle.scope.get(UNANSWERED)
         if self._waits_for_service():
@@ -331,6 +337,13 @@ class HttpProtocol(RequestParser):
             self._answer(error)
         self._end()
         self.transport.end_sending()
+
+    def _drops_body(self) -> bool:
+        """Drops the rest of the body, if it is not yet complete, and returns whether it is not."""
+        if self._stage != BODY:
+            return False
+        self._end()
+        return True
 
     def _end(self) -> None:
         """Drops what the client still sends, until it closes the connection."""

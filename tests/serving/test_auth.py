@@ -15,9 +15,10 @@ import tiny
 from application import Check, T, faked, keys, play, rejected
 from bertserve.service import cli
 from bertserve.service.api_keys import ApiKeys, new_key
-from bertserve.service.errors import SettingsError
+from bertserve.service.errors import EngineError, ExpiredError, SettingsError, UnavailableError
 from bertserve.service.http.app import create_fastapi
 from bertserve.service.http.auth import Authenticator
+from bertserve.service.http.errors import MAX_CALLER_ERRORS, ErrorLog
 from bertserve.service.serving.build import AppState, build
 from bertserve.service.settings import Settings
 from fakes import FakeEngine
@@ -297,3 +298,16 @@ def test_a_caller_cannot_fill_the_log(models: Path, caplog: pytest.LogCaptureFix
     lines = [record.getMessage() for record in caplog.records if record.name == "bertserve.errors"]
     assert 60 > len(lines)
     assert 60 == sum(int(line.split()[2]) if " more within " in line else 1 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("error", "lines"), [(ExpiredError("late."), MAX_CALLER_ERRORS), (UnavailableError("stopping."), 1), (EngineError("bug."), 60)]
+)
+async def test_the_log_leaves_out_only_errors_that_a_caller_can_cause(
+    error: Exception, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A caller can send a deadline that always expires."""
+    log = ErrorLog()
+    for _ in range(60):
+        log.write(error, {"request_id": "1", "method": "POST", "path": "/classify"})
+    assert lines == len(caplog.records)

@@ -7,6 +7,7 @@ import itertools
 import socket
 import ssl
 from contextlib import AsyncExitStack, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -347,6 +348,56 @@ async def test_all_connections_share_what_is_parsed_in_a_turn() -> None:
     assert [False, True, False] == [open_.may_parse(size) for size in (TURN_BYTES + 1, TURN_BYTES - 1, 2)]
     await asyncio.sleep(0)
     assert open_.may_parse(2)
+
+
+@pytest.mark.parametrize("body", [b"{", b"{" * 90])
+async def test_an_answer_that_fails_while_the_body_arrives_ends_its_connection(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client waits for the rest of the answer, and the service for the rest of the body, so nobody else would end it."""
+    monkeypatch.setattr(parsing, "HIGH_WATER_LIMIT", 50)  # reading pauses in one of the cases
+
+    async def fail(_: Scope, __: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"99")]})
+        raise RuntimeError
+
+    async with listening(fail) as served, client(served, HALF_BODY.removesuffix(b"{") + body) as (reader, _):
+        await until(lambda: bool(served.protocols))
+        (connection,) = served.protocols
+        await until(lambda: connection.cycle is not None and connection.cycle.response_started)
+        await asyncio.sleep(0.01)
+        connection.check(asyncio.get_running_loop().time() + connections.LINGER_S + 1)
+        await until(lambda: not served.connections)
+        assert (await everything(reader)).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_closing_connection_has_a_time_limit() -> None:
+    """Uvloop waits without a limit for a client of TLS that closes only its sending half and reads nothing."""
+    async with listening(refuse) as served, client(served, GET) as (reader, _):
+        await reader.readuntil(b"no")
+        (connection,) = served.protocols
+        inner, aborted = connection.transport._transport, list[bool]()
+        connection.transport._transport = SimpleNamespace(  # type: ignore[assignment]
+            is_closing=lambda: True, get_write_buffer_size=lambda: 0, abort=lambda: aborted.append(True)
+        )
+        now = asyncio.get_running_loop().time()
+        connection.check(now + 29)
+        assert [] == aborted
+        connection.check(now + 31)
+        assert [True] == aborted
+        connection.transport._transport = inner
+
+
+async def test_what_is_left_of_an_answer_is_sent_before_a_refused_connection_ends() -> None:
+    async def long(_: Scope, __: Receive, send: Send) -> None:
+        await answer(send, b"a" * 2**24)
+
+    async with listening(long) as served, client(served, GET) as (reader, writer):
+        await reader.readline()
+        (connection,) = served.protocols
+        await until(lambda: connection.cycle.response_complete)
+        writer.write(b"no HTTP\r\n\r\n")
+        await until(lambda: served.ends == ["malformed"])
+        connection.check(asyncio.get_running_loop().time() + connections.LINGER_S + 1)
+        assert b"a" * 2**24 in await everything(reader)
 
 
 @pytest.mark.parametrize("version", [b"HTTP/1.1\r\nconnection: close", b"HTTP/1.0"])

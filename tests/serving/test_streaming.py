@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
 import threading
@@ -18,6 +19,7 @@ import pytest
 
 import slow
 from application import assert_same, call, faked, play, rejected
+from bertserve.service.errors import InvalidValueError
 from bertserve.service.http.app import create_app
 from bertserve.service.http.streaming import LineCutter, LineStream
 from bertserve.service.http.turns import LINE_BYTES, LONG_BYTES, PAUSES, SMALL_BYTES, Turns
@@ -294,6 +296,27 @@ async def test_a_thread_that_reads_for_a_cancelled_caller_is_waited_for() -> Non
     may_end.set()
     await second
     assert ["first", "second"] == order
+
+
+async def test_an_error_that_nobody_waits_for_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Asyncio would write it with its traceback, which has the caller's text."""
+    begun, may_end = threading.Event(), threading.Event()
+
+    def read() -> None:
+        begun.set()
+        may_end.wait(10)
+        raise InvalidValueError("a caller's text.")
+
+    turns = Turns()
+    reading = asyncio.create_task(turns.read(**long_body(read)))
+    await asyncio.to_thread(begun.wait, 10)
+    reading.cancel()
+    await asyncio.wait([reading])
+    del reading  # it keeps the error
+    may_end.set()
+    await turns.read(**long_body(lambda: None))
+    gc.collect()
+    assert [] == caplog.messages
 
 
 async def test_a_client_that_does_not_read_holds_its_stream() -> None:
