@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from bertserve.bench.bodies import NO_LIMITS, Body
 from bertserve.bench.errors import BenchError
 from bertserve.bench.progress import Progress
+from bertserve.service.backend.sessions import session_options
 from bertserve.service.bundle import files
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.errors import BertServeError, plural
@@ -258,14 +259,8 @@ def _create_session(path: Path, *, as_written: bool) -> Any:
     Raises:
         BenchError: onnxruntime cannot load the file.
     """
-    options = ort.SessionOptions()
-    if as_written:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-        # with an arena, two threads on one session are up to a third slower, and the service has none
-        options.enable_cpu_mem_arena = False
-        options.enable_mem_pattern = False
-    options.intra_op_num_threads = 1
-    options.inter_op_num_threads = 1
+    options = session_options(1) if as_written else ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
     try:
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -36,7 +36,7 @@ HOMES = {
         "bertserve.service.http",
         "bertserve.service.ray_serve",
         "bertserve.service.scoring.columns",
-        "bertserve.service.scoring.formats",
+        "bertserve.service.scoring.parquet",
         "bertserve.service.serving.registry",
         "bertserve.service.settings",
         "bertserve.service.tasks",

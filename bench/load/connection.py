@@ -38,23 +38,6 @@ class Connection(asyncio.Protocol):
         retry_after: Whether the response has a time for a retry.
     """
 
-    __slots__ = (
-        "_complete",
-        "_has_length",
-        "_headers_complete",
-        "_owner",
-        "_parser",
-        "_reason",
-        "_server_timing",
-        "_transport",
-        "body_index",
-        "busy",
-        "closing",
-        "intended",
-        "retry_after",
-        "sent",
-    )
-
     def __init__(self, owner: Stream) -> None:
         self._owner = owner
         self._parser = HttpResponseParser(self)

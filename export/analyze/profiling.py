@@ -26,6 +26,7 @@ import onnxruntime as ort
 
 from bertserve.export.errors import GraphError
 from bertserve.export.progress import time_runs
+from bertserve.service.backend.sessions import session_options
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, InputSpec
 
@@ -227,7 +228,9 @@ def _profile(
 ) -> Profile:
     feed = make_feed(inputs, length, pad_id)
     try:
-        session = ort.InferenceSession(str(path), _options(path.with_name(f"profile-{length}")), providers=["CPUExecutionProvider"])
+        options = session_options(1)
+        options.enable_profiling, options.profile_file_prefix = True, str(path.with_name(f"profile-{length}"))
+        session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         runs = time_runs(lambda: session.run(None, feed), RUNS, seconds)
         written = Path(session.end_profiling())
     except Exception as error:  # onnxruntime's pybind exceptions only have Exception as a common base class
@@ -262,18 +265,6 @@ def make_feed(inputs: Sequence[InputSpec], length: int, pad_id: int) -> dict[str
         "attention_index": np.zeros((0, 3)),
     }
     return {spec.name: values[spec.fill].astype(spec.dtype) for spec in inputs}
-
-
-def _options(prefix: Path) -> Any:
-    """Returns the service's session options, with profiling."""
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.enable_cpu_mem_arena = options.enable_mem_pattern = False
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    options.log_severity_level = 3
-    options.enable_profiling = True
-    options.profile_file_prefix = str(prefix)
-    return options
 
 
 def _name(i: int) -> str:

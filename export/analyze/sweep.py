@@ -25,7 +25,8 @@ from transformers import AutoConfig, AutoModel, BertConfig, PreTrainedModel, ini
 from bertserve.export import cpu, trace
 from bertserve.export.analyze.profiling import make_feed
 from bertserve.export.analyze.shapes import LENGTHS, MIDDLE, NAMED, Axis, Shape, choose_lengths, variants
-from bertserve.export.analyze.timing import BuiltGraph, Timing, measure_apart
+from bertserve.export.analyze.timing import Timing, measure_apart
+from bertserve.export.artifact import Artifact
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.checkpoint.signature import INPUTS
@@ -36,7 +37,8 @@ from bertserve.export.inference import Feed
 from bertserve.export.int8 import quantize
 from bertserve.export.progress import Progress, stage
 from bertserve.export.tasks import feature_extraction
-from bertserve.service.bundle.graph_spec import GraphSpec, Precision, ValidationReport
+from bertserve.export.validation.measure import without_validation_report
+from bertserve.service.bundle.graph_spec import InputSpec, Precision
 from bertserve.service.bundle.manifest import Flops, TokenizerSpec
 
 _SPREAD = 0.05  # standard deviation of the random weights
@@ -144,7 +146,7 @@ def _fill(model: PreTrainedModel) -> None:
                 parameter.fill_(1.0 if name.endswith("weight") else 0.0)
 
 
-def build_fp32(checkpoint: Checkpoint, folder: Path) -> BuiltGraph:
+def build_fp32(checkpoint: Checkpoint, folder: Path) -> Artifact:
     """Creates the float32 graph in a folder.
 
     Raises:
@@ -154,46 +156,29 @@ def build_fp32(checkpoint: Checkpoint, folder: Path) -> BuiltGraph:
     traced = trace.trace(checkpoint, raw)
     optimized = cpu.optimize(raw, replace(checkpoint, inputs=traced.inputs), traced.form)
     onnx_files.remove(raw)
-    return _describe(optimized.path, replace(checkpoint, inputs=traced.inputs), "fp32", optimized.form)
+    return Artifact(optimized.path, "cpu", "fp32", optimized.form, traced.inputs)
 
 
-def build_int8(fp32: BuiltGraph, checkpoint: Checkpoint, folder: Path) -> BuiltGraph:
+def build_int8(fp32: Artifact, checkpoint: Checkpoint, folder: Path) -> Artifact:
     """Creates the int8 graph of a float32 graph in the same folder, without a limit on its error.
 
     Raises:
         GraphError: There is no matrix to quantize.
     """
     path = folder / "int8.onnx"
-    feeds = _random_feeds(fp32.spec, checkpoint)
+    feeds = _random_feeds(fp32.inputs, checkpoint)
     quantize.quantize(fp32.path, path, folder, feeds, feeds, max_error=inf, quick=True)
-    return _describe(path, replace(checkpoint, inputs=fp32.spec.inputs), "int8", f"{fp32.spec.form}, int8 by --quick")
+    return replace(fp32, path=path, precision="int8", form=f"{fp32.form}, int8 by --quick")
 
 
-def _random_feeds(graph: GraphSpec, checkpoint: Checkpoint) -> Sequence[Feed]:
+def _random_feeds(inputs: Sequence[InputSpec], checkpoint: Checkpoint) -> Sequence[Feed]:
     """Returns texts with random tokens as graph inputs."""
     rng = np.random.default_rng(0)
     embeddings: Any = checkpoint.model.get_input_embeddings()
     length = min(TOKENS, checkpoint.tokenizer_spec.max_length)
-    feed = make_feed(graph.inputs, length, checkpoint.tokenizer_spec.pad_id)
-    ids = next(spec.name for spec in graph.inputs if spec.fill == "token_ids")
+    feed = make_feed(inputs, length, checkpoint.tokenizer_spec.pad_id)
+    ids = next(spec.name for spec in inputs if spec.fill == "token_ids")
     return [feed | {ids: rng.integers(0, embeddings.weight.shape[0], (1, length))} for _ in range(TEXTS)]
-
-
-def _describe(path: Path, checkpoint: Checkpoint, precision: Precision, form: str) -> BuiltGraph:
-    unknown = ValidationReport(samples=0, worst_abs_error=0.0, label_agreement=None, worst_row_error=0.0, nodes=0, fusions={}, quantized={})
-    spec = GraphSpec(
-        file=path.name,
-        sha256="",
-        provider="cpu",
-        precision=precision,
-        form=form,
-        default=True,
-        batch_invariant=False,
-        inputs=checkpoint.inputs,
-        outputs=checkpoint.outputs,
-        evidence=unknown,
-    )
-    return BuiltGraph(path, spec, checkpoint.tokenizer_spec.pad_id, sum(file.stat().st_size for file in onnx_files.files(path)))
 
 
 @dataclass(frozen=True)
@@ -341,6 +326,9 @@ def _measure(
             if precision == "int8":
                 with stage(progress, "build", f"{shape}, int8"):
                     graph = build_int8(fp32, checkpoint, folder)
+            size = sum(file.stat().st_size for file in onnx_files.files(graph.path))
             with stage(progress, "measure", f"{shape}, {precision}"):
-                timings = measure_apart(graph, lengths, batch=spec.batch, seconds=min(CELL_SECONDS, spec.seconds / 20))
-            yield Point(axis, shape, precision, parameters, graph.bytes, flops, timings)
+                entry, pad_id = without_validation_report(graph, checkpoint, default=True), checkpoint.tokenizer_spec.pad_id
+                seconds = min(CELL_SECONDS, spec.seconds / 20)
+                timings = measure_apart(graph.path, entry, pad_id, lengths, batch=spec.batch, seconds=seconds)
+            yield Point(axis, shape, precision, parameters, size, flops, timings)

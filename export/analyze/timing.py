@@ -30,23 +30,6 @@ _MIB = 2**20
 
 
 @dataclass(frozen=True)
-class BuiltGraph:
-    """A graph to time, with the information to run it.
-
-    Attributes:
-        path: Path of the file.
-        spec: Its entry in a manifest, with an empty validation report.
-        pad_id: The model's token id of the padding.
-        bytes: Size of its files.
-    """
-
-    path: Path
-    spec: GraphSpec
-    pad_id: int
-    bytes: int
-
-
-@dataclass(frozen=True)
 class Timing:
     """The times of texts with the same length.
 
@@ -73,11 +56,13 @@ class Timing:
     memory_mib: float | None
 
 
-def measure_apart(graph: BuiltGraph, lengths: Sequence[int], *, batch: int, seconds: float) -> list[Timing]:
+def measure_apart(path: Path, graph: GraphSpec, pad_id: int, lengths: Sequence[int], *, batch: int, seconds: float) -> list[Timing]:
     """Measures a graph in a separate process.
 
     Args:
-        graph: The graph.
+        path: Path of the file.
+        graph: Its entry in a manifest.
+        pad_id: The model's token id of the padding.
         lengths: Lengths in tokens.
         batch: Number of texts of a batch.
         seconds: Limit for the runs of each length, after the minimum number of runs.
@@ -85,14 +70,14 @@ def measure_apart(graph: BuiltGraph, lengths: Sequence[int], *, batch: int, seco
     Raises:
         GraphError: The process ended without a result.
     """
-    job = {"path": str(graph.path), "graph": graph.spec.model_dump(mode="json"), "pad_id": graph.pad_id}
+    job = {"path": str(path), "graph": graph.model_dump(mode="json"), "pad_id": pad_id}
     job |= {"lengths": sorted(lengths), "batch": batch, "seconds": seconds}
     # imports the same modules as this process, from wherever they were found
     program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main()"
     done = subprocess.run([sys.executable, "-P", "-c", program], input=json.dumps(job), capture_output=True, text=True, check=False)  # noqa: S603 - no shell
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
-        raise GraphError(f"the {graph.spec.precision} graph could not be measured: {last}")
+        raise GraphError(f"the {graph.precision} graph could not be measured: {last}")
     return [Timing(**timing) for timing in json.loads(done.stdout)]
 
 

@@ -17,7 +17,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.padding import Padding, find_padding, refuse_self_modifying, settle_pad_token
-from bertserve.export.checkpoint.sentence_transformers import SentenceSettings, has_pooling, read_sentence_settings
+from bertserve.export.checkpoint.sentence_transformers import has_pooling, read_sentence_settings
 from bertserve.export.checkpoint.signature import (
     ATTENTION_INDEX,
     ATTENTIONS,
@@ -43,7 +43,7 @@ from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks import feature_extraction
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.service.bundle.graph_spec import InputSpec
-from bertserve.service.bundle.manifest import Combine, Layers, Piece, Task, TextPiece
+from bertserve.service.bundle.manifest import Combine, Embedding, Layers, Piece, Task, TextPiece
 
 # for models with only relative positions whose tokenizer has no limit; nearly all of these were trained with this length
 DEFAULT_LENGTH = 512
@@ -98,11 +98,13 @@ def load_checkpoint(
     if combine is not None and layers == "last":
         raise CheckpointError(f"--combine {combine} needs several layers; give them with --layers, or remove it.")
     tokenizer = load_tokenizer(source, files.tokenizer_folder)
-    sentences = read_sentence_settings(files.folder, files.trained_folder) if embeds else None
+    embedding = sentence_length = None
+    if embeds:
+        embedding, sentence_length = read_sentence_settings(files.folder, files.trained_folder, config.hidden_size)
     model = load_model(files, chosen_task, auto_class, config, ignored_weights)
     adapt_head(model, chosen_task)
-    checkpoint = _describe(files, chosen_task, config, model, tokenizer, sentences, layers, combine)
-    checkpoint = replace(checkpoint, ignored_weights=tuple(ignored_weights))
+    checkpoint = _describe(files, chosen_task, config, model, tokenizer, embedding, sentence_length)
+    checkpoint = replace(_with_layers(checkpoint, layers, combine), ignored_weights=tuple(ignored_weights))
     return _with_attention(checkpoint) if attentions else checkpoint
 
 
@@ -119,9 +121,8 @@ def _describe(
     config: Any,
     model: PreTrainedModel,
     tokenizer: Any,
-    sentences: SentenceSettings | None,
-    layers: Layers,
-    combine: Combine | None,
+    embedding: Embedding | None,
+    sentence_length: int | None,
 ) -> Checkpoint:
     """Checks that model and tokenizer match, and reads the facts that later stages need."""
     source, fixed, record = files.source, fixed_labels(model), TASKS[task]
@@ -132,15 +133,11 @@ def _describe(
     _check_template(source, templates[1])
     _check_types(source, config, inputs, pieces)
     settle_pad_token(source, model, tokenizer, pieces)
-    max_length = min(_usable_length(model, tokenizer), (sentences and sentences.max_length) or sys.maxsize)
+    max_length = min(_usable_length(model, tokenizer), sentence_length or sys.maxsize)
     _check_length(source, task, max_length)
     padding = _padding(source, model, tokenizer, inputs, max_length)
     mask = read_mask_token(source, tokenizer) if record.fills_masks else None
     spec = describe_tokenizer(tokenizer, templates, padding, max_length=max_length, mask=mask, pairs_only=judges_pairs(model))
-    embedding = None
-    if sentences is not None:
-        given = choose_layers(model, tokenizer, layers)
-        embedding = sentences.embedding(model, given, None if combine is None else number_layers(layers, given), combine or "concat")
     return Checkpoint(
         source=Path(source).name if files.is_local else source,
         revision=files.revision,
@@ -159,6 +156,15 @@ def _describe(
         card_metadata=files.card_metadata,
         embedding=embedding,
     )
+
+
+def _with_layers(checkpoint: Checkpoint, layers: Layers, combine: Combine | None) -> Checkpoint:
+    if checkpoint.embedding is None:
+        return checkpoint
+    given = choose_layers(checkpoint.model, checkpoint.tokenizer, layers)
+    numbers = None if combine is None else number_layers(layers, given)
+    embedding = checkpoint.embedding.model_copy(update={"layers": given, "default_layers": numbers, "combine": combine or "concat"})
+    return replace(checkpoint, embedding=embedding, outputs=graph_outputs(checkpoint.task, embedding))
 
 
 def _with_attention(checkpoint: Checkpoint) -> Checkpoint:

@@ -23,10 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from transformers import PreTrainedModel
-
 from bertserve.export.errors import CheckpointError
-from bertserve.service.bundle.manifest import Combine, Embedding, Layers, Pooling
+from bertserve.service.bundle.manifest import Embedding, Pooling
 
 MODULES_FILE = "modules.json"
 TRANSFORMER, POOLING = "Transformer", "Pooling"
@@ -103,44 +101,16 @@ def _entry(folder: Path, kind: str, path: str) -> ModuleEntry:
     return ModuleEntry(kind.rpartition(".")[2], folder / parts)
 
 
-@dataclass(frozen=True)
-class SentenceSettings:
-    """The settings in sentence-transformers' files.
-
-    Attributes:
-        pooling: The pooling of the tokens' vectors.
-        normalize: Whether vectors are scaled to length 1.
-        max_length: Maximum length in tokens, or None.
-        prompts: Name -> text before texts of that kind.
-        default_prompt: Name of the default prompt, or None.
-    """
-
-    pooling: Pooling = "cls"
-    normalize: bool = False
-    max_length: int | None = None
-    prompts: dict[str, str] | None = None
-    default_prompt: str | None = None
-
-    def embedding(self, model: PreTrainedModel, layers: Layers, default_layers: tuple[int, ...] | None, combine: Combine) -> Embedding:
-        """Returns the manifest's entry for the embedding."""
-        return Embedding(
-            pooling=self.pooling,
-            normalize=self.normalize,
-            dimensions=model.config.hidden_size,
-            layers=layers,
-            default_layers=default_layers,
-            combine=combine,
-            prompts=self.prompts or {},
-            default_prompt=self.default_prompt,
-        )
-
-
-def read_sentence_settings(folder: Path, model_folder: Path) -> SentenceSettings:
+def read_sentence_settings(folder: Path, model_folder: Path, dimensions: int) -> tuple[Embedding, int | None]:
     """Reads a checkpoint's sentence-transformers files, if any.
 
     Args:
         folder: The checkpoint's folder.
         model_folder: The folder of its model, which is this folder or a subfolder.
+        dimensions: Values of a token's vector.
+
+    Returns:
+        The manifest's entry for the embedding, with the last layer only, and the maximum length in tokens or None.
 
     Raises:
         CheckpointError: A file is broken, or needs an unsupported feature.
@@ -157,14 +127,10 @@ def read_sentence_settings(folder: Path, model_folder: Path) -> SentenceSettings
                 f"`{folder / MODULES_FILE}` has the step `{entry.kind}`, which is not supported; supported are Transformer, "
                 "Pooling and Normalize."
             )
-    prompts = read_json(folder / "config_sentence_transformers.json", {})
-    return SentenceSettings(
-        pooling=pooling,
-        normalize=normalize,
-        max_length=_read_max_length(model_folder),
-        prompts=prompts.get("prompts"),
-        default_prompt=prompts.get("default_prompt_name"),
-    )
+    given = read_json(folder / "config_sentence_transformers.json", {})
+    prompts, default_prompt = given.get("prompts") or {}, given.get("default_prompt_name")
+    embedding = Embedding(pooling=pooling, normalize=normalize, dimensions=dimensions, prompts=prompts, default_prompt=default_prompt)
+    return embedding, _read_max_length(model_folder)
 
 
 def _read_max_length(model_folder: Path) -> int | None:

@@ -22,17 +22,8 @@ from typing import Any
 from unittest import mock
 
 import torch
-from transformers import (
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForMultipleChoice,
-    AutoModelForNextSentencePrediction,
-    AutoModelForPreTraining,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    PreTrainedModel,
-)
+import transformers
+from transformers import AutoModel, PreTrainedModel
 
 from bertserve.export.checkpoint.source import SourceFiles, read_with_transformers
 from bertserve.export.errors import CheckpointError
@@ -42,15 +33,9 @@ from bertserve.service.errors import plural
 
 # modules only for training: TinyBERT's matrices that compare its layers with those of its teacher
 _OF_TRAINING = ("fit_dense.",)
-_CLASSES = (
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForMultipleChoice,
-    AutoModelForNextSentencePrediction,
-    AutoModelForPreTraining,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
+_HEADS = (
+    *("MaskedLM", "MultipleChoice", "NextSentencePrediction", "PreTraining"),
+    *("QuestionAnswering", "SequenceClassification", "TokenClassification"),
 )
 
 # names of the modules of BERT, RoBERTa, ELECTRA and DistilBERT; the last one of each reads the heads
@@ -180,7 +165,7 @@ def _names_with_other_heads(model: PreTrainedModel) -> set[str]:
     """Returns the names of the weights of all transformers models for a configuration, with and without the encoder's prefix."""
     names: set[str] = set()
     config: Any = model.config
-    for auto_class in _CLASSES:
+    for auto_class in (AutoModel, *(getattr(transformers, f"AutoModelFor{head}") for head in _HEADS)):
         if type(config) not in auto_class._model_mapping:
             continue
         try:

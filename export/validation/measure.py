@@ -45,7 +45,7 @@ def measure_graph(
     Raises:
         ParityError: The graph does not agree with the checkpoint, or cannot be served.
     """
-    graph = _without_validation_report(artifact, checkpoint, default=default)
+    graph = without_validation_report(artifact, checkpoint, default=default)
     measured_on = artifact.provider if why_not(artifact.provider) is None else "cpu"
     try:
         engine = OnnxEngine(
@@ -80,7 +80,8 @@ def measure_graph(
     return graph.model_copy(update={"evidence": validation, "batch_invariant": is_invariant}), engine
 
 
-def _without_validation_report(artifact: Artifact, checkpoint: Checkpoint, *, default: bool) -> GraphSpec:
+def without_validation_report(artifact: Artifact, checkpoint: Checkpoint, *, default: bool) -> GraphSpec:
+    """Returns a graph's manifest entry with an empty validation report."""
     unknown = ValidationReport(samples=0, worst_abs_error=0.0, label_agreement=None, worst_row_error=0.0, nodes=0, fusions={}, quantized={})
     own, *data = (
         GraphFile(file=path.name, sha256=digest(path), size_bytes=path.stat().st_size) for path in onnx_files.files(artifact.path)

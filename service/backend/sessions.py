@@ -174,7 +174,7 @@ def _session(
     if provider != "cpu":
         ort.preload_dlls()  # CUDA and cuDNN from their wheels, if the system has none
     # without onnxruntime's fallback, which would only print that a session uses another provider
-    options = _session_options(threads)
+    options = session_options(threads)
     if in_order:
         # By default, nodes that only an output needs run last, so that the attention of all layers is in memory at once: 600 MB for 4 texts
         # of 512 tokens with 12 heads in 12 layers. In the graph's own order, each layer's attention is freed before the next one.
@@ -184,7 +184,8 @@ def _session(
     return ort.InferenceSession(model, options, providers=list(asked), enable_fallback=0)
 
 
-def _session_options(threads: int) -> Any:
+def session_options(threads: int) -> Any:
+    """Returns the options of a session with this number of threads for each run."""
     options = ort.SessionOptions()
     # The default uses every core of the host and spins between runs.
     options.intra_op_num_threads = threads

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import os
-import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, NotRequired, Protocol, Union, get_args, get_origin, get_type_hints
-
-from pydantic import BaseModel
-from typing_extensions import is_typeddict
+from typing import Any, BinaryIO, Protocol
 
 from bertserve.service.errors import BertServeError, SettingsError, StartError
 from bertserve.service.scoring.row import Answer, Place, Window
 from bertserve.service.scoring.text_lines import DELIMITERS, DelimitedReader, DelimitedWriter, JsonLinesReader, JsonLinesWriter
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.spec import TaskSpec
 
 STREAM = Path("-")
 JSONL, PARQUET = "jsonl", "parquet"
@@ -123,7 +118,7 @@ def make_writer(kind: str, reader: Reader, task: str, names: Sequence[str], *, k
         from bertserve.service.scoring import parquet
 
         schema = reader.schema if isinstance(reader, parquet.ParquetReader) else parquet.text_schema(reader.columns)
-        return parquet.ParquetWriter(schema, parquet.answer_types(answer_forms(TASKS[task])), *names, known=known)
+        return parquet.ParquetWriter(schema, parquet.answer_types(TASKS[task]), *names, known=known)
     return DelimitedWriter(reader.columns, names, delimiter=DELIMITERS[kind], json_cells=json_cells)
 
 
@@ -131,39 +126,3 @@ def total_size(path: Path, reader: Reader) -> int | None:
     """Returns the size of the input in the unit of its rows' sizes; None if unknown."""
     rows: Any = getattr(reader, "rows", None)
     return rows if rows is not None else None if path == STREAM else os.stat(path).st_size
-
-
-def answer_forms(spec: TaskSpec) -> list[Any]:
-    """Returns the forms of an answer, likely ones first: a scalar type, a list with its items' form, or a mapping from names to forms."""
-    # first without optional fields, which would be empty in each row; then with them
-    answers = [_form(option, whole) for whole in (False, True) for option in _options(spec.answer)]
-    # for a body whose answer is always a list, each row's answer is an item of it
-    items = [answer[0] for answer in answers if isinstance(answer, list)]
-    forms = items if spec.body.always_list else [*answers, *items]
-    return [form for index, form in enumerate(forms) if form not in forms[:index]]
-
-
-def _options(annotation: Any) -> Iterator[Any]:
-    if get_origin(annotation) in (Annotated, NotRequired):
-        yield from _options(get_args(annotation)[0])
-    elif get_origin(annotation) in (Union, types.UnionType):
-        for option in get_args(annotation):
-            if option is not types.NoneType:
-                yield from _options(option)
-    else:
-        yield annotation
-
-
-def _form(annotation: Any, whole: bool) -> Any:
-    kind = next(_options(annotation))
-    if get_origin(kind) in (list, tuple):  # a tuple, such as a pair of offsets, has items of one type
-        return [_form(get_args(kind)[0], whole)]
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        # `get_type_hints` also includes pydantic's own fields
-        hints = get_type_hints(kind, include_extras=True)
-        return {name: _form(hints[name], whole) for name in kind.model_fields}
-    if is_typeddict(kind):
-        hints = get_type_hints(kind, include_extras=True)
-        required = {name for name in kind.__required_keys__ if get_origin(hints[name]) is not NotRequired}
-        return {name: _form(hint, whole) for name, hint in hints.items() if whole or name in required}
-    return kind

@@ -6,13 +6,18 @@ are only appended; the complete part is converted to Parquet.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import types
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired, Union, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel
+from typing_extensions import is_typeddict
 
 from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, StartError, install_command
 from bertserve.service.scoring.row import Answer, Place, Row, Window
 from bertserve.service.scoring.text_lines import first_twice
+from bertserve.service.tasks.spec import TaskSpec
 
 try:
     import pyarrow as pa
@@ -187,17 +192,37 @@ class ParquetWriter:
                 writer.write_batch(batch)
 
 
-def answer_types(options: Sequence[Any]) -> list[Any]:
-    """Returns Arrow types for descriptions: a Python scalar type, a list with one description, or a mapping from names to descriptions."""
-    return [_arrow(option) for option in options]
+def answer_types(spec: TaskSpec) -> list[Any]:
+    """Returns the Arrow types of an answer of a task, likely ones first."""
+    # first without optional fields, which would be empty in each row; then with them
+    answers = [_arrow(option, whole) for whole in (False, True) for option in _options(spec.answer)]
+    # for a body whose answer is always a list, each row's answer is an item of it
+    items = [answer.value_type for answer in answers if pa.types.is_list(answer)]
+    kinds = items if spec.body.always_list else [*answers, *items]
+    return [kind for index, kind in enumerate(kinds) if kind not in kinds[:index]]
 
 
-def _arrow(option: Any) -> Any:
-    if isinstance(option, list):
-        return pa.list_(_arrow(option[0]))
-    if isinstance(option, Mapping):
-        return pa.struct([pa.field(name, _arrow(kind)) for name, kind in option.items()])
-    return {str: pa.string(), float: pa.float64(), int: pa.int64(), bool: pa.bool_()}[option]
+def _options(annotation: Any) -> Iterator[Any]:
+    if get_origin(annotation) in (Annotated, NotRequired):
+        yield from _options(get_args(annotation)[0])
+    elif get_origin(annotation) in (Union, types.UnionType):
+        for option in get_args(annotation):
+            if option is not types.NoneType:
+                yield from _options(option)
+    else:
+        yield annotation
+
+
+def _arrow(annotation: Any, whole: bool) -> Any:
+    kind = next(_options(annotation))
+    if get_origin(kind) in (list, tuple):  # a tuple, such as a pair of offsets, has items of one type
+        return pa.list_(_arrow(get_args(kind)[0], whole))
+    if not (is_typeddict(kind) or issubclass(kind, BaseModel)):
+        return {str: pa.string(), float: pa.float64(), int: pa.int64(), bool: pa.bool_()}[kind]
+    hints = get_type_hints(kind, include_extras=True)  # of a pydantic model, also its own fields
+    required = {name for name in getattr(kind, "__required_keys__", ()) if get_origin(hints[name]) is not NotRequired}
+    names = [name for name in hints if whole or name in required] if is_typeddict(kind) else kind.model_fields
+    return pa.struct([pa.field(name, _arrow(hints[name], whole)) for name in names])
 
 
 def _fits(kind: Any, value: Any) -> bool:

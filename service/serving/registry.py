@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -17,31 +16,14 @@ DEFAULTS_FILE = "defaults.json"
 _DEFAULTS = TypeAdapter(dict[str, str])
 
 
-@dataclass(frozen=True, slots=True)
-class FolderDefaults:
-    """The default models of one folder.
-
-    Attributes:
-        path: Path of its file.
-        models: Task -> name of its default model; tasks are written as in `--default`.
-    """
-
-    path: Path
-    models: dict[str, str]
-
-
-def read_defaults(folders: Sequence[Path]) -> list[FolderDefaults]:
-    """Returns the defaults of the models folders that have a file of defaults, in the order of the folders.
+def _read_defaults(path: Path) -> dict[str, str]:
+    """Reads the default models of one folder: task -> name; tasks are written as in `--default`.
 
     Raises:
-        BundleError: A file cannot be read, or is not a JSON object of names.
+        BundleError: The file cannot be read, or is not a JSON object of names.
     """
-    return [_read_file(path) for folder in folders if (path := folder / DEFAULTS_FILE).exists()]
-
-
-def _read_file(path: Path) -> FolderDefaults:
     try:
-        return FolderDefaults(path, _DEFAULTS.validate_json(path.read_bytes(), strict=True))
+        return _DEFAULTS.validate_json(path.read_bytes(), strict=True)
     except OSError as error:
         raise BundleError(f"`{path}` cannot be read ({error.strerror}); make it readable, or remove it.") from error
     except ValidationError as error:
@@ -127,19 +109,20 @@ def wanted_defaults(
     """
     by_flag = _by_task(given, "--default")
     defaults: dict[str, tuple[str, Path]] = {}
-    for folder in read_defaults(folders):
-        for task, name in _by_task(folder.models, f"`{folder.path}`").items():
+    files = [path for folder in folders if (path := folder / DEFAULTS_FILE).exists()]
+    for file in files:
+        for task, name in _by_task(_read_defaults(file), f"`{file}`").items():
             if task in by_flag or name in broken:
                 continue
             if checked and task not in answered.get(name, ()):
                 raise BundleError(
-                    f"`{folder.path}` makes `{name}` the default for {task}, but no model of that name and task is loaded; "
+                    f"`{file}` makes `{name}` the default for {task}, but no model of that name and task is loaded; "
                     f"fix the file, or choose another with --default {TASKS[task].path}=NAME."
                 )
-            other, path = defaults.setdefault(task, (name, folder.path))
+            other, path = defaults.setdefault(task, (name, file))
             if other != name:
                 raise SettingsError(
-                    f"`{path}` makes `{other}` the default for {task}, but `{folder.path}` makes `{name}` the default; "
+                    f"`{path}` makes `{other}` the default for {task}, but `{file}` makes `{name}` the default; "
                     f"choose one with --default {TASKS[task].path}=NAME."
                 )
     return {task: name for task, (name, _) in defaults.items()} | by_flag

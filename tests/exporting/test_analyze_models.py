@@ -61,7 +61,7 @@ def test_a_configuration_of_no_encoder_is_an_error(tmp_path: Path, capsys: pytes
 
 @pytest.mark.full_grid
 def test_a_variant_that_cannot_be_measured_is_said(tmp_path: Path, analyze: Analyze, monkeypatch: pytest.MonkeyPatch) -> None:
-    def timings(graph: Any, lengths: Any, **_: Any) -> list[Timing]:
+    def timings(path: Any, graph: Any, pad_id: Any, lengths: Any, **_: Any) -> list[Timing]:
         return [Timing(length=length, latency_ms=2.0, texts_per_s=9.0, **TIMES) for length in lengths]
 
     make = sweep.random_checkpoint

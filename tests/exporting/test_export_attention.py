@@ -209,7 +209,7 @@ def test_a_layers_weights_go_before_the_next_come(
     made: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """The session picks a layer's maps before it computes the next layer's weights, so that those of all layers are never held at once."""
-    bundle, options = request.getfixturevalue(made)[1], sessions._session_options
+    bundle, options = request.getfixturevalue(made)[1], sessions.session_options
 
     def profiled(threads: int) -> Any:
         asked = options(threads)
@@ -217,7 +217,7 @@ def test_a_layers_weights_go_before_the_next_come(
         asked.profile_file_prefix = str(tmp_path / "profile")
         return asked
 
-    monkeypatch.setattr(sessions, "_session_options", profiled)
+    monkeypatch.setattr(sessions, "session_options", profiled)
     for graph in bundle.manifest.graphs:
         engine = engine_of(bundle, graph)
         engine.time_runs([(1, 4)], repeats=1)
