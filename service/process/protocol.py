@@ -35,6 +35,9 @@ from bertserve.service.process.parsing import (
 _HEADS = tuple(b"HTTP/1.1 %d" % digit for digit in (2, 3, 4, 5))  # not 100, after which the client only sends its body
 _PEER_CLOSED = getattr(select, "POLLRDHUP", 0)  # only on Linux; elsewhere poll still reports errors and resets
 _END_OF_HEAD = b"\r\n\r\n"
+# A client that does not wait for answers could otherwise keep the event loop busy with cheap requests. Between two turns the loop releases the
+# GIL for a moment only, and the wait of the other threads starts anew.
+PIPELINE_S = 0.001
 LARGE_BYTES = 2**16  # of a body that is written separately from its head, because copying it costs more than a system call
 
 
@@ -203,7 +206,7 @@ class HttpProtocol(RequestParser):
         if self._stage == COMPLETE:
             self._stage = WAITING
             if self._unparsed:
-                self._parse(self._unparsed, self._start, behind_an_answer=True)
+                self.loop.call_later(PIPELINE_S, self._parse_on, True)
         if self.flow.read_paused:
             self.flow.resume_reading()
 

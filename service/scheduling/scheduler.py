@@ -27,10 +27,9 @@ from bertserve.service.scheduling.watchdog import HUNG_FLOOR_S, Watchdog
 logger = logging.getLogger("bertserve.scheduler")
 
 LEAST_TIMER_S = 1e-3
-# Seconds until a thread that waits for the GIL asks for it. A request needs the GIL several times. It must be less than the shortest turn of
-# the event loop, about 6e-5: between two turns the loop releases the GIL for a moment and takes it again, and each time the wait of the other
-# threads starts anew. With 5e-4, one client that pipelined probes delayed short texts by a quarter of a second.
-SWITCH_S = 2e-5
+# Seconds until a thread that waits for the GIL asks for it. A request needs the GIL several times, and with Python's 5e-3 it would wait that
+# long each time. With less than 1e-4, threads take the GIL from each other so often that short texts take 4 % longer.
+SWITCH_S = 1e-4
 
 
 def _forgotten(results: Sequence[Any]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bertserve.service.backend import sessions
 from bertserve.service.backend.engines import MAX_MULTI_THREADS
-from bertserve.service.backend.freed_memory import share_one_heap
+from bertserve.service.backend.freed_memory import limit_heaps
 from bertserve.service.backend.hardware import cpu_name, usable_cores
 from bertserve.service.bundle import files
 from bertserve.service.bundle.validation_policy import ValidationPolicy
@@ -97,7 +97,7 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
     Raises:
         StartError: A bundle, the provider or a setting is wrong; the message says which.
     """
-    share_one_heap()
+    limit_heaps()
     metrics = Metrics(worker.folder, ProcessMetrics(worker.process_ids, worker.replacements), index=worker.index)
     broken: dict[str, str] = {}
     before = worker.before

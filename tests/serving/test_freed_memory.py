@@ -35,14 +35,15 @@ def test_without_glibc_nothing_is_returned(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("has_glibc", [True, False])
-def test_all_threads_share_one_heap_if_glibc_has_several(monkeypatch: pytest.MonkeyPatch, has_glibc: bool) -> None:
+def test_the_number_of_heaps_is_limited_if_glibc_has_several(monkeypatch: pytest.MonkeyPatch, has_glibc: bool) -> None:
     calls: list[tuple[int, int]] = []
     monkeypatch.setattr(freed_memory, "_mallopt", (lambda *arguments: calls.append(arguments)) if has_glibc else None)
-    freed_memory.share_one_heap()
-    assert calls == ([(-8, 1)] if has_glibc else [])
+    monkeypatch.setattr(freed_memory, "usable_cores", lambda: 4)
+    freed_memory.limit_heaps()
+    assert calls == ([(-8, 6)] if has_glibc else [])
 
 
-def test_the_service_shares_one_heap_before_it_loads_models(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_service_limits_its_heaps_before_it_loads_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that has freed memory before then would keep it."""
     steps: list[str] = []
 
@@ -50,8 +51,8 @@ def test_the_service_shares_one_heap_before_it_loads_models(monkeypatch: pytest.
         steps.append("metrics")
         raise RuntimeError
 
-    monkeypatch.setattr(build, "share_one_heap", lambda: steps.append("heap"))
+    monkeypatch.setattr(build, "limit_heaps", lambda: steps.append("heaps"))
     monkeypatch.setattr(build, "Metrics", refuse)
     with pytest.raises(RuntimeError):
         build.build(Settings())
-    assert ["heap", "metrics"] == steps
+    assert ["heaps", "metrics"] == steps

@@ -333,6 +333,26 @@ async def test_a_body_that_nobody_reads_is_dropped(monkeypatch: pytest.MonkeyPat
         assert (await reader.readline()).startswith(b"HTTP/1.1 401 ")
 
 
+async def test_between_two_requests_that_arrived_together_the_loop_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client with cheap requests would otherwise keep the event loop, and with it the GIL, for itself."""
+    later: list[Any] = []
+    loop = asyncio.get_running_loop()
+    async with listening(echo) as served, client(served, GET) as (reader, writer):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        (connection,) = served.protocols
+        monkeypatch.setattr(
+            connection, "loop", SimpleNamespace(call_later=lambda *timer: later.append(timer), create_task=loop.create_task)
+        )
+        writer.write(GET + GET)
+        await until(lambda: bool(later))
+        await asyncio.sleep(0.02)
+        assert 2 == connection.server_state.total_requests
+        ((delay_s, continue_, *arguments),) = later
+        assert delay_s > 0
+        continue_(*arguments)
+        await until(lambda: connection.server_state.total_requests == 3)
+
+
 async def test_what_follows_an_early_answer_gets_no_second_one() -> None:
     """A client would take it for the answer to its next request."""
     async with listening(refuse) as served, client(served, HALF_BODY) as (reader, writer):
