@@ -110,7 +110,7 @@ def test_every_endpoint_is_described() -> None:
             "reference/http-api.md",
             f"at most {joint_masks.MAX_JOINT_MASKS} masks, counting one for each token of a target, and {joint_masks.MAX_PATTERNS}",
         ),
-        ("reference/logs.md", f"for each other kind of 4xx {http_errors.MAX_CALLER_ERRORS} lines,"),
+        ("reference/logs.md", f"of 4xx {http_errors.MAX_CALLER_ERRORS} lines;"),
         ("reference/logs.md", f"lines beyond {logs.MAX_WAITING:,} are dropped,"),
         ("reference/manifest.md", f"with more than {onnx_files.MAX_BYTES >> 20:,} MiB of weights"),
         ("reference/open-inference.md", f"at most {cost.MAX_ANSWER_BYTES:,} bytes"),

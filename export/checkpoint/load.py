@@ -100,7 +100,9 @@ def load_checkpoint(
     tokenizer = load_tokenizer(source, files.tokenizer_folder)
     embedding = sentence_length = None
     if embeds:
-        embedding, sentence_length = read_sentence_settings(files.folder, files.trained_folder, config.hidden_size)
+        if (dimensions := getattr(config, "hidden_size", None)) is None:
+            raise CheckpointError(f"the config.json of `{source}` has no `hidden_size`; embeddings of such a model are not supported.")
+        embedding, sentence_length = read_sentence_settings(files.folder, files.trained_folder, dimensions)
     model = load_model(files, chosen_task, auto_class, config, ignored_weights)
     adapt_head(model, chosen_task)
     checkpoint = _describe(files, chosen_task, config, model, tokenizer, embedding, sentence_length)
@@ -159,6 +161,7 @@ def _describe(
 
 
 def _with_layers(checkpoint: Checkpoint, layers: Layers, combine: Combine | None) -> Checkpoint:
+    """Returns an embedding checkpoint whose graph gives the requested layers; others as they are."""
     if checkpoint.embedding is None:
         return checkpoint
     given = choose_layers(checkpoint.model, checkpoint.tokenizer, layers)

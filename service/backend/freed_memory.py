@@ -1,12 +1,10 @@
-"""Settings of glibc's memory: one heap per core, and freed memory returns to the system. Other C libraries are not affected."""
+"""Settings of glibc's memory: one heap per inference thread, and freed memory returns to the system. Other C libraries are not affected."""
 
 from __future__ import annotations
 
 import ctypes
 import threading
 from collections.abc import Callable
-
-from bertserve.service.backend.hardware import usable_cores
 
 # Delay until freed memory is returned to the system: the caller frees it after its request, and each call takes tens of milliseconds.
 RETURN_S = 0.2
@@ -25,14 +23,14 @@ _malloc_trim = _function("malloc_trim")
 _mallopt = _function("mallopt")
 
 
-def limit_heaps() -> None:
-    """Limits the heaps of all threads that start later: one per core, and two for the event loop and short-lived threads.
+def limit_heaps(threads: int) -> None:
+    """Limits the heaps of all threads that start later: one per inference thread, and two for the event loop and other threads.
 
     By default there are eight per core, and each keeps what its threads have freed: 30 MB after a run with 64 masks. With a single heap,
     inference threads and event loop would wait for each other: tokenizing took twice as long, and short texts 5 % longer.
     """
     if _mallopt is not None:
-        _mallopt(_ARENA_MAX, usable_cores() + 2)
+        _mallopt(_ARENA_MAX, threads + 2)
 
 
 class FreedMemory:
@@ -65,4 +63,4 @@ class FreedMemory:
         _malloc_trim(0)
 
 
-return_freed_memory = FreedMemory().return_soon  # only one, because the heap belongs to the process
+return_freed_memory = FreedMemory().return_soon  # only one, because each call is for all heaps of the process

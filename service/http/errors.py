@@ -75,8 +75,7 @@ def printable(message: str) -> str:
 logger = logging.getLogger("bertserve.errors")
 
 INTERVAL_S = 1.0
-# Log lines per kind of error within the interval; further errors are only counted, so that a caller cannot fill the log. A caller can choose
-# a deadline that always expires.
+# Log lines per kind of error within the interval; further errors are only counted, so that a caller cannot fill the log.
 MAX_REFUSALS, MAX_CALLER_ERRORS = 1, 20
 _REFUSALS = frozenset({"overloaded", "unavailable"})
 
@@ -85,6 +84,7 @@ def _most_lines(kind: tuple[int, str]) -> int | None:
     """Returns how many errors of a kind are logged per second; None, without a limit, for errors of the service itself."""
     if kind[1] in _REFUSALS:
         return MAX_REFUSALS
+    # a caller can choose a deadline that always expires
     return MAX_CALLER_ERRORS if kind[0] < _SERVER_ERROR or kind[1] == "expired" else None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -103,6 +104,8 @@ class Inference:
         held = Reservation(self._state.held_bytes)
         try:
             data, headers = await self._respond(scope, receive, route, held)
+            if held.size:  # a client may take long to read its answer, and the body is no longer needed
+                held.replace(len(data))
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send_body(send, data)
         finally:  # only now: the answer may wait until the client has read the previous one
@@ -119,7 +122,7 @@ class Inference:
             scope[LABELS] = (named.task, named.name)
         if scope["query_string"]:
             raise _no_query(scope)
-        call = await self._read(scope, receive, route, named, held)
+        call, waited_s = await self._read(scope, receive, route, named, held)
         model, body = call.model, call.body
         scope[LABELS] = (call.task, model.name)
         timeout_s = self._timeout_s(headers)
@@ -128,7 +131,10 @@ class Inference:
         requests = body.requests(model.bundle.manifest)
         try:
             prediction = await unless_disconnected(
-                model.predict(requests, timeout_s=timeout_s, task=call.task, spec=call.spec, trace=recorded_trace(scope)), receive
+                model.predict(
+                    requests, timeout_s=max(timeout_s - waited_s, 0.0), task=call.task, spec=call.spec, trace=recorded_trace(scope)
+                ),
+                receive,
             )
         except BertServeError as error:
             error.name_input(many=body.is_list, subject=body.subject)
@@ -141,18 +147,23 @@ class Inference:
         prediction.results = []  # the scope keeps the prediction until the answer is sent, because of its times
         return content.data, answer_headers
 
-    async def _read(self, scope: Scope, receive: Receive, route: Route, named: Model | None, held: Reservation) -> Call:
-        """Returns the call of a request. It is a function of its own, so that no variable keeps the body during inference."""
+    async def _read(self, scope: Scope, receive: Receive, route: Route, named: Model | None, held: Reservation) -> tuple[Call, float]:
+        """Returns the call of a request, and the seconds that a large body waited to be parsed.
+
+        It is a function of its own, so that no variable keeps the body during inference.
+        """
         headers = scope[HEADERS]
         raw = await read_raw(receive, headers, self._state.max_body_bytes, held)
         limits, version = self._state.limits, scope["path_params"].get("version")
         incoming = Incoming(raw, headers, named, self._state.registry, limits, version, scope[REQUEST_ID])
         if len(raw) <= SMALL_BYTES:
-            return route.read(incoming)
+            return route.read(incoming), 0.0
+        start = time.perf_counter()
         try:
             async with asyncio.timeout(self._timeout_s(headers)):
                 await self._turns.take(len(raw))
-                return await unless_disconnected(self._turns.read(route, incoming), receive)
+                call = await unless_disconnected(self._turns.read(route, incoming), receive)
+                return call, time.perf_counter() - start
         except TimeoutError:
             raise ExpiredError(
                 "the request's deadline passed before its body was parsed; allow more time with `x-request-timeout-ms`, or send less at once."

@@ -74,6 +74,6 @@ class Turns:
         self._left = SMALL_BYTES
         while self._waiting and self._left > 0:
             size, turn = self._waiting.popleft()
-            if not turn.done():  # it is done if its stream has ended
+            if not turn.done():  # it is done if its request has ended
                 turn.set_result(None)
                 self._spend(size)

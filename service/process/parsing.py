@@ -236,6 +236,9 @@ class RequestParser(HttpToolsProtocol):
         if self._stage < COMPLETE or len(self._unparsed) - self._start > HIGH_WATER_LIMIT:
             self.flow.held = True
             self.flow.pause_reading()
+        elif self.flow.held:
+            self.flow.held = False
+            self.flow.resume_reading()
 
     def _parse_piece(self, data: bytes, start: int) -> int:
         """Parses at most a head, or a part of a chunked body, and returns the end of the parsed bytes."""

@@ -35,8 +35,8 @@ from bertserve.service.process.parsing import (
 _HEADS = tuple(b"HTTP/1.1 %d" % digit for digit in (2, 3, 4, 5))  # not 100, after which the client only sends its body
 _PEER_CLOSED = getattr(select, "POLLRDHUP", 0)  # only on Linux; elsewhere poll still reports errors and resets
 _END_OF_HEAD = b"\r\n\r\n"
-# A client that does not wait for answers could otherwise keep the event loop busy with cheap requests. Between two turns the loop releases the
-# GIL for a moment only, and the wait of the other threads starts anew.
+# Seconds before the next request of a client that does not wait for its answers. Without a pause, cheap requests keep the loop in turns that
+# are shorter than SWITCH_S of the scheduler, and a thread that waits for the GIL starts its wait anew after each turn.
 PIPELINE_S = 0.001
 LARGE_BYTES = 2**16  # of a body that is written separately from its head, because copying it costs more than a system call
 
@@ -223,7 +223,7 @@ class HttpProtocol(RequestParser):
         elif self._stage == COMPLETE:
             return
         elif self.transport.is_closing():  # uvloop waits without a limit for a client of TLS that has closed only its sending half
-            if waited > limits.body_timeout_s:
+            if waited > limits.body_timeout_s and not self.transport.get_write_buffer_size():
                 self.transport.abort()
         elif self._stage == WAITING:
             self._check_idle(now, waited)
@@ -250,10 +250,11 @@ class HttpProtocol(RequestParser):
         elif self.transport.is_closing():
             return
         elif self._stage == WAITING:
-            if not self._unparsed:  # else its request is parsed in this turn or the next
+            if not self._unparsed:  # else its request is parsed within PIPELINE_S
                 self.transport.close()
         elif self._stage == ENDING:
-            self.transport.abort()
+            if not self.transport.get_write_buffer_size():
+                self.transport.abort()
         else:
             self._refuse(UnavailableError(STOPPING), "stopping")
 

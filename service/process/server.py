@@ -275,8 +275,9 @@ class Server(uvicorn.Server):
         protocol = HttpProtocol(self.config, self.server_state, self.lifespan.state, self._loop)
         protocol.surplus = room is Room.PROBE
         tls = self.config.ssl
-        # a client may send, and uvloop decrypts it, until it closes TLS too
-        timeouts = {} if tls is None else {"ssl_handshake_timeout": self._open.limits.header_timeout_s, "ssl_shutdown_timeout": FLUSH_S}
+        limits = self._open.limits
+        # the second one also limits the time to send what is left of an answer
+        timeouts = {} if tls is None else {"ssl_handshake_timeout": limits.header_timeout_s, "ssl_shutdown_timeout": limits.body_timeout_s}
         protocol.handshake = self._loop.create_task(self._loop.connect_accepted_socket(lambda: protocol, connection, ssl=tls, **timeouts))
         protocol.handshake.add_done_callback(lambda handshake: self._connected(handshake, protocol, connection))
         self._open.add(protocol)

@@ -219,7 +219,7 @@ def _arrow(annotation: Any, whole: bool) -> Any:
         return pa.list_(_arrow(get_args(kind)[0], whole))
     if not (is_typeddict(kind) or issubclass(kind, BaseModel)):
         return {str: pa.string(), float: pa.float64(), int: pa.int64(), bool: pa.bool_()}[kind]
-    hints = get_type_hints(kind, include_extras=True)  # of a pydantic model, also its own fields
+    hints = get_type_hints(kind, include_extras=True)  # for a pydantic model these include fields of BaseModel itself
     required = {name for name in getattr(kind, "__required_keys__", ()) if get_origin(hints[name]) is not NotRequired}
     names = [name for name in hints if whole or name in required] if is_typeddict(kind) else kind.model_fields
     return pa.struct([pa.field(name, _arrow(hints[name], whole)) for name in names])

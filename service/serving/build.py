@@ -97,7 +97,7 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
     Raises:
         StartError: A bundle, the provider or a setting is wrong; the message says which.
     """
-    limit_heaps()
+    limit_heaps(worker.share(settings.threads or max(usable_cores(), worker.workers)))
     metrics = Metrics(worker.folder, ProcessMetrics(worker.process_ids, worker.replacements), index=worker.index)
     broken: dict[str, str] = {}
     before = worker.before

@@ -99,6 +99,11 @@ class Reservation:
         self.held.reserve(size)
         self.size += size
 
+    def replace(self, size: int) -> None:
+        """Counts other bytes in place of the reserved ones, even above the limit, because they are already in memory."""
+        self.held.add(size - self.size)
+        self.size = size
+
     def release(self) -> None:
         """Releases all bytes."""
         self.held.add(-self.size)

@@ -38,8 +38,7 @@ def test_without_glibc_nothing_is_returned(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_number_of_heaps_is_limited_if_glibc_has_several(monkeypatch: pytest.MonkeyPatch, has_glibc: bool) -> None:
     calls: list[tuple[int, int]] = []
     monkeypatch.setattr(freed_memory, "_mallopt", (lambda *arguments: calls.append(arguments)) if has_glibc else None)
-    monkeypatch.setattr(freed_memory, "usable_cores", lambda: 4)
-    freed_memory.limit_heaps()
+    freed_memory.limit_heaps(4)
     assert calls == ([(-8, 6)] if has_glibc else [])
 
 
@@ -51,7 +50,7 @@ def test_the_service_limits_its_heaps_before_it_loads_models(monkeypatch: pytest
         steps.append("metrics")
         raise RuntimeError
 
-    monkeypatch.setattr(build, "limit_heaps", lambda: steps.append("heaps"))
+    monkeypatch.setattr(build, "limit_heaps", lambda threads: steps.append("heaps"))
     monkeypatch.setattr(build, "Metrics", refuse)
     with pytest.raises(RuntimeError):
         build.build(Settings())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from bertserve.service.http.streaming import LineStream
 from bertserve.service.http.turns import Turns
 from bertserve.service.serving.build import AppState
 from bertserve.service.serving.held_bytes import HeldBytes, Reservation
+from bertserve.service.serving.model import Model
 from bertserve.service.wire import json_text, reading
 from fakes import FakeEngine
 from served_socket import answer, body_of, client, everything, listening, until
@@ -98,6 +100,61 @@ async def test_a_large_body_waits_no_longer_than_its_deadline_and_its_client(mod
         await until(lambda: state.held_bytes.count == BODY_BYTES)
         may_parse.set()
         assert (await first.readline()).startswith(b"HTTP/1.1 200 ")
+    await state.scheduler.stop(0)
+
+
+async def test_the_wait_to_be_parsed_is_part_of_the_deadline(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[float] = []
+    predict = Model.predict
+
+    async def noted(self: Model, requests: Any, *, timeout_s: float, **named: Any) -> Any:
+        left.append(timeout_s)
+        return await predict(self, requests, timeout_s=timeout_s, **named)
+
+    def parse(raw: bytes, *, finite: bool = False) -> Any:
+        time.sleep(0.1)
+        return json_text.parse(raw, finite=finite)
+
+    monkeypatch.setattr(Model, "predict", noted)
+    monkeypatch.setattr(reading, "parse", parse)
+    state = service(models)
+    state.scheduler.start()
+    async with (
+        listening(create_app(state)) as served,
+        client(served, raw_http.post(b"x-request-timeout-ms: 9000", body=LARGE)) as (reader, _),
+    ):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+    assert 8 < left[0] <= 8.9
+    await state.scheduler.stop(0)
+
+
+async def test_the_body_of_an_answered_request_is_not_counted(models: Path) -> None:
+    """Its client may read the answer slowly."""
+    state = service(models)
+    sent: list[int] = []
+
+    async def look(message: Any) -> None:
+        sent.append(state.held_bytes.count)
+
+    app = create_app(state)
+    messages = [{"type": "http.request", "body": LARGE, "more_body": False}]
+
+    async def receive() -> Any:
+        return messages.pop() if messages else await asyncio.Event().wait()
+
+    state.scheduler.start()
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/classify",
+        "raw_path": b"/classify",
+        "query_string": b"",
+        "headers": [],
+        "http_version": "1.1",
+    }
+    await app(scope, receive, look)
+    assert len(sent) == 2 and max(sent) < 1000
+    assert 0 == state.held_bytes.count
     await state.scheduler.stop(0)
 
 

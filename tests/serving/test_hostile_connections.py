@@ -14,7 +14,7 @@ import pytest
 import trustme
 from starlette.types import Receive, Scope, Send
 
-from bertserve.service.process import connections, parsing
+from bertserve.service.process import connections, parsing, protocol
 from bertserve.service.process.connections import TURN_BYTES, ConnectionLimits, Room
 from bertserve.service.process.parsing import MAX_HEADERS
 from bertserve.service.process.protocol import CoalescingTransport, HttpProtocol
@@ -351,6 +351,28 @@ async def test_between_two_requests_that_arrived_together_the_loop_rests(monkeyp
         assert delay_s > 0
         continue_(*arguments)
         await until(lambda: connection.server_state.total_requests == 3)
+        writer.write_eof()
+        assert 2 == (await everything(reader)).count(b"HTTP/1.1 200 ")
+
+
+async def test_bytes_that_arrive_between_two_requests_do_not_stop_the_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service could not notice that the client closes the connection while the second request is answered."""
+    monkeypatch.setattr(protocol, "PIPELINE_S", 0.1)
+    answered = asyncio.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/slow":
+            await answered.wait()
+        await answer(send)
+
+    async with listening(slow) as served, client(served, GET + GET.replace(b"/ ", b"/slow ")) as (_, writer):
+        await until(lambda: bool(served.protocols) and served.protocols[0]._served)
+        (connection,) = served.protocols
+        writer.write(GET)
+        await until(lambda: connection._stage == parsing.COMPLETE and bool(connection._unparsed))
+        assert not connection.flow.read_paused
+        writer.transport.abort()
+        await until(lambda: connection.cycle.disconnected)
 
 
 async def test_what_follows_an_early_answer_gets_no_second_one() -> None:
@@ -382,8 +404,7 @@ async def test_an_answer_that_fails_while_the_body_arrives_ends_its_connection(b
     async with listening(fail) as served, client(served, HALF_BODY.removesuffix(b"{") + body) as (reader, _):
         await until(lambda: bool(served.protocols))
         (connection,) = served.protocols
-        await until(lambda: connection.cycle is not None and connection.cycle.response_started)
-        await asyncio.sleep(0.01)
+        await until(lambda: connection._stage == parsing.ENDING)
         connection.check(asyncio.get_running_loop().time() + connections.LINGER_S + 1)
         await until(lambda: not served.connections)
         assert (await everything(reader)).startswith(b"HTTP/1.1 200 ")
