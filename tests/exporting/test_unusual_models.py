@@ -87,6 +87,15 @@ def test_a_model_that_cannot_be_run_or_traced_is_refused(tmp_path: Path, model: 
     assert reason in message
 
 
+def test_an_embedding_model_without_a_hidden_size_is_refused(tmp_path: Path) -> None:
+    """CLIP has two models in one, each with its own size."""
+    config = transformers.CLIPConfig(text_config={"vocab_size": 2000, **SIZES}, vision_config={**SIZES, "image_size": 8, "patch_size": 4})
+    transformers.CLIPModel(config).save_pretrained(tmp_path / "clip")
+    bert_tokenizer().save_pretrained(tmp_path / "clip")
+
+    assert "has no `hidden_size`" in refused(tmp_path / "clip", task="feature-extraction")
+
+
 def test_padding_goes_where_the_model_bears_it(tmp_path: Path) -> None:
     """Absolute positions count padding on the left, whatever the tokenizer says; XLNet's last position is none on the right."""
     source = FAMILIES["BERT"].save(tmp_path / "left", "text-classification")
