@@ -37,8 +37,7 @@ class FreedMemory:
     """Calls glibc's `malloc_trim` in a thread, `RETURN_S` seconds after the first request for it. Without glibc it does nothing.
 
     A tokenizer creates several small objects per token, and an answer with many candidates has several per candidate. After a text of
-    200,000
-    characters or an answer of 9 MiB, they leave holes of 20 to 50 MB in the heap of their thread, which glibc keeps.
+    200,000 characters or an answer of 9 MiB, they leave holes of 20 to 50 MB in the heap of their thread, which glibc keeps.
     """
 
     def __init__(self) -> None:

@@ -276,7 +276,7 @@ class Server(uvicorn.Server):
         protocol.surplus = room is Room.PROBE
         tls = self.config.ssl
         limits = self._open.limits
-        # the second one also limits the time to send what is left of an answer
+        # `ssl_shutdown_timeout` also limits the time to send what is left of an answer
         timeouts = {} if tls is None else {"ssl_handshake_timeout": limits.header_timeout_s, "ssl_shutdown_timeout": limits.body_timeout_s}
         protocol.handshake = self._loop.create_task(self._loop.connect_accepted_socket(lambda: protocol, connection, ssl=tls, **timeouts))
         protocol.handshake.add_done_callback(lambda handshake: self._connected(handshake, protocol, connection))

@@ -81,7 +81,7 @@ async def test_unfinished_bodies_hold_a_limited_number_of_bytes(models: Path, be
 
 
 async def test_a_large_body_waits_no_longer_than_its_deadline_and_its_client(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large bodies are parsed one after another; one that nobody waits for must not keep its bytes until then."""
+    """Large bodies are parsed one after another. A body without a waiting client releases its bytes before its turn."""
     may_parse = threading.Event()
 
     def parse(raw: bytes, *, finite: bool = False) -> Any:
