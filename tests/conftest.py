@@ -27,8 +27,11 @@ from bertserve.service.process import logs
 from bertserve.service.text.tokenizer import Tokenizer
 
 BERT_SERVE = "import sys; from bertserve.service.cli import main; sys.exit(main())"
-# the same, without the pause between two runs of a `Throttled` function
-UNTHROTTLED = f"from bertserve.service.http import throttled; throttled.INTERVAL_S = 0.0; {BERT_SERVE}"
+# the same, without the pause between two runs of a `Throttled` function, and with patience for a worker that the machine keeps from running
+UNTHROTTLED = (
+    "from bertserve.service.http import throttled; from bertserve.service.process import supervisor; "
+    f"throttled.INTERVAL_S, supervisor.HUNG_S = 0.0, 5.0; {BERT_SERVE}"
+)
 ROOT = Path(__file__).parent.parent
 # An example takes as long as the machine makes it: what else runs there must not fail a test.
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])

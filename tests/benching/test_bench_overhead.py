@@ -37,7 +37,7 @@ def candidate(name: str, answer: bytes = OK, addresses: int = 1) -> Candidate:
 
 
 def comparison(*candidates: Candidate) -> Comparison:
-    durations = Durations(0.1, 0.02, 5)
+    durations = Durations(0.1, 0, 5)  # the first requests count: if the machine stands still after them, there are no others
     return Comparison(candidates, [ONE, TWO], durations, models=Path(), threads=2, progress=Progress(quiet=True))
 
 
@@ -48,7 +48,8 @@ def test_each_candidate_gets_each_load_in_each_round() -> None:
 
     assert {("one", ONE): 2, ("one", TWO): 2, ("two", TWO): 2} == {key: len(results) for key, results in made.results.items()}
     results = [result for found in made.results.values() for result in found]
-    assert [True] * 6 == [result.rps > 0 and 0 < result.p50_ms <= result.p99_ms and result.cpu_ms > 0 for result in results]
+    assert [True] * 6 == [result.rps > 0 and 0 < result.p50_ms <= result.p99_ms for result in results]
+    assert sum(result.cpu_ms for result in results) > 0  # a load of few requests may take less than a tick of the clock
     assert {0} == {result.failed for result in results}
     assert made.ratio("two", "one", ONE) is None
 

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import pytest
 
 import tiny
-from bertserve.bench import cli
+from bertserve.bench import cli, engine, load_test
 from bertserve.bench.report import report
 from conftest import running
 
-SHORT = ("--seconds", 0.1, "--warmup-s", 0.05, "--quiet")
+# without a warm-up, so that the first requests count: if the machine stands still after them, there are no others
+SHORT = ("--seconds", 0.1, "--warmup-s", 0, "--quiet")
 
 
 class Service(NamedTuple):
@@ -44,6 +45,13 @@ def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     (folder / "texts.jsonl").write_text('"a good film"\n"a bad film , not good"\n')
     with running(models, folder / "log", "--allow-implicit-default") as served:
         yield Service(served.url, models, folder / "texts.jsonl")
+
+
+@pytest.fixture(autouse=True)
+def everything_starts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The raw loop has no warm-up either, and an open loop's first request is due at its start."""
+    monkeypatch.setattr(engine, "_WARMUP_SHARE", 0.0)
+    monkeypatch.setattr(load_test, "poisson_arrivals", lambda rate, seconds, *, seed: [i * seconds / 10 for i in range(10)])
 
 
 def measure(folder: Path, *given: object) -> dict[str, Any]:
@@ -121,7 +129,7 @@ def test_concurrent_targets_are_loaded_alone_and_at_once(service: Service, tmp_p
 def test_heads_are_loaded_by_their_endpoints(service: Service, tmp_path: Path, path: str, name: str, texts: int, each: int) -> None:
     """Vectors, cosines, ranks, candidate labels and attention are loaded from the workloads; what the service ran is what was counted."""
     given = ("--target", f"{service.url}/{path}=short", "--connections", 1, "--texts", texts, "--bundle", service.models / name)
-    document = measure(tmp_path, "closed", *SHORT, "--warmup-s", 0, *given)
+    document = measure(tmp_path, "closed", *SHORT, *given)
     (target,) = document["runs"][0]["targets"]
     limit = document["runs"][0]["limit"]
 

@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import functools
 import json
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -217,12 +218,15 @@ def model_of(
     )
 
 
-def faked(models: Path, engine: FakeEngine, *, max_queue_tokens: int = 4096) -> AppState:
-    """Returns a service of one thread with the bundle `tiny` on a fake engine."""
+def faked(models: Path, engine: FakeEngine, *, max_queue_tokens: int = 4096, clock: Callable[[], float] = time.monotonic) -> AppState:
+    """Returns a service of one thread with the bundle `tiny` on a fake engine, whose scheduler uses this clock."""
     loaded = files.load_bundle(models / "tiny")
     metrics = Metrics()
     scheduler = Scheduler(
-        RequestQueue(max_batch_tokens=64, max_queue_tokens=max_queue_tokens, threads=1), threads=1, observe=metrics.observe_queue
+        RequestQueue(max_batch_tokens=64, max_queue_tokens=max_queue_tokens, threads=1),
+        threads=1,
+        observe=metrics.observe_queue,
+        clock=clock,
     )
     model = model_of(loaded, Engines(engine), scheduler=scheduler, metrics=metrics)
     registry = Registry([model], {})
@@ -242,13 +246,20 @@ def faked(models: Path, engine: FakeEngine, *, max_queue_tokens: int = 4096) -> 
     )
 
 
+async def queued(service: AppState, items: int) -> None:
+    """Waits until so many items are in the queue."""
+    async with asyncio.timeout(20):
+        while service.scheduler._queue.queue_items < items:
+            await asyncio.sleep(0.001)
+
+
 def blocked(service: AppState, engine: FakeEngine, check: Check[T]) -> T:
     """Runs a check while the only thread is busy with a request that waits at the engine's gate; it must then be answered."""
 
     async def run(client: httpx.AsyncClient) -> T:
         engine.gate.clear()
         first = asyncio.ensure_future(client.post("/classify", json={"inputs": "good"}))
-        await asyncio.to_thread(engine.entered.acquire)
+        await asyncio.to_thread(engine.entered.acquire, timeout=20)
         try:
             return await check(client)
         finally:

@@ -82,8 +82,9 @@ def play(check: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    while not holds():
-        await asyncio.sleep(0.005)
+    async with asyncio.timeout(30):
+        while not holds():
+            await asyncio.sleep(0.005)
 
 
 async def everything(reader: asyncio.StreamReader) -> bytes:

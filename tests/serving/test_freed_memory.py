@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,17 +16,23 @@ from bertserve.service.settings import Settings
 
 def test_memory_is_returned_once_for_all_that_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests that arrive while a call is pending share it; a call always follows the last request, when it has freed its memory."""
-    returned = threading.Semaphore(0)
-    monkeypatch.setattr(freed_memory, "_malloc_trim", lambda pad: returned.release())
-    monkeypatch.setattr(freed_memory, "RETURN_S", 0.5)
+    returned: list[int] = []
+    timers: list[Callable[[], None]] = []
+
+    class Timer(threading.Timer):
+        def start(self) -> None:
+            timers.append(self.function)
+
+    monkeypatch.setattr(freed_memory, "_malloc_trim", returned.append)
+    monkeypatch.setattr(freed_memory, "threading", SimpleNamespace(Timer=Timer, Lock=threading.Lock))
     freed = FreedMemory()
-    freed.return_soon()
-    assert returned.acquire(timeout=20)
-    for _ in range(100):
-        freed.return_soon()
-    assert not returned.acquire(blocking=False)
-    assert returned.acquire(timeout=20)
-    assert not returned.acquire(timeout=0.6)
+    for _ in range(2):
+        for _ in range(100):
+            freed.return_soon()
+        [timer] = timers
+        timers.clear()
+        timer()
+    assert returned == [0, 0]
 
 
 def test_without_glibc_nothing_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:

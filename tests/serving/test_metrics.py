@@ -251,7 +251,7 @@ def test_the_loop_is_measured_from_its_start(models: Path) -> None:
     asyncio.run(run())
     found = {family.name: family for family in text_string_to_metric_families(service.metrics.page().decode())}
     assert value(found, "event_loop_cpu_seconds_total") > 0
-    assert value(found, "event_loop_lag_seconds_count") == 1
+    assert value(found, "event_loop_lag_seconds_count") >= 1
 
 
 @pytest.mark.parametrize("gone", [False, True])

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,11 +35,19 @@ from fakes import FakeEngine
 class Bench:
     """A model on a fake engine."""
 
-    def __init__(self, folder: Path, *, batch_variant: bool = False, guilty_token: int | None = None, **changes: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        batch_variant: bool = False,
+        guilty_token: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        **changes: Any,
+    ) -> None:
         loaded = files.load_bundle(tiny.bundle(folder, "m", **changes))
         self.metrics = Metrics()
         self.queue = RequestQueue(max_batch_tokens=4096, max_queue_tokens=4096)
-        self.scheduler = Scheduler(self.queue, threads=1, observe=self.metrics.observe_queue)
+        self.scheduler = Scheduler(self.queue, threads=1, observe=self.metrics.observe_queue, clock=clock)
         self.engine = FakeEngine(guilty_token=guilty_token)
         cost = CostModel(loaded.manifest.flops, fixed_s=1.0, rate=1e12)
         self.model = model_of(
@@ -79,7 +88,7 @@ def test_only_batch_invariant_graphs_are_batched(tmp_path: Path, invariant: bool
         bench.engine.gate.clear()
         first = asyncio.ensure_future(bench.model.predict([Request("good")], timeout_s=10))
         await asyncio.sleep(0)
-        await asyncio.to_thread(bench.engine.entered.acquire)
+        await asyncio.to_thread(bench.engine.entered.acquire, timeout=20)
         rest = asyncio.ensure_future(bench.model.predict([Request("bad")] * 4, timeout_s=10))
         await asyncio.sleep(0)
         bench.engine.gate.set()
@@ -147,29 +156,35 @@ def test_the_cost_model_is_told_what_a_run_took_of_a_core(
 def test_a_long_task_pauses_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the pauses that a task yields, before and after its first batch, other requests have their turn; its result is complete."""
     monkeypatch.setattr(model_module, "SLICE_S", 0.0)
-    bench = Bench(tmp_path)
+    bench = Bench(tmp_path, clock=itertools.count(step=0.002).__next__)  # each step takes its time
     steps: list[tuple[str, str]] = []
 
     def slow(request: Any, model: TaskModel) -> TaskRun:
         name = request.text.split()[0]
         for _ in range(3):
             steps.append(("tokenize", name))
-            time.sleep(0.002)
             yield PAUSE
         (tokens,) = model.tokenizer.tokenize([request.text])
         [row] = yield Batch([model.tokenizer.assemble(tokens.ids)], Cost(answer_bytes=9))
         for _ in range(3):
             steps.append(("decode", name))
-            time.sleep(0.002)
             yield PAUSE
         return len(row)
 
     async def check() -> None:
         spec = replace(TASKS["text-classification"], run=slow)
         requests = [[Request(name + " " * SHORT_CHARS)] * 2 for name in ("good", "bad")]
-        for prediction in await asyncio.gather(*(bench.model.predict(each, timeout_s=9, spec=spec) for each in requests)):
+        bench.engine.gate.clear()
+        blocker = asyncio.ensure_future(bench.model.predict([Request("good")], timeout_s=9))
+        await asyncio.to_thread(bench.engine.entered.acquire, timeout=20)
+        both = [asyncio.ensure_future(bench.model.predict(each, timeout_s=9, spec=spec)) for each in requests]
+        while bench.queue.queue_items < 2:
+            await asyncio.sleep(0.001)
+        bench.engine.gate.set()
+        for prediction in await asyncio.gather(*both):
             assert [1, 1] == prediction.results
             assert 2 * 3 == prediction.tokens
+        await blocker
 
     play(bench, check)
     for kind in ("tokenize", "decode"):
@@ -181,19 +196,26 @@ def test_a_long_task_pauses_for_others(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_text_that_takes_long_to_tokenize_begins_its_slice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler is told of each such text before it is tokenized, also if a short one is before it in the list."""
-    monkeypatch.setattr(model_module, "SLICE_S", 0.002)
     bench = Bench(tmp_path)
+    now_s = 0.0
     tokenized: list[int] = []
 
+    def clock() -> float:
+        nonlocal now_s
+        now_s += 1e-6
+        return now_s
+
     def slow(request: Any, model: TaskModel) -> TaskRun:
+        nonlocal now_s
         tokenized.append(len(request.text))
-        time.sleep(0.003 if len(tokenized) == 1 else 0.0)
+        now_s += 2 * model_module.SLICE_S if len(tokenized) == 1 else 0.0
         yield Batch([], Cost(answer_bytes=9))
         return 1
 
     long = int(2 * LONG_STEP_S / model_module.SECONDS_PER_CHAR)
     requests = [Request("a" * count) for count in (long, 1, long, 1)]
     spec = replace(TASKS["text-classification"], run=slow)
+    monkeypatch.setattr(model_module, "time", SimpleNamespace(perf_counter=clock, thread_time=clock))
     run = RequestRun(requests, spec, TaskModel(bench.model._tokenizer, bench.model.bundle.manifest, Budget()), None)
     stage = bench.model._first_stage(run, sum(request.chars for request in requests))
     for expected in ([long], [long, 1], [long, 1, long, 1]):

@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 import tiny
-from application import LONG, blocked, call, classify, faked, play, rejected
+from application import LONG, blocked, call, classify, faked, play, queued, rejected
 from bertserve.service.wire import hugging_face
-from fakes import FakeEngine
+from fakes import FakeEngine, ManualClock
 
 SECRET = "hunter2secret"
 
@@ -98,32 +98,34 @@ def test_a_request_that_waits_too_long_expires(models: Path) -> None:
 
 def test_a_deadline_ends_when_the_last_text_has_started(models: Path) -> None:
     """A request that has started before its deadline is answered, however long its run takes."""
-    engine = FakeEngine()
+    engine, clock = FakeEngine(), ManualClock()
 
     async def check(client: httpx.AsyncClient) -> httpx.Response:
         engine.gate.clear()
         task = asyncio.ensure_future(client.post("/classify", json={"inputs": "bad"}, headers={"x-request-timeout-ms": "50"}))
-        await asyncio.to_thread(engine.entered.acquire)
-        await asyncio.sleep(0.2)
+        await asyncio.to_thread(engine.entered.acquire, timeout=20)
+        clock.now += 10
+        await asyncio.sleep(0.2)  # its timer ends meanwhile
         engine.gate.set()
         return await task
 
-    assert play(faked(models, engine), check).status_code == 200
+    assert play(faked(models, engine, clock=clock), check).status_code == 200
 
 
 def test_a_full_queue_refuses_at_once(models: Path) -> None:
     """What does not fit the queue is 429 while nothing of the queue moves, with a Retry-After of whole seconds, and counted by reason."""
     engine = FakeEngine()
+    service = faked(models, engine, max_queue_tokens=64)
 
     async def check(client: httpx.AsyncClient) -> tuple[httpx.Response, str]:
         waiting = asyncio.ensure_future(client.post("/classify", json={"inputs": ["bad"] * 18}))  # 54 tokens
-        await asyncio.sleep(0.05)
+        await queued(service, 18)
         response = await client.post("/classify", json={"inputs": ["bad"] * 10})
         engine.gate.set()
         assert (await waiting).status_code == 200
         return response, (await client.get("/metrics")).text
 
-    response, page = blocked(faked(models, engine, max_queue_tokens=64), engine, check)
+    response, page = blocked(service, engine, check)
     assert "the queue is full" in rejected(response, 429, "overloaded")
     assert int(response.headers["retry-after"]) >= 1
     assert sample(page, 'bertserve_refused_total{model="tiny",reason="queue_full"') == 1

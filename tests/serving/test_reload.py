@@ -20,6 +20,7 @@ from bertserve.service.errors import InvalidValueError
 from bertserve.service.http.auth import Authenticator
 from bertserve.service.serving.build import AppState, build
 from bertserve.service.settings import Settings
+from served_socket import until
 
 ADMIN = {"authorization": "Bearer trident"}
 BODY = {"inputs": "good"}
@@ -47,9 +48,9 @@ def altered(models: Path) -> None:
 def test_a_model_changes_under_load(models: Path, tmp_path: Path) -> None:
     """Each request of many clients is answered by the one or the other, whole: lists have equal answers for equal texts."""
     state = build(Settings(models=models))
+    seen: set[Any] = set()
 
-    async def check(client: httpx.AsyncClient) -> set[Any]:
-        seen: set[Any] = set()
+    async def check(client: httpx.AsyncClient) -> None:
         done = False
 
         async def ask() -> None:
@@ -61,17 +62,17 @@ def test_a_model_changes_under_load(models: Path, tmp_path: Path) -> None:
 
         asking = [asyncio.ensure_future(ask()) for _ in range(8)]
         for seed in (1, 2, 3):
-            await asyncio.sleep(0.05)
+            await until(lambda seed=seed: len(seen) == seed)  # type: ignore[misc]
             shutil.rmtree(models / "tiny")
             tiny.bundle(models, "tiny", seed=seed)
             answer = await client.post("/models/tiny/reload", headers=ADMIN)
             assert (answer.status_code, answer.json()["version"]) == (200, state.registry.get("tiny").bundle.version)
-        await asyncio.sleep(0.05)
+        await until(lambda: len(seen) == 4)
         done = True
         await asyncio.gather(*asking)
-        return seen
 
-    assert len(administered(state, tmp_path, check)) == 4
+    administered(state, tmp_path, check)
+    assert len(seen) == 4
 
 
 def test_the_old_model_is_let_go(models: Path, tmp_path: Path) -> None:

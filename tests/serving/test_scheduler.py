@@ -195,7 +195,7 @@ async def test_a_lone_request_is_not_delayed(bench: Bench) -> None:
     assert [0.0] * 20 == [(await bench.submit("x")).queue_s for _ in range(20)]
 
 
-@on_loop()
+@on_loop(manual=True)
 async def test_what_gathers_behind_a_run_shares_the_next_one(bench: Bench) -> None:
     blocker = await bench.blocked()
     others = [bench.submit(i) for i in range(8)]
@@ -213,7 +213,7 @@ async def test_an_item_over_the_budget_fails_only_its_request(bench: Bench) -> N
     assert ["y"] == (await bench.submit("y")).value
 
 
-@on_loop()
+@on_loop(manual=True)
 async def test_a_failing_batch_runs_again_in_halves(bench: Bench) -> None:
     """One guilty item of eight is found in the runs of three halvings, and its neighbors are answered."""
     blocker = await bench.blocked()
@@ -228,7 +228,7 @@ async def test_a_failing_batch_runs_again_in_halves(bench: Bench) -> None:
     await blocker
 
 
-@on_loop()
+@on_loop(manual=True)
 async def test_what_has_ended_does_not_run_again(bench: Bench) -> None:
     """Items of a failed batch whose callers have left meanwhile are not tried once more."""
     blocker = await bench.blocked()
@@ -457,7 +457,7 @@ def test_no_fault_of_a_request_reaches_its_neighbors(fault: str, place: str) -> 
     play(check)
 
 
-@on_loop()
+@on_loop(manual=True)
 async def test_what_is_too_much_for_the_memory_runs_in_parts(bench: Bench) -> None:
     """A batch that is too large for memory runs in two halves, and all callers get their answers."""
     ran: list[int] = []
@@ -728,7 +728,7 @@ class Delivery:
 
 
 @pytest.mark.parametrize("guilty", [(), ("bad",)], ids=["whole", "in halves"])
-@on_loop(threads=2, queue=Watched)
+@on_loop(threads=2, queue=Watched, manual=True)
 async def test_the_next_stage_does_not_wait_for_the_rest_of_a_batch(bench: Bench, guilty: tuple[str, ...]) -> None:
     assert isinstance(bench.queue, Watched)
     bench.work.guilty, deliver = set(guilty), Delivery()

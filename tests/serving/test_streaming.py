@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 import slow
-from application import assert_same, call, faked, play, rejected
+from application import assert_same, call, faked, play, queued, rejected
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.http.app import create_app
 from bertserve.service.http.streaming import LineCutter, LineStream
@@ -391,7 +391,7 @@ def test_hanging_up_gives_up_what_waits(models: Path) -> None:
             "headers": [(b"content-type", b"application/x-ndjson")],
         }
         running = asyncio.create_task(app(scope, client.receive, client.send))
-        await asyncio.to_thread(engine.entered.acquire)
+        await asyncio.to_thread(engine.entered.acquire, timeout=20)
         client.gone.set()
         await asyncio.wait_for(running, 5)
         engine.gate.set()
@@ -421,10 +421,11 @@ def test_a_stream_leaves_room_in_the_queue(models: Path) -> None:
 
     async def check(client: httpx.AsyncClient) -> tuple[list[Any], int, list[int]]:
         engine.gate.clear()
-        headers = LINES | {"x-request-timeout-ms": "2000"}
+        headers = LINES | {"x-request-timeout-ms": "20000"}
         stream = asyncio.ensure_future(client.post("/classify", content=lines, headers=headers))
-        await asyncio.to_thread(engine.entered.acquire)
-        await asyncio.sleep(0.1)
+        await asyncio.to_thread(engine.entered.acquire, timeout=20)
+        await queued(service, 1)
+        await asyncio.sleep(0.1)  # for more than it may hold
         held = service.scheduler._queue.queue_tokens
         others = [asyncio.ensure_future(client.post("/classify", json={"inputs": "good"})) for _ in range(20)]
         await asyncio.sleep(0)
@@ -445,7 +446,7 @@ def test_waiting_for_room_ends_at_the_deadline(models: Path) -> None:
     async def check(client: httpx.AsyncClient) -> list[Any]:
         engine.gate.clear()
         running = asyncio.ensure_future(client.post("/classify", json={"inputs": "good"}))
-        await asyncio.to_thread(engine.entered.acquire)
+        await asyncio.to_thread(engine.entered.acquire, timeout=20)
         waiting = asyncio.ensure_future(client.post("/classify", json={"inputs": ["good " * 26] * 2}))
         await settle()
         found = await client.post(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -45,15 +45,22 @@ async def test_a_failure_is_that_of_all_callers_and_the_next_run_may_succeed() -
 
 @pytest.mark.parametrize(("path", "function"), [("/metrics", "page"), ("/v2/models/stats", "totals"), ("/v2/models/tiny/stats", "totals")])
 def test_many_scrapes_cost_one(models: Path, monkeypatch: pytest.MonkeyPatch, path: str, function: str) -> None:
-    """Twenty at once, and twenty more right behind, take two runs, of which the second starts when the interval is over."""
-    monkeypatch.setattr(throttled, "INTERVAL_S", 0.2)
-    starts: list[float] = []
-    run = getattr(Metrics, function)
-    monkeypatch.setattr(Metrics, function, lambda self: starts.append(time.monotonic()) or run(self))
+    """Twenty at once, and twenty more right behind, take two runs, of which the second waits until the interval is over."""
+    runs: list[str] = []
+    slept: list[float] = []
+    run, sleep = getattr(Metrics, function), asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        slept.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(throttled, "INTERVAL_S", 1000)
+    monkeypatch.setattr(throttled, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": noted}))
+    monkeypatch.setattr(Metrics, function, lambda self: runs.append(function) or run(self))
 
     async def check(client: httpx.AsyncClient) -> list[int]:
         return [answer.status_code for _ in range(2) for answer in await asyncio.gather(*(client.get(path) for _ in range(20)))]
 
     assert [200] * 40 == play(build(Settings(models=models)), check)
-    assert 2 == len(starts)
-    assert starts[1] - starts[0] >= 0.19
+    assert 2 == len(runs)
+    assert slept[0] == 0 < slept[1]

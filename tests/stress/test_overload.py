@@ -53,7 +53,7 @@ def test_twice_the_capacity(tmp_path: Path, serve: Callable[..., Any]) -> None:
         closed_loop([texts], 32, seconds(5) / 4)
         before = samples(served)
         best = [closed_loop([texts], connections, seconds(10) / 4, warmup_s=seconds(1) / 4) for connections in CONNECTIONS]
-        throughput = max(answered_per_s(load) for load in best)
+        throughput = max(10.0, *(answered_per_s(load) for load in best))  # there may be no answer while the machine stands still
         middle = samples(served)
         lasts_s = seconds(60)
         arrivals = poisson_arrivals(2 * throughput, FILLS_S + lasts_s, seed=1)
