@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, Tag
@@ -11,9 +12,8 @@ from bertserve.service.serving.work import Prediction
 from bertserve.service.tasks import rerank
 from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.tasks.body import PAIR, STOP, TEXT, ForeignBody, body_config, one_of
-from bertserve.service.tasks.cost import text_bytes
 from bertserve.service.wire.call import Call, Incoming
-from bertserve.service.wire.json_text import written
+from bertserve.service.wire.json_text import fragment, to_json
 from bertserve.service.wire.openai import Usage
 from bertserve.service.wire.reading import read_as
 
@@ -50,23 +50,21 @@ class DocumentsBody(ForeignBody, rerank.QueryBody):
 
     def requests(self, config: ModelConfig | None = None) -> list[Any]:
         """Returns the only request."""
-        returned = sum(text_bytes(text) for text in self.ranked) if self.return_documents else 0
-        return [rerank.Request(self.query, self.ranked, returned_bytes=returned)]
+        return [rerank.Request(self.query, self.ranked, returned_bytes=sum(map(len, self.returned)))]
 
-    def shown(self) -> list[dict[str, Any]]:
-        """Returns the fields that the answer adds for each document; values that cannot be written fail here, before the run.
+    @cached_property
+    def returned(self) -> list[bytes]:
+        """The documents as JSON, if the answer includes them; values that cannot be written fail here, before the run.
 
         Raises:
             InvalidValueError: A document has a number that JSON parsers of other programs cannot read.
         """
-        if not self.return_documents:
-            return [{}] * len(self.documents)
-        return [{"document": self._written(index)} for index in range(len(self.documents))]
+        return [self._to_json(index) for index in range(len(self.documents))] if self.return_documents else []
 
-    def _written(self, index: int) -> Any:
+    def _to_json(self, index: int) -> bytes:
         document = self.documents[index]
         try:
-            return written({"text": document} if isinstance(document, str) else document.model_dump())
+            return to_json({"text": document} if isinstance(document, str) else document.model_dump())
         except TypeError as error:
             raise InvalidValueError(
                 "`documents[{index}]` has a number with more than 64 bits, which cannot be returned; send it as a "
@@ -97,11 +95,15 @@ def read_rerank(incoming: Incoming) -> Call:
     """Reads a body of `/v1/rerank` and `/v2/rerank`."""
     body = read_as(DocumentsBody, incoming.raw, incoming.limits)
     model = incoming.models.for_task(rerank.TASK, body.model)
-    shown = body.shown()
+    returned = body.returned
 
     def answer(answered: Prediction) -> dict[str, Any]:
         (ranked,) = answered.results
-        results = [{"index": item["index"], "relevance_score": item["score"]} | shown[item["index"]] for item in ranked[: body.top_n]]
+        results = [
+            {"index": item["index"], "relevance_score": item["score"]}
+            | ({"document": fragment(returned[item["index"]])} if returned else {})
+            for item in ranked[: body.top_n]
+        ]
         usage = {"prompt_tokens": answered.tokens, "total_tokens": answered.tokens}
         # each vendor's client expects the tokens in another field
         meta = {"tokens": {"input_tokens": answered.tokens}}

@@ -93,7 +93,11 @@ def _no_collection() -> Iterator[None]:
 
 
 def to_json(value: Any) -> bytes:
-    """Returns a value as JSON: dicts, lists, strings, numbers and numpy arrays; float32 numbers have as many digits as they need."""
+    """Returns a value as JSON: dicts, lists, strings, numbers and numpy arrays; float32 numbers have as many digits as they need.
+
+    Raises:
+        TypeError: It has an integer of more than 64 bits.
+    """
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -134,13 +138,9 @@ def _length(value: Any) -> int:
     return max(len(value), _VALUE_BYTES) if isinstance(value, str) else _VALUE_BYTES
 
 
-def written(value: Any) -> Any:
-    """Returns a value as a JSON fragment that `to_json` copies into its output.
-
-    Raises:
-        TypeError: It has an integer of more than 64 bits.
-    """
-    return orjson.Fragment(to_json(value))
+def fragment(data: bytes) -> Any:
+    """Returns a JSON document as a value that `to_json` copies into its output."""
+    return orjson.Fragment(data)
 
 
 def to_plain(value: Any) -> Any:

@@ -76,6 +76,7 @@ def test_a_text_is_no_longer_in_an_answer_than_it_counts(text: str) -> None:
         ("/rerank", {"query": "good", "texts": ["film " * 200], "return_text": True}),
         ("/rerank", {"query": "good", "texts": ["film"] * 20}),
         ("/v1/rerank", {"query": "good", "documents": ["film " * 200], "return_documents": True}),
+        ("/v1/rerank", {"query": "good", "documents": [{"text": "film", "prices": [1e15] * 50}] * 4, "return_documents": True}),
         ("/similarity", {"inputs": {"source_sentence": "good", "sentences": ["film"] * 50}}),
         ("/embed", {"inputs": ["film"] * 10}),
         ("/v1/embeddings", {"input": ["film"] * 10}),
