@@ -15,7 +15,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bertserve.service.errors import BertServeError, ClientGoneError, ContentEncodingError, ExpiredError, InvalidValueError, TooLargeError
 from bertserve.service.http.auth import Endpoint
-from bertserve.service.http.errors import ErrorLog
 from bertserve.service.http.middleware import HEADERS, LABELS, PREDICTION, REQUEST_ID, recorded_trace
 from bertserve.service.http.responses import content_of, send_body
 from bertserve.service.http.streaming import LineAnswerer, LineStream, is_stream
@@ -93,7 +92,6 @@ class Inference:
     def __init__(self, state: AppState) -> None:
         """Uses the models and limits of `state`."""
         self._state = state
-        self._errors = ErrorLog()
         self._turns = Turns()
 
     async def answer(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
@@ -184,7 +182,7 @@ class Inference:
             named = None if name is None else self._state.registry.get(name)
             return Incoming(raw, headers, named, self._state.registry, self._state.limits, request_id=scope[REQUEST_ID])
 
-        line = LineAnswerer(self._state, route, incoming, scope, self._errors, self._turns, timeout_s=timeout_s)
+        line = LineAnswerer(self._state, route, incoming, scope, self._turns, timeout_s=timeout_s)
         limits = self._state
         return LineStream(
             scope,

@@ -28,6 +28,7 @@ access_log = logging.getLogger("bertserve.access")
 LABELS = "bertserve.labels"  # scope key: task and model of the request, for metrics and log; inference routes set it
 PREDICTION = "bertserve.prediction"  # scope key: the prediction of the model
 REQUEST_ID = "bertserve.request_id"
+ERROR_LOG = "bertserve.error_log"  # scope key: the ErrorLog of the application
 HEADERS = "bertserve.headers"  # scope key: the request's headers by name in lower case; the last one of several with the same name
 TRACE = "bertserve.trace"  # scope key: the request's trace, if it has one
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
@@ -84,7 +85,7 @@ class RequestMiddleware:
         scope["root_path"] = ""  # otherwise the router would remove it a second time
         if root_path and f"{scope['path']}/".startswith(f"{root_path}/"):
             scope["path"] = scope["path"][len(root_path) :] or "/"
-        scope[AUTH] = self._auth
+        scope[AUTH], scope[ERROR_LOG] = self._auth, self._errors
         headers = scope[HEADERS] = dict(scope["headers"])
         asked = headers.get(b"x-request-id", b"")
         # not uuid4: it reads the system's entropy and releases the GIL, and with busy threads it takes long to get the GIL back

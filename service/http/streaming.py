@@ -21,8 +21,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from bertserve.service.errors import BertServeError, ClientGoneError, RefusedError, TooLargeError
 from bertserve.service.http import errors
-from bertserve.service.http.errors import GONE, UNANSWERED, ErrorLog
-from bertserve.service.http.middleware import REQUEST_ID, of_request, recorded_trace
+from bertserve.service.http.errors import GONE, UNANSWERED
+from bertserve.service.http.middleware import ERROR_LOG, REQUEST_ID, of_request, recorded_trace
 from bertserve.service.http.responses import content_of, send_body
 from bertserve.service.http.turns import LINE_BYTES, Turns
 from bertserve.service.metrics import UNKNOWN
@@ -255,7 +255,6 @@ class LineAnswerer:
         route: Route,
         incoming: Callable[[bytes], Incoming],
         scope: Scope,
-        error_log: ErrorLog,
         turns: Turns,
         *,
         timeout_s: float,
@@ -267,8 +266,6 @@ class LineAnswerer:
             route: The stream's route.
             incoming: Turns a line into a request; can raise NotFoundError.
             scope: The stream's scope.
-            error_log: Logs errors of the service. Errors of callers are only in the answers, because a stream can have millions of
-                lines.
             turns: Reads long lines.
             timeout_s: Seconds until a line must have started, counted from its reading, or from the time when earlier lines left capacity.
         """
@@ -276,7 +273,6 @@ class LineAnswerer:
         self._route = route
         self._incoming = incoming
         self._scope = scope
-        self._errors = error_log
         self._turns = turns
         self._timeout_s = timeout_s
         self._lines = 0
@@ -304,8 +300,8 @@ class LineAnswerer:
                 error.message = f"line {number}: {error.message}"
             refusal = errors.response(error, self._scope[REQUEST_ID])
             body, status = bytes(refusal.body), refusal.status_code
-            if status >= _SERVER_ERROR:
-                self._errors.write(error, of_request(self._scope))
+            if status >= _SERVER_ERROR:  # errors of callers are only in the answers, because a stream can have millions of lines
+                self._scope[ERROR_LOG].write(error, of_request(self._scope))
         finally:
             if trace is not None:
                 attributes = {"bertserve.task": labels[0], "bertserve.model": labels[1], "bertserve.line.status": str(status)}

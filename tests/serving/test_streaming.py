@@ -19,7 +19,7 @@ import pytest
 
 import slow
 from application import assert_same, call, faked, play, queued, rejected
-from bertserve.service.errors import InvalidValueError
+from bertserve.service.errors import InvalidValueError, UnavailableError
 from bertserve.service.http.app import create_app
 from bertserve.service.http.streaming import LineCutter, LineStream
 from bertserve.service.http.turns import LINE_BYTES, LONG_BYTES, PAUSES, SMALL_BYTES, Turns
@@ -472,6 +472,23 @@ def test_a_failure_of_the_service_is_logged(models: Path, caplog: pytest.LogCapt
     assert ["internal", "invalid_value"] == [each["error_type"] for each in read(answer)]
     assert 1 == len(caplog.records)
     assert "RuntimeError" in caplog.text and "swordfish" not in caplog.text
+
+
+def test_lines_and_requests_share_the_limit_of_the_log(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    service: AppState = build(Settings(models=models))
+
+    async def stopping(*_: Any, **__: Any) -> Any:
+        raise UnavailableError("stopping.")
+
+    service.registry.get("tiny").predict = stopping  # type: ignore[method-assign]
+
+    async def check(client: httpx.AsyncClient) -> None:
+        [error] = read(await client.post("/classify", content=written({"inputs": "a"}), headers=LINES))
+        assert "unavailable" == error["error_type"]
+        rejected(await client.post("/classify", json={"inputs": "a"}), 503, "unavailable")
+
+    play(service, check)
+    assert 1 == len(caplog.records)
 
 
 def test_answers_come_while_the_body_is_sent(models: Path, serve: Serve) -> None:
