@@ -26,10 +26,9 @@ from bertserve.service.serving.model import Model
 from bertserve.service.serving.registry import Registry
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.wire.json_text import to_json
-from bertserve.service.wire.routes import Route, all_routes
+from bertserve.service.wire.routes import INFERENCE, OTHER_CLIENTS, Route, all_routes
 
 ANYWHERE = (400, 401, 429, 431, 500, 503)  # statuses of any request
-INFERENCE, OTHER_CLIENTS = "inference", "other clients"
 # in the order of the page: the most used ones first
 TAGS = [
     {"name": INFERENCE, "description": "Send texts and get predictions, in the wire format of the Hugging Face Inference API."},
@@ -39,7 +38,6 @@ TAGS = [
     {"name": "health", "description": "Probes and metrics."},
 ]
 _NAME = re.compile(r"\{(\w+)\}")  # in a path
-_OWN_PATHS = {"/models/{name}", *(f"/{spec.path}" for spec in TASKS.values())}
 
 
 class ErrorBody(BaseModel):
@@ -219,8 +217,7 @@ def _described(route: Route) -> dict[str, Any]:
         },
         "parameters": [*path_params, parameter],
     }
-    tag = INFERENCE if route.path in _OWN_PATHS else OTHER_CLIENTS
-    described = {"tags": [tag], "responses": responses, "openapi_extra": extra, "response_class": Response}
+    described = {"tags": [route.tag], "responses": responses, "openapi_extra": extra, "response_class": Response}
     return described | {"generate_unique_id_function": operation_id}
 
 

@@ -24,6 +24,8 @@ from bertserve.service.wire.open_inference import read_infer
 from bertserve.service.wire.openai import EmbeddingList, EmbeddingsBody, read_embeddings
 from bertserve.service.wire.tei import EmbedAllBody, SequencesBody, read_embed_all, read_for_tool, read_sequences
 
+INFERENCE, OTHER_CLIENTS = "inference", "other clients"  # tags in OpenAPI
+
 
 @dataclass(frozen=True, slots=True)
 class Route:
@@ -39,6 +41,7 @@ class Route:
         binary: Whether bodies and answers can have bytes after their JSON.
         streams: Whether it also accepts JSON Lines: one body per line, answered by one line each.
         access: The access that callers need.
+        tag: The tag of the operation in OpenAPI.
     """
 
     path: str
@@ -50,6 +53,7 @@ class Route:
     binary: bool = False
     streams: bool = False
     access: Access = Access.KEY
+    tag: str = OTHER_CLIENTS
 
 
 def all_routes() -> list[Route]:
@@ -57,7 +61,10 @@ def all_routes() -> list[Route]:
     return [
         *map(_of_task, TASKS.values()),
         _of_any_task(
-            "/models/{name}", read_for_model, "Run a model by its name, for its own task or for another one that the body identifies"
+            "/models/{name}",
+            read_for_model,
+            "Run a model by its name, for its own task or for another one that the body identifies",
+            tag=INFERENCE,
         ),
         _of_any_task("/", read_at_base, "Run the only loaded model, or the default model of the only task that fits the body"),
         *_infer_routes(),
@@ -109,12 +116,12 @@ def _answers(spec: TaskSpec) -> tuple[Any, ...]:
 
 def _of_task(spec: TaskSpec) -> Route:
     read = functools.partial(read_for_task, spec.name)
-    return Route(f"/{spec.path}", read, spec.title, (spec.body,), _answers(spec), task=spec.name, streams=True)
+    return Route(f"/{spec.path}", read, spec.title, (spec.body,), _answers(spec), task=spec.name, streams=True, tag=INFERENCE)
 
 
-def _of_any_task(path: str, read: Callable[[Incoming], Call], summary: str) -> Route:
+def _of_any_task(path: str, read: Callable[[Incoming], Call], summary: str, tag: str = OTHER_CLIENTS) -> Route:
     bodies = tuple(spec.body for spec in TASKS.values())
-    return Route(path, read, summary, bodies, tuple(answer for spec in TASKS.values() for answer in _answers(spec)), streams=True)
+    return Route(path, read, summary, bodies, tuple(answer for spec in TASKS.values() for answer in _answers(spec)), streams=True, tag=tag)
 
 
 def _infer_routes() -> list[Route]:
