@@ -62,37 +62,44 @@ def graph(task: str = "text-classification", *, labels: int = len(LABELS), seed:
         nodes.append(helper.make_node("Gemm", ["mean", "dense", "bias"], ["logits"]))
         outputs = {"logits": ["rows", values]}
     else:
-        nodes += [helper.make_node("Unsqueeze", ["mean", "axis"], ["mean3"]), helper.make_node("Add", ["token", "mean3"], ["hidden"])]
-        source = "hidden"
         if task == "fill-mask":
             inputs.append(helper.make_tensor_value_info("mask_index", TensorProto.INT64, ["masks"]))
-            nodes += [
-                helper.make_node("Reshape", ["hidden", "flat"], ["rows"]),
-                helper.make_node("Gather", ["rows", "mask_index"], ["picked"]),
-            ]
-            source = "picked"
-        last = {"question-answering": "pairs", "feature-extraction": "last_hidden_state"}.get(task, "logits")
-        nodes += [helper.make_node("MatMul", [source, "dense"], ["product"]), helper.make_node("Add", ["product", "bias"], [last])]
-        outputs = {"logits": ["masks", values] if task == "fill-mask" else ["rows", "length", values]}
-        if task == "question-answering":
-            nodes += [
-                helper.make_node("Split", ["pairs"], ["start", "end"], axis=-1),
-                helper.make_node("Squeeze", ["start", "last"], ["start_logits"]),
-                helper.make_node("Squeeze", ["end", "last"], ["end_logits"]),
-            ]
-            outputs = {"start_logits": ["rows", "length"], "end_logits": ["rows", "length"]}
-        if task == "feature-extraction":
-            layers = ["token", "hidden", "unpadded", last]
-            nodes += [
-                helper.make_node("Mul", ["hidden", "mask3"], ["unpadded"]),
-                helper.make_node("Concat", layers, ["last_four_hidden_states"], axis=-1),
-            ]
-            outputs = {last: ["rows", "length", HIDDEN], "last_four_hidden_states": ["rows", "length", 4 * HIDDEN]}
+        per_token, outputs = per_token_nodes(task, values)
+        nodes += per_token
     tensors = [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()]
     tensors += [numpy_helper.from_array(np.array(value), name) for name, value in shapes.items()]
     infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()]
     made = helper.make_graph(nodes, "tiny", inputs, infos, tensors)
     return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def per_token_nodes(task: str, values: int) -> tuple[list[onnx.NodeProto], dict[str, list[str | int]]]:
+    """Returns the last nodes of a graph that has values for each token or mask, and the shapes of its outputs."""
+    nodes = [helper.make_node("Unsqueeze", ["mean", "axis"], ["mean3"]), helper.make_node("Add", ["token", "mean3"], ["hidden"])]
+    source = "hidden"
+    if task == "fill-mask":
+        nodes += [
+            helper.make_node("Reshape", ["hidden", "flat"], ["rows"]),
+            helper.make_node("Gather", ["rows", "mask_index"], ["picked"]),
+        ]
+        source = "picked"
+    last = {"question-answering": "pairs", "feature-extraction": "last_hidden_state"}.get(task, "logits")
+    nodes += [helper.make_node("MatMul", [source, "dense"], ["product"]), helper.make_node("Add", ["product", "bias"], [last])]
+    if task == "question-answering":
+        nodes += [
+            helper.make_node("Split", ["pairs"], ["start", "end"], axis=-1),
+            helper.make_node("Squeeze", ["start", "last"], ["start_logits"]),
+            helper.make_node("Squeeze", ["end", "last"], ["end_logits"]),
+        ]
+        return nodes, {"start_logits": ["rows", "length"], "end_logits": ["rows", "length"]}
+    if task == "feature-extraction":
+        layers = ["token", "hidden", "unpadded", last]
+        nodes += [
+            helper.make_node("Mul", ["hidden", "mask3"], ["unpadded"]),
+            helper.make_node("Concat", layers, ["last_four_hidden_states"], axis=-1),
+        ]
+        return nodes, {last: ["rows", "length", HIDDEN], "last_four_hidden_states": ["rows", "length", 4 * HIDDEN]}
+    return nodes, {"logits": ["masks", values] if task == "fill-mask" else ["rows", "length", values]}
 
 
 def give_attention(model: onnx.ModelProto, heads: tuple[int, ...], *, seed: int = 0) -> None:
@@ -144,6 +151,53 @@ EXAMPLES = {
 }
 
 
+def tokenizer_fields(file: Path, task: str, max_length: int) -> dict[str, Any]:
+    """Returns the tokenizer of a manifest."""
+    cls, sep = {"special": "[CLS]", "id": 2, "type_id": 0}, {"special": "[SEP]", "id": 3, "type_id": 0}
+    a, b = {"text": "a", "type_id": 0}, {"text": "b", "type_id": 1}
+    return {
+        "sha256": digest(file),
+        "max_length": max_length,
+        "pad_id": 0,
+        "padding_side": "right",
+        "single": [cls, a, sep],
+        "pair": [cls, a, sep, b, {**sep, "type_id": 1}],
+        "cls_index": 0,
+        "subword_prefix": "##",
+        "mask": {"token": "[MASK]", "id": 4} if task == "fill-mask" else None,
+    }
+
+
+def graph_fields(file: Path, task: str, *, with_attention: bool, batch_invariant: bool) -> dict[str, Any]:
+    """Returns the graph of a manifest."""
+    return {
+        "file": file.name,
+        "sha256": digest(file),
+        "provider": "cpu",
+        "precision": "fp32",
+        "form": "tiny",
+        "default": True,
+        "batch_invariant": batch_invariant,
+        "inputs": [
+            {"name": "input_ids", "fill": "token_ids"},
+            {"name": "attention_mask", "fill": "attention_mask"},
+            {"name": "token_type_ids", "fill": "type_ids"},
+            *([{"name": "mask_index", "fill": "mask_index"}] if task == "fill-mask" else []),
+            *([{"name": "attention_index", "fill": "attention_index"}] if with_attention else []),
+        ],
+        "outputs": [*OUTPUTS[task], *([{"name": "attentions", "kind": "per_map"}] if with_attention else [])],
+        "evidence": {
+            "samples": 0,
+            "worst_abs_error": 0.0,
+            "label_agreement": 1.0,
+            "worst_row_error": 0.0,
+            "nodes": 10,
+            "fusions": {},
+            "quantized": {},
+        },
+    }
+
+
 def bundle(
     folder: Path, name: str = "tiny", *, task: str = "text-classification", max_length: int = 32, seed: int = 0, **changes: Any
 ) -> Path:
@@ -170,17 +224,6 @@ def bundle(
     if attention:
         give_attention(model, attention, seed=seed)
     onnx.save(model, str(file))
-    evidence = {
-        "samples": 0,
-        "worst_abs_error": 0.0,
-        "label_agreement": 1.0,
-        "worst_row_error": 0.0,
-        "nodes": 10,
-        "fusions": {},
-        "quantized": {},
-    }
-    cls, sep = {"special": "[CLS]", "id": 2, "type_id": 0}, {"special": "[SEP]", "id": 3, "type_id": 0}
-    a, b = {"text": "a", "type_id": 0}, {"text": "b", "type_id": 1}
     fields: dict[str, Any] = {
         "format": "bertserve-bundle",
         "format_version": 1,
@@ -189,38 +232,9 @@ def bundle(
         "labels": labels,
         "activation": "softmax",
         "embedding": EMBEDDING if task == "feature-extraction" else None,
-        "tokenizer": {
-            "sha256": digest(path / TOKENIZER_FILE),
-            "max_length": max_length,
-            "pad_id": 0,
-            "padding_side": "right",
-            "single": [cls, a, sep],
-            "pair": [cls, a, sep, b, {**sep, "type_id": 1}],
-            "cls_index": 0,
-            "subword_prefix": "##",
-            "mask": {"token": "[MASK]", "id": 4} if task == "fill-mask" else None,
-        },
+        "tokenizer": tokenizer_fields(path / TOKENIZER_FILE, task, max_length),
         "flops": {"linear": 2.0 * HIDDEN * HIDDEN, "quadratic": 0.0},
-        "graphs": [
-            {
-                "file": file.name,
-                "sha256": digest(file),
-                "provider": "cpu",
-                "precision": "fp32",
-                "form": "tiny",
-                "default": True,
-                "batch_invariant": changes.pop("batch_invariant", True),
-                "inputs": [
-                    {"name": "input_ids", "fill": "token_ids"},
-                    {"name": "attention_mask", "fill": "attention_mask"},
-                    {"name": "token_type_ids", "fill": "type_ids"},
-                    *([{"name": "mask_index", "fill": "mask_index"}] if task == "fill-mask" else []),
-                    *([{"name": "attention_index", "fill": "attention_index"}] if attention else []),
-                ],
-                "outputs": [*OUTPUTS[task], *([{"name": "attentions", "kind": "per_map"}] if attention else [])],
-                "evidence": evidence,
-            }
-        ],
+        "graphs": [graph_fields(file, task, with_attention=bool(attention), batch_invariant=changes.pop("batch_invariant", True))],
         "example": {"request": {"inputs": EXAMPLES.get(task, "a good film")}, "result": None},
         "figures": [],
         "source": {"checkpoint": "tiny", "revision": None, "weights_sha256": "", "versions": {"bertserve": "0"}},
