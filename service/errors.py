@@ -1,4 +1,4 @@
-"""All errors of the service. This module does not use HTTP: `service/http/errors.py` maps each class to a status.
+"""All errors of the service. This module does not use HTTP: `ERROR_STATUSES` maps each class to a status.
 
     BertServeError
     ├── StartError                  the process must not start, or a command must stop
@@ -6,9 +6,9 @@
     │   ├── BundleError             a bundle is broken, incomplete or different from its manifest
     │   └── ProviderError           the requested execution provider or its package is missing
     ├── CallerError                 the request cannot be answered without a change
-        │   ├── MalformedRequestError   the body is not valid JSON for the endpoint
+    │   ├── MalformedRequestError   the body is not valid JSON for the endpoint
     │   ├── UnauthorizedError       no API key, or a wrong one
-        │   ├── ForbiddenError          the API key does not allow this
+    │   ├── ForbiddenError          the API key does not allow this
     │   ├── NotFoundError           no such model or path
     │   ├── MethodNotAllowedError   the path exists, the method does not
     │   ├── TooLargeError           body, list, text or token count over a limit
@@ -17,7 +17,7 @@
     │   ├── HeadTooLargeError       the head of the request is over its limit
     │   ├── SlowRequestError        the request came too slowly
     │   └── ClientGoneError         the caller has disconnected
-        └── ServerError                 the request was valid
+    └── ServerError                 the request was valid
         ├── RefusedError            the queue is full, or the deadline cannot be met
         ├── ExpiredError            accepted, but its deadline passed before it could start
         ├── UnavailableError        the service is stopping, or cannot answer
