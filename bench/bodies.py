@@ -19,7 +19,7 @@ from bertserve.service.errors import CallerError
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.spec import TaskSpec, inputs_body
-from bertserve.service.wire.reading import requested_task, validate_body
+from bertserve.service.wire.reading import requested_task, validate_as
 
 _MAX_BODIES = 512
 
@@ -129,7 +129,7 @@ def count_texts(value: Mapping[str, Any]) -> int:
     # derived tasks with specific keys come before tasks that accept any inputs
     for name in sorted(names, key=lambda name: TASKS[name].derivation is None):
         try:
-            return validate_body(name, value, NO_LIMITS).texts_read
+            return validate_as(TASKS[name].body, value, NO_LIMITS).texts_read
         except CallerError:
             continue
     inputs = value.get("inputs")

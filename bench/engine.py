@@ -31,7 +31,7 @@ from bertserve.service.tasks.batch import TaskModel, first_batch
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.cost import Budget
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
-from bertserve.service.wire.reading import parse_json, requested_task, validate_body
+from bertserve.service.wire.reading import parse_json, requested_task, validate_as
 
 Feed = dict[str, NDArray[Any]]
 
@@ -178,7 +178,7 @@ class OnnxLoop:
                 model = TaskModel(self._tokenizer, self.bundle.manifest, Budget())
                 encodings = [
                     encoding
-                    for request in validate_body(task, value, NO_LIMITS).requests(self.bundle.manifest)
+                    for request in validate_as(TASKS[task].body, value, NO_LIMITS).requests(self.bundle.manifest)
                     for encoding in first_batch(TASKS[task].run, request, model).encodings
                 ]
             except BertServeError as error:

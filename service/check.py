@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from bertserve.service.bundle.graph_spec import Precision
 from bertserve.service.errors import BertServeError
 from bertserve.service.serving.build import build
 from bertserve.service.settings import Settings
+from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.wire.json_text import to_plain
-from bertserve.service.wire.reading import read_body
+from bertserve.service.wire.reading import validate_as
 
 # Maximum difference of a score from the stored one; kernels differ between CPUs, those of int8 most.
 CHECK_TOLERANCE: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-2, "int8": 0.05}
@@ -30,7 +30,7 @@ async def check(settings: Settings) -> int:
         # the stored result is from the default graph, which may have another precision than the loaded one
         tolerance = max(CHECK_TOLERANCE[graph.precision] for graph in graphs if graph.default or graph.precision == model.graph.precision)
         try:
-            body = read_body(model.task, json.dumps(example.request).encode(), state.limits)
+            body = validate_as(TASKS[model.task].body, example.request, state.limits)
             prediction = await model.predict(body.requests(model.bundle.manifest), timeout_s=60)
             reason = difference(example.result, to_plain(body.answer(prediction.results)), tolerance)
         except BertServeError as error:

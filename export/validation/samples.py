@@ -22,7 +22,7 @@ from bertserve.service.tasks.body import Limits, TaskBody
 from bertserve.service.tasks.cost import Budget
 from bertserve.service.text.tokenizer import Tokenizer
 from bertserve.service.wire.json_text import to_plain
-from bertserve.service.wire.reading import read_body
+from bertserve.service.wire.reading import read_as
 
 if TYPE_CHECKING:
     from bertserve.export.calibration import Texts
@@ -110,7 +110,8 @@ def read_request(task: str, document: Mapping[str, Any]) -> TaskBody:
     Raises:
         CallerError: It is not a valid body of the task.
     """
-    return read_body(task, json.dumps(document).encode(), Limits(max_inputs=multiple_choice.MAX_CHOICES, max_chars=MAX_CHARS))
+    limits = Limits(max_inputs=multiple_choice.MAX_CHOICES, max_chars=MAX_CHARS)
+    return read_as(catalog.TASKS[task].body, json.dumps(document).encode(), limits)
 
 
 def predict(task: str, request: Any, tokenizer: Tokenizer, engine: Engine, config: ModelConfig) -> Any:

@@ -14,7 +14,7 @@ from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.spec import TaskSpec
-from bertserve.service.wire.reading import parse_json, validate_body
+from bertserve.service.wire.reading import parse_json, validate_as
 from bertserve.service.wire.unknown_fields import listed, required
 
 TEXT = "text"
@@ -148,7 +148,7 @@ class Columns:
         Raises:
             SettingsError: A field does not belong to the task, a required field has no column, or the endpoint refuses the parameters.
         """
-        self._task, self._limits, self._empty = task, limits, empty
+        self._limits, self._empty = limits, empty
         self._spec = TASKS[task]
         fields = input_fields(self._spec)
         if unknown := [name for name in named if name not in fields]:
@@ -165,7 +165,7 @@ class Columns:
     @property
     def task(self) -> str:
         """The task."""
-        return self._task
+        return self._spec.name
 
     def check(self, columns: Sequence[str], taken: Sequence[str]) -> None:
         """Checks the columns of a file.
@@ -212,7 +212,7 @@ class Columns:
                 value = self._list(column, value)
             if field.needed or value not in (None, ""):
                 given[name] = value
-        body = validate_body(self._task, self._body(given), self._limits)
+        body = validate_as(self._spec.body, self._body(given), self._limits)
         (request,) = body.requests(config)
         return request
 
@@ -230,7 +230,7 @@ class Columns:
     def _check_parameters(self) -> None:
         example = {name: value for name, value in self._spec.body.example().items() if name in required(self._spec.body)}
         try:
-            validate_body(self._task, example | self._beside, Limits(max_inputs=2**14, max_chars=2**20))
+            validate_as(self._spec.body, example | self._beside, Limits(max_inputs=2**14, max_chars=2**20))
         except BertServeError as error:
             raise SettingsError(f"--parameters does not fit /{self._spec.path}: {error.message}") from error
 

@@ -17,7 +17,7 @@ from bertserve.service.tasks.body import Limits, TaskBody
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.wire.call import Call, Incoming
 from bertserve.service.wire.clients import answer_for
-from bertserve.service.wire.reading import parse_json, read_as, requested_task, show, validate_body
+from bertserve.service.wire.reading import parse_json, read_as, requested_task, show, validate_as
 from bertserve.service.wire.unknown_fields import check_names
 
 
@@ -37,7 +37,7 @@ def read_for_model(incoming: Incoming) -> Call:
 def _call_for_model(value: Any, model: Model, incoming: Incoming) -> Call:
     task = requested_task(model.task, value)
     incoming.models.for_task(task, model.name)
-    body = validate_body(task, value, incoming.limits)
+    body = validate_as(TASKS[task].body, value, incoming.limits)
     if body.model not in (None, model.name):
         raise InvalidValueError(
             "`model` is `{given}`, but the path names `{model}`; remove one of them.", given=(body.model or "")[:64], model=model.name
@@ -73,7 +73,7 @@ def _call(task: str, model: Model, body: TaskBody, incoming: Incoming) -> Call:
 def _fitting(task: str, value: Any, limits: Limits) -> TaskBody | TooLargeError | None:
     """Returns a value as the body of a task, or the error if it is too large; None if it does not fit the task."""
     try:
-        return validate_body(task, value, limits)
+        return validate_as(TASKS[task].body, value, limits)
     except TooLargeError as error:
         return error
     except InvalidValueError:
@@ -116,5 +116,5 @@ def read_predict(incoming: Incoming) -> Call:
     check_names(value, list(PredictBody.model_fields), "the body")
     task = requested_task(model.task, value)
     incoming.models.for_task(task, model.name)
-    body = validate_body(task, {"inputs": value["instances"], "parameters": value.get("parameters") or {}}, incoming.limits)
+    body = validate_as(TASKS[task].body, {"inputs": value["instances"], "parameters": value.get("parameters") or {}}, incoming.limits)
     return Call(task, model, body, lambda answered: {"predictions": answered.results})

@@ -18,7 +18,7 @@ from bertserve.service.tasks.spec import INPUTS, TaskSpec, TensorForm, Values
 from bertserve.service.wire.call import Call, Incoming
 from bertserve.service.wire.infer_body import HEADER_LENGTH, InferOutput, Output, Tensor, read_infer_body, shown_count, write_infer_answer
 from bertserve.service.wire.json_text import to_json
-from bertserve.service.wire.reading import show, validate_body
+from bertserve.service.wire.reading import show, validate_as
 from bertserve.service.wire.tensor_forms import (
     IDS,
     JSON,
@@ -164,7 +164,7 @@ def _read_texts(asked: _Asked, incoming: Incoming) -> Call:
     incoming.models.for_task(task, model.name)
     form = form_of(task)
     texts = _texts(form, asked.tensors, incoming.limits, f"`{model.name}`, a model for {task},")
-    body = validate_body(task, _body(TASKS[task], form, texts, asked.parameters), incoming.limits)
+    body = validate_as(TASKS[task].body, _body(TASKS[task], form, texts, asked.parameters), incoming.limits)
     names = [*(field.name for field in form.outputs(manifest, body)), JSON]
     check_names(asked.outputs, names, f"the answer of {task} with these parameters")
     _check_best(asked, task, "scores" if "scores" in names else None)

@@ -19,11 +19,6 @@ from bertserve.service.wire.unknown_fields import check_keys, no_json, no_object
 B = TypeVar("B", bound=TaskBody)
 
 
-def read_body(task: str, raw: bytes, limits: Limits) -> TaskBody:
-    """Reads a request body of a task; see `read_as`."""
-    return read_as(TASKS[task].body, raw, limits)
-
-
 def read_as(kind: type[B], raw: bytes, limits: Limits) -> B:
     """Reads a request body of a class.
 
@@ -52,11 +47,6 @@ def parse_json(raw: bytes, body: type[TaskBody] | None = None, *, finite: bool =
         return parse(raw, finite=finite)
     except ValueError as error:
         raise no_json(raw, str(error), body) from error
-
-
-def validate_body(task: str, value: Any, limits: Limits) -> TaskBody:
-    """Validates the JSON value of a task's request body; see `validate_as`."""
-    return validate_as(TASKS[task].body, value, limits)
 
 
 def requested_task(task: str, value: Any) -> str:

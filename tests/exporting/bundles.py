@@ -17,7 +17,7 @@ from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.wire.json_text import to_plain
-from bertserve.service.wire.reading import read_body
+from bertserve.service.wire.reading import read_as
 from task_runs import begin, decode, encode
 
 FAST = ("--precision", "fp32")
@@ -74,7 +74,7 @@ class Served:
     def answer(self, body: dict[str, Any], task: str | None = None) -> Any:
         """Returns the answer to a request body; its inputs share one padded batch."""
         task = task or self.manifest.task
-        read = read_body(task, json.dumps(body).encode(), Limits(max_inputs=64, max_chars=100_000))
+        read = read_as(TASKS[task].body, json.dumps(body).encode(), Limits(max_inputs=64, max_chars=100_000))
         begun = [begin(TASKS[task], request, self.tokenizer, self.manifest) for request in read.requests(self.manifest)]
         rows = iter(self.engine.run([encoding for item in begun for encoding in item.batch.encodings]))
         return to_plain(read.answer([item.finish([next(rows) for _ in item.batch.encodings]) for item in begun]))

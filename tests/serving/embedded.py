@@ -14,8 +14,9 @@ from bertserve.service.backend.onnx_engine import OnnxEngine, Row
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.tasks.body import Limits
+from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
-from bertserve.service.wire.reading import read_body
+from bertserve.service.wire.reading import read_as
 
 ROOT = Path(__file__).parents[2]
 LIMITS = Limits(max_inputs=512, max_chars=200_000)
@@ -45,4 +46,4 @@ def load(name: str) -> Embedded:
 
 def read(task: str, request: dict[str, Any]) -> Any:
     """Returns the body of a request, read from JSON as the service reads it."""
-    return read_body(task, json.dumps(request).encode(), LIMITS)
+    return read_as(TASKS[task].body, json.dumps(request).encode(), LIMITS)

@@ -16,8 +16,9 @@ from bertserve.service.serving.work import Prediction
 from bertserve.service.settings import Settings
 from bertserve.service.tasks import fill_mask
 from bertserve.service.tasks.body import Limits
+from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.wire.call import Call, Content
-from bertserve.service.wire.reading import validate_body
+from bertserve.service.wire.reading import validate_as
 
 NER, ANSWER, FILL = "/ner", "/answer", "/fill-mask"
 QUESTION = {"question": "good?", "context": "a great film and a dull book"}
@@ -218,7 +219,7 @@ def test_headers_have_printable_ascii_only(models: Path) -> None:
     """A piece of a vocabulary with a newline, or a letter of no Latin alphabet, does not end a header's line or break it."""
     prediction = Prediction([[]], [], ["targets; the first pieces were used: \n\r\x00\x7f, é, 日, \U0001f600, a\\b"], warned=[0])
     model = build(Settings(models=models)).registry.models["tiny"]
-    body = validate_body("text-classification", {"inputs": "good"}, Limits(1, 9))
+    body = validate_as(TASKS["text-classification"].body, {"inputs": "good"}, Limits(1, 9))
     headers = _headers(Call("text-classification", model, body, lambda _: []), Content(b"[]", "application/json", {}), prediction)
 
     assert r"targets; the first pieces were used: \n\r\x00\x7f, \xe9, \u65e5, \U0001f600, a\\b" == dict(headers)[b"x-hf-warning"].decode()

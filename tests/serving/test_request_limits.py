@@ -32,7 +32,7 @@ from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.cost import Budget
 from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
-from bertserve.service.wire.reading import read_body
+from bertserve.service.wire.reading import read_as
 from fakes import FakeEngine
 from task_runs import begin
 
@@ -70,7 +70,7 @@ def test_targets_are_tokenized_once_for_all_texts(models_of_all: dict[str, Model
     tokenize = Tokenizer.tokenize
     monkeypatch.setattr(Tokenizer, "tokenize", lambda self, texts: asked.append(len(texts)) or tokenize(self, texts))
     body = b'{"inputs": [%s], "parameters": {"targets": ["good", "zq", "xq"]}}' % b", ".join([b'"a [MASK] film"'] * 64)
-    begun(models_of_all["fill-mask"], read_body("fill-mask", body, LIMITS).requests(), TASKS["fill-mask"])
+    begun(models_of_all["fill-mask"], read_as(TASKS["fill-mask"].body, body, LIMITS).requests(), TASKS["fill-mask"])
 
     assert sorted([*[1] * 64, 2]) == sorted(asked)
 
