@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import PydanticBaseSettingsSource
 
-from bertserve.service.errors import SettingsError, expectation, nearest
+from bertserve.service.errors import SettingsError, did_you_mean, expectation
 
 SETTING = "config"  # the setting that names the file; the file itself cannot name another
 
@@ -71,8 +71,7 @@ class ConfigFile(PydanticBaseSettingsSource):
         if name not in self._known:
             if (new := RENAMED.get(name.replace("-", "_"))) is not None:
                 raise SettingsError(f"`{path}`: unknown setting `{name}`; it is called `{new}` now.")
-            near = nearest(name.replace("-", "_"), self._known)
-            hint = f"did you mean `{near}`?" if near else "see `bert-serve serve --help`, with `_` for `-`."
+            hint = did_you_mean(name.replace("-", "_"), self._known, "see `bert-serve serve --help`, with `_` for `-`.")
             raise SettingsError(f"`{path}`: unknown setting `{name}`; {hint}")
         field = self._known[name]
         try:

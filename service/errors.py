@@ -57,6 +57,12 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name[:SHOWN_CHARS], list(known), n=1)), None)
 
 
+def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", *, name_format: str = "`{}`") -> str:
+    """Returns a question with the known name that is most similar to a wrong one, or `otherwise` if none is similar."""
+    near = nearest(name, known)
+    return f"did you mean {name_format.format(near)}?" if near else otherwise
+
+
 # The requirement for a value, by the type of pydantic's error.
 _EXPECTED = {
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),

@@ -8,7 +8,7 @@ import re
 import sys
 from typing import Any, NoReturn
 
-from bertserve.service.errors import nearest
+from bertserve.service.errors import did_you_mean
 
 # Old names of flags and commands -> new names; an old name is refused with a message that has the new one.
 _RENAMED_FLAGS = {"--figures": "--metrics-file", "--min-figure": "--min-metric", "--mix": "--workload", "--lanes": "--threads"}
@@ -35,16 +35,15 @@ class FlagParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Ends with exit code 2 and one line on stderr."""
         if (wrong := _WRONG_COMMAND.search(message)) is not None:
-            near = nearest(wrong[1], wrong[2].replace("'", "").split(", "))
             if (new := _RENAMED_COMMANDS.get(wrong[1])) is not None:
                 message = f"unknown command `{wrong[1]}`; it is called {new} now."
             else:
-                message = f"unknown command `{wrong[1]}`; " + (f"did you mean {near}?" if near else "see --help.")
+                known = wrong[2].replace("'", "").split(", ")
+                message = f"unknown command `{wrong[1]}`; " + did_you_mean(wrong[1], known, "see --help.", name_format="{}")
         self.exit(2, f"{self.prog}: error: {message}\n")
 
     def _unknown(self, argument: str) -> str:
         flag = argument.partition("=")[0]
         if (new := _RENAMED_FLAGS.get(flag)) in self._option_string_actions:
             return f"unknown argument `{flag}`; it is called {new} now."
-        near = nearest(flag, self._option_string_actions)
-        return f"unknown argument `{argument}`; " + (f"did you mean {near}?" if near else "see --help.")
+        return f"unknown argument `{argument}`; " + did_you_mean(flag, self._option_string_actions, "see --help.", name_format="{}")

@@ -23,7 +23,7 @@ from pydantic_settings import (
 from pydantic_settings import SettingsError as CommandLineError
 
 from bertserve.service.config_file import RENAMED, ConfigFile
-from bertserve.service.errors import SettingsError, expectation, nearest
+from bertserve.service.errors import SettingsError, did_you_mean, expectation
 from bertserve.service.providers import ProviderChoice
 
 PREFIX = "BERT_SERVE_"
@@ -397,8 +397,8 @@ def _wrong_usage(message: str, command: type[BaseSettings], args: Sequence[str])
     if choice is not None and args[0].startswith("--"):  # a value was taken for the command
         message, choice = f"unrecognized arguments: {args[0]}", None
     if choice is not None:
-        near = nearest(choice[1], choice[2].replace("'", "").split(", "))
-        return SettingsError(f"unknown command `{choice[1]}`; " + (f"did you mean `{near}`?" if near else "see --help."))
+        known = choice[2].replace("'", "").split(", ")
+        return SettingsError(f"unknown command `{choice[1]}`; " + did_you_mean(choice[1], known, "see --help."))
     argument = message.removeprefix("unrecognized arguments: ").split(maxsplit=1)[0]
     if message.startswith(argument):
         return SettingsError(f"{message}.")
@@ -426,12 +426,11 @@ def _unknown_argument(argument: str, taken: type[BaseSettings], name: str | None
     if (new := RENAMED.get(flag.removeprefix(f"--{negated}").replace("-", "_"))) is not None:
         return SettingsError(f"unknown setting `{flag}`; it is called --{negated}{new.replace('_', '-')} now.")
     known = [f"{prefix}{field.replace('_', '-')}" for field in taken.model_fields if field not in positional for prefix in ("--", "--no-")]
-    near = nearest(flag, known)
     if flag[2:].replace("-", "_") in Settings.model_fields:
         if name is None:
             return SettingsError(f"give a command before {flag}, such as `bert-serve serve {flag} ...`.")
         return SettingsError(f"{flag} is a flag of `bert-serve serve` and has no effect here; remove it.")
-    return SettingsError(f"unknown argument `{argument}`; " + (f"did you mean {near}?" if near else "see --help."))
+    return SettingsError(f"unknown argument `{argument}`; " + did_you_mean(flag, known, "see --help.", name_format="{}"))
 
 
 def check_environment() -> None:
@@ -458,10 +457,8 @@ def _refuse_unknown_variables() -> None:
         if name.startswith(PREFIX) and (setting := name.removeprefix(PREFIX)) not in known:
             if (new := RENAMED.get(setting.lower())) is not None:
                 raise SettingsError(f"unknown setting {name}; it is called {PREFIX}{new.upper()} now.")
-            near = nearest(setting, known)
-            raise SettingsError(
-                f"unknown environment variable {name}" + (f"; did you mean {PREFIX}{near}?" if near else "; see `bert-serve serve --help`.")
-            )
+            hint = did_you_mean(setting, known, "see `bert-serve serve --help`.", name_format=PREFIX + "{}")
+            raise SettingsError(f"unknown environment variable {name}; {hint}")
 
 
 def _flag(name: str) -> str:

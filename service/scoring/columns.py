@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, nearest
+from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, did_you_mean
 from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
@@ -179,10 +179,9 @@ class Columns:
         """
         for field, column in self.by_field.items():
             if column not in columns and (not self._optional or self._fields[field].needed):
-                near = nearest(column, columns)
-                hint = f"did you mean `{near}`? " if near else ""
+                hint = did_you_mean(column, columns)
                 raise SettingsError(
-                    f"the input has no column `{column}`; {hint}{'It' if hint else 'it'} has {listed(columns[:20])}; choose one with --{_flag(field)}."
+                    f"the input has no column `{column}`; {hint + ' It' if hint else 'it'} has {listed(columns[:20])}; choose one with --{_flag(field)}."
                 )
         self._check_taken(columns, taken, SettingsError)
 

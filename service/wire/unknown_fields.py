@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bertserve.service.errors import SHOWN_CHARS, InvalidValueError, MalformedRequestError, nearest
+from bertserve.service.errors import SHOWN_CHARS, InvalidValueError, MalformedRequestError, did_you_mean
 from bertserve.service.tasks.body import TaskBody
 
 # Keys that clients of other services send next to `inputs`, with the values that change nothing here. None means any value.
@@ -76,9 +76,8 @@ def unknown_name(name: str, holder: str, known: Sequence[str]) -> InvalidValueEr
         holder: The object that does not have it, for the message.
         known: The names that it has.
     """
-    near = nearest(name.lower(), known)
-    hint = f"did you mean `{near}`? " if near else ""
-    remedy = f"{hint}{'Known' if hint else 'known'} names are {listed(known)}" if known else "leave it out"
+    hint = did_you_mean(name.lower(), known)
+    remedy = f"{hint + ' Known' if hint else 'known'} names are {listed(known)}" if known else "leave it out"
     return InvalidValueError("{holder} has no `{name}`; {remedy}.", holder=holder, name=name[:SHOWN_CHARS], remedy=remedy)
 
 
@@ -105,10 +104,8 @@ def _unknown(name: str, body: type[TaskBody]) -> InvalidValueError:
     parameters = list(body.parameters_type.model_fields)
     if name in parameters:
         return InvalidValueError("unknown field `{field}` next to {known}; put it into `parameters`.", field=name, known=texts)
-    near = nearest(name.lower(), known)
-    within = None if near else nearest(name.lower(), parameters)
-    hint = f"did you mean `{near}`? " if near else f"did you mean `{within}` in `parameters`? " if within else ""
-    remedy = f"{hint}{'Known' if hint else 'known'} fields are {listed(known)}"
+    hint = did_you_mean(name.lower(), known) or did_you_mean(name.lower(), parameters, name_format="`{}` in `parameters`")
+    remedy = f"{hint + ' Known' if hint else 'known'} fields are {listed(known)}"
     return InvalidValueError("unknown field `{name}`; {remedy}.", name=name[:SHOWN_CHARS], remedy=remedy)
 
 

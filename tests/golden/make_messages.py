@@ -63,7 +63,7 @@ def _takes_message(call: ast.Call) -> bool:
     if isinstance(call.func, ast.Attribute):
         return call.func.attr in LOG_CALLS or call.func.attr.endswith("Error")
     if isinstance(call.func, ast.Name):
-        return call.func.id.endswith(("Error", "Check")) or (
+        return call.func.id.endswith(("Error", "Check", "did_you_mean")) or (
             call.func.id == "print" and any(keyword.arg == "file" for keyword in call.keywords)
         )
     return False
