@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, did_you_mean
-from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.spec import TaskSpec
@@ -114,22 +113,6 @@ def read_parameters(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise SettingsError("--parameters must be a JSON object, such as '{\"top_k\": 1}'.")
     return value
-
-
-def has_one_label(task: str, parameters: Mapping[str, Any], config: ModelConfig) -> bool:
-    """Returns whether the best label with its score is a sufficient answer for most readers.
-
-    Args:
-        task: The task.
-        parameters: The parameters.
-        config: The model's labels and activation.
-    """
-    if task == "zero-shot-classification":
-        return not parameters.get("multi_label")
-    if task != "text-classification" or parameters.get("explain") or parameters.get("top_k") not in (None, 1):
-        return False
-    # with independent labels, any number of them may be right
-    return len(config.labels) == 1 or (parameters.get("function_to_apply") or config.activation) != "sigmoid"
 
 
 class Columns:

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from bertserve.service.errors import BertServeError, CallerError, RefusedError, UnavailableError
-from bertserve.service.scoring.columns import Columns, Empty, has_one_label, read_parameters, task_for
+from bertserve.service.scoring.columns import Columns, Empty, read_parameters, task_for
 from bertserve.service.scoring.row import Answer, Row
 from bertserve.service.scoring.text_lines import DELIMITERS
 from bertserve.service.serving.build import build
 from bertserve.service.serving.model import Model
 from bertserve.service.serving.work import Prediction
 from bertserve.service.settings import Settings
+from bertserve.service.tasks.catalog import TASKS
 
 # Maximum rows and characters of a chunk: enough for the batches of a GPU; on a CPU it takes one or two seconds.
 CHUNK_ROWS, CHUNK_CHARS = 256, 2**15
@@ -209,9 +210,8 @@ class LoadedModel:
         task = task_for(self.model.tasks, order.task, self.parameters, order.columns)
         self.columns = Columns(task, order.columns, self.parameters, self.state.limits, order.empty)
         prediction, warnings = order.names
-        flat = (
-            order.output_format in DELIMITERS and not order.json_cells and has_one_label(task, self.parameters, self.model.bundle.manifest)
-        )
+        has_one_label = TASKS[task].has_one_label(self.parameters, self.model.bundle.manifest)
+        flat = order.output_format in DELIMITERS and not order.json_cells and has_one_label
         self.names = (f"{prediction}_label", f"{prediction}_score", warnings) if flat else order.names
         threads, most = self.state.worker["threads"], settings.max_batch_tokens
         self.scorer = Scorer(self.model, self.columns, threads=threads, max_batch_tokens=most, taken=self.names)

@@ -6,7 +6,7 @@ error, or scored window by window on request.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 from bertserve.service.bundle.manifest import Manifest, Side
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import occlusion
-from bertserve.service.tasks.batch import EMPTY, Batch, ReadSpan, TaskModel, TaskRun, spans_read
+from bertserve.service.tasks.batch import EMPTY, Batch, ModelConfig, ReadSpan, TaskModel, TaskRun, spans_read
 from bertserve.service.tasks.body import LIST, PAIR, STOP, TEXT, Closed, Stride, TaskBody, TaskParameters, body_config, lower, one_of
 from bertserve.service.tasks.cost import NOTHING, SCORE_BYTES, Cost, longest_label
 from bertserve.service.tasks.decoding import Floats, Row, activate, best_first
@@ -292,6 +292,13 @@ class ClassifyBody(TaskBody):
         return Request(item, None, parameters) if isinstance(item, str) else Request(item.text, item.text_pair, parameters)
 
 
+def _has_one_label(parameters: Mapping[str, Any], config: ModelConfig) -> bool:
+    if parameters.get("explain") or parameters.get("top_k") not in (None, 1):
+        return False
+    # with independent labels, any number of them may be right
+    return len(config.labels) == 1 or (parameters.get("function_to_apply") or config.activation) != "sigmoid"
+
+
 def require_labels(manifest: Manifest) -> str | None:
     """Returns the fields that a classification manifest lacks, or None."""
     return None if manifest.labels else f"`labels` must not be empty for {manifest.task}"
@@ -349,4 +356,5 @@ SPEC = TaskSpec(
     widths=logit_widths,
     form=_FORM,
     tensors=labeled_form(lambda body, manifest: manifest.labels, INPUTS, TensorField("text_pair", optional=True)),
+    has_one_label=_has_one_label,
 )

@@ -55,6 +55,10 @@ def _no_widths(manifest: Manifest) -> Mapping[str, int]:
     return {}
 
 
+def _never(parameters: Mapping[str, Any], config: ModelConfig) -> bool:
+    return False
+
+
 def inputs_body(inputs: Sequence[Any]) -> dict[str, Any]:
     """Returns a body with only inputs; a single input is sent without a list."""
     return {"inputs": inputs[0] if len(inputs) == 1 else list(inputs)}
@@ -269,6 +273,7 @@ class TaskSpec:
         widths: Returns the number of values of the graph's outputs per text, token or mask, by name; models are checked against it.
         form: Its form on the playground; None for no tab.
         tensors: Its tensors; None if the Open Inference Protocol does not support it.
+        has_one_label: Returns whether the best label with its score is a sufficient answer for most readers, given `parameters` as JSON.
         load_body: Returns the body of a load test for one or more inputs.
         load_workload: The built-in workload of `bert-bench` with suitable inputs.
     """
@@ -285,5 +290,6 @@ class TaskSpec:
     widths: Callable[[Manifest], Mapping[str, int]] = _no_widths
     form: Form | None = None
     tensors: TensorForm | None = None
+    has_one_label: Callable[[Mapping[str, Any], ModelConfig], bool] = _never
     load_body: Callable[[Sequence[Any]], dict[str, Any]] = inputs_body
     load_workload: str = "short"

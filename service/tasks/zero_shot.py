@@ -213,5 +213,6 @@ SPEC = TaskSpec(
     ),
     tensors=labeled_form(lambda body, manifest: body.parameters.candidate_labels, INPUTS),
     derivation=Derivation(base=classify.TASK, compatible=compatible, needs=NEEDS, discriminator=("parameters", "candidate_labels")),
+    has_one_label=lambda parameters, config: not parameters.get("multi_label"),
     load_body=_load_body,
 )
