@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bertserve.service.wire import json_text
-from bertserve.service.wire.json_text import to_json, to_long_json, written
+from bertserve.service.wire.json_text import fragment, to_json, to_long_json
 
 ENTITY = {"entity_group": "PER", "score": 0.5, "word": "Ada\u00e9\n", "start": 0, "end": 3}
 VECTORS = np.linspace(-1, 1, 512 * 384, dtype=np.float32).reshape(512, 384)
@@ -26,7 +26,7 @@ VALUES: dict[str, Any] = {
     "one long vector": [VECTORS.reshape(-1)],
     "vectors within objects": {"object": "list", "data": [{"index": i, "embedding": row} for i, row in enumerate(VECTORS)]},
     "numbers": {"outputs": [{"name": "scores", "data": VECTORS.reshape(-1).tolist()}]},
-    "documents": [{"index": 0, "document": written({"text": "a" * 1000})}] * 100,
+    "documents": [{"index": 0, "document": fragment(to_json({"text": "a" * 1000}))}] * 100,
     "long texts": [{"text": "\u4e2d" * 50_000}] * 30,
 }
 
