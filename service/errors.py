@@ -58,7 +58,14 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", *, name_format: str = "`{}`") -> str:
-    """Returns a question with the known name that is most similar to a wrong one, or `otherwise` if none is similar."""
+    """Returns a question with the known name that is most similar to a wrong one.
+
+    Args:
+        name: The wrong name.
+        known: The known names.
+        otherwise: What is returned if none of them is similar.
+        name_format: How the question writes the name.
+    """
     near = nearest(name, known)
     return f"did you mean {name_format.format(near)}?" if near else otherwise
 

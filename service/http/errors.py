@@ -22,7 +22,7 @@ from bertserve.service.errors import INTERNAL, BertServeError, classify
 _OPENAI = "/v1/"  # paths below it are OpenAI's, and their clients expect errors of that shape
 _PREDICT = ":predict"  # paths with it are KServe's
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-_INVALID, _INVALID_IN_OPENAI = 422, 400  # statuses of a BadRequestError
+_INVALID, _INVALID_IN_OPENAI = 422, 400  # statuses of an InvalidValueError
 _SERVER_ERROR = 500
 # scope keys that the protocol and the application share
 REFUSAL = "bertserve.refusal"  # the error that the protocol has sent because the body is incomplete

@@ -265,7 +265,7 @@ class LineAnswerer:
             state: The models, metrics and limits.
             route: The stream's route.
             incoming: Turns a line into a request; can raise NotFoundError.
-            scope: The stream's scope.
+            scope: The stream's scope, as RequestMiddleware has completed it.
             turns: Reads long lines.
             timeout_s: Seconds until a line must have started, counted from its reading, or from the time when earlier lines left capacity.
         """

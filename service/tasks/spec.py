@@ -274,6 +274,7 @@ class TaskSpec:
         form: Its form on the playground; None for no tab.
         tensors: Its tensors; None if the Open Inference Protocol does not support it.
         has_one_label: Returns whether the best label with its score is a sufficient answer for most readers, given `parameters` as JSON.
+            If so, a result is a list of objects with `label` and `score`, the best first.
         load_body: Returns the body of a load test for one or more inputs.
         load_workload: The built-in workload of `bert-bench` with suitable inputs.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, Tag
@@ -39,9 +38,10 @@ class DocumentsBody(ForeignBody, rerank.QueryBody):
     counted: ClassVar[str] = "`documents` has {} items"
     subject: ClassVar[str] = "documents"
 
-    documents: Annotated[list[_Document], STOP, Field(description="Texts, or objects with a `text`; other keys are ignored.")]
+    documents: Annotated[list[_Document], STOP, Field(description="Texts, or objects with a `text`; other keys are only returned.")]
     top_n: Annotated[int | None, Field(ge=1, description="Number of results to return; by default all.")] = None
     return_documents: Annotated[bool | None, Field(description="Include each document in the answer.")] = None
+    _returned: list[bytes] | None = None
 
     @property
     def ranked(self) -> tuple[str, ...]:
@@ -50,16 +50,18 @@ class DocumentsBody(ForeignBody, rerank.QueryBody):
 
     def requests(self, config: ModelConfig | None = None) -> list[Any]:
         """Returns the only request."""
-        return [rerank.Request(self.query, self.ranked, returned_bytes=sum(map(len, self.returned)))]
+        return [rerank.Request(self.query, self.ranked, returned_bytes=sum(map(len, self.returned())))]
 
-    @cached_property
     def returned(self) -> list[bytes]:
-        """The documents as JSON, if the answer includes them; values that cannot be written fail here, before the run.
+        """Returns the documents as JSON, if the answer includes them; values that cannot be written fail here, before the run.
 
         Raises:
             InvalidValueError: A document has a number that JSON parsers of other programs cannot read.
         """
-        return [self._to_json(index) for index in range(len(self.documents))] if self.return_documents else []
+        # not a cached_property, whose lock would make the event loop wait for the body of another thread
+        if self._returned is None:
+            self._returned = [self._to_json(index) for index in range(len(self.documents))] if self.return_documents else []
+        return self._returned
 
     def _to_json(self, index: int) -> bytes:
         document = self.documents[index]
@@ -95,7 +97,7 @@ def read_rerank(incoming: Incoming) -> Call:
     """Reads a body of `/v1/rerank` and `/v2/rerank`."""
     body = read_as(DocumentsBody, incoming.raw, incoming.limits)
     model = incoming.models.for_task(rerank.TASK, body.model)
-    returned = body.returned
+    returned = body.returned()
 
     def answer(answered: Prediction) -> dict[str, Any]:
         (ranked,) = answered.results

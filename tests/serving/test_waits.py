@@ -182,14 +182,17 @@ def test_who_comes_again_after_retry_after_is_admitted(key: str | None, max_queu
     assert refused_again[1.1] <= 3
 
 
+@pytest.mark.parametrize("threads", [1, 2, pytest.param(4, marks=pytest.mark.full_grid)])
 @pytest.mark.parametrize("key", [None, "model"])
-def test_reservations_halve_the_error_of_the_predicted_wait(key: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reservations_halve_the_error_of_the_predicted_wait(threads: int, key: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without them, all windows of a document that waits would count as work before a request that arrives later."""
-    with_reservations, without = Simulation(2, key), Simulation(2, key)
+    with_reservations, without = Simulation(threads, key), Simulation(threads, key)
     with_reservations.overload(60.0, with_documents)
     monkeypatch.setattr(Reservations, "seconds_after", lambda self, now: 0.0)
     without.overload(60.0, with_documents)
 
-    print(f"mean error {with_reservations.error_s():.2f} s, without reservations {without.error_s():.2f} s")
+    for name, simulation in (("with", with_reservations), ("without", without)):
+        within, refused = simulation.share(within_twice), len(simulation.refusals)
+        print(f"{threads} threads, {key}, {name}: error {simulation.error_s():.2f} s, {within:.1%} within twice, {refused} refused")
     assert with_reservations.error_s() < without.error_s() / 2
     assert len(with_reservations.refusals) < len(without.refusals)
