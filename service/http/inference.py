@@ -102,7 +102,7 @@ class Inference:
         held = Reservation(self._state.held_bytes)
         try:
             data, headers = await self._respond(scope, receive, route, held)
-            if held.size:  # the body is no longer needed, and a slow client reads its answer for a long time
+            if held.size:  # the client may read its answer slowly, and only the answer is still needed
                 held.replace(len(data))
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send_body(send, data)

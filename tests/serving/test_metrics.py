@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -248,10 +249,12 @@ def test_the_loop_is_measured_from_its_start(models: Path) -> None:
         await asyncio.sleep(1.2 * INTERVAL_S)
         service.utilization.stop()
 
+    start = time.monotonic()
     asyncio.run(run())
+    intervals = (time.monotonic() - start) / INTERVAL_S
     found = {family.name: family for family in text_string_to_metric_families(service.metrics.page().decode())}
     assert value(found, "event_loop_cpu_seconds_total") > 0
-    assert value(found, "event_loop_lag_seconds_count") >= 1
+    assert 1 <= value(found, "event_loop_lag_seconds_count") <= intervals  # that is one, unless the machine stood still
 
 
 @pytest.mark.parametrize("gone", [False, True])

@@ -74,9 +74,10 @@ def test_one_heavy_client_among_others(tmp_path: Path, serve: Callable[..., Any]
 def _show_figures(name: str, rate: float, alone: list[LoadResult], among: list[LoadResult]) -> None:
     waits = [[record.ended - record.intended for load in loads for record in measured(load)] for loads in (alone, among)]
     (usual, most), (raised, raised_most) = ([percentile(times, share) * 1000 for share in (0.5, 0.99)] for times in waits)
+    ratio = raised_most / max(most, 0.1)
     show(
         f"{rate:.0f} others a second beside {name}, bar p99 3x",
-        f"p99 {most:.1f} ms alone, {raised_most:.1f} ms beside: {raised_most / max(most, 0.1):.1f}x; p50 {usual:.1f} and {raised:.1f} ms",
+        f"p99 {most:.1f} ms alone, {raised_most:.1f} ms beside: {ratio:.1f}x; p50 {usual:.1f} and {raised:.1f} ms",
     )
 
 
