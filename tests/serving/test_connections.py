@@ -160,7 +160,6 @@ def test_a_body_may_take_longer_at_its_rate(models: Path, serve: Callable[..., A
         assert until_closed(connection).startswith(b"HTTP/1.1 %d " % status)
 
 
-@pytest.mark.full_grid
 def test_a_client_that_takes_no_answer_is_cut_off(service: Served) -> None:
     before = closed(service, "send_timeout")
     with connected(service) as connection:

@@ -80,12 +80,14 @@ class Configuration:
         name: Its name in the table.
         workers: Processes.
         keys: Whether callers need an API key.
+        max_concurrent_per_key: Limit of a key's open requests per worker; None for no limit.
         tls: Whether it speaks TLS.
     """
 
     name: str
     workers: int = 1
     keys: bool = False
+    max_concurrent_per_key: int | None = None
     tls: bool = False
 
     def flags(self, folder: Path) -> list[str]:
@@ -100,7 +102,9 @@ class Configuration:
         if self.workers > 1:
             flags += ["--workers", str(self.workers), "--threads", str(self.workers)]
         if self.keys:
-            flags += ["--api-key-file", str(_written(folder / "keys", "attacker", "caller")), "--max-concurrent-per-key", "8"]
+            flags += ["--api-key-file", str(_written(folder / "keys", "attacker", "caller"))]
+        if self.max_concurrent_per_key is not None:
+            flags += ["--max-concurrent-per-key", str(self.max_concurrent_per_key)]
         if self.tls:
             authority = trustme.CA()
             issued = authority.issue_cert("localhost", "127.0.0.1")

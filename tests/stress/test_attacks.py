@@ -1,7 +1,8 @@
 """Attacks on a service, each measured from outside: it does not stand still, its memory is bounded, no worker dies, others are answered.
 
 `make test` runs those of `EVERY_RUN` for a quarter of a second, and those on fields together for each path; `make test-all` runs the
-others too. `make stress` runs all of them for seconds, alone and ten at once, with keys, over TLS and with two workers.
+others too. `make stress` runs all of them for seconds, alone and ten at once, on one worker without keys or TLS, and on two workers with
+both. What attacks the protocol also meets each of these three alone.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from measure import AttackedService, Configuration, Outcome, show_table
 pytestmark = pytest.mark.serial
 
 PLAIN = Configuration("plain")
-KEYS = Configuration("keys", keys=True)
+KEYS = Configuration("keys", keys=True, max_concurrent_per_key=8)
 TLS = Configuration("tls", tls=True)
 WORKERS = Configuration("workers", workers=2)
+ALL = Configuration("all", workers=2, keys=True, tls=True)
 ON_PROTOCOL = [attack for attack in ATTACKS if attack.kind == "protocol"]
 BODIES = [attack for attack in ATTACKS if attack.kind == "body"]
 # what once stopped the service or filled its memory, and the costliest of each kind
@@ -67,9 +69,11 @@ def _cases() -> list[tuple[Configuration, int, Attack]]:
         handshakes = [attack for attack in ON_PROTOCOL if "TLS" in attack.name or attack.name == "handshakes"]
         return [*((PLAIN, 1, attack) for attack in attacks), *((TLS, 1, attack) for attack in handshakes)]
     return [
-        *((PLAIN, attackers, attack) for attackers in (1, 10) for attack in ATTACKS),
-        *((configuration, attackers, attack) for configuration in (KEYS, TLS) for attackers in (1, 10) for attack in ON_PROTOCOL),
-        *((WORKERS, attackers, attack) for attackers in (1, 10) for attack in (*ON_PROTOCOL, *BODIES)),
+        (configuration, attackers, attack)
+        for configurations, attacks in (((PLAIN, ALL), ATTACKS), ((KEYS, TLS, WORKERS), ON_PROTOCOL))
+        for configuration in configurations
+        for attackers in (1, 10)
+        for attack in attacks
     ]
 
 
