@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter
@@ -132,9 +133,9 @@ def _add_operations(probes: APIRouter, models: APIRouter, state: AppState) -> No
             {
                 "name": "bertserve",
                 "version": __version__,
-                "limits": _limits(state) | dict(state.info),
-                "worker": dict(state.worker),
-                "machine": dict(state.machine),
+                "limits": _limits(state) | asdict(state.totals),
+                "worker": asdict(state.worker),
+                "machine": asdict(state.machine),
                 "models": {model.name: model.task for model in state.registry.models.values()},
             }
         )
@@ -185,12 +186,12 @@ def _describe(state: AppState, model: Model) -> dict[str, Any]:
         **({} if manifest.tokenizer.mask is None else {"mask_token": manifest.tokenizer.mask.token}),
         **({} if manifest.embedding is None else {"embedding": manifest.embedding.model_dump()}),
         **({"attention_heads": list(manifest.attention_heads)} if manifest.attention_heads else {}),
-        "provider_asked": state.machine.get("provider_asked", graph.provider),
+        "provider_asked": state.machine.provider_asked,
         "graph": {
             "file": graph.file,
             "sha256": graph.identity[:12],
             "form": graph.form,
-            "threads": state.machine.get("threads_per_run", 1),
+            "threads": state.machine.threads_per_run,
             "multi_threaded_run": None
             if model.engines.multi_threaded is None
             else {"threads": model.engines.multi_threaded.threads, "min_tokens": model.engines.multi_threaded.min_tokens},

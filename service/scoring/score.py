@@ -189,7 +189,7 @@ class _Run:
         return {
             "input": stream if self._source == STREAM else identity_of(self._source),
             "model": [model.name, model.bundle.version, model.graph.file, model.graph.provider],
-            "version": [__version__, state.machine["onnxruntime"], state.machine["cpu"]],
+            "version": [__version__, state.machine.onnxruntime, state.machine.cpu],
             "task": loaded.columns.task,
             "columns": [loaded.columns.by_field, *loaded.names],
             "parameters": loaded.parameters,

@@ -46,6 +46,59 @@ MAX_LOADING = 4
 
 
 @dataclass(frozen=True, slots=True)
+class Totals:
+    """The limits of all workers together, for `/info`.
+
+    Attributes:
+        max_batch_tokens: Padded tokens of a batch.
+        max_queue_tokens: Tokens in the queues.
+        threads: Inference threads.
+    """
+
+    max_batch_tokens: int
+    max_queue_tokens: int
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerShare:
+    """A worker and its share of the limits, for `/info`.
+
+    Attributes:
+        index: Its index.
+        workers: Number of workers.
+        pid: Its process id.
+        max_queue_tokens: Tokens in its queue.
+        threads: Its inference threads.
+    """
+
+    index: int
+    workers: int
+    pid: int
+    max_queue_tokens: int
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What models run on, for `/info`.
+
+    Attributes:
+        cpu: The CPU model.
+        onnxruntime: Version of ONNX Runtime.
+        provider_asked: The execution provider that the operator requested, or `auto` chose.
+        provider: The execution provider in use.
+        threads_per_run: Intra-op threads of a run, except for multi-threaded runs.
+    """
+
+    cpu: str
+    onnxruntime: str
+    provider_asked: Provider
+    provider: Provider
+    threads_per_run: int
+
+
+@dataclass(frozen=True, slots=True)
 class AppState:
     """The state that request handlers use, built by the composition root.
 
@@ -61,9 +114,9 @@ class AppState:
         max_timeout_ms: Longest deadline that a request may set.
         max_stream_requests: Lines of one stream that may run at the same time.
         reloader: Changes the models.
-        info: Further fields of `/info`: limits of queue and batches, threads.
-        worker: Fields of `/info` about the worker that answers: its index, the number of workers, and its share of the limits.
-        machine: Fields of `/info` about the machine: the CPU model, the requested and the actual execution provider, threads.
+        totals: The limits of all workers together.
+        worker: This worker and its share.
+        machine: What models run on.
         broken: Name -> error, for models that could not be loaded.
         tracer: Records requests; None if tracing is disabled.
     """
@@ -79,9 +132,9 @@ class AppState:
     max_timeout_ms: int
     max_stream_requests: int
     reloader: Reloader
-    info: Mapping[str, Any]
-    worker: Mapping[str, int] = field(default_factory=dict)
-    machine: Mapping[str, Any] = field(default_factory=dict)
+    totals: Totals
+    worker: WorkerShare
+    machine: Machine
     broken: Mapping[str, str] = field(default_factory=dict)
     tracer: Tracer | None = None
 
@@ -138,9 +191,9 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
         timeout_ms=settings.timeout_ms,
         max_timeout_ms=settings.max_timeout_ms,
         max_stream_requests=settings.max_stream_requests,
-        info={"max_batch_tokens": settings.max_batch_tokens, "max_queue_tokens": settings.max_queue_tokens, "threads": threads_total},
-        machine=_describe_machine(requested, provider),
-        worker=_describe_worker(worker, scheduler, threads),
+        totals=Totals(settings.max_batch_tokens, settings.max_queue_tokens, threads_total),
+        worker=WorkerShare(worker.index, worker.workers, os.getpid(), scheduler.max_queue_tokens, threads),
+        machine=Machine(cpu_name(), sessions.VERSION, requested, provider, sessions.THREADS),
     )
 
 
@@ -166,26 +219,6 @@ def _load_options(settings: Settings, asked: Provider, provider: Provider, multi
         multi_threads=multi_threads,
         validation_policy=ValidationPolicy(settings.require_validation, settings.min_agreement),
     )
-
-
-def _describe_worker(worker: WorkerContext, scheduler: Scheduler, threads: int) -> dict[str, int]:
-    return {
-        "index": worker.index,
-        "workers": worker.workers,
-        "pid": os.getpid(),
-        "max_queue_tokens": scheduler.max_queue_tokens,
-        "threads": threads,
-    }
-
-
-def _describe_machine(asked: Provider, provider: Provider) -> dict[str, Any]:
-    return {
-        "cpu": cpu_name(),
-        "onnxruntime": sessions.VERSION,
-        "provider_asked": asked,
-        "provider": provider,
-        "threads_per_run": sessions.THREADS,
-    }
 
 
 def _loaded(load: Callable[[Any], T], sources: Sequence[Any], broken: dict[str, str] | None, *, at_once: int) -> list[T]:

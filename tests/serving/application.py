@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import functools
 import json
+import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from bertserve.service.http.app import create_app
 from bertserve.service.metrics import Metrics
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
-from bertserve.service.serving.build import AppState, build
+from bertserve.service.serving.build import AppState, Machine, Totals, WorkerShare, build
 from bertserve.service.serving.held_bytes import HeldBytes
 from bertserve.service.serving.model import Model
 from bertserve.service.serving.registry import Registry
@@ -242,7 +243,9 @@ def faked(models: Path, engine: FakeEngine, *, max_queue_tokens: int = 4096, clo
         timeout_ms=10_000,
         max_timeout_ms=20_000,
         max_stream_requests=32,
-        info={},
+        totals=Totals(64, max_queue_tokens, 1),
+        worker=WorkerShare(0, 1, os.getpid(), max_queue_tokens, 1),
+        machine=Machine("", "", "cpu", "cpu", 1),
     )
 
 

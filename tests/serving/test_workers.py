@@ -98,7 +98,7 @@ def test_info_has_totals_and_the_workers_share(models: Path) -> None:
 def test_every_worker_has_a_thread_by_default(models: Path) -> None:
     made = [build(Settings(models=models, workers=250, max_batch_tokens=64), WorkerContext(index, 250)) for index in (0, 249)]
 
-    assert [1, 1] == [min(service.worker["threads"], 1) for service in made]
+    assert [1, 1] == [min(service.worker.threads, 1) for service in made]
 
 
 @pytest.mark.parametrize(
