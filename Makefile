@@ -17,7 +17,7 @@ BESIDE = $(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not 
 SERIAL = $(shell grep -l 'pytest\.mark\.serial' tests/*/test_*.py)
 CLIENTS = -m pytest --confcutdir . -c /dev/null --rootdir . -p no:cacheprovider
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
-LOCK = .venv-lock/bin/uv pip compile --quiet --constraint constraints.txt --generate-hashes --universal --python-version 3.11 \
+LOCK = .venv-tools/bin/uv pip compile --quiet --constraint constraints.txt --generate-hashes --universal --python-version 3.11 \
   --no-annotate --custom-compile-command 'make lock'
 EXPORT = .venv-dev/bin/bert-export --overwrite --precision int8 --output models
 # this checkpoint comes from a package
@@ -70,11 +70,11 @@ serving: dev .venv/.installed # all other tests that can run in parallel
 serial: dev .venv/.installed # tests that load or signal processes run one at a time; they wait half of their time
 	$(PYTEST) -m "serial and not full_grid" $(SERIAL)
 
-grid: dev .venv-deploy/.installed ## every family with every head, and other grids that make test runs in part
+grid: dev .venv-tools/.installed ## every family with every head, and other grids that make test runs in part
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m "full_grid and not serial"
 	$(PYTEST) -m "full_grid and serial" $(SERIAL)
 
-clients: dev .venv/.installed .venv-clients/.installed .venv-clients-old/.installed ## clients of other projects, with the service of make serve
+clients: dev .venv/.installed .venv-clients/.installed .venv-clients-old/.installed tests/clients/node_modules ## clients of other projects, with the service of make serve
 	cd tests/clients && ../../.venv-clients/bin/python $(CLIENTS)
 	cd tests/clients && ../../.venv-clients-old/bin/python $(CLIENTS) test_huggingface_hub.py
 
@@ -114,9 +114,7 @@ golden: dev .venv-qa/.installed ## generate the golden files: make golden CHECKP
 	.venv-dev/bin/python tests/golden/make_fill_mask.py $(CHECKPOINTS)/fill-mask
 	.venv-qa/bin/python tests/golden/make_question_answering.py $(CHECKPOINTS)/qa
 
-lock: ## write locks/, the packages of the image with hashes
-	$(PYTHON) -m venv .venv-lock
-	.venv-lock/bin/python -m pip install --quiet --disable-pip-version-check uv
+lock: .venv-tools/.installed ## write locks/, the packages of the image with hashes
 	$(LOCK) --extra cpu pyproject.toml --output-file locks/cpu.txt
 	$(LOCK) --extra gpu pyproject.toml --output-file locks/gpu.txt
 	$(LOCK) --extra cpu --extra export pyproject.toml --output-file locks/cpu,export.txt
@@ -124,13 +122,11 @@ lock: ## write locks/, the packages of the image with hashes
 	$(LOCK) --extra gpu --extra otel pyproject.toml --output-file locks/gpu,otel.txt
 	$(LOCK) --group build --output-file locks/build.txt
 
-audit: ## find known vulnerabilities of pinned dependencies
-	$(PYTHON) -m venv .venv-audit
-	.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
-	.venv-audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
+audit: .venv-tools/.installed ## find known vulnerabilities of pinned dependencies
+	.venv-tools/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
 
 clean: ## remove the environments
-	rm -rf .checkpoints .venv .venv-dev .venv-deploy .venv-clients .venv-clients-old tests/clients/node_modules .venv-qa .venv-audit .venv-lock
+	rm -rf .checkpoints .venv .venv-dev .venv-tools .venv-clients .venv-clients-old .venv-qa tests/clients/node_modules
 
 # only its files, without the dependencies of the package
 $(EMBED): locks/embed.txt models/embed.calibration.txt export/calibration.txt
@@ -151,26 +147,14 @@ $(EMBED): locks/embed.txt models/embed.calibration.txt export/calibration.txt
 	.venv-dev/bin/python $(PIP_INSTALL) '.[cpu,export,lora,bench,otel,parquet,ray,dev]'
 	@touch $@
 
-# validators of deploy/ and the Dockerfile
-.venv-deploy/.installed: tests/deploying/requirements.txt
-	$(PYTHON) -m venv .venv-deploy
-	.venv-deploy/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/deploying/requirements.txt
-	@touch $@
-
-.venv-clients/.installed: tests/clients/requirements.txt tests/clients/package.json
-	$(PYTHON) -m venv .venv-clients
-	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/clients/requirements.txt
-	if command -v npm >/dev/null; then cd tests/clients && npm install --silent --no-package-lock --no-audit --no-fund; fi
-	@touch $@
-
+.venv-tools/.installed: tests/tools.txt
+.venv-clients/.installed: tests/clients/requirements.txt
 .venv-clients-old/.installed: tests/clients/requirements-old.txt
-	$(PYTHON) -m venv .venv-clients-old
-	.venv-clients-old/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/clients/requirements-old.txt
+.venv-qa/.installed: tests/golden/requirements.txt
+.venv-%/.installed:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	@touch $@
 
-# transformers 5.3 removed the question-answering pipeline; torch first and separately, so that pip does not choose another build
-.venv-qa/.installed:
-	$(PYTHON) -m venv .venv-qa
-	.venv-qa/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	.venv-qa/bin/python -m pip install --quiet --disable-pip-version-check transformers==5.2.0
-	@touch $@
+tests/clients/node_modules: tests/clients/package.json
+	if command -v npm >/dev/null; then cd tests/clients && npm install --silent --no-package-lock --no-audit --no-fund && touch node_modules; fi

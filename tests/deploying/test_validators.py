@@ -15,7 +15,7 @@ import pytest
 
 from manifests import COMPOSE, DEPLOY, KUBERNETES, ROOT, UNIT
 
-PROGRAMS = ROOT / ".venv-deploy/bin"
+PROGRAMS = ROOT / ".venv-tools/bin"
 # the oldest one that has all fields, matchLabelKeys of topology spread without a feature gate among them, and the newest one that there is a schema of
 VERSIONS = ("1.27", "1.37")
 EXPOSURE = 1.5
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.full_grid
 def installed(name: str) -> Path:
     """Returns a program of the environment, or leaves the test out."""
     if not (program := PROGRAMS / name).exists():
-        pytest.skip(f"{name} is not installed: make .venv-deploy/.installed")
+        pytest.skip(f"{name} is not installed: `make .venv-tools/.installed`")
     return program
 
 
