@@ -60,10 +60,10 @@ class ApiKeys:
 
     def holder(self, key: bytes) -> str | None:
         """Returns the name of a key, or None if it is unknown."""
-        given = hashlib.sha256(key).digest()
+        key_digest = hashlib.sha256(key).digest()
         owner = None
         for name, digest in self._digests.items():  # compares all digests, for constant time
-            if hmac.compare_digest(digest, given):
+            if hmac.compare_digest(digest, key_digest):
                 owner = name
         return owner
 

@@ -170,8 +170,8 @@ def _with_one_model(score: Score) -> Settings:
     (name,) = score.model
     bundle = next((folder / name for folder in score.models if (folder / name / files.MANIFEST_FILE).is_file()), None)
     if bundle is None and re.fullmatch(NAME_PATTERN, name) and not Path(name).exists():
-        known = (path.parent.name for folder in score.models for path in folder.glob(f"*/{files.MANIFEST_FILE}"))
-        hint = did_you_mean(name, known, f"give the folder that has it with --models, or a hub id with its owner, such as org/{name}.")
+        names = (path.parent.name for folder in score.models for path in folder.glob(f"*/{files.MANIFEST_FILE}"))
+        hint = did_you_mean(name, names, f"give the folder that has it with --models, or a hub id with its owner, such as org/{name}.")
         raise SettingsError(f"no bundle `{name}` in {', '.join(f'`{folder}`' for folder in score.models)}; {hint}")
     resolved = with_sources(score.model_copy(update={"model": (name if bundle is None else str(bundle),)}))
     shared = {name: getattr(resolved, name) for name in ModelSettings.model_fields}

@@ -39,15 +39,15 @@ RENAMED = {
 class ConfigFile(PydanticBaseSettingsSource):
     """The file that a flag or a variable names; without a file it is empty."""
 
-    def __init__(self, settings_cls: Any, known: Mapping[str, FieldInfo]) -> None:
+    def __init__(self, settings_cls: Any, fields: Mapping[str, FieldInfo]) -> None:
         """Creates it.
 
         Args:
             settings_cls: The class of the settings.
-            known: The settings that the file can contain.
+            fields: The settings that the file can contain.
         """
         super().__init__(settings_cls)
-        self._known = {name: field for name, field in known.items() if name != SETTING}
+        self._known = {name: field for name, field in fields.items() if name != SETTING}
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         """Is not called, because the file is read as a whole."""

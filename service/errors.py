@@ -52,21 +52,21 @@ SAFE_VALUES = frozenset(
 SHOWN_CHARS = 64
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
+def nearest(name: str, names: Iterable[str]) -> str | None:
     """Returns the known name that is most similar to a wrong one, or None if none is similar."""
-    return next(iter(difflib.get_close_matches(name[:SHOWN_CHARS], list(known), n=1)), None)
+    return next(iter(difflib.get_close_matches(name[:SHOWN_CHARS], list(names), n=1)), None)
 
 
-def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", *, name_format: str = "`{}`") -> str:
+def did_you_mean(name: str, names: Iterable[str], otherwise: str = "", *, name_format: str = "`{}`") -> str:
     """Returns a question with the known name that is most similar to a wrong one.
 
     Args:
         name: The wrong name.
-        known: The known names.
+        names: The known names.
         otherwise: What is returned if none of them is similar.
         name_format: How the question writes the name.
     """
-    near = nearest(name, known)
+    near = nearest(name, names)
     return f"did you mean {name_format.format(near)}?" if near else otherwise
 
 

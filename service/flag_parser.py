@@ -25,12 +25,12 @@ class FlagParser(argparse.ArgumentParser):
         if self._subparsers is None:  # otherwise these words belong to a subcommand
             for word in itertools.takewhile(lambda word: word != "--", words):
                 flag = word.partition("=")[0]
-                if flag.startswith("--") and not any(known.startswith(flag) for known in self._option_string_actions):
+                if flag.startswith("--") and not any(option.startswith(flag) for option in self._option_string_actions):
                     self.error(self._unknown(flag))
-        found, unknown = super().parse_known_args(words, namespace)
+        arguments, unknown = super().parse_known_args(words, namespace)
         if unknown:
             self.error(self._unknown(unknown[0]))
-        return found, unknown
+        return arguments, unknown
 
     def error(self, message: str) -> NoReturn:
         """Ends with exit code 2 and one line on stderr."""
@@ -38,8 +38,8 @@ class FlagParser(argparse.ArgumentParser):
             if (new := _RENAMED_COMMANDS.get(wrong[1])) is not None:
                 message = f"unknown command `{wrong[1]}`; it is called {new} now."
             else:
-                known = wrong[2].replace("'", "").split(", ")
-                message = f"unknown command `{wrong[1]}`; " + did_you_mean(wrong[1], known, "see --help.", name_format="{}")
+                commands = wrong[2].replace("'", "").split(", ")
+                message = f"unknown command `{wrong[1]}`; " + did_you_mean(wrong[1], commands, "see --help.", name_format="{}")
         self.exit(2, f"{self.prog}: error: {message}\n")
 
     def _unknown(self, argument: str) -> str:

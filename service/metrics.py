@@ -258,5 +258,5 @@ class ModelMetrics:
 
     def of(self, task: str) -> ModelMetrics:
         """Returns the children of the same model for another task that it answers."""
-        other: ModelMetrics = self._metrics.model(task, self._model)
-        return other
+        model_metrics: ModelMetrics = self._metrics.model(task, self._model)
+        return model_metrics

@@ -84,13 +84,13 @@ def tensorrt_options(graph: GraphSpec, engines: Path | None) -> Options:
         raise ProviderError(
             f"`{graph.file}` has no shape plan, and TensorRT needs one; export again with `bert-export --provider tensorrt`."
         )
-    least, best, most = (profile(graph.inputs, graph.shapes, size) for size in ("min", "opt", "max"))
+    min_shapes, opt_shapes, max_shapes = (profile(graph.inputs, graph.shapes, size) for size in ("min", "opt", "max"))
     options = {
         "device_id": "0",
         "trt_fp16_enable": "1" if graph.precision == "fp16" else "0",
-        "trt_profile_min_shapes": least,
-        "trt_profile_opt_shapes": best,
-        "trt_profile_max_shapes": most,
+        "trt_profile_min_shapes": min_shapes,
+        "trt_profile_opt_shapes": opt_shapes,
+        "trt_profile_max_shapes": max_shapes,
         "trt_engine_cache_enable": "0" if engines is None else "1",
         "trt_timing_cache_enable": "0" if engines is None else "1",
     }

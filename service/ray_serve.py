@@ -102,7 +102,7 @@ def enough_replicas(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
     With too few replicas, the queue shows how many are missing; without a queue, the busy time shows how many are needed.
     """
     metrics = context.aggregated_metrics or {}
-    by_queue, by_time = (sum(metrics.get(name, {}).values()) / most for name, most in (("queue_s", MAX_QUEUE_S), ("busy", MAX_BUSY)))
+    by_queue, by_time = (sum(metrics.get(name, {}).values()) / limit for name, limit in (("queue_s", MAX_QUEUE_S), ("busy", MAX_BUSY)))
     return max(1, math.ceil(by_queue), math.ceil(by_time)), {}
 
 

@@ -397,8 +397,8 @@ def _wrong_usage(message: str, command: type[BaseSettings], args: Sequence[str])
     if choice is not None and args[0].startswith("--"):  # a value was taken for the command
         message, choice = f"unrecognized arguments: {args[0]}", None
     if choice is not None:
-        known = choice[2].replace("'", "").split(", ")
-        return SettingsError(f"unknown command `{choice[1]}`; " + did_you_mean(choice[1], known, "see --help."))
+        commands = choice[2].replace("'", "").split(", ")
+        return SettingsError(f"unknown command `{choice[1]}`; " + did_you_mean(choice[1], commands, "see --help."))
     argument = message.removeprefix("unrecognized arguments: ").split(maxsplit=1)[0]
     if message.startswith(argument):
         return SettingsError(f"{message}.")
@@ -409,28 +409,30 @@ def _wrong_usage(message: str, command: type[BaseSettings], args: Sequence[str])
     return _unknown_argument(argument, next((kind for kind in kinds if hasattr(kind, "model_fields")), command), args[0])
 
 
-def _unknown_argument(argument: str, taken: type[BaseSettings], name: str | None) -> SettingsError:
+def _unknown_argument(argument: str, command: type[BaseSettings], name: str | None) -> SettingsError:
     """Returns the error for an argument that is unknown.
 
     Args:
         argument: The argument.
-        taken: The settings of the command.
+        command: The settings of the command.
         name: The name of the command; None if there is none.
     """
     flag = argument.partition("=")[0]
-    positional = [field for field, info in taken.model_fields.items() if _POSITIONAL in info.metadata]
+    positional = [field for field, info in command.model_fields.items() if _POSITIONAL in info.metadata]
     if flag.removeprefix("--") in positional:
         usage = " ".join(["bert-serve", str(name), *map(str.upper, positional)])
         return SettingsError(f"{flag} is not a flag; give the value alone, as in `{usage}`.")
     negated = "no-" if flag.startswith("--no-") else ""
     if (new := RENAMED.get(flag.removeprefix(f"--{negated}").replace("-", "_"))) is not None:
         return SettingsError(f"unknown setting `{flag}`; it is called --{negated}{new.replace('_', '-')} now.")
-    known = [f"{prefix}{field.replace('_', '-')}" for field in taken.model_fields if field not in positional for prefix in ("--", "--no-")]
+    flags = [
+        f"{prefix}{field.replace('_', '-')}" for field in command.model_fields if field not in positional for prefix in ("--", "--no-")
+    ]
     if flag[2:].replace("-", "_") in Settings.model_fields:
         if name is None:
             return SettingsError(f"give a command before {flag}, such as `bert-serve serve {flag} ...`.")
         return SettingsError(f"{flag} is a flag of `bert-serve serve` and has no effect here; remove it.")
-    return SettingsError(f"unknown argument `{argument}`; " + did_you_mean(flag, known, "see --help.", name_format="{}"))
+    return SettingsError(f"unknown argument `{argument}`; " + did_you_mean(flag, flags, "see --help.", name_format="{}"))
 
 
 def check_environment() -> None:
@@ -452,12 +454,12 @@ def _drop_service_links() -> None:
 
 
 def _refuse_unknown_variables() -> None:
-    known = [name.upper() for name in Settings.model_fields]
+    names = [name.upper() for name in Settings.model_fields]
     for name in os.environ:
-        if name.startswith(PREFIX) and (setting := name.removeprefix(PREFIX)) not in known:
+        if name.startswith(PREFIX) and (setting := name.removeprefix(PREFIX)) not in names:
             if (new := RENAMED.get(setting.lower())) is not None:
                 raise SettingsError(f"unknown setting {name}; it is called {PREFIX}{new.upper()} now.")
-            hint = did_you_mean(setting, known, "see `bert-serve serve --help`.", name_format=PREFIX + "{}")
+            hint = did_you_mean(setting, names, "see `bert-serve serve --help`.", name_format=PREFIX + "{}")
             raise SettingsError(f"unknown environment variable {name}; {hint}")
 
 

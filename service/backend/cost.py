@@ -85,8 +85,8 @@ class CostModel:
         self._runs = [(1 - 1 / PROPORTION_RUNS) * earlier + value for earlier, value in zip(self._runs, run, strict=True)]
         # scales the warm-up to the speed of these runs, so that a slower machine does not look like a higher fixed cost
         fixed_s, rate = self._first
-        weight, work, taken, *_ = self._runs
-        slower = taken / (weight * fixed_s + work / rate)
+        weight, work, run_seconds, *_ = self._runs
+        slower = run_seconds / (weight * fixed_s + work / rate)
         factors = (1.0, 1.0, slower, 1.0, slower)
         self._solve([value * factor + own for value, factor, own in zip(self._warm_up, factors, self._runs, strict=True)])
 

@@ -149,7 +149,7 @@ class OnnxEngine:
             for i, (_, row, _) in enumerate(maps):
                 of_row[row].append(i)
             places = [self._place(encoding, output.shape[1]) for encoding in encodings]
-            return [output[wanted][:, place, place] if wanted else None for wanted, place in zip(of_row, places, strict=True)]
+            return [output[indices][:, place, place] if indices else None for indices, place in zip(of_row, places, strict=True)]
         ends = np.cumsum([len(encoding.masks) for encoding in encodings])
         return np.split(output[:masks], ends[:-1])
 

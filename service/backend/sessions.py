@@ -165,7 +165,7 @@ def _provider_options(provider: Provider, graph: GraphSpec, engine_cache: Path |
 def _session(
     model: str | bytes,
     provider: Provider,
-    asked: Sequence[tuple[str, Options]],
+    providers: Sequence[tuple[str, Options]],
     threads: int,
     tables: Tables = MappingProxyType({}),
     *,
@@ -181,7 +181,7 @@ def _session(
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     for name, table in tables.items():
         options.add_initializer(name, table)
-    return ort.InferenceSession(model, options, providers=list(asked), enable_fallback=0)
+    return ort.InferenceSession(model, options, providers=list(providers), enable_fallback=0)
 
 
 def session_options(threads: int) -> Any:

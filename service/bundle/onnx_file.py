@@ -211,8 +211,8 @@ def _node(node: memoryview) -> tuple[list[str], str]:
     return inputs, operator
 
 
-def _tensor(tensor: memoryview, wanted: set[str]) -> tuple[str, NDArray[Any]] | None:
-    """Returns the name and a copy of the values of a tensor, if it is wanted and has its values as raw data."""
+def _tensor(tensor: memoryview, names: set[str]) -> tuple[str, NDArray[Any]] | None:
+    """Returns the name and a copy of the values of a tensor, if its name is one of `names` and it has its values as raw data."""
     name, type_, dims, raw = "", 0, [], memoryview(b"")
     for number, value in fields(tensor):
         if number == _TENSOR_NAME and isinstance(value, memoryview):
@@ -224,6 +224,6 @@ def _tensor(tensor: memoryview, wanted: set[str]) -> tuple[str, NDArray[Any]] | 
         elif number == _TENSOR_RAW and isinstance(value, memoryview):
             raw = value
     dtype = _DTYPES.get(type_)
-    if name not in wanted or dtype is None or len(raw) != prod(dims) * dtype.itemsize:
+    if name not in names or dtype is None or len(raw) != prod(dims) * dtype.itemsize:
         return None
     return name, np.frombuffer(raw, dtype).reshape(dims).copy()

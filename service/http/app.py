@@ -150,28 +150,28 @@ async def _translate(paths: tuple[str, ...], request: Request, error: Exception)
     raise _no_such_path(request.scope["path"], paths)
 
 
-def _no_such_path(path: str, known: tuple[str, ...]) -> NotFoundError:
+def _no_such_path(path: str, paths: tuple[str, ...]) -> NotFoundError:
     """Returns the error for an unknown path.
 
     Args:
         path: The path of the request.
-        known: The known paths; `{name}` in a path is a model's name, `{version}` its version.
+        paths: The known paths; `{name}` in a path is a model's name, `{version}` its version.
     """
     shown = path[:SHOWN_CHARS]
-    found = _nearest(shown, known)
-    if found is not None:
-        return NotFoundError("there is no path `{path}`; did you mean `{near}`? See /docs.", path=shown, near=found)
+    nearest_path = _nearest(shown, paths)
+    if nearest_path is not None:
+        return NotFoundError("there is no path `{path}`; did you mean `{near}`? See /docs.", path=shown, near=nearest_path)
     tasks = ", ".join(f"/{spec.path}" for spec in TASKS.values())
     return NotFoundError("there is no path `{path}`; send a POST to {tasks} or /models/NAME, see /docs.", path=shown, tasks=tasks)
 
 
 @functools.lru_cache(maxsize=256)
-def _nearest(path: str, known: tuple[str, ...]) -> str | None:
+def _nearest(path: str, paths: tuple[str, ...]) -> str | None:
     """Returns the known path that is most similar, if any. It compares all paths in one call, because a client may send many."""
-    if (of_openai := f"/v1{path}") in known:  # the base URL of OpenAI's client lacks `/v1`
+    if (of_openai := f"/v1{path}") in paths:  # the base URL of OpenAI's client lacks `/v1`
         return of_openai
     steps = path.split("/")
-    filled = [_filled(template.split("/"), steps) for template in known if template.count("/") < len(steps)]
+    filled = [_filled(template.split("/"), steps) for template in paths if template.count("/") < len(steps)]
     lowered = {"/".join(path_steps).lower(): path_steps for path_steps in reversed(filled)}
     near = difflib.get_close_matches(path.lower(), lowered, n=max(len(lowered), 1))
     return next(("/".join(lowered[path_steps]) for path_steps in near if _is_like(steps, lowered[path_steps])), None)
@@ -179,16 +179,16 @@ def _nearest(path: str, known: tuple[str, ...]) -> str | None:
 
 def _filled(template: Sequence[str], steps: Sequence[str]) -> list[str]:
     """Returns a known path with the model name and version of the requested path; these are assumed to be right."""
-    given = [*steps, *[""] * len(template)]
-    names = [_NAME.search(step) for step in template]
+    padded_steps = [*steps, *[""] * len(template)]
+    matches = [_NAME.search(step) for step in template]
     return [
-        step if found is None else step.replace(found[0], given[i].partition(":")[0] or found[1].upper())
-        for i, (step, found) in enumerate(zip(template, names, strict=True))
+        step if match is None else step.replace(match[0], padded_steps[i].partition(":")[0] or match[1].upper())
+        for i, (step, match) in enumerate(zip(template, matches, strict=True))
     ]
 
 
-def _is_like(steps: Sequence[str], other: Sequence[str]) -> bool:
+def _is_like(steps: Sequence[str], known_steps: Sequence[str]) -> bool:
     """Returns whether each step is similar to the step at the same position; a path with fewer steps is always similar."""
-    return len(steps) > len(other) or all(
-        difflib.get_close_matches(step.lower(), [name.lower()]) for step, name in zip(steps, other, strict=True)
+    return len(steps) > len(known_steps) or all(
+        difflib.get_close_matches(step.lower(), [name.lower()]) for step, name in zip(steps, known_steps, strict=True)
     )

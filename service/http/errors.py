@@ -102,14 +102,14 @@ class ErrorLog:
             request: `request_id`, `method`, `path` and further fields of the log line.
         """
         kind = classify(error)
-        most = _most_lines(kind)
-        if most is None:
+        max_lines = _most_lines(kind)
+        if max_lines is None:
             self._log(error, kind, request)
             return
         if kind not in self._seen:
             asyncio.get_running_loop().call_later(INTERVAL_S, self._release, kind)
         self._seen[kind] += 1
-        if self._seen[kind] <= most:
+        if self._seen[kind] <= max_lines:
             self._log(error, kind, request)
 
     def _release(self, kind: tuple[int, str]) -> None:

@@ -99,18 +99,20 @@ class Inference:
         if route.streams and is_stream(scope[HEADERS].get(b"content-type", b"")):
             await self._stream(scope, receive, route)(send)
             return
-        held = Reservation(self._state.held_bytes)
+        reservation = Reservation(self._state.held_bytes)
         try:
-            data, headers = await self._respond(scope, receive, route, held)
-            if held.size:  # the client may read its answer slowly, and only the answer is still needed
-                held.replace(len(data))
+            data, headers = await self._respond(scope, receive, route, reservation)
+            if reservation.size:  # the client may read its answer slowly, and only the answer is still needed
+                reservation.replace(len(data))
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send_body(send, data)
         finally:  # only now: the answer may wait until the client has read the previous one
-            if held.size:
-                held.release()
+            if reservation.size:
+                reservation.release()
 
-    async def _respond(self, scope: Scope, receive: Receive, route: Route, held: Reservation) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+    async def _respond(
+        self, scope: Scope, receive: Receive, route: Route, reservation: Reservation
+    ) -> tuple[bytes, list[tuple[bytes, bytes]]]:
         """Returns the body and the headers of the answer to a request, whose path may name a model."""
         headers, registry = scope[HEADERS], self._state.registry
         scope[LABELS] = (route.task or UNKNOWN, UNKNOWN)
@@ -120,7 +122,7 @@ class Inference:
             scope[LABELS] = (named.task, named.name)
         if scope["query_string"]:
             raise _no_query(scope)
-        call, waited_s = await self._read(scope, receive, route, named, held)
+        call, waited_s = await self._read(scope, receive, route, named, reservation)
         model, body = call.model, call.body
         scope[LABELS] = (call.task, model.name)
         timeout_s = self._timeout_s(headers)
@@ -139,19 +141,21 @@ class Inference:
             raise
         scope[PREDICTION] = prediction
         if prediction.answer_bytes > UNCOUNTED_BYTES:
-            held.grow(prediction.answer_bytes)
+            reservation.grow(prediction.answer_bytes)
         content = await content_of(call, prediction)
         answer_headers = _headers(call, content, prediction)
         prediction.results = []  # the scope keeps the prediction until the answer is sent, because of its times
         return content.data, answer_headers
 
-    async def _read(self, scope: Scope, receive: Receive, route: Route, named: Model | None, held: Reservation) -> tuple[Call, float]:
+    async def _read(
+        self, scope: Scope, receive: Receive, route: Route, named: Model | None, reservation: Reservation
+    ) -> tuple[Call, float]:
         """Returns the call of a request, and the seconds that a large body waited to be parsed.
 
         It is a function of its own, so that no variable keeps the body during inference.
         """
         headers = scope[HEADERS]
-        raw = await read_raw(receive, headers, self._state.max_body_bytes, held)
+        raw = await read_raw(receive, headers, self._state.max_body_bytes, reservation)
         limits, version = self._state.limits, scope["path_params"].get("version")
         incoming = Incoming(raw, headers, named, self._state.registry, limits, version, scope[REQUEST_ID])
         if len(raw) <= SMALL_BYTES:
@@ -269,10 +273,10 @@ def _named(indices: Sequence[int], body: Asked) -> str:
     return ", ".join(f"{body.subject}[{index}]" for index in indices[:10]) + (", ..." if len(indices) > 10 else "")
 
 
-def _windows(read: Sequence[ReadSpan]) -> str:
+def _windows(read_spans: Sequence[ReadSpan]) -> str:
     """Returns the spans that the model read of an input, such as `0-1843, 1310-2950`; each has its text's name if there are two texts."""
-    spans = [f"{span.field}{'=' if span.field else ''}{span.start}-{span.end}" for span in read[:MAX_SPANS]]
-    return ", ".join([*spans, "..."] if len(read) > MAX_SPANS else spans)
+    spans = [f"{span.field}{'=' if span.field else ''}{span.start}-{span.end}" for span in read_spans[:MAX_SPANS]]
+    return ", ".join([*spans, "..."] if len(read_spans) > MAX_SPANS else spans)
 
 
 def _escaped(value: str) -> bytes:
@@ -297,14 +301,14 @@ def _check_encoding(headers: Mapping[bytes, bytes]) -> None:
             )
 
 
-async def read_raw(receive: Receive, headers: Mapping[bytes, bytes], limit: int, held: Reservation | None = None) -> bytes:
+async def read_raw(receive: Receive, headers: Mapping[bytes, bytes], limit: int, reservation: Reservation | None = None) -> bytes:
     """Reads the body, and stops as soon as it exceeds the limit.
 
     Args:
         receive: The request's ASGI channel.
         headers: The request's headers, by name in lower case.
         limit: Maximum size of a body in bytes.
-        held: Reserves the bytes of a large body once `UNCOUNTED_BYTES` are read: twice the bytes so far, at most the body's length.
+        reservation: Reserves the bytes of a large body once `UNCOUNTED_BYTES` are read: twice the bytes so far, at most the body's length.
 
     Raises:
         UnavailableError: The bytes of the body cannot be reserved.
@@ -327,8 +331,8 @@ async def read_raw(receive: Receive, headers: Mapping[bytes, bytes], limit: int,
             chunks.append(chunk)
             size += len(chunk)
             more = message.get("more_body", False)
-            if limit >= size > UNCOUNTED_BYTES and held is not None and size > held.size:
-                held.grow(max(size, min(2 * size, length)) - held.size)
+            if limit >= size > UNCOUNTED_BYTES and reservation is not None and size > reservation.size:
+                reservation.grow(max(size, min(2 * size, length)) - reservation.size)
     if size > limit:
         raise TooLargeError(
             "the body has {size} bytes or more and {limit} are allowed; send less at once; the operator can raise --max-body-bytes.",

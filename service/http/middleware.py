@@ -87,9 +87,9 @@ class RequestMiddleware:
             scope["path"] = scope["path"][len(root_path) :] or "/"
         scope[AUTH], scope[ERROR_LOG] = self._auth, self._errors
         headers = scope[HEADERS] = dict(scope["headers"])
-        asked = headers.get(b"x-request-id", b"")
+        client_request_id = headers.get(b"x-request-id", b"")
         # not uuid4: it reads the system's entropy and releases the GIL, and with busy threads it takes long to get the GIL back
-        request_id = asked if _REQUEST_ID.fullmatch(asked) else b"%032x" % self._ids.getrandbits(128)
+        request_id = client_request_id if _REQUEST_ID.fullmatch(client_request_id) else b"%032x" % self._ids.getrandbits(128)
         scope[REQUEST_ID] = request_id.decode()
         own_headers = [(b"x-request-id", request_id)] if self._sends_request_id else []
         trace = None
@@ -181,11 +181,11 @@ def of_request(scope: Scope) -> dict[str, Any]:
     task, model = scope.get(LABELS, (None, None))
     route = _route(scope)
     # the name of a loaded model is known, but the version in a path may be unchecked
-    known = model not in (None, UNKNOWN) and "{version}" not in (route or "")
+    is_path_known = model not in (None, UNKNOWN) and "{version}" not in (route or "")
     return {
         "request_id": scope[REQUEST_ID],
         "method": scope["method"],
-        "path": scope["path"] if known else route or UNKNOWN,
+        "path": scope["path"] if is_path_known else route or UNKNOWN,
         "client": _address(scope),
         "task": task,
         "model": model,

@@ -127,10 +127,10 @@ def _ready(model: Model) -> Response:
 
 
 def _add_repository(models: APIRouter, changes: APIRouter, state: AppState) -> None:
-    wrong = (400, 408, 413, 415, 422)
+    codes = (400, 408, 413, 415, 422)
 
     @models.post(
-        "/v2/repository/index", summary="All models with their states", responses=error_responses(*wrong), openapi_extra=_takes(IndexBody)
+        "/v2/repository/index", summary="All models with their states", responses=error_responses(*codes), openapi_extra=_takes(IndexBody)
     )
     async def index(request: Request) -> Response:
         body = await _body(request, IndexBody)
@@ -138,13 +138,13 @@ def _add_repository(models: APIRouter, changes: APIRouter, state: AppState) -> N
         if not isinstance(ready, bool):
             raise InvalidValueError("`ready` is {ready}; it must be true or false.", ready=show(ready))
         served = state.registry.models
-        found = [{"name": name, "version": model.bundle.version, "state": "READY", "reason": ""} for name, model in served.items()]
+        ready_models = [{"name": name, "version": model.bundle.version, "state": "READY", "reason": ""} for name, model in served.items()]
         broken = [
             {"name": name, "version": "", "state": "UNAVAILABLE", "reason": why} for name, why in state.broken.items() if name not in served
         ]
-        return json_answer(found if ready else found + broken)
+        return json_answer(ready_models if ready else ready_models + broken)
 
-    changed, takes = error_responses(*wrong, 403, 404), _takes(ChangeBody)
+    changed, takes = error_responses(*codes, 403, 404), _takes(ChangeBody)
 
     @changes.post(
         f"{_REPOSITORY}/load", summary="Load or reload a model from its folder (admin key)", responses=changed, openapi_extra=takes
@@ -181,11 +181,11 @@ async def _body(request: Request, model: type[BaseModel]) -> Mapping[str, Any]:
     return value
 
 
-def _check_parameters(given: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    parameters = given.get("parameters") or {}
+def _check_parameters(body: Mapping[str, Any], names: tuple[str, ...]) -> None:
+    parameters = body.get("parameters") or {}
     if not isinstance(parameters, dict):
         raise InvalidValueError("`parameters` is {parameters}; it must be an object.", parameters=show(parameters))
-    check_names(parameters, known, "`parameters`")
+    check_names(parameters, names, "`parameters`")
 
 
 def _of_model(model: Model, totals: Mapping[str, float]) -> dict[str, Any]:

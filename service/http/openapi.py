@@ -252,13 +252,13 @@ def _add_examples(schema: dict[str, Any], models: Registry) -> None:
 
 def _answering(models: Registry) -> dict[str, Model]:
     """Returns the default model of each task that has one."""
-    found = {}
+    models_by_task = {}
     for task in TASKS:
         try:
-            found[task] = models.for_task(task)
+            models_by_task[task] = models.for_task(task)
         except BertServeError:  # no model is loaded, or there are several without a default
             continue
-    return found
+    return models_by_task
 
 
 def _name_model(parameters: list[dict[str, Any]], model: Model | None) -> None:

@@ -147,7 +147,7 @@ class Connections(set[Any]):
         loop = asyncio.get_running_loop()
         some, self._unchecked = self._unchecked[:SOME], self._unchecked[SOME:]
         if not some:
-            self._expendable = deque(sorted(self._waiting, key=lambda each: each[0]))
+            self._expendable = deque(sorted(self._waiting, key=lambda pair: pair[0]))
             self._log()
             self._timer = loop.call_later(SWEEP_S, self.start)
             return

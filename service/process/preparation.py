@@ -99,9 +99,9 @@ class Secrets:
 
     def reload(self) -> None:
         """Reads all files again; after an error in a file, it logs the error and keeps the old value."""
-        for each in (self.keys, self.admin_keys, self.certificate):
-            if each is not None:
-                each.reload()
+        for secret in (self.keys, self.admin_keys, self.certificate):
+            if secret is not None:
+                secret.reload()
 
 
 def prepare(settings: Settings) -> Secrets:
@@ -124,9 +124,9 @@ def prepare(settings: Settings) -> Secrets:
 def raise_limit() -> None:
     """Raises the limit of open file descriptors, as far as the process may and needs."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_RAISED if hard == resource.RLIM_INFINITY else min(hard, MOST_RAISED)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = MOST_RAISED if hard == resource.RLIM_INFINITY else min(hard, MOST_RAISED)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def max_connections(asked: int | None) -> int:

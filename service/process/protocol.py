@@ -124,14 +124,14 @@ class CoalescingTransport(asyncio.Transport):
         if not unsent:
             self._slow_since = None
             return False
-        taken = self.written - unsent
+        read_bytes = self.written - unsent
         if self._slow_since is not None:
             waited = now - self._slow_since
             if waited <= timeout_s:
                 return False
-            if taken - self._taken < waited * min_rate:
+            if read_bytes - self._taken < waited * min_rate:
                 return True
-        self._slow_since, self._taken = now, taken
+        self._slow_since, self._taken = now, read_bytes
         return False
 
     def peer_closed(self) -> bool:

@@ -227,27 +227,27 @@ class Server(uvicorn.Server):
             self._shutdown_timeout_s,
             plural(running, "request"),
         )
-        said = _Unsaid()
+        log_filter = _Unsaid()
         errors_log = logging.getLogger("bertserve.errors")
-        errors_log.addFilter(said)
+        errors_log.addFilter(log_filter)
         self._open.stopping = True
         self._scheduler.withdraw()
         await asyncio.sleep(self._pre_stop_delay_s)
         self._open.last_answers()
         for _ in range(3):  # turns of the loop in which requests that were read before the signal are admitted
             await asyncio.sleep(0)
-        left = await self._scheduler.stop(self._shutdown_timeout_s)
+        aborted_count = await self._scheduler.stop(self._shutdown_timeout_s)
         self._listener.close()
         await self._open.end(FLUSH_S)
         self._open.stop()
         if self.server_state.tasks:  # their clients have left, or have an answer
             await asyncio.wait(self.server_state.tasks, timeout=1)
-        errors_log.removeFilter(said)
-        if (refused := self._open.refusals) or left:
+        errors_log.removeFilter(log_filter)
+        if (refusals := self._open.refusals) or aborted_count:
             logger.warning(
                 "during shutdown, %s refused with 503; at the shutdown timeout, %s aborted",
-                plural(refused, "request"),
-                plural(left, "request"),
+                plural(refusals, "request"),
+                plural(aborted_count, "request"),
             )
         await self.lifespan.shutdown()
         logger.info("shutdown finished after %.1f s", time.monotonic() - began)

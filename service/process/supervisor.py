@@ -141,9 +141,9 @@ class Supervisor:
             StartError: During the first start, a worker failed to start, or ended MOST_FAILED_STARTS times before it was ready; or later,
                 all workers did.
         """
-        self._signals, told = socket.socketpair()
-        told.setblocking(False)
-        signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)  # before the handlers, which would drop an earlier signal
+        self._signals, wakeup_socket = socket.socketpair()
+        wakeup_socket.setblocking(False)
+        signal.set_wakeup_fd(wakeup_socket.fileno(), warn_on_full_buffer=False)  # before the handlers, which would drop an earlier signal
         for number in SIGNALS:
             signal.signal(number, lambda *_: None)  # the number is read from the descriptor
         try:
@@ -156,7 +156,7 @@ class Supervisor:
             self._kill()
             signal.set_wakeup_fd(-1)
             self._signals.close()
-            told.close()
+            wakeup_socket.close()
         if self._announced:
             logger.info("shutdown finished after %.1f s", time.monotonic() - self._stop_began)
         if self._failure is not None:
@@ -327,8 +327,8 @@ class Supervisor:
         for worker in self._workers:
             silent_s = now - (self._heartbeats[worker.index] / 1e9 if worker.ready else worker.started)
             if silent_s > self._patience_s(worker) and worker.process.is_alive():
-                what = "has hung" if worker.ready else "has been starting"
-                logger.error("worker %d, process %d, %s for %.1f s and is killed", worker.index, worker.process.pid, what, silent_s)
+                state = "has hung" if worker.ready else "has been starting"
+                logger.error("worker %d, process %d, %s for %.1f s and is killed", worker.index, worker.process.pid, state, silent_s)
                 worker.process.kill()
                 worker.hung = True
                 self._watch_from(worker, now)  # it needs a moment to end, and must be logged only once

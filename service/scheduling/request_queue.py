@@ -142,16 +142,16 @@ class RequestQueue:
         # the last item of a long request, and a request in a share, also wait for later items of others
         last_wait = wait if is_short else max(wait, (self.queue_seconds + busy_s) / self.threads)
         # its own items count only within the error; otherwise a queue that is always at its limit would admit only short texts
-        left, own = deadline - now, before / self.threads
+        remaining_s, own = deadline - now, before / self.threads
         if now + (max(PREDICTION_ERROR * last_wait, last_wait + own) if last_wait else 0.0) > deadline:
-            raise _too_late(last_wait, retry_after_s=last_wait - min(left / PREDICTION_ERROR, left - own))
+            raise _too_late(last_wait, retry_after_s=last_wait - min(remaining_s / PREDICTION_ERROR, remaining_s - own))
         request = ScheduledRequest(
             deadline=deadline,
             tokens=tokens,
             seconds=seconds,
             arrived=now,
             priority=now,
-            slack_s=max(left - PREDICTION_ERROR * last_wait - own, 0.0),
+            slack_s=max(remaining_s - PREDICTION_ERROR * last_wait - own, 0.0),
             is_short=share is None,
             is_small=is_small,
             predicted_wait_s=wait,
@@ -228,9 +228,9 @@ class RequestQueue:
             raise _longer_than_batch(max(tokens for tokens, _ in work), self.max_batch_tokens)
         if not request.open:
             return
-        needed, others = reserved_tokens + sum(tokens for tokens, _ in work), self.queue_tokens - request.tokens
-        if needed > UNDERESTIMATED * request.tokens and others + needed > self.max_queue_tokens:
-            raise self._underestimated(request, needed, others)
+        needed_tokens, other_tokens = reserved_tokens + sum(tokens for tokens, _ in work), self.queue_tokens - request.tokens
+        if needed_tokens > UNDERESTIMATED * request.tokens and other_tokens + needed_tokens > self.max_queue_tokens:
+            raise self._underestimated(request, needed_tokens, other_tokens)
         self._hold(request, -request.tokens, -request.seconds)
         if not keep_estimate:
             request.tokens, request.seconds, request.estimated = reserved_tokens, 0.0, False
@@ -261,14 +261,14 @@ class RequestQueue:
             request.watched = True
             heapq.heappush(self._deadlines, (request.deadline, next(self._tie), request))
 
-    def _underestimated(self, request: ScheduledRequest, tokens: int, held: int) -> RefusedError:
+    def _underestimated(self, request: ScheduledRequest, tokens: int, other_tokens: int) -> RefusedError:
         """Returns the error for a request whose estimate was far too low, if it would overfill the queue; small differences are allowed."""
         return RefusedError(
             "the request has {tokens} tokens where about {estimate} were expected, and the queue holds {held} of "
             "{max_queue_tokens}; try again later, or split it.",
             tokens=tokens,
             estimate=request.tokens,
-            held=held,
+            held=other_tokens,
             max_queue_tokens=self.max_queue_tokens,
             reason="queue_full",
             retry_after_s=self.queue_seconds / self.threads,
@@ -293,17 +293,17 @@ class RequestQueue:
         """
         if not request.open:
             return
-        others = self._memory - request.memory
-        if memory > request.memory and others and others + memory > self._max_memory:
+        other_memory = self._memory - request.memory
+        if memory > request.memory and other_memory and other_memory + memory > self._max_memory:
             raise RefusedError(
                 "the request needs memory for {memory} numbers, and other requests hold {others} of {max_memory}; try again later, or split it.",
                 memory=memory,
-                others=others,
+                others=other_memory,
                 max_memory=self._max_memory,
                 reason="queue_full",
                 retry_after_s=self.queue_seconds / self.threads,
             )
-        self._memory, request.memory = others + memory, memory
+        self._memory, request.memory = other_memory + memory, memory
 
     def expect_answer(self, request: ScheduledRequest, size: int) -> None:
         """Adds the bytes of a request's answer to its share.
@@ -535,11 +535,11 @@ def _before_last(seconds: float, items: int) -> float:
     return seconds - seconds / max(items, 1)
 
 
-def _larger_than_queue(tokens: int, most: int) -> TooLargeError:
+def _larger_than_queue(tokens: int, max_queue_tokens: int) -> TooLargeError:
     return TooLargeError(
         "the request has about {tokens} tokens and the queue holds {max_queue_tokens}; split it; the operator can raise --max-queue-tokens.",
         tokens=tokens,
-        max_queue_tokens=most,
+        max_queue_tokens=max_queue_tokens,
     )
 
 
@@ -552,9 +552,9 @@ def _too_late(wait: float, *, retry_after_s: float) -> RefusedError:
     )
 
 
-def _longer_than_batch(tokens: int, most: int) -> InvalidValueError:
+def _longer_than_batch(tokens: int, max_batch_tokens: int) -> InvalidValueError:
     return InvalidValueError(
         "the text has {tokens} tokens and a batch takes {max_batch_tokens}; shorten it; the operator can raise --max-batch-tokens.",
         tokens=tokens,
-        max_batch_tokens=most,
+        max_batch_tokens=max_batch_tokens,
     )

@@ -203,11 +203,11 @@ class Share:
         Raises:
             RefusedError: The answers together are too large; the reason is `SHARE_FULL`.
         """
-        others = self.answer_bytes - own
-        if others and others + size > MAX_ANSWER_BYTES:
+        other_bytes = self.answer_bytes - own
+        if other_bytes and other_bytes + size > MAX_ANSWER_BYTES:
             raise RefusedError(
                 "the answers to other lines of this stream need {others} bytes and {limit} are allowed at once; wait for them.",
-                others=others,
+                others=other_bytes,
                 limit=MAX_ANSWER_BYTES,
                 reason=SHARE_FULL,
                 retry_after_s=0.0,

@@ -245,7 +245,7 @@ class Scheduler:
             await asyncio.wait(pending, timeout=0 if self._watchdog.all_hung else shutdown_timeout_s)
         with self._condition:
             self._stopped = True
-            left = len(self._submitted)
+            aborted_count = len(self._submitted)
             self._condition.notify_all()
         self._watchdog.end_hung()
         self._fail_all(self._unavailable())
@@ -254,7 +254,7 @@ class Scheduler:
         ending = [thread.handle for thread in self._threads if (run := thread.run) is None or not run.hung]
         await asyncio.gather(*(asyncio.to_thread(thread.join, 1.0) for thread in ending))
         sys.setswitchinterval(self._switch_s)
-        return left
+        return aborted_count
 
     def _serve(self, thread: InferenceThread) -> None:
         """Runs batches until the scheduler stops; it is the function of a thread."""
@@ -294,7 +294,7 @@ class Scheduler:
             self._running += 1  # under the lock, so that a thread that takes the next batch sees this run
         start = self._clock()
         thread.busy = (busy_s := thread.busy[0], start)
-        self._execute(thread, batch, held=batch, multi_threaded=multi_threaded)
+        self._execute(thread, batch, whole_batch=batch, multi_threaded=multi_threaded)
         thread.busy = (busy_s + self._clock() - start, None)
         thread.run = None
         return True
@@ -305,39 +305,39 @@ class Scheduler:
         return sum(thread.long_step for thread in alive) < max(1, len(alive) - 1)
 
     def _execute(
-        self, thread: InferenceThread, batch: list[Item], *, held: Sequence[Item], multi_threaded: bool = False, is_last: bool = True
+        self, thread: InferenceThread, batch: list[Item], *, whole_batch: Sequence[Item], multi_threaded: bool = False, is_last: bool = True
     ) -> None:
         """Runs a batch, or a part of it, and delivers the results; a failure affects no other request.
 
         Args:
             thread: The thread that runs it.
             batch: The items to run.
-            held: The whole batch.
+            whole_batch: The batch as taken from the queue; `batch` can be a part of it.
             multi_threaded: Whether it may be a multi-threaded run.
             is_last: Whether the inference thread takes its next batch directly after this delivery.
         """
         predicted_s = batch[0].cost(len(batch), max(item.length for item in batch))
-        thread.run = Run(held, predicted_s, self._clock())
+        thread.run = Run(whole_batch, predicted_s, self._clock())
         try:
             results = self._run(batch, multi_threaded)
         except BaseException as error:  # noqa: BLE001 - the boundary of a batch: no error of a run may end the inference thread
             if len(batch) == 1:
                 self._fail(batch[0].request, error)
             else:
-                self._execute_in_halves(thread, batch, held, is_last)
+                self._execute_in_halves(thread, batch, whole_batch, is_last)
             return
-        thread.run = Run(held, 0.0, self._clock())  # the prediction does not include the following steps
+        thread.run = Run(whole_batch, 0.0, self._clock())  # the prediction does not include the following steps
         for item, result in zip(batch, results, strict=True):
             self._settle(item, result, is_last=is_last and item is batch[-1])
 
-    def _execute_in_halves(self, thread: InferenceThread, batch: list[Item], held: Sequence[Item], is_last: bool) -> None:
+    def _execute_in_halves(self, thread: InferenceThread, batch: list[Item], whole_batch: Sequence[Item], is_last: bool) -> None:
         """Runs the live items of a failed batch again in halves, so that only the faulty item fails, and a batch fits into memory."""
         half = (len(batch) + 1) // 2
         for part in (batch[:half], batch[half:]):
-            if wanted := [item for item in part if item.request.open]:
+            if open_items := [item for item in part if item.request.open]:
                 with self._condition:
                     self._running += 1
-                self._execute(thread, wanted, held=held, is_last=is_last and part[-1] is batch[-1])
+                self._execute(thread, open_items, whole_batch=whole_batch, is_last=is_last and part[-1] is batch[-1])
 
     def _run(self, batch: list[Item], multi_threaded: bool) -> Sequence[Any]:
         stage = batch[0].request.owner.stage  # all work of a key has the same run functions

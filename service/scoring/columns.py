@@ -39,8 +39,8 @@ def input_fields(spec: TaskSpec) -> dict[str, InputField]:
     """Returns a task's inputs by name: keys of objects in `inputs`, `text` if an input can be a text, or the fields without `inputs`."""
     keys = required(spec.body)
     if keys != ["inputs"]:
-        found = {name: spec.body.model_fields[name] for name in keys}
-        return {name: InputField(name, True, list in set(_kinds(field.annotation))) for name, field in found.items()}
+        model_fields = {name: spec.body.model_fields[name] for name in keys}
+        return {name: InputField(name, True, list in set(_kinds(field.annotation))) for name, field in model_fields.items()}
     kinds = list(_kinds(spec.body.model_fields["inputs"].annotation))
     fields = {TEXT: InputField(TEXT, True, False)} if str in kinds else {}
     for kind in kinds:
@@ -180,7 +180,7 @@ class Columns:
             CallerError: The endpoint would refuse it, a required column is missing, or the output would have a column twice.
         """
         self._check_taken(values, taken, InvalidValueError)
-        given: dict[str, Any] = {}
+        inputs: dict[str, Any] = {}
         for name, column in self.by_field.items():
             field = self._fields[name]
             value = values.get(column)
@@ -193,15 +193,15 @@ class Columns:
             if field.is_list and isinstance(value, str):
                 value = self._list(column, value)
             if field.needed or value not in (None, ""):
-                given[name] = value
-        body = validate_as(self._spec.body, self._body(given), self._limits)
+                inputs[name] = value
+        body = validate_as(self._spec.body, self._body(inputs), self._limits)
         (request,) = body.requests(config)
         return request
 
-    def _body(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def _body(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         if required(self._spec.body) != ["inputs"]:
-            return {**given, **self._beside}
-        return {"inputs": given[TEXT] if list(given) == [TEXT] else given, **self._beside}
+            return {**inputs, **self._beside}
+        return {"inputs": inputs[TEXT] if list(inputs) == [TEXT] else inputs, **self._beside}
 
     def _list(self, column: str, value: str) -> Any:
         try:

@@ -46,19 +46,19 @@ class Writer(Protocol):
         ...
 
 
-def format_of(path: Path, given: str | None, flag: str) -> str:
+def format_of(path: Path, flag_value: str | None, flag: str) -> str:
     """Returns the format from a flag, or otherwise from a file's suffix.
 
     Raises:
         SettingsError: Neither has a format, or Parquet is requested for a stream.
     """
-    found = given or SUFFIXES.get(path.suffix.lower())
-    if found is None:
+    kind = flag_value or SUFFIXES.get(path.suffix.lower())
+    if kind is None:
         what = "it is a stream" if path == STREAM else f"`{path.name}` ends with none of {', '.join(SUFFIXES)}"
         raise SettingsError(f"{flag} is missing: {what}; give one of jsonl, csv, tsv and parquet.")
-    if found == PARQUET and path == STREAM:
+    if kind == PARQUET and path == STREAM:
         raise SettingsError("Parquet needs a file, because its index is at the end; give a path instead of `-`, or another format.")
-    return found
+    return kind
 
 
 def open_reader(path: Path, kind: str, place: Place, *, max_bytes: int, inputs: Sequence[str], whole: bool) -> Reader:

@@ -213,5 +213,5 @@ class LoadedModel:
         has_one_label = TASKS[task].has_one_label(self.parameters, self.model.bundle.manifest)
         flat = order.output_format in DELIMITERS and not order.json_cells and has_one_label
         self.names = (f"{prediction}_label", f"{prediction}_score", warnings) if flat else order.names
-        threads, most = self.state.worker.threads, settings.max_batch_tokens
-        self.scorer = Scorer(self.model, self.columns, threads=threads, max_batch_tokens=most, taken=self.names)
+        threads, max_batch_tokens = self.state.worker.threads, settings.max_batch_tokens
+        self.scorer = Scorer(self.model, self.columns, threads=threads, max_batch_tokens=max_batch_tokens, taken=self.names)

@@ -143,12 +143,12 @@ class ParquetWriter:
 
     def write(self, window: Window, answers: Sequence[Answer]) -> tuple[bytes, dict[int, BertServeError]]:
         """Returns the rows that have an answer as messages of the stream, and the errors of rows that cannot be written, by index."""
-        kept = [index for index, answer in enumerate(answers) if answer.error is None]
+        indices = [index for index, answer in enumerate(answers) if answer.error is None]
         head = b""
-        if self._schema is None and kept:
-            self._schema = self._decide([answers[index].prediction for index in kept])
+        if self._schema is None and indices:
+            self._schema = self._decide([answers[index].prediction for index in indices])
             head = self._schema.serialize().to_pybytes()
-        if not kept:
+        if not indices:
             return b"", {}
         kind = self._schema.field(self._names[0]).type
         errors: dict[int, BertServeError] = {
@@ -157,14 +157,14 @@ class ParquetWriter:
                 "type; write JSON Lines.",
                 kind=kind,
             )
-            for index in kept
+            for index in indices
             if not _fits(kind, answers[index].prediction)
         }
-        kept = [index for index in kept if index not in errors]
+        indices = [index for index in indices if index not in errors]
         table = window.table if window.table is not None else pa.Table.from_pylist([dict(row.values) for row in window.rows], self._input)
-        columns = table.take(pa.array(kept, pa.int64())).columns
-        predictions = pa.array([_listed(answers[index].prediction) for index in kept], kind)
-        warnings = pa.array([list(answers[index].warnings) for index in kept], pa.list_(pa.string()))
+        columns = table.take(pa.array(indices, pa.int64())).columns
+        predictions = pa.array([_listed(answers[index].prediction) for index in indices], kind)
+        warnings = pa.array([list(answers[index].warnings) for index in indices], pa.list_(pa.string()))
         whole = pa.table([*columns, predictions, warnings], self._schema).combine_chunks()
         return b"".join([head, *(batch.serialize().to_pybytes() for batch in whole.to_batches())]), errors
 

@@ -163,14 +163,14 @@ class Part:
     def _read_state(self) -> Progress | None:
         try:
             state = json.loads(self._state.read_bytes())
-            known, given = state["facts"], state["progress"]
-            progress = self._progress = Progress(**given | {"place": Place(**given["place"])})
+            facts, fields = state["facts"], state["progress"]
+            progress = self._progress = Progress(**fields | {"place": Place(**fields["place"])})
             self._replaces = state.get("replaces")
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
             raise StartError(f"`{self._state}` was not written by this version; give --restart to score again.") from error
-        if differs := [name for name in {**known, **self._facts} if known.get(name) != self._facts.get(name)]:
+        if differs := [name for name in {**facts, **self._facts} if facts.get(name) != self._facts.get(name)]:
             raise SettingsError(
                 f"`{self.path}` was started with different {', '.join(differs)}; use the same again to continue, or "
                 "give --restart to start from the first row."
@@ -265,9 +265,9 @@ class Part:
 
 
 def _write(file: io.FileIO, data: bytes) -> None:
-    left = memoryview(data)
-    while left:  # an unbuffered file may accept only a part
-        left = left[file.write(left) :]
+    rest = memoryview(data)
+    while rest:  # an unbuffered file may accept only a part
+        rest = rest[file.write(rest) :]
 
 
 def _sync_folder(path: Path) -> None:

@@ -220,10 +220,10 @@ def _plan(settings: Settings, order: Order) -> tuple[Work, dict[str, int], int]:
     columns.check(first.columns, order.names)
     first.close()
     facts = _facts(settings, manifest, version, columns, parameters, order)
-    left = undone(there, {} if order.restart else _begun(output, facts))
+    undone_names = undone(there, {} if order.restart else _begun(output, facts))
     if order.restart or output.read(FACTS_FILE) is None:
         output.write(FACTS_FILE, json.dumps(facts, indent=1).encode())
-    return Work(settings, version, order, source, output), {name: there[name].size for name in left}, len(there) - len(left)
+    return Work(settings, version, order, source, output), {name: there[name].size for name in undone_names}, len(there) - len(undone_names)
 
 
 def _facts(
@@ -244,8 +244,8 @@ def _facts(
 
 def _begun(output: ParquetFolder, facts: Mapping[str, Any]) -> Mapping[str, FileFacts]:
     """Returns the files of an output that was started with the same facts, without those from before the start."""
-    written, known = output.parquet_files(), output.read(FACTS_FILE)
-    if known is None:
+    written, stored_facts = output.parquet_files(), output.read(FACTS_FILE)
+    if stored_facts is None:
         if written:
             raise SettingsError(
                 f"`{output.uri}` has Parquet files that were not made by --ray; choose another folder, or give --restart "
@@ -254,7 +254,7 @@ def _begun(output: ParquetFolder, facts: Mapping[str, Any]) -> Mapping[str, File
         if mine := next((name for name in output.files() if name.endswith(REJECTED_SUFFIX)), None):
             raise SettingsError(f"`{output.uri}` has the file `{mine}`, which was not made by --ray; choose another folder, or move it.")
         return {}
-    before = json.loads(known)
+    before = json.loads(stored_facts)
     if differs := [name for name in facts if before.get(name) != facts[name]]:
         raise SettingsError(
             f"`{output.uri}` was started with different {', '.join(differs)}; use the same again to continue, "

@@ -159,8 +159,8 @@ class _Run:
         sink: Sink = Stream(rejected, restart=order.restart) if part is None else part
         reader = self._reader(progress.place)
         try:
-            known = b"" if part is None else part.head()
-            writer = make_writer(self._kinds[1], reader, loaded.columns.task, loaded.names, known=known, json_cells=order.json_cells)
+            head = b"" if part is None else part.head()
+            writer = make_writer(self._kinds[1], reader, loaded.columns.task, loaded.names, known=head, json_cells=order.json_cells)
             bar = ProgressBar(total_size(self._source, reader), progress.place.offset)
             run = Run(reader, loaded.scorer, writer, sink, progress, bar, order.max_rejected, rejected, window_rows=WINDOW_ROWS)
             try:

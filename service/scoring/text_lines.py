@@ -205,8 +205,8 @@ class DelimitedReader:
         self._records = csv.reader(self._decoded(), delimiter=self._delimiter, strict=True)
 
     def _decoded(self) -> Iterator[str]:
-        while (read := self._lines.next())[0] != b"":
-            line, whole = read
+        while (next_line := self._lines.next())[0] != b"":
+            line, whole = next_line
             if not whole:  # the missing part may contain a closing quote, so the start of the next row is unknown
                 raise StartError(
                     f"line {self._lines.number} of the input has more than {self._max_bytes} bytes; shorten it, or raise --max-body-bytes."

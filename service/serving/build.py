@@ -173,8 +173,8 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
     for name in broken:
         metrics.broken_models.labels(name).set(1)
     answered = {model.name: model.tasks for model in models}
-    wanted = wanted_defaults(settings.default, settings.models, answered, broken, checked=before is None)
-    registry = Registry(models, wanted, by_name=settings.allow_implicit_default, present=None if before is None else before.defaults)
+    defaults = wanted_defaults(settings.default, settings.models, answered, broken, checked=before is None)
+    registry = Registry(models, defaults, by_name=settings.allow_implicit_default, present=None if before is None else before.defaults)
     reloader = Reloader if worker.tell is None else partial(SharedReloader, worker=worker)
     check_start = partial(check_next_start, settings, broken)
     return AppState(
@@ -208,10 +208,10 @@ def _make_scheduler(settings: Settings, worker: WorkerContext, threads: int, mul
     return Scheduler(queue, threads=threads, multi_threads=multi_threads, observe=metrics.observe_queue, on_hang=metrics.hung_runs.inc)
 
 
-def _load_options(settings: Settings, asked: Provider, provider: Provider, multi_threads: int) -> LoadOptions:
+def _load_options(settings: Settings, requested_provider: Provider, provider: Provider, multi_threads: int) -> LoadOptions:
     return LoadOptions(
         provider=provider,
-        provider_asked=asked,
+        provider_asked=requested_provider,
         precision=settings.precision,
         batch_variant=settings.batch_variant_graphs,
         max_batch_tokens=settings.max_batch_tokens,
@@ -260,5 +260,5 @@ def check_next_start(settings: Settings, broken: Mapping[str, str]) -> None:
             answered[path.name] = tasks_of(files.read_manifest(path)[0])
         elif not settings.skip_broken:
             raise BundleError(broken[path.name])
-    wanted = wanted_defaults(settings.default, settings.models, answered, broken, checked=True)
-    check_defaults(answered, wanted, by_name=settings.allow_implicit_default)
+    defaults = wanted_defaults(settings.default, settings.models, answered, broken, checked=True)
+    check_defaults(answered, defaults, by_name=settings.allow_implicit_default)

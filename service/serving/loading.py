@@ -68,12 +68,12 @@ class LoadOptions:
     validation_policy: ValidationPolicy = ACCEPT_ANY
 
 
-def choose_provider(loaded: Sequence[Bundle], wanted: Provider | Literal["auto"]) -> Provider:
+def choose_provider(bundles: Sequence[Bundle], provider: Provider | Literal["auto"]) -> Provider:
     """Returns the provider to use: the requested one, or for `auto` the best provider for which every bundle has a graph."""
-    if wanted != "auto":
-        return wanted
+    if provider != "auto":
+        return provider
     best = available_provider()
-    return best if all(any(graph.provider == best for graph in bundle.manifest.graphs) for bundle in loaded) else "cpu"
+    return best if all(any(graph.provider == best for graph in bundle.manifest.graphs) for bundle in bundles) else "cpu"
 
 
 def obtain_provider(asked: Provider, *, allow_fallback: bool) -> Provider:
@@ -233,9 +233,9 @@ def _multi_threaded_engine(
     def make() -> OnnxEngine:
         # the files may have changed since the model was loaded, and both sessions must return the same results
         files.verify_graph(bundle.path, graph)
-        made = engine.with_threads(options.multi_threads)
-        made.time_runs([(1, tokens)], repeats=1)
-        return made
+        threaded_engine = engine.with_threads(options.multi_threads)
+        threaded_engine.time_runs([(1, tokens)], repeats=1)
+        return threaded_engine
 
     return MultiThreadedEngine(make, model=bundle.manifest.name, threads=options.multi_threads, min_tokens=tokens)
 

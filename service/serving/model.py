@@ -361,13 +361,13 @@ def _too_many_chars(chars: int) -> TooLargeError:
     )
 
 
-def _larger_than_queue(tokens: int, most: int) -> TooLargeError:
+def _larger_than_queue(tokens: int, max_queue_tokens: int) -> TooLargeError:
     return TooLargeError(
         "the request has at least {tokens} tokens, including all windows and decoding, and the queue holds "
         "{most}; send fewer or shorter texts at once, make `stride`, `beam` or `top_k` smaller, or remove "
         "`explain`; the operator can raise --max-queue-tokens.",
         tokens=tokens,
-        most=most,
+        most=max_queue_tokens,
     )
 
 

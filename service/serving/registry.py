@@ -36,20 +36,20 @@ def _read_defaults(path: Path) -> dict[str, str]:
 Answered = Mapping[str, Sequence[str]]  # name of a model -> the tasks that it answers; sorted by name
 
 
-def chosen_defaults(answered: Answered, wanted: Mapping[str, str], *, by_name: bool, present: Mapping[str, str]) -> dict[str, str]:
+def chosen_defaults(answered: Answered, choices: Mapping[str, str], *, by_name: bool, present: Mapping[str, str]) -> dict[str, str]:
     """Returns task -> name of its default model, for each task that has one.
 
     Args:
         answered: The models.
-        wanted: Task -> name, as the operator chose; a derived task uses the model of its base task, if that model can answer it.
+        choices: Task -> name, as the operator chose; a derived task uses the model of its base task, if that model can answer it.
         by_name: Whether a task with several models and no choice uses the first model by name.
         present: Task -> name, from before the change.
     """
     chosen: dict[str, str] = {}
     for task, spec in TASKS.items():
         able = able_models(answered, task)
-        base = None if spec.derivation is None else wanted.get(spec.derivation.base or "")
-        named = next((name for name in (wanted.get(task), base, present.get(task)) if name in able), None)
+        base = None if spec.derivation is None else choices.get(spec.derivation.base or "")
+        named = next((name for name in (choices.get(task), base, present.get(task)) if name in able), None)
         if named is None and (len(able) == 1 or by_name):
             named = next(iter(able), None)
         if named is not None:
@@ -57,16 +57,16 @@ def chosen_defaults(answered: Answered, wanted: Mapping[str, str], *, by_name: b
     return chosen
 
 
-def check_defaults(answered: Answered, wanted: Mapping[str, str], *, by_name: bool) -> None:
+def check_defaults(answered: Answered, choices: Mapping[str, str], *, by_name: bool) -> None:
     """Checks that each endpoint has a default model at startup.
 
     Raises:
         SettingsError: A chosen model is not loaded or does not answer its task, or a task has several models and no choice.
     """
-    defaults = chosen_defaults(answered, wanted, by_name=by_name, present={})
-    for task, name in wanted.items():
+    defaults = chosen_defaults(answered, choices, by_name=by_name, present={})
+    for task, name in choices.items():
         if defaults.get(task) != name:
-            have = ", ".join(f"{each}={model}" for model, tasks in answered.items() for each in tasks)
+            have = ", ".join(f"{model_task}={model}" for model, tasks in answered.items() for model_task in tasks)
             raise SettingsError(f"--default is {task}={name}, but no model of that name is loaded for that task; loaded are {have}.")
     # tasks that bundles of any task can answer are left out: with several such models, a request names the model
     own = [task for task, spec in TASKS.items() if spec.derivation is None or spec.derivation.base is not None]
@@ -92,12 +92,12 @@ def able_models(answered: Answered, task: str) -> list[str]:
 
 
 def wanted_defaults(
-    given: Mapping[str, str], folders: Sequence[Path], answered: Answered, broken: Mapping[str, str], *, checked: bool
+    flag_defaults: Mapping[str, str], folders: Sequence[Path], answered: Answered, broken: Mapping[str, str], *, checked: bool
 ) -> dict[str, str]:
     """Returns task -> name of its default model: the defaults of the models folders, overridden by `--default`.
 
     Args:
-        given: The defaults from `--default`.
+        flag_defaults: The defaults from `--default`.
         folders: The models folders.
         answered: The models.
         broken: Name -> error, for models that could not be loaded; a folder's default is ignored if it is such a model.
@@ -107,7 +107,7 @@ def wanted_defaults(
         BundleError: A folder's default is not loaded, or its file cannot be read.
         SettingsError: Two folders contradict each other, or a task is unknown or occurs twice.
     """
-    by_flag = _by_task(given, "--default")
+    by_flag = _by_task(flag_defaults, "--default")
     defaults: dict[str, tuple[str, Path]] = {}
     files = [path for folder in folders if (path := folder / DEFAULTS_FILE).exists()]
     for file in files:
@@ -128,15 +128,15 @@ def wanted_defaults(
     return {task: name for task, (name, _) in defaults.items()} | by_flag
 
 
-def _by_task(given: Mapping[str, str], origin: str) -> dict[str, str]:
-    """Returns task -> model name; `given` has each task by its Hugging Face name or by its path."""
+def _by_task(defaults: Mapping[str, str], origin: str) -> dict[str, str]:
+    """Returns task -> model name; `defaults` has each task by its Hugging Face name or by its path."""
     tasks = {spec.path: name for name, spec in TASKS.items()} | {name: name for name in TASKS}
-    for task in given:
+    for task in defaults:
         if task not in tasks:
             raise SettingsError(f"{origin} has the unknown task `{task}`; known tasks are {', '.join(tasks)}.")
-        if tasks[task] != task and tasks[task] in given:
+        if tasks[task] != task and tasks[task] in defaults:
             raise SettingsError(f"{origin} names a model for `{task}` and one for `{tasks[task]}`, which is the same task; remove one.")
-    return {tasks[task]: name for task, name in given.items()}
+    return {tasks[task]: name for task, name in defaults.items()}
 
 
 logger = logging.getLogger("bertserve.loading")
@@ -153,13 +153,13 @@ class Registry:
     """
 
     def __init__(
-        self, models: Sequence[Model], wanted: Mapping[str, str], *, by_name: bool = False, present: Mapping[str, str] | None = None
+        self, models: Sequence[Model], choices: Mapping[str, str], *, by_name: bool = False, present: Mapping[str, str] | None = None
     ) -> None:
         """Takes loaded models.
 
         Args:
             models: The models, in any order.
-            wanted: Task -> name of its default model; a derived task uses the model of its base task, if that model can answer it.
+            choices: Task -> name of its default model; a derived task uses the model of its base task, if that model can answer it.
             by_name: Whether a task with several models and no choice uses the first model by name; otherwise it needs a choice.
             present: Task -> name of its default model so far, for a worker that replaces another one. Models may have changed since then,
                 so nothing is checked.
@@ -169,10 +169,10 @@ class Registry:
         """
         self.models = {model.name: model for model in sorted(models, key=lambda model: model.name)}
         self.changes = 0
-        self._wanted = wanted
+        self._wanted = choices
         self._by_name = by_name
         if present is None:
-            check_defaults(self._answered(), wanted, by_name=by_name)
+            check_defaults(self._answered(), choices, by_name=by_name)
         self._defaults = self._chosen(present or {})
 
     @property
@@ -252,7 +252,7 @@ class Registry:
                     raise NotFoundError(
                         "several models can answer ({models}), and none of them is the default for {task}; set `model`, or "
                         "use the path /models/NAME.",
-                        models=", ".join(f"`{each}`" for each in able),
+                        models=", ".join(f"`{model_name}`" for model_name in able),
                         task=task,
                     )
                 models = ", ".join(f"{model.name} ({model.task})" for model in self.models.values()) or "none"
@@ -287,7 +287,7 @@ class Registry:
         models = self.models
         if len(models) > 1:
             raise InvalidValueError(
-                "several models are loaded; set `model` to one of {models}.", models=", ".join(f"`{known}`" for known in models)
+                "several models are loaded; set `model` to one of {models}.", models=", ".join(f"`{model_name}`" for model_name in models)
             )
         if not models:
             raise NotFoundError("no model is loaded.")

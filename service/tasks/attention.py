@@ -83,22 +83,22 @@ def choose(parameters: AttentionParameters, counts: Sequence[int]) -> tuple[tupl
     return tuple((layer, _numbers("heads", parameters.heads, counts[layer], f"layer {layer} of this model")) for layer in layers)
 
 
-def _numbers(name: str, asked: Sequence[int] | None, count: int, whose: str) -> tuple[int, ...]:
+def _numbers(name: str, choice: Sequence[int] | None, count: int, owner: str) -> tuple[int, ...]:
     """Returns the requested numbers, counted from 0."""
-    given = range(count) if asked is None else asked
-    if (invalid := next((number for number in given if not -count <= number < count), None)) is not None:
+    indices = range(count) if choice is None else choice
+    if (invalid := next((number for number in indices if not -count <= number < count), None)) is not None:
         raise InvalidValueError(
             "`{field}` has {wrong}, but {whose} has {count} {field}; give 0 to {last}, or -1 to {least} to count from the end.",
             field=name,
             wrong=invalid,
-            whose=whose,
+            whose=owner,
             count=count,
             last=count - 1,
             least=-count,
         )
-    numbers = tuple(number % count for number in given)
+    numbers = tuple(number % count for number in indices)
     if len(set(numbers)) < len(numbers):
-        raise InvalidValueError("`{field}` has a duplicate: {given}; name each once.", field=name, given=list(given))
+        raise InvalidValueError("`{field}` has a duplicate: {given}; name each once.", field=name, given=list(indices))
     return numbers
 
 
@@ -139,7 +139,7 @@ def show_attention(request: Request, model: TaskModel) -> TaskRun:
         reserved_tokens=values // WEIGHTS_PER_TOKEN,
     )
     [row] = yield Batch([encoding], cost, copied)
-    place = {found: i for i, found in enumerate(maps)}
+    place = {key: i for i, key in enumerate(maps)}
     weights = row[OUTPUT]
     layers: list[Floats] = [weights[[place[layer, head] for head in heads]] for layer, heads in request.layers]
     return {"tokens": tokens, "offsets": offsets, "sentence_b_start": starts[1] if len(parts) > 1 else None, "attentions": layers}

@@ -156,8 +156,8 @@ def result_of(function: TaskFunction, request: Any, model: TaskModel, rows: Sequ
         model: Its tokenizer and labels.
         rows: One row of outputs per encoding of the batch.
     """
-    given = [rows]
-    return run_all(function(request, model), lambda _: given.pop())
+    outputs = [rows]
+    return run_all(function(request, model), lambda _: outputs.pop())
 
 
 def run_all(run: TaskRun, execute: Callable[[Sequence[Encoding]], Sequence[Row]]) -> Any:

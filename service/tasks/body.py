@@ -82,12 +82,12 @@ class Closed(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _no_unknown_name(cls, given: Any) -> Any:
+    def _no_unknown_name(cls, value: Any) -> Any:
         """Stops at the first unknown name: `extra="forbid"` creates an error for each name, which takes seconds for a million names."""
-        if type(given) is dict and not given.keys() <= cls.names:  # JSON creates no subclasses, and this runs for each item of a list
-            unknown = next(name for name in given if name not in cls.names)
+        if type(value) is dict and not value.keys() <= cls.names:  # JSON creates no subclasses, and this runs for each item of a list
+            unknown = next(name for name in value if name not in cls.names)
             raise PydanticCustomError("unknown_name", "unknown", {"name": unknown, "known": list(cls.model_fields)})
-        return given
+        return value
 
 
 class TaskParameters(Closed):

@@ -104,13 +104,13 @@ def estimate(request: Request, max_length: int) -> int:
     parameters = request.parameters
     first, last = (request.text, request.text_pair) if request.text_pair else ("", request.text)
     first_tokens, tokens = estimate_tokens(first) if first else 0, estimate_tokens(last)
-    read = min(first_tokens + tokens, max_length)
+    read_tokens = min(first_tokens + tokens, max_length)
     if parameters.window is not None:
         room = max_length - 2 - first_tokens
         stride = default_stride(max(room, 0)) if parameters.stride is None else parameters.stride
         if tokens > room > stride:  # otherwise `classify` raises an error with more detail
-            read = tokens * max_length // (room - stride)
-    return read + (occlusion.estimate(read, min(read, max_length)) if parameters.explain else 0)
+            read_tokens = tokens * max_length // (room - stride)
+    return read_tokens + (occlusion.estimate(read_tokens, min(read_tokens, max_length)) if parameters.explain else 0)
 
 
 def classify(request: Request, model: TaskModel) -> TaskRun:
@@ -188,8 +188,8 @@ def _read(request: Request, tokenizer: Tokenizer) -> _Read:
     texts = tokenizer.tokenize([request.text, request.text_pair] if request.text_pair else [request.text])
     a, b = texts[0], texts[1] if len(texts) > 1 else None
     room = tokenizer.room(pair=b is not None)
-    kept = [range(len(tokens.ids)) for tokens in texts]
-    total = sum(map(len, kept))
+    cuts = [range(len(tokens.ids)) for tokens in texts]
+    total = sum(map(len, cuts))
     if request.parameters.window is not None and total > room:
         return _in_windows(request, tokenizer, a, b, room)
     if total > room and not request.parameters.truncation:
@@ -201,27 +201,27 @@ def _read(request: Request, tokenizer: Tokenizer) -> _Read:
         )
     if total > room:
         side = request.truncation_side or tokenizer.truncation_side
-        kept = list(kept_of_pair(len(a), len(b or ()), room, side))[: len(texts)]
-    encodings = [tokenizer.assemble(*(tokens.ids[cut.start : cut.stop] for tokens, cut in zip(texts, kept, strict=True)))]
-    truncated, read = total > room, _read_of_cut(texts, kept) if total > room else ()
+        cuts = list(kept_of_pair(len(a), len(b or ()), room, side))[: len(texts)]
+    encodings = [tokenizer.assemble(*(tokens.ids[cut.start : cut.stop] for tokens, cut in zip(texts, cuts, strict=True)))]
+    truncated, spans = total > room, _read_of_cut(texts, cuts) if total > room else ()
     if not request.parameters.explain:
-        return _Read(encodings, total, truncated, read)
-    parts = _parts(request, texts, kept)
+        return _Read(encodings, total, truncated, spans)
+    parts = _parts(request, texts, cuts)
     occlusion.check_count(sum(len(part.words) for part in parts), "the text" if b is None else "the pair", "shorten it")
-    return _Read(encodings, total, truncated, read, parts)
+    return _Read(encodings, total, truncated, spans, parts)
 
 
-def _read_of_cut(texts: Sequence[Tokens], kept: Sequence[range]) -> tuple[ReadSpan, ...]:
+def _read_of_cut(texts: Sequence[Tokens], cuts: Sequence[range]) -> tuple[ReadSpan, ...]:
     fields = (FIRST, SECOND) if len(texts) > 1 else ("",)
-    return tuple(span for tokens, cut, field in zip(texts, kept, fields, strict=True) for span in spans_read(tokens, [cut], field))
+    return tuple(span for tokens, cut, field in zip(texts, cuts, fields, strict=True) for span in spans_read(tokens, [cut], field))
 
 
-def _parts(request: Request, texts: Sequence[Tokens], kept: Sequence[range]) -> list[Part]:
+def _parts(request: Request, texts: Sequence[Tokens], cuts: Sequence[range]) -> list[Part]:
     """Returns the text or both texts, with the words within the parts that are read."""
     inputs = [(FIRST, request.text), (SECOND, request.text_pair or "")] if len(texts) > 1 else [("", request.text)]
     return [
         Part(field, text, tokens.ids[cut.start : cut.stop], cut.start, words_of(text, tokens, cut))
-        for (field, text), tokens, cut in zip(inputs, texts, kept, strict=True)
+        for (field, text), tokens, cut in zip(inputs, texts, cuts, strict=True)
     ]
 
 

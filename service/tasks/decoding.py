@@ -169,15 +169,15 @@ class BestAnswers:
 
 def _best_first(starts: NDArray[np.int64], ends: NDArray[np.int64], scores: Floats, at_least: int) -> Iterator[int]:
     """Yields the indices of spans by falling score, then start, then end; it sorts only as many as are needed."""
-    done, wanted = 0, 4 * at_least + 32
+    done, count = 0, 4 * at_least + 32
     while done < len(scores):
-        wanted = min(wanted, len(scores))
+        count = min(count, len(scores))
         # includes all spans that equal the last one, so that ties are complete
-        floor = scores[np.argpartition(-scores, wanted - 1)[wanted - 1]]
+        floor = scores[np.argpartition(-scores, count - 1)[count - 1]]
         best = np.flatnonzero(scores >= floor)
         order = best[np.lexsort((ends[best], starts[best], -scores[best]))]
         yield from order[done:].tolist()
-        done, wanted = len(order), 8 * wanted
+        done, count = len(order), 8 * count
 
 
 class SummedAnswers:

@@ -79,32 +79,32 @@ class LayerChoice:
 LAST_LAYER = LayerChoice()
 
 
-def choose(asked: Layers | list[int] | None, combine: Combine | None, embedding: Embedding) -> LayerChoice:
+def choose(layers: Layers | list[int] | None, combine: Combine | None, embedding: Embedding) -> LayerChoice:
     """Returns the chosen layers of a request.
 
     Args:
-        asked: The caller's choice; None for the bundle's default.
+        layers: The caller's choice; None for the bundle's default.
         combine: The function that combines several layers; None for the bundle's default.
         embedding: The bundle's settings.
 
     Raises:
         InvalidValueError: The bundle lacks a layer, or a layer is named twice.
     """
-    if asked == "last_four" and embedding.layers == "last":
+    if layers == "last_four" and embedding.layers == "last":
         raise InvalidValueError(
             "`layers` is `last_four`, but this model has only its last layer; the operator can export it with `--layers last_four`."
         )
-    wanted, known = _numbers(asked or embedding.default_layers), embedding.places
-    if missing := [layer for layer in wanted if layer not in known]:
+    numbers, place_by_layer = _numbers(layers or embedding.default_layers), embedding.places
+    if missing := [layer for layer in numbers if layer not in place_by_layer]:
         raise InvalidValueError(
             "`layers` has {missing}, but this model has {describe}.",
             missing=missing[0],
             describe=_describe(embedding),
         )
-    places = tuple(known[layer] for layer in wanted)
+    places = tuple(place_by_layer[layer] for layer in numbers)
     if len(set(places)) < len(places):
-        raise InvalidValueError("`layers` has a duplicate: {wanted}; name each once.", wanted=list(wanted))
-    if places == (known[-1],):
+        raise InvalidValueError("`layers` has a duplicate: {wanted}; name each once.", wanted=list(numbers))
+    if places == (place_by_layer[-1],):
         return LAST_LAYER
     return LayerChoice(embedding.layers_output, embedding.layer_count, places, combine or embedding.combine)
 
@@ -204,32 +204,32 @@ class Request:
         return len(self.prompt) + len(self.text)
 
 
-def resolve(given: EmbedParameters, embedding: Embedding) -> Request:
+def resolve(parameters: EmbedParameters, embedding: Embedding) -> Request:
     """Returns a request without a text, with the caller's choices and the bundle's defaults.
 
     Args:
-        given: The caller's parameters.
+        parameters: The caller's parameters.
         embedding: The bundle's settings.
 
     Raises:
         InvalidValueError: The bundle lacks the prompt or a layer, or has fewer dimensions.
     """
-    layers = choose(given.layers, given.combine, embedding)
+    layers = choose(parameters.layers, parameters.combine, embedding)
     width = embedding.dimensions * layers.widths
-    if given.dimensions is not None and given.dimensions > width:
+    if parameters.dimensions is not None and parameters.dimensions > width:
         raise InvalidValueError(
             "`dimensions` is {dimensions}, but this model's vectors have {width}; give at most {width}.",
-            dimensions=given.dimensions,
+            dimensions=parameters.dimensions,
             width=width,
         )
-    name = embedding.default_prompt if given.prompt_name is None else given.prompt_name
+    name = embedding.default_prompt if parameters.prompt_name is None else parameters.prompt_name
     if name is not None and name not in embedding.prompts:
-        known = ", ".join(f"`{prompt}`" for prompt in embedding.prompts)
+        prompts = ", ".join(f"`{prompt}`" for prompt in embedding.prompts)
         raise InvalidValueError(
-            "unknown prompt `{name}`; this model has {known}.", name=name[:64], known=known or "none, so remove `prompt_name`"
+            "unknown prompt `{name}`; this model has {known}.", name=name[:64], known=prompts or "none, so remove `prompt_name`"
         )
     own = {"pooling": embedding.pooling, "normalize": embedding.normalize}
-    parameters = given.model_copy(update={field: value for field, value in own.items() if getattr(given, field) is None})
+    parameters = parameters.model_copy(update={field: value for field, value in own.items() if getattr(parameters, field) is None})
     return Request("", parameters, "" if name is None else embedding.prompts[name], width, layers)
 
 
@@ -257,7 +257,7 @@ def embed(request: Request, model: TaskModel) -> TaskRun:
     )
     result = vector(request, row)
     if request.parameters.encoding_format == "base64":
-        return packed(result) if result.ndim == 1 else [packed(each) for each in result]
+        return packed(result) if result.ndim == 1 else [packed(token_vector) for token_vector in result]
     return result
 
 
@@ -275,8 +275,8 @@ def encode(request: Request, tokenizer: Tokenizer) -> tuple[Encoding, bool]:
             tokens_count=len(tokens),
             room=room,
         )
-    kept = kept_tokens(len(tokens), room, request.parameters.truncation_direction or tokenizer.truncation_side)
-    return tokenizer.assemble(tokens.ids[kept.start : kept.stop]), len(tokens) > room
+    cut = kept_tokens(len(tokens), room, request.parameters.truncation_direction or tokenizer.truncation_side)
+    return tokenizer.assemble(tokens.ids[cut.start : cut.stop]), len(tokens) > room
 
 
 def packed(values: Floats) -> str:

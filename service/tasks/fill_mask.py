@@ -203,7 +203,7 @@ def fill_masks(request: Request, model: TaskModel) -> TaskRun:
         for start in range(0, len(candidate_ids), FILLINGS_PER_STEP):
             some = slice(start, start + FILLINGS_PER_STEP)
             decoded = _filled(tokenizer, fillings, place, candidate_ids[some], scores[some])
-            model.budget.spend(answer_bytes=sum(CANDIDATE_BYTES + PIECE_BYTES + len(each["sequence"]) for each in decoded))
+            model.budget.spend(answer_bytes=sum(CANDIDATE_BYTES + PIECE_BYTES + len(candidate["sequence"]) for candidate in decoded))
             filled[place] += decoded
             yield PAUSE
     return filled if len(masks) > 1 else filled[0]
@@ -247,10 +247,10 @@ def _best(logits: Floats, targets: Sequence[int] | None, top_k: int) -> tuple[ND
     scores = activate(logits, "softmax")
     candidates = np.arange(len(scores)) if targets is None else np.array(sorted(targets))
     # includes all tokens that equal the last one, so that ties are complete
-    wanted = min(top_k, len(candidates))
-    floor = np.partition(scores[candidates], len(candidates) - wanted)[len(candidates) - wanted]
+    count = min(top_k, len(candidates))
+    floor = np.partition(scores[candidates], len(candidates) - count)[len(candidates) - count]
     best = candidates[scores[candidates] >= floor]
-    order = best[np.argsort(-scores[best], kind="stable")][:wanted]
+    order = best[np.argsort(-scores[best], kind="stable")][:count]
     return order, scores[order]
 
 
@@ -285,9 +285,9 @@ def _check_masks(text: str, count: int, mask: str) -> None:
 
 def _token_ids(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[list[int], tuple[str, ...]]:
     exact = [tokenizer.token_id(target) for target in targets]
-    others = iter(tokenizer.tokenize([target for target, id_ in zip(targets, exact, strict=True) if id_ is None]))
+    tokenized_targets = iter(tokenizer.tokenize([target for target, id_ in zip(targets, exact, strict=True) if id_ is None]))
     # the first token of each target that is not in the vocabulary, if it has tokens
-    first = [next(others).ids[:1] if id_ is None else [id_] for id_ in exact]
+    first = [next(tokenized_targets).ids[:1] if id_ is None else [id_] for id_ in exact]
     ids = [id_ for pieces in first for id_ in pieces]
     cut = [tokenizer.decode(pieces, skip_special=False) for pieces, id_ in zip(first, exact, strict=True) if id_ is None and pieces]
     if not ids:
@@ -299,18 +299,18 @@ def _token_ids(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[list[int],
 
 def _all_pieces(words: Sequence[str], tokenizer: Tokenizer) -> tuple[dict[Pieces, str], tuple[str, ...]]:
     exact = [tokenizer.token_id(word) for word in words]
-    others = iter(tokenizer.tokenize([word for word, id_ in zip(words, exact, strict=True) if id_ is None]))
-    pieces = [tuple(next(others).ids) if id_ is None else (id_,) for id_ in exact]
-    found: dict[Pieces, str] = {}
-    for word, each in zip(words, pieces, strict=True):
-        if each:
-            found.setdefault(each, word)
-    if not found:
+    tokenized_words = iter(tokenizer.tokenize([word for word, id_ in zip(words, exact, strict=True) if id_ is None]))
+    pieces = [tuple(next(tokenized_words).ids) if id_ is None else (id_,) for id_ in exact]
+    targets: dict[Pieces, str] = {}
+    for word, word_pieces in zip(words, pieces, strict=True):
+        if word_pieces:
+            targets.setdefault(word_pieces, word)
+    if not targets:
         raise InvalidValueError("`targets` has no word of the model's vocabulary; give at least one.")
     unknown_id = None if tokenizer.unknown is None else tokenizer.token_id(tokenizer.unknown)
-    unknown = [word for word, each in zip(words, pieces, strict=True) if not each or unknown_id in each]
+    unknown = [word for word, word_pieces in zip(words, pieces, strict=True) if not word_pieces or unknown_id in word_pieces]
     some = ", ".join(word[:32] for word in unknown[:5])
-    return found, (f"targets; {len(unknown)} of {len(words)} have tokens that are not in the vocabulary: {some}",) if unknown else ()
+    return targets, (f"targets; {len(unknown)} of {len(words)} have tokens that are not in the vocabulary: {some}",) if unknown else ()
 
 
 class FillMaskBody(TaskBody):

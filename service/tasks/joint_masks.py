@@ -131,9 +131,9 @@ class Pattern:
 
     def memory(self, beam: int, top_k: int, vocabulary: int) -> int:
         """Returns the maximum memory in numbers of four bytes: its ids, and per run of a mask the best tokens and their logarithms."""
-        wanted = [beam] * (len(self.masks) - 1) + [top_k]
+        counts = [beam] * (len(self.masks) - 1) + [top_k]
         return 2 * len(self.ids) + max(
-            4 * runs * min(count, vocabulary) for runs, count in zip(self.runs(beam, vocabulary), wanted, strict=True)
+            4 * runs * min(count, vocabulary) for runs, count in zip(self.runs(beam, vocabulary), counts, strict=True)
         )
 
 
@@ -259,25 +259,30 @@ def search(patterns: Sequence[Pattern], *, beam: int, top_k: int, tokenizer: Tok
         tokenizer: Turns ids back into text.
     """
     beams = [_Beam(pattern) for pattern in patterns]
-    while open_ := [each for each in beams if not each.full]:
+    while open_ := [pattern_beam for pattern_beam in beams if not pattern_beam.full]:
         texts: list[tuple[Encoding, Callable[[Row], Row]]] = []
         reserved_tokens = 0
-        for each in open_:
-            wanted = top_k if each.last else beam
+        for pattern_beam in open_:
+            max_count = top_k if pattern_beam.last else beam
             texts += [
-                (encoding, partial(_best, wanted=wanted, allowed=each.pattern.allowed(filling.tokens)))
-                for filling, encoding in zip(each.fillings, _encodings(each, tokenizer), strict=True)
+                (encoding, partial(_best, max_count=max_count, allowed=pattern_beam.pattern.allowed(filling.tokens)))
+                for filling, encoding in zip(pattern_beam.fillings, _encodings(pattern_beam, tokenizer), strict=True)
             ]
-            later = each.pattern.runs(beam, tokenizer.vocabulary_size)[each.done + 1 :]
-            reserved_tokens += sum(later) * texts[-1][0].cost_tokens
+            later_runs = pattern_beam.pattern.runs(beam, tokenizer.vocabulary_size)[pattern_beam.done + 1 :]
+            reserved_tokens += sum(later_runs) * texts[-1][0].cost_tokens
         keeps = [keep for _, keep in texts]
         rows = yield Batch(
             [encoding for encoding, _ in texts],
             Cost(answer_bytes=0, reserved_tokens=reserved_tokens),
             lambda index, row, keeps=keeps: keeps[index](row),  # type: ignore[misc]
         )
-        kept = iter(rows)
-        beams = [each if each.full else each.grown([next(kept) for _ in each.fillings], top_k if each.last else beam) for each in beams]
+        row_iterator = iter(rows)
+        beams = [
+            pattern_beam
+            if pattern_beam.full
+            else pattern_beam.grown([next(row_iterator) for _ in pattern_beam.fillings], top_k if pattern_beam.last else beam)
+            for pattern_beam in beams
+        ]
     return (yield from _results(beams, top_k, tokenizer))
 
 
@@ -289,11 +294,11 @@ def _encodings(beam: _Beam, tokenizer: Tokenizer) -> Iterator[Encoding]:
         yield tokenizer.assemble(ids, masks=[pattern.masks[beam.done] - pattern.start])
 
 
-def _best(row: Row, *, wanted: int, allowed: NDArray[np.int64] | None) -> Row:
-    """Returns the best `tokens` of one mask, int64 [at most wanted], and the logarithms of their probabilities as `logs`, float64."""
+def _best(row: Row, *, max_count: int, allowed: NDArray[np.int64] | None) -> Row:
+    """Returns the best `tokens` of one mask, int64 [at most max_count], and the logarithms of their probabilities as `logs`, float64."""
     logs = log_softmax(row["logits"][0])
     candidates = np.arange(len(logs)) if allowed is None else allowed
-    count = min(wanted, len(candidates))
+    count = min(max_count, len(candidates))
     # includes all tokens that equal the last one, so that ties are ordered by id
     floor = np.partition(logs[candidates], len(candidates) - count)[len(candidates) - count]
     best = candidates[logs[candidates] >= floor]
@@ -310,15 +315,15 @@ def log_softmax(logits: Floats) -> NDArray[np.float64]:
 
 def _results(beams: Sequence[_Beam], top_k: int, tokenizer: Tokenizer) -> TaskRun:
     """Returns the best fillings of all patterns, by falling score."""
-    found = sorted(((filling, beam.pattern) for beam in beams for filling in beam.fillings), key=lambda pair: pair[0].rank)
-    if not found:
+    pairs = sorted(((filling, beam.pattern) for beam in beams for filling in beam.fillings), key=lambda pair: pair[0].rank)
+    if not pairs:
         return []
     # all patterns have the same text before their first mask and after their last one
-    first = found[0][1]
+    first = pairs[0][1]
     fillings = Fillings(tokenizer, first.ids, [range(first.masks[0], first.masks[-1] + 1)], skip_special=True)
     results: list[dict[str, object]] = []
-    for start in range(0, min(len(found), top_k), FILLINGS_PER_STEP):
-        some = found[start : min(start + FILLINGS_PER_STEP, top_k)]
+    for start in range(0, min(len(pairs), top_k), FILLINGS_PER_STEP):
+        some = pairs[start : min(start + FILLINGS_PER_STEP, top_k)]
         middles = [pattern.filled(filling.tokens)[pattern.masks[0] : pattern.masks[-1] + 1] for filling, pattern in some]
         sequences = fillings.texts(0, middles)
         results += [_filled(tokenizer, filling, pattern, sequence) for (filling, pattern), sequence in zip(some, sequences, strict=True)]

@@ -123,19 +123,19 @@ def variants(parts: Sequence[Part], tokenizer: Tokenizer) -> list[Variant]:
         parts: The one or two texts of the input.
         tokenizer: Assembles the variants.
     """
-    found = []
+    variant_list = []
     for place, part in enumerate(parts):
         for word in part.words:
-            texts = [each.ids if i != place else part.without(word) for i, each in enumerate(parts)]
+            texts = [other_part.ids if i != place else part.without(word) for i, other_part in enumerate(parts)]
             if not any(texts) and tokenizer.room(pair=len(parts) > 1) == tokenizer.max_length:
                 continue  # no token is left, not even a special one
-            found.append(Variant(part, word, tokenizer.assemble(*texts)))
-    return found
+            variant_list.append(Variant(part, word, tokenizer.assemble(*texts)))
+    return variant_list
 
 
 def described(left_out: Sequence[Variant], importances: Sequence[float], unit: Unit) -> list[WordImportance]:
     """Returns the words with their importance, in the order of the texts; offsets refer to the word's own text."""
-    found: list[WordImportance] = []
+    words: list[WordImportance] = []
     for part in {id(variant.part): variant.part for variant in left_out}.values():
         items: list[dict[str, Any]] = [
             {
@@ -148,5 +148,5 @@ def described(left_out: Sequence[Variant], importances: Sequence[float], unit: U
             if variant.part is part
         ]
         rebase(items, part.text, unit)
-        found += [cast("WordImportance", item | ({"field": part.field} if part.field else {})) for item in items]
-    return found
+        words += [cast("WordImportance", item | ({"field": part.field} if part.field else {})) for item in items]
+    return words

@@ -145,31 +145,31 @@ def answer_question(request: Request, model: TaskModel) -> TaskRun:
         InvalidValueError: The question or the passage is empty, a window is too small for question and stride, "no answer" is requested
             from a model without a token for it, or the explanation has too many words.
     """
-    parameters, read = request.parameters, windows_of(request, model.tokenizer)
-    spans = spans_read(read.passage, read.cuts, "context") if len(read.cuts) > 1 else ()
-    rows = yield Batch(read.encodings, _cost(request, read), copied, read=spans)
-    texts = _texts(request, read.passage)
-    found: SummedAnswers | BestAnswers
+    parameters, passage_windows = request.parameters, windows_of(request, model.tokenizer)
+    spans = spans_read(passage_windows.passage, passage_windows.cuts, "context") if len(passage_windows.cuts) > 1 else ()
+    rows = yield Batch(passage_windows.encodings, _cost(request, passage_windows), copied, read=spans)
+    texts = _texts(request, passage_windows.passage)
+    collector: SummedAnswers | BestAnswers
     if parameters.duplicates == "sum":
-        found = SummedAnswers(texts, limit=_limit(request), budget=model.budget)
+        collector = SummedAnswers(texts, limit=_limit(request), budget=model.budget)
     else:
-        found = BestAnswers(texts, top_k=parameters.top_k, count=len(read.passage), budget=model.budget)
+        collector = BestAnswers(texts, top_k=parameters.top_k, count=len(passage_windows.passage), budget=model.budget)
     nulls = []
-    for encoding, cut, row in zip(read.encodings, read.cuts, rows, strict=True):
-        null, start, end = _probabilities(encoding, len(cut), row, read.cls_index)
+    for encoding, cut, row in zip(passage_windows.encodings, passage_windows.cuts, rows, strict=True):
+        null, start, end = _probabilities(encoding, len(cut), row, passage_windows.cls_index)
         nulls.append(null)
         # the thousands of spans of a window are freed before those of the next one are created
-        found.add(score_spans(start, end, cut, parameters.max_answer_len))
+        collector.add(score_spans(start, end, cut, parameters.max_answer_len))
         yield PAUSE
-    answers = found.answers()
+    answers = collector.answers()
     nothing = {"answer": "", "score": min(nulls), "start": 0, "end": 0}
     if parameters.handle_impossible_answer:
         answers.append(nothing)
     answers = sorted(answers, key=lambda answer: -answer["score"])[: parameters.top_k]
     if parameters.explain:
-        assert isinstance(found, BestAnswers), "summed scores are not explained"
-        span, cut = (None, read.cuts[nulls.index(min(nulls))]) if answers[0] is nothing else found.place_of(answers[0])
-        yield from _explain(request, read, answers[0], cut, span, model.tokenizer)
+        assert isinstance(collector, BestAnswers), "summed scores are not explained"
+        span, cut = (None, passage_windows.cuts[nulls.index(min(nulls))]) if answers[0] is nothing else collector.place_of(answers[0])
+        yield from _explain(request, passage_windows, answers[0], cut, span, model.tokenizer)
     rebase(answers, request.context, parameters.offset_unit)
     return answers if parameters.top_k > 1 else answers[0]
 
@@ -217,25 +217,29 @@ def _texts(request: Request, passage: Tokens) -> SpanTexts:
     return SpanTexts(request.context, offsets, passage.word_ids if request.parameters.align_to_words else None)
 
 
-def _cost(request: Request, read: PassageWindows) -> Cost:
+def _cost(request: Request, passage_windows: PassageWindows) -> Cost:
     """Returns the cost of a passage: two logits per token, its tokens, the compared answers, and the returned answers."""
-    parameters, spans = request.parameters, sum(len(cut) * min(request.parameters.max_answer_len, len(cut)) for cut in read.cuts)
+    parameters, spans = request.parameters, sum(len(cut) * min(request.parameters.max_answer_len, len(cut)) for cut in passage_windows.cuts)
     answers = min(parameters.top_k, spans) + parameters.handle_impossible_answer
-    looked_at = min(len(read.cuts) * _limit(request) if parameters.duplicates == "sum" else 2 * parameters.top_k, spans)
+    looked_at = min(len(passage_windows.cuts) * _limit(request) if parameters.duplicates == "sum" else 2 * parameters.top_k, spans)
     longest, chars = text_bytes(request.context), len(request.context)
     if max(answers, looked_at) * longest > _LONG_ANSWERS:
-        chars = longest_answer(_texts(request, read.passage), parameters.max_answer_len)
+        chars = longest_answer(_texts(request, passage_windows.passage), parameters.max_answer_len)
         longest = min(longest, 6 * chars)  # an escaped character needs six bytes
     cost = Cost(
         answer_bytes=answers * (ANSWER_BYTES + longest),
         steps=spans // SPANS_PER_STEP,
-        memory_per_input=2 * sum(map(len, read.encodings)) + TOKEN_HELD * len(read.passage) + looked_at * (ANSWER_HELD + chars),
+        memory_per_input=2 * sum(map(len, passage_windows.encodings))
+        + TOKEN_HELD * len(passage_windows.passage)
+        + looked_at * (ANSWER_HELD + chars),
     )
     if not parameters.explain:
         return cost
-    words = len(words_of(request.question, read.question)) + most_within(words_of(request.context, read.passage), read.cuts)
+    words = len(words_of(request.question, passage_windows.question)) + most_within(
+        words_of(request.context, passage_windows.passage), passage_windows.cuts
+    )
     occlusion.check_count(words, "the question with a window of the passage", "make `max_seq_len` smaller")
-    return cost + occlusion.cost(words, max(map(len, read.encodings)), [request.question, request.context])
+    return cost + occlusion.cost(words, max(map(len, passage_windows.encodings)), [request.question, request.context])
 
 
 def _probabilities(encoding: Encoding, count: int, row: Row, cls_index: int | None) -> tuple[float, Floats, Floats]:
@@ -246,18 +250,20 @@ def _probabilities(encoding: Encoding, count: int, row: Row, cls_index: int | No
     return float(start[0] * end[0]), start[len(none) :], end[len(none) :]  # without [CLS], "no answer" is not used
 
 
-def _explain(request: Request, read: PassageWindows, best: dict[str, Any], cut: range, span: range | None, tokenizer: Tokenizer) -> TaskRun:
+def _explain(
+    request: Request, passage_windows: PassageWindows, best: dict[str, Any], cut: range, span: range | None, tokenizer: Tokenizer
+) -> TaskRun:
     """Runs the variants of a window, and explains the best answer by the score of its span in each variant.
 
     Args:
         request: The request.
-        read: The windows of its passage.
+        passage_windows: The windows of its passage.
         best: The best answer, which gets its explanation.
         cut: Its window.
         span: Its tokens; None for "no answer".
         tokenizer: Assembles the variants.
     """
-    question, passage = read.question, read.passage
+    question, passage = passage_windows.question, passage_windows.passage
     words = [word for word in words_of(request.context, passage, cut) if span is None or not _touches(word, best, span)]
     parts = [
         Part("question", request.question, question.ids, 0, words_of(request.question, question)),
@@ -268,7 +274,7 @@ def _explain(request: Request, read: PassageWindows, best: dict[str, Any], cut: 
     def keep(index: int, row: Row) -> Row:
         encoding, word = left_out[index].encoding, left_out[index].word
         missing = len(word.tokens) if left_out[index].part is parts[1] else 0
-        null, start, end = _probabilities(encoding, len(cut) - missing, row, read.cls_index)
+        null, start, end = _probabilities(encoding, len(cut) - missing, row, passage_windows.cls_index)
         if span is None:
             return {"score": np.array(null)}
         first = span.start - cut.start - (missing if word.tokens.start < span.start else 0)

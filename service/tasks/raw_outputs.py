@@ -68,19 +68,19 @@ def rows(
     Raises:
         InvalidValueError: A row cannot be run; `input_index` is its index.
     """
-    known = {piece.type_id for piece in (*manifest.tokenizer.single, *manifest.tokenizer.pair)}
-    made = []
+    model_types = {piece.type_id for piece in (*manifest.tokenizer.single, *manifest.tokenizer.pair)}
+    requests = []
     for index in range(len(ids)):
         try:
             place = _tokens(mask[index], manifest.tokenizer.padding_side)
-            _check_types(type_ids[index][place], known)
+            _check_types(type_ids[index][place], model_types)
             masks = _masks(ids[index][place], manifest) if fills_masks else ()
         except InvalidValueError as error:
             error.input_index = index
             raise
         encoding = Encoding(ids[index][place].copy(), type_ids[index][place].copy(), masks=masks)
-        made.append(Request(encoding, ids.shape[1], tuple(outputs), manifest))
-    return made
+        requests.append(Request(encoding, ids.shape[1], tuple(outputs), manifest))
+    return requests
 
 
 def _tokens(mask: NDArray[np.int64], side: str) -> slice:
@@ -97,11 +97,11 @@ def _tokens(mask: NDArray[np.int64], side: str) -> slice:
     return place
 
 
-def _check_types(type_ids: NDArray[np.int64], known: set[int]) -> None:
-    invalid = [value for value in np.unique(type_ids).tolist() if value not in known]
+def _check_types(type_ids: NDArray[np.int64], model_types: set[int]) -> None:
+    invalid = [value for value in np.unique(type_ids).tolist() if value not in model_types]
     if invalid:
         raise InvalidValueError(
-            "`token_type_ids` has {wrong}, but this model has {names}.", wrong=invalid[0], names=", ".join(map(str, sorted(known)))
+            "`token_type_ids` has {wrong}, but this model has {names}.", wrong=invalid[0], names=", ".join(map(str, sorted(model_types)))
         )
 
 
@@ -146,11 +146,11 @@ def run_ids(request: Request, model: TaskModel) -> TaskRun:
     # outputs are returned with padding
     units = {"per_text": 1, "per_token": request.padded, "per_mask": len(encoding.masks)}
     values = sum(units[output.kind] * _width(output, request.manifest, vocabulary_size) for output in request.outputs)
-    wanted = [output.name for output in request.outputs]
+    names = [output.name for output in request.outputs]
     [row] = yield Batch(
         [encoding],
         Cost(answer_bytes=NUMBER_BYTES * values, memory_per_input=values),
-        lambda _, row: {name: row[name].copy() for name in wanted},
+        lambda _, row: {name: row[name].copy() for name in names},
     )
     return row
 

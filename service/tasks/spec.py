@@ -237,9 +237,9 @@ def _labeled(results: Sequence[Any], labels: Sequence[str]) -> dict[str, Values]
     scores = np.zeros((len(results), len(labels)), np.float32)
     for row, result in zip(scores, results, strict=True):
         # labels with the same name cannot be told apart in a result, so the first one gets the best score
-        left = {label: iter(found) for label, found in places.items()}
+        free_places = {label: iter(indices) for label, indices in places.items()}
         for item in result:
-            row[next(left[item["label"]])] = item["score"]
+            row[next(free_places[item["label"]])] = item["score"]
     return {
         "label": objects([result[0]["label"] for result in results]),
         "score": floats([result[0]["score"] for result in results]),

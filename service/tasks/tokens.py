@@ -85,12 +85,12 @@ def tokenize(request: TextRequest, model: TaskModel) -> TaskRun:
             memory_per_input=(TOKEN_HELD + OBJECT_HELD) * len(tokens),
         ),
     )
-    found = before
+    items = before
     for index, (id_, (start, stop)) in enumerate(zip(tokens.ids, tokens.offsets, strict=True)):
-        found.append({"id": id_, "text": request.text[start:stop], "special": False, "start": start, "stop": stop})
+        items.append({"id": id_, "text": request.text[start:stop], "special": False, "start": start, "stop": stop})
         if not index % TOKENS_PER_PAUSE:
             yield PAUSE
-    return [*found, *after]
+    return [*items, *after]
 
 
 def _special_tokens(tokens: Tokens, tokenizer: Tokenizer) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -153,8 +153,8 @@ def _hypotheses(request: Request, tokenizer: Tokenizer) -> Generator[Batch, Sequ
     text = next(hypotheses)
     room, encodings, truncated = tokenizer.room(pair=True), [], False
     for label, hypothesis in zip(request.parameters.candidate_labels, hypotheses, strict=True):
-        left = room - len(hypothesis)
-        if left < min(len(text), 1):
+        text_room = room - len(hypothesis)
+        if text_room < min(len(text), 1):
             raise InvalidValueError(
                 "the hypothesis of the label `{label}` has {hypothesis_count} tokens and at most {room} are allowed; "
                 "shorten the label or `hypothesis_template`.",
@@ -162,9 +162,9 @@ def _hypotheses(request: Request, tokenizer: Tokenizer) -> Generator[Batch, Sequ
                 hypothesis_count=len(hypothesis),
                 room=room - 1,
             )
-        truncated |= len(text) > left
-        kept = kept_tokens(len(text), left, tokenizer.truncation_side)
-        encodings.append(tokenizer.assemble(text.ids[kept.start : kept.stop], hypothesis.ids))
+        truncated |= len(text) > text_room
+        cut = kept_tokens(len(text), text_room, tokenizer.truncation_side)
+        encodings.append(tokenizer.assemble(text.ids[cut.start : cut.stop], hypothesis.ids))
         yield PAUSE
     return encodings, truncated
 

@@ -52,9 +52,9 @@ class Fillings:
             return self._written_whole(index, fillings)
         first, last = self._cuts[index]
         head, tail = self._text[: self._starts[first]], self._text[self._starts[last] :]
-        found = self._near(index, fillings)
-        others = iter(self._written_whole(index, [filling for filling, near in zip(fillings, found, strict=True) if near is None]))
-        return [next(others) if near is None else f"{head}{near}{tail}" for near in found]
+        parts = self._near(index, fillings)
+        whole_texts = iter(self._written_whole(index, [filling for filling, part in zip(fillings, parts, strict=True) if part is None]))
+        return [next(whole_texts) if part is None else f"{head}{part}{tail}" for part in parts]
 
     def _written_whole(self, index: int, fillings: Sequence[TokenIds]) -> list[str]:
         place, count = self._places[index], len(self._ids)

@@ -192,9 +192,9 @@ class Tokenizer:
 
     def decode_all(self, texts: Sequence[TokenIds], *, skip_special: bool) -> list[str]:
         """Returns the text of each list of token ids. It releases the GIL."""
-        kept = [self._kept(ids, skip_special) for ids in texts]
-        found: list[str] = self._tokenizer.decode_batch(kept, skip_special_tokens=skip_special)
-        return found
+        id_lists = [self._kept(ids, skip_special) for ids in texts]
+        strings: list[str] = self._tokenizer.decode_batch(id_lists, skip_special_tokens=skip_special)
+        return strings
 
     def _kept(self, ids: TokenIds, skip_special: bool) -> list[int]:
         """Returns ids without the added tokens that are special for the model but not for the library, if special tokens are skipped."""
@@ -236,10 +236,10 @@ class Tokenizer:
             texts: The texts.
             side: The end at which texts are cut, the longer text first; None for the model's own.
         """
-        others = self.each(texts)
-        first = next(others)
+        tokenized_texts = self.each(texts)
+        first = next(tokenized_texts)
         room = self.room(pair=True)
-        for second in others:
+        for second in tokenized_texts:
             a, b = kept_of_pair(len(first), len(second), room, side or self.truncation_side)
             yield len(first) + len(second), self.assemble(first.ids[a.start : a.stop], second.ids[b.start : b.stop])
 
@@ -296,8 +296,8 @@ def _library_tokenizer(path: Path) -> _LibraryTokenizer:
         content = path.read_bytes()
         key = hashlib.sha256(content).digest()
         with _loading:
-            if (known := _loaded.get(key)) is not None:
-                return known
+            if (cached_tokenizer := _loaded.get(key)) is not None:
+                return cached_tokenizer
             tokenizer = tokenizers.Tokenizer.from_buffer(content)
             tokenizer.no_truncation()
             tokenizer.no_padding()

@@ -89,7 +89,7 @@ class Trace:
         """Adds a stage that has ended. Called from several threads."""
         self._counts[stage.name] += 1
         if self._counts[stage.name] > MAX_STAGES:
-            del self.stages[max(place for place, kept in enumerate(self.stages) if kept.name == stage.name)]
+            del self.stages[max(place for place, earlier_stage in enumerate(self.stages) if earlier_stage.name == stage.name)]
         self.stages.append(stage)
 
     def waits(self, end: float) -> Iterator[Stage]:
@@ -98,11 +98,11 @@ class Trace:
         Args:
             end: End time of the request, which also ends a wait without a start.
         """
-        for put, following in zip(self.puts, [*self.puts, end][1:], strict=True):
-            started = [stage for stage in self.stages if put <= stage.start < following]
+        for queued_at, next_queued_at in zip(self.puts, [*self.puts, end][1:], strict=True):
+            started = [stage for stage in self.stages if queued_at <= stage.start < next_queued_at]
             # decoding follows a run without a wait; only a decoding slice without a run has waited
             starts = [stage.start for stage in started if stage.name != "decode"] or [stage.start for stage in started]
-            yield Stage("queue", put, max(starts, default=following))
+            yield Stage("queue", queued_at, max(starts, default=next_queued_at))
 
 
 def tracer_class() -> type[Tracer]:

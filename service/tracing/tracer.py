@@ -91,9 +91,11 @@ class Tracer:
     def _begin(self, name: str, context: Context, kind: SpanKind, attributes: Attributes, start: float) -> Trace:
         epoch_ns = time.time_ns() - time.perf_counter_ns()
         span = self._request_spans.start_span(name, context, kind, dict(attributes), start_time=_ns(start, epoch_ns))
-        known = span.get_span_context()
-        trace_id, span_id = f"{known.trace_id:032x}", f"{known.span_id:016x}"
-        return Trace(self, span, trace_id, span_id, f"00-{trace_id}-{span_id}-{known.trace_flags:02x}", span.is_recording(), epoch_ns)
+        span_context = span.get_span_context()
+        trace_id, span_id = f"{span_context.trace_id:032x}", f"{span_context.span_id:016x}"
+        return Trace(
+            self, span, trace_id, span_id, f"00-{trace_id}-{span_id}-{span_context.trace_flags:02x}", span.is_recording(), epoch_ns
+        )
 
     def end(self, trace: Trace, end: float, *, name: str | None = None, attributes: Attributes, failed: bool) -> None:
         """Ends the span of a request, and creates the spans of its stages.

@@ -67,8 +67,8 @@ def answer_for(user_agent: bytes, task: str, body: TaskBody) -> Answer:
 
 def _check_base64(client: str, body: TaskBody) -> None:
     assert isinstance(body, embed.EmbedBody), "the task has this body"
-    wanted = body.encoding_format or (body.parameters and body.parameters.encoding_format)
-    match = _NO_BASE64.search(client) if wanted == "base64" else None
+    encoding_format = body.encoding_format or (body.parameters and body.parameters.encoding_format)
+    match = _NO_BASE64.search(client) if encoding_format == "base64" else None
     if match is not None:
         name = "huggingface_hub" if match[0].startswith("hf_hub") else _JS_CLIENT.removesuffix("/")
         raise InvalidValueError("`encoding_format` is `base64`, which {name} cannot read; remove it, or use another client.", name=name)
@@ -91,12 +91,12 @@ def _js_client_wraps_lists(task: str, body: TaskBody) -> Answer:
     return lambda results: _js_answer(task, results if body.always_list else results[0])
 
 
-def _js_answer(task: str, found: Any) -> Any:
+def _js_answer(task: str, result: Any) -> Any:
     if task == token_classification.TASK:  # without an entity group it treats each token as an entity
-        return [{"entity_group": item["entity"]} | item if "entity" in item else item for item in found]
-    if task == fill_mask.TASK and isinstance(found[0], list):  # it reads one list: the tokens of the first mask, then those of the next one
-        return [filled for mask in found for filled in mask]
-    return found
+        return [{"entity_group": item["entity"]} | item if "entity" in item else item for item in result]
+    if task == fill_mask.TASK and isinstance(result[0], list):  # it reads one list: the tokens of the first mask, then of the next one
+        return [filled for mask in result for filled in mask]
+    return result
 
 
 def _zero_shot_lists(body: TaskBody, results: list[Any]) -> list[dict[str, Any]]:

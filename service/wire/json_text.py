@@ -63,9 +63,11 @@ def _check_size(raw: bytes) -> None:
     if not over:
         return
     counts = _outside_texts(raw)
-    for structure, most, what in over:
-        if (count := int(sum(counts[byte] for byte in structure))) > most:
-            raise TooLargeError("the body has {count} {what} and {most} are allowed; split the request.", count=count, what=what, most=most)
+    for structure, limit, unit in over:
+        if (count := int(sum(counts[byte] for byte in structure))) > limit:
+            raise TooLargeError(
+                "the body has {count} {what} and {most} are allowed; split the request.", count=count, what=unit, most=limit
+            )
 
 
 def _outside_texts(raw: bytes) -> np.ndarray[Any, np.dtype[np.int64]]:

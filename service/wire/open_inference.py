@@ -108,17 +108,17 @@ def read_infer(incoming: Incoming) -> Call:
     return _read_ids(query, incoming.limits) if IDS in tensors else _read_texts(query, incoming)
 
 
-def check_version(name: str, version: str, asked: str | None) -> None:
+def check_version(name: str, version: str, path_version: str | None) -> None:
     """Checks the version in a path.
 
     Raises:
         NotFoundError: The version is not loaded; the message has the loaded one.
     """
-    if asked not in (None, version):
+    if path_version not in (None, version):
         raise NotFoundError(
             "`{name}` has no version `{asked}`; the loaded version is `{version}`; remove `/versions/...` from the path to use it.",
             name=name,
-            asked=(asked or "")[:64],
+            asked=(path_version or "")[:64],
             version=version,
         )
 
@@ -157,67 +157,67 @@ def _check_rows(count: int, limits: Limits, name: str) -> None:
 # Texts.
 
 
-def _read_texts(asked: _Asked, incoming: Incoming) -> Call:
+def _read_texts(query: _Asked, incoming: Incoming) -> Call:
     """Returns the call of a request with texts."""
-    model, manifest = asked.model, asked.model.bundle.manifest
-    task = task_of(model.task, list(asked.tensors), asked.parameters)
+    model, manifest = query.model, query.model.bundle.manifest
+    task = task_of(model.task, list(query.tensors), query.parameters)
     incoming.models.for_task(task, model.name)
     form = form_of(task)
-    texts = _texts(form, asked.tensors, incoming.limits, f"`{model.name}`, a model for {task},")
-    body = validate_as(TASKS[task].body, _body(TASKS[task], form, texts, asked.parameters), incoming.limits)
+    texts = _texts(form, query.tensors, incoming.limits, f"`{model.name}`, a model for {task},")
+    body = validate_as(TASKS[task].body, _body(TASKS[task], form, texts, query.parameters), incoming.limits)
     names = [*(field.name for field in form.outputs(manifest, body)), JSON]
-    check_names(asked.outputs, names, f"the answer of {task} with these parameters")
-    _check_best(asked, task, "scores" if "scores" in names else None)
+    check_names(query.outputs, names, f"the answer of {task} with these parameters")
+    _check_best(query, task, "scores" if "scores" in names else None)
     labels = [] if form.labels is None else form.labels(body, manifest)
-    _check_classes(len(body.items) * min(asked.best("scores"), len(labels)))
+    _check_classes(len(body.items) * min(query.best("scores"), len(labels)))
     top_k, body = _without_top_k(body) if labels else (None, body)
 
     def answer(answered: Prediction) -> Any:
         values = form.tensors(answered.results, body, manifest)
-        if count := asked.best("scores"):
+        if count := query.best("scores"):
             values["scores"] = _best(values["scores"], count, labels)
-        if JSON in (asked.outputs or names):
+        if JSON in (query.outputs or names):
             values[JSON] = np.array([to_json(result[:top_k] if top_k else result).decode() for result in answered.results], object)
-        return asked.write(values)
+        return query.write(values)
 
-    return Call(task, model, body, answer, asked.timeout_s)
+    return Call(task, model, body, answer, query.timeout_s)
 
 
-def _texts(form: TensorForm, tensors: Mapping[str, Tensor], limits: Limits, what: str) -> dict[str, list[str]]:
+def _texts(form: TensorForm, tensors: Mapping[str, Tensor], limits: Limits, subject: str) -> dict[str, list[str]]:
     """Returns the texts of a task's inputs by name."""
     names = names_of(form)
-    check_names(tensors, [*names, IDS], what)
+    check_names(tensors, [*names, IDS], subject)
     single = {field.name for field in form.inputs if field.single}
-    found: dict[str, list[str]] = {}
-    for given, tensor in tensors.items():
-        name = names[given]
-        if name in found:
+    texts_by_name: dict[str, list[str]] = {}
+    for input_name, tensor in tensors.items():
+        name = names[input_name]
+        if name in texts_by_name:
             raise InvalidValueError(
-                "`{given}` is another name of `{name}`, and the request has both; remove one of them.", given=given, name=name
+                "`{given}` is another name of `{name}`, and the request has both; remove one of them.", given=input_name, name=name
             )
         if len(tensor.shape) > 2 or tensor.shape[1:] not in ((), (1,)):
             raise InvalidValueError(
-                "`{given}` has the shape {shape}; texts must have [n] or [n, 1].", given=given, shape=list(tensor.shape)
+                "`{given}` has the shape {shape}; texts must have [n] or [n, 1].", given=input_name, shape=list(tensor.shape)
             )
-        _check_rows(tensor.count, limits, given)
+        _check_rows(tensor.count, limits, input_name)
         if name in single and tensor.count != 1:
-            raise InvalidValueError("`{given}` has {count} texts; it must have exactly one.", given=given, count=tensor.count)
-        found[name] = tensor.texts()
-    missing = next((field.name for field in form.inputs if not field.optional and field.name not in found), None)
+            raise InvalidValueError("`{given}` has {count} texts; it must have exactly one.", given=input_name, count=tensor.count)
+        texts_by_name[name] = tensor.texts()
+    missing = next((field.name for field in form.inputs if not field.optional and field.name not in texts_by_name), None)
     if missing is not None:
         raise InvalidValueError(
             "{what} needs the input `{missing}`, BYTES of the shape [n] or [n, 1]; the request has {names}.",
-            what=what,
+            what=subject,
             missing=missing,
-            names=", ".join(found) or "none",
+            names=", ".join(texts_by_name) or "none",
         )
-    counts = {name: len(texts) for name, texts in found.items() if name not in single}
+    counts = {name: len(texts) for name, texts in texts_by_name.items() if name not in single}
     if len(set(counts.values())) > 1:
         raise InvalidValueError(
             "the inputs have {names}; send the same number of each.",
             names=" and ".join((f"{count} `{name}`" for name, count in counts.items())),
         )
-    return found
+    return texts_by_name
 
 
 def _body(spec: TaskSpec, form: TensorForm, texts: Mapping[str, list[str]], parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -246,8 +246,8 @@ def _without_top_k(body: TaskBody) -> tuple[int | None, TaskBody]:
     return top_k, body.model_copy(update={"parameters": body.parameters.model_copy(update={"top_k": None})})
 
 
-def _check_best(asked: _Asked, task: str, able: str | None) -> None:
-    unavailable = next((name for name in asked.outputs if asked.best(name) and name != able), None)
+def _check_best(query: _Asked, task: str, able: str | None) -> None:
+    unavailable = next((name for name in query.outputs if query.best(name) and name != able), None)
     if unavailable is not None:
         remedy = f"use it for `{able}`" if able else f"remove it, because {task} has no label scores"
         raise InvalidValueError("`{name}` does not support `classification`; {remedy}.", name=unavailable, remedy=remedy)
@@ -287,14 +287,14 @@ class _Rows:
         return self.rows
 
 
-def _read_ids(asked: _Asked, limits: Limits) -> Call:
+def _read_ids(query: _Asked, limits: Limits) -> Call:
     """Returns the call of a request with token ids."""
-    model, graph, manifest = asked.model, asked.model.graph, asked.model.bundle.manifest
-    check_names(asked.parameters, [], f"a request with `{IDS}` takes no task parameters and")
-    check_names(asked.tensors, [field.name for field in raw_inputs()], f"a request with `{IDS}`")
-    check_names(asked.outputs, [field.name for field in raw_output_fields(manifest, graph)], f"the answer to `{IDS}`")
-    _check_best(asked, f"a request with `{IDS}`", None)
-    shape = asked.tensors[IDS].shape
+    model, graph, manifest = query.model, query.model.graph, query.model.bundle.manifest
+    check_names(query.parameters, [], f"a request with `{IDS}` takes no task parameters and")
+    check_names(query.tensors, [field.name for field in raw_inputs()], f"a request with `{IDS}`")
+    check_names(query.outputs, [field.name for field in raw_output_fields(manifest, graph)], f"the answer to `{IDS}`")
+    _check_best(query, f"a request with `{IDS}`", None)
+    shape = query.tensors[IDS].shape
     if len(shape) != 2 or 0 in shape:
         raise InvalidValueError(
             "`{ids}` has the shape {shape}; it must be [rows, length], at least one of each.", ids=IDS, shape=list(shape)
@@ -307,7 +307,7 @@ def _read_ids(asked: _Asked, limits: Limits) -> Call:
             shape=min(shape[1], 10**12),
             max_length=manifest.tokenizer.max_length,
         )
-    mismatched = next((tensor for tensor in asked.tensors.values() if tensor.shape != shape), None)
+    mismatched = next((tensor for tensor in query.tensors.values() if tensor.shape != shape), None)
     if mismatched is not None:
         raise InvalidValueError(
             "`{name}` has the shape {shape} and `{ids}` has {given_shape}; give both the same shape.",
@@ -316,25 +316,25 @@ def _read_ids(asked: _Asked, limits: Limits) -> Call:
             ids=IDS,
             given_shape=list(shape),
         )
-    ids = asked.tensors[IDS].integers("INT64", "INT32")
-    mask = asked.tensors[MASK].integers("INT64", "INT32", "BOOL") if MASK in asked.tensors else np.ones_like(ids)
-    type_ids = asked.tensors[TYPES].integers("INT64", "INT32") if TYPES in asked.tensors else np.zeros_like(ids)
+    ids = query.tensors[IDS].integers("INT64", "INT32")
+    mask = query.tensors[MASK].integers("INT64", "INT32", "BOOL") if MASK in query.tensors else np.ones_like(ids)
+    type_ids = query.tensors[TYPES].integers("INT64", "INT32") if TYPES in query.tensors else np.zeros_like(ids)
     available = [output for output in graph.outputs if output.kind != "per_map"]  # maps are only available at /attention, which limits them
-    outputs = [output for output in available if not asked.outputs or output.name in asked.outputs]
+    outputs = [output for output in available if not query.outputs or output.name in query.outputs]
     try:
         rows = raw_outputs.rows(ids, mask, type_ids, outputs=outputs, manifest=manifest, fills_masks=fills_masks(graph))
     except InvalidValueError as error:
         error.name_input(many=True, subject=IDS)
         raise
-    left = manifest.tokenizer.padding_side == "left"
+    pads_left = manifest.tokenizer.padding_side == "left"
 
     def answer(answered: Prediction) -> Any:
-        return asked.write(_raw_values(rows, answered.results, left=left, fills=fills_masks(graph)))
+        return query.write(_raw_values(rows, answered.results, pads_left=pads_left, fills=fills_masks(graph)))
 
-    return Call(model.task, model, _Rows(rows), answer, asked.timeout_s, raw_outputs.SPEC)
+    return Call(model.task, model, _Rows(rows), answer, query.timeout_s, raw_outputs.SPEC)
 
 
-def _raw_values(rows: Sequence[raw_outputs.Request], results: Sequence[Any], *, left: bool, fills: bool) -> dict[str, Values]:
+def _raw_values(rows: Sequence[raw_outputs.Request], results: Sequence[Any], *, pads_left: bool, fills: bool) -> dict[str, Values]:
     """Returns the outputs of all rows.
 
     Outputs per text have the shape [rows, values]; outputs per token [rows, length, ...], with zeros for the padding; outputs per mask
@@ -350,10 +350,12 @@ def _raw_values(rows: Sequence[raw_outputs.Request], results: Sequence[Any], *, 
         else:
             padded = values[output.name] = np.zeros((len(rows), rows[0].padded, *parts[0].shape[1:]), np.float32)
             for row, part in zip(padded, parts, strict=True):
-                row[len(row) - len(part) if left else 0 :][: len(part)] = part
+                row[len(row) - len(part) if pads_left else 0 :][: len(part)] = part
     if fills:
         places = [
-            (index, mask + (row.padded - len(row.encoding) if left else 0)) for index, row in enumerate(rows) for mask in row.encoding.masks
+            (index, mask + (row.padded - len(row.encoding) if pads_left else 0))
+            for index, row in enumerate(rows)
+            for mask in row.encoding.masks
         ]
         values[MASK_INDEX] = np.array(places, np.int64).reshape(-1, 2)
     return values

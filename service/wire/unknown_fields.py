@@ -81,13 +81,13 @@ def unknown_name(name: str, holder: str, known: Sequence[str]) -> InvalidValueEr
     return InvalidValueError("{holder} has no `{name}`; {remedy}.", holder=holder, name=name[:SHOWN_CHARS], remedy=remedy)
 
 
-def check_names(given: Iterable[str], known: Sequence[str], holder: str) -> None:
+def check_names(names: Iterable[str], known: Sequence[str], holder: str) -> None:
     """Refuses the first name that is not known.
 
     Raises:
         InvalidValueError: A name is unknown. The message has the most similar one.
     """
-    unknown = next((name for name in given if name not in known), None)
+    unknown = next((name for name in names if name not in known), None)
     if unknown is not None:
         raise unknown_name(unknown, holder, known)
 
@@ -100,7 +100,7 @@ def required(body: type[TaskBody]) -> list[str]:
 def _unknown(name: str, body: type[TaskBody]) -> InvalidValueError:
     """Returns the error of an unknown name at the top of a body."""
     texts = listed(required(body))
-    known = [known for known in dict.fromkeys([*required(body), "parameters", *body.model_fields]) if known in body.names]
+    known = [field for field in dict.fromkeys([*required(body), "parameters", *body.model_fields]) if field in body.names]
     parameters = list(body.parameters_type.model_fields)
     if name in parameters:
         return InvalidValueError("unknown field `{field}` next to {known}; put it into `parameters`.", field=name, known=texts)
@@ -175,4 +175,4 @@ def _looks(raw: bytes) -> str | None:
         "it looks like JSON Lines, which need the header `content-type: application/x-ndjson`": _LINES.match(head) is not None,
         'it has single quotes instead of double quotes (")': head.startswith(b"'") or re.match(rb"[\[{]\s*'", head) is not None,
     }
-    return next((sign for sign, seen in signs.items() if seen), None)
+    return next((sign for sign, matches in signs.items() if matches), None)
