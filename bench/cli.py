@@ -19,9 +19,9 @@ from typing import Any
 
 from bertserve.bench import flags
 from bertserve.bench.errors import BenchError, MissingExtraError
-from bertserve.bench.progress import Progress
+from bertserve.bench.progress import BenchProgress
 from bertserve.bench.report import html, slo
-from bertserve.bench.report.report import Report, read, summary_lines, write
+from bertserve.bench.report.report import BenchReport, read, summary_lines, write
 
 _INCONCLUSIVE = 4
 _INTERRUPTED = 130
@@ -69,8 +69,8 @@ def _measure(args: argparse.Namespace, stop: threading.Event) -> int:
     objectives = slo.parse_objectives(args.slo or flags.DEFAULT_OBJECTIVES.get(args.command, ()))
     if args.html:
         html.require_matplotlib()  # before the load
-    report = Report(args.command, flags.settings(args))
-    progress = Progress(quiet=args.quiet)
+    report = BenchReport(args.command, flags.settings(args))
+    progress = BenchProgress(quiet=args.quiet)
     # importing tokenizers, pydantic and onnxruntime takes a second, and --help and wrong flags do not need them
     from bertserve.bench import commands
 
@@ -90,7 +90,7 @@ def _measure(args: argparse.Namespace, stop: threading.Event) -> int:
     return 1 if missed or not commands.has_results(report) else 0
 
 
-def _write(report: Report, args: argparse.Namespace) -> None:
+def _write(report: BenchReport, args: argparse.Namespace) -> None:
     from bertserve.bench.report import html
 
     document: dict[str, Any] = report.document()

@@ -13,15 +13,17 @@ from bertserve.bench.errors import BenchError
 from bertserve.bench.experiments import compare, compare_concurrent_targets, compare_tail_latency, sweep
 from bertserve.bench.load.generator import Durations
 from bertserve.bench.load_test import LoadTest, run_metrics
-from bertserve.bench.progress import Progress
-from bertserve.bench.report.report import Report
+from bertserve.bench.progress import BenchProgress
+from bertserve.bench.report.report import BenchReport
 from bertserve.bench.report.slo import Objective
 from bertserve.bench.target import fetch_json, probe_target
 
 _ENGINE_THROUGHPUT_SHARE = 0.5  # of --seconds, for an engine throughput that accompanies a load
 
 
-def run(args: argparse.Namespace, report: Report, objectives: Sequence[Objective], *, stop: threading.Event, progress: Progress) -> None:
+def run(
+    args: argparse.Namespace, report: BenchReport, objectives: Sequence[Objective], *, stop: threading.Event, progress: BenchProgress
+) -> None:
     """Runs the subcommand `args.command`, which must be one that measures.
 
     Args:
@@ -61,17 +63,17 @@ def run(args: argparse.Namespace, report: Report, objectives: Sequence[Objective
         _add_engine_throughput(args, report, test)
 
 
-def has_results(report: Report) -> bool:
+def has_results(report: BenchReport) -> bool:
     """Returns whether the report has at least one request with status 200, or one run of the engine.
 
     A sweep also needs a rate that met the objectives.
     """
     answered = any(target.latency for run in report.runs for target in run.targets)
-    found = report.command != "sweep" or report.figures.get("max_rate") is not None
-    return (answered and found) or any(limit.runs for limit in report.limits)
+    has_rate = report.command != "sweep" or report.figures.get("max_rate") is not None
+    return (answered and has_rate) or any(limit.runs for limit in report.limits)
 
 
-def _measure_engine_throughput(args: argparse.Namespace, report: Report, stop: threading.Event, progress: Progress) -> None:
+def _measure_engine_throughput(args: argparse.Namespace, report: BenchReport, stop: threading.Event, progress: BenchProgress) -> None:
     engine = OnnxLoop(args.bundle, args.bare_graph)
     workload = args.workload or bodies.default_workload(engine.task)
     encoded = engine.encode(bodies.build_bodies(workload, texts=args.texts, seed=args.seed, mask=engine.mask or workloads.MASK))
@@ -83,17 +85,17 @@ def _measure_engine_throughput(args: argparse.Namespace, report: Report, stop: t
     report.judged = {**rates, "error_rate": 0.0}  # a failed run ends the command
 
 
-def _build_load_test(args: argparse.Namespace, report: Report, stop: threading.Event, progress: Progress) -> LoadTest:
+def _build_load_test(args: argparse.Namespace, report: BenchReport, stop: threading.Event, progress: BenchProgress) -> LoadTest:
     """Probes the targets and loads the bundle of the engine benchmark.
 
     Raises:
         BenchError: A target, a header or the bundle is wrong.
     """
     headers = _request_headers(args)
-    probed = [probe_target(text, headers, texts=args.texts, seed=args.seed) for text in args.target or [args.default_target]]
-    targets = [target for target, _ in probed]
+    probes = [probe_target(text, headers, texts=args.texts, seed=args.seed) for text in args.target or [args.default_target]]
+    targets = [target for target, _ in probes]
     report.service = fetch_json(targets[0].address, "/info", headers)
-    report.models = [model for _, model in probed if model]
+    report.models = [model for _, model in probes if model]
     engine = None
     if getattr(args, "bundle", None):
         if len(targets) != 1:
@@ -101,15 +103,15 @@ def _build_load_test(args: argparse.Namespace, report: Report, stop: threading.E
         bare = OnnxLoop(args.bundle, args.bare_graph)
         engine = EngineBenchmark(bare, bare.encode(targets[0].bodies), args.threads, stop, progress)
         report.engine = engine.describe()
-        served, given = (probed[0][1] or {}).get("version"), report.engine["digest"]
-        if served not in (None, given):
-            progress.log(f"warning: the service runs bundle {served}, but --bundle is {given}; the ratio compares two models")
+        served, digest = (probes[0][1] or {}).get("version"), report.engine["digest"]
+        if served not in (None, digest):
+            progress.log(f"warning: the service runs bundle {served}, but --bundle is {digest}; the ratio compares two models")
     elif getattr(args, "bare_graph", None):
         raise BenchError("--bare-graph replaces the graph of a bundle; give the bundle with --bundle.")
     return LoadTest(
         targets=targets,
         headers=headers,
-        models=[model for _, model in probed],
+        models=[model for _, model in probes],
         durations=Durations(args.seconds, args.warmup_s, args.timeout_s),
         stop=stop,
         progress=progress,
@@ -119,7 +121,7 @@ def _build_load_test(args: argparse.Namespace, report: Report, stop: threading.E
     )
 
 
-def _add_engine_throughput(args: argparse.Namespace, report: Report, test: LoadTest) -> None:
+def _add_engine_throughput(args: argparse.Namespace, report: BenchReport, test: LoadTest) -> None:
     """Measures the engine throughput after the load, if there is a bundle, and adds it to the last run."""
     if test.engine and report.runs and not test.stop.is_set():
         limit = test.engine.measure_throughput(args.seconds * _ENGINE_THROUGHPUT_SHARE)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from bertserve.bench.bodies import NO_LIMITS, Body
 from bertserve.bench.errors import BenchError
-from bertserve.bench.progress import Progress
+from bertserve.bench.progress import BenchProgress
 from bertserve.service.backend.sessions import session_options
 from bertserve.service.bundle import files
 from bertserve.service.bundle.files import Bundle
@@ -104,9 +104,9 @@ def summarize_runs(encoded: EncodedBodies, runs: Sequence[tuple[int, int, float]
         seconds: Measured time.
     """
     times: dict[tuple[int, int], list[float]] = {}
-    for body, part, taken in runs:
-        times.setdefault((body, part), []).append(taken)
-    mean = statistics.fmean(taken for _, _, taken in runs) if runs else 0.0
+    for body, part, duration in runs:
+        times.setdefault((body, part), []).append(duration)
+    mean = statistics.fmean(duration for _, _, duration in runs) if runs else 0.0
     span = seconds or 1.0
     shares = [1 / len(feeds) for feeds in encoded.feeds]  # the part of a body per run
     return EngineThroughput(
@@ -144,14 +144,14 @@ class OnnxLoop:
             raise BenchError(error.message) from error
         self.graph = graph or path / spec.file
         self._session = _create_session(self.graph, as_written=graph is None)
-        fills = _STOCK_INPUTS | ({} if graph else {given.name: given.fill for given in spec.inputs})
+        fills = _STOCK_INPUTS | ({} if graph else {input_spec.name: input_spec.fill for input_spec in spec.inputs})
         self._inputs: list[tuple[str, str, Any]] = []  # (name, content, dtype)
-        for given in self._session.get_inputs():
-            if given.name not in fills or given.type not in ("tensor(int64)", "tensor(int32)"):
+        for value in self._session.get_inputs():
+            if value.name not in fills or value.type not in ("tensor(int64)", "tensor(int32)"):
                 raise BenchError(
-                    f"`{self.graph}` has an input `{given.name}` of {given.type}; supported are int64 {', '.join(_STOCK_INPUTS)}."
+                    f"`{self.graph}` has an input `{value.name}` of {value.type}; supported are int64 {', '.join(_STOCK_INPUTS)}."
                 )
-            self._inputs.append((given.name, fills[given.name], np.int32 if given.type == "tensor(int32)" else np.int64))
+            self._inputs.append((value.name, fills[value.name], np.int32 if value.type == "tensor(int32)" else np.int64))
 
     @property
     def task(self) -> str:
@@ -284,7 +284,7 @@ class EngineBenchmark:
     encoded: EncodedBodies
     threads: int
     stop: threading.Event
-    progress: Progress
+    progress: BenchProgress
 
     def measure_throughput(self, seconds: float) -> EngineThroughput:
         """Runs the raw ONNX Runtime loop for this many seconds."""
@@ -295,13 +295,13 @@ class EngineBenchmark:
         """Returns the entry of a report: bundle, graph, precision, version of onnxruntime, threads."""
         bundle = self.engine.bundle
         spec = bundle.graph("cpu")
-        own = self.engine.graph == bundle.path / spec.file
+        is_bundle_graph = self.engine.graph == bundle.path / spec.file
         return {
             "bundle": bundle.manifest.name,
             "digest": bundle.version,
             "graph": self.engine.graph.name,
-            "graph_sha256": spec.identity if own else files.digest(self.engine.graph),
+            "graph_sha256": spec.identity if is_bundle_graph else files.digest(self.engine.graph),
             "onnxruntime": VERSION,
-            "precision": spec.precision if own else None,
+            "precision": spec.precision if is_bundle_graph else None,
             "threads": self.threads,
         }

@@ -15,7 +15,7 @@ from bertserve.bench.engine import EngineThroughput
 from bertserve.bench.errors import BenchError
 from bertserve.bench.load_test import RATES, LoadTest, median, median_metrics, run_metrics
 from bertserve.bench.report.measurement import Measurement, latency_distribution
-from bertserve.bench.report.report import Report, Run
+from bertserve.bench.report.report import BenchReport, ReportRun
 from bertserve.bench.report.slo import Objective
 from bertserve.service.errors import plural
 
@@ -23,7 +23,7 @@ _HEADROOM = 1.1  # first rate of the search, relative to the throughput of the c
 _GROWTH = 2.0  # next rate while all rates hold, because a closed loop with few connections may not reach the capacity
 
 
-def compare(test: LoadTest, report: Report, *, connections: int, rounds: int) -> None:
+def compare(test: LoadTest, report: BenchReport, *, connections: int, rounds: int) -> None:
     """Measures the service in a closed loop and the raw ONNX Runtime loop, in turn.
 
     Args:
@@ -59,7 +59,7 @@ def compare(test: LoadTest, report: Report, *, connections: int, rounds: int) ->
         report.figures |= {name: median([row[name] for row in rows]) for name in rows[0]}
 
 
-def _run_both(test: LoadTest, report: Report, connections: int, name: str) -> tuple[Run, EngineThroughput | None]:
+def _run_both(test: LoadTest, report: BenchReport, connections: int, name: str) -> tuple[ReportRun, EngineThroughput | None]:
     """Returns a closed loop and, unless interrupted, the engine throughput after it; the report gets both."""
     assert test.engine is not None, "the command line requires --bundle"
     run = test.run_closed_loop(connections, name=name)
@@ -68,7 +68,7 @@ def _run_both(test: LoadTest, report: Report, connections: int, name: str) -> tu
     return run, limit
 
 
-def compare_concurrent_targets(test: LoadTest, report: Report, *, connections: int, rounds: int) -> None:
+def compare_concurrent_targets(test: LoadTest, report: BenchReport, *, connections: int, rounds: int) -> None:
     """Measures each target alone and all targets at the same time, in turn.
 
     `ratio` is the sum over targets of their speeds in tokens under the common load, each relative to the speed alone. A ratio of 1 means
@@ -120,7 +120,7 @@ def _tokens_per_s(target: Measurement) -> float:
     return target.tokens_per_s
 
 
-def compare_tail_latency(test: LoadTest, report: Report, *, connections: int, share: float, servers: int, rounds: int) -> None:
+def compare_tail_latency(test: LoadTest, report: BenchReport, *, connections: int, share: float, servers: int, rounds: int) -> None:
     """Measures the latencies of an open loop, and simulates an ideal queue with the same arrivals and run times.
 
     Each round has a closed loop for the maximum throughput, a raw ONNX Runtime loop for run times, and the open loop.
@@ -144,7 +144,7 @@ def compare_tail_latency(test: LoadTest, report: Report, *, connections: int, sh
         run_times = [limit.feed_s[k % len(limit.feed_s)] for k in range(len(arrivals))]
         simulated = simulate_queue(arrivals, scale_to_capacity(run_times, servers, max_rps), servers)
         start, end = (at - load.start for at in load.measured)
-        ideal = latency_distribution(taken * 1000 for at, taken in zip(arrivals, simulated, strict=True) if start <= at < end)
+        ideal = latency_distribution(latency * 1000 for at, latency in zip(arrivals, simulated, strict=True) if start <= at < end)
         real = run.targets[0].latency
         if ideal is None or real is None:
             break
@@ -178,12 +178,12 @@ def simulate_queue(arrivals: Sequence[float], requests: Sequence[Sequence[float]
     free = [0.0] * servers
     latencies = []
     for arrival, parts in zip(arrivals, requests, strict=True):
-        done = arrival
+        last_end = arrival
         for part in parts:
             end = max(arrival, free[0]) + part
             heapq.heapreplace(free, end)
-            done = max(done, end)
-        latencies.append(done - arrival)
+            last_end = max(last_end, end)
+        latencies.append(last_end - arrival)
     return latencies
 
 
@@ -199,7 +199,9 @@ def scale_to_capacity(requests: Sequence[Sequence[float]], servers: int, capacit
     return [[part * factor for part in parts] for parts in requests]
 
 
-def sweep(test: LoadTest, report: Report, objectives: Sequence[Objective], *, connections: int, steps: int, max_rate: float | None) -> None:
+def sweep(
+    test: LoadTest, report: BenchReport, objectives: Sequence[Objective], *, connections: int, steps: int, max_rate: float | None
+) -> None:
     """Finds the highest rate of an open loop at which all objectives are met, with at most `steps` rates.
 
     If the generator was late, the load differs from the intended one. It is repeated once, and if that is late too, the step is
@@ -231,12 +233,12 @@ def sweep(test: LoadTest, report: Report, objectives: Sequence[Objective], *, co
             report.inconclusive.append(run.name)
             high = rate
         else:
-            found = run_metrics(run)
-            met = all(objective.is_met(found.get(objective.metric)) for objective in objectives if objective.metric not in RATES)
-            test.progress.log(f"  {rate:.4g}/s: p99 {found['p99_ms'] or 0:.1f} ms: {'holds' if met else 'does not hold'}")
+            metrics = run_metrics(run)
+            met = all(objective.is_met(metrics.get(objective.metric)) for objective in objectives if objective.metric not in RATES)
+            test.progress.log(f"  {rate:.4g}/s: p99 {metrics['p99_ms'] or 0:.1f} ms: {'holds' if met else 'does not hold'}")
             if met:
                 low = report.figures["max_rate"] = rate
-                report.judged = found
+                report.judged = metrics
             else:
                 high = rate
         if low == max_rate:
@@ -245,7 +247,7 @@ def sweep(test: LoadTest, report: Report, objectives: Sequence[Objective], *, co
     report.is_lower_bound = low > 0 and high is None
 
 
-def _first_rate(test: LoadTest, report: Report, connections: int) -> float:
+def _first_rate(test: LoadTest, report: BenchReport, connections: int) -> float:
     """Returns the default first rate: slightly above the throughput of a closed loop."""
     run = test.run_closed_loop(connections)
     report.runs.append(run)
@@ -255,7 +257,7 @@ def _first_rate(test: LoadTest, report: Report, connections: int) -> float:
     return rate
 
 
-def _load_in_time(test: LoadTest, report: Report, rate: float) -> Run:
+def _load_in_time(test: LoadTest, report: BenchReport, rate: float) -> ReportRun:
     """Returns the run at a rate; if the generator was late, it returns a second try."""
     run, _, _ = test.run_open_loop(rate)
     report.runs.append(run)

@@ -147,13 +147,13 @@ def _add_measurement(command: argparse.ArgumentParser) -> None:
     command.add_argument("--quiet", action="store_true", help="show no progress on stderr")
 
 
-def _number(text: str, allowed: Callable[[float], bool], what: str) -> float:
+def _number(text: str, allowed: Callable[[float], bool], description: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and allowed(value)):
-        raise argparse.ArgumentTypeError(f"`{text}` is not {what}")
+        raise argparse.ArgumentTypeError(f"`{text}` is not {description}")
     return value
 
 

@@ -12,9 +12,9 @@ from typing import Any
 from bertserve.bench.engine import EngineBenchmark
 from bertserve.bench.load import generator
 from bertserve.bench.load.generator import Durations, LoadResult, poisson_arrivals
-from bertserve.bench.progress import Progress
+from bertserve.bench.progress import BenchProgress
 from bertserve.bench.report.measurement import generator_stats, measure
-from bertserve.bench.report.report import Run
+from bertserve.bench.report.report import ReportRun
 from bertserve.bench.report.slo import METRICS
 from bertserve.bench.target import Metrics, Target, batch_stats, read_metrics
 from bertserve.service.errors import plural
@@ -41,12 +41,12 @@ class LoadTest:
     models: Sequence[Mapping[str, Any] | None]
     durations: Durations
     stop: threading.Event
-    progress: Progress
+    progress: BenchProgress
     engine: EngineBenchmark | None = None
     max_connections: int = 512
     seed: int = 0
 
-    def run_closed_loop(self, connections: int, *, only: int | None = None, name: str = "") -> Run:
+    def run_closed_loop(self, connections: int, *, only: int | None = None, name: str = "") -> ReportRun:
         """Runs a closed loop.
 
         Args:
@@ -62,7 +62,7 @@ class LoadTest:
         load = generator.run_closed_loop(targets, connections, self.durations, stop=self.stop, progress=self.progress)
         return self._build_run(name, indices, load, before, open_loop=False)
 
-    def run_open_loop(self, rate: float, *, name: str = "") -> tuple[Run, LoadResult, list[float]]:
+    def run_open_loop(self, rate: float, *, name: str = "") -> tuple[ReportRun, LoadResult, list[float]]:
         """Runs an open loop with Poisson arrivals.
 
         Args:
@@ -84,7 +84,7 @@ class LoadTest:
     def _read_metrics(self) -> Metrics:
         return read_metrics(self.targets[0].address, self.headers)
 
-    def _build_run(self, name: str, indices: Sequence[int], load: LoadResult, before: Metrics, *, open_loop: bool) -> Run:
+    def _build_run(self, name: str, indices: Sequence[int], load: LoadResult, before: Metrics, *, open_loop: bool) -> ReportRun:
         after = self._read_metrics()
         models = [(self.models[i] or {}).get("name") for i in indices]
         targets_of_model = Counter(models)
@@ -102,7 +102,7 @@ class LoadTest:
                     batches=batches,
                 )
             )
-        run = Run(name, measurements, generator_stats(load, open_loop=open_loop))
+        run = ReportRun(name, measurements, generator_stats(load, open_loop=open_loop))
         for warning in run.generator.warnings:
             self.progress.log(f"warning: {warning}")
         return run
@@ -111,28 +111,28 @@ class LoadTest:
 RATES = ("rps", "texts_per_s", "tokens_per_s")
 
 
-def run_metrics(run: Run) -> dict[str, float | None]:
+def run_metrics(run: ReportRun) -> dict[str, float | None]:
     """Returns a run's metrics: the sum of rates over its targets, and the worst value of every other metric."""
-    each = [target.figures() for target in run.targets]
-    return {name: _combine(name, [values[name] for values in each]) for name in each[0]}
+    metrics = [target.figures() for target in run.targets]
+    return {name: _combine(name, [values[name] for values in metrics]) for name in metrics[0]}
 
 
-def median_metrics(runs: Sequence[Run]) -> dict[str, float | None]:
+def median_metrics(runs: Sequence[ReportRun]) -> dict[str, float | None]:
     """Returns the median of each metric over several runs."""
-    each = [run_metrics(run) for run in runs]
-    return {name: median([values[name] for values in each]) for name in (each[0] if each else {})}
+    metrics = [run_metrics(run) for run in runs]
+    return {name: median([values[name] for values in metrics]) for name in (metrics[0] if metrics else {})}
 
 
 def median(values: Sequence[float | None]) -> float | None:
     """Returns the median of the values that are not None, or None if there are none."""
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return statistics.median(numbers) if numbers else None
 
 
 def _combine(name: str, values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    if len(known) < len(values):
+    numbers = [value for value in values if value is not None]
+    if len(numbers) < len(values):
         return None
     if name in RATES:
-        return sum(known)
-    return max(known) if METRICS[name] else min(known)
+        return sum(numbers)
+    return max(numbers) if METRICS[name] else min(numbers)

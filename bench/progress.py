@@ -12,7 +12,7 @@ _TERMINAL_INTERVAL_S = 0.5
 _LOG_INTERVAL_S = 5.0
 
 
-class Progress:
+class BenchProgress:
     """Reports the state of the current measurement."""
 
     def __init__(self, *, quiet: bool = False) -> None:

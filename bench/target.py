@@ -113,9 +113,9 @@ def build_target(address: Address, workload: str, bodies: Sequence[Body], header
         bodies: The bodies, at least one.
         headers: Headers of every request.
     """
-    given = {name.lower() for name in headers}
+    header_names = {name.lower() for name in headers}
     defaults = {"Host": address.authority, "Content-Type": "application/json"}
-    lines = {name: value for name, value in defaults.items() if name.lower() not in given} | dict(headers)
+    lines = {name: value for name, value in defaults.items() if name.lower() not in header_names} | dict(headers)
     head = f"POST {address.path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items())
     requests = [f"{head}Content-Length: {len(body.content)}\r\n\r\n".encode("latin-1") + body.content for body in bodies]
     return Target(address, workload, bodies, requests)
@@ -182,14 +182,14 @@ def parse_metrics(text: str) -> Metrics:
     Raises:
         ValueError: The text has another format.
     """
-    found: dict[tuple[str, str, str], float] = {}
+    metrics: dict[tuple[str, str, str], float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name.startswith(_PREFIXES):
                 key = sample.name, sample.labels.get("model", ""), sample.labels.get("le", sample.labels.get("kind", ""))
                 # a model with several tasks has a series per task
-                found[key] = found.get(key, 0.0) + sample.value
-    return found
+                metrics[key] = metrics.get(key, 0.0) + sample.value
+    return metrics
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,17 +160,17 @@ def _texts(random_: random.Random, length: Callable[[float], float], count: int 
 def _text(random_: random.Random, tokens: int) -> str:
     """Returns sentences with this total number of words and punctuation marks; the last sentence is cut."""
     parts: list[str] = []
-    left = tokens
+    remaining = tokens
     while True:
         for template in random_.sample(SENTENCES, len(SENTENCES)):
             sentence = _fill(random_, template)
             pieces = list(re.finditer(r"\w+|[^\w\s]", sentence))
-            if len(pieces) > left:
-                cut = sentence[: pieces[left - 1].start()].rstrip(" ,;:")
+            if len(pieces) > remaining:
+                cut = sentence[: pieces[remaining - 1].start()].rstrip(" ,;:")
                 return " ".join([*parts, f"{cut}."] if cut else parts)
             parts.append(sentence)
-            left -= len(pieces)
-            if not left:
+            remaining -= len(pieces)
+            if not remaining:
                 return " ".join(parts)
 
 

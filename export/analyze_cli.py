@@ -81,11 +81,11 @@ def _analyze_bundle(args: argparse.Namespace) -> None:
 
     bundle = load_bundle(Path(args.source).resolve())
     lengths = choose_lengths(args.lengths, [MIDDLE], bundle.manifest.tokenizer.max_length)
-    found = []
+    entries = []
     for graph in bundle.manifest.graphs:
         if graph.provider == "cpu" and (graph.precision in args.precision if args.precision else graph.default):
             profiles = profile_graph(bundle, graph, lengths, seconds=args.seconds / 10)
-            found.append({"graph": graph.file, "precision": graph.precision, "profiles": [asdict(profile) for profile in profiles]})
+            entries.append({"graph": graph.file, "precision": graph.precision, "profiles": [asdict(profile) for profile in profiles]})
             lines = [f"{bundle.manifest.name}, {graph.file}, one thread"]
             for profile in profiles:
                 lines += ["", *profile_tables(profile)]
@@ -94,9 +94,9 @@ def _analyze_bundle(args: argparse.Namespace) -> None:
                 folder = args.output / graph.precision
                 folder.mkdir(exist_ok=True)
                 _say_plots([path for profile in profiles for path in report.plot_profile(profile, folder)] if report.can_plot() else [])
-    if not found:
+    if not entries:
         raise ExportError(f"bundle `{bundle.manifest.name}` has no such graph for the CPU; it has {list_graphs(bundle.manifest.graphs)}.")
-    _report(args.output, (), {"bundle": bundle.manifest.name, "graphs": found})
+    _report(args.output, (), {"bundle": bundle.manifest.name, "graphs": entries})
 
 
 def _report(output: Path | None, lines: Iterable[str], figures: dict[str, Any]) -> None:
@@ -119,12 +119,12 @@ def _report(output: Path | None, lines: Iterable[str], figures: dict[str, Any]) 
         print(f"wrote {path}")
 
 
-def _say_plots(written: Sequence[Path]) -> None:
+def _say_plots(paths: Sequence[Path]) -> None:
     from bertserve.export.analyze.report import MISSING
 
-    for path in written:
+    for path in paths:
         print(f"wrote {path}")
-    if not written:
+    if not paths:
         print(f"bert-export: {MISSING}", file=sys.stderr)
 
 

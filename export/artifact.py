@@ -56,15 +56,15 @@ def choose_precisions(providers: Sequence[Provider], requested: Sequence[Precisi
     Raises:
         ValueError: No provider has a precision, or a provider has none of them.
     """
-    have = {provider: PROVIDERS[provider].precisions for provider in providers}
-    chosen = {provider: tuple(p for p in (requested or known) if p in known) for provider, known in have.items()}
+    supported = {provider: PROVIDERS[provider].precisions for provider in providers}
+    choices = {provider: tuple(p for p in (requested or precisions) if p in precisions) for provider, precisions in supported.items()}
     for precision in requested or ():
-        if not any(precision in precisions for precisions in chosen.values()):
+        if not any(precision in precisions for precisions in choices.values()):
             raise ValueError(f"`{precision}` is not available for {', '.join(providers)}: {_list_precisions()}")
-    for provider, precisions in chosen.items():
+    for provider, precisions in choices.items():
         if not precisions:
             raise ValueError(f"`{', '.join(requested or ())}` leaves no graph to make for {provider}: {_list_precisions()}")
-    return chosen
+    return choices
 
 
 def _list_precisions() -> str:

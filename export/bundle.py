@@ -96,8 +96,8 @@ def model_card(manifest: Manifest, folder: Path, card: str | None) -> str:
 def _front_matter(source: Source) -> str:
     """Returns license, language and data sets of the checkpoint's card, in the hub's format."""
     fields = source.model_dump(include={"license", "license_name", "license_link", "language", "datasets"}, mode="json")
-    known = {name: value[0] if name == "license" and len(value) == 1 else value for name, value in fields.items() if value}
-    return f"---\n{ModelCardData(**known).to_yaml()}\n---\n" if known else ""
+    metadata = {name: value[0] if name == "license" and len(value) == 1 else value for name, value in fields.items() if value}
+    return f"---\n{ModelCardData(**metadata).to_yaml()}\n---\n" if metadata else ""
 
 
 def _summary(manifest: Manifest) -> str:
@@ -203,12 +203,12 @@ def describe_quantization(validation: ValidationReport) -> str:
     # 0 in manifests of older exports, which did not measure the error
     error = f", which changes the outputs by {validation.quantization_error:.3f} of their spread" if validation.quantization_error else ""
     nearest = validation.quantized.get("RoundedToNearest", 0)
-    few = (
+    remark = (
         f"; {nearest} of these matrices {'is' if nearest == 1 else 'are'} rounded without GPTQ, because of too few calibration texts"
         if nearest
         else ""
     )
-    return describe_counts(validation.quantized) + error + few
+    return describe_counts(validation.quantized) + error + remark
 
 
 def describe_counts(counts: dict[str, int]) -> str:
@@ -256,13 +256,13 @@ def _longest(graphs: Sequence[GraphSpec], max_length: int) -> str:
 
 
 def _speed_table(graphs: Sequence[GraphSpec]) -> list[str]:
-    timed = [(_name(graph), graph.evidence.speed) for graph in graphs if graph.evidence.speed]
-    if not timed:
+    speeds = [(_name(graph), graph.evidence.speed) for graph in graphs if graph.evidence.speed]
+    if not speeds:
         return []
-    (_, first), *_ = timed
-    times = {(name, timing.length): timing.median_ms for name, speed in timed for timing in speed.timings}
+    (_, first), *_ = speeds
+    times = {(name, timing.length): timing.median_ms for name, speed in speeds for timing in speed.timings}
     rows = [
-        [str(length), *(f"{times[name, length]:.1f}" if (name, length) in times else "" for name, _ in timed)]
+        [str(length), *(f"{times[name, length]:.1f}" if (name, length) in times else "" for name, _ in speeds)]
         for length in sorted({length for _, length in times})
     ]
     return [
@@ -271,7 +271,7 @@ def _speed_table(graphs: Sequence[GraphSpec]) -> list[str]:
         f"Each cell has the median milliseconds of one text with {plural(first.threads, 'thread')} on {first.cpu} "
         f"({', '.join(first.instructions) or 'instruction sets unknown'}). Use them to compare graphs only: they are from a few runs.",
         "",
-        *_table(["tokens", *(name for name, _ in timed)], rows),
+        *_table(["tokens", *(name for name, _ in speeds)], rows),
     ]
 
 

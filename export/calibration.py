@@ -190,20 +190,20 @@ class Texts:
         lengths: dict[int, int] = {}  # for a model with few positions, several lengths are equal
         for length, count in PASSAGES.items():
             lengths[min(length, room)] = max(lengths.get(min(length, room), 0), count)
-        made = [passage for length, count in lengths.items() for passage in sample(self._joined(tokens, length), count)]
-        return replace(self, passages=tuple(dict.fromkeys(made)))
+        passages = [passage for length, count in lengths.items() for passage in sample(self._joined(tokens, length), count)]
+        return replace(self, passages=tuple(dict.fromkeys(passages)))
 
     def _joined(self, tokens: Sequence[int], length: int) -> list[str]:
         """Returns consecutive lines joined to at most `length` tokens, if they have more than `MAX_TOKENS`."""
-        found, start = [], 0
+        passages, start = [], 0
         while start < len(self.lines):
             end, total = start + 1, tokens[start]
             while end < len(self.lines) and total + tokens[end] <= length:
                 total, end = total + tokens[end], end + 1
             if total > MAX_TOKENS:
-                found.append(" ".join(self.lines[start:end]))
+                passages.append(" ".join(self.lines[start:end]))
             start = end
-        return found
+        return passages
 
 
 @dataclass(frozen=True)
@@ -241,10 +241,10 @@ def read_split(calibration: Path, validation: Path | None = None) -> Split:
         CheckpointError: A file cannot be read, has too few texts, or shares texts with the other.
     """
     texts = read_texts(calibration)
-    chosen = sample(texts, MAX_TEXTS)
+    selection = sample(texts, MAX_TEXTS)
     if calibration != BUILT_IN:  # its lines have no pattern
-        chosen = mixed(chosen, BLOCK)
-    held_out = chosen[HELD_OUT - 1 :: HELD_OUT]
+        selection = mixed(selection, BLOCK)
+    held_out = selection[HELD_OUT - 1 :: HELD_OUT]
     count = max(len(held_out) // GATE_SHARE, min(MIN_GATE, len(held_out) // 2))
     places = {i * len(held_out) // count for i in range(count)}
     gate, report = [held_out[i] for i in sorted(places)], [text for i, text in enumerate(held_out) if i not in places]
@@ -252,7 +252,7 @@ def read_split(calibration: Path, validation: Path | None = None) -> Split:
         report = read_texts(validation, "validation")
         refuse_overlap(texts, report, calibration, validation)
     judging = {*gate, *report}
-    return Split(Texts.of([text for text in chosen if text not in judging]), Texts.of(gate), report_texts(report))
+    return Split(Texts.of([text for text in selection if text not in judging]), Texts.of(gate), report_texts(report))
 
 
 def refuse_pairs(texts: Sequence[Texts], task: str) -> None:
@@ -288,13 +288,13 @@ def make_feeds(texts: Texts, checkpoint: Checkpoint, tokenizer: Tokenizer, input
     # a text with only control characters has no tokens, and without special tokens there is nothing to run
     bare = tokenizer.room(pair=False) == tokenizer.max_length
 
-    def tokenize(side: Sequence[str], most: int) -> list[_Cut]:
-        return [_Cut(entry.ids, most) for entry in tokenizer.tokenize(side) if not bare or len(entry)]
+    def tokenize(side: Sequence[str], max_tokens: int) -> list[_Cut]:
+        return [_Cut(entry.ids, max_tokens) for entry in tokenizer.tokenize(side) if not bare or len(entry)]
 
     longest = max(PASSAGES)
-    own = [(pair[0], pair[1]) for pair in (tokenize(pair, longest) for pair in texts.pairs) if len(pair) == 2]
+    user_pairs = [(pair[0], pair[1]) for pair in (tokenize(pair, longest) for pair in texts.pairs) if len(pair) == 2]
     singles, pairs = TASKS[checkpoint.task].arrange(
-        tokenize(texts.lines, MAX_TOKENS), tokenize(texts.passages, longest), own, checkpoint.tokenizer_spec.pairs_only
+        tokenize(texts.lines, MAX_TOKENS), tokenize(texts.passages, longest), user_pairs, checkpoint.tokenizer_spec.pairs_only
     )
     encodings = [_single(text, i, checkpoint, tokenizer) for i, text in enumerate(singles)]
     encodings += [_pair(*pair, checkpoint, tokenizer) for pair in pairs]

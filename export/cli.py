@@ -75,12 +75,12 @@ def _run(args: argparse.Namespace) -> int:
         logging.disable_progress_bar()  # a log has one line per stage
     if args.module is not None:
         print(f"bert-export: running the code of `{args.module}` with your rights, as --trust-module says.", file=sys.stderr, flush=True)
-    given = {
+    options = {
         name: value
         for name, value in vars(args).items()
         if name not in ("source", "module", "trust_module", "verbose") and value is not None
     }
-    spec = ExportSpec(source=args.source or args.module, module=args.module is not None, **given)
+    spec = ExportSpec(source=args.source or args.module, module=args.module is not None, **options)
     try:
         target, manifest = export(spec, lambda line: print(line, file=sys.stderr, flush=True))
     except ExportError as error:
@@ -131,10 +131,10 @@ def _misused_attentions(args: argparse.Namespace) -> str | None:
 
 def low_agreement(graph: GraphSpec) -> str:
     """Returns a warning about a graph with low agreement with its checkpoint."""
-    chosen = "it is the default graph, as requested" if graph.default else "it is not the default graph"
+    role = "it is the default graph, as requested" if graph.default else "it is not the default graph"
     return (
         f"graph {graph.provider}/{graph.precision}: {describe_agreement(graph.evidence)}, but at least {ENOUGH_AGREEMENT:.0%} "
-        f"is expected; {chosen}. Measure it on texts of your own (`bert-export verify --data`), and try a "
+        f"is expected; {role}. Measure it on texts of your own (`bert-export verify --data`), and try a "
         "lower --max-int8-error or --calibration texts of your own."
     )
 

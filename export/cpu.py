@@ -85,15 +85,15 @@ def build_graphs(
     texts = int8.texts
     with stage(progress, "quantize", f"int8, calibrated on {len(texts.calibration)} texts, judged on {len(texts.gate)} others"):
         feeds, gate = (calibration.make_feeds(split, checkpoint, tokenizer) for split in (texts.calibration, texts.gate))
-        made = quantize.quantize(optimized.path, int8_path, optimized.path.parent, feeds, gate, max_error=int8.max_error, quick=int8.quick)
+        graph = quantize.quantize(optimized.path, int8_path, optimized.path.parent, feeds, gate, max_error=int8.max_error, quick=int8.quick)
     form = f"{optimized.form}, int8 by --quick" if int8.quick else optimized.form
     yield replace(
         optimized,
         path=int8_path,
         precision="int8",
         form=form,
-        quantized=made.counts,
-        error=made.error,
+        quantized=graph.counts,
+        error=graph.error,
         max_error=int8.max_error,
     )
 

@@ -50,8 +50,8 @@ def parse_precisions(text: str) -> tuple[Precision, ...]:
     Raises:
         argparse.ArgumentTypeError: A name is unknown, or occurs twice.
     """
-    known: dict[str, Precision] = {name: name for name in get_args(Precision)}
-    return tuple(known[name] for name in _parse_names(text, list(known)))
+    precisions: dict[str, Precision] = {name: name for name in get_args(Precision)}
+    return tuple(precisions[name] for name in _parse_names(text, list(precisions)))
 
 
 def parse_providers(text: str) -> tuple[Provider, ...]:
@@ -88,8 +88,8 @@ def join_negative_layers(arguments: Sequence[str]) -> list[str]:
     return joined
 
 
-def _parse_names(text: str, known: Sequence[str]) -> list[str]:
+def _parse_names(text: str, choices: Sequence[str]) -> list[str]:
     names = text.split(",")
-    if any(name not in known for name in names) or len(set(names)) != len(names):
-        raise argparse.ArgumentTypeError(f"`{text}` is not a list of names from {', '.join(known)} without duplicates")
+    if any(name not in choices for name in names) or len(set(names)) != len(names):
+        raise argparse.ArgumentTypeError(f"`{text}` is not a list of names from {', '.join(choices)} without duplicates")
     return names

@@ -50,7 +50,7 @@ PROBE_TEXTS = 96
 
 
 @dataclass(frozen=True)
-class Order:
+class GraphBuild:
     """The inputs of graph building, for any provider.
 
     Attributes:
@@ -74,55 +74,55 @@ class Order:
     progress: Progress
 
 
-def build_graphs(provider: Provider, order: Order) -> Iterator[Artifact]:
+def build_graphs(provider: Provider, build: GraphBuild) -> Iterator[Artifact]:
     """Creates the graphs of a provider one by one on request; float32 is always first, because the others are created from it.
 
     Args:
         provider: One of `BUILDERS`.
-        order: The inputs of graph building.
+        build: The inputs of graph building.
 
     Raises:
         GraphError: The graph has operators that the provider does not support.
     """
-    checkpoint = order.checkpoint
+    checkpoint = build.checkpoint
     has_masks = any(spec.fill == "mask_index" for spec in checkpoint.inputs)
     plan = plan_shapes(checkpoint.tokenizer_spec.max_length, masks=has_masks, rectangle=PROVIDERS[provider].reserves_largest)
-    for artifact in BUILDERS[provider](order):
+    for artifact in BUILDERS[provider](build):
         yield replace(artifact, shapes=plan)
 
 
-def _build_for_cuda(order: Order) -> Iterator[Artifact]:
-    checkpoint = order.checkpoint
-    fp32, fp16 = (order.folder / f"model.cuda.{precision}.onnx" for precision in ("fp32", "fp16"))
-    with stage(order.progress, "optimize", "cuda"):
-        fused = fuse(order.traced, fp32, checkpoint)
-        fused = replace(fused, form=f"{order.form}, {fused.form}")
+def _build_for_cuda(build: GraphBuild) -> Iterator[Artifact]:
+    checkpoint = build.checkpoint
+    fp32, fp16 = (build.folder / f"model.cuda.{precision}.onnx" for precision in ("fp32", "fp16"))
+    with stage(build.progress, "optimize", "cuda"):
+        fused = fuse(build.traced, fp32, checkpoint)
+        fused = replace(fused, form=f"{build.form}, {fused.form}")
     yield fused
-    if "fp16" in order.precisions:
-        with stage(order.progress, "optimize", "cuda, fp16"):
-            feeds = calibration.make_feeds(order.texts, checkpoint, order.tokenizer, fused.inputs)
+    if "fp16" in build.precisions:
+        with stage(build.progress, "optimize", "cuda, fp16"):
+            feeds = calibration.make_feeds(build.texts, checkpoint, build.tokenizer, fused.inputs)
             ids = next(spec.name for spec in fused.inputs if spec.fill == "token_ids")
             short = [feed for feed in feeds if feed[ids].shape[1] + PADDING <= checkpoint.tokenizer_spec.max_length]
             padded = [
                 calibration.pad(feed, fused.inputs, pad_id=checkpoint.tokenizer_spec.pad_id, tokens=PADDING)
                 for feed in short[:PADDED_TEXTS]
             ]
-            counts, error = convert_to_fp16(fp32, fp16, order.traced.parent, feeds, padded)
+            counts, error = convert_to_fp16(fp32, fp16, build.traced.parent, feeds, padded)
         yield replace(fused, path=fp16, precision="fp16", quantized=counts, error=error)
 
 
-def _build_for_tensorrt(order: Order) -> Iterator[Artifact]:
+def _build_for_tensorrt(build: GraphBuild) -> Iterator[Artifact]:
     """Creates one float32 graph for all precisions: TensorRT itself fuses it and converts it to half precision."""
-    fp32 = order.folder / "model.tensorrt.fp32.onnx"
-    with stage(order.progress, "optimize", "tensorrt"):
-        write_standard(order.traced, fp32)
-    form = f"{order.form}, standard operators, for TensorRT to fuse"
-    form += "; fp16 is TensorRT's own" if "fp16" in order.precisions else ""
-    for precision in dict.fromkeys(("fp32", *order.precisions)):
-        yield Artifact(fp32, "tensorrt", precision, form, order.checkpoint.inputs)
+    fp32 = build.folder / "model.tensorrt.fp32.onnx"
+    with stage(build.progress, "optimize", "tensorrt"):
+        write_standard(build.traced, fp32)
+    form = f"{build.form}, standard operators, for TensorRT to fuse"
+    form += "; fp16 is TensorRT's own" if "fp16" in build.precisions else ""
+    for precision in dict.fromkeys(("fp32", *build.precisions)):
+        yield Artifact(fp32, "tensorrt", precision, form, build.checkpoint.inputs)
 
 
-BUILDERS: dict[Provider, Callable[[Order], Iterator[Artifact]]] = {"cuda": _build_for_cuda, "tensorrt": _build_for_tensorrt}
+BUILDERS: dict[Provider, Callable[[GraphBuild], Iterator[Artifact]]] = {"cuda": _build_for_cuda, "tensorrt": _build_for_tensorrt}
 
 
 def write_standard(source: Path, target: Path) -> None:
@@ -218,7 +218,7 @@ def _take_lengths(model: Any) -> None:
 
 def _take_int32(model: Any) -> set[str]:
     """Changes each input that is only cast to int32 to int32; returns their names."""
-    graph, taken = model.model.graph, set()
+    graph, names = model.model.graph, set()
     for value in graph.input:
         readers = [node for node in graph.node if value.name in node.input]
         if readers and all(
@@ -228,8 +228,8 @@ def _take_int32(model: Any) -> set[str]:
                 model.replace_input_of_all_nodes(node.output[0], value.name)
                 graph.node.remove(node)
             value.type.tensor_type.elem_type = TensorProto.INT32
-            taken.add(value.name)
-    return taken
+            names.add(value.name)
+    return names
 
 
 def convert_to_fp16(
@@ -253,13 +253,13 @@ def convert_to_fp16(
     model = onnx.load(str(source))
     for i, node in enumerate(model.graph.node):  # the converter identifies nodes by name
         node.name = f"{i}/{node.op_type}"
-    kept = overflowing(model, peaks)
+    float_nodes = overflowing(model, peaks)
     computing = sum(any(name in peaks for name in node.output) for node in model.graph.node)
     converted = OnnxModel(model)
-    converted.convert_float_to_float16(keep_io_types=True, node_block_list=sorted(kept))
+    converted.convert_float_to_float16(keep_io_types=True, node_block_list=sorted(float_nodes))
     onnx_files.save_proto(converted.model, target)
     error = inference.relative_error(inference.outputs(source, probe), inference.outputs(target, probe))
-    return {"Float16": computing - len(kept)} | ({"KeptFloat": len(kept)} if kept else {}), error
+    return {"Float16": computing - len(float_nodes)} | ({"KeptFloat": len(float_nodes)} if float_nodes else {}), error
 
 
 def overflowing(model: onnx.ModelProto, peaks: dict[str, float]) -> set[str]:
@@ -278,15 +278,15 @@ def overflowing(model: onnx.ModelProto, peaks: dict[str, float]) -> set[str]:
     }
     # converted one by one, because all values together would need the memory of the whole model again
     sizes = {name: float(np.abs(numpy_helper.to_array(tensor)).max()) for name, tensor in constants.items() if _is_float(tensor)} | peaks
-    kept = set()
+    float_nodes = set()
     for node in model.graph.node:
         floats = [sizes[name] for name in (*node.input, *node.output) if name in sizes]
         added = [sizes[name] for name in (*node.input[:2], *node.input[4:5]) if name in sizes]
         inside = sum(added) if node.op_type == "SkipLayerNormalization" else 0.0
         # NaN and infinity also count as beyond the limit; products of a mask's minimum float overflow
         if node.op_type != "Constant" and any(not size <= LIMIT for size in (*floats, inside)):
-            kept.add(node.name)
-    return kept
+            float_nodes.add(node.name)
+    return float_nodes
 
 
 def _is_float(tensor: onnx.TensorProto) -> bool:

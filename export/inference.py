@@ -40,11 +40,11 @@ def batches(feeds: Sequence[Feed]) -> list[Feed]:
     by_length: dict[int, list[Feed]] = {}
     for feed in feeds:
         by_length.setdefault(tokens(feed), []).append(feed)
-    made = []
-    for length, same in sorted(by_length.items(), reverse=True):
+    batched_feeds = []
+    for length, group in sorted(by_length.items(), reverse=True):
         size = max(1, min(BATCH_SIZE, BATCH_TOKENS // max(1, length)))
-        made += [_joined(same[start : start + size], length) for start in range(0, len(same), size)]
-    return made
+        batched_feeds += [_joined(group[start : start + size], length) for start in range(0, len(group), size)]
+    return batched_feeds
 
 
 def tokens(feed: Feed) -> int:

@@ -25,7 +25,7 @@ from bertserve.export.checkpoint.module import load_module, module_name
 from bertserve.export.checkpoint.padding import refuse_ordinary_padding
 from bertserve.export.errors import CheckpointError, ParityError
 from bertserve.export.progress import Progress, stage
-from bertserve.export.provider_graphs import BundleGraphs, Comparison, measure_graphs
+from bertserve.export.provider_graphs import BundleGraphs, GraphComparison, measure_graphs
 from bertserve.export.validation.reference import NO_TEXTS, Reference, sample_reference
 from bertserve.export.workspace import workspace
 from bertserve.service.bundle.files import TOKENIZER_FILE, digest
@@ -160,16 +160,16 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Split, bu
         reference = _reference(checkpoint, texts.report if "int8" in precisions.get("cpu", ()) else NO_TEXTS)
         flops = checkpoint.flops
     checkpoint.model.to_empty(device="meta")  # no later stage runs it, and sessions of a large model need the memory
-    made: dict[Provider, Iterable[Artifact]] = {}
+    artifacts: dict[Provider, Iterable[Artifact]] = {}
     for provider in sorted(precisions, key=lambda provider: provider != "cpu"):
         if provider == "cpu":
             int8 = cpu.Int8Options(texts, spec.max_int8_error, spec.quick)
-            made[provider] = cpu.build_graphs(fused, precisions[provider], bundle, checkpoint, tokenizer, int8, progress)
+            artifacts[provider] = cpu.build_graphs(fused, precisions[provider], bundle, checkpoint, tokenizer, int8, progress)
         else:
-            order = gpu.Order(precisions[provider], raw, traced.form, bundle, checkpoint, tokenizer, texts.calibration, progress)
-            made[provider] = gpu.build_graphs(provider, order)
-    comparison = Comparison(bundle, checkpoint, tokenizer, reference, progress)
-    graphs = measure_graphs(made, precisions, comparison, default_must_agree=spec.precisions is None)
+            build = gpu.GraphBuild(precisions[provider], raw, traced.form, bundle, checkpoint, tokenizer, texts.calibration, progress)
+            artifacts[provider] = gpu.build_graphs(provider, build)
+    comparison = GraphComparison(bundle, checkpoint, tokenizer, reference, progress)
+    graphs = measure_graphs(artifacts, precisions, comparison, default_must_agree=spec.precisions is None)
     manifest = _manifest(spec, name, checkpoint, tokenizer_spec, flops, graphs)
     has_int8 = any(graph.precision == "int8" for graph in graphs.graphs)
     return manifest.model_copy(update={"int8_texts": lines.digests()}) if has_int8 else manifest

@@ -70,8 +70,8 @@ def time_runs(run: Callable[[], object], bounds: tuple[int, int], seconds: float
     """
     run()
     times: list[float] = []
-    least, most = bounds
-    while len(times) < least or (len(times) < most and sum(times) < seconds):
+    min_runs, max_runs = bounds
+    while len(times) < min_runs or (len(times) < max_runs and sum(times) < seconds):
         start = time.perf_counter()
         run()
         times.append(time.perf_counter() - start)

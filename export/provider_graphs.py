@@ -28,7 +28,7 @@ from bertserve.service.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Comparison:
+class GraphComparison:
     """The reference for graphs, and the folder of the bundle.
 
     Attributes:
@@ -62,7 +62,7 @@ class BundleGraphs:
 
 
 @dataclass(frozen=True)
-class _Measured:
+class _ProviderGraphs:
     """A provider's graphs, the engine of the default one, and the missing graphs."""
 
     graphs: Sequence[GraphSpec]
@@ -73,7 +73,7 @@ class _Measured:
 def measure_graphs(
     artifacts: Mapping[Provider, Iterable[Artifact]],
     precisions: Mapping[Provider, Sequence[Precision]],
-    comparison: Comparison,
+    comparison: GraphComparison,
     *,
     default_must_agree: bool,
 ) -> BundleGraphs:
@@ -94,9 +94,9 @@ def measure_graphs(
     omitted: list[OmittedGraph] = []
     example: Example | None = None
     failure: Exception | None = None
-    for provider, made in artifacts.items():
+    for provider, provider_artifacts in artifacts.items():
         try:
-            measured = _measure(made, provider, precisions[provider], comparison)
+            result = _measure(provider_artifacts, provider, precisions[provider], comparison)
         except Exception as error:
             # all graphs are created from the trace, and the CPU's float32 graph shows whether it is right
             if provider == "cpu" or isinstance(error, OSError):
@@ -105,18 +105,20 @@ def measure_graphs(
             omitted += (_omitted(provider, precision, error) for precision in precisions[provider])
             _remove_others(comparison.folder, provider, ())
             continue
-        if default_must_agree and (better := _better_default(measured.graphs)) is not None:
-            measured = _with_default(measured.graphs, better, comparison, measured.omitted)
-        graphs += measured.graphs
-        omitted += measured.omitted
-        example = example or answer_example(comparison.checkpoint, comparison.tokenizer, measured.engine)
+        if default_must_agree and (better := _better_default(result.graphs)) is not None:
+            result = _with_default(result.graphs, better, comparison, result.omitted)
+        graphs += result.graphs
+        omitted += result.omitted
+        example = example or answer_example(comparison.checkpoint, comparison.tokenizer, result.engine)
     if example is None:
         assert failure is not None, "there is at least one provider"
         raise failure
     return BundleGraphs(graphs, omitted, example)
 
 
-def _measure(artifacts: Iterable[Artifact], provider: Provider, precisions: Sequence[Precision], comparison: Comparison) -> _Measured:
+def _measure(
+    artifacts: Iterable[Artifact], provider: Provider, precisions: Sequence[Precision], comparison: GraphComparison
+) -> _ProviderGraphs:
     """Measures a provider's graphs as they are created.
 
     Raises:
@@ -136,18 +138,18 @@ def _measure(artifacts: Iterable[Artifact], provider: Provider, precisions: Sequ
     except Exception as error:  # optimizers and onnxruntime have no common base class of errors
         if not graphs or isinstance(error, OSError):
             raise
-        failed = next(precision for precision in precisions if precision not in {graph.precision for graph in graphs})
-        omitted = [_omitted(provider, failed, error)]
-        precisions = [precision for precision in precisions if precision != failed] or ["fp32"]
+        failed_precision = next(precision for precision in precisions if precision not in {graph.precision for graph in graphs})
+        omitted = [_omitted(provider, failed_precision, error)]
+        precisions = [precision for precision in precisions if precision != failed_precision] or ["fp32"]
     graphs = [graph for graph in graphs if graph.precision in precisions]
     _remove_others(comparison.folder, provider, graphs)
     if omitted:
         return _with_default(graphs, graphs[-1], comparison, omitted)
     assert engine is not None
-    return _Measured(graphs, engine)
+    return _ProviderGraphs(graphs, engine)
 
 
-def _measure_graph(artifact: Artifact, comparison: Comparison, *, default: bool) -> tuple[GraphSpec, OnnxEngine]:
+def _measure_graph(artifact: Artifact, comparison: GraphComparison, *, default: bool) -> tuple[GraphSpec, OnnxEngine]:
     with stage(comparison.progress, "parity", f"{artifact.provider}/{artifact.precision}"):
         onnx_files.finalize(artifact.path)
         return measure_graph(artifact, comparison.checkpoint, comparison.tokenizer, comparison.reference, default=default)
@@ -161,13 +163,15 @@ def _omitted(provider: Provider, precision: Precision, error: Exception) -> Omit
 
 def _remove_others(folder: Path, provider: Provider, graphs: Sequence[GraphSpec]) -> None:
     """Removes a provider's files that belong to none of the graphs, including parts of failed graphs."""
-    kept = {file.file for graph in graphs for file in graph.files}
+    file_names = {file.file for graph in graphs for file in graph.files}
     for path in folder.glob(f"model.{provider}.*"):
-        if path.name not in kept:
+        if path.name not in file_names:
             path.unlink()
 
 
-def _with_default(graphs: Sequence[GraphSpec], default: GraphSpec, comparison: Comparison, omitted: Sequence[OmittedGraph]) -> _Measured:
+def _with_default(
+    graphs: Sequence[GraphSpec], default: GraphSpec, comparison: GraphComparison, omitted: Sequence[OmittedGraph]
+) -> _ProviderGraphs:
     """Returns the same graphs with another default; the session of that graph opens on the provider of its measurements."""
     checkpoint = comparison.checkpoint
     engine = OnnxEngine(
@@ -177,7 +181,7 @@ def _with_default(graphs: Sequence[GraphSpec], default: GraphSpec, comparison: C
         padding_side=checkpoint.tokenizer_spec.padding_side,
         provider=default.evidence.provider,
     )
-    return _Measured([graph.model_copy(update={"default": graph is default}) for graph in graphs], engine, omitted)
+    return _ProviderGraphs([graph.model_copy(update={"default": graph is default}) for graph in graphs], engine, omitted)
 
 
 def _better_default(graphs: Sequence[GraphSpec]) -> GraphSpec | None:

@@ -120,9 +120,9 @@ def trace(checkpoint: Checkpoint, path: Path, tracer: Tracer | None = None) -> T
         GraphError: The model cannot be traced, or the traced graph has different inputs or outputs than expected.
     """
     errors: list[GraphError] = []
-    for chosen in TRACERS if tracer is None else (tracer,):
+    for candidate in TRACERS if tracer is None else (tracer,):
         try:
-            return Traced((_trace_attention if checkpoint.attention_heads else _trace)(checkpoint, path, chosen), chosen)
+            return Traced((_trace_attention if checkpoint.attention_heads else _trace)(checkpoint, path, candidate), candidate)
         except GraphError as error:
             errors.append(error)
     if len(errors) == 1:
@@ -136,11 +136,11 @@ def _trace_attention(checkpoint: Checkpoint, path: Path, tracer: Tracer) -> tupl
     inputs = tuple(spec for spec in checkpoint.inputs if spec != ATTENTION_INDEX)
     outputs = (*(spec for spec in checkpoint.outputs if spec != ATTENTIONS), *layers)
     whole = path.with_name(f"whole_{path.name}")
-    used = _trace(replace(checkpoint, inputs=inputs, outputs=outputs), whole, tracer)
+    used_inputs = _trace(replace(checkpoint, inputs=inputs, outputs=outputs), whole, tracer)
     names = [spec.name for spec in layers]
     select_maps(whole, path, names, index_name=ATTENTION_INDEX.name, output_name=ATTENTIONS.name)
     onnx_files.remove(whole)
-    return (*used, ATTENTION_INDEX)
+    return (*used_inputs, ATTENTION_INDEX)
 
 
 def _trace(checkpoint: Checkpoint, path: Path, tracer: Tracer) -> tuple[InputSpec, ...]:
@@ -162,11 +162,11 @@ def _trace(checkpoint: Checkpoint, path: Path, tracer: Tracer) -> tuple[InputSpe
             ) from error
     graph = ir.load(path).graph
     actual = [value.name for value in graph.inputs], [value.name for value in graph.outputs]
-    used = tuple(spec for spec in inputs if spec.name in actual[0] or spec.fill != "type_ids")
-    expected = [spec.name for spec in used], [spec.name for spec in outputs]
+    used_inputs = tuple(spec for spec in inputs if spec.name in actual[0] or spec.fill != "type_ids")
+    expected = [spec.name for spec in used_inputs], [spec.name for spec in outputs]
     if actual != expected:
         raise GraphError(f"the traced graph has inputs and outputs {actual}, not {expected}: the model does not use all of its inputs.")
-    return used
+    return used_inputs
 
 
 def _export_program(module: torch.nn.Module, checkpoint: Checkpoint, path: Path) -> None:
@@ -262,9 +262,9 @@ def select_maps(source: Path, target: Path, layers: Sequence[str], *, index_name
     graph.inputs.append(index)
     layer_of, place_of = _columns(graph, index)
     maps = [_maps_of_layer(graph, weights[name], number, layer_of, place_of) for number, name in enumerate(layers)]
-    every = ir.Value(name=output_name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["maps", "length", "length"]))
-    graph.append(ir.Node("", "Concat", maps, [ir.AttrInt64("axis", 0)], outputs=[every]))
-    graph.outputs.append(every)
+    output = ir.Value(name=output_name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["maps", "length", "length"]))
+    graph.append(ir.Node("", "Concat", maps, [ir.AttrInt64("axis", 0)], outputs=[output]))
+    graph.outputs.append(output)
     rewrite.save(model, target)
 
 
@@ -273,9 +273,9 @@ def _columns(graph: ir.Graph, index: ir.Value) -> Sequence[ir.Value]:
     bounds = [rewrite.add_constant(graph, f"attention/{name}", np.array([i], dtype=np.int64)) for name, i in (("one", 1), ("three", 3))]
     tape = ir.tape.Tape()
     zero = rewrite.add_constant(graph, "attention/zero", np.array(0, dtype=np.int64))
-    made = tape.op("Gather", [index, zero], {"axis": 1}), tape.op("Slice", [index, *bounds, bounds[0]])
+    columns = tape.op("Gather", [index, zero], {"axis": 1}), tape.op("Slice", [index, *bounds, bounds[0]])
     graph.insert_before(graph[0], tape.nodes)
-    return made
+    return columns
 
 
 def _maps_of_layer(graph: ir.Graph, weights: ir.Value, number: int, layer_of: ir.Value, place_of: ir.Value) -> ir.Value:
@@ -284,7 +284,7 @@ def _maps_of_layer(graph: ir.Graph, weights: ir.Value, number: int, layer_of: ir
     assert producer is not None, "weights are computed"
     tape = ir.tape.Tape()
     is_here = tape.op("Equal", [layer_of, rewrite.add_constant(graph, f"attention/layer_{number}", np.array(number, dtype=np.int64))])
-    found = tape.op("GatherND", [weights, tape.op("Compress", [place_of, is_here], {"axis": 0})])
+    maps = tape.op("GatherND", [weights, tape.op("Compress", [place_of, is_here], {"axis": 0})])
     # directly after the weights, so that execution in the order of nodes frees them before the next layer's weights
     graph.insert_after(producer, tape.nodes)
-    return found
+    return maps

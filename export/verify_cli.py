@@ -19,7 +19,7 @@ from bertserve.service.flag_parser import FlagParser
 from bertserve.service.providers import PROVIDERS
 
 if TYPE_CHECKING:
-    from bertserve.export.verify.graph_checks import Check
+    from bertserve.export.verify.graph_checks import BundleCheck
     from bertserve.export.verify.verify import VerifySpec
 
 PACKAGES = {False: ("onnxruntime",), True: ("torch", "transformers", "onnx", "onnxruntime")}  # without and with a checkpoint
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
         args.revision,
         args.module is not None,
     )
-    checks: list[Check] = []
+    checks: list[BundleCheck] = []
     try:
         for check in verify(spec):
             checks.append(check)
@@ -91,29 +91,29 @@ def _misused_checkpoint(args: argparse.Namespace) -> str | None:
     return None
 
 
-def _update(spec: VerifySpec, validation: Path | None, checks: list[Check], *, silent: bool) -> bool:
+def _update(spec: VerifySpec, validation: Path | None, checks: list[BundleCheck], *, silent: bool) -> bool:
     """Measures the graphs again and updates the manifest; appends the check of this, and returns whether it passed."""
     from bertserve.export.verify.checkpoint_checks import load_checkpoint_of, remeasure
-    from bertserve.export.verify.graph_checks import Check
+    from bertserve.export.verify.graph_checks import BundleCheck
     from bertserve.service.bundle.files import load_bundle
 
     try:
         assert spec.checkpoint is not None, "the command asks for it"
         bundle = load_bundle(spec.bundle.resolve())
         updated = remeasure(bundle, load_checkpoint_of(bundle, spec.checkpoint, revision=spec.revision, module=spec.module), validation)
-        unknown = updated.int8_texts is not None and updated.int8_texts.calibration is None
-        check = Check(
+        is_unknown = updated.int8_texts is not None and updated.int8_texts.calibration is None
+        check = BundleCheck(
             "update",
             True,
             "evidence and flops of the manifest, and the card, are those measured now"
             + (
                 "; the manifest does not say which texts int8 was made with, so the texts that judge it may be among them"
-                if unknown
+                if is_unknown
                 else ""
             ),
         )
     except (ExportError, OSError) as error:
-        check = Check("update", False, f"nothing was written: {error}")
+        check = BundleCheck("update", False, f"nothing was written: {error}")
     checks.append(check)
     if not silent:
         print(f"{STATUS[check.passed]:<8}{check.name:<24} {check.detail}")
@@ -202,10 +202,10 @@ def _metrics() -> dict[str, str]:
 
 def _parse_floor(text: str) -> tuple[str, float]:
     name, equals, share = text.partition("=")
-    known = _metrics()
-    if not equals or name.lower() not in known:
-        raise argparse.ArgumentTypeError(f"`{text}` is not METRIC=SHARE, such as accuracy=0.9, with one of the metrics {', '.join(known)}")
-    return known[name.lower()], flags.parse_share(share)
+    names = _metrics()
+    if not equals or name.lower() not in names:
+        raise argparse.ArgumentTypeError(f"`{text}` is not METRIC=SHARE, such as accuracy=0.9, with one of the metrics {', '.join(names)}")
+    return names[name.lower()], flags.parse_share(share)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, cast
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 if TYPE_CHECKING:
-    from bertserve.bench.load.stream import Stream
+    from bertserve.bench.load.stream import TargetStream
 
 _CLOCK_MONOTONIC = 1
 _TFD_TIMER_ABSTIME = 1
@@ -38,7 +38,7 @@ class Connection(asyncio.Protocol):
         retry_after: Whether the response has a time for a retry.
     """
 
-    def __init__(self, owner: Stream) -> None:
+    def __init__(self, owner: TargetStream) -> None:
         self._owner = owner
         self._parser = HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None

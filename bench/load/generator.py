@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 import uvloop
 
-from bertserve.bench.load.stream import ClosedLoopStream, OpenLoopStream, Record, Stream
-from bertserve.bench.progress import Progress
+from bertserve.bench.load.stream import ClosedLoopStream, OpenLoopStream, RequestRecord, TargetStream
+from bertserve.bench.progress import BenchProgress
 from bertserve.bench.target import Target
 
 _TICK_S = 0.05  # each costs a wake-up of the process, about 0.1 ms of CPU
@@ -56,7 +56,7 @@ class LoadResult:
         interrupted: Whether Ctrl-C ended the load early.
     """
 
-    records: list[list[Record]]
+    records: list[list[RequestRecord]]
     start: float
     measured: tuple[float, float]
     cpu_s: float = 0.0
@@ -67,7 +67,7 @@ class LoadResult:
 
 
 def run_closed_loop(
-    targets: Sequence[Target], connections: int, durations: Durations, *, stop: threading.Event, progress: Progress
+    targets: Sequence[Target], connections: int, durations: Durations, *, stop: threading.Event, progress: BenchProgress
 ) -> LoadResult:
     """Loads each target over a fixed number of connections.
 
@@ -91,7 +91,7 @@ def run_open_loop(
     durations: Durations,
     *,
     stop: threading.Event,
-    progress: Progress,
+    progress: BenchProgress,
 ) -> LoadResult:
     """Loads each target with requests at fixed times.
 
@@ -117,7 +117,11 @@ def run_open_loop(
 
 
 def _run(
-    make_streams: Callable[[], Sequence[Stream]], connections: int, durations: Durations, stop: threading.Event, progress: Progress
+    make_streams: Callable[[], Sequence[TargetStream]],
+    connections: int,
+    durations: Durations,
+    stop: threading.Event,
+    progress: BenchProgress,
 ) -> LoadResult:
     async def run() -> LoadResult:
         return await _LoadRun(make_streams(), durations, stop, progress).run(connections)
@@ -135,7 +139,7 @@ def _run(
 class _LoadRun:
     """One load over its streams, from the first connection to the last response."""
 
-    def __init__(self, streams: Sequence[Stream], durations: Durations, stop: threading.Event, progress: Progress) -> None:
+    def __init__(self, streams: Sequence[TargetStream], durations: Durations, stop: threading.Event, progress: BenchProgress) -> None:
         self._streams = streams
         self._durations = durations
         self._stop = stop
@@ -181,13 +185,13 @@ class _LoadRun:
         )
 
     async def _wait_until(self, end: float, start: float) -> None:
-        while not self._stop.is_set() and (left := end - time.perf_counter()) > 0:
-            await self._tick(min(left, _TICK_S), start)
+        while not self._stop.is_set() and (remaining_s := end - time.perf_counter()) > 0:
+            await self._tick(min(remaining_s, _TICK_S), start)
 
     async def _drain(self) -> None:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         while any(stream.pending for stream in self._streams):
-            if time.perf_counter() - begun > (_DRAIN_S if self._stop.is_set() else self._durations.timeout_s + _DRAIN_S):
+            if time.perf_counter() - start > (_DRAIN_S if self._stop.is_set() else self._durations.timeout_s + _DRAIN_S):
                 return
             await self._tick(_TICK_S, None)
 
@@ -200,9 +204,9 @@ class _LoadRun:
         for stream in self._streams:
             stream.abort_overdue(now)
         if start is not None:
-            done = sum(len(stream.records) for stream in self._streams)
+            finished = sum(len(stream.records) for stream in self._streams)
             failed = sum(stream.failed for stream in self._streams)
-            self._progress.update(now - start, self._durations.warmup_s + self._durations.seconds, done, failed)
+            self._progress.update(now - start, self._durations.warmup_s + self._durations.seconds, finished, failed)
 
 
 def poisson_arrivals(rate: float, seconds: float, *, seed: int) -> list[float]:

@@ -23,7 +23,7 @@ from bertserve.bench.target import Target
 OK = 200
 
 
-class Record(NamedTuple):
+class RequestRecord(NamedTuple):
     """The end of a request. Times are in seconds on the clock of `time.perf_counter`.
 
     Attributes:
@@ -48,7 +48,7 @@ class Record(NamedTuple):
 _RECONNECT_DELAY_S = 0.1
 
 
-class Stream(ABC):
+class TargetStream(ABC):
     """The connections and records of one target.
 
     Attributes:
@@ -62,7 +62,7 @@ class Stream(ABC):
     """
 
     def __init__(self, target: Target, timeout_s: float) -> None:
-        self.records: list[Record] = []
+        self.records: list[RequestRecord] = []
         self.failed = 0
         self.capped = 0
         self.connections: set[Connection] = set()
@@ -122,7 +122,7 @@ class Stream(ABC):
         """Records a response, and uses the connection again."""
         self.failed += status != OK
         self.records.append(
-            Record(connection.intended, connection.sent, now, status, connection.body_index, server_timing, connection.retry_after)
+            RequestRecord(connection.intended, connection.sent, now, status, connection.body_index, server_timing, connection.retry_after)
         )
         if connection.closing:
             connection.abort("closed")
@@ -161,7 +161,7 @@ class Stream(ABC):
     def _record_failure(self, intended: float, sent: float | None, kind: str, body_index: int) -> None:
         now = time.perf_counter()
         self.failed += 1
-        self.records.append(Record(intended, now if sent is None else sent, now, kind, body_index, b""))
+        self.records.append(RequestRecord(intended, now if sent is None else sent, now, kind, body_index, b""))
 
     async def _connect(self) -> Connection:
         address = self._target.address
@@ -186,7 +186,7 @@ class Stream(ABC):
             self.on_connection_free(connection)
 
 
-class ClosedLoopStream(Stream):
+class ClosedLoopStream(TargetStream):
     """Each connection sends its next request when the last one is answered."""
 
     def __init__(self, target: Target, timeout_s: float) -> None:
@@ -213,7 +213,7 @@ class ClosedLoopStream(Stream):
             self.connect_in_background(_RECONNECT_DELAY_S)
 
 
-class OpenLoopStream(Stream):
+class OpenLoopStream(TargetStream):
     """Requests are due at fixed times."""
 
     def __init__(self, target: Target, timeout_s: float, arrivals: Sequence[float], max_connections: int) -> None:

@@ -56,9 +56,9 @@ def _place(run: Mapping[str, Any]) -> float:
 def _warnings(runs: Sequence[Mapping[str, Any]]) -> str:
     """Returns all warnings, folded under one line."""
     lines = [f"{run['name']}: {warning}" for run in runs for warning in run["generator"]["warnings"]]
-    warned = sum(bool(run["generator"]["warnings"]) for run in runs)
-    said = f"The generator warns of {warned} of {len(runs)} runs, whose metrics may be its own"
-    return f'<details class="warnings"><summary>{said}</summary>{_list(lines)}</details>' if lines else ""
+    count = sum(bool(run["generator"]["warnings"]) for run in runs)
+    summary = f"The generator warns of {count} of {len(runs)} runs, whose metrics may be its own"
+    return f'<details class="warnings"><summary>{summary}</summary>{_list(lines)}</details>' if lines else ""
 
 
 def _results_list(document: Mapping[str, Any]) -> str:
@@ -69,8 +69,8 @@ def _results_list(document: Mapping[str, Any]) -> str:
         f"{'passed' if verdict['passed'] else 'MISSED'}: {verdict['condition']}, measured {_format(verdict['measured'])}"
         for verdict in document["verdicts"]
     ]
-    said = f'<p class="{"missed" if missed else "passed"}">{html.escape(document["command"])}: {html.escape(result)}</p>' if result else ""
-    return said + _list(lines)
+    text = f'<p class="{"missed" if missed else "passed"}">{html.escape(document["command"])}: {html.escape(result)}</p>' if result else ""
+    return text + _list(lines)
 
 
 def _runs_table(runs: Sequence[Mapping[str, Any]]) -> str:
@@ -211,17 +211,17 @@ def _latency(axes: Axes, runs: Runs, conditions: Sequence[str]) -> bool:
     The x-axis is the offered rate, because a curve over the answered rate would turn back in an overload. Several runs at a rate are one
     point with their median, so that the curve has no vertical lines.
     """
-    drawn = False
+    has_data = False
     for open_loop, style in ((True, "o-"), (False, "s")):
-        chosen = [run for run in runs if is_open(run) == open_loop]
-        found = [(offered_rate(target), target["latency"]) for _, target in _targets(chosen) if target["latency"]]
-        points = _merged(found) if open_loop else [(rate, [latency]) for rate, latency in found]
+        loop_runs = [run for run in runs if is_open(run) == open_loop]
+        measurements = [(offered_rate(target), target["latency"]) for _, target in _targets(loop_runs) if target["latency"]]
+        points = _merged(measurements) if open_loop else [(rate, [latency]) for rate, latency in measurements]
         for color, name in enumerate(("p50_ms", "p90_ms", "p99_ms") if points else ()):
             label = f"{name.removesuffix('_ms')}, {'open' if open_loop else 'closed'} loop"
             medians = [statistics.median(latency[name] for latency in latencies) for _, latencies in points]
             axes.plot([rate for rate, _ in points], medians, style, color=f"C{color}", label=label)
-        drawn = drawn or bool(points)
-    if drawn:
+        has_data = has_data or bool(points)
+    if has_data:
         for condition in sorted({condition for condition in conditions if "_ms <= " in condition}):
             bound = float(condition.partition(" <= ")[2])
             axes.axhline(bound, color="red", linestyle="--", linewidth=1, label=f"target: {slo.in_words(condition)}")
@@ -229,7 +229,7 @@ def _latency(axes: Axes, runs: Runs, conditions: Sequence[str]) -> bool:
         axes.set(xlabel="requests/s offered", ylabel="latency, ms", yscale="log", xlim=(0, None))
         axes.grid(visible=True, which="major", alpha=0.3)
         axes.legend(fontsize=7)
-    return drawn
+    return has_data
 
 
 def _merged(points: Sequence[tuple[float, Any]]) -> list[tuple[float, list[Any]]]:
@@ -245,50 +245,50 @@ def _merged(points: Sequence[tuple[float, Any]]) -> list[tuple[float, list[Any]]
 
 def _answered(axes: Axes, runs: Runs) -> bool:
     """Draws answered over offered requests; the difference to the diagonal was refused, failed or late."""
-    drawn = [(run, target) for run in runs for target in run["targets"] if target["requests"]]
+    targets = [(run, target) for run in runs for target in run["targets"] if target["requests"]]
     for open_loop, style in ((True, "o"), (False, "s")):
-        points = [(offered_rate(target), target["rps"]) for run, target in drawn if is_open(run) == open_loop]
+        points = [(offered_rate(target), target["rps"]) for run, target in targets if is_open(run) == open_loop]
         if points:
             axes.plot(*zip(*points, strict=True), style, label=f"{'open' if open_loop else 'closed'} loop")
-    if drawn:
-        most = max(offered_rate(target) for _, target in drawn)
-        axes.plot([0, most], [0, most], "--", color="gray", linewidth=1, label="all answered")
+    if targets:
+        max_rate = max(offered_rate(target) for _, target in targets)
+        axes.plot([0, max_rate], [0, max_rate], "--", color="gray", linewidth=1, label="all answered")
         axes.set(xlabel="requests/s offered", ylabel="requests/s answered with 200", xlim=(0, None), ylim=(0, None))
         axes.legend(fontsize=7)
-    return bool(drawn)
+    return bool(targets)
 
 
 def _distribution(axes: Axes, runs: Runs) -> bool:
-    drawn = [(label, target["latency"]["curve"]) for label, target in _targets(runs) if target["latency"]]
-    for label, curve in drawn:
+    curves = [(label, target["latency"]["curve"]) for label, target in _targets(runs) if target["latency"]]
+    for label, curve in curves:
         # 1 - share on a logarithmic axis shows the slowest requests
         axes.plot([ms for _, ms in curve], [max(1 - share, 1e-6) for share, _ in curve], drawstyle="steps-post", label=label)
-    if drawn:
+    if curves:
         axes.set(xlabel="latency, ms", ylabel="share of requests that took longer", yscale="log", xlim=(0, None))
-        axes.set_ylim(max(min(1 - curve[-2][0] for _, curve in drawn) / 2, 1e-6), 1)
+        axes.set_ylim(max(min(1 - curve[-2][0] for _, curve in curves) / 2, 1e-6), 1)
         axes.grid(visible=True, which="major", alpha=0.3)
         axes.legend(fontsize=7)
-    return bool(drawn)
+    return bool(curves)
 
 
 def _batch_size(axes: Axes, runs: Runs) -> bool:
-    drawn = [(label, target["batches"]) for label, target in _targets(runs) if target["batches"]]
-    sizes = sorted({size for _, batches in drawn for size in batches["rows"]}, key=float)
-    for i, (label, batches) in enumerate(drawn):
+    labeled_batches = [(label, target["batches"]) for label, target in _targets(runs) if target["batches"]]
+    sizes = sorted({size for _, batches in labeled_batches for size in batches["rows"]}, key=float)
+    for i, (label, batches) in enumerate(labeled_batches):
         shares = [batches["rows"].get(size, 0) / batches["runs"] for size in sizes]
-        width = 0.8 / len(drawn)
-        axes.bar([at + (i - (len(drawn) - 1) / 2) * width for at in range(len(sizes))], shares, width, label=label)
+        width = 0.8 / len(labeled_batches)
+        axes.bar([at + (i - (len(labeled_batches) - 1) / 2) * width for at in range(len(sizes))], shares, width, label=label)
     axes.set_xticks(range(len(sizes)), [size if size in ("1", "2") else f"up to {size}" for size in sizes])
     axes.set(xlabel="batch size", ylabel="share of runs", ylim=(0, 1))
-    if drawn:
+    if labeled_batches:
         axes.legend(fontsize=7)
-    return bool(drawn)
+    return bool(labeled_batches)
 
 
 def _padding(axes: Axes, runs: Runs) -> bool:
-    drawn = [(label, target["batches"]["padding_share"]) for label, target in _targets(runs) if target["batches"]]
-    axes.barh(range(len(drawn)), [share * 100 for _, share in drawn])
-    axes.set_yticks(range(len(drawn)), [label for label, _ in drawn], fontsize=7)
+    shares = [(label, target["batches"]["padding_share"]) for label, target in _targets(runs) if target["batches"]]
+    axes.barh(range(len(shares)), [share * 100 for _, share in shares])
+    axes.set_yticks(range(len(shares)), [label for label, _ in shares], fontsize=7)
     axes.invert_yaxis()
-    axes.set(xlabel="padding, % of the tokens run", xlim=(0, max([share * 100 for _, share in drawn] + [10]) * 1.1))
-    return bool(drawn)
+    axes.set(xlabel="padding, % of the tokens run", xlim=(0, max([share * 100 for _, share in shares] + [10]) * 1.1))
+    return bool(shares)

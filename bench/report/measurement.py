@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bertserve.bench.load.generator import LoadResult
-from bertserve.bench.load.stream import OK, Record
+from bertserve.bench.load.stream import OK, RequestRecord
 from bertserve.bench.target import BatchStats
 
 _CURVE_POINTS = 200
@@ -126,7 +126,7 @@ class Measurement:
 
 def measure(
     target: str,
-    records: Sequence[Record],
+    records: Sequence[RequestRecord],
     measured: tuple[float, float],
     *,
     texts: Sequence[int],
@@ -174,21 +174,21 @@ def measure(
     )
 
 
-def _share_within(record: Record, start: float, end: float) -> float:
+def _share_within(record: RequestRecord, start: float, end: float) -> float:
     """Returns the share of a request's time, from sending to its end, that is between `start` and `end`: 0 to 1."""
-    taken = record.ended - record.sent
-    if taken <= 0:
+    duration = record.ended - record.sent
+    if duration <= 0:
         return float(start <= record.ended < end)
-    return max(min(record.ended, end) - max(record.sent, start), 0.0) / taken
+    return max(min(record.ended, end) - max(record.sent, start), 0.0) / duration
 
 
-def _server_p50(records: Sequence[Record]) -> dict[str, float]:
+def _server_p50(records: Sequence[RequestRecord]) -> dict[str, float]:
     """Returns the median of each stage of the `server-timing` headers, in milliseconds."""
     values: dict[str, list[float]] = {}
     for record in records:
         for name, milliseconds in _SERVER_TIMING.findall(record.server_timing):
             values.setdefault(name.decode(), []).append(float(milliseconds))
-    return {name: percentile(sorted(given), 0.5) for name, given in values.items()}
+    return {name: percentile(sorted(times), 0.5) for name, times in values.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ReportRun:
     """A load.
 
     Attributes:
@@ -47,7 +47,7 @@ class Run:
 
 
 @dataclass(slots=True)
-class Report:
+class BenchReport:
     """The results of a command. They are filled while the command runs, and valid at any time.
 
     Attributes:
@@ -72,7 +72,7 @@ class Report:
     service: Mapping[str, Any] | None = None
     models: list[Mapping[str, Any]] = field(default_factory=list)
     engine: Mapping[str, Any] | None = None
-    runs: list[Run] = field(default_factory=list)
+    runs: list[ReportRun] = field(default_factory=list)
     limits: list[EngineThroughput] = field(default_factory=list)
     figures: dict[str, float | None] = field(default_factory=dict)
     judged: dict[str, float | None] = field(default_factory=dict)
@@ -123,7 +123,7 @@ def _machine() -> dict[str, Any]:
     return {"cpus": os.cpu_count(), "system": platform.system(), "processor": platform.machine(), "python": platform.python_version()}
 
 
-def summary_lines(report: Report) -> Iterator[str]:
+def summary_lines(report: BenchReport) -> Iterator[str]:
     """Yields the lines of a report's summary."""
     if report.service:
         limits = report.service.get("limits", {})
@@ -151,7 +151,7 @@ def summary_lines(report: Report) -> Iterator[str]:
         yield "interrupted: these are the metrics of the requests so far"
 
 
-def _run_lines(run: Run) -> Iterator[str]:
+def _run_lines(run: ReportRun) -> Iterator[str]:
     yield f"{run.name}:"
     for target in run.targets:
         yield from (f"  {line}" for line in _target_lines(target))

@@ -71,7 +71,7 @@ def parse_objectives(texts: Sequence[str]) -> tuple[Objective, ...]:
     Raises:
         BenchError: A text is not `METRIC=NUMBER`, or names an unknown metric.
     """
-    found: dict[str, Objective] = {}
+    objectives: dict[str, Objective] = {}
     for part in (part for text in texts for part in text.split(",")):
         metric, equals, number = part.strip().partition("=")
         try:
@@ -80,10 +80,10 @@ def parse_objectives(texts: Sequence[str]) -> tuple[Objective, ...]:
             bound = math.nan
         if metric not in METRICS or not equals or not math.isfinite(bound) or bound < 0:
             raise BenchError(f"`{part}` is not a target; give METRIC=NUMBER, where METRIC is one of {', '.join(METRICS)}.")
-        found[metric] = Objective(metric, bound)
-    if found:
-        found.setdefault("error_rate", Objective("error_rate", DEFAULT_ERROR_RATE))
-    return tuple(found.values())
+        objectives[metric] = Objective(metric, bound)
+    if objectives:
+        objectives.setdefault("error_rate", Objective("error_rate", DEFAULT_ERROR_RATE))
+    return tuple(objectives.values())
 
 
 def in_words(condition: str) -> str:
@@ -103,10 +103,10 @@ def sweep_result(document: Mapping[str, Any]) -> str | None:
     Returns:
         The sentence, without objectives on rates, which are not part of the search; None for other commands and without verdicts.
     """
-    kept = [in_words(verdict["condition"]) for verdict in document["verdicts"] if " <= " in verdict["condition"]]
-    if document["command"] != "sweep" or not kept:
+    limits = [in_words(verdict["condition"]) for verdict in document["verdicts"] if " <= " in verdict["condition"]]
+    if document["command"] != "sweep" or not limits:
         return None
-    conditions, rate = " and ".join(kept), document["figures"].get("max_rate")
+    conditions, rate = " and ".join(limits), document["figures"].get("max_rate")
     if rate is None:
         return f"does not hold {conditions} at any rate that was tried"
     return f"holds {conditions} up to {rate:.4g} requests/s"

@@ -93,38 +93,38 @@ def _cores(nodes: Sequence[Node], marks: Iterable[int]) -> set[int]:
     for i, node in enumerate(nodes):
         for name in node.inputs:
             consumers.setdefault(name, []).append(i)
-    found: set[int] = set()
+    cores: set[int] = set()
     for mark in marks:
-        found.add(mark)
+        cores.add(mark)
         open_ = [mark] if nodes[mark].op == "Softmax" else []
         while open_:
             readers = [reader for name in nodes[open_.pop()].outputs for reader in consumers.get(name, ())]
-            found.update(reader for reader in readers if nodes[reader].op == "MatMul")
+            cores.update(reader for reader in readers if nodes[reader].op == "MatMul")
             open_ += [reader for reader in readers if nodes[reader].op in ("Cast", "Where", "Dropout", "Mul")]
-    return found
+    return cores
 
 
 def _feeding(core: int, nodes: Sequence[Node], producers: dict[str, int]) -> set[int]:
     """Returns the nodes between a part of attention and the norm before it."""
-    found: set[int] = set()
+    sources: set[int] = set()
     open_ = [core]
     while open_:
         for source in _sources(nodes[open_.pop()], producers):
-            if source not in found and nodes[source].op not in _NORMS and _reads_norm(source, nodes, producers):
-                found.add(source)
+            if source not in sources and nodes[source].op not in _NORMS and _reads_norm(source, nodes, producers):
+                sources.add(source)
                 open_.append(source)
-    return found
+    return sources
 
 
 def _reads_norm(start: int, nodes: Sequence[Node], producers: dict[str, int]) -> bool:
     """Returns whether a node depends on a norm; nodes that do not, such as the mask and the positions, belong to no layer."""
-    seen, open_ = {start}, [start]
+    visited, open_ = {start}, [start]
     while open_:
         for source in _sources(nodes[open_.pop()], producers):
             if nodes[source].op in _NORMS:
                 return True
-            if source not in seen:
-                seen.add(source)
+            if source not in visited:
+                visited.add(source)
                 open_.append(source)
     return False
 
@@ -132,7 +132,7 @@ def _reads_norm(start: int, nodes: Sequence[Node], producers: dict[str, int]) ->
 def _after_last_norm(nodes: Sequence[Node], owners: Sequence[int], producers: dict[str, int], last: int) -> set[int]:
     """Returns the nodes of the last layer after the usual number of norms of a layer; a head may have another norm."""
     norms = Counter(owner for node, owner in zip(nodes, owners, strict=True) if node.op in _NORMS)
-    own = norms[1] if last > 1 else min(_NORMS_OF_A_LAYER, norms[1])
+    norm_count = norms[1] if last > 1 else min(_NORMS_OF_A_LAYER, norms[1])
     passed: list[int] = []
     for i, node in enumerate(nodes):
         above = max((passed[source] for source in _sources(node, producers)), default=0)
@@ -140,7 +140,7 @@ def _after_last_norm(nodes: Sequence[Node], owners: Sequence[int], producers: di
     return {
         i
         for i, (node, owner) in enumerate(zip(nodes, owners, strict=True))
-        if owner == last and own and (passed[i] > own or (passed[i] == own and node.op not in _NORMS))
+        if owner == last and norm_count and (passed[i] > norm_count or (passed[i] == norm_count and node.op not in _NORMS))
     }
 
 
@@ -232,26 +232,26 @@ def _profile(
         options.enable_profiling, options.profile_file_prefix = True, str(path.with_name(f"profile-{length}"))
         session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         runs = time_runs(lambda: session.run(None, feed), RUNS, seconds)
-        written = Path(session.end_profiling())
+        profile_path = Path(session.end_profiling())
     except Exception as error:  # onnxruntime's pybind exceptions only have Exception as a common base class
         raise GraphError(f"the graph cannot be profiled at {length} tokens: {error}") from error
-    events = json.loads(written.read_text(encoding="utf-8"))
+    events = json.loads(profile_path.read_text(encoding="utf-8"))
     parts, marks = find_parts(nodes), find_attention(nodes)
     places = {_name(i): i for i in range(len(nodes))}
     times: dict[tuple[str, str], list[float]] = {}
     for event in events:
         if event.get("cat") == "Node" and event["name"].endswith(_SUFFIX):
             times.setdefault((event["name"].removesuffix(_SUFFIX), event["args"]["op_name"]), []).append(event["dur"] / 1000)
-    found = []
+    node_times = []
     for (name, op), durations in times.items():
         i = places.get(name[: len(_name(0))])
         # the first run is not timed, as for whole runs
         ms = statistics.median(durations[1:] or durations)
-        found.append(NodeTime("other" if i is None else parts[i], op, ms, i in marks))
+        node_times.append(NodeTime("other" if i is None else parts[i], op, ms, i in marks))
     order = {part: i for i, part in enumerate([*dict.fromkeys(sorted(set(parts), key=_place)), "other"])}
-    found.sort(key=lambda node: order[node.part])
+    node_times.sort(key=lambda node: order[node.part])
     of_parts = {parts[i]: count for i in sorted(marks) if (count := heads[i]) is not None}
-    return Profile(length, 1000 * statistics.median(runs), len(runs), found, of_parts)
+    return Profile(length, 1000 * statistics.median(runs), len(runs), node_times, of_parts)
 
 
 def make_feed(inputs: Sequence[InputSpec], length: int, pad_id: int) -> dict[str, Any]:

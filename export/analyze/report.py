@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from bertserve.export.analyze.profiling import Profile
     from bertserve.export.analyze.sweep import Point, Sweep
-    from bertserve.export.analyze.timing import Timing
+    from bertserve.export.analyze.timing import AnalysisTiming
 
 _HEAD = ("precision", "tokens", "parameters", "GFLOP", "ms", "CPU ms", "GFLOP/s", "texts/s", "CPU ms per text", "MiB")
 _BUSY = 1.2  # ratio of wall time to CPU time above which the report has a warning
@@ -29,16 +29,16 @@ def sweep_tables(sweep: Sweep) -> Iterator[str]:
     yield f"{sweep.model}: {sweep.base}"
     base = {(point.precision, timing.length): timing for point, timing in _timed(sweep, "base")}
     for axis in dict.fromkeys(point.axis for point in sweep.points):
-        own = list(_timed(sweep, axis))
+        axis_items = list(_timed(sweep, axis))
         # each table includes the base, at the length of its other rows
-        lengths = {timing.length for _, timing in own}
+        lengths = {timing.length for _, timing in axis_items}
         base_items = [] if axis == "base" else [item for item in _timed(sweep, "base") if item[1].length in lengths]
-        rows = sorted([*own, *base_items], key=lambda item: (item[0].precision, _place(item[0], axis), item[1].length))
+        rows = sorted([*axis_items, *base_items], key=lambda item: (item[0].precision, _place(item[0], axis), item[1].length))
         title = "hidden size" if axis == "hidden" else axis
         table: list[tuple[str, ...]] = [(*_HEAD, "of fp32") if axis == "base" else (title, *_HEAD, "of base")]
         for point, timing in rows:
-            compared = base.get(("fp32" if axis == "base" else point.precision, timing.length))
-            ratio = "" if compared is None else f"{timing.latency_cpu_ms / compared.latency_cpu_ms:.2f}"
+            base_timing = base.get(("fp32" if axis == "base" else point.precision, timing.length))
+            ratio = "" if base_timing is None else f"{timing.latency_cpu_ms / base_timing.latency_cpu_ms:.2f}"
             cells = (*_cells(point, timing), ratio)
             table.append(cells if axis == "base" else (str(_place(point, axis)), *cells))
         yield f"\nby {'length and precision' if axis == 'base' else title}"
@@ -77,11 +77,11 @@ def align(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
-def _timed(sweep: Sweep, axis: str) -> Iterator[tuple[Point, Timing]]:
+def _timed(sweep: Sweep, axis: str) -> Iterator[tuple[Point, AnalysisTiming]]:
     return ((point, timing) for point in sweep.points if point.axis == axis for timing in point.timings)
 
 
-def _cells(point: Point, timing: Timing) -> tuple[str, ...]:
+def _cells(point: Point, timing: AnalysisTiming) -> tuple[str, ...]:
     gflop = point.gflop(timing.length)
     return (
         point.precision,
@@ -108,12 +108,12 @@ def can_plot() -> bool:
 
 def plot_sweep(sweep: Sweep, folder: Path) -> list[Path]:
     """Writes the plots of a sweep with matplotlib, which must be installed; returns their files."""
-    written = [_figure(folder / "length.svg", _lengths, _of_axis(sweep, "base"))]
+    paths = [_figure(folder / "length.svg", _lengths, _of_axis(sweep, "base"))]
     for axis in dict.fromkeys(point.axis for point in sweep.points if point.axis != "base"):
         lengths = {timing.length for point in _of_axis(sweep, axis) for timing in point.timings}
         points = sorted([*_of_axis(sweep, axis), *_of_axis(sweep, "base")], key=lambda point: int(getattr(point.shape, axis)))
-        written.append(_figure(folder / f"{axis}.svg", _shapes, points, axis, max(lengths)))
-    return written
+        paths.append(_figure(folder / f"{axis}.svg", _shapes, points, axis, max(lengths)))
+    return paths
 
 
 def plot_profile(profile: Profile, folder: Path) -> list[Path]:
@@ -125,13 +125,13 @@ def plot_profile(profile: Profile, folder: Path) -> list[Path]:
     ]
 
 
-def _figure(path: Path, draw: Any, *what: Any) -> Path:
+def _figure(path: Path, draw: Any, *arguments: Any) -> Path:
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": path.stem, "font.size": 9}):
         figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
-        draw(figure.add_subplot(), *what)
+        draw(figure.add_subplot(), *arguments)
         figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
     return path
 

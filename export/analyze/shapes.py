@@ -56,32 +56,32 @@ def variants(base: Shape, axis: Axis) -> list[Shape]:
     divide the hidden size, with matrices of the same size; and with a quarter and half of the hidden size, with heads of the same size and
     a feed-forward block in proportion.
     """
-    found = {base}
+    shapes = {base}
     if axis == "layers":
-        found |= {replace(base, layers=count) for count in (base.layers // 4, base.layers // 2) if count}
+        shapes |= {replace(base, layers=count) for count in (base.layers // 4, base.layers // 2) if count}
     elif axis == "heads":
         counts = {1, base.heads // 4, base.heads // 2, 2 * base.heads}
-        found |= {replace(base, heads=count) for count in counts if count and base.hidden % count == 0}
+        shapes |= {replace(base, heads=count) for count in counts if count and base.hidden % count == 0}
     else:
         for part in (4, 2):
             heads, remainder = divmod(base.heads, part)
             if heads and not remainder and base.hidden % part == 0:
                 inner = None if base.inner is None else base.inner // part
-                found.add(Shape(base.layers, heads, base.hidden // part, inner))
-    return sorted(found, key=lambda shape: getattr(shape, axis))
+                shapes.add(Shape(base.layers, heads, base.hidden // part, inner))
+    return sorted(shapes, key=lambda shape: getattr(shape, axis))
 
 
-def choose_lengths(asked: Sequence[int] | None, default: Sequence[int], most: int) -> list[int]:
+def choose_lengths(lengths: Sequence[int] | None, default: Sequence[int], max_length: int) -> list[int]:
     """Returns the lengths to measure, in tokens: the requested ones, or default ones that the model can read.
 
     Args:
-        asked: The requested lengths, or None.
+        lengths: The requested lengths, or None.
         default: The lengths to use by default.
-        most: The model's maximum length; it is used if all default ones are longer.
+        max_length: The model's maximum length; it is used if all default ones are longer.
 
     Raises:
         CheckpointError: The model cannot read a requested length.
     """
-    if asked is not None and max(asked) > most:
-        raise CheckpointError(f"the model takes at most {most} tokens, but --lengths has {max(asked)}; give shorter ones.")
-    return [length for length in asked or default if length <= most] or [most]
+    if lengths is not None and max(lengths) > max_length:
+        raise CheckpointError(f"the model takes at most {max_length} tokens, but --lengths has {max(lengths)}; give shorter ones.")
+    return [length for length in lengths or default if length <= max_length] or [max_length]

@@ -25,7 +25,7 @@ from transformers import AutoConfig, AutoModel, BertConfig, PreTrainedModel, ini
 from bertserve.export import cpu, trace
 from bertserve.export.analyze.profiling import make_feed
 from bertserve.export.analyze.shapes import LENGTHS, MIDDLE, NAMED, Axis, Shape, choose_lengths, variants
-from bertserve.export.analyze.timing import Timing, measure_apart
+from bertserve.export.analyze.timing import AnalysisTiming, measure_apart
 from bertserve.export.artifact import Artifact
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
@@ -81,12 +81,12 @@ def shape_of(config: Any) -> Shape:
 
 def with_shape(config: Any, shape: Shape) -> Any:
     """Returns a copy of a configuration with another shape."""
-    changed = copy.deepcopy(config)
-    changed.num_hidden_layers, changed.num_attention_heads, changed.hidden_size = shape.layers, shape.heads, shape.hidden
+    new_config = copy.deepcopy(config)
+    new_config.num_hidden_layers, new_config.num_attention_heads, new_config.hidden_size = shape.layers, shape.heads, shape.hidden
     inner = _inner_name(config)
     if inner is not None and shape.inner is not None:
-        setattr(changed, inner, shape.inner)
-    return changed
+        setattr(new_config, inner, shape.inner)
+    return new_config
 
 
 def random_checkpoint(config: Any) -> Checkpoint:
@@ -104,14 +104,14 @@ def random_checkpoint(config: Any) -> Checkpoint:
             f"transformers cannot create an encoder from this {type(config).__name__} ({shape_of(config)}): {error}."
         ) from error
     _fill(model)
-    taken = inspect.signature(model.forward).parameters
+    parameters = inspect.signature(model.forward).parameters
     if model.main_input_name not in INPUTS:
         raise CheckpointError(f"{type(model).__name__} reads `{model.main_input_name}`, not token ids; only text models can be analyzed.")
     return Checkpoint(
         source="random weights",
         model=model,
         task=feature_extraction.TASK.name,
-        inputs=tuple(INPUTS[name] for name in taken if name in INPUTS),
+        inputs=tuple(INPUTS[name] for name in parameters if name in INPUTS),
         outputs=feature_extraction.TASK.outputs,
         labels=(),
         activation="none",
@@ -222,7 +222,7 @@ class Point:
     parameters: int
     graph_bytes: int
     flops: Flops
-    timings: Sequence[Timing]
+    timings: Sequence[AnalysisTiming]
 
     def gflop(self, length: int) -> float:
         """Returns the operations of a text of `length` tokens, in 10^9."""
@@ -246,7 +246,7 @@ class Sweep:
     omitted: Sequence[str]
 
 
-class Budget:
+class TimeBudget:
     """A time budget: a step starts only if it fits, assuming that it takes as long as the longest step so far."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -282,19 +282,19 @@ def run_sweep(spec: SweepSpec, progress: Progress) -> Sweep:
     base = shape_of(config)
     lengths = choose_lengths(spec.lengths, LENGTHS, checkpoint.tokenizer_spec.max_length)
     middle = min(lengths, key=lambda length: abs(length - MIDDLE))  # the length for comparing shapes
-    others = [(axis, shape) for axis in spec.axes for shape in variants(base, axis) if shape != base]
-    named = {"the model itself": None} | {f"{axis}: {shape}": (axis, shape) for axis, shape in others}
+    variations = [(axis, shape) for axis in spec.axes for shape in variants(base, axis) if shape != base]
+    steps = {"the model itself": None} | {f"{axis}: {shape}": (axis, shape) for axis, shape in variations}
     points: list[Point] = []
     omitted: list[str] = []
-    for name, fits in Budget(spec.seconds).steps(named):
-        chosen = named[name]
+    for name, fits in TimeBudget(spec.seconds).steps(steps):
+        variant = steps[name]
         if not fits:
             omitted.append(f"{name}: not started, because --seconds {spec.seconds:g} would not have been enough")
-        elif chosen is None:
+        elif variant is None:
             points += _measure(checkpoint, "base", base, spec, lengths, progress)
             del checkpoint  # the next model needs its memory
         else:
-            axis, shape = chosen
+            axis, shape = variant
             try:
                 points += _measure(random_checkpoint(with_shape(config, shape)), axis, shape, spec, [middle], progress)
             except ExportError as error:

@@ -30,7 +30,7 @@ _MIB = 2**20
 
 
 @dataclass(frozen=True)
-class Timing:
+class AnalysisTiming:
     """The times of texts with the same length.
 
     Attributes:
@@ -56,7 +56,7 @@ class Timing:
     memory_mib: float | None
 
 
-def measure_apart(path: Path, graph: GraphSpec, pad_id: int, lengths: Sequence[int], *, batch: int, seconds: float) -> list[Timing]:
+def measure_apart(path: Path, graph: GraphSpec, pad_id: int, lengths: Sequence[int], *, batch: int, seconds: float) -> list[AnalysisTiming]:
     """Measures a graph in a separate process.
 
     Args:
@@ -74,11 +74,11 @@ def measure_apart(path: Path, graph: GraphSpec, pad_id: int, lengths: Sequence[i
     job |= {"lengths": sorted(lengths), "batch": batch, "seconds": seconds}
     # imports the same modules as this process, from wherever they were found
     program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main()"
-    done = subprocess.run([sys.executable, "-P", "-c", program], input=json.dumps(job), capture_output=True, text=True, check=False)  # noqa: S603 - no shell
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
+    process = subprocess.run([sys.executable, "-P", "-c", program], input=json.dumps(job), capture_output=True, text=True, check=False)  # noqa: S603 - no shell
+    if process.returncode:
+        last = (process.stderr.strip().splitlines() or [f"it ended with {process.returncode}"])[-1]
         raise GraphError(f"the {graph.precision} graph could not be measured: {last}")
-    return [Timing(**timing) for timing in json.loads(done.stdout)]
+    return [AnalysisTiming(**timing) for timing in json.loads(process.stdout)]
 
 
 def main() -> None:
@@ -86,7 +86,7 @@ def main() -> None:
     json.dump([asdict(timing) for timing in measure(json.load(sys.stdin))], sys.stdout)
 
 
-def measure(job: Mapping[str, Any]) -> list[Timing]:
+def measure(job: Mapping[str, Any]) -> list[AnalysisTiming]:
     """Measures the graph of a job in this process.
 
     Raises:
@@ -101,12 +101,12 @@ def measure(job: Mapping[str, Any]) -> list[Timing]:
         raise GraphError(str(error)) from error
 
 
-def _measure_length(engine: OnnxEngine, length: int, job: Mapping[str, Any], before: float | None) -> Timing:
+def _measure_length(engine: OnnxEngine, length: int, job: Mapping[str, Any], before: float | None) -> AnalysisTiming:
     text = Encoding(np.full(length, job["pad_id"], dtype=np.int64), np.zeros(length, dtype=np.int64), masks=(min(1, length - 1),))
     alone, alone_cpu = _run(engine, [text], job["seconds"] / 2)
     batches, batches_cpu = _run(engine, [text] * job["batch"], job["seconds"] / 2)
     peak = _resident_mib("VmHWM")
-    return Timing(
+    return AnalysisTiming(
         length=length,
         latency_ms=1000 * statistics.median(alone),
         latency_p90_ms=1000 * sorted(alone)[min(int(0.9 * len(alone)), len(alone) - 1)],
@@ -124,8 +124,8 @@ def _run(engine: OnnxEngine, batch: Sequence[Encoding], seconds: float) -> tuple
     engine.run(batch)
     times: list[float] = []
     cpu_times: list[float] = []
-    least, most = RUNS
-    while not times or (len(times) < most and sum(times) < (seconds if len(times) >= least else PATIENCE * seconds)):
+    min_runs, max_runs = RUNS
+    while not times or (len(times) < max_runs and sum(times) < (seconds if len(times) >= min_runs else PATIENCE * seconds)):
         start, cpu_start = time.perf_counter(), time.process_time()
         engine.run(batch)
         times.append(time.perf_counter() - start)
@@ -136,7 +136,7 @@ def _run(engine: OnnxEngine, batch: Sequence[Encoding], seconds: float) -> tuple
 def _resident_mib(field: str, status: Path = Path("/proc/self/status")) -> float | None:
     """Returns a memory value of this process; `VmHWM`, the peak, starts anew with the program."""
     try:
-        found = re.search(rf"^{field}:\s*(\d+) kB", status.read_text(encoding="ascii"), re.MULTILINE)
+        match = re.search(rf"^{field}:\s*(\d+) kB", status.read_text(encoding="ascii"), re.MULTILINE)
     except OSError:
         return None
-    return None if found is None else int(found[1]) * 1024 / _MIB
+    return None if match is None else int(match[1]) * 1024 / _MIB

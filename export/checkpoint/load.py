@@ -93,8 +93,8 @@ def load_checkpoint(
     chosen_task, auto_class = choose_task(config, task, files.adapter)
     embeds = TASKS[chosen_task].embeds
     if layers != "last" and not embeds:
-        named = layers if isinstance(layers, str) else ",".join(map(str, layers))
-        raise CheckpointError(f"--layers {named} is for {feature_extraction.TASK.name}, but `{source}` is for {chosen_task}; remove it.")
+        text = layers if isinstance(layers, str) else ",".join(map(str, layers))
+        raise CheckpointError(f"--layers {text} is for {feature_extraction.TASK.name}, but `{source}` is for {chosen_task}; remove it.")
     if combine is not None and layers == "last":
         raise CheckpointError(f"--combine {combine} needs several layers; give them with --layers, or remove it.")
     tokenizer = load_tokenizer(source, files.tokenizer_folder)
@@ -164,9 +164,9 @@ def _with_layers(checkpoint: Checkpoint, layers: Layers, combine: Combine | None
     """Returns an embedding checkpoint whose graph gives the requested layers; others as they are."""
     if checkpoint.embedding is None:
         return checkpoint
-    given = choose_layers(checkpoint.model, checkpoint.tokenizer, layers)
-    numbers = None if combine is None else number_layers(layers, given)
-    embedding = checkpoint.embedding.model_copy(update={"layers": given, "default_layers": numbers, "combine": combine or "concat"})
+    graph_layers = choose_layers(checkpoint.model, checkpoint.tokenizer, layers)
+    numbers = None if combine is None else number_layers(layers, graph_layers)
+    embedding = checkpoint.embedding.model_copy(update={"layers": graph_layers, "default_layers": numbers, "combine": combine or "concat"})
     return replace(checkpoint, embedding=embedding, outputs=graph_outputs(checkpoint.task, embedding))
 
 

@@ -183,11 +183,11 @@ class LoraAdapter:
         for name, parameter in parameters.items():
             names.setdefault(parameter, []).append(name)
         for name in (*(f"{layer}.weight" for layer in self.updates), *self.full_parameters):
-            others = [other for other in names[parameters[name]] if other != name]
-            if others and parameters[name].ndim > 1:
+            aliases = [alias for alias in names[parameters[name]] if alias != name]
+            if aliases and parameters[name].ndim > 1:
                 raise CheckpointError(
                     f"the adapter `{self.folder.name}` changes only `{name}`, which {type(model).__name__} shares with "
-                    f"`{others[0]}`; this is not supported: merge the adapter with peft, and export a checkpoint in which "
+                    f"`{aliases[0]}`; this is not supported: merge the adapter with peft, and export a checkpoint in which "
                     "the two are separate (`tie_word_embeddings`)."
                 )
 
@@ -258,7 +258,7 @@ def _sort_tensors(
     """Returns an adapter's updates by layer, and the fully trained parameters."""
     parts: dict[str, dict[str, torch.Tensor]] = {}
     full_parameters = {}
-    wanted = {"A.weight", "B.weight"} | ({"magnitude_vector"} if use_dora else set())
+    part_names = {"A.weight", "B.weight"} | ({"magnitude_vector"} if use_dora else set())
     for key, tensor in tensors.items():
         name = key.removeprefix("base_model.model.")
         for wrapper in (".modules_to_save.default.", ".modules_to_save.", ".base_layer."):  # peft's wrappers around the model's modules
@@ -268,16 +268,19 @@ def _sort_tensors(
         layer, infix, part = name.rpartition(".lora_")
         if not infix:
             full_parameters[name] = tensor
-        elif part in wanted:
+        elif part in part_names:
             parts.setdefault(layer, {})[part] = tensor
         else:
             raise CheckpointError(f"the adapter `{folder.name}` has a tensor `{key}`, which is not supported; only linear layers are.")
-    for layer, found in parts.items():
-        if not {"A.weight", "B.weight"} <= found.keys():
+    for layer, layer_parts in parts.items():
+        if not {"A.weight", "B.weight"} <= layer_parts.keys():
             raise CheckpointError(f"the adapter `{folder.name}` lacks one of the two matrices of `{layer}`; save it again.")
-        if found.keys() != wanted:
+        if layer_parts.keys() != part_names:
             raise CheckpointError(f"the adapter `{folder.name}` lacks the magnitudes of `{layer}`, and has `use_dora`; save it again.")
-    updates = {layer: LowRankUpdate(found["A.weight"], found["B.weight"], found.get("magnitude_vector")) for layer, found in parts.items()}
+    updates = {
+        layer: LowRankUpdate(layer_parts["A.weight"], layer_parts["B.weight"], layer_parts.get("magnitude_vector"))
+        for layer, layer_parts in parts.items()
+    }
     inconsistent = [layer for layer, update in updates.items() if not update.is_consistent]
     if inconsistent:
         raise CheckpointError(f"the adapter `{folder.name}` has tensors of `{inconsistent[0]}` whose shapes do not match; save it again.")

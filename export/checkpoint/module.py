@@ -91,8 +91,8 @@ class _Module(PreTrainedModel):  # type: ignore[misc]
 
     def forward(self, **inputs: torch.Tensor) -> ModelOutput:
         """Returns the module's outputs by name."""
-        found = self.module(**inputs)
-        tensors = found if isinstance(found, tuple | list) else (found,)
+        outputs = self.module(**inputs)
+        tensors = outputs if isinstance(outputs, tuple | list) else (outputs,)
         return ModelOutput(zip(self._outputs, tensors, strict=True))
 
     def get_input_embeddings(self) -> torch.nn.Module:
@@ -159,22 +159,22 @@ def _split(reference: str) -> tuple[Path, str]:
 
 def _call(path: Path, factory: str) -> ModuleSpec:
     name = f"bertserve_module_{path.stem}"
-    found = importlib.util.spec_from_file_location(name, path)
-    if found is None or found.loader is None:
+    import_spec = importlib.util.spec_from_file_location(name, path)
+    if import_spec is None or import_spec.loader is None:
         raise CheckpointError(f"`{path}` is not a Python file; its name must end in .py.")
-    loaded = importlib.util.module_from_spec(found)
-    sys.modules[name] = loaded  # dataclasses and exporters look up modules by name
+    module = importlib.util.module_from_spec(import_spec)
+    sys.modules[name] = module  # dataclasses and exporters look up modules by name
     try:
-        found.loader.exec_module(loaded)
-        made = getattr(loaded, factory)()
+        import_spec.loader.exec_module(module)
+        result = getattr(module, factory)()
     except Exception as error:  # the user's code can raise any error
         raise CheckpointError(f"`{factory}` of `{path}` failed: {type(error).__name__}: {error}") from error
     try:
-        spec = ModuleSpec(**made) if isinstance(made, Mapping) else made
+        spec = ModuleSpec(**result) if isinstance(result, Mapping) else result
     except TypeError as error:
         raise CheckpointError(f"`{factory}` of `{path}` returned a dictionary that is not a ModuleSpec: {error}.") from error
     if not isinstance(spec, ModuleSpec) or not isinstance(spec.module, torch.nn.Module):
-        raise CheckpointError(f"`{factory}` of `{path}` returned a {type(made).__name__} instead of a ModuleSpec with a torch module.")
+        raise CheckpointError(f"`{factory}` of `{path}` returned a {type(result).__name__} instead of a ModuleSpec with a torch module.")
     _check_fields(path, spec)
     return spec
 
@@ -204,9 +204,9 @@ def _load_tokenizer(path: Path, spec: ModuleSpec) -> Any:
         tokenizer: Any = PreTrainedTokenizerFast(tokenizer_file=str(file))
     except Exception as error:  # `tokenizers` raises a plain Exception for every failure
         raise CheckpointError(f"the tokenizer `{file}` of the module cannot be read: {error}") from error
-    known = tokenizer.get_vocab()
+    vocabulary = tokenizer.get_vocab()
     for name, token in special.items():
-        if token not in known:
+        if token not in vocabulary:
             raise CheckpointError(
                 f"`{name}` of the module is `{token}`, which the tokenizer `{file}` does not have; name one of its tokens."
             )
@@ -220,7 +220,7 @@ def _check_outputs(reference: str, spec: ModuleSpec, model: _Module, names: list
     ids = torch.full((2, 5), vocabulary - 1)
     values = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
     try:
-        found = model(**{name: values[name] for name in names})
+        outputs = model(**{name: values[name] for name in names})
     except Exception as error:  # the user's code can raise any error
         raise CheckpointError(
             f"the module of `{reference}` fails on two rows of 5 tokens with the id {vocabulary - 1}, the tokenizer's "
@@ -228,7 +228,7 @@ def _check_outputs(reference: str, spec: ModuleSpec, model: _Module, names: list
         ) from error
     task, width = TASKS[spec.task], len(spec.labels)
     for output in task.outputs:
-        tensor = found[output.name]
+        tensor = outputs[output.name]
         tail = (width,) if task.labeled else (tensor.shape[-1],) if task.embeds else ()
         expected = (2, *tail) if output.kind == "per_text" else (2, 5, *tail)
         if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.float32 or tuple(tensor.shape) != expected:
@@ -236,7 +236,7 @@ def _check_outputs(reference: str, spec: ModuleSpec, model: _Module, names: list
                 f"the module of `{reference}` gives `{output.name}` of {tensor.dtype} {list(tensor.shape)} for 2 rows "
                 f"of 5 tokens; {spec.task} with {width} labels needs torch.float32 {list(expected)}."
             )
-    return int(found[task.outputs[0].name].shape[-1])
+    return int(outputs[task.outputs[0].name].shape[-1])
 
 
 def _digest(module: torch.nn.Module) -> str:

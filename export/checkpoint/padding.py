@@ -56,10 +56,10 @@ def settle_pad_token(source: str, model: PreTrainedModel, tokenizer: Any, pieces
         CheckpointError: There is neither a padding token nor a special token that can replace it.
     """
     config = model.config.get_text_config()
-    named = config.pad_token_id
-    if tokenizer.pad_token_id is None and _is_row(named, model):
-        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(named)
-    if named is not None and tokenizer.pad_token_id is not None:
+    configured_id = config.pad_token_id
+    if tokenizer.pad_token_id is None and _is_row(configured_id, model):
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(configured_id)
+    if configured_id is not None and tokenizer.pad_token_id is not None:
         return
     template = {piece.id for piece in pieces if isinstance(piece, SpecialPiece)}
     order = (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id, tokenizer.bos_token_id, *tokenizer.all_special_ids)
@@ -71,7 +71,7 @@ def settle_pad_token(source: str, model: PreTrainedModel, tokenizer: Any, pieces
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(free)
-    if named is None:
+    if configured_id is None:
         config.pad_token_id = free
 
 
@@ -91,12 +91,12 @@ def refuse_ordinary_padding(source: str, tokenizer: Any, pad_id: int, texts: Ite
         return
     texts = [*texts, " ".join(string.printable)]
     encodings = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    found = next((text for text, ids in zip(texts, encodings, strict=True) if pad_id in ids), None)
-    if found is not None:
+    example = next((text for text, ids in zip(texts, encodings, strict=True) if pad_id in ids), None)
+    if example is not None:
         token = tokenizer.convert_ids_to_tokens(pad_id)
         raise CheckpointError(
             f"the padding token of `{source}` is `{token}` (id {pad_id}), which is an ordinary token, such as "
-            f"in `{found[:60]}`; set `pad_token` to a token that no text has, and `pad_token_id` in config.json "
+            f"in `{example[:60]}`; set `pad_token` to a token that no text has, and `pad_token_id` in config.json "
             "to its id."
         )
 
@@ -114,10 +114,10 @@ def find_padding(model: PreTrainedModel, tokenizer: Any, names: Sequence[str], m
         names: The inputs from the tokenizer.
         max_length: Maximum length of a text in tokens.
     """
-    named = model.config.get_text_config().pad_token_id
-    ids = dict.fromkeys(id_ for id_ in (tokenizer.pad_token_id, named) if _is_row(id_, model))
-    found = (Padding(id_, side) for side in SIDES for id_ in ids if _tolerates(model, tokenizer, names, max_length, Padding(id_, side)))
-    return next(found, Padding(tokenizer.pad_token_id, tokenizer.padding_side))
+    configured_id = model.config.get_text_config().pad_token_id
+    ids = dict.fromkeys(id_ for id_ in (tokenizer.pad_token_id, configured_id) if _is_row(id_, model))
+    paddings = (Padding(id_, side) for side in SIDES for id_ in ids if _tolerates(model, tokenizer, names, max_length, Padding(id_, side)))
+    return next(paddings, Padding(tokenizer.pad_token_id, tokenizer.padding_side))
 
 
 def _is_row(id_: int | None, model: PreTrainedModel) -> bool:

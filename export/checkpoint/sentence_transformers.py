@@ -127,8 +127,8 @@ def read_sentence_settings(folder: Path, model_folder: Path, dimensions: int) ->
                 f"`{folder / MODULES_FILE}` has the step `{entry.kind}`, which is not supported; supported are Transformer, "
                 "Pooling and Normalize."
             )
-    given = read_json(folder / "config_sentence_transformers.json", {})
-    prompts, default_prompt = given.get("prompts") or {}, given.get("default_prompt_name")
+    settings = read_json(folder / "config_sentence_transformers.json", {})
+    prompts, default_prompt = settings.get("prompts") or {}, settings.get("default_prompt_name")
     embedding = Embedding(pooling=pooling, normalize=normalize, dimensions=dimensions, prompts=prompts, default_prompt=default_prompt)
     return embedding, _read_max_length(model_folder)
 
@@ -151,12 +151,12 @@ def _read_pooling(path: Path) -> Pooling:
     config = read_json(path, None)
     if config is None:
         raise CheckpointError(f"`{path}`, which modules.json names, is missing; copy the whole checkpoint.")
-    given = config.get("pooling_mode")
-    if given is None:
+    mode = config.get("pooling_mode")
+    if mode is None:
         flags = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
         modes = [key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token") for key in flags]
     else:
-        modes = given if isinstance(given, list) else [given]
+        modes = mode if isinstance(mode, list) else [mode]
     if len(modes) != 1 or modes[0] not in _POOLINGS:
         raise CheckpointError(f"`{path}` pools by {' and '.join(modes) or 'nothing'}; supported is one of {', '.join(_POOLINGS)}.")
     if config.get("include_prompt") is False:

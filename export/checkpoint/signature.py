@@ -43,20 +43,20 @@ def model_inputs(model: PreTrainedModel, tokenizer: Any) -> tuple[InputSpec, ...
     parameters = inspect.signature(model.forward).parameters
     if model.main_input_name not in INPUTS:
         raise CheckpointError(f"{type(model).__name__} reads `{model.main_input_name}`, not token ids; only text models can be exported.")
-    needed = [
+    required_inputs = [
         name
         for name, parameter in parameters.items()
         if parameter.default is parameter.empty
         and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         and name not in INPUTS
     ]
-    if needed:
+    if required_inputs:
         raise CheckpointError(
-            f"{type(model).__name__} needs inputs that are not supported: {', '.join(needed)}; supported are {', '.join(INPUTS)}."
+            f"{type(model).__name__} needs inputs that are not supported: {', '.join(required_inputs)}; supported are {', '.join(INPUTS)}."
         )
-    unknown = [name for name in tokenizer.model_input_names if name not in INPUTS]
-    if unknown:
-        raise CheckpointError(f"the tokenizer gives inputs that are not supported: {', '.join(unknown)}.")
+    unknown_inputs = [name for name in tokenizer.model_input_names if name not in INPUTS]
+    if unknown_inputs:
+        raise CheckpointError(f"the tokenizer gives inputs that are not supported: {', '.join(unknown_inputs)}.")
     # the tracer passes inputs by position
     return tuple(INPUTS[name] for name in parameters if name in INPUTS and name in tokenizer.model_input_names)
 
@@ -79,8 +79,8 @@ def read_output(outputs: Any, name: str) -> torch.Tensor:
     if name == LAST_FOUR_LAYERS or name.startswith(LAYERS):
         # the last one is read from `last_hidden_state`, because some models apply a norm after the last layer
         states = (*outputs.hidden_states[:-1], outputs.last_hidden_state)
-        chosen = range(-LAST_FOUR, 0) if name == LAST_FOUR_LAYERS else map(int, name.removeprefix(LAYERS).split("_"))
-        return torch.cat([states[layer] for layer in chosen], dim=-1)
+        layers = range(-LAST_FOUR, 0) if name == LAST_FOUR_LAYERS else map(int, name.removeprefix(LAYERS).split("_"))
+        return torch.cat([states[layer] for layer in layers], dim=-1)
     if name.startswith(LAYER_ATTENTION):
         weights: torch.Tensor = outputs["attentions"][int(name.removeprefix(LAYER_ATTENTION))]
         return weights
@@ -110,9 +110,9 @@ def choose_layers(model: PreTrainedModel, tokenizer: Any, layers: Layers) -> Lay
     if layers == "last_four":
         return layers
     depth = _depth(model, tokenizer)
-    if other := [layer for layer in layers if not -depth - 1 <= layer <= depth]:
+    if unknown_layers := [layer for layer in layers if not -depth - 1 <= layer <= depth]:
         raise CheckpointError(
-            f"--layers has {other[0]}, but the model has the layers 1 to {depth}, and 0 for its embeddings; give "
+            f"--layers has {unknown_layers[0]}, but the model has the layers 1 to {depth}, and 0 for its embeddings; give "
             f"these, or -1 to {-depth - 1} to count from the end."
         )
     numbers = [layer % (depth + 1) for layer in layers]
@@ -121,16 +121,16 @@ def choose_layers(model: PreTrainedModel, tokenizer: Any, layers: Layers) -> Lay
     return tuple(sorted({*numbers, depth})) if numbers != [depth] else "last"
 
 
-def number_layers(asked: Layers, given: Layers) -> tuple[int, ...]:
+def number_layers(layers: Layers, graph_layers: Layers) -> tuple[int, ...]:
     """Returns the requested layers in their order, with the manifest's numbers.
 
     Args:
-        asked: The layers that were passed to `choose_layers`.
-        given: The result of `choose_layers`.
+        layers: The layers that were passed to `choose_layers`.
+        graph_layers: The result of `choose_layers`.
     """
-    if isinstance(asked, str):
-        return (-1,) if asked == "last" else tuple(range(-LAST_FOUR, 0))
-    return (-1,) if isinstance(given, str) else tuple(layer % (given[-1] + 1) for layer in asked)
+    if isinstance(layers, str):
+        return (-1,) if layers == "last" else tuple(range(-LAST_FOUR, 0))
+    return (-1,) if isinstance(graph_layers, str) else tuple(layer % (graph_layers[-1] + 1) for layer in layers)
 
 
 def _depth(model: PreTrainedModel, tokenizer: Any) -> int:
@@ -177,9 +177,9 @@ def count_heads(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
     length = ids.shape[1]
     for number, weights in enumerate(layers):
         if weights is None or tuple(weights.shape[:1] + weights.shape[2:]) != (1, length, length):
-            found = "none" if weights is None else f"a tensor of {list(weights.shape)}"
+            description = "none" if weights is None else f"a tensor of {list(weights.shape)}"
             raise CheckpointError(
-                f"{type(model).__name__} returns {found} as the attention of layer {number} to a text of {length} "
+                f"{type(model).__name__} returns {description} as the attention of layer {number} to a text of {length} "
                 f"tokens, instead of [1, heads, {length}, {length}]; export it without --attentions."
             )
         sums = weights.sum(-1)

@@ -80,17 +80,17 @@ def read_card_metadata(card: Path) -> CardMetadata:
         card: The file, which may not exist.
     """
     try:
-        found = _front_matter(read_card(card) or "")
+        metadata = _front_matter(read_card(card) or "")
     except Exception as error:  # noqa: BLE001 - YAML raises any error of its constructors, such as IndexError for an empty number
         reason = (str(error).splitlines() or [""])[0] or type(error).__name__
         logger.warning("the front matter of `%s` is not a YAML object (%s), so its license and languages are unknown.", card, reason)
         return CardMetadata()
     return CardMetadata(
-        license=_texts(card, found, "license"),
-        license_name=_text(card, found, "license_name"),
-        license_link=_text(card, found, "license_link"),
-        language=_texts(card, found, "language"),
-        datasets=_texts(card, found, "datasets"),
+        license=_texts(card, metadata, "license"),
+        license_name=_text(card, metadata, "license_name"),
+        license_link=_text(card, metadata, "license_link"),
+        language=_texts(card, metadata, "language"),
+        datasets=_texts(card, metadata, "datasets"),
     )
 
 
@@ -119,22 +119,22 @@ def _front_matter(text: str) -> dict[Any, Any]:
         Exception: It is not valid YAML, has aliases or is not an object.
     """
     match = REGEX_YAML_BLOCK.search(text)
-    found = yaml.load(match.group(2), Loader=_WithoutAliases) if match else None  # noqa: S506 - a loader of plain values
-    if found is not None and not isinstance(found, dict):
+    metadata = yaml.load(match.group(2), Loader=_WithoutAliases) if match else None  # noqa: S506 - a loader of plain values
+    if metadata is not None and not isinstance(metadata, dict):
         raise ValueError("it is a list or a value")
-    return found or {}
+    return metadata or {}
 
 
-def _text(card: Path, found: dict[Any, Any], key: str) -> str | None:
-    value = found.get(key)
+def _text(card: Path, metadata: dict[Any, Any], key: str) -> str | None:
+    value = metadata.get(key)
     if value is None or isinstance(value, str):
         return value or None
     _leave_out(card, key, value, "a text")
     return None
 
 
-def _texts(card: Path, found: dict[Any, Any], key: str) -> tuple[str, ...]:
-    value = found.get(key)
+def _texts(card: Path, metadata: dict[Any, Any], key: str) -> tuple[str, ...]:
+    value = metadata.get(key)
     items = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(item, str) for item in items):
         _leave_out(card, key, value, "a text or a list of texts")
@@ -229,11 +229,11 @@ def find_source(source: str, revision: str | None) -> SourceFiles:
     return SourceFiles(source, revision, folder, trained_folder, adapter, model_folder)
 
 
-def read_with_transformers(what: str, from_pretrained: Callable[..., Any], folder: Path, **options: Any) -> Any:
+def read_with_transformers(description: str, from_pretrained: Callable[..., Any], folder: Path, **options: Any) -> Any:
     """Calls a `from_pretrained` function, and translates transformers' errors about broken files.
 
     Args:
-        what: A description of the files, for the message.
+        description: A description of the files, for the message.
         from_pretrained: The function.
         folder: Folder of the files.
         options: Further arguments of the function.
@@ -248,17 +248,17 @@ def read_with_transformers(what: str, from_pretrained: Callable[..., Any], folde
         reason = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
         if "trust_remote_code" in str(error):
             raise CheckpointError(
-                f"{what} needs custom code of the checkpoint (`auto_map`), which is never run; only architectures "
+                f"{description} needs custom code of the checkpoint (`auto_map`), which is never run; only architectures "
                 f"of transformers {transformers.__version__} can be exported."
             ) from error
         hint = ""
-        if "weights" in what:
+        if "weights" in description:
             hint = (
                 "; the file is damaged or a placeholder, so download it again."
                 if any(folder.glob("*.safetensors"))
                 else " Pickled weights are never loaded: save them with `save_pretrained` as safetensors."
             )
-        raise CheckpointError(f"{what} cannot be read: {reason}{hint}") from error
+        raise CheckpointError(f"{description} cannot be read: {reason}{hint}") from error
 
 
 def _find_folder(source: str, revision: str | None) -> Path:
@@ -334,10 +334,10 @@ def _weight_files(source: str, folder: Path) -> list[Path]:
         parts = set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise CheckpointError(f"the weights of `{source}` cannot be read: `{path.name}` is not an index of weights.") from error
-    wrong = sorted(str(part) for part in parts if not str(part).endswith(".safetensors") or Path(str(part)).name != part)
-    if wrong:
+    names = sorted(str(part) for part in parts if not str(part).endswith(".safetensors") or Path(str(part)).name != part)
+    if names:
         raise CheckpointError(
-            f"the weights of `{source}` cannot be read: `{path.name}` names `{wrong[0]}`, which is not a safetensors file of its folder. "
+            f"the weights of `{source}` cannot be read: `{path.name}` names `{names[0]}`, which is not a safetensors file of its folder. "
             "Pickled weights are never loaded: save them with `save_pretrained` as safetensors."
         )
     return [whole] if whole.is_file() else [folder / str(part) for part in sorted(parts)]

@@ -118,23 +118,23 @@ def _task_of_model(config: Any, task: str) -> tuple[Task, Any]:
     """Returns the task and the auto class that loads it, from the architecture's name or the user's choice."""
     architectures = config.architectures or []
     trained_for = _heads(architectures)
-    wanted = next(iter(trained_for), None) if task == "auto" else task
-    if wanted is None:
+    task_name = next(iter(trained_for), None) if task == "auto" else task
+    if task_name is None:
         raise CheckpointError(f"cannot tell the task of architecture {architectures or 'none'}; give --task, one of {', '.join(TASKS)}.")
-    if wanted not in TASKS:
-        raise CheckpointError(f"unknown task `{wanted}`; give --task one of {', '.join(TASKS)}.")
+    if task_name not in TASKS:
+        raise CheckpointError(f"unknown task `{task_name}`; give --task one of {', '.join(TASKS)}.")
     # every model with a head contains an encoder
-    if trained_for and wanted not in trained_for and not TASKS[wanted].embeds:
+    if trained_for and task_name not in trained_for and not TASKS[task_name].embeds:
         made_for = " and ".join(trained_for)
-        raise CheckpointError(f"the checkpoint is a {architectures[0]}, made for {made_for}; --task {wanted} does not match it.")
-    auto_class = trained_for.get(wanted, _auto_class(TASKS[wanted]))
-    if TASKS[wanted].embeds and getattr(config, "is_encoder_decoder", False) and type(config) in AutoModelForTextEncoding._model_mapping:
+        raise CheckpointError(f"the checkpoint is a {architectures[0]}, made for {made_for}; --task {task_name} does not match it.")
+    auto_class = trained_for.get(task_name, _auto_class(TASKS[task_name]))
+    if TASKS[task_name].embeds and getattr(config, "is_encoder_decoder", False) and type(config) in AutoModelForTextEncoding._model_mapping:
         auto_class = AutoModelForTextEncoding  # T5's decoder has inputs that do not come from a text
     if type(config) not in auto_class._model_mapping:
         raise CheckpointError(
-            f"transformers has no head for {wanted} on a {type(config).__name__} (architecture {architectures or 'none'})."
+            f"transformers has no head for {task_name} on a {type(config).__name__} (architecture {architectures or 'none'})."
         )
-    return wanted, auto_class
+    return task_name, auto_class
 
 
 def _auto_class(task: ExportTask) -> Any:
@@ -144,9 +144,9 @@ def _auto_class(task: ExportTask) -> Any:
 def _heads(architectures: list[str]) -> dict[Task, Any]:
     """Returns the tasks of an architecture's heads with the classes that load them, the default first; empty if unknown."""
     for name in architectures:
-        other = OTHER_HEADS.get(name) or OTHER_HEADS.get(name[max(name.find("For"), 0) :])
-        if other is not None:
-            return other
+        heads = OTHER_HEADS.get(name) or OTHER_HEADS.get(name[max(name.find("For"), 0) :])
+        if heads is not None:
+            return heads
         for task in TASKS.values():
             if _has_head(name, task.head, _auto_class(task)):
                 return {task.name: _auto_class(task)}
@@ -155,11 +155,11 @@ def _heads(architectures: list[str]) -> dict[Task, Any]:
 
 def _task_of_adapter(config: Any, task: str, adapter: LoraAdapter) -> tuple[Task, Any]:
     """Returns the task and the auto class of a model with an adapter; the model's own head may be missing or for another task."""
-    wanted = adapter.task if task == "auto" else task
-    if wanted == "auto":
+    task_name = adapter.task if task == "auto" else task
+    if task_name == "auto":
         return _task_of_model(config, task)
     config.architectures = None
-    chosen, auto_class = _task_of_model(config, wanted)
+    model_task, auto_class = _task_of_model(config, task_name)
     with torch.device("meta"):  # only shapes
         model = read_with_transformers(
             "the configuration of the adapter's model",
@@ -169,7 +169,7 @@ def _task_of_adapter(config: Any, task: str, adapter: LoraAdapter) -> tuple[Task
     count = adapter.label_count(model)
     if count is not None:
         config.num_labels = count
-    return chosen, auto_class
+    return model_task, auto_class
 
 
 def _has_head(architecture: str, suffix: str, auto_class: Any) -> bool:

@@ -91,13 +91,15 @@ def tokenizer_json(tokenizer: Any, spec: TokenizerSpec) -> str:
     if tokenizer.split_special_tokens:
         # special tokens are then ordinary text, and one that is also a word of the vocabulary keeps its id
         words = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
-        named = {tokenizer.convert_tokens_to_ids(token) for token in tokenizer.special_tokens_map.values() if isinstance(token, str)}
+        special_ids = {tokenizer.convert_tokens_to_ids(token) for token in tokenizer.special_tokens_map.values() if isinstance(token, str)}
         document["added_tokens"] = [
-            token for token in document["added_tokens"] if not token["special"] or token["id"] in named or token["content"] not in words
+            token
+            for token in document["added_tokens"]
+            if not token["special"] or token["id"] in special_ids or token["content"] not in words
         ]
-    spelled = {token.id for token in spec.added_tokens}
+    added_ids = {token.id for token in spec.added_tokens}
     for token in document["added_tokens"]:
-        if token["id"] in spelled:
+        if token["id"] in added_ids:
             token["special"] = False
         if spec.mask is not None and token["id"] == spec.mask.id:
             token["special"] = token["normalized"] = False

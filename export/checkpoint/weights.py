@@ -103,10 +103,10 @@ def _refuse_missing(source: str, missing: Collection[str], kind: str, architectu
 def _refuse_other_shapes(source: str, mismatched: Collection[tuple[str, Sequence[int], Sequence[int]]]) -> None:
     """Refuses weights with other shapes than in config.json, which transformers would replace by random ones."""
     if mismatched:
-        name, given, configured = min(mismatched, key=lambda entry: entry[0])
+        name, shape, configured = min(mismatched, key=lambda entry: entry[0])
         raise CheckpointError(
             f"the shapes of {plural(len(mismatched), 'weight')} of `{source}` are not those of its config.json: `{name}` is "
-            f"{list(given)}, but configured is {list(configured)}. Fix config.json (`vocab_size`, the labels, "
+            f"{list(shape)}, but configured is {list(configured)}. Fix config.json (`vocab_size`, the labels, "
             "`hidden_size` and the like), or use the weights that match it."
         )
 
@@ -132,11 +132,11 @@ def refuse_unexpected_weights(source: str, unexpected: Collection[str], model: P
     Raises:
         CheckpointError: A weight belongs to a layer that the configuration leaves out, or to a part that the model lacks.
     """
-    left = sorted(name for name in unexpected if not any(fnmatchcase(name, pattern) for pattern in ignored))
-    if not left:
+    names = sorted(name for name in unexpected if not any(fnmatchcase(name, pattern) for pattern in ignored))
+    if not names:
         return
     patterns = {_without_layer_numbers(name) for name in model.state_dict()}
-    of_more_layers = [name for name in left if _without_layer_numbers(name) in patterns]
+    of_more_layers = [name for name in names if _without_layer_numbers(name) in patterns]
     if of_more_layers:
         raise CheckpointError(
             f"`{source}` has weights of more layers than its config.json says: {len(of_more_layers)} would not "
@@ -145,7 +145,7 @@ def refuse_unexpected_weights(source: str, unexpected: Collection[str], model: P
         )
     modules = {name for name, _ in model.named_modules()}
     other_heads = _names_with_other_heads(model)
-    unknown = [name for name in left if not _is_harmless(name, modules, other_heads)]
+    unknown = [name for name in names if not _is_harmless(name, modules, other_heads)]
     if unknown:
         raise CheckpointError(
             f"`{source}` has {plural(len(unknown), 'weight')} that its architecture does not use, such as {_first_names(unknown)}. "
@@ -170,12 +170,12 @@ def _names_with_other_heads(model: PreTrainedModel) -> set[str]:
             continue
         try:
             with torch.device("meta"):  # only names are needed
-                other = auto_class.from_config(config, attn_implementation="eager")
+                other_model = auto_class.from_config(config, attn_implementation="eager")
         except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, NotImplementedError):
             continue  # this head does not support the configuration
-        own = set(other.state_dict())
-        prefix = f"{other.base_model_prefix}."
-        names |= own | {name.removeprefix(prefix) for name in own} | {prefix + name for name in own if auto_class is AutoModel}
+        weights = set(other_model.state_dict())
+        prefix = f"{other_model.base_model_prefix}."
+        names |= weights | {name.removeprefix(prefix) for name in weights} | {prefix + name for name in weights if auto_class is AutoModel}
     return names
 
 
@@ -201,18 +201,18 @@ def prune_while_loading(source: str, config: Any) -> Iterator[None]:
     Raises:
         CheckpointError: `pruned_heads` is invalid, or leaves a layer without a head.
     """
-    kept = _kept_heads(source, config)
-    if not kept:
+    head_counts = _kept_heads(source, config)
+    if not head_counts:
         yield
         return
     post_init = PreTrainedModel.post_init
 
     def prune(model: PreTrainedModel) -> None:
         for name, module in list(model.named_modules()):
-            found = _MODULE.search(name)
-            if found is not None and isinstance(module, torch.nn.Linear) and int(found[1]) in kept:
-                size = kept[int(found[1])] * (config.hidden_size // config.num_attention_heads)
-                rows, columns = (size, module.in_features) if found["head"] else (module.out_features, size)
+            match = _MODULE.search(name)
+            if match is not None and isinstance(module, torch.nn.Linear) and int(match[1]) in head_counts:
+                size = head_counts[int(match[1])] * (config.hidden_size // config.num_attention_heads)
+                rows, columns = (size, module.in_features) if match["head"] else (module.out_features, size)
                 model.set_submodule(name, torch.nn.Linear(columns, rows, bias=module.bias is not None))
         post_init(model)
 
@@ -223,15 +223,15 @@ def prune_while_loading(source: str, config: Any) -> Iterator[None]:
 def _kept_heads(source: str, config: Any) -> Mapping[int, int]:
     pruned = getattr(config, "pruned_heads", None) or {}
     try:
-        kept = {int(layer): config.num_attention_heads - len(set(map(int, heads))) for layer, heads in pruned.items() if heads}
-        known = all(0 <= int(head) < config.num_attention_heads for heads in pruned.values() for head in heads)
+        head_counts = {int(layer): config.num_attention_heads - len(set(map(int, heads))) for layer, heads in pruned.items() if heads}
+        is_valid = all(0 <= int(head) < config.num_attention_heads for heads in pruned.values() for head in heads)
     except (AttributeError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"`pruned_heads` of `{source}` is {pruned!r}; it must be an object of layer -> list of heads; fix config.json."
         ) from error
-    if not known or any(count < 1 for count in kept.values()):
+    if not is_valid or any(count < 1 for count in head_counts.values()):
         raise CheckpointError(
             f"`pruned_heads` of `{source}` is {pruned!r}, which leaves a layer without a head, or names an unknown "
             f"one; each layer must keep at least one of its {config.num_attention_heads} heads."
         )
-    return kept
+    return head_counts

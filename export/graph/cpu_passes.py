@@ -74,8 +74,8 @@ def unfuse(source: Path, target: Path) -> None:
         tape = ir.tape.Tape()
         outputs = rules[node.op_type](graph, node, tape) if node.op_type in rules else ()
         if outputs:
-            used = [value for value in node.outputs if value.name]
-            ir.convenience.replace_nodes_and_values(graph, node, [node], tape.nodes, used, outputs)
+            old_values = [value for value in node.outputs if value.name]
+            ir.convenience.replace_nodes_and_values(graph, node, [node], tape.nodes, old_values, outputs)
     rewrite.save(model, target)
 
 
@@ -147,26 +147,26 @@ def _einsum(graph: ir.Graph, node: ir.Node, tape: ir.tape.Tape) -> Sequence[ir.V
     if weight is None or "->" not in equation or "." in equation:
         return ()
     (left, right), result = equation.partition("->")[0].split(","), equation.partition("->")[2]
-    summed = "".join(letter for letter in left if letter in right and letter not in result)
-    kept = left.removesuffix(summed)
-    free = right.removeprefix(summed) if right.startswith(summed) else right.removesuffix(summed)
+    summed_axes = "".join(letter for letter in left if letter in right and letter not in result)
+    row_axes = left.removesuffix(summed_axes)
+    column_axes = right.removeprefix(summed_axes) if right.startswith(summed_axes) else right.removesuffix(summed_axes)
     if (
-        not summed
-        or not free
-        or kept + summed != left
-        or result != kept + free
-        or len(kept) + len(free) + len(summed) != len({*left, *right})
+        not summed_axes
+        or not column_axes
+        or row_axes + summed_axes != left
+        or result != row_axes + column_axes
+        or len(row_axes) + len(column_axes) + len(summed_axes) != len({*left, *right})
     ):
         return ()
-    size = int(np.prod([weight.shape[right.index(letter)] for letter in summed]))
-    matrix = weight.reshape(size, -1) if right.startswith(summed) else weight.reshape(-1, size).T
+    size = int(np.prod([weight.shape[right.index(letter)] for letter in summed_axes]))
+    matrix = weight.reshape(size, -1) if right.startswith(summed_axes) else weight.reshape(-1, size).T
     x, name = node.inputs[0], node.inputs[1].name  # type: ignore[union-attr]
-    if len(summed) > 1:
-        x = tape.op("Reshape", [x, _shape(graph, [*[0] * len(kept), size])])
+    if len(summed_axes) > 1:
+        x = tape.op("Reshape", [x, _shape(graph, [*[0] * len(row_axes), size])])
     product = tape.op("MatMul", [x, rewrite.add_constant(graph, f"{name}/matrix", np.ascontiguousarray(matrix))])
-    if len(free) == 1:
+    if len(column_axes) == 1:
         return [product]
-    shape = _shape(graph, [*[0] * len(kept), *(weight.shape[right.index(letter)] for letter in free)])
+    shape = _shape(graph, [*[0] * len(row_axes), *(weight.shape[right.index(letter)] for letter in column_axes)])
     return [tape.op("Reshape", [product, shape])]
 
 

@@ -65,8 +65,8 @@ def normalize(model: ir.Model, mask: str | None, length: int) -> None:
         use_key_padding(model, mask, length)
     common.RemoveUnusedNodesPass()(model)
     graph = model.graph
-    used = [value for value in graph.inputs if value.uses() or value.is_graph_output()]
-    graph.inputs[:] = used
+    inputs = [value for value in graph.inputs if value.uses() or value.is_graph_output()]
+    graph.inputs[:] = inputs
 
 
 def _simplify(model: ir.Model) -> None:
@@ -151,13 +151,13 @@ def use_key_padding(model: ir.Model, mask: str, length: int) -> int:
     candidates = [] if value is None else _biases(graph, value)
     if value is None or not candidates:
         return 0
-    found = [bias for bias in zip(candidates, _lowest(model, value, candidates, length), strict=True) if bias[1] is not None]
-    for old, lowest in found:
+    biases = [bias for bias in zip(candidates, _lowest(model, value, candidates, length), strict=True) if bias[1] is not None]
+    for old, lowest in biases:
         assert lowest is not None
         new, nodes = _classic_form(graph, value, lowest)
         graph.insert_before(graph[0], nodes)
         old.replace_all_uses_with(new)
-    return len(found)
+    return len(biases)
 
 
 def _biases(graph: ir.Graph, mask: ir.Value) -> list[ir.Value]:
@@ -193,24 +193,24 @@ def _lowest(model: ir.Model, mask: ir.Value, candidates: Sequence[ir.Value], lon
     options.log_severity_level, options.intra_op_num_threads = 3, 1
     session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
     random = np.random.default_rng(0)
-    seen: list[list[float | None]] = [[] for _ in candidates]
+    results: list[list[float | None]] = [[] for _ in candidates]
     for rows, length in (*_SHAPES, (1, longest)):
-        kept = random.integers(0, 2, (rows, length))
-        kept[:, random.integers(0, length)] = 1  # each row has a token, because the result for a row without tokens has no meaning
-        kept[0, :2] = (1, 0)
+        mask_values = random.integers(0, 2, (rows, length))
+        mask_values[:, random.integers(0, length)] = 1  # each row has a token, because the result for a row without tokens has no meaning
+        mask_values[0, :2] = (1, 0)
         feed = {value.name: np.full((rows, length)[: len(value.shape or ())], _UNKNOWN) for value in graph.inputs}
-        for values, bias in zip(seen, session.run(None, feed | {mask.name: kept}), strict=True):
-            values.append(_key_padding(bias, kept))
-    return [values[0] if len(set(values)) == 1 else None for values in seen]
+        for values, bias in zip(results, session.run(None, feed | {mask.name: mask_values}), strict=True):
+            values.append(_key_padding(bias, mask_values))
+    return [values[0] if len(set(values)) == 1 else None for values in results]
 
 
-def _key_padding(bias: NDArray[np.generic], kept: NDArray[np.int64]) -> float | None:
+def _key_padding(bias: NDArray[np.generic], mask: NDArray[np.int64]) -> float | None:
     """Returns the low number for padding in a bias, [rows, 1, queries or 1, length], or None if it is not key padding."""
-    rows, length = kept.shape
+    rows, length = mask.shape
     if bias.dtype != np.float32 or bias.ndim != 4 or bias.shape[:2] != (rows, 1) or bias.shape[3] != length:
         return None
     lowest = np.float32(bias.min())
-    same = np.array_equal(bias, np.broadcast_to(np.where(kept[:, None, None], np.float32(0), lowest), bias.shape))
+    same = np.array_equal(bias, np.broadcast_to(np.where(mask[:, None, None], np.float32(0), lowest), bias.shape))
     # the lowest float has the same effect as infinity, but times 0 it is 0
     return max(float(lowest), LOWEST) if same and lowest <= MAX_BIAS else None
 
@@ -226,7 +226,7 @@ def _classic_form(graph: ir.Graph, mask: ir.Value, lowest: float) -> tuple[ir.Va
     unsqueezed = tape.op("Unsqueeze", [tape.op("Unsqueeze", [mask, axes[0]]), axes[1]])
     # expands nothing, but ONNX Runtime's optimizer looks for this form
     expanded = tape.op("Expand", [unsqueezed, constant("shape", [1, 1, 1, 1], np.int64)])
-    kept = tape.op("Cast", [expanded], {"to": ir.DataType.FLOAT})
-    padding = tape.op("Sub", [constant("one", 1, np.float32), kept])
+    tokens = tape.op("Cast", [expanded], {"to": ir.DataType.FLOAT})
+    padding = tape.op("Sub", [constant("one", 1, np.float32), tokens])
     is_padding = tape.op("Cast", [padding], {"to": ir.DataType.BOOL})
     return tape.op("Where", [is_padding, constant("lowest", lowest, np.float32), padding]), tape.nodes

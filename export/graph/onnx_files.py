@@ -30,7 +30,7 @@ def data_file(path: Path) -> Path:
 
 def files(path: Path) -> list[Path]:
     """Returns the files of a model, its own first."""
-    return [path, *(other for other in [data_file(path)] if other.exists())]
+    return [path, *(file for file in [data_file(path)] if file.exists())]
 
 
 def remove(path: Path) -> None:

@@ -56,11 +56,11 @@ def save(model: ir.Model, path: Path, *, outputs: Sequence[str] = ()) -> None:
     """
     graph = model.graph
     values = {value.name: value for node in graph for value in node.outputs}
-    own = len(graph.outputs)
+    count = len(graph.outputs)
     graph.outputs.extend(values[name] for name in outputs if not values[name].is_graph_output())
     common.RemoveUnusedNodesPass()(model)
     onnx_files.save(model, path)
-    graph.outputs[own:] = []  # `del` would leave the values marked as outputs (onnx_ir 1.1)
+    graph.outputs[count:] = []  # `del` would leave the values marked as outputs (onnx_ir 1.1)
 
 
 def constant(value: ir.Value | None) -> NDArray[Any] | None:
@@ -79,8 +79,8 @@ def constant_shape(value: ir.Value | None) -> Sequence[int] | None:
 def add_constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
     """Adds a constant with a name, which is changed if another constant has it; an equal constant is reused."""
     while name in graph.initializers:
-        known = constant(graph.initializers[name])
-        if known is not None and known.dtype == array.dtype and np.array_equal(known, array):
+        existing_array = constant(graph.initializers[name])
+        if existing_array is not None and existing_array.dtype == array.dtype and np.array_equal(existing_array, array):
             return graph.initializers[name]
         name += "_"
     value = ir.val(name, const_value=ir.Tensor(array, name=name))
@@ -180,14 +180,14 @@ def find_linears(graph: ir.Graph) -> dict[str, Linear]:
     them once.
     """
     dependent = _input_dependent(graph)
-    found: dict[str, Linear] = {}
+    linears: dict[str, Linear] = {}
     for node in graph:
         layer = as_linear(node)
         if layer is None or layer.x.name is None or layer.x not in dependent or min(constant_shape(layer.weight) or ()) < MIN_SIDE:
             continue
-        if layer.x.name not in found or layer.add is not None:
-            found[layer.x.name] = layer
-    return found
+        if layer.x.name not in linears or layer.add is not None:
+            linears[layer.x.name] = layer
+    return linears
 
 
 def sharing_weights(linears: Mapping[str, Linear]) -> list[list[str]]:
@@ -205,9 +205,9 @@ def bias_of(add: ir.Node) -> ir.Value | None:
 
 def array(value: ir.Value | None) -> Floats:
     """Returns the values of a float constant."""
-    found = constant(value)
-    assert found is not None, value
-    return found
+    values = constant(value)
+    assert values is not None, value
+    return values
 
 
 def _input_dependent(graph: ir.Graph) -> set[ir.Value | None]:

@@ -70,9 +70,9 @@ class Activations:
         """Largest magnitude of each channel, float32 [channels]."""
         return np.maximum(self.high, -self.low)
 
-    def rows(self, most: int | None = None) -> Floats:
-        """Returns all rows, or an even selection of fewer than twice `most` rows; float32 [n, channels]."""
-        rows = self.sample.rows(1 if most is None else max(1, len(self.sample) // most))
+    def rows(self, count: int | None = None) -> Floats:
+        """Returns all rows, or an even selection of fewer than twice `count` rows; float32 [n, channels]."""
+        rows = self.sample.rows(1 if count is None else max(1, len(self.sample) // count))
         rows = rows if self.channels is None else rows[:, self.channels]
         return rows if self.factors is None else rows * self.factors
 
@@ -134,21 +134,21 @@ def observe_tensors(path: Path, tensors: Sequence[str], feeds: Sequence[Feed], s
 
     session = inference.open_session(path, threads=1)
 
-    def seen(place: int) -> list[tuple[Floats, Floats, Floats]]:
+    def observe_batch(place: int) -> list[tuple[Floats, Floats, Floats]]:
         rng = np.random.default_rng(place)
-        found = []
+        observations = []
         for value in session.run(list(tensors), dict(batches[place])):
             flat = value.reshape(-1, value.shape[-1])
             share = max(MIN_ROWS, ROWS_PER_CHANNEL * flat.shape[1]) / tokens
-            found.append((flat[_chosen(value.shape, texts[place], share, rng)], flat.max(axis=0), flat.min(axis=0)))
-        return found
+            observations.append((flat[_select_rows(value.shape, texts[place], share, rng)], flat.max(axis=0), flat.min(axis=0)))
+        return observations
 
     bounds: dict[str, tuple[Floats, Floats]] = {}
     with contextlib.ExitStack() as stack:
         samples.mkdir(exist_ok=True)
         files = {name: stack.enter_context((samples / str(number)).open("wb")) for number, name in enumerate(tensors)}
-        found = progress.each(seen, range(len(batches)))
-        for of_batch in track(found, "observe activations", unit="batches", total=len(batches)):
+        observations = progress.each(observe_batch, range(len(batches)))
+        for of_batch in track(observations, "observe activations", unit="batches", total=len(batches)):
             for name, (rows, high, low) in zip(tensors, of_batch, strict=True):
                 files[name].write(rows.data)
                 before = bounds.get(name, (high, low))
@@ -156,7 +156,7 @@ def observe_tensors(path: Path, tensors: Sequence[str], feeds: Sequence[Feed], s
     return {name: Activations(Sample(samples / str(number), len(bounds[name][0])), *bounds[name]) for number, name in enumerate(tensors)}
 
 
-def _chosen(shape: tuple[int, ...], texts: int, share: float, rng: np.random.Generator) -> NDArray[np.int64]:
+def _select_rows(shape: tuple[int, ...], texts: int, share: float, rng: np.random.Generator) -> NDArray[np.int64]:
     """Returns the rows of a batch to keep, in order: all if there is one per text, a share of them if there is one per token.
 
     They include the first and the last row of each text, which are special tokens with the largest values.
@@ -167,8 +167,8 @@ def _chosen(shape: tuple[int, ...], texts: int, share: float, rng: np.random.Gen
     starts = np.arange(0, count, shape[1])
     ends = np.r_[starts, starts + shape[1] - 1]
     others = rng.permutation(np.setdiff1d(np.arange(count), ends))
-    chosen: NDArray[np.int64] = np.sort(np.unique(np.r_[ends, others[: max(math.ceil(share * count) - len(ends), 0)]]))
-    return chosen
+    rows: NDArray[np.int64] = np.sort(np.unique(np.r_[ends, others[: max(math.ceil(share * count) - len(ends), 0)]]))
+    return rows
 
 
 def _first_tokens(feeds: Sequence[Feed], tokens: float) -> Sequence[Feed]:

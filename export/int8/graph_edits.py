@@ -110,22 +110,22 @@ def fold_smoothing(graph: ir.Graph, multipliers: Mapping[str, Floats]) -> set[st
     Returns:
         The smoothed tensors: outputs of attention whose values come from a matrix that nothing else uses.
     """
-    done = set()
+    tensors = set()
     for attention in graph:
         x = attention.outputs[0]
         multiplier = multipliers.get(x.name or "") if attention.op_type == "MultiHeadAttention" else None
         readers = [use.node for use in x.uses()]
         reader = as_linear(readers[0]) if len(readers) == 1 else None
-        found = None if multiplier is None or reader is None else _value_projection(attention, reader)
-        if multiplier is None or reader is None or found is None:
+        projection = None if multiplier is None or reader is None else _value_projection(attention, reader)
+        if multiplier is None or reader is None or projection is None:
             continue
-        layer, columns = found
+        layer, columns = projection
         factors = np.where(multiplier > 0, multiplier, 1).astype(np.float32)
         for node, value in ((layer.matmul, layer.weight), (layer.add, layer.bias)):
             _scale(graph, node, value, columns, factors)
         _scale(graph, reader.matmul, reader.weight, slice(None), np.reciprocal(factors)[:, None])
-        done.add(str(x.name))
-    return done
+        tensors.add(str(x.name))
+    return tensors
 
 
 def _value_projection(attention: ir.Node, reader: Linear) -> tuple[Linear, slice] | None:
@@ -218,6 +218,6 @@ def _quantize_rows(table: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArra
     scales = np.empty((len(table), 1), dtype=np.float32)
     for start in range(0, len(table), MIN_ROWS):  # temporaries for the table of a large vocabulary would need gigabytes
         part = table[start : start + MIN_ROWS]
-        found = (np.maximum(np.abs(part).max(axis=1, keepdims=True), np.finfo(np.float32).tiny) / gptq.MAX_INT8).astype(np.float32)
-        quantized[start : start + MIN_ROWS], scales[start : start + MIN_ROWS] = np.rint(part / found), found
+        part_scales = (np.maximum(np.abs(part).max(axis=1, keepdims=True), np.finfo(np.float32).tiny) / gptq.MAX_INT8).astype(np.float32)
+        quantized[start : start + MIN_ROWS], scales[start : start + MIN_ROWS] = np.rint(part / part_scales), part_scales
     return quantized, scales

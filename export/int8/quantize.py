@@ -132,9 +132,14 @@ def quantize(
     weights = sensitivities or {x: scale.error for x, scale in scales.items()}
     order = sorted(params, key=lambda x: -weights.get(x, 1.0))
     probe = gate[:: max(1, len(gate) // PROBE_TEXTS)]
-    kept, tables, error = _emit_within(max_error, model, target, params, order, probe, inference.outputs(source, probe))
-    counts = {"MatMulIntegerToFloat": len(params) - kept, "PerRowEmbedding": tables, "FloatUnits": len(units), "FloatInputs": len(inputs)}
-    exceptions = {"KeptFloat": kept, "RoundedToNearest": sum(not params[x].by_gptq for x in order[kept:])}
+    float_count, tables, error = _emit_within(max_error, model, target, params, order, probe, inference.outputs(source, probe))
+    counts = {
+        "MatMulIntegerToFloat": len(params) - float_count,
+        "PerRowEmbedding": tables,
+        "FloatUnits": len(units),
+        "FloatInputs": len(inputs),
+    }
+    exceptions = {"KeptFloat": float_count, "RoundedToNearest": sum(not params[x].by_gptq for x in order[float_count:])}
     return Int8Graph(counts | {name: count for name, count in exceptions.items() if count}, error)
 
 
@@ -153,8 +158,8 @@ def _choose_scales(
     def choose(x: str) -> ActivationScale:
         return smoothquant.choose_scale(layers[x].arrays()[0], activations[x], smooth=x not in unsmoothed)
 
-    found = _of_each(choose, first.values(), "choose scales")
-    return {x: found[first[layer.weight]] for x, layer in layers.items()}
+    scales = _of_each(choose, first.values(), "choose scales")
+    return {x: scales[first[layer.weight]] for x, layer in layers.items()}
 
 
 def _quantize_weights(
@@ -167,8 +172,8 @@ def _quantize_weights(
     def quantized(x: str) -> QuantParams:
         return smoothquant.quantize_weight(*layers[x].arrays(), activations[x], scales[x], use_gptq=use_gptq)
 
-    found = _of_each(quantized, first.values(), "round by GPTQ" if use_gptq else "round to nearest")
-    return {x: found[first[key]] for x, key in keys.items()}
+    params = _of_each(quantized, first.values(), "round by GPTQ" if use_gptq else "round to nearest")
+    return {x: params[first[key]] for x, key in keys.items()}
 
 
 def _of_each(function: Callable[[str], Item], tensors: Iterable[str], step: str) -> dict[str, Item]:
@@ -225,13 +230,13 @@ def _emit_within(
         GraphError: The error is too large with any layer in int8.
     """
 
-    def emit(kept: int) -> tuple[int, int, float]:
+    def emit(float_count: int) -> tuple[int, int, float]:
         candidate = model.clone()
-        graph_edits.emit_linears(candidate.graph, {x: quant for x, quant in params.items() if x not in order[:kept]})
+        graph_edits.emit_linears(candidate.graph, {x: quant for x, quant in params.items() if x not in order[:float_count]})
         tables = graph_edits.emit_embeddings(candidate.graph)
         common.DeduplicateHashedInitializersPass()(candidate)
         rewrite.save(candidate, target)
-        return kept, tables, inference.relative_error(expected, inference.outputs(target, probe))
+        return float_count, tables, inference.relative_error(expected, inference.outputs(target, probe))
 
     written = emit(0)
     if written[2] <= max_error:

@@ -51,13 +51,13 @@ def measure(
     layers = rewrite.find_linears(model.graph).values()
     texts = _short(feeds, FLOPS / len(params) / (2 * sum(math.prod(layer.shape) for layer in layers)))
     graph = _ShiftedGraph(model, path)
-    found = _measure(graph, params, texts[:FEW])
-    average = max(sum(found.values()) / len(found), 1e-12)
-    near = [x for x, error in found.items() if any(1 / FAR < error / average / limit < FAR for limit in limits)]
-    others = _measure(graph, {x: params[x] for x in near}, texts[FEW:]) if texts[FEW:] else {}
-    found |= {x: (found[x] * FEW + error * (len(texts) - FEW)) / len(texts) for x, error in others.items()}
-    average = max(sum(found.values()) / len(found), 1e-12)
-    return {x: error / average for x, error in found.items()}
+    errors = _measure(graph, params, texts[:FEW])
+    average = max(sum(errors.values()) / len(errors), 1e-12)
+    near = [x for x, error in errors.items() if any(1 / FAR < error / average / limit < FAR for limit in limits)]
+    later_errors = _measure(graph, {x: params[x] for x in near}, texts[FEW:]) if texts[FEW:] else {}
+    errors |= {x: (errors[x] * FEW + error * (len(texts) - FEW)) / len(texts) for x, error in later_errors.items()}
+    average = max(sum(errors.values()) / len(errors), 1e-12)
+    return {x: error / average for x, error in errors.items()}
 
 
 class _ShiftedGraph:
@@ -113,8 +113,8 @@ def _measure(graph: _ShiftedGraph, params: Mapping[str, QuantParams], texts: Seq
         changes = _changes(graph.linears[x], params[x], [values[x] for values in inputs])
         return inference.relative_error(expected, graph.outputs(batches, x, changes)) ** 2
 
-    found = track(progress.each(error, params), "measure sensitivity", unit="matrices", total=len(params))
-    return dict(zip(params, found, strict=True))
+    errors = track(progress.each(error, params), "measure sensitivity", unit="matrices", total=len(params))
+    return dict(zip(params, errors, strict=True))
 
 
 def _changes(layer: Linear, quant: QuantParams, inputs: Sequence[Floats]) -> list[Floats]:

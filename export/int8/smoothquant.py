@@ -101,19 +101,19 @@ def choose_scale(weight: Floats, activations: Activations, *, smooth: bool) -> A
         smooth: Whether channels may be smoothed.
     """
     weight_peak = _weight_peak(weight)
-    used = weight_peak > 0  # rows of zeros are computed elsewhere, in float
-    rows, high, low = activations.rows(SAMPLE_ROWS) * used, activations.high * used, activations.low * used
+    used_channels = weight_peak > 0  # rows of zeros are computed elsewhere, in float
+    rows, high, low = activations.rows(SAMPLE_ROWS) * used_channels, activations.high * used_channels, activations.low * used_channels
     columns = weight[:, :: max(1, weight.shape[1] // SAMPLE_COLUMNS)].copy()
     expected = rows @ columns
     size = max(float(np.mean(expected**2)), 1e-12)
 
     def scaled(smoothing: Floats, clip_ratio: float, every: int = 1) -> ActivationScale:
         scale, zero_point = _scale_and_zero_point(clip_ratio * float((low / smoothing).min()), clip_ratio * float((high / smoothing).max()))
-        found = ActivationScale(smoothing, scale, zero_point, _quantized_peak(high / smoothing, scale, zero_point), 0.0)
+        activation_scale = ActivationScale(smoothing, scale, zero_point, _quantized_peak(high / smoothing, scale, zero_point), 0.0)
         smoothed = columns * smoothing[:, None]
-        scales = column_scales(smoothed, found.peak)
-        actual = found.dequantized(rows[::every]) @ (round_to_nearest(smoothed, scales) * scales)
-        return replace(found, error=float(np.mean((actual - expected[::every]) ** 2)) / size)
+        scales = column_scales(smoothed, activation_scale.peak)
+        actual = activation_scale.dequantized(rows[::every]) @ (round_to_nearest(smoothed, scales) * scales)
+        return replace(activation_scale, error=float(np.mean((actual - expected[::every]) ** 2)) / size)
 
     def screened(smoothing: Floats) -> float:
         return scaled(smoothing, CLIP_RATIOS[0], max(1, len(rows) // SCREENING_ROWS)).error
@@ -125,33 +125,35 @@ def choose_scale(weight: Floats, activations: Activations, *, smooth: bool) -> A
     return min(best, *(scaled(best.smoothing, clip_ratio) for clip_ratio in CLIP_RATIOS[1:]), key=_error)
 
 
-def quantize_weight(weight: Floats, bias: Floats, activations: Activations, chosen: ActivationScale, *, use_gptq: bool) -> QuantParams:
+def quantize_weight(
+    weight: Floats, bias: Floats, activations: Activations, activation_scale: ActivationScale, *, use_gptq: bool
+) -> QuantParams:
     """Returns the matrix in int8 with a corrected bias.
 
     Args:
         weight: Float32 [inputs, outputs].
         bias: Float32 [outputs].
         activations: The observations of the matrix's input on the calibration texts.
-        chosen: The storage of the activation.
+        activation_scale: The storage of the activation.
         use_gptq: Whether to round weights by GPTQ, which takes longest, or to nearest.
     """
     rows = activations.rows(None if use_gptq else SAMPLE_ROWS) * (_weight_peak(weight) > 0)
-    stored = chosen.dequantized(rows)
+    stored = activation_scale.dequantized(rows)
     before, after = rows.mean(axis=0), stored.mean(axis=0)
     del rows
     gptq = Gptq(stored) if use_gptq else None
     quantized = np.empty(weight.shape, dtype=np.int8)
     scales, corrected = np.empty_like(bias), np.empty_like(bias)
     for part in column_blocks(weight.shape[1]):
-        smoothed = weight[:, part] * chosen.smoothing[:, None]
-        scales[part] = column_scales(smoothed, chosen.peak)
+        smoothed = weight[:, part] * activation_scale.smoothing[:, None]
+        scales[part] = column_scales(smoothed, activation_scale.peak)
         if gptq is None:
             quantized[:, part] = round_to_nearest(smoothed, scales[part])
         else:
-            quantized[:, part] = gptq.round(smoothed, scales[part], chosen.peak)
+            quantized[:, part] = gptq.round(smoothed, scales[part], activation_scale.peak)
         corrected[part] = bias[part] + before @ weight[:, part] - after @ (quantized[:, part] * scales[part])
-    multiplier, by_gptq = chosen.multiplier if chosen.is_smoothed else None, gptq is not None and gptq.is_enough
-    return QuantParams(multiplier, chosen.scale, chosen.zero_point, quantized, scales, corrected, by_gptq)
+    multiplier, by_gptq = activation_scale.multiplier if activation_scale.is_smoothed else None, gptq is not None and gptq.is_enough
+    return QuantParams(multiplier, activation_scale.scale, activation_scale.zero_point, quantized, scales, corrected, by_gptq)
 
 
 def _weight_peak(weight: Floats) -> Floats:
@@ -159,8 +161,8 @@ def _weight_peak(weight: Floats) -> Floats:
     return peak
 
 
-def _error(chosen: ActivationScale) -> float:
-    return chosen.error
+def _error(scale: ActivationScale) -> float:
+    return scale.error
 
 
 def _smoothing_candidates(inputs: Floats, peak: Floats, weight_peak: Floats) -> Iterator[Floats]:

@@ -26,13 +26,13 @@ def _resolve(request: embed.Request, config: ModelConfig) -> embed.Request:
     """Returns a request with the bundle's pooling and layers."""
     if config.embedding is None:
         return request
-    chosen = embed.resolve(embed.EmbedParameters(), config.embedding)
-    return replace(request, parameters=chosen.parameters, width=chosen.width, layers=chosen.layers)
+    defaults = embed.resolve(embed.EmbedParameters(), config.embedding)
+    return replace(request, parameters=defaults.parameters, width=defaults.width, layers=defaults.layers)
 
 
-def _data_parameters(own: Sequence[Document], golds: Sequence[Any]) -> list[Document]:
+def _data_parameters(line_parameters: Sequence[Document], golds: Sequence[Any]) -> list[Document]:
     # vectors are compared as numbers, even if a line requests another encoding
-    return [parameters | {"encoding_format": "float"} for parameters in own]
+    return [parameters | {"encoding_format": "float"} for parameters in line_parameters]
 
 
 TASK = ExportTask(

@@ -18,25 +18,25 @@ ENTITY_F1, EXACT_MATCH, TOP_1 = "entity F1", "exact match", "top-1"
 Span = tuple[int, int, str]  # start, end (exclusive, code points), label
 
 
-def f1(right: int, found: int, expected: int) -> float:
-    """Returns the harmonic mean of precision and recall; 0 if nothing was expected and nothing found, which has no meaning.
+def f1(right: int, predicted: int, expected: int) -> float:
+    """Returns the harmonic mean of precision and recall; 0 if nothing was expected and nothing predicted, which has no meaning.
 
     Args:
-        right: Number of found items that were expected.
-        found: Number of found items.
+        right: Number of predicted items that were expected.
+        predicted: Number of predicted items.
         expected: Number of expected items.
     """
-    return 2 * right / (found + expected) if found + expected else 0.0
+    return 2 * right / (predicted + expected) if predicted + expected else 0.0
 
 
-def span_f1(expected: Sequence[Collection[Span]], found: Sequence[Collection[Span]]) -> float:
+def span_f1(expected: Sequence[Collection[Span]], predicted: Sequence[Collection[Span]]) -> float:
     """Returns the strict F1 over all texts (micro-averaged): a span is correct if start, end and label are.
 
     Args:
         expected: The correct spans of each text.
-        found: The found spans of each text, in the same order.
+        predicted: The predicted spans of each text, in the same order.
     """
-    pairs = [(set(a), set(b)) for a, b in zip(expected, found, strict=True)]
+    pairs = [(set(a), set(b)) for a, b in zip(expected, predicted, strict=True)]
     return f1(sum(len(a & b) for a, b in pairs), sum(len(b) for _, b in pairs), sum(len(a) for a, _ in pairs))
 
 
@@ -81,7 +81,7 @@ def spans_of_tags(tags: Sequence[str], offsets: Sequence[tuple[int, int]], *, pl
         offsets: Start and end of each word in the text.
         plain: Labels of a model without prefixes, for which `E-MAIL` is a label instead of the end of one.
     """
-    found: list[Span] = []
+    spans: list[Span] = []
     open_ = False
     for tag, (start, end) in zip(tags, offsets, strict=True):
         if tag == "O":
@@ -89,51 +89,51 @@ def spans_of_tags(tags: Sequence[str], offsets: Sequence[tuple[int, int]], *, pl
             continue
         prefixed = None if tag in plain else re.fullmatch(r"([BIESLU])-(.+)", tag)
         kind, label = (prefixed[1], prefixed[2]) if prefixed else ("I", tag)
-        if open_ and kind in "IEL" and found[-1][2] == label:
-            found[-1] = (found[-1][0], end, label)
+        if open_ and kind in "IEL" and spans[-1][2] == label:
+            spans[-1] = (spans[-1][0], end, label)
         else:
-            found.append((start, end, label))
+            spans.append((start, end, label))
         open_ = kind in "BI"
-    return set(found)
+    return set(spans)
 
 
-def widen_to_words(found: Collection[Span], words: Sequence[tuple[int, int]]) -> set[Span]:
+def widen_to_words(spans: Collection[Span], words: Sequence[tuple[int, int]]) -> set[Span]:
     """Returns spans extended to whole words, because correct answers by word do not say anything about parts of words.
 
     Args:
-        found: Spans of a text.
+        spans: Spans of a text.
         words: Start and end of each of its words; if empty, the spans are returned unchanged.
     """
     wide = set()
-    for start, end, label in found:
+    for start, end, label in spans:
         touched = [word for word in words if word[0] < end and start < word[1]]
         wide.add((touched[0][0], touched[-1][1], label) if touched else (start, end, label))
     return wide
 
 
-def matthews(expected: Sequence[str], found: Sequence[str]) -> float:
+def matthews(expected: Sequence[str], predicted: Sequence[str]) -> float:
     """Returns the Matthews correlation of two series of labels, for any number of labels; 0 if one series is constant.
 
     Args:
         expected: The correct label of each text.
-        found: The found label of each text, in the same order.
+        predicted: The predicted label of each text, in the same order.
     """
-    right, total = sum(a == b for a, b in zip(expected, found, strict=True)), len(expected)
-    a, b = Counter(expected), Counter(found)
+    right, total = sum(a == b for a, b in zip(expected, predicted, strict=True)), len(expected)
+    a, b = Counter(expected), Counter(predicted)
     squares_a, squares_b = sum(n * n for n in a.values()), sum(n * n for n in b.values())
     spread = math.sqrt((total * total - squares_a) * (total * total - squares_b))
     return (right * total - sum(n * b[label] for label, n in a.items())) / spread if spread else 0.0
 
 
-def macro_f1(expected: Sequence[str], found: Sequence[str]) -> float:
+def macro_f1(expected: Sequence[str], predicted: Sequence[str]) -> float:
     """Returns the mean F1 of all labels in either series.
 
     Args:
         expected: The correct label of each text.
-        found: The found label of each text, in the same order.
+        predicted: The predicted label of each text, in the same order.
     """
-    right = Counter(a for a, b in zip(expected, found, strict=True) if a == b)
-    a, b = Counter(expected), Counter(found)
+    right = Counter(a for a, b in zip(expected, predicted, strict=True) if a == b)
+    a, b = Counter(expected), Counter(predicted)
     labels = a.keys() | b.keys()
     return sum(f1(right[label], b[label], a[label]) for label in labels) / len(labels)
 

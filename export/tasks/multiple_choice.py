@@ -32,19 +32,19 @@ def _read_one_choice(model: PreTrainedModel) -> None:
     """
     encoder = model.base_model
     names = list(inspect.signature(encoder.forward).parameters)
-    given: dict[str, torch.Tensor] = {}
+    original_inputs: dict[str, torch.Tensor] = {}
 
     def add_axis(module: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        given.update(inputs)
+        original_inputs.update(inputs)
         return args, {name: value[:, None] for name, value in inputs.items()}
 
-    def as_given(module: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        named = {**dict(zip(names, args, strict=False)), **inputs, **given}
-        given.clear()
-        return (), named
+    def restore_inputs(module: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        arguments = {**dict(zip(names, args, strict=False)), **inputs, **original_inputs}
+        original_inputs.clear()
+        return (), arguments
 
     model.register_forward_pre_hook(add_axis, with_kwargs=True)
-    encoder.register_forward_pre_hook(as_given, with_kwargs=True)
+    encoder.register_forward_pre_hook(restore_inputs, with_kwargs=True)
 
 
 def _fixed_requests(spec: TokenizerSpec) -> list[Any]:
@@ -57,7 +57,7 @@ def _fixed_requests(spec: TokenizerSpec) -> list[Any]:
     ]
 
 
-def _asked(choice: int, count: int) -> int:
+def _question_index(choice: int, count: int) -> int:
     """Returns the index of the question for a choice, among `count` texts: the text before its group of choices, or the last text."""
     return (choice - choice % _CHOICES - 1) % count
 
@@ -66,11 +66,11 @@ def _ordinary_requests(texts: Texts, spec: TokenizerSpec) -> list[Any]:
     """Returns requests with each text as a choice once, in pairs like the calibration pairs of int8. A single text would not be a choice."""
     lines = texts.lines
     groups = [(i, side[i : i + _CHOICES]) for side in (lines, texts.passages) for i in range(0, len(side) - 1, _CHOICES)]
-    return [multiple_choice.Request(lines[_asked(i, len(lines))], group) for i, group in groups]
+    return [multiple_choice.Request(lines[_question_index(i, len(lines))], group) for i, group in groups]
 
 
-def _arrange(lines: Sequence[Text], passages: Sequence[Text], own: Pairs[Text], pairs_only: bool) -> Arranged[Text]:
-    return [], [(lines[_asked(i, len(lines))], text) for side in (lines, passages) for i, text in enumerate(side)]
+def _arrange(lines: Sequence[Text], passages: Sequence[Text], user_pairs: Pairs[Text], pairs_only: bool) -> Arranged[Text]:
+    return [], [(lines[_question_index(i, len(lines))], text) for side in (lines, passages) for i, text in enumerate(side)]
 
 
 def _tokenizer_call(request: multiple_choice.Request, spec: TokenizerSpec) -> TokenizerCall:

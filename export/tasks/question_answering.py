@@ -32,13 +32,13 @@ def _fixed_requests(spec: TokenizerSpec) -> list[Any]:
 
 def _ordinary_requests(texts: Texts, spec: TokenizerSpec) -> list[Any]:
     """Returns a request for each text and each passage, with a question about its end, and for each pair."""
-    lines, passages, most = texts.lines, texts.passages, spec.max_length
-    sides = [halves(line[: most - 16]) for line in lines]
+    lines, passages, max_length = texts.lines, texts.passages, spec.max_length
+    sides = [halves(line[: max_length - 16]) for line in lines]
     # the question is about the text's end, and begins with the answer; another text after it makes the question harder
     contexts = [f"{start} {end} {lines[(i + 1) % len(lines)]}" for i, (start, end) in enumerate(sides)]
-    sides += [halves(passage[: min(_QUESTION_CHARS, most - 16)]) for passage in passages]
+    sides += [halves(passage[: min(_QUESTION_CHARS, max_length - 16)]) for passage in passages]
     # a window needs space for the question and the stride; each character of the question may be a token
-    questions = [f"Who or what {(end or start)[: max(1, most // 2 - 16)]}?" for start, end in sides]
+    questions = [f"Who or what {(end or start)[: max(1, max_length // 2 - 16)]}?" for start, end in sides]
     return [question_answering.Request(*pair) for pair in (*zip(questions, [*contexts, *passages], strict=True), *texts.pairs)]
 
 
@@ -47,8 +47,8 @@ def _tokenizer_call(request: question_answering.Request, spec: TokenizerSpec) ->
     return TokenizerCall((request.question, request.context), "only_second", min(length // 2, question_answering.DEFAULT_STRIDE), length)
 
 
-def _arrange(lines: Sequence[Text], passages: Sequence[Text], own: Pairs[Text], pairs_only: bool) -> Arranged[Text]:
-    return [], [*neighbors(lines, passages), *own]
+def _arrange(lines: Sequence[Text], passages: Sequence[Text], user_pairs: Pairs[Text], pairs_only: bool) -> Arranged[Text]:
+    return [], [*neighbors(lines, passages), *user_pairs]
 
 
 def _best(result: Any) -> dict[str, Any]:
@@ -73,17 +73,17 @@ def _read_answers(document: Document, config: ModelConfig) -> list[str] | None:
     return [str(text) for text in texts]
 
 
-def _data_parameters(own: Sequence[Document], golds: Sequence[Any]) -> list[Document]:
+def _data_parameters(line_parameters: Sequence[Document], golds: Sequence[Any]) -> list[Document]:
     """Allows "no answer" for all questions if some have no answer, unless a line sets this itself."""
     defaults = {"handle_impossible_answer": True} if [] in golds else {}
-    return [defaults | parameters for parameters in own]
+    return [defaults | parameters for parameters in line_parameters]
 
 
 def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, float]:
     pairs = [(_best(result)["answer"], gold) for gold, result in zip(golds, results, strict=True)]
     return {
-        EXACT_MATCH: fmean([exact_match(found, gold) for found, gold in pairs]),
-        F1: fmean([answer_f1(found, gold) for found, gold in pairs]),
+        EXACT_MATCH: fmean([exact_match(answer, gold) for answer, gold in pairs]),
+        F1: fmean([answer_f1(answer, gold) for answer, gold in pairs]),
     }
 
 

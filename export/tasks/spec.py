@@ -97,9 +97,9 @@ def halves(text: str) -> tuple[str, str]:
     return " ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])
 
 
-def read_alone(lines: Sequence[Text], passages: Sequence[Text], own: Pairs[Text], pairs_only: bool) -> Arranged[Text]:
+def read_alone(lines: Sequence[Text], passages: Sequence[Text], user_pairs: Pairs[Text], pairs_only: bool) -> Arranged[Text]:
     """Returns all texts as single texts, and the user's pairs."""
-    return [*lines, *passages], list(own)
+    return [*lines, *passages], list(user_pairs)
 
 
 def neighbors(lines: Sequence[Text], passages: Sequence[Text]) -> list[tuple[Text, Text]]:
@@ -203,7 +203,7 @@ class ExportTask:
 
     read_gold: Callable[[Document, ModelConfig], Any] | None = None
     gold_keys: tuple[str, ...] = ()
-    data_parameters: Callable[[Sequence[Document], Sequence[Any]], Sequence[Document]] = lambda own, golds: own
+    data_parameters: Callable[[Sequence[Document], Sequence[Any]], Sequence[Document]] = lambda parameters, golds: parameters
     figures: tuple[str, ...] = ()
     score: Callable[[Sequence[Any], Sequence[Any], ModelConfig], dict[str, float]] | None = None
     notes: Callable[[Sequence[Any], Sequence[Any], ModelConfig], dict[str, str]] = lambda golds, results, config: {}

@@ -90,11 +90,11 @@ def _ordinary_requests(texts: Texts, spec: TokenizerSpec) -> list[Any]:
     return [*map(classify.Request, singles), *(classify.Request(*pair) for pair in pairs)]
 
 
-def _arrange(lines: Sequence[Text], passages: Sequence[Text], own: Pairs[Text], pairs_only: bool) -> Arranged[Text]:
+def _arrange(lines: Sequence[Text], passages: Sequence[Text], user_pairs: Pairs[Text], pairs_only: bool) -> Arranged[Text]:
     if pairs_only:
-        return [], [*neighbors(lines, passages), *own]
-    if own:
-        return read_alone(lines, passages, own, pairs_only)
+        return [], [*neighbors(lines, passages), *user_pairs]
+    if user_pairs:
+        return read_alone(lines, passages, user_pairs, pairs_only)
     # it is unknown whether the model is used with pairs, so every second text also forms a pair
     pairs = neighbors(lines, passages)
     return [*lines, *passages], [*pairs[1 : len(lines) : 2], *pairs[len(lines) + 1 :: 2]]
@@ -161,18 +161,18 @@ def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) ->
         values = [_value(result) for result in results]
         errors = [abs(value - gold) for value, gold in zip(values, golds, strict=True)]
         return {PEARSON: pearson(golds, values), SPEARMAN: spearman(golds, values), ERROR: sum(errors) / len(errors)}
-    chosen = [_chosen_labels(result, config) for result in results]
-    accuracy = {ACCURACY: sum(a == b for a, b in zip(golds, chosen, strict=True)) / len(golds)}
+    predictions = [_chosen_labels(result, config) for result in results]
+    accuracy = {ACCURACY: sum(a == b for a, b in zip(golds, predictions, strict=True)) / len(golds)}
     if config.activation == "sigmoid":
-        right = sum(len(a & b) for a, b in zip(golds, chosen, strict=True))
-        return accuracy | {MICRO_F1: f1(right, sum(map(len, chosen)), sum(map(len, golds)))}
-    expected, found = ([label for (label,) in labels] for labels in (golds, chosen))
-    correlation = {MATTHEWS: matthews(expected, found)}
+        right = sum(len(a & b) for a, b in zip(golds, predictions, strict=True))
+        return accuracy | {MICRO_F1: f1(right, sum(map(len, predictions)), sum(map(len, golds)))}
+    expected, predicted = ([label for (label,) in labels] for labels in (golds, predictions))
+    correlation = {MATTHEWS: matthews(expected, predicted)}
     if len(config.labels) > _TWO:
-        return accuracy | {MACRO_F1: macro_f1(expected, found)} | correlation
+        return accuracy | {MACRO_F1: macro_f1(expected, predicted)} | correlation
     second = config.labels[1]
-    right = sum(a == b == second for a, b in zip(expected, found, strict=True))
-    counts = found.count(second), expected.count(second)
+    right = sum(a == b == second for a, b in zip(expected, predicted, strict=True))
+    counts = predicted.count(second), expected.count(second)
     return accuracy | {F1: f1(right, *counts) if any(counts) else 0.0} | correlation
 
 
@@ -182,19 +182,19 @@ def _notes(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) ->
         constant = _constant(golds, [_value(result) for result in results], "value")
         notes = {} if config.activation == "none" or all(0 <= gold <= 1 for gold in golds) else dict.fromkeys((PEARSON, ERROR), _SQUASHED)
         return notes | (dict.fromkeys((PEARSON, SPEARMAN), constant) if constant else {})
-    chosen = [_chosen_labels(result, config) for result in results]
+    predictions = [_chosen_labels(result, config) for result in results]
     if config.activation == "sigmoid":
-        return {} if any(golds) or any(chosen) else {MICRO_F1: "no input has a label, and none was found; 0 is shown instead"}
-    constant = _constant(golds, chosen, "label")
+        return {} if any(golds) or any(predictions) else {MICRO_F1: "no input has a label, and none was found; 0 is shown instead"}
+    constant = _constant(golds, predictions, "label")
     notes = {MATTHEWS: constant} if constant else {}
-    if len(config.labels) == _TWO and not any(config.labels[1] in labels for labels in (*golds, *chosen)):
+    if len(config.labels) == _TWO and not any(config.labels[1] in labels for labels in (*golds, *predictions)):
         notes[F1] = f"no input has the label {config.labels[1]}, and it was never found; 0 is shown instead"
     return notes
 
 
-def _constant(golds: Sequence[Any], found: Sequence[Any], kind: str) -> str | None:
+def _constant(golds: Sequence[Any], predictions: Sequence[Any], kind: str) -> str | None:
     """Returns the reason why two series have no correlation, or None if they have one."""
-    for series, name in ((golds, "right answers are"), (found, "answers are")):
+    for series, name in ((golds, "right answers are"), (predictions, "answers are")):
         if len(set(series)) == 1:
             return f"all {name} the same {kind}, so there is no correlation; 0 is shown instead"
     return None

@@ -73,16 +73,17 @@ def _find_words(words: Sequence[str], text: Any) -> list[tuple[int, int]]:
     return offsets
 
 
-def _data_parameters(own: Sequence[Document], golds: Sequence[Any]) -> list[Document]:
+def _data_parameters(line_parameters: Sequence[Document], golds: Sequence[Any]) -> list[Document]:
     """Extends entities to whole words if correct answers are given by word, unless a line sets this itself."""
     return [
-        parameters if gold is None else {"aggregation_strategy": "first"} | parameters for parameters, gold in zip(own, golds, strict=True)
+        parameters if gold is None else {"aggregation_strategy": "first"} | parameters
+        for parameters, gold in zip(line_parameters, golds, strict=True)
     ]
 
 
 def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, float]:
-    found = [widen_to_words(result_spans(result), gold.words) for gold, result in zip(golds, results, strict=True)]
-    return {ENTITY_F1: span_f1([gold.spans for gold in golds], found)}
+    spans = [widen_to_words(result_spans(result), gold.words) for gold, result in zip(golds, results, strict=True)]
+    return {ENTITY_F1: span_f1([gold.spans for gold in golds], spans)}
 
 
 def _notes(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, str]:

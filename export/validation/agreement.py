@@ -85,9 +85,9 @@ def _equal_share(measure: Measure, pairs: _Pairs) -> Agreement:
 
 
 def _f1_of_sets(measure: Measure, pairs: _Pairs) -> Agreement:
-    some = [(a, b) for a, b in pairs if a or b]
-    right, found, expected = sum(len(a & b) for a, b in some), sum(len(b) for _, b in some), sum(len(a) for a, _ in some)
-    return Agreement(measure=measure, value=f1(right, found, expected) if some else None, decisions=len(some))
+    decisions = [(a, b) for a, b in pairs if a or b]
+    right, actual, expected = sum(len(a & b) for a, b in decisions), sum(len(b) for _, b in decisions), sum(len(a) for a, _ in decisions)
+    return Agreement(measure=measure, value=f1(right, actual, expected) if decisions else None, decisions=len(decisions))
 
 
 def _mean_cosine(measure: Measure, pairs: _Pairs) -> Agreement:
@@ -141,15 +141,15 @@ def equal_but_for_ties(task: str, expected: Any, actual: Any, tolerance: float) 
     if not scored:
         nested = isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual)
         if nested and all(isinstance(item, list) for item in expected):
-            return all(equal_but_for_ties(task, one, other, tolerance) for one, other in zip(expected, actual, strict=True))
+            return all(equal_but_for_ties(task, *pair, tolerance) for pair in zip(expected, actual, strict=True))
         return equal_but_for_scores(expected, actual)
     scores = {_identity(item): item["score"] for item in expected}
     # an item that the reference lacks comes after its last one, and is allowed if its score is nearly equal
     last = expected[-1]["score"] if expected else 0.0
     return all(
-        _identity(one) == _identity(other)
-        or abs(one["score"] - scores.get(_identity(other), last if abs(other["score"] - last) <= tolerance else math.inf)) <= tolerance
-        for one, other in zip(expected, actual, strict=True)
+        _identity(reference) == _identity(item)
+        or abs(reference["score"] - scores.get(_identity(item), last if abs(item["score"] - last) <= tolerance else math.inf)) <= tolerance
+        for reference, item in zip(expected, actual, strict=True)
     )
 
 
@@ -208,7 +208,9 @@ def measure_row_errors(engine: Engine, encodings: Sequence[Encoding], alone: Seq
 
     def errors_of(start: int) -> list[tuple[float, float]]:
         part = slice(start, start + BATCH_ROWS)
-        return [_errors(row, single) for row, (_, single) in zip(engine.run([one for one, _ in rows[part]]), rows[part], strict=True)]
+        return [
+            _errors(row, single) for row, (_, single) in zip(engine.run([encoding for encoding, _ in rows[part]]), rows[part], strict=True)
+        ]
 
     errors = [error for batch in progress.each(errors_of, range(0, len(rows), BATCH_ROWS)) for error in batch]
     worst, scaled = np.max(errors, axis=0).tolist()  # `max` may ignore a NaN

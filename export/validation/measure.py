@@ -82,14 +82,16 @@ def measure_graph(
 
 def without_validation_report(artifact: Artifact, checkpoint: Checkpoint, *, default: bool) -> GraphSpec:
     """Returns a graph's manifest entry with an empty validation report."""
-    unknown = ValidationReport(samples=0, worst_abs_error=0.0, label_agreement=None, worst_row_error=0.0, nodes=0, fusions={}, quantized={})
-    own, *data = (
+    empty_report = ValidationReport(
+        samples=0, worst_abs_error=0.0, label_agreement=None, worst_row_error=0.0, nodes=0, fusions={}, quantized={}
+    )
+    graph_file, *data = (
         GraphFile(file=path.name, sha256=digest(path), size_bytes=path.stat().st_size) for path in onnx_files.files(artifact.path)
     )
     return GraphSpec(
-        file=own.file,
-        sha256=own.sha256,
-        size_bytes=own.size_bytes,
+        file=graph_file.file,
+        sha256=graph_file.sha256,
+        size_bytes=graph_file.size_bytes,
         data=tuple(data),
         provider=artifact.provider,
         precision=artifact.precision,
@@ -98,7 +100,7 @@ def without_validation_report(artifact: Artifact, checkpoint: Checkpoint, *, def
         batch_invariant=False,
         inputs=artifact.inputs,
         outputs=checkpoint.outputs,
-        evidence=unknown,
+        evidence=empty_report,
         shapes=artifact.shapes,
     )
 

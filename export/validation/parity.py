@@ -143,21 +143,23 @@ def measure_parity(
     spans: list[tuple[set[Span], set[Span]]] = []
 
     def run(request: Any) -> tuple[Sequence[Encoding], list[Row]]:
-        own = first_batch(task, request, TaskModel(tokenizer, checkpoint, Budget())).encodings
-        return own, [_run(engine, encoding, request) for encoding in own]
+        windows = first_batch(task, request, TaskModel(tokenizer, checkpoint, Budget())).encodings
+        return windows, [_run(engine, encoding, request) for encoding in windows]
 
     pairs = zip(reference.requests, reference.rows, progress.each(run, reference.requests), strict=True)
     for i, (request, expected, (batch, rows)) in enumerate(track(pairs, "compare answers", unit="samples", total=len(reference.rows))):
         encodings += batch
         alone += rows
-        differences += (own := _differences(request, expected, rows))
-        for row, found_row in zip(expected, rows, strict=True):
-            (fixed if i < reference.fixed else texts).add(row, found_row)
-        right, found = (_decoded(request, outputs, tokenizer, checkpoint) for outputs in (expected, rows))
+        differences += (request_differences := _differences(request, expected, rows))
+        for row, graph_row in zip(expected, rows, strict=True):
+            (fixed if i < reference.fixed else texts).add(row, graph_row)
+        right, answer = (_decoded(request, outputs, tokenizer, checkpoint) for outputs in (expected, rows))
         if precision == "fp32":
-            same_answers += equal_but_for_ties(checkpoint.task, right, found, max(each.allowed(precision) for each in own))
-        meter.add(right, found)
-        spans.append((result_spans(right), result_spans(found)))
+            same_answers += equal_but_for_ties(
+                checkpoint.task, right, answer, max(difference.allowed(precision) for difference in request_differences)
+            )
+        meter.add(right, answer)
+        spans.append((result_spans(right), result_spans(answer)))
     worst = max(differences, key=lambda difference: difference.error)
     if precision == "int8":
         _check_int8(worst, fixed, texts, int8_bound)
@@ -170,7 +172,7 @@ def measure_parity(
         worst_rel_error=max((entry.worst_rel_error for entry in lengths), default=0.0),
         agreement=meter.agreement,
         spans=sum(len(right) for right, _ in spans),
-        span_agreement=span_f1(*zip(*spans, strict=True)) if any(right or found for right, found in spans) else None,
+        span_agreement=span_f1(*zip(*spans, strict=True)) if any(right or answer for right, answer in spans) else None,
         row_errors=measure_row_errors(engine, encodings, alone),
         lengths=lengths,
         longest=max(map(len, encodings)),
@@ -222,12 +224,12 @@ def _check(worst: _Difference, same_answers: int, samples: int, precision: Preci
 def _check_int8(worst: _Difference, fixed: SpreadError, texts: SpreadError, bound: float) -> None:
     """Refuses an int8 graph that differs from the checkpoint by more than the gate's error explains."""
     # a standard deviation over few texts is not reliable
-    judged, factor = (texts, 1) if texts.rows and texts.rows >= fixed.rows else (fixed, ODDITY)
+    spread, factor = (texts, 1) if texts.rows and texts.rows >= fixed.rows else (fixed, ODDITY)
     rms = factor * max(MAX_INT8_RMS, bound)
-    largest, found = MAX_INT8_WORST * rms / MAX_INT8_RMS, max(fixed.worst, texts.worst)
-    if not (judged.rms <= rms and found <= largest):  # not `>`, which is false for NaN
+    largest, worst_error = MAX_INT8_WORST * rms / MAX_INT8_RMS, max(fixed.worst, texts.worst)
+    if not (spread.rms <= rms and worst_error <= largest):  # not `>`, which is false for NaN
         raise ParityError(
-            f"int8 logits differ from the checkpoint's by {judged.rms:.2g} of their spread, and at worst by {found:.2g}, "
+            f"int8 logits differ from the checkpoint's by {spread.rms:.2g} of their spread, and at worst by {worst_error:.2g}, "
             f"over the limits of {rms:.2g} and {largest:.2g}: {_describe(worst.request)}; expected {worst.expected:.3g}, "
             f"got {worst.actual:.3g}. Give texts of the model's own domain and language with --calibration, or "
             "keep more matrices in float with a lower --max-int8-error."
@@ -246,11 +248,11 @@ def _errors_by_length(encodings: Sequence[Encoding], differences: Sequence[_Diff
     return tuple(
         LengthParity(
             up_to=up_to,
-            rows=len(found),
-            worst_abs_error=max(absolute for absolute, _ in found),
-            worst_rel_error=max(relative for _, relative in found),
+            rows=len(row_errors),
+            worst_abs_error=max(absolute for absolute, _ in row_errors),
+            worst_rel_error=max(relative for _, relative in row_errors),
         )
-        for up_to, found in sorted(errors.items())
+        for up_to, row_errors in sorted(errors.items())
     )
 
 
@@ -274,12 +276,12 @@ def _differences(request: Any, expected: Sequence[Row], rows: Sequence[Row]) -> 
     shapes = [[{name: value.shape for name, value in row.items()} for row in side] for side in (expected, rows)]
     if shapes[0] != shapes[1]:
         raise ParityError(f"outputs are {shapes[1]}, but the reference has {shapes[0]}: {_describe(request)}.")
-    found = []
+    differences = []
     for pair in zip(expected, rows, strict=True):
         a, b = (np.concatenate([np.zeros(1), *(value.ravel() for value in row.values())]) for row in pair)
         worst = int(np.abs(a - b).argmax())
-        found.append(_Difference(request, float(a[worst]), float(b[worst]), float(np.abs(a).max())))
-    return found
+        differences.append(_Difference(request, float(a[worst]), float(b[worst]), float(np.abs(a).max())))
+    return differences
 
 
 def _describe(request: Any) -> str:

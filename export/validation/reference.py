@@ -112,9 +112,9 @@ def _windows(checkpoint: Checkpoint, call: TokenizerCall) -> list[dict[str, list
     is_nested = call.stride is not None or isinstance(call.texts[0], list)
     nested = batch if is_nested else {name: [values] for name, values in batch.items()}
     names = [spec.name for spec in checkpoint.inputs if spec.name in nested]
-    found = [{name: nested[name][i] for name in names} for i in range(len(nested["input_ids"]))]
+    windows = [{name: nested[name][i] for name in names} for i in range(len(nested["input_ids"]))]
     # if the beginning of a text is cut, transformers returns the last window first
-    return found[::-1] if call.stride is not None and checkpoint.tokenizer_spec.truncation_side == "left" else found
+    return windows[::-1] if call.stride is not None and checkpoint.tokenizer_spec.truncation_side == "left" else windows
 
 
 def _run_window(checkpoint: Checkpoint, window: dict[str, list[int]]) -> dict[str, NDArray[np.float32]]:
@@ -143,20 +143,20 @@ class AttentionSample:
 
 def sample_attention(checkpoint: Checkpoint) -> list[AttentionSample]:
     """Returns the checkpoint's attention for short and long texts, for as many heads as an answer may have; empty without attention."""
-    counts, most = checkpoint.attention_heads, min(checkpoint.tokenizer_spec.max_length, MAX_TOKENS)
-    every = [(layer, head) for layer, count in enumerate(counts) for head in range(count)]
+    counts, max_length = checkpoint.attention_heads, min(checkpoint.tokenizer_spec.max_length, MAX_TOKENS)
+    all_heads = [(layer, head) for layer, count in enumerate(counts) for head in range(count)]
     samples: list[AttentionSample] = []
     for texts in attention_texts() if counts else ():
         batch = checkpoint.tokenizer(*texts, return_tensors="pt", return_token_type_ids=True, return_attention_mask=True)
         length = batch["input_ids"].shape[1]
-        if not 0 < length <= most:
+        if not 0 < length <= max_length:
             continue
         with torch.no_grad(), returning_attention(checkpoint.model):
-            found = checkpoint.model(**{spec.name: batch[spec.name] for spec in checkpoint.inputs if spec.name in batch})["attentions"]
-        maps = calibration.sample(every, MAX_VALUES // length**2)
-        heads = {layer: tuple(head for other, head in maps if other == layer) for layer, _ in maps}
+            weights = checkpoint.model(**{spec.name: batch[spec.name] for spec in checkpoint.inputs if spec.name in batch})["attentions"]
+        maps = calibration.sample(all_heads, MAX_VALUES // length**2)
+        heads = {layer: tuple(head for map_layer, head in maps if map_layer == layer) for layer, _ in maps}
         request = attention.Request(texts[0], texts[1] if len(texts) > 1 else None, tuple(heads.items()))
-        samples.append(AttentionSample(request, [found[layer][0, list(which)].numpy() for layer, which in heads.items()]))
+        samples.append(AttentionSample(request, [weights[layer][0, list(indices)].numpy() for layer, indices in heads.items()]))
     return samples
 
 

@@ -86,9 +86,9 @@ def full_length_request(task: Task, spec: TokenizerSpec, count: Callable[[str], 
     """
     length = min(spec.max_length, MAX_FULL_LENGTH)
     # enough tokens for the model to cut the text; below the model's length nothing is cut, and special tokens and a second text need space
-    wanted = length + length // 4 if length == spec.max_length else length - 32
+    target_length = length + length // 4 if length == spec.max_length else length - 32
     words = list(itertools.islice(itertools.cycle((NAMES + LONG).split()), length))
-    text = " ".join(words[: length * wanted // count(" ".join(words))])
+    text = " ".join(words[: length * target_length // count(" ".join(words))])
     record = TASKS[task]
     return record.text_request(text, spec) if record.full_length_request is None else record.full_length_request(text, length)
 
@@ -96,8 +96,8 @@ def full_length_request(task: Task, spec: TokenizerSpec, count: Callable[[str], 
 def _added_token_texts(spec: TokenizerSpec) -> list[str]:
     """Returns texts that contain every added token, a few per text."""
     tokens = [token.token for token in spec.added_tokens][:MAX_ADDED_TOKENS]
-    few = max(1, min(_TOKENS_PER_TEXT, spec.max_length // 8))
-    return [" met ".join(f"{token} Ada {token}" for token in tokens[i : i + few]) for i in range(0, len(tokens), few)]
+    step = max(1, min(_TOKENS_PER_TEXT, spec.max_length // 8))
+    return [" met ".join(f"{token} Ada {token}" for token in tokens[i : i + step]) for i in range(0, len(tokens), step)]
 
 
 def read_request(task: str, document: Mapping[str, Any]) -> TaskBody:

@@ -27,7 +27,7 @@ from bertserve.export.validation.measure import measure_graph
 from bertserve.export.validation.parity import INT8_SLACK, measure_parity
 from bertserve.export.validation.reference import NO_TEXTS, Reference, measure_attention, sample_reference
 from bertserve.export.verify.data_checks import Baseline
-from bertserve.export.verify.graph_checks import Check, LoadedGraph
+from bertserve.export.verify.graph_checks import BundleCheck, LoadedGraph
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import Manifest, TextSplits
@@ -77,10 +77,10 @@ def load_checkpoint_of(bundle: Bundle, source: str, *, revision: str | None = No
     )
 
 
-def check_parity(graphs: list[LoadedGraph], checkpoint: Checkpoint) -> Iterator[Check]:
+def check_parity(graphs: list[LoadedGraph], checkpoint: Checkpoint) -> Iterator[BundleCheck]:
     """Checks the digest of the checkpoint's weights, and compares each graph with it like the export."""
     manifest = graphs[0].bundle.manifest
-    yield Check(
+    yield BundleCheck(
         "checkpoint",
         manifest.source.weights_sha256 == checkpoint.weights_sha256,
         f"sha256 over its weights is {checkpoint.weights_sha256[:12]}…, the manifest says {manifest.source.weights_sha256[:12]}…",
@@ -94,9 +94,9 @@ def check_parity(graphs: list[LoadedGraph], checkpoint: Checkpoint) -> Iterator[
             parity = measure_parity(loaded.engine, loaded.tokenizer, reference, checkpoint, loaded.graph.precision, int8_bound)
             attention_error = measure_attention(loaded.engine, loaded.tokenizer, reference.attention, loaded.graph.precision)
         except (BertServeError, ParityError) as error:
-            yield Check(name, False, str(error))
+            yield BundleCheck(name, False, str(error))
             continue
-        yield Check(
+        yield BundleCheck(
             name,
             True,
             f"worst logit error {parity.worst_abs_error:.1e} (at export {validation.worst_abs_error:.1e}), agreement "
@@ -183,22 +183,22 @@ def report_texts(manifest: Manifest, validation: Path | None) -> Texts:
         CheckpointError: The file cannot be read.
         DataError: Some of the texts were used to create int8, or int8 was validated on texts other than the built-in ones.
     """
-    made = manifest.int8_texts
+    int8_texts = manifest.int8_texts
     path = validation or calibration.BUILT_IN
-    if made is None:
+    if int8_texts is None:
         return calibration.read_split(path).report if validation is None else calibration.report_texts(read_texts(path, "validation"))
     texts = read_texts(path, "validation")
     by_hash = {text_hash(text): text for text in texts}
-    recorded = hashes_of(made.report)
+    recorded = hashes_of(int8_texts.report)
     if all(hash_ in by_hash for hash_ in recorded):
         return calibration.Texts.of([by_hash[hash_] for hash_ in recorded])
     if validation is None:
         raise DataError(
-            f"int8 of `{manifest.name}` was judged on {made.report.texts} texts of a file; give that file, or "
+            f"int8 of `{manifest.name}` was judged on {int8_texts.report.texts} texts of a file; give that file, or "
             "another one, with --validation."
         )
-    seen = {hash_ for split in (made.calibration, made.gate) if split is not None for hash_ in hashes_of(split)}
-    if shared := seen & by_hash.keys():
+    int8_hashes = {hash_ for split in (int8_texts.calibration, int8_texts.gate) if split is not None for hash_ in hashes_of(split)}
+    if shared := int8_hashes & by_hash.keys():
         raise DataError(
             f"int8 of `{manifest.name}` was made with {len(shared)} of the {len(texts)} texts of `{path}`, but "
             "must be judged on others; remove them."
@@ -206,15 +206,15 @@ def report_texts(manifest: Manifest, validation: Path | None) -> Texts:
     return calibration.report_texts(texts)
 
 
-def _replace_report(made: TextSplits | None, report: Texts) -> TextSplits:
+def _replace_report(int8_texts: TextSplits | None, report: Texts) -> TextSplits:
     """Returns the manifest's entry with other texts of the validation report."""
-    calibrated, gate = (None, None) if made is None else (made.calibration, made.gate)
+    calibrated, gate = (None, None) if int8_texts is None else (int8_texts.calibration, int8_texts.gate)
     return TextSplits(calibration=calibrated, gate=gate, report=split_digest((*report.lines, *report.pairs)))
 
 
 def _measure(folder: Path, graph: GraphSpec, checkpoint: Checkpoint, tokenizer: Tokenizer, reference: Reference) -> GraphSpec:
     """Returns a graph's manifest entry with a new validation report; facts about its creation are copied from the old one."""
-    known = graph.evidence
+    report = graph.evidence
     artifact = Artifact(
         folder / graph.file,
         graph.provider,
@@ -222,12 +222,12 @@ def _measure(folder: Path, graph: GraphSpec, checkpoint: Checkpoint, tokenizer: 
         graph.form,
         graph.inputs,
         shapes=graph.shapes,
-        fusions=dict(known.fusions),
-        quantized=dict(known.quantized),
-        error=known.quantization_error,
+        fusions=dict(report.fusions),
+        quantized=dict(report.quantized),
+        error=report.quantization_error,
     )
-    measured, _ = measure_graph(artifact, checkpoint, tokenizer, reference, default=graph.default)
-    return measured
+    new_graph, _ = measure_graph(artifact, checkpoint, tokenizer, reference, default=graph.default)
+    return new_graph
 
 
 def _write(folder: Path, manifest: Manifest, card: str | None) -> None:

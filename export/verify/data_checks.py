@@ -17,7 +17,7 @@ from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.tasks.spec import INPUT_KEYS, Document, read_input
 from bertserve.export.validation.agreement import AgreementMeter
 from bertserve.export.validation.samples import read_request
-from bertserve.export.verify.graph_checks import Check, LoadedGraph, find_fp32
+from bertserve.export.verify.graph_checks import BundleCheck, LoadedGraph, find_fp32
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import Agreement
 from bertserve.service.bundle.validation_policy import MEASURES, NOT_MEASURED
@@ -68,19 +68,22 @@ def read_dataset(path: Path, task: str, config: ModelConfig) -> list[Line]:
     golds = [
         None if record.read_gold is None else _on_line(path, number, record.read_gold, document, config) for number, document in documents
     ]
-    known = INPUT_KEYS.union(record.gold_keys)
+    known_keys = INPUT_KEYS.union(record.gold_keys)
     return [
         Line(
-            number, _on_line(path, number, _request, task, document, own, config), gold, tuple(key for key in document if key not in known)
+            number,
+            _on_line(path, number, _request, task, document, line_parameters, config),
+            gold,
+            tuple(key for key in document if key not in known_keys),
         )
-        for (number, document), own, gold in zip(documents, record.data_parameters(parameters, golds), golds, strict=True)
+        for (number, document), line_parameters, gold in zip(documents, record.data_parameters(parameters, golds), golds, strict=True)
     ]
 
 
-def _on_line(path: Path, number: int, read: Callable[..., Any], *arguments: Any) -> Any:
+def _on_line(path: Path, number: int, reader: Callable[..., Any], *arguments: Any) -> Any:
     """Calls a function that reads a line; errors get the number of the line."""
     try:
-        return read(*arguments)
+        return reader(*arguments)
     except (BertServeError, ValueError) as error:
         raise DataError(f"`{path}` line {number}: {error}") from error
 
@@ -111,7 +114,7 @@ def _request(task: str, document: Document, parameters: Document, config: ModelC
 
 
 @dataclass(frozen=True)
-class Comparison:
+class DataComparison:
     """The results of a comparison.
 
     Attributes:
@@ -174,7 +177,7 @@ def fp32_baseline(bundle: Bundle, graphs: list[LoadedGraph]) -> Baseline | None:
     return None if fp32 is None or graphs == [fp32] else Baseline("the fp32 graph", fp32.answer, fp32)
 
 
-def check_labels(lines: Sequence[Line], task: str, *, needed: bool) -> Check:
+def check_labels(lines: Sequence[Line], task: str, *, needed: bool) -> BundleCheck:
     """Counts the lines with a correct answer, and names ignored keys.
 
     Args:
@@ -195,12 +198,12 @@ def check_labels(lines: Sequence[Line], task: str, *, needed: bool) -> Check:
     if gold_keys and not labeled and needed:
         passed = False
         detail += "; add right answers, or give --min-agreement to compare only the graphs"
-    return Check("data", passed, detail, {"inputs": len(lines), "labeled": labeled, "ignored_keys": dict(counts)})
+    return BundleCheck("data", passed, detail, {"inputs": len(lines), "labeled": labeled, "ignored_keys": dict(counts)})
 
 
 def _describe_key(key: str, count: int, gold_keys: Sequence[str]) -> str:
-    near = nearest(key, gold_keys)
-    hint = f", did you mean `{near}`?" if near else ""
+    suggestion = nearest(key, gold_keys)
+    hint = f", did you mean `{suggestion}`?" if suggestion else ""
     return f"`{key[:SHOWN_CHARS]}` ({plural(count, 'line')}{hint})"
 
 
@@ -210,7 +213,7 @@ def check_data(
     lines: Sequence[Line],
     min_agreement: float | None,
     min_metrics: Mapping[str, float],
-) -> Iterator[Check]:
+) -> Iterator[BundleCheck]:
     """Measures each graph on the data.
 
     Args:
@@ -228,21 +231,21 @@ def check_data(
         # a graph that is the baseline trivially agrees with itself
         is_baseline = baseline is not None and loaded is baseline.graph
         answer = baseline.answer if baseline is not None and is_baseline else loaded.answer
-        other = None if baseline is None or is_baseline else baseline.answer
+        reference = None if baseline is None or is_baseline else baseline.answer
         if baseline is not None and baseline.graph is not None and _computes_the_same(loaded, baseline.graph):
-            other = None
-        found = _measure_agreement(lines, manifest.task, manifest, answer, other)
-        if isinstance(found, Unanswered):
-            yield _unanswered(loaded.name, found, len(lines), None if baseline is None else baseline.name)
+            reference = None
+        result = _measure_agreement(lines, manifest.task, manifest, answer, reference)
+        if isinstance(result, Unanswered):
+            yield _unanswered(loaded.name, result, len(lines), None if baseline is None else baseline.name)
             continue
         if not is_baseline:
-            yield _check_agreement(loaded.name, found, None if baseline is None else baseline.name, min_agreement)
-        yield from _check_metrics(loaded.name, found, None if baseline is None else baseline.name, min_metrics)
+            yield _check_agreement(loaded.name, result, None if baseline is None else baseline.name, min_agreement)
+        yield from _check_metrics(loaded.name, result, None if baseline is None else baseline.name, min_metrics)
 
 
 def _measure_agreement(
     lines: Sequence[Line], task: str, config: ModelConfig, graph: Answer, reference: Answer | None
-) -> Comparison | Unanswered:
+) -> DataComparison | Unanswered:
     """Runs every line on graph and reference, and compares their answers. If a line has no answer, nothing is compared.
 
     Args:
@@ -269,15 +272,15 @@ def _measure_agreement(
             for metric, value in record.score(golds, [answers[i] for i in labeled], config).items():
                 scores.setdefault(metric, {})[name] = value
     notes = record.notes(golds, [results[i] for i in labeled], config) if golds else {}
-    found = Comparison(len(lines), len(labeled), scores=scores, notes=notes)
+    comparison = DataComparison(len(lines), len(labeled), scores=scores, notes=notes)
     if expected is None:
-        return found
+        return comparison
     meter, worst = AgreementMeter(task, config), None
     for pair in zip(expected, results, strict=True):
         meter.add(*pair)
     if record.measure(config) == "spearman":
         worst = max(abs(record.decision(a, config) - record.decision(b, config)) for a, b in zip(expected, results, strict=True))
-    return replace(found, agreement=meter.agreement, worst_difference=worst)
+    return replace(comparison, agreement=meter.agreement, worst_difference=worst)
 
 
 def _ask(answer: Answer, lines: Sequence[Line], *, by_reference: bool) -> list[Any] | Unanswered:
@@ -295,65 +298,68 @@ def _ask(answer: Answer, lines: Sequence[Line], *, by_reference: bool) -> list[A
     return results
 
 
-def _computes_the_same(one: LoadedGraph, other: LoadedGraph) -> bool:
+def _computes_the_same(first: LoadedGraph, second: LoadedGraph) -> bool:
     """Returns whether two graphs are equal by construction: TensorRT's fp16 and fp32 graphs share a file, and a CPU runs one precision."""
-    return one.graph.file == other.graph.file and one.runs_on == other.runs_on == "cpu"
+    return first.graph.file == second.graph.file and first.runs_on == second.runs_on == "cpu"
 
 
-def _check_metrics(graph: str, found: Comparison, baseline: str | None, floors: Mapping[str, float]) -> Iterator[Check]:
+def _check_metrics(graph: str, result: DataComparison, baseline: str | None, floors: Mapping[str, float]) -> Iterator[BundleCheck]:
     """Reports a graph's metrics, and checks those with a minimum; a metric with a minimum that was not measured fails."""
-    for metric, values in found.scores.items():
+    for metric, values in result.scores.items():
         floor = floors.get(metric)
         detail = f"{values['graph']:.4f}"
         if baseline is not None and "reference" in values:
             detail += f" ({baseline} {values['reference']:.4f})"
-        detail += f" on {found.labeled} labeled inputs"
+        detail += f" on {result.labeled} labeled inputs"
         if floor is not None:
             detail += f"; at least {floor} is required"
-        if metric in found.notes:
-            detail += f"; {found.notes[metric]}"
-        yield Check(f"{metric} {graph}", None if floor is None else values["graph"] >= floor, detail, values)
-    for metric in floors.keys() - found.scores.keys():
-        measured = f"this model has {', '.join(found.scores)}" if found.scores else "no line of the data has a right answer"
-        yield Check(f"{metric} {graph}", False, f"not measured, but at least {floors[metric]} is required: {measured}")
+        if metric in result.notes:
+            detail += f"; {result.notes[metric]}"
+        yield BundleCheck(f"{metric} {graph}", None if floor is None else values["graph"] >= floor, detail, values)
+    for metric in floors.keys() - result.scores.keys():
+        reason = f"this model has {', '.join(result.scores)}" if result.scores else "no line of the data has a right answer"
+        yield BundleCheck(f"{metric} {graph}", False, f"not measured, but at least {floors[metric]} is required: {reason}")
 
 
-def _unanswered(graph: str, found: Unanswered, inputs: int, baseline: str | None) -> Check:
+def _unanswered(graph: str, unanswered: Unanswered, inputs: int, baseline: str | None) -> BundleCheck:
     """Reports the lines without an answer of a graph or of its baseline."""
-    first, *others = found.numbers
+    first, *others = unanswered.numbers
     more = f", nor to {plural(len(others), 'other')} of {plural(inputs, 'input')}" if others else ""
-    return Check(
+    return BundleCheck(
         f"data {graph}",
         False,
-        f"{baseline if found.by_reference else graph} has no answer to line {first} of the data{more}: {found.reason}",
-        {"inputs": inputs, "unanswered_lines": list(found.numbers), "by_reference": found.by_reference},
+        f"{baseline if unanswered.by_reference else graph} has no answer to line {first} of the data{more}: {unanswered.reason}",
+        {"inputs": inputs, "unanswered_lines": list(unanswered.numbers), "by_reference": unanswered.by_reference},
     )
 
 
-def _check_agreement(graph: str, found: Comparison, baseline: str | None, min_agreement: float | None) -> Check:
+def _check_agreement(graph: str, result: DataComparison, baseline: str | None, min_agreement: float | None) -> BundleCheck:
     """Checks a graph's agreement against the minimum, if any; an agreement that was not measured fails the check."""
     name = f"agreement {graph}"
-    if baseline is None or found.agreement is None:
+    if baseline is None or result.agreement is None:
         hint = "not compared, because the bundle has no other fp32 graph; give --checkpoint"
-        return Check(name, None if min_agreement is None else False, hint, {"inputs": found.inputs})
-    value = found.agreement.value
-    metrics: dict[str, Any] = {"inputs": found.inputs, "labeled": found.labeled, "reference": baseline}
-    metrics |= {"measure": found.agreement.measure, "agreement": value, "decisions": found.agreement.decisions}
-    metrics |= {"worst": found.agreement.worst, "worst_difference": found.worst_difference}
-    detail = _describe(found.agreement, found, baseline)
+        return BundleCheck(name, None if min_agreement is None else False, hint, {"inputs": result.inputs})
+    value = result.agreement.value
+    metrics: dict[str, Any] = {"inputs": result.inputs, "labeled": result.labeled, "reference": baseline}
+    metrics |= {"measure": result.agreement.measure, "agreement": value, "decisions": result.agreement.decisions}
+    metrics |= {"worst": result.agreement.worst, "worst_difference": result.worst_difference}
+    detail = _describe(result.agreement, result, baseline)
     if min_agreement is None:
-        return Check(name, None, detail, metrics)
-    return Check(name, value is not None and value >= min_agreement, f"{detail}; at least {min_agreement} is required", metrics)
+        return BundleCheck(name, None, detail, metrics)
+    return BundleCheck(name, value is not None and value >= min_agreement, f"{detail}; at least {min_agreement} is required", metrics)
 
 
-def _describe(agreement: Agreement, found: Comparison, baseline: str) -> str:
+def _describe(agreement: Agreement, result: DataComparison, baseline: str) -> str:
     if agreement.value is None:
         return f"not measured against {baseline} ({MEASURES[agreement.measure]}): {NOT_MEASURED[agreement.measure]}"
     if agreement.measure == "label":
-        return f"answers as {baseline} on {agreement.value:.4f} of {plural(found.inputs, 'input')}"
-    detail = f"{MEASURES[agreement.measure]} with {baseline} is {agreement.value:.4f} on {agreement.decisions} of {plural(found.inputs, 'input')}"
+        return f"answers as {baseline} on {agreement.value:.4f} of {plural(result.inputs, 'input')}"
+    detail = (
+        f"{MEASURES[agreement.measure]} with {baseline} is {agreement.value:.4f} on {agreement.decisions} of "
+        f"{plural(result.inputs, 'input')}"
+    )
     if agreement.worst is not None:
         detail += f", the worst {agreement.worst:.4f}"
-    if found.worst_difference is not None:
-        detail += f"; values differ by {found.worst_difference:.1e} at most"
+    if result.worst_difference is not None:
+        detail += f"; values differ by {result.worst_difference:.1e} at most"
     return detail

@@ -24,7 +24,7 @@ from bertserve.service.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Check:
+class BundleCheck:
     """One line of the report.
 
     Attributes:
@@ -105,17 +105,17 @@ def choose_graphs(bundle: Bundle, providers: tuple[Provider, ...] | None, precis
     for provider, precision in requested:
         if not any(provider in (None, graph.provider) and precision in (None, graph.precision) for graph in graphs):
             raise BundleError(f"bundle `{bundle.manifest.name}` has no graph for `{provider or precision}`; it has {list_graphs(graphs)}.")
-    chosen = [
+    selection = [
         graph
         for graph in graphs
         if (providers is None or graph.provider in providers) and (precisions is None or graph.precision in precisions)
     ]
-    if not chosen:
+    if not selection:
         raise BundleError(
             f"bundle `{bundle.manifest.name}` has no graph for {', '.join(providers or ())} in {', '.join(precisions or ())}; "
             f"it has {list_graphs(graphs)}."
         )
-    return chosen
+    return selection
 
 
 def choose_provider(graph: GraphSpec, *, requested: bool) -> tuple[Provider, str | None]:
@@ -127,20 +127,20 @@ def choose_provider(graph: GraphSpec, *, requested: bool) -> tuple[Provider, str
         graph: The graph.
         requested: Whether its provider was requested by name, so that it is not replaced.
     """
-    missing = None if requested else why_not(graph.provider)
-    return (graph.provider, None) if missing is None else ("cpu", missing)
+    provider_error = None if requested else why_not(graph.provider)
+    return (graph.provider, None) if provider_error is None else ("cpu", provider_error)
 
 
-def find_fp32(bundle: Bundle, chosen: list[LoadedGraph]) -> LoadedGraph | None:
-    """Returns the float32 graph for comparisons: a chosen one, or else another one that loads; None if there is none."""
-    candidates = [loaded for loaded in chosen if loaded.graph.precision == "fp32"]
-    candidates = candidates or list(_other_fp32(bundle, chosen))
+def find_fp32(bundle: Bundle, graphs: list[LoadedGraph]) -> LoadedGraph | None:
+    """Returns the float32 graph for comparisons: one of `graphs`, or else another one that loads; None if there is none."""
+    candidates = [loaded for loaded in graphs if loaded.graph.precision == "fp32"]
+    candidates = candidates or list(_other_fp32(bundle, graphs))
     return next((loaded for loaded in candidates if loaded.load_error() is None), None)
 
 
-def _other_fp32(bundle: Bundle, chosen: list[LoadedGraph]) -> Iterator[LoadedGraph]:
+def _other_fp32(bundle: Bundle, graphs: list[LoadedGraph]) -> Iterator[LoadedGraph]:
     for graph in bundle.manifest.graphs:
-        if graph.precision == "fp32" and not any(loaded.graph == graph for loaded in chosen):
+        if graph.precision == "fp32" and not any(loaded.graph == graph for loaded in graphs):
             yield LoadedGraph(bundle, graph, choose_provider(graph, requested=False)[0])
 
 
@@ -149,35 +149,35 @@ def list_graphs(graphs: tuple[GraphSpec, ...]) -> str:
     return ", ".join(f"{graph.provider}/{graph.precision}" for graph in graphs)
 
 
-def check_engine(loaded: LoadedGraph, error: str | None, missing: str | None) -> Check:
+def check_engine(loaded: LoadedGraph, error: str | None, provider_error: str | None) -> BundleCheck:
     """Reports that a graph cannot run, or that it runs on the CPU instead of its provider.
 
     Args:
         loaded: The graph.
         error: The reason why it cannot be loaded, or None.
-        missing: The reason why its provider is not available, or None.
+        provider_error: The reason why its provider is not available, or None.
     """
     name = f"engine {loaded.name}"
-    if missing is None:
-        return Check(name, False, error or "")
-    reason = f"{loaded.graph.provider} is not available ({missing})"
+    if provider_error is None:
+        return BundleCheck(name, False, error or "")
+    reason = f"{loaded.graph.provider} is not available ({provider_error})"
     if error is None:
-        return Check(name, None, f"checked on the CPU, because {reason}")
-    return Check(name, None, f"not checked: {reason}, and the CPU cannot run it ({error})")
+        return BundleCheck(name, None, f"checked on the CPU, because {reason}")
+    return BundleCheck(name, None, f"not checked: {reason}, and the CPU cannot run it ({error})")
 
 
-def check_validation_report(loaded: LoadedGraph) -> Check:
+def check_validation_report(loaded: LoadedGraph) -> BundleCheck:
     """Checks that the manifest has a validation report for a graph, and reports it."""
     name, graph = f"validation {loaded.name}", loaded.graph
     validation = graph.evidence
     if not validation.samples:
-        return Check(name, False, f"the manifest has none for {graph.file}; export the bundle again")
+        return BundleCheck(name, False, f"the manifest has none for {graph.file}; export the bundle again")
     error = (
         f", its precision changes the outputs by {validation.quantization_error:.3f} of their spread"
         if validation.quantization_error
         else ""
     )
-    return Check(
+    return BundleCheck(
         name,
         True,
         f"at export on {validation.provider}: worst logit error {validation.worst_abs_error:.1e}, {describe_agreement(validation)}{error}",
@@ -185,10 +185,10 @@ def check_validation_report(loaded: LoadedGraph) -> Check:
     )
 
 
-def check_example(loaded: LoadedGraph) -> Check:
+def check_example(loaded: LoadedGraph) -> BundleCheck:
     """Runs the stored example. Its result is from one default graph, so graphs with other precisions may differ."""
     manifest, graph = loaded.bundle.manifest, loaded.graph
-    defaults = sorted((other for other in manifest.graphs if other.default), key=lambda other: other.provider != "cpu")
+    defaults = sorted((entry for entry in manifest.graphs if entry.default), key=lambda entry: entry.provider != "cpu")
     stored = defaults[0].precision
     tolerance = max(CHECK_TOLERANCE[graph.precision], CHECK_TOLERANCE[stored])
     name = f"example {loaded.name}"
@@ -196,16 +196,16 @@ def check_example(loaded: LoadedGraph) -> Check:
         body = read_request(manifest.task, manifest.example.request)
         result = body.answer([loaded.answer(request) for request in body.requests(manifest)])
     except BertServeError as error:
-        return Check(name, False, error.message)
+        return BundleCheck(name, False, error.message)
     reason = difference(manifest.example.result, result, tolerance)
     if reason is None:
-        return Check(name, True, f"the stored result, scores within {tolerance}")
+        return BundleCheck(name, True, f"the stored result, scores within {tolerance}")
     if graph.precision != stored:
-        return Check(name, None, f"not the stored result, which is that of {stored}: {reason}")
-    return Check(name, False, reason)
+        return BundleCheck(name, None, f"not the stored result, which is that of {stored}: {reason}")
+    return BundleCheck(name, False, reason)
 
 
-def check_batches(loaded: LoadedGraph) -> Check:
+def check_batches(loaded: LoadedGraph) -> BundleCheck:
     """Compares texts in a batch with the same texts run alone, and the result with the manifest's claim."""
     name, manifest = f"batches {loaded.name}", loaded.bundle.manifest
     task = TASKS[manifest.task].run
@@ -216,9 +216,9 @@ def check_batches(loaded: LoadedGraph) -> Check:
         encodings = [encoding for request in requests for encoding in first_batch(task, request, model).encodings]
         errors = measure_row_errors(loaded.engine, encodings, [loaded.engine.run([encoding])[0] for encoding in encodings])
     except BertServeError as error:
-        return Check(name, False, error.message)
+        return BundleCheck(name, False, error.message)
     claim = "batch-invariant" if loaded.graph.batch_invariant else "not batch-invariant"
-    return Check(
+    return BundleCheck(
         name,
         errors.is_rounding(loaded.graph.precision) or not loaded.graph.batch_invariant,
         f"a row in a batch differs from the row alone by {errors.worst:.1e} at most; the manifest says {claim}",

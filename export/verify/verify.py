@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bertserve.export.verify.data_checks import Baseline, check_data, check_labels, fp32_baseline, read_dataset
 from bertserve.export.verify.graph_checks import (
-    Check,
+    BundleCheck,
     LoadedGraph,
     check_batches,
     check_engine,
@@ -50,7 +50,7 @@ class VerifySpec:
     module: bool = False
 
 
-def verify(spec: VerifySpec) -> Iterator[Check]:
+def verify(spec: VerifySpec) -> Iterator[BundleCheck]:
     """Runs the checks one by one on request; checks that depend on a failed one are left out.
 
     Raises:
@@ -61,21 +61,21 @@ def verify(spec: VerifySpec) -> Iterator[Check]:
     try:
         bundle = load_bundle(spec.bundle.resolve())
     except BertServeError as error:
-        yield Check("files", False, error.message)
+        yield BundleCheck("files", False, error.message)
         return
     manifest = bundle.manifest
     # read before the checks, which take minutes
     lines = [] if spec.data is None else read_dataset(spec.data, manifest.task, manifest)
-    yield Check("files", True, f"the digests of the tokenizer and {plural(len(manifest.graphs), 'graph')} match the manifest")
+    yield BundleCheck("files", True, f"the digests of the tokenizer and {plural(len(manifest.graphs), 'graph')} match the manifest")
     if lines:
         yield check_labels(lines, manifest.task, needed=spec.min_agreement is None and spec.checkpoint is None)
     try:
-        chosen = choose_graphs(bundle, spec.providers, spec.precisions)
+        graphs = choose_graphs(bundle, spec.providers, spec.precisions)
     except BertServeError as error:
-        yield Check("graphs", False, error.message)
+        yield BundleCheck("graphs", False, error.message)
         return
     usable = []
-    for graph in chosen:
+    for graph in graphs:
         loaded = yield from _check_graph(bundle, graph, requested=spec.providers is not None)
         if loaded is not None:
             usable.append(loaded)
@@ -95,17 +95,17 @@ def verify(spec: VerifySpec) -> Iterator[Check]:
         yield from check_data(usable, baseline or fp32_baseline(bundle, usable), lines, spec.min_agreement, spec.min_metrics)
 
 
-def _not_measured(graph: GraphSpec, spec: VerifySpec) -> Iterator[Check]:
+def _not_measured(graph: GraphSpec, spec: VerifySpec) -> Iterator[BundleCheck]:
     """Fails the requested checks of a graph that does not run here, because there is no measurement."""
     name = f"{graph.provider}/{graph.precision}"
     if spec.checkpoint is not None:
-        yield Check(f"parity {name}", False, "the graph does not run here, so it was not compared with the checkpoint")
+        yield BundleCheck(f"parity {name}", False, "the graph does not run here, so it was not compared with the checkpoint")
     floors = {} if spec.min_agreement is None else {"agreement": spec.min_agreement}
     for metric, floor in (floors | dict(spec.min_metrics)).items():
-        yield Check(f"{metric} {name}", False, f"the graph does not run here, so the required {floor} was not measured")
+        yield BundleCheck(f"{metric} {name}", False, f"the graph does not run here, so the required {floor} was not measured")
 
 
-def _check_graph(bundle: Bundle, graph: GraphSpec, *, requested: bool) -> Generator[Check, None, LoadedGraph | None]:
+def _check_graph(bundle: Bundle, graph: GraphSpec, *, requested: bool) -> Generator[BundleCheck, None, LoadedGraph | None]:
     """Checks a graph against the manifest; returns it if this machine can run it.
 
     Args:
@@ -113,12 +113,12 @@ def _check_graph(bundle: Bundle, graph: GraphSpec, *, requested: bool) -> Genera
         graph: The graph's entry in the manifest.
         requested: Whether its provider was requested by name.
     """
-    runs_on, missing = choose_provider(graph, requested=requested)
+    runs_on, provider_error = choose_provider(graph, requested=requested)
     loaded = LoadedGraph(bundle, graph, runs_on)
     yield check_validation_report(loaded)
     error = loaded.load_error()
-    if error is not None or missing is not None:
-        yield check_engine(loaded, error, missing)
+    if error is not None or provider_error is not None:
+        yield check_engine(loaded, error, provider_error)
     if error is not None:
         return None
     yield check_example(loaded)

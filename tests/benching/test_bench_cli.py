@@ -95,14 +95,14 @@ def test_keys_stay_out_of_the_report(written: Written) -> None:
 
 def test_a_report_survives_json() -> None:
     """What is written is what is read, and holds no value that JSON does not have."""
-    made = report.Report("closed", {"html": None, "texts": 1}, figures={"ratio": 0.5})
+    made = report.BenchReport("closed", {"html": None, "texts": 1}, figures={"ratio": 0.5})
 
     assert made.document() == json.loads(json.dumps(made.document(), allow_nan=False))
     assert {"ratio": 0.5} == made.document()["figures"]
 
 
 def test_an_empty_report_has_a_page() -> None:
-    assert 5 == html_report.render_page([report.Report("closed", {}).document()]).count("nothing was measured")
+    assert 5 == html_report.render_page([report.BenchReport("closed", {}).document()]).count("nothing was measured")
 
 
 def test_reports_are_drawn_together(written: Written, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from bertserve.bench.bodies import Body
 from bertserve.bench.errors import BenchError
 from bertserve.bench.load import generator
 from bertserve.bench.load.generator import Durations, LoadResult
-from bertserve.bench.progress import Progress
+from bertserve.bench.progress import BenchProgress
 from bertserve.bench.report import measurement
 from bertserve.bench.target import Target, build_target, parse_url
 from listening import BUSY, OK, Answer, Server, listening, ok, unused_port
@@ -44,7 +44,7 @@ def closed_loop(
 
     with listening(counted, requests_per_connection) as server:
         return generator.run_closed_loop(
-            [target(server.port)], connections, UNTIL_STOPPED, stop=stop, progress=Progress(quiet=True)
+            [target(server.port)], connections, UNTIL_STOPPED, stop=stop, progress=BenchProgress(quiet=True)
         ), server
 
 
@@ -59,7 +59,7 @@ def open_loop(answer: Answer, arrivals: list[float], *, max_connections: int = 6
 
     with listening(counted) as server:
         given = [target(server.port)], [arrivals], max_connections, UNTIL_STOPPED
-        return generator.run_open_loop(*given, stop=stop, progress=Progress(quiet=True)), server
+        return generator.run_open_loop(*given, stop=stop, progress=BenchProgress(quiet=True)), server
 
 
 def outcomes(load: LoadResult) -> set[int | str]:
@@ -171,7 +171,7 @@ def test_no_answer_in_time_is_a_timeout() -> None:
         return OK
 
     durations = Durations(seconds=0.05, warmup_s=0.0, timeout_s=0.05)
-    given = {"stop": threading.Event(), "progress": Progress(quiet=True)}
+    given = {"stop": threading.Event(), "progress": BenchProgress(quiet=True)}
     with listening(never) as server:
         assert {"timeout"} == outcomes(generator.run_closed_loop([target(server.port)], 2, durations, **given))
         load = generator.run_open_loop([target(server.port)], [[0.0, 0.0, 0.0]], 1, durations, **given)
@@ -230,7 +230,7 @@ def test_an_answer_in_pieces_is_read_whole() -> None:
 
 def test_a_port_without_a_server_is_one_sentence() -> None:
     with pytest.raises(BenchError, match="nothing listens at"):
-        generator.run_closed_loop([target(unused_port())], 2, UNTIL_STOPPED, stop=threading.Event(), progress=Progress(quiet=True))
+        generator.run_closed_loop([target(unused_port())], 2, UNTIL_STOPPED, stop=threading.Event(), progress=BenchProgress(quiet=True))
 
 
 def test_ctrl_c_ends_with_what_there_is() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from bertserve.bench.errors import BenchError
 from bertserve.bench.load.generator import Durations
-from bertserve.bench.progress import Progress
+from bertserve.bench.progress import BenchProgress
 from listening import BUSY, OK, listening
 from overhead import commits, replica
 from overhead.comparison import CANDIDATES, THRESHOLDS, Candidate, Comparison, Load, Result, Running
@@ -38,7 +38,7 @@ def candidate(name: str, answer: bytes = OK, addresses: int = 1) -> Candidate:
 
 def comparison(*candidates: Candidate) -> Comparison:
     durations = Durations(0.1, 0, 5)  # the first requests count: if the machine stands still after them, there are no others
-    return Comparison(candidates, [ONE, TWO], durations, models=Path(), threads=2, progress=Progress(quiet=True))
+    return Comparison(candidates, [ONE, TWO], durations, models=Path(), threads=2, progress=BenchProgress(quiet=True))
 
 
 def test_each_candidate_gets_each_load_in_each_round() -> None:

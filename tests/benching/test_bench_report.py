@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bertserve.bench.errors import BenchError
-from bertserve.bench.load.stream import Record
+from bertserve.bench.load.stream import RequestRecord
 from bertserve.bench.report import measurement, slo
 from bertserve.bench.report.measurement import latency_distribution, percentile
 
@@ -39,7 +39,11 @@ def test_nothing_has_no_distribution() -> None:
 
 def test_latency_counts_from_when_a_request_was_due() -> None:
     """A request sent 3 s late and answered after 1 s took 4 s; failures are in the error rate, not in the latencies."""
-    records = [Record(0.0, 3.0, 4.0, 200, 0, b""), Record(0.5, 0.5, 0.6, "timeout", 0, b""), Record(0.6, 0.6, 0.7, 503, 0, b"")]
+    records = [
+        RequestRecord(0.0, 3.0, 4.0, 200, 0, b""),
+        RequestRecord(0.5, 0.5, 0.6, "timeout", 0, b""),
+        RequestRecord(0.6, 0.6, 0.7, 503, 0, b""),
+    ]
     found = measurement.measure("t", records, (0.0, 10.0), texts=[4], tokens=[30])
     assert found.latency is not None
 
@@ -51,20 +55,24 @@ def test_latency_counts_from_when_a_request_was_due() -> None:
 
 def test_rates_do_not_come_in_waves() -> None:
     """Three requests at a time of 4 s each are 0.75 a second, wherever the measured time begins and ends."""
-    records = [Record(at, at, at + 4.0, 200, 0, b"") for at in (0.0, 4.0, 8.0, 12.0, 16.0) for _ in range(3)]
+    records = [RequestRecord(at, at, at + 4.0, 200, 0, b"") for at in (0.0, 4.0, 8.0, 12.0, 16.0) for _ in range(3)]
     for start, end in ((0.0, 20.0), (2.0, 9.0), (3.9, 8.1), (9.0, 10.0)):
         found = measurement.measure("t", records, (start, end), texts=[2], tokens=[8])
         assert pytest.approx((0.75, 1.5, 6.0)) == (found.rps, found.texts_per_s, found.tokens_per_s)
 
 
 def test_what_is_not_answered_is_no_work() -> None:
-    records = [Record(0.5, 0.5, 0.9, 503, 0, b""), Record(1.0, 1.0, 1.0, 200, 0, b""), Record(2.0, 2.0, 2.0, 200, 0, b"")]
+    records = [
+        RequestRecord(0.5, 0.5, 0.9, 503, 0, b""),
+        RequestRecord(1.0, 1.0, 1.0, 200, 0, b""),
+        RequestRecord(2.0, 2.0, 2.0, 200, 0, b""),
+    ]
     assert 0.5 == measurement.measure("t", records, (0.0, 2.0), texts=[1]).rps
 
 
 def test_overhead_is_what_the_service_did_not_spend_in_the_graph() -> None:
     """Median latency less the median of `inference` in the server-timing header."""
-    records = [Record(float(i), float(i), i + 0.010, 200, 0, b" tokenize;dur=1.000, inference;dur=7.500") for i in range(3)]
+    records = [RequestRecord(float(i), float(i), i + 0.010, 200, 0, b" tokenize;dur=1.000, inference;dur=7.500") for i in range(3)]
     found = measurement.measure("t", records, (0.0, 5.0), texts=[1])
 
     assert {"tokenize": 1.0, "inference": 7.5} == found.server_p50_ms
@@ -102,7 +110,7 @@ def test_a_wrong_target_is_refused(text: str) -> None:
 
 
 def test_the_warm_up_is_left_out() -> None:
-    records = [Record(at, at, at + 0.01, 200, 0, b"") for at in (0.0, 0.5, 1.0, 1.5)]
+    records = [RequestRecord(at, at, at + 0.01, 200, 0, b"") for at in (0.0, 0.5, 1.0, 1.5)]
 
     measured = measurement.measure("t", records, (1.0, 2.0), texts=[1])
 

@@ -10,8 +10,8 @@ import pytest
 
 from bertserve.bench import experiments as module
 from bertserve.bench.errors import BenchError
-from bertserve.bench.progress import Progress
-from bertserve.bench.report.report import Report
+from bertserve.bench.progress import BenchProgress
+from bertserve.bench.report.report import BenchReport
 from bertserve.bench.report.slo import parse_objectives
 
 CAPACITY = 1000  # requests per second
@@ -23,7 +23,7 @@ class Service:
     def __init__(self, *, closed: float, late_above: float = float("inf")) -> None:
         self.closed, self.late_above = closed, late_above
         self.stop = threading.Event()
-        self.progress = Progress(quiet=True)
+        self.progress = BenchProgress(quiet=True)
         self.rates: list[float] = []
 
     def run_closed_loop(self, connections: int) -> Any:
@@ -34,9 +34,9 @@ class Service:
         self.rates.append(rate)
         return SimpleNamespace(name=f"open, {rate:g}/s", rate=rate, generator=SimpleNamespace(was_late=rate > self.late_above)), None, None
 
-    def sweep(self, *, steps: int = 6, max_rate: float | None = None) -> Report:
+    def sweep(self, *, steps: int = 6, max_rate: float | None = None) -> BenchReport:
         """Returns the report of a sweep to a p99 of 50 ms."""
-        report = Report("sweep", {})
+        report = BenchReport("sweep", {})
         module.sweep(self, report, parse_objectives(["p99_ms=50"]), connections=16, steps=steps, max_rate=max_rate)  # type: ignore[arg-type]
         return report
 

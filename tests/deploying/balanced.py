@@ -18,7 +18,7 @@ import httpx
 
 from bertserve.bench.bodies import Body
 from bertserve.bench.load.generator import Durations, run_closed_loop
-from bertserve.bench.progress import Progress
+from bertserve.bench.progress import BenchProgress
 from bertserve.bench.target import build_target, parse_url
 from conftest import metric
 from overhead.replica import HAProxy, Replica, haproxy, replicas
@@ -74,7 +74,7 @@ def load(url: str, clients: int, text: str = "good", headers: Mapping[str, str] 
     target = build_target(parse_url(f"{url}/classify"), "test", [body], headers or {})
     durations = Durations(seconds=LIMIT_S, warmup_s=0, timeout_s=LIMIT_S)
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(run_closed_loop, [target], clients, durations, stop=stop, progress=Progress(quiet=True))
+        running = pool.submit(run_closed_loop, [target], clients, durations, stop=stop, progress=BenchProgress(quiet=True))
         try:
             time.sleep(0.5)
             yield seen

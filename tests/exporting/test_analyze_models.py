@@ -11,7 +11,7 @@ import torch
 
 from bertserve.export import cli
 from bertserve.export.analyze import sweep
-from bertserve.export.analyze.timing import Timing
+from bertserve.export.analyze.timing import AnalysisTiming
 from bertserve.export.errors import CheckpointError
 from bundles import Analyze
 from checkpoints import bert
@@ -61,8 +61,8 @@ def test_a_configuration_of_no_encoder_is_an_error(tmp_path: Path, capsys: pytes
 
 @pytest.mark.full_grid
 def test_a_variant_that_cannot_be_measured_is_said(tmp_path: Path, analyze: Analyze, monkeypatch: pytest.MonkeyPatch) -> None:
-    def timings(path: Any, graph: Any, pad_id: Any, lengths: Any, **_: Any) -> list[Timing]:
-        return [Timing(length=length, latency_ms=2.0, texts_per_s=9.0, **TIMES) for length in lengths]
+    def timings(path: Any, graph: Any, pad_id: Any, lengths: Any, **_: Any) -> list[AnalysisTiming]:
+        return [AnalysisTiming(length=length, latency_ms=2.0, texts_per_s=9.0, **TIMES) for length in lengths]
 
     make = sweep.random_checkpoint
 
@@ -97,9 +97,9 @@ def test_the_budget_ends_what_would_not_be_done() -> None:
     """The first step is always begun; another one only where one as long as the longest so far would be done."""
     clock = ManualClock()
     begun = []
-    for name, fits in sweep.Budget(10, clock).steps("abcde"):
+    for name, fits in sweep.TimeBudget(10, clock).steps("abcde"):
         begun.append((name, fits))
         clock.now += {"a": 4, "b": 3}[name] if fits else 0
 
     assert [("a", True), ("b", True), ("c", False), ("d", False), ("e", False)] == begun
-    assert [("a", True)] == list(sweep.Budget(0.001, clock).steps("a"))
+    assert [("a", True)] == list(sweep.TimeBudget(0.001, clock).steps("a"))

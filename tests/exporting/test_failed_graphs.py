@@ -12,7 +12,7 @@ import pytest
 import tiny
 from bertserve.export import gpu, provider_graphs
 from bertserve.export.errors import GraphError, ParityError
-from bertserve.export.provider_graphs import Comparison, measure_graph
+from bertserve.export.provider_graphs import GraphComparison, measure_graph
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle.files import CARD_FILE, Bundle, load_bundle
 from bertserve.service.errors import BundleError
@@ -176,7 +176,7 @@ def test_the_session_of_another_default_graph_opens_where_it_was_measured(monkey
 
     monkeypatch.setattr(provider_graphs, "OnnxEngine", engine)
     checkpoint: Any = SimpleNamespace(tokenizer_spec=bundle.manifest.tokenizer)
-    comparison = Comparison(bundle.path, checkpoint, SimpleNamespace(), SimpleNamespace(), print)  # type: ignore[arg-type]
+    comparison = GraphComparison(bundle.path, checkpoint, SimpleNamespace(), SimpleNamespace(), print)  # type: ignore[arg-type]
     measured = provider_graphs._with_default([for_cuda], for_cuda, comparison, ())
     assert ["cpu"] == opened
     assert measured.graphs[0].default

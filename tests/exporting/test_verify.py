@@ -22,7 +22,7 @@ import tiny
 from bertserve.export import cli
 from bertserve.export.tasks import text_classification
 from bertserve.export.validation.agreement import TRAINED_LARGEST, RowErrors
-from bertserve.export.verify.graph_checks import Check
+from bertserve.export.verify.graph_checks import BundleCheck
 from bertserve.service.backend.sessions import why_not
 from bertserve.service.bundle.files import MANIFEST_FILE, digest, load_bundle
 from bundles import Served, Verify, engine_of, exported, json_lines
@@ -513,7 +513,7 @@ def test_exact_match_and_f1(tmp_path: Path, verify: Verify) -> None:
 def test_questions_without_an_answer_let_the_model_say_so(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(f"{CHECKS}.LoadedGraph.answer", lambda self, request: asked.append(request) or {"answer": "", "score": 1.0})
-    monkeypatch.setattr("bertserve.export.verify.verify.check_example", lambda loaded: Check("example cpu/fp32", True, ""))
+    monkeypatch.setattr("bertserve.export.verify.verify.check_example", lambda loaded: BundleCheck("example cpu/fp32", True, ""))
     line = {"question": "good ?", "context": "a film"}
     _, checks = verify(sound(tmp_path, "question-answering"), "--data", data(tmp_path, line | {"answers": ["x"]}, line | {"answers": []}))
 

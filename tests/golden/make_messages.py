@@ -4,7 +4,7 @@
 
 Each line has a source file and one template, sorted. A template is a string literal or an f-string, with its expressions in braces, that is
 
-- an argument of an exception, of a `Check`, of a log call, of `parser.error` or of `print(..., file=...)`;
+- an argument of an exception, of a `BundleCheck`, of a log call, of `parser.error` or of `print(..., file=...)`;
 - or at least four words long, and returned, yielded or assigned: many messages are put together from such parts.
 
 Sample texts and the HTML of the report are left out.

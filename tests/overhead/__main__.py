@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bertserve.bench.errors import BenchError
 from bertserve.bench.load.generator import Durations
-from bertserve.bench.progress import Progress
+from bertserve.bench.progress import BenchProgress
 from overhead.comparison import CANDIDATES, THRESHOLDS, Comparison, Load
 
 _TIMEOUT_S = 30
@@ -24,7 +24,7 @@ def main() -> int:
     candidates = [candidate for candidate in CANDIDATES if candidate.name in args.candidates]
     loads = [Load(workload, connections) for workload in args.workloads for connections in args.connections]
     durations = Durations(args.seconds, args.warmup_s, _TIMEOUT_S)
-    progress = Progress()
+    progress = BenchProgress()
     comparison = Comparison(candidates, loads, durations, models=args.models, threads=args.threads, progress=progress)
     try:
         for i in range(args.rounds):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bertserve.bench.errors import BenchError
 from bertserve.bench.load.generator import Durations
-from bertserve.bench.progress import Progress
+from bertserve.bench.progress import BenchProgress
 from overhead.comparison import Candidate, Comparison, Load, Running
 from overhead.replica import Replica, free_ports
 
@@ -51,7 +51,7 @@ def _compare(base: str, folder: Path, *, rounds: int, seconds: float) -> None:
     }
     with _worktree(base, folder / "base") as tree:
         candidates = [_candidate("base", tree), _candidate("new", _TREE)]
-        progress = Progress()
+        progress = BenchProgress()
         comparison = Comparison(candidates, list(names), Durations(seconds, 0.5, 30), models=Path(), threads=2, progress=progress)
         for i in range(rounds):
             progress.log(f"round {i + 1} of {rounds}")

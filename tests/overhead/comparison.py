@@ -21,7 +21,7 @@ from bertserve.bench.errors import BenchError
 from bertserve.bench.load import generator
 from bertserve.bench.load.generator import Durations
 from bertserve.bench.load.stream import OK
-from bertserve.bench.progress import Progress
+from bertserve.bench.progress import BenchProgress
 from bertserve.bench.report.measurement import generator_stats, measure
 from bertserve.bench.target import Target, build_target, parse_url
 from overhead.ray_cluster import RayCluster
@@ -186,7 +186,7 @@ class Comparison:
     durations: Durations
     models: Path
     threads: int
-    progress: Progress
+    progress: BenchProgress
     results: dict[tuple[str, Load], list[Result]] = field(default_factory=dict)
 
     def run_round(self) -> None:

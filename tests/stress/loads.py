@@ -23,14 +23,14 @@ import tiny
 from bertserve.bench.bodies import Body
 from bertserve.bench.load import generator
 from bertserve.bench.load.generator import Durations, LoadResult
-from bertserve.bench.load.stream import Record
-from bertserve.bench.progress import Progress
+from bertserve.bench.load.stream import RequestRecord
+from bertserve.bench.progress import BenchProgress
 from bertserve.bench.target import Target, build_target, parse_url
 from conftest import ROOT, Served
 
 LONGEST_S = float(os.environ.get("STRESS_SECONDS", "0.5"))
 LONG = "STRESS_SECONDS" in os.environ
-QUIET = Progress(quiet=True)
+QUIET = BenchProgress(quiet=True)
 # a client that waits longer has lost its request: every deadline here is far shorter
 CLIENT_TIMEOUT_S = 60.0
 
@@ -78,7 +78,7 @@ def open_loop(targets: Sequence[Target], arrivals: Sequence[Sequence[float]], du
     return generator.run_open_loop(targets, arrivals, 4000, durations, stop=threading.Event(), progress=QUIET)
 
 
-def measured(load: LoadResult, of: int = 0) -> list[Record]:
+def measured(load: LoadResult, of: int = 0) -> list[RequestRecord]:
     """Returns a target's requests that were due within the measured time."""
     start, end = load.measured
     return [record for record in load.records[of] if start <= record.intended < end]
