@@ -11,7 +11,6 @@ when the bytes of the longest allowed line can be reserved. While they cannot, e
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -24,7 +23,7 @@ from bertserve.service.http import errors
 from bertserve.service.http.errors import GONE, UNANSWERED
 from bertserve.service.http.middleware import ERROR_LOG, REQUEST_ID, of_request, recorded_trace
 from bertserve.service.http.responses import content_of, send_body
-from bertserve.service.http.turns import LINE_BYTES, Turns
+from bertserve.service.http.turns import LINE_BYTES, SMALL_BYTES, Turns
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.scheduling.scheduled_request import SHARE_FULL, Share
 from bertserve.service.serving.build import AppState
@@ -34,13 +33,12 @@ from bertserve.service.tracing.trace import Trace
 from bertserve.service.wire.call import Call, Incoming
 from bertserve.service.wire.routes import Route
 
+# Bytes of a stream that take as long to cut into lines, at most, as one byte of a line takes to be read.
+CUT_BYTES = 8
 MEDIA_TYPE = "application/x-ndjson"
 MEDIA_TYPES = frozenset({MEDIA_TYPE, "application/jsonl", "application/jsonlines", "application/x-jsonlines"})
 
 Answer = Callable[[bytes], Coroutine[Any, Any, bytes]]
-
-
-_BLANK_LINES = re.compile(rb"\n{2,}")
 
 
 def is_stream(content_type: bytes) -> bool:
@@ -63,8 +61,7 @@ class LineCutter:
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Returns the lines that end in a chunk, without empty and blank lines."""
-        # otherwise a chunk of line ends would become hundreds of thousands of lines
-        first, *rest = _BLANK_LINES.sub(b"\n", chunk).split(b"\n")
+        first, *rest = chunk.split(b"\n")
         self._keep(first)
         if not rest:
             return []
@@ -166,12 +163,16 @@ class LineStream:
         """Starts a request for each line when there is capacity, in its turn."""
         cutter = LineCutter(self._max_bytes)
         while (chunk := await self._chunks.get()) is not None:
-            for line in cutter.feed(chunk):
-                await self._start_line(line)
-            if cutter.size <= UNCOUNTED_BYTES:
-                await self._reserve(0)
-            elif cutter.size > self._reserved:
-                await self._reserve(min(2 * cutter.size, self._max_bytes))
+            # in pieces, because a chunk of 256 KB can have 128,000 lines, which would block the loop and need megabytes
+            for at in range(0, len(chunk), SMALL_BYTES):
+                piece = chunk[at : at + SMALL_BYTES]
+                await self._turns.take(len(piece) // CUT_BYTES)
+                for line in cutter.feed(piece):
+                    await self._start_line(line)
+                if cutter.size <= UNCOUNTED_BYTES:
+                    await self._reserve(0)
+                elif cutter.size > self._reserved:
+                    await self._reserve(min(2 * cutter.size, self._max_bytes))
         if (last := cutter.end()) and not last.isspace():
             await self._start_line(last)
         self._answering.put_nowait(None)
@@ -246,6 +247,36 @@ RETRY_LEAST_S, RETRY_MOST_S = 0.02, 1.0
 _OK, _CLIENT_GONE, _SERVER_ERROR = 200, 499, 500
 
 
+class _Retry:
+    """The attempts of one line after its first one."""
+
+    def __init__(self, lock: asyncio.Lock) -> None:
+        """Starts without the lock, which one line of a stream can hold."""
+        self._lock = lock
+        self._active = False
+
+    async def wait(self, wait_s: float, deadline: float) -> bool:
+        """Waits for the line of the stream that tries again, or if there is none, `wait_s` seconds; returns false at the deadline."""
+        if not self._active:
+            is_behind_another = self._lock.locked()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._lock.acquire()
+            except TimeoutError:
+                return False
+            self._active = True
+            if is_behind_another:
+                return True
+        await asyncio.sleep(wait_s)
+        return True
+
+    def end(self) -> None:
+        """Lets the next line try again."""
+        if self._active:
+            self._active = False
+            self._lock.release()
+
+
 class LineAnswerer:
     """Answers the lines of one stream."""
 
@@ -278,6 +309,7 @@ class LineAnswerer:
         self._lines = 0
         self._share = Share()
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self._retrying = asyncio.Lock()
 
     async def answer(self, line: bytes) -> bytes:
         """Returns the answer to a line as JSON, or its error in the usual JSON shape; counts both."""
@@ -293,7 +325,7 @@ class LineAnswerer:
                 )
             call = await self._turns.read(self._route, self._incoming(line))
             labels = (call.task, call.model.name)
-            content = await content_of(call, await self._predict(call, trace))
+            content = await content_of(call, await self._predict(call, len(line), trace))
             body, status = content.data, _OK
         except Exception as error:  # noqa: BLE001 - the process boundary of a line
             if isinstance(error, BertServeError):
@@ -326,30 +358,45 @@ class LineAnswerer:
             return None
         return stream.tracer.begin_within(stream, "line", start)
 
-    async def _predict(self, call: Call, trace: Trace | None) -> Prediction:
-        """Returns the prediction; while the queue is full, it waits and tries again until the line's deadline."""
+    async def _predict(self, call: Call, size: int, trace: Trace | None) -> Prediction:
+        """Returns the prediction; while the queue is full, it waits and tries again until the line's deadline.
+
+        Only one line of a stream tries again at a time, in its turn: estimating the work of the largest lines takes milliseconds.
+        """
         loop = asyncio.get_running_loop()
         timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
         deadline = loop.time() + timeout_s
         requests = call.body.requests(call.model.bundle.manifest)
-        while True:
-            try:
-                left_s = max(deadline - loop.time(), 0.0)
-                return await call.model.predict(
-                    requests, timeout_s=left_s, task=call.task, spec=call.spec, counts_refusals=False, trace=trace, share=self._share
-                )
-            except RefusedError as error:
-                if error.reason == SHARE_FULL:
-                    await self._wait_for_own_lines()
-                    deadline = loop.time() + timeout_s
-                    continue
-                wait_s = min(max(error.retry_after_s, RETRY_LEAST_S), RETRY_MOST_S)
-                if loop.time() + wait_s >= deadline:
+        wait_s, retry = 0.0, _Retry(self._retrying)
+        try:
+            while True:
+                try:
+                    left_s = max(deadline - loop.time(), 0.0)
+                    self._share.on_admitted = retry.end  # `predict` asks for admission before it waits for anything
+                    return await call.model.predict(
+                        requests,
+                        timeout_s=left_s,
+                        task=call.task,
+                        spec=call.spec,
+                        counts_refusals=False,
+                        trace=trace,
+                        share=self._share,
+                    )
+                except RefusedError as error:
+                    if error.reason == SHARE_FULL:
+                        retry.end()
+                        await self._wait_for_own_lines()
+                        deadline = loop.time() + timeout_s
+                        continue
+                    wait_s = min(max(error.retry_after_s, RETRY_LEAST_S, 2 * wait_s), RETRY_MOST_S)
+                    if loop.time() + wait_s >= deadline or not await retry.wait(wait_s, deadline):
+                        raise
+                    await self._turns.take(LINE_BYTES + size)
+                except BertServeError as error:
+                    error.name_input(many=call.body.is_list, subject=call.body.subject)
                     raise
-                await asyncio.sleep(wait_s)
-            except BertServeError as error:
-                error.name_input(many=call.body.is_list, subject=call.body.subject)
-                raise
+        finally:
+            retry.end()
 
     async def _wait_for_own_lines(self) -> None:
         """Waits until another line of the stream is answered, unless there is none. Each answer lets one line continue."""

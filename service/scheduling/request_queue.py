@@ -398,6 +398,7 @@ class RequestQueue:
         share = request.share
         if share is not None:
             share.requests += 1
+            share.on_admitted()
             self._long_requests += share.requests == 1
         self._pace(request, before)
         if share is not None:

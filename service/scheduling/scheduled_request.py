@@ -162,12 +162,14 @@ class Share:
         answer_bytes: Maximum bytes of the answers of its open requests, as far as known.
         requests: Number of open requests.
         priority: Virtual start time of its next request: its requests start one after the other, like the items of one request.
+        on_admitted: Called when a request of the share is admitted.
     """
 
     tokens: int = 0
     answer_bytes: int = 0
     requests: int = 0
     priority: float = 0.0
+    on_admitted: Callable[[], None] = lambda: None
 
     def reservation(self, estimate: int, max_queue_tokens: int) -> int:
         """Returns the tokens that a request holds until their number is known: the largest possible number, up to a whole share.

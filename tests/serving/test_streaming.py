@@ -8,6 +8,7 @@ import json
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,10 +22,11 @@ import slow
 from application import assert_same, call, faked, play, queued, rejected
 from bertserve.service.errors import InvalidValueError, UnavailableError
 from bertserve.service.http.app import create_app
-from bertserve.service.http.streaming import LineCutter, LineStream
+from bertserve.service.http.streaming import CUT_BYTES, LineCutter, LineStream
 from bertserve.service.http.turns import LINE_BYTES, LONG_BYTES, PAUSES, SMALL_BYTES, Turns
 from bertserve.service.serving.build import AppState, build
 from bertserve.service.serving.held_bytes import HeldBytes
+from bertserve.service.serving.model import Model
 from bertserve.service.settings import Settings
 from bertserve.service.wire import json_text, reading
 from fakes import FakeEngine
@@ -237,6 +239,31 @@ async def test_the_lines_of_all_streams_are_begun_in_several_turns(line: bytes, 
     assert sum(ended.counts) == 20 * 32
 
 
+async def test_the_chunks_of_all_streams_are_cut_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk of 64 KiB of blank lines has 32,768 of them; those that are cut in one turn take as long as the lines of a turn."""
+    cut = TurnCounter()
+    feed = LineCutter.feed
+
+    def counted(self: LineCutter, chunk: bytes) -> list[bytes]:
+        cut.note()
+        assert len(chunk) <= SMALL_BYTES
+        return feed(self, chunk)
+
+    monkeypatch.setattr(LineCutter, "feed", counted)
+    turns = Turns()
+    following = asyncio.create_task(cut.follow())
+
+    async def answered(client: Client) -> None:
+        stream = LineStream({}, client.receive, asyncio.sleep, max_requests=32, max_bytes=2**20, held=HeldBytes(2**20), turns=turns)  # type: ignore[arg-type]
+        await stream(client.send)
+
+    await asyncio.gather(*(answered(Client([b"\n " * 2**15])) for _ in range(20)))
+    following.cancel()
+
+    assert max(cut.counts) <= 2 * CUT_BYTES
+    assert sum(cut.counts) == 20 * 2**16 // SMALL_BYTES
+
+
 @pytest.mark.parametrize("headers", [{}, LINES], ids=["body", "line"])
 @pytest.mark.parametrize(("size", "on_loop"), [(1000, True), (LONG_BYTES + 1, False)])
 def test_a_long_body_is_read_on_another_thread(
@@ -436,6 +463,39 @@ def test_a_stream_leaves_room_in_the_queue(models: Path) -> None:
     assert [200] * 20 == statuses
     assert 0 < held <= 256
     assert [list] * 100 == [type(answer) for answer in answers]
+
+
+def test_one_line_of_a_stream_waits_for_room_in_the_queue(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first line that was refused tries again and again; the others try when it has been admitted."""
+    engine = FakeEngine()
+    service = faked(models, engine, max_queue_tokens=64)
+    attempts: Counter[str] = Counter()
+    predict = Model.predict
+
+    async def counted(self: Model, requests: Any, **options: Any) -> Any:
+        attempts[requests[0].text] += 1
+        return await predict(self, requests, **options)
+
+    async def check(client: httpx.AsyncClient) -> list[Any]:
+        engine.gate.clear()
+        running = asyncio.ensure_future(client.post("/classify", json={"inputs": "good"}))
+        await asyncio.to_thread(engine.entered.acquire, timeout=20)
+        waiting = asyncio.ensure_future(client.post("/classify", json={"inputs": ["good " * 26] * 2}))
+        await queued(service, 2)
+        monkeypatch.setattr(Model, "predict", counted)
+        headers = LINES | {"x-request-timeout-ms": "20000"}
+        stream = asyncio.ensure_future(
+            client.post("/classify", content=written(*({"inputs": f"{i} {'good ' * 20}"} for i in range(20))), headers=headers)
+        )
+        async with asyncio.timeout(20):
+            while attempts.total() < 22 or len(attempts) < 20:
+                await asyncio.sleep(0.001)
+        assert [1] * 19 == sorted(attempts.values())[:-1], attempts
+        engine.gate.set()
+        await asyncio.gather(running, waiting)
+        return read(await stream)
+
+    assert [list] * 20 == [type(answer) for answer in play(service, check)]
 
 
 def test_waiting_for_room_ends_at_the_deadline(models: Path) -> None:

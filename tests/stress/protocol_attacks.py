@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,8 @@ from bertserve.service.settings import Settings
 from hostile_values import MAX_BODY, MAX_CHARS, prose
 
 GET_LIVE = b"GET /health/live HTTP/1.1\r\nhost: t\r\n\r\n"
+DOCUMENT = b"GET /docs/static/swagger-ui-bundle.js HTTP/1.1\r\nhost: t\r\n\r\n"
+METRICS = b"GET /metrics HTTP/1.1\r\nhost: t\r\n\r\n"
 HEAD_BYTES: int = Settings.model_fields["max_header_bytes"].default
 SHORT = b'{"inputs":"A warm, funny film."}'
 PAIRS = json.dumps({"inputs": [{"text": "a", "text_pair": "b"}] * 220}).encode() + b"\n"
@@ -63,10 +66,7 @@ def read_slowly(target: Target, count: int, request: bytes) -> None:
     """Asks over several connections for large answers and reads them a few bytes at a time."""
     with target.opened() as connections:
         for _ in range(count):
-            connections.append(socket.socket() if not target.tls else target.connect())
-            if not target.tls:
-                connections[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                connections[-1].connect(("127.0.0.1", target.port))
+            connections.append(connect_with_small_buffer(target))
             connections[-1].settimeout(0.2)
             with suppress(TimeoutError):
                 connections[-1].sendall(request)
@@ -75,6 +75,59 @@ def read_slowly(target: Target, count: int, request: bytes) -> None:
                 connection.setblocking(False)
                 with suppress(OSError):
                     connection.recv(64)
+
+
+def flood(*parts: bytes, path: str = "/classify", count: int = 80) -> Run:
+    """Returns an attack by several streams of known length at once, which send the same bytes without end and read their answers."""
+
+    def run(target: Target) -> None:
+        head = target.head("POST", path, b"content-length: 999999999999", b"content-type: application/x-ndjson")
+        with target.opened() as connections:
+            for _ in range(target.share(count)):
+                connections.append(target.connect())
+                connections[-1].sendall(head)
+                connections[-1].setblocking(False)
+            while not target.over:
+                for connection in connections:
+                    for part in parts:
+                        with suppress(BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                            connection.send(part)
+                    with suppress(BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                        connection.recv(65536)
+
+    return run
+
+
+def never_read(target: Target, count: int, request: bytes, *, behind: bytes = b"") -> None:
+    """Sends a request over several connections, and then more bytes behind it, and does not read the answers."""
+    with target.opened() as connections:
+        for _ in range(target.share(count)):
+            if target.over:
+                return
+            connections.append(connect_with_small_buffer(target))
+            connections[-1].settimeout(0.2)
+            with suppress(OSError):
+                connections[-1].sendall(request)
+        unsent = [memoryview(behind)] * len(connections)
+        while target.pause(BYTE_EVERY_S):
+            for i, connection in enumerate(connections):
+                connection.setblocking(False)
+                with suppress(OSError):
+                    unsent[i] = unsent[i][connection.send(unsent[i][:60_000]) :]
+
+
+def connect_with_small_buffer(target: Target) -> socket.socket:
+    """Returns a new connection whose client takes few bytes before it reads them."""
+    if target.tls:
+        return target.connect()
+    connection = socket.socket()
+    try:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", target.port))
+    except OSError:
+        connection.close()
+        raise
+    return connection
 
 
 def in_chunks(*parts: bytes) -> Run:
@@ -246,6 +299,11 @@ PROTOCOL: dict[str, tuple[Run, int]] = {
     "a stream of one line": (lines(chunk(b"[]," * (FLOOD // 3))), 1),
     "a stream of lines of containers": (lines(*[chunk(b"[],[]," * (FLOOD // 6))] * 6, chunk(b"[]\n")), 1),
     "a stream in chunks of a byte": (lines(b"1\r\n1\r\n1\r\n\n\r\n" * 50_000), 1),
+    "streams of blank lines": (flood(b"\n " * (FLOOD // 4)), 80),
+    "streams of short wrong lines": (flood(b"ab\n" * (FLOOD // 4)), 80),
+    "documents that are not read": (lambda target: never_read(target, target.max_connections + 16, DOCUMENT), MANY),
+    "metrics that are not read": (lambda target: never_read(target, target.max_connections + 16, METRICS), MANY),
+    "documents that are not read, with bytes behind them": (lambda target: never_read(target, target.max_connections // 2, DOCUMENT, behind=bytes(316_000)), MANY),
     "scrapes": (gets(*SCRAPES), 1),
     "wrong keys": (wrong_keys, 1),
     "bodies for every path": (lambda target: target.ask_all(forever(*(target.post(path, b"[" * 65_536) for path in ("/health", "/v2/repository/index", "/docs", "/nowhere", "/models/nobody/load", "/metrics")))), 1),

@@ -45,6 +45,7 @@ EVERY_RUN = {
     "control characters in paths",
     "a stream of empty lines",
     "a stream of lines of containers",
+    "streams of blank lines",
     "scrapes",
     "wrong keys",
     "1,000 answers from a long context",
