@@ -251,11 +251,11 @@ FAULTS: dict[str, Change] = {
         lambda case: case.family == "BERT" and case.template != "one type",
     ),
     "small vocabulary": Change(
-        "tokens, but the embedding has only",
+        "the embedding has",
         lambda path: _add_tokens(path, 3000),
         lambda case: case.family == "BERT",
     ),
-    "own code": Change("custom code", _config(auto_map={"AutoConfig": "code.Config"}, model_type="zorp")),
+    "own code": Change("`auto_map`", _config(auto_map={"AutoConfig": "code.Config"}, model_type="zorp")),
     "dense module": Change("Dense", _module("Dense"), lambda case: case.task == EMBED),
 }
 # What is equal to PyTorch, or refused because of it.

@@ -52,8 +52,8 @@ def test_a_configuration_is_measured_with_others_that_differ_in_one_thing(tmp_pa
 
 def test_a_configuration_of_no_encoder_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for fields, reason in (
-        ({"model_type": "nothing"}, "the configuration"),
-        ({"num_attention_heads": 3}, "transformers cannot create an encoder from this BertConfig (2 layers, 3 heads, hidden 32"),
+        ({"model_type": "nothing"}, "`nothing`"),
+        ({"num_attention_heads": 3}, "BertConfig (2 layers, 3 heads, hidden 32"),
     ):
         assert 1 == cli.main(["analyze", str(config(tmp_path, **fields))])
         assert reason in capsys.readouterr().err
@@ -77,8 +77,8 @@ def test_a_variant_that_cannot_be_measured_is_said(tmp_path: Path, analyze: Anal
 
     assert [("base", 2), ("heads", 1), ("heads", 4)] == [(point["axis"], point["shape"]["heads"]) for point in report["points"]]
     assert ["layers: 1 layer, 2 heads, hidden 32, feed-forward 64: no encoder of one layer."] == report["omitted"]
-    assert "left out: layers: 1 layer, 2 heads" in printed
-    assert "the machine was busy: runs took 2.0 times their CPU time" in printed
+    assert "layers: 1 layer, 2 heads" in printed
+    assert " 2.0 times " in printed
     rows = [line.split() for line in printed[printed.index("by heads") :].splitlines()[2:5]]
     assert ["1", "2", "4"] == [row[0] for row in rows]
     assert ["1.00"] * 3 == [row[-1] for row in rows]

@@ -107,7 +107,7 @@ def test_json_lines_without_a_text_are_an_error(tmp_path: Path, line: str) -> No
 
 
 def test_pairs_are_refused_for_a_task_of_single_texts() -> None:
-    with pytest.raises(CheckpointError, match="2 pairs, but fill-mask takes single texts"):
+    with pytest.raises(CheckpointError, match=r"2 pairs, .* fill-mask "):
         calibration.refuse_pairs((Texts(pairs=(("a", "b"), ("c", "d"))), Texts(("e",))), "fill-mask")
     calibration.refuse_pairs((Texts(pairs=(("a", "b"),)),), "text-classification")
 
@@ -115,13 +115,11 @@ def test_pairs_are_refused_for_a_task_of_single_texts() -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        pytest.param(None, "cannot be read: .*No such file", id="no file"),
-        pytest.param(b"caf\xe9\n" * 20, "cannot be read: .*utf-8", id="not UTF-8"),
-        pytest.param(
-            b"".join(b"text %d\n" % i for i in range(15)), "has 15 different texts, but calibration needs at least 16", id="too few"
-        ),
-        pytest.param(b"text\n" * 100, "has 1 different text, but calibration needs at least 16", id="always the same"),
-        pytest.param(b"", "has 0 different texts", id="empty"),
+        pytest.param(None, "No such file", id="no file"),
+        pytest.param(b"caf\xe9\n" * 20, "utf-8", id="not UTF-8"),
+        pytest.param(b"".join(b"text %d\n" % i for i in range(15)), " 15 .* calibration .* 16, ", id="too few"),
+        pytest.param(b"text\n" * 100, " 1 .* calibration .* 16, ", id="always the same"),
+        pytest.param(b"", " 0 .* calibration .* 16, ", id="empty"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_an_error(tmp_path: Path, content: bytes | None, reason: str) -> None:
@@ -177,12 +175,12 @@ def test_files_that_share_texts_are_an_error(tmp_path: Path) -> None:
     own, shared = numbered(40, tmp_path / "own.txt"), b"text  0\ntext  1\ntext  2\n"
     (tmp_path / "validation.txt").write_bytes(shared + b"".join(b"other %d\n" % i for i in range(20)))
 
-    with pytest.raises(CheckpointError, match=r"own.txt` and `.*validation.txt` share 3 texts"):
+    with pytest.raises(CheckpointError, match=r"own.txt` .*validation.txt` .* 3 texts"):
         calibration.read_split(own, tmp_path / "validation.txt")
 
 
 def test_too_few_texts_for_validation_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"validation.txt` has 3 different texts, but validation needs at least 16"):
+    with pytest.raises(CheckpointError, match=r"validation.txt` .* 3 .* validation .* 16, "):
         calibration.read_split(calibration.BUILT_IN, numbered(3, tmp_path / "validation.txt"))
 
 

@@ -54,13 +54,13 @@ def test_what_a_card_says_is_read(tmp_path: Path, content: str | bytes, expected
 @pytest.mark.parametrize(
     ("line", "key", "shown"),
     [
-        ("license: 5", "license", "5 instead of a text or a list of texts,"),
+        ("license: 5", "license", "5"),
         ("license: {id: mit}", "license", "{'id': 'mit'}"),
         ("license: [[mit]]", "license", "[['mit']]"),
-        ("license_name: [a]", "license_name", "['a'] instead of a text,"),
+        ("license_name: [a]", "license_name", "['a']"),
         ("language: no", "language", "False"),
         ("datasets: [sst2, 2024-01-01]", "datasets", "['sst2', datetime.date(2024, 1, 1)]"),
-        (f"datasets: {list(range(1000))}", "datasets", "21, 2… instead of"),
+        (f"datasets: {list(range(1000))}", "datasets", f"{str(list(range(1000)))[:80]}…"),
     ],
 )
 def test_a_value_that_is_no_text_is_left_out_and_noted(
@@ -69,8 +69,8 @@ def test_a_value_that_is_no_text_is_left_out_and_noted(
     other = "license" if key != "license" else "language"
 
     assert CardMetadata(**{other: ("en",)}) == read_card_metadata(card(tmp_path, front(f"{line}\n{other}: en")))
-    assert caplog.text.count(f"`{key}` in the front matter of `{tmp_path / 'README.md'}` is ") == 1
-    assert shown in caplog.text
+    [record] = caplog.records
+    assert [key, tmp_path / "README.md", shown] == list(record.args or ())[:3]
 
 
 # Gigabytes once they are written out: nine lists of ten aliases each are 10^9 values, and merged keys multiply while they are read.
@@ -79,31 +79,27 @@ MERGED = ["a0: &a0 {x: 1}", *(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 1
 
 
 @pytest.mark.parametrize(
-    ("content", "note"),
+    "content",
     [
-        *(
-            (front(matter), "is not a YAML object")
-            for matter in (
-                "- license",
-                "license: [mit",
-                "license: mit\n\tlanguage: en",
-                "a: !!python/object:os.system x",
-                "date: 2024-99-99",
-                "a: !!int ''",
-                "[" * 9999,
-                "a: &a [mit]\nlicense: *a",
-            )
-        ),
-        ("---\nlicense: mit\n---\n".encode("utf-16"), "is not a YAML object"),
-        (front("\n".join(LISTS)), "has an alias"),
-        (front("\n".join(MERGED)), "has an alias"),
+        front("- license"),
+        front("license: [mit"),
+        front("license: mit\n\tlanguage: en"),
+        front("a: !!python/object:os.system x"),
+        front("date: 2024-99-99"),
+        front("a: !!int ''"),
+        front("[" * 9999),
+        front("a: &a [mit]\nlicense: *a"),
+        "---\nlicense: mit\n---\n".encode("utf-16"),
+        front("\n".join(LISTS)),
+        front("\n".join(MERGED)),
     ],
     ids=range(11),
 )
-def test_broken_front_matter_is_noted(tmp_path: Path, content: str | bytes, note: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_broken_front_matter_is_noted(tmp_path: Path, content: str | bytes, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever YAML makes of it ends no export; bytes that are not UTF-8 are not guessed at."""
     assert CardMetadata() == read_card_metadata(card(tmp_path, content))
-    assert note in caplog.text
+    [record] = caplog.records
+    assert [tmp_path / "README.md"] == list(record.args or ())[:1]  # a field that is left out would come first
 
 
 def test_a_card_without_end_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -112,4 +108,4 @@ def test_a_card_without_end_is_left_out(tmp_path: Path, caplog: pytest.LogCaptur
         file.truncate(MAX_CARD_BYTES + 1)
     assert CardMetadata() == read_card_metadata(path)
     assert read_card(path) is None
-    assert f"more than {MAX_CARD_BYTES} bytes" in caplog.text
+    assert f" {MAX_CARD_BYTES} bytes" in caplog.text

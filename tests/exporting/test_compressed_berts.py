@@ -52,16 +52,16 @@ def test_pruned_heads_are_gone(tmp_path: Path) -> None:
     assert error(bundle, whole) <= 1e-4
     assert error(bundle, whole, "int8") <= 0.5
     assert bundle.manifest.graphs[0].batch_invariant
-    assert "packed MultiHeadAttention with key padding" in bundle.manifest.graphs[0].form
+    assert "packed MultiHeadAttention" in bundle.manifest.graphs[0].form
 
 
 @pytest.mark.parametrize(
     ("pruned", "message"),
     [
         # a layer without heads, a head that does not exist, a name that is not a layer, a value that is not a list
-        *((pruned, r"`pruned_heads` of .* is \{") for pruned in ({"0": [0, 1, 2, 3]}, {"0": [4]}, {"layer": [1]}, {"0": 1})),
+        *((pruned, "`pruned_heads`") for pruned in ({"0": [0, 1, 2, 3]}, {"0": [4]}, {"layer": [1]}, {"0": 1})),
         # whole matrices, which are not cut
-        ({"0": [1]}, "are not those of its config"),
+        ({"0": [1]}, r"\[32, 24\]"),
     ],
 )
 def test_pruned_heads_that_make_no_sense_are_refused(tmp_path: Path, pruned: dict[str, Any], message: str) -> None:

@@ -148,18 +148,14 @@ def test_the_agreement_is_that_of_the_vectors_that_are_served(source: Path, bund
     assert ("cosine", len(texts), len(texts)) == (int8.agreement.measure, int8.agreement.decisions, int8.samples)
     assert (cosines.mean(), cosines.min()) == pytest.approx((int8.agreement.value, int8.agreement.worst), abs=1e-5)
     assert pytest.approx(1.0, abs=1e-6) == fp32.agreement.worst
-    assert f"mean cosine similarity {int8.agreement.value:.4f} on {len(texts)}" in (bundle.path / "README.md").read_text(encoding="utf-8")
+    assert f"{int8.agreement.value:.4f} on {len(texts)}" in (bundle.path / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_bundle_is_served_and_checked(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
     assert 0 == bertserve.service.cli.main(["check", "--models", str(bundle.path.parent)])
     assert "vectors: feature-extraction, cpu/int8: ok" in capsys.readouterr().out
     card = (bundle.path / "README.md").read_text(encoding="utf-8")
-    assert (
-        "with the pooling `mean`, and are normalized to length 1. On request, a vector has the last four layers side by side: 128 values."
-        in card
-    )
-    assert "The prompt `query` is `the book was `." in card
+    assert all(fact in card for fact in ("pooling `mean`", "length 1.", "128 values", "`query` is `the book was `"))
 
 
 def test_an_embedding_bundle_is_verified_on_data(source: Path, bundle: Bundle, tmp_path: Path, verify: Verify) -> None:
@@ -206,12 +202,12 @@ def test_an_encoder_that_lacks_weights_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("steps", "pooling", "named"),
     [
-        (("Transformer", "Pooling", "Dense"), None, "the step `Dense`"),
-        (("Transformer", "Pooling"), {"pooling_mode_lasttoken": True}, "pools by lasttoken; supported is one of cls, mean, max"),
-        (("Transformer", "Pooling"), {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}, "pools by cls and max"),
-        (("Transformer", "Pooling"), {"pooling_mode": "weightedmean"}, "pools by weightedmean"),
-        (("Transformer", "Pooling"), {}, "pools by nothing"),
-        (("Transformer", "Pooling"), POOLING | {"include_prompt": False}, "the tokens of the prompt"),
+        (("Transformer", "Pooling", "Dense"), None, "`Dense`"),
+        (("Transformer", "Pooling"), {"pooling_mode_lasttoken": True}, "lasttoken"),
+        (("Transformer", "Pooling"), {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}, "cls and max"),
+        (("Transformer", "Pooling"), {"pooling_mode": "weightedmean"}, "weightedmean"),
+        (("Transformer", "Pooling"), {}, "cls, mean, max"),
+        (("Transformer", "Pooling"), POOLING | {"include_prompt": False}, "prompt"),
     ],
 )
 def test_what_cannot_be_served_is_refused(tmp_path: Path, steps: tuple[str, ...], pooling: dict[str, Any] | None, named: str) -> None:
@@ -229,20 +225,16 @@ def test_both_forms_of_the_pooling_file_are_read(tmp_path: Path, given: dict[str
 @pytest.mark.parametrize(
     ("file", "content", "named"),
     [
-        ("1_Pooling/config.json", None, "1_Pooling/config.json`, which modules.json names, is missing"),
-        ("modules.json", "{", "modules.json` cannot be read"),
+        ("1_Pooling/config.json", None, "1_Pooling/config.json`, which modules.json"),
+        ("modules.json", "{", "modules.json` cannot"),
         ("sentence_bert_config.json", '{"do_lower_case": true}', "`do_lower_case`"),
         # steps that lead nowhere: a missing, foreign or second folder, and a file that is not a list
-        ("modules.json", '[{"path": "0_Transformer", "type": "x.Transformer"}]', "0_Transformer`, which modules.json names, is missing"),
-        ("modules.json", '[{"path": "../other", "type": "x.Transformer"}]', "`../other`, which is outside"),
-        ("modules.json", '[{"path": "/other", "type": "x.Pooling"}]', "`/other`, which is outside"),
-        (
-            "modules.json",
-            '[{"path": "a", "type": "x.Transformer"}, {"path": "b", "type": "x.Transformer"}]',
-            "2 Transformer steps (`a`, `b`)",
-        ),
-        ("modules.json", '{"path": ""}', "modules.json` is not a list of steps"),
-        ("modules.json", '["Transformer"]', "modules.json` is not a list of steps"),
+        ("modules.json", '[{"path": "0_Transformer", "type": "x.Transformer"}]', "0_Transformer`, which modules.json"),
+        ("modules.json", '[{"path": "../other", "type": "x.Transformer"}]', "`../other`"),
+        ("modules.json", '[{"path": "/other", "type": "x.Pooling"}]', "`/other`"),
+        ("modules.json", '[{"path": "a", "type": "x.Transformer"}, {"path": "b", "type": "x.Transformer"}]', "`a`, `b`"),
+        ("modules.json", '{"path": ""}', "modules.json` is not"),
+        ("modules.json", '["Transformer"]', "modules.json` is not"),
     ],
 )
 def test_broken_files_are_named(tmp_path: Path, file: str, content: str | None, named: str) -> None:
@@ -321,18 +313,18 @@ def test_a_pickle_in_such_a_folder_is_not_loaded(tmp_path: Path) -> None:
     """Old checkpoints have `pytorch_model.bin` there; the message says what to do."""
     source = moved(sentence_transformers(encoder(tmp_path, layers=1), "Transformer", "Pooling"))
     (source / "0_Transformer" / "model.safetensors").rename(source / "0_Transformer" / "pytorch_model.bin")
-    assert "Pickled weights are never loaded" in refused(source)
+    assert "Pickled" in refused(source)
 
 
 def test_four_layers_need_four_layers_and_vectors(tmp_path: Path) -> None:
-    assert "has 3 layers, but --layers last_four needs 4" in refused(encoder(tmp_path, layers=3), layers="last_four")
+    assert "3 layers" in refused(encoder(tmp_path, layers=3), layers="last_four")
     assert "is for text-classification" in refused(bert(tmp_path), layers="last_four")
 
 
 def test_a_language_model_is_no_bare_encoder(tmp_path: Path) -> None:
     """A name that ends in `LMHeadModel` is not taken for an encoder's."""
-    message = refused(encoder(tmp_path, layers=1, architecture="BertLMHeadModel", is_decoder=True))
-    assert all(fact in message for fact in ("cannot tell the task", "BertLMHeadModel", "--task"))
+    source = encoder(tmp_path, layers=1, architecture="BertLMHeadModel", is_decoder=True)
+    assert "['BertLMHeadModel']; give --task" in refused(source)
 
 
 # ---- zero-shot and reranking

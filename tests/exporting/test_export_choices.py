@@ -37,7 +37,7 @@ def test_the_manifest_says_what_it_is(bundle: Bundle, capsys: pytest.CaptureFixt
     assert (multiple_choice.TASK, (), "softmax") == (manifest.task, manifest.labels, manifest.activation)
     assert [("logits", "per_text")] == [(output.name, output.kind) for output in graph.outputs]
     assert ["token_ids", "attention_mask", "type_ids"] == [spec.fill for spec in graph.inputs]
-    assert "last layer for the first token only" in graph.form
+    assert "first token" in graph.form
     assert (1, True) == (graph.evidence.label_agreement, graph.batch_invariant)
     assert graph.evidence.samples >= 10
     assert 0 == bertserve.service.cli.main(["check", "--models", str(bundle.path.parent)])

@@ -152,7 +152,7 @@ def test_what_writes_texts_is_taken_for_nothing_else(tmp_path: Path) -> None:
     """A summarizer can fill masks in transformers; it is not taken for a masked language model without being asked."""
     source = FAMILIES["BART"].save(tmp_path / "bart", "fill-mask")
 
-    assert "cannot tell the task of architecture ['BartForConditionalGeneration']; give --task" in refused(source)
+    assert "['BartForConditionalGeneration']; give --task" in refused(source)
     assert "fill-mask" == load_checkpoint(str(source), task="fill-mask").task
 
 
@@ -165,7 +165,7 @@ def test_a_decoder_that_no_text_fills_is_refused(tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path / "marian")
     edit_json(tmp_path / "marian" / "tokenizer_config.json", tokenizer_class="BertTokenizer")
 
-    assert "has a decoder whose inputs cannot be made from a text" in refused(tmp_path / "marian", task="feature-extraction")
+    assert "decoder_input" in refused(tmp_path / "marian", task="feature-extraction")
 
 
 @FULL

@@ -89,7 +89,7 @@ def test_a_bert_of_another_name_is_a_bert(name: str, tmp_path: Path) -> None:
     graph = bundle.manifest.graphs[0]
 
     assert (task, True) == (bundle.manifest.task, graph.batch_invariant)
-    assert "packed MultiHeadAttention with key padding" in graph.form
+    assert "packed MultiHeadAttention" in graph.form
     assert worst_error(expected, rows(bundle, "fp32", encodings)) <= 1e-4
 
 
@@ -112,14 +112,14 @@ def test_a_model_that_changes_itself_is_refused(tmp_path: Path) -> None:
     source = BIG_BIRD.save(tmp_path / "sparse", CLASSIFIES, attention_type="block_sparse")
     message = refused(source)
 
-    assert "replaces the BigBirdBlockSparseAttention `bert.encoder.layer.0.attention.self` with a BigBirdSelfAttention" in message
-    assert "set `attention_type` to 'original_full' in place of 'block_sparse' in config.json" in message
+    assert "BigBirdBlockSparseAttention `bert.encoder.layer.0.attention.self` with a BigBirdSelfAttention" in message
+    assert "`attention_type` to 'original_full'" in message
     edit_json(source / "config.json", attention_type="original_full")
     assert exported(source).manifest.graphs[0].batch_invariant
 
 
 def test_a_model_that_wants_a_language_is_refused(tmp_path: Path) -> None:
-    assert "ValueError: Input language unknown" in refused(XMOD.save(tmp_path / "languages", CLASSIFIES))
+    assert "ValueError: Input language" in refused(XMOD.save(tmp_path / "languages", CLASSIFIES))
 
 
 @pytest.mark.full_grid
@@ -131,8 +131,7 @@ def test_a_graph_of_convolutions_has_no_int8(tmp_path: Path) -> None:
     [omitted] = manifest.omitted
 
     assert [("fp32", True)] == [(graph.precision, graph.default) for graph in manifest.graphs]
-    assert "no matrix to quantize" in omitted.reason
-    assert omitted.reason.endswith("Export it with --precision fp32.")
+    assert all(fact in omitted.reason for fact in ("no matrix", "--precision fp32"))
 
 
 @pytest.mark.full_grid
@@ -155,7 +154,7 @@ def test_a_model_that_decides_while_it_runs_is_refused(tmp_path: Path, monkeypat
     source = bert(tmp_path, "deciding")
     monkeypatch.setattr(transformers.BertForSequenceClassification, "forward", deciding)
 
-    assert "the graph has a node `If` (" in refused(source)
+    assert "`If` (" in refused(source)
 
 
 @pytest.mark.full_grid
@@ -170,5 +169,4 @@ def test_a_length_that_the_tracer_kept_is_an_error_of_the_model(tmp_path: Path, 
     monkeypatch.setattr(transformers.BertForSequenceClassification, "forward", counting)
     message = refused(source)
 
-    assert "the graph fails on 2 tokens" in message
-    assert "[ONNXRuntimeError]" in message
+    assert all(fact in message for fact in (" 2 tokens, ", "[ONNXRuntimeError]"))

@@ -153,14 +153,12 @@ def test_attention_is_fused_in_every_layer(stages: Stages, tmp_path: Path) -> No
     assert before == digest(stages.raw)
 
 
-@pytest.mark.parametrize(
-    ("fused", "form"), [(3, "packed MultiHeadAttention"), (2, "attention fused in 2 of 3 layers"), (0, "attention as traced")]
-)
+@pytest.mark.parametrize(("fused", "form"), [(3, "packed MultiHeadAttention"), (2, "2 of 3 layers"), (0, "as traced")])
 def test_the_form_says_in_how_many_layers_attention_was_fused(fused: int, form: str) -> None:
     """The manifest tells a graph that is as fast as it can be from one that is not."""
     loaded: Any = SimpleNamespace(attentions=3, attention_heads=())
 
-    assert attention_form({"Attention": fused} if fused else {}, loaded).startswith(form)
+    assert form in attention_form({"Attention": fused} if fused else {}, loaded)
 
 
 def test_a_graph_without_attention_is_left_as_it_is(stages: Stages, tmp_path: Path) -> None:
@@ -239,7 +237,7 @@ def test_a_graph_in_which_nothing_is_quantized_is_an_error(tmp_path: Path) -> No
     """A small embedding and no matrix of any size end the stage instead of calling a float graph int8."""
     onnx.save(tiny.graph(), str(tmp_path / "source.onnx"))
 
-    with pytest.raises(GraphError, match="no matrix to quantize"):
+    with pytest.raises(GraphError, match="no matrix"):
         quantize(tmp_path / "source.onnx", tmp_path / "int8.onnx", tmp_path, [], [], max_error=1.0)
     assert not (tmp_path / "int8.onnx").exists()
 
@@ -265,7 +263,7 @@ def test_a_fault_in_the_weights_is_caught(stages: Stages, tmp_path: Path, name: 
     """One wrong constant, even one that few texts reach, is a ParityError that names a text."""
     path = perturbed(stages.fused, tmp_path / "faulty.onnx", name, edit)
 
-    with pytest.raises(ParityError, match=r"fp32 logits differ .*1e-04 or 2e-05 .* \(\d+ characters\).*expected .*got"):
+    with pytest.raises(ParityError, match=r"fp32 .* 1e-04 or 2e-05 .* \(\d+ characters\); .* -?\d.*, .* -?\d"):
         stages.compare(stages.engine(path))
 
 
@@ -275,7 +273,7 @@ def test_the_worst_case_is_named(stages: Stages) -> None:
     def fault(logits: Array, encodings: Sequence[Encoding], place: int) -> Array:
         return logits + np.float32(0.5 if good.ids == encodings[place].ids[1:-1].tolist() else 0.001)
 
-    with pytest.raises(ParityError, match=r"differ by 5\.00e-01.*'good' \(4 characters\)"):
+    with pytest.raises(ParityError, match=r" 5\.00e-01, .*'good' \(4 characters\)"):
         stages.compare(stages.faulty(fault))
 
 
@@ -294,7 +292,7 @@ def test_large_logits_may_be_off_in_proportion(stages: Stages) -> None:
         return stages.faulty(lambda logits, encodings, place: 1000 * logits + np.float32(error))
 
     assert stages.compare(off(2e-3), reference=reference).worst_abs_error == pytest.approx(2e-3, abs=3e-3)
-    with pytest.raises(ParityError, match=r"differ by 5\.0\de-01.*which is [\d.e+]+: .*\d characters"):
+    with pytest.raises(ParityError, match=r" 5\.0\de-01, .* [\d.e+]+: .*\d characters"):
         stages.compare(off(0.5), reference=reference)
 
 
@@ -308,7 +306,7 @@ def test_a_row_of_large_logits_hides_no_other(stages: Stages) -> None:
         large = good.ids == encodings[i].ids[1:-1].tolist()
         return 1000 * logits + np.float32(5e-3) if large else logits + np.float32(1e-3)
 
-    with pytest.raises(ParityError, match=r"differ by 1\.00e-03"):
+    with pytest.raises(ParityError, match=r" 1\.00e-03, "):
         stages.compare(stages.faulty(fault), reference=reference)
 
 
@@ -318,7 +316,7 @@ def test_an_output_of_the_checkpoint_that_is_no_number_is_caught(stages: Stages,
     reference = copy.copy(stages.reference)
     reference.rows = [*stages.reference.rows[:-1], [{"logits": row["logits"] * np.float32("nan")} for row in stages.reference.rows[-1]]]
 
-    with pytest.raises(ParityError, match=rf"{precision} logits differ .*nan"):
+    with pytest.raises(ParityError, match=f"{precision} .*nan"):
         stages.compare(precision=precision, reference=reference)
 
 
@@ -362,7 +360,7 @@ def test_another_number_of_windows_is_caught(stages: Stages) -> None:
     reference.rows = [stages.reference.rows[i][:-1] for i in windowed]
     reference.fixed = len(windowed)
 
-    with pytest.raises(ParityError, match=r"\d+ windows, but the reference has \d+"):
+    with pytest.raises(ParityError, match=r"^\d+ windows, .* \d+: "):
         stages.compare(reference=reference)
 
 
@@ -390,9 +388,9 @@ def test_int8_may_be_off_by_a_small_part_of_the_spread(stages: Stages) -> None:
         return stages.faulty(lambda logits, encodings, place: logits + np.float32(share * spread))
 
     assert stages.compare(off(0.1), precision="int8").worst_abs_error > 0.09 * spread
-    with pytest.raises(ParityError, match=r"int8 logits differ .*by 0\.5 of their spread, .* 0\.2 and 6"):
+    with pytest.raises(ParityError, match=r"int8 .* 0\.5 of .* 0\.2 and 6"):
         stages.compare(off(0.5), precision="int8")
-    with pytest.raises(ParityError, match="int8 logits differ"):
+    with pytest.raises(ParityError, match="int8"):
         stages.compare(stages.faulty(lambda logits, encodings, place: logits * np.float32(1e3)), precision="int8")
 
 
@@ -407,6 +405,6 @@ def test_a_fault_of_the_trace_is_caught_where_fp32_is_not_kept(stages: Stages, t
 
     monkeypatch.setattr("bertserve.export.cpu.fuse", faulty)
 
-    with pytest.raises(ParityError, match=r"fp32 logits differ by 1\.00e-02"):
+    with pytest.raises(ParityError, match=r"fp32 .* 1\.00e-02, "):
         exported(bert(tmp_path), precisions=("int8",))
     assert not (tmp_path / "models").exists()

@@ -129,7 +129,7 @@ def test_inputs_and_outputs_have_their_kinds(each: Exported, precision: str) -> 
     assert inputs == {spec.name: spec.fill for spec in graph.inputs}
     assert outputs == [(spec.name, spec.kind) for spec in graph.outputs]
     assert (list(inputs), [name for name, _ in outputs]) == ([value.name for value in written.input], [v.name for v in written.output])
-    assert "torchscript opset 17, packed MultiHeadAttention with key padding" == graph.form
+    assert [True, True, False] == [fact in graph.form for fact in ("torchscript opset 17", "packed MultiHeadAttention", "first token")]
 
 
 def test_int8_reports_what_was_quantized(each: Exported) -> None:
@@ -203,7 +203,7 @@ def test_a_checkpoint_without_a_mask_token_is_refused(tmp_path: Path) -> None:
     source = random_checkpoint(tmp_path, fill_mask.TASK)
     edit_json(source / "tokenizer_config.json", mask_token=None, tokenizer_class="PreTrainedTokenizerFast")
 
-    assert "no mask token" in refused(source)
+    assert "mask token" in refused(source)
 
 
 def test_a_question_answering_checkpoint_without_cls_has_no_null_answer(tmp_path: Path) -> None:
@@ -223,4 +223,4 @@ def test_a_checkpoint_of_another_task_is_refused(tmp_path: Path, task: str) -> N
     other = question_answering.TASK if task == token_classification.TASK else token_classification.TASK
     message = refused(random_checkpoint(tmp_path, task), task=other)
 
-    assert all(fact in message for fact in (ARCHITECTURES[task], f"made for {task}", f"--task {other}"))
+    assert all(fact in message for fact in (ARCHITECTURES[task], f"{task}; --task {other}"))

@@ -309,7 +309,7 @@ def test_providers_choose_among_the_precisions() -> None:
     assert {"cpu": ("fp32", "int8"), "cuda": ("fp32", "fp16")} == choose_precisions(("cpu", "cuda"), None)
     assert {"cpu": ("int8",), "cuda": ("fp16",), "tensorrt": ("fp16",)} == choose_precisions(("cpu", "cuda", "tensorrt"), ("int8", "fp16"))
     assert {"cuda": ("fp16", "fp32")} == choose_precisions(("cuda",), ("fp16", "fp32"))
-    with pytest.raises(ValueError, match="`int8` is not available for cuda"):
+    with pytest.raises(ValueError, match=r"`int8` .* cuda:"):
         choose_precisions(("cuda",), ("fp32", "int8"))
-    with pytest.raises(ValueError, match="`fp16` leaves no graph to make for cpu"):
+    with pytest.raises(ValueError, match=r"`fp16` .* cpu:"):
         choose_precisions(("cpu", "cuda"), ("fp16",))

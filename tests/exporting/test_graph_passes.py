@@ -264,7 +264,7 @@ def test_a_node_of_another_kind_is_refused(
     change(node)
 
     named = f"`{node.name}`" if operator == "Attention" else "'mean'"
-    with pytest.raises(GraphError, match=f"{named}.*not supported"):
+    with pytest.raises(GraphError, match=named):
         unfuse(changed(tmp_path, model), tmp_path / "unfused.onnx")
     assert not (tmp_path / "unfused.onnx").exists()
 

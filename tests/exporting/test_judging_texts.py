@@ -61,7 +61,7 @@ def test_int8_is_not_judged_on_texts_that_it_was_made_with(manifest: Manifest, t
     numbered(tmp_path / "others.txt", range(35, 60))
     numbered(tmp_path / "new.txt", range(40, 60))
 
-    with pytest.raises(DataError, match=r"was made with 5 of the 25 texts of `.*others.txt`"):
+    with pytest.raises(DataError, match=r" 5 of the 25 texts .*others.txt`"):
         report_texts(made_with(manifest, split), tmp_path / "others.txt")
     assert tuple(f"text {i}" for i in range(40, 60)) == report_texts(made_with(manifest, split), tmp_path / "new.txt").lines
 
@@ -70,7 +70,7 @@ def test_the_built_in_texts_judge_no_int8_that_a_file_has_judged(manifest: Manif
     """With --validation they calibrated it, but for those of the gate; the message asks for a file."""
     split = read_split(calibration.BUILT_IN, numbered(tmp_path / "validation.txt", range(20)))
 
-    with pytest.raises(DataError, match="judged on 20 texts of a file; give that file, or another one, with --validation"):
+    with pytest.raises(DataError, match=r" 20 texts .* --validation"):
         report_texts(made_with(manifest, split), None)
 
 
@@ -90,7 +90,7 @@ def test_update_refuses_the_calibration_texts(
     manifest = output / "tiny-bert" / MANIFEST_FILE
     before = manifest.read_bytes()
 
-    for flags, word in (((), "17 texts of a file"), (("--validation", calibration.BUILT_IN), "700 of the 700 texts")):
+    for flags, word in (((), " 17 texts "), (("--validation", calibration.BUILT_IN), "700 of the 700")):
         code, checks = verify(output / "tiny-bert", "--checkpoint", source, "--update", *flags)
         assert (1, before) == (code, manifest.read_bytes())
         assert word in list(checks.values())[-1]["detail"]
@@ -119,9 +119,9 @@ def test_card_and_command_say_how_long_the_longest_sample_was(source: Path, outp
     manifest = load_bundle(output / "tiny-bert").manifest
 
     assert [160, 160] == [graph.evidence.longest for graph in manifest.graphs]
-    assert "longest compared row 160 of 160 tokens" in capsys.readouterr().out
+    assert "160 of 160 tokens" in capsys.readouterr().out
     card = (output / "tiny-bert" / CARD_FILE).read_text(encoding="utf-8")
-    assert "The longest row that was compared has 160 tokens, and the model takes 160." in card
+    assert all(fact in card for fact in ("has 160 tokens", "takes 160."))
 
 
 def test_texts_of_a_split_have_no_passages_in_the_manifest() -> None:

@@ -309,9 +309,9 @@ def test_the_command_names_the_whole_size_and_the_service_takes_the_bundle(
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda data: data.unlink(), r"fp32\.onnx\.data` cannot be read"),
+        (lambda data: data.unlink(), r"fp32\.onnx\.data` cannot"),
         (lambda data: data.write_bytes(data.read_bytes()[:-1]), r"fp32\.onnx\.data` has \d+ bytes"),
-        (lambda data: data.write_bytes(b"\1" + data.read_bytes()[1:]), r"fp32\.onnx\.data` was altered"),
+        (lambda data: data.write_bytes(b"\1" + data.read_bytes()[1:]), r"fp32\.onnx\.data` .* sha256 "),
     ],
 )
 def test_a_bundle_without_its_weights_is_refused(damaged: Path, damage: Any, message: str, capsys: pytest.CaptureFixture[str]) -> None:

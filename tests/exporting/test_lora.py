@@ -136,7 +136,7 @@ def test_an_adapter_with_a_tokenizer_of_its_own_uses_it(tmp_path: Path) -> None:
     ("config", "message"),
     [
         ({"peft_type": "IA3"}, "IA3"),
-        ({"use_dora": True}, "magnitudes of `bert.encoder.layer.0.attention.self.query`"),
+        ({"use_dora": True}, "`bert.encoder.layer.0.attention.self.query`"),
         ({"alora_invocation_tokens": [5, 6]}, "`alora_invocation_tokens` = [5, 6]"),
         ({"alpha_pattern": {"query": 2}}, "`alpha_pattern` = {'query': 2}"),
         ({"lora_bias": True}, "`lora_bias` = True"),
@@ -145,10 +145,10 @@ def test_an_adapter_with_a_tokenizer_of_its_own_uses_it(tmp_path: Path) -> None:
         ({"trainable_token_indices": [5]}, "`trainable_token_indices` = [5]"),
         ({"velora_config": {"rank": 4}}, "`velora_config` = {'rank': 4}"),
         ({"loftq_config": {"loftq_bits": 4}}, "`loftq_config` = {'loftq_bits': 4}"),
-        ({"a_setting_of_next_year": "x" * 999}, f"`a_setting_of_next_year` = '{'x' * 79}…, which is not supported"),
+        ({"a_setting_of_next_year": "x" * 999}, f"`a_setting_of_next_year` = '{'x' * 79}…"),
         ({"lora_alpha": None}, "`lora_alpha` = None"),
         ({"init_lora_weights": "pissa"}, "`init_lora_weights` = 'pissa'"),
-        ({"base_model_name_or_path": None}, "model that it was trained on"),
+        ({"base_model_name_or_path": None}, "`base_model_name_or_path`"),
         ({"base_model_name_or_path": "./nowhere"}, "`./nowhere`"),
     ],
 )
@@ -219,11 +219,11 @@ def test_what_a_language_model_shares_is_changed_in_both_places_or_refused(
 @pytest.mark.parametrize(
     ("name", "tensor", "message"),
     [
-        ("bert.embeddings.word_embeddings.lora_embedding_A", torch.zeros(4, 32), "only linear layers"),
-        ("bert.encoder.layer.0.attention.self.query.lora_magnitude_vector", torch.zeros(32), "which is not supported"),
-        ("bert.encoder.layer.9.output.dense.lora_A.weight", torch.zeros(4, 32), "one of the two matrices"),
-        ("bert.encoder.layer.0.attention.self.query.lora_A.weight", torch.zeros(4, 31), "by 32 x 31, but the layer is 32 x 32"),
-        ("bert.encoder.layer.0.attention.self.query.lora_B.weight", torch.zeros(32, 5), "shapes do not match"),
+        ("bert.embeddings.word_embeddings.lora_embedding_A", torch.zeros(4, 32), "tensor `.*lora_embedding_A`"),
+        ("bert.encoder.layer.0.attention.self.query.lora_magnitude_vector", torch.zeros(32), "tensor `.*lora_magnitude_vector`"),
+        ("bert.encoder.layer.9.output.dense.lora_A.weight", torch.zeros(4, 32), "matrices of `bert.encoder.layer.9.output.dense`"),
+        ("bert.encoder.layer.0.attention.self.query.lora_A.weight", torch.zeros(4, 31), " 32 x 31, .* 32 x 32;"),
+        ("bert.encoder.layer.0.attention.self.query.lora_B.weight", torch.zeros(32, 5), "query` whose shapes"),
         ("bert.nothing.weight", torch.zeros(4), "BertForSequenceClassification"),
     ],
 )
@@ -240,7 +240,7 @@ def test_an_adapter_on_an_adapter_is_refused(tmp_path: Path) -> None:
     source = adapter(tmp_path)
     (tmp_path / "base" / "adapter_config.json").write_text((source / "adapter_config.json").read_text())
 
-    with pytest.raises(CheckpointError, match=r"was trained on `.*base`, which is itself an adapter; merge both with peft"):
+    with pytest.raises(CheckpointError, match=r"`adapter` .*base`, .* peft "):
         load_checkpoint(str(source))
 
 
@@ -255,15 +255,14 @@ def test_without_peft_the_extra_is_named(
 
     assert 3 == cli.main(command)
     [message] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bert-export: ")]
-    assert "`adapter` is a LoRA adapter" in message
-    assert "pip install 'peft<" in message
+    assert all(fact in message for fact in ("`adapter`", "pip install 'peft<"))
 
 
 def test_a_pickled_adapter_is_refused(tmp_path: Path) -> None:
     source = adapter(tmp_path)
     (source / "adapter_model.safetensors").rename(source / "adapter_model.bin")
 
-    with pytest.raises(CheckpointError, match=r"needs adapter_config.json and adapter_model.safetensors; pickled weights are never loaded"):
+    with pytest.raises(CheckpointError, match=r"adapter_config.json and adapter_model.safetensors; pickled"):
         load_checkpoint(str(source))
 
 

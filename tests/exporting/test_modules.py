@@ -119,7 +119,7 @@ def test_an_lstm_stays_in_float(tmp_path: Path) -> None:
     manifest = bundle_of(reference, tmp_path, precisions=None).manifest
 
     assert ["fp32"] == [graph.precision for graph in manifest.graphs]
-    assert "no matrix to quantize" in manifest.omitted[0].reason
+    assert "no matrix" in manifest.omitted[0].reason
 
 
 @FULL
@@ -169,11 +169,11 @@ def test_what_padding_moves_runs_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--module", "loud.py:make"], "code of `loud.py:make`"),
-        (["folder", "--module", "loud.py:make", "--trust-module"], "give a SOURCE, or --module"),
-        ([], "give a SOURCE, or --module"),
-        (["folder", "--trust-module"], "never run"),
-        (["--module", "loud.py:make", "--trust-module", "--task", "fill-mask"], "the factory sets the task"),
+        (["--module", "loud.py:make"], "`loud.py:make`"),
+        (["folder", "--module", "loud.py:make", "--trust-module"], "give a SOURCE"),
+        ([], "give a SOURCE"),
+        (["folder", "--trust-module"], "--trust-module:"),
+        (["--module", "loud.py:make", "--trust-module", "--task", "fill-mask"], "--task, --revision"),
     ],
 )
 def test_code_is_not_run_unasked(
@@ -197,29 +197,28 @@ def test_the_command_says_that_it_runs_code(tmp_path: Path, capsys: pytest.Captu
 
     assert 1 == cli.main(arguments)
     ran, failed = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bert-export:")]
-    assert "running the code of" in ran
-    assert "`make` of" in failed
-    assert "failed: KeyError: 'weights'" in failed
+    assert "--trust-module" in ran
+    assert all(fact in failed for fact in ("`make`", "KeyError: 'weights'"))
     assert not list(tmp_path.glob("models/*"))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (('"task": "token-classification"', '"task": "poetry"'), "`task` of the module of .* is 'poetry'; allowed are text-classification"),
-        (('"labels": LABELS', '"labels": []'), "`labels` of the module of .* needs labels"),
-        (('"labels": LABELS', '"labels": ["A", "A", "B", "C", "D"]'), "are not distinct names"),
-        (('"labels": LABELS', '"labels": ["A", "B"]'), r"gives `logits` of torch.float32 \[2, 5, 5\].*needs torch.float32 \[2, 5, 2\]"),
-        (('"pad_token": "[PAD]"', '"pad_token": "<none>"'), "`pad_token` of the module is `<none>`, which the tokenizer .* does not have"),
-        (('"tokenizer": "tokenizer.json"', '"tokenizer": "none.json"'), "the tokenizer `.*none.json` of the module cannot be read"),
-        (('"max_length": 128', '"max_length": 2'), "`max_length` of the module of .* is 2"),
-        (('"max_length": 128', '"maximum": 128'), "returned a dictionary that is not a ModuleSpec: .*maximum"),
-        (("tokens=200", "tokens=60"), "`make` of .* failed: RuntimeError: Error"),
-        (("words = self.embedding(input_ids)", "words = self.embedding(input_ids + 120)"), "fails on two rows of 5 tokens with the id"),
-        (("input_ids, attention_mask):", "ids, attention_mask):\n        input_ids = ids"), "has no parameter `input_ids`"),
-        (("def make():", "def other():"), "`make` of .* failed: AttributeError"),
-        (('return {\n        "module"', 'return {} or {\n        "modul"'), "returned a dictionary that is not a ModuleSpec"),
-        (("    module = Tagger()", "    return 5\n    module = Tagger()"), "returned a int instead of a ModuleSpec"),
+        (('"task": "token-classification"', '"task": "poetry"'), "`task` .* 'poetry'; .* text-classification"),
+        (('"labels": LABELS', '"labels": []'), r"`labels` .* \[\]; token-classification"),
+        (('"labels": LABELS', '"labels": ["A", "A", "B", "C", "D"]'), "0: 'A', 1: 'A'"),
+        (('"labels": LABELS', '"labels": ["A", "B"]'), r"`logits` .* \[2, 5, 5\] .* \[2, 5, 2\]"),
+        (('"pad_token": "[PAD]"', '"pad_token": "<none>"'), "`pad_token` .* `<none>`"),
+        (('"tokenizer": "tokenizer.json"', '"tokenizer": "none.json"'), "none.json` "),
+        (('"max_length": 128', '"max_length": 2'), "`max_length` .* 2; "),
+        (('"max_length": 128', '"maximum": 128'), "ModuleSpec: .*'maximum'"),
+        (("tokens=200", "tokens=60"), "`make` .*: RuntimeError: "),
+        (("words = self.embedding(input_ids)", "words = self.embedding(input_ids + 120)"), r" id \d+, .*: IndexError: "),
+        (("input_ids, attention_mask):", "ids, attention_mask):\n        input_ids = ids"), "`forward` .* `input_ids`"),
+        (("def make():", "def other():"), "`make` .*: AttributeError: "),
+        (('return {\n        "module"', 'return {} or {\n        "modul"'), "ModuleSpec: .*'modul'"),
+        (("    module = Tagger()", "    return 5\n    module = Tagger()"), " int .* ModuleSpec"),
     ],
 )
 def test_what_does_not_fit_is_said(tmp_path: Path, change: tuple[str, str], message: str) -> None:
@@ -236,5 +235,5 @@ def test_what_does_not_fit_is_said(tmp_path: Path, change: tuple[str, str], mess
 
 @pytest.mark.parametrize("reference", ["nothing.py:make", "nothing.py", ":make", "a.py:not a name"])
 def test_what_is_no_file_and_function_is_refused(reference: str) -> None:
-    with pytest.raises(CheckpointError, match="give FILE:FACTORY"):
+    with pytest.raises(CheckpointError, match="FILE:FACTORY"):
         load_module(reference)

@@ -113,11 +113,10 @@ def test_dynamo_comes_first_and_torchscript_after_it(small: Checkpoint, tmp_path
     monkeypatch.setattr(trace, "_export_program", failing)
 
     assert "torchscript" == trace.trace(small, tmp_path / "raw.onnx").tracer
-    with pytest.raises(GraphError) as caught:
+    with pytest.raises(GraphError, match=r" dynamo: ValueError: This operator is unknown\.$"):
         trace.trace(small, tmp_path / "raw.onnx", "dynamo")
-    assert "by dynamo: ValueError: This operator is unknown." in str(caught.value)
     monkeypatch.setattr(trace, "_export_script", failing)
-    with pytest.raises(GraphError, match=r"by dynamo: ValueError: This .* by torchscript: ValueError: This operator is unknown\.$"):
+    with pytest.raises(GraphError, match=r" dynamo: ValueError: This .* torchscript: ValueError: This operator is unknown\.$"):
         trace.trace(small, tmp_path / "raw.onnx")
 
 
@@ -131,7 +130,7 @@ def test_a_length_that_dynamo_kept_is_no_graph(small: Checkpoint, tmp_path: Path
             return super().forward(input_ids, attention_mask * ones, **inputs)
 
     counting = dataclasses.replace(small, model=Counting(small.model.config))
-    with pytest.raises(GraphError, match=r"cannot be traced by dynamo for any length: inputs \['input_ids', "):
+    with pytest.raises(GraphError, match=r" dynamo .* \['input_ids', "):
         trace.trace(counting, tmp_path / "raw.onnx", "dynamo")
 
 
@@ -158,7 +157,7 @@ def test_a_number_less_integers_cannot_be_exported_by_dynamo(tmp_path: Path) -> 
 
     with trace._silence(), pytest.raises(torch.onnx.OnnxExporterError) as caught:
         torch.onnx.export(Minimal(), (torch.ones(2, 3, dtype=torch.int64),), dynamo=True, verbose=False)
-    assert "Cannot find a compatible OpOverload for aten.sub" in str(caught.value.__cause__)
+    assert "aten.sub" in str(caught.value.__cause__)
 
 
 @pytest.mark.full_grid
@@ -167,7 +166,7 @@ def test_every_family_has_the_same_form_by_either(family: str, task: str, tmp_pa
     """The CPU's fused operators are equal; CUDA's too, or more; where dynamo has none, the message says why."""
     checkpoint = load_checkpoint(str(FAMILIES[family].save(tmp_path / "checkpoint", task)), task=task_flag(family, task))
     if family in SCALAR_FIRST:
-        with pytest.raises(GraphError, match=r"cannot be traced by dynamo: .* aten\.sub"):
+        with pytest.raises(GraphError, match=r" dynamo: .* aten\.sub"):
             graphs(checkpoint, tmp_path, "dynamo")
         return
     script, program = (graphs(checkpoint, tmp_path, tracer) for tracer in ("torchscript", "dynamo"))

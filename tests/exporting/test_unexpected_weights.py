@@ -43,7 +43,7 @@ def test_other_heads_and_position_ids_are_harmless(architecture: str, name: str)
 
 @pytest.mark.parametrize("name", ["bert.encoder.layer.2.output.dense.weight", "bert.encoder.layer.11.output.dense.weight"])
 def test_more_layers_are_refused(name: str) -> None:
-    with pytest.raises(CheckpointError, match=rf"`ckpt`.* 1 would not be used, such as `{name}`.*num_hidden_layers"):
+    with pytest.raises(CheckpointError, match=rf"`ckpt` .* 1 .*`{name}`.*`num_hidden_layers`"):
         refuse(name, "qa_outputs.weight")
 
 
@@ -64,6 +64,6 @@ def test_more_layers_are_refused(name: str) -> None:
 )
 def test_parts_that_no_head_of_the_architecture_has_are_refused(architecture: str, name: str) -> None:
     """Inside the encoder, outside it, or in a module of the model; an option of the user accepts them."""
-    with pytest.raises(CheckpointError, match=rf"1 weight that its architecture does not use, such as `{name}`"):
+    with pytest.raises(CheckpointError, match=rf" 1 weight .*`{name}`"):
         refuse(name, architecture=architecture)
     refuse(name, architecture=architecture, ignored=("unrelated.*", name))

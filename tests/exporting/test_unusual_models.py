@@ -37,10 +37,9 @@ def test_a_model_without_a_task_here_is_refused(tmp_path: Path, architecture: st
     """A language model that writes text, and a model of images; another task's flag does not help."""
     tokenizer = roberta_tokenizer() if task == "fill-mask" else bert_tokenizer()
     source = saved(tmp_path / "other", getattr(transformers, architecture), config, tokenizer)
-    message = refused(source)
 
-    assert all(fact in message for fact in ("cannot tell the task", architecture, "--task"))
-    assert f"has no head for {task} on a {type(config).__name__}" in refused(source, task=task)
+    assert f"['{architecture}']; give --task" in refused(source)
+    assert f" {task} on a {type(config).__name__} " in refused(source, task=task)
 
 
 def test_an_input_that_the_model_needs_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -53,7 +52,7 @@ def test_an_input_that_the_model_needs_is_refused(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(transformers.BertForSequenceClassification, "forward", needy)
 
-    assert "needs inputs that are not supported: bbox" in refused(source)
+    assert " bbox; " in refused(source)
 
 
 def test_another_head_of_the_same_name_is_refused(tmp_path: Path) -> None:
@@ -71,11 +70,11 @@ FUNNEL = {"d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 64, "block_sizes":
     ("model", "fields", "reason"),
     [
         # hashes characters, and has nothing that a vocabulary could be compared with
-        ("Canine", SIZES, "has no embedding of token ids"),
+        ("Canine", SIZES, "no embedding"),
         # mixes tokens by a Fourier transform, which TorchScript has no operators for
-        ("FNet", {"vocab_size": 2000, **SIZES}, "cannot be traced by torchscript: UnsupportedOperatorError: "),
+        ("FNet", {"vocab_size": 2000, **SIZES}, " torchscript: UnsupportedOperatorError: "),
         # cannot read a text of two tokens: the first run, which finds the padding, fails and names the cause
-        pytest.param("Funnel", {"vocab_size": 2000, **FUNNEL}, "RuntimeError: output with shape [1, 4, 2, 1]", marks=pytest.mark.full_grid),
+        pytest.param("Funnel", {"vocab_size": 2000, **FUNNEL}, "[1, 4, 2, 1]", marks=pytest.mark.full_grid),
     ],
 )
 def test_a_model_that_cannot_be_run_or_traced_is_refused(tmp_path: Path, model: str, fields: dict[str, Any], reason: str) -> None:
@@ -93,7 +92,7 @@ def test_an_embedding_model_without_a_hidden_size_is_refused(tmp_path: Path) -> 
     transformers.CLIPModel(config).save_pretrained(tmp_path / "clip")
     bert_tokenizer().save_pretrained(tmp_path / "clip")
 
-    assert "has no `hidden_size`" in refused(tmp_path / "clip", task="feature-extraction")
+    assert "no `hidden_size`" in refused(tmp_path / "clip", task="feature-extraction")
 
 
 def test_padding_goes_where_the_model_bears_it(tmp_path: Path) -> None:

@@ -150,8 +150,8 @@ GRAPH_PASSED = {"files": True, "validation cpu/fp32": True, "example cpu/fp32": 
 @pytest.mark.parametrize(
     ("damage", "expected", "word"),
     [
-        pytest.param(alter, {"files": False}, "was altered", id="an altered file"),
-        pytest.param(lambda path: (path / MANIFEST_FILE).unlink(), {"files": False}, "is not a bundle", id="no bundle"),
+        pytest.param(alter, {"files": False}, "sha256", id="an altered file"),
+        pytest.param(lambda path: (path / MANIFEST_FILE).unlink(), {"files": False}, MANIFEST_FILE, id="no bundle"),
         pytest.param(
             lambda path: (alter(path), store_digests(path)),
             {"files": True, "validation cpu/fp32": True, "engine cpu/fp32": False},
@@ -340,7 +340,7 @@ def test_equal_but_empty_answers_reach_no_floor(tmp_path: Path, verify: Verify) 
     agreement, f1 = checks["agreement cpu/int8"], checks["entity F1 cpu/int8"]
     assert (1, False, False) == (code, agreement["passed"], f1["passed"])
     assert (None, 0, 0.0) == (agreement["metrics"]["agreement"], agreement["metrics"]["decisions"], f1["metrics"]["graph"])
-    assert "0 is shown instead" in f1["detail"]
+    assert "instead" in f1["detail"]
 
 
 def test_a_floor_of_label_sets_needs_a_label(tmp_path: Path, verify: Verify) -> None:
@@ -381,7 +381,7 @@ def test_a_line_without_an_answer_is_a_failed_check(tmp_path: Path, verify: Veri
 
     check = checks["data cpu/int8"]
     assert (1, False) == (code, check["passed"])
-    assert f"{failing} has no answer to line 2" in check["detail"]
+    assert (True, True) == (check["detail"].startswith(f"{failing} "), "line 2 " in check["detail"])
     assert ([2, 4], 4) == (check["metrics"]["unanswered_lines"], check["metrics"]["inputs"])
     assert "agreement cpu/int8" not in checks
     assert ("accuracy cpu/fp32" in checks, "data cpu/fp32" in checks) == ((True, False) if failing == "cpu/int8" else (False, True))
@@ -417,7 +417,7 @@ def test_accuracy(tmp_path: Path, verify: Verify, floor: str, code: int) -> None
 
     assert (0.75, code, code == 0) == (metric(checks, "accuracy"), found, checks["accuracy cpu/fp32"]["passed"])
     assert None is checks["macro F1 cpu/fp32"]["passed"]
-    assert all(fact in checks["accuracy cpu/fp32"]["detail"] for fact in ("4 labeled inputs", floor))
+    assert all(fact in checks["accuracy cpu/fp32"]["detail"] for fact in ("4 labeled", floor))
 
 
 def test_several_labels_must_all_be_right(tmp_path: Path, verify: Verify) -> None:
@@ -558,7 +558,7 @@ def test_accuracy_of_choices(tmp_path: Path, verify: Verify) -> None:
         ("text-classification", "{\n", "line 1 is not JSON"),
         ("text-classification", "[1]\n", "line 1 is not a JSON object"),
         ("text-classification", {"label": "positive"}, "no input"),
-        ("text-classification", {"inputs": ["a", "b"]}, "one input per line"),
+        ("text-classification", {"inputs": ["a", "b"]}, "is a list"),
         ("text-classification", {"inputs": 5}, "`inputs`"),
         ("text-classification", {"text": "a", "label": "great"}, "negative, positive, neutral"),
         ("text-classification", {"text": "a", "label": 3}, "`label` is 3"),
@@ -576,7 +576,7 @@ def test_accuracy_of_choices(tmp_path: Path, verify: Verify) -> None:
         ("fill-mask", {"text": "a [MASK]", "target": 5}, "`target`"),
         ("fill-mask", {"text": "a [MASK]", "target": ["a", "b"]}, "1 mask and 2 words"),
         ("multiple-choice", {"question": "a", "choices": ["b", "c"], "label": 2}, "`label` is 2"),
-        ("multiple-choice", {"question": "a", "choices": ["b", "b"], "label": "b"}, "index from 0"),
+        ("multiple-choice", {"question": "a", "choices": ["b", "b"], "label": "b"}, '`label` is "b"'),
         ("multiple-choice", {"question": "a", "context": "b", "label": 1}, "`choices`"),
         ("multiple-choice", {"question": "a", "choices": ["b"]}, "2 to 64 choices"),
         ("fill-mask", {"text": "no mask"}, "line 1"),
@@ -594,7 +594,7 @@ def test_data_that_is_not_understood_is_a_usage_error(
 @pytest.mark.parametrize(
     ("line", "ignored"),
     [
-        ({"text": "good", "lable": 1}, "`lable` (1 line, did you mean `label`?)"),
+        ({"text": "good", "lable": 1}, "`label`?"),
         ({"tokens": ["good"], "tags": ["O"]}, "`tags` (1 line)"),
         ({"text": "good"}, ""),
     ],
@@ -623,7 +623,7 @@ def test_labeled_lines_are_counted_and_ignored_keys_named(tmp_path: Path, verify
 def test_a_value_that_is_no_number_is_a_usage_error(label: str) -> None:
     read_gold, config = text_classification.TASK.read_gold, SimpleNamespace(labels=("LABEL_0",), activation="none")
     assert read_gold is not None
-    with pytest.raises(ValueError, match=f"`label` must be a number.*{label}"):
+    with pytest.raises(ValueError, match=f"`label` .* number.*{label}"):
         read_gold({"label": json.loads(label)}, config)
 
 
@@ -670,7 +670,7 @@ def test_what_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
 
     assert 0 == cli.main(["verify", path])
     assert 3 == cli.main(["verify", path, "--checkpoint", "x"])
-    assert "torch not installed" in capsys.readouterr().err
+    assert "bert-export: torch " in capsys.readouterr().err
 
 
 def test_verifying_without_a_checkpoint_imports_no_torch(tmp_path: Path) -> None:
@@ -740,7 +740,7 @@ def test_a_line_that_the_checkpoint_has_no_answer_to_is_a_failed_check(
     assert 1 == code
     for graph in ("cpu/fp32", "cpu/int8"):
         assert False is checks[f"data {graph}"]["passed"]
-        assert "the checkpoint has no answer to line 3" in checks[f"data {graph}"]["detail"]
+        assert all(fact in checks[f"data {graph}"]["detail"] for fact in ("the checkpoint ", "line 3 "))
 
 
 @pytest.mark.torch
@@ -750,7 +750,7 @@ def test_another_checkpoint_fails(exported: tuple[Path, Path], other_checkpoint:
     code, checks = verify(exported[1], "--checkpoint", other_checkpoint, *flags)
 
     assert (1, False, False) == (code, checks["checkpoint"]["passed"], checks["parity cpu/fp32"]["passed"])
-    assert "fp32 logits differ" in checks["parity cpu/fp32"]["detail"]
+    assert " 5.00e-01, " in checks["parity cpu/fp32"]["detail"]
     assert (False, before) == ("update" in checks, (exported[1] / MANIFEST_FILE).read_bytes())
 
 
@@ -779,7 +779,7 @@ def test_an_older_manifest_is_brought_up_to_date(
             assert [160] == [entry.pop("length") for entry in graph["evidence"]["speed"].pop("timings")][-1:]
     assert new == renewed
     assert sorted(file.name for file in target.iterdir()) == sorted(file.name for file in path.iterdir())
-    assert "median milliseconds of one text" in (path / "README.md").read_text(encoding="utf-8")
+    assert "median milliseconds" in (path / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.torch
