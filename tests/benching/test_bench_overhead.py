@@ -64,7 +64,7 @@ def test_a_ratio_is_of_one_round() -> None:
 
 
 def test_a_candidate_that_answers_nothing_is_an_error() -> None:
-    with pytest.raises(BenchError, match="busy did not answer any request with short texts over 1 connections"):
+    with pytest.raises(BenchError, match=r"busy .* short texts over 1 connections"):
         comparison(candidate("busy", BUSY)).run_round()
 
 
@@ -85,7 +85,7 @@ def test_the_configuration_has_other_ports_and_any_number_of_replicas() -> None:
 
 
 def test_a_replica_that_does_not_start_says_why(tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match=r"bert-serve did not start: .*nowhere"):
+    with pytest.raises(BenchError, match="nowhere"):
         Replica(tmp_path / "nowhere", free_ports(1)[0], tmp_path / "log").start()
 
 

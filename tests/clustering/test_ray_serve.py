@@ -115,7 +115,7 @@ def test_a_body_in_pieces_is_refused_when_it_is_too_long(cluster: Cluster) -> No
 @full
 def test_a_setting_of_rays_ends_the_deployment_with_its_name(cluster: Cluster) -> None:
     cluster.deploy(wait=False, args={"workers": 2})
-    until(lambda: "use num_replicas of the deployment" in str(cluster.status()["message"]), "it is said")
+    until(lambda: "num_replicas" in str(cluster.status()["message"]), "it is said")
     assert 200 == httpx.post(f"{cluster.url}/classify", json={"inputs": "good"}, trust_env=False).status_code
 
 

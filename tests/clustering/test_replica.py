@@ -28,7 +28,7 @@ def test_what_ray_decides_is_no_setting(replica: ModuleType, name: str) -> None:
     with pytest.raises(ValidationError) as caught:
         replica.ReplicaSettings.model_validate({name: value, "models": "."})
     if name not in ("tls_cert", "config"):  # which say more: of what is missing
-        assert f"`{name}` has no effect under Ray Serve; remove it, and use {replica.LEFT_TO_RAY[name]}" in str(caught.value)
+        assert f"`{name}` has no effect" in str(caught.value) and replica.LEFT_TO_RAY[name] in str(caught.value)
 
 
 def test_all_that_is_left_to_ray_is_a_setting(replica: ModuleType) -> None:
@@ -39,7 +39,7 @@ def test_all_that_is_left_to_ray_is_a_setting(replica: ModuleType) -> None:
 def test_others_are_settings_as_everywhere(replica: ModuleType) -> None:
     settings = replica.ReplicaSettings.model_validate({"models": ".", "max_inputs": 7})
     assert (7, 8192) == (settings.max_inputs, settings.max_batch_tokens)
-    with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
+    with pytest.raises(ValidationError, match="modle"):
         replica.ReplicaSettings.model_validate({"modle": "a"})
 
 

@@ -160,7 +160,7 @@ CORPUS: dict[str, tuple[bytes, list[int]]] = {
     "the preface of HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9), [400]),
     "a whole address": (get(start=b"GET http://t/health HTTP/1.1") + CLEAN, [200, 200]),
     "a whole address without a path": (get(start=b"GET http://t HTTP/1.1"), [400]),
-    "an address of is not Bearer": (get(start=b"GET ftp://u/nowhere HTTP/1.1"), [404]),
+    "an address of another scheme": (get(start=b"GET ftp://u/nowhere HTTP/1.1"), [404]),
     "no path": (get(start=b"OPTIONS * HTTP/1.1"), [404]),
     "two slashes": (get(start=b"GET //evil.example/health HTTP/1.1"), [404]),
     "a slash behind": (get(start=b"GET /health/ HTTP/1.1"), [404]),

@@ -98,8 +98,7 @@ def test_unicode_is_read_as_it_is(models: Path) -> None:
 
 @pytest.mark.parametrize(("path", "named"), [("/classify", {"model": "tinny"}), ("/models/tinny", {})])
 def test_an_unknown_model_is_not_found_and_the_nearest_named(models: Path, path: str, named: dict[str, str]) -> None:
-    message = rejected(classify(models, {"inputs": "good", **named}, path=path), 404, "not_found")
-    assert message == "no model `tinny` is loaded; did you mean `tiny`?"
+    assert "did you mean `tiny`?" in rejected(classify(models, {"inputs": "good", **named}, path=path), 404, "not_found")
 
 
 def test_a_model_that_contradicts_the_path_is_refused(tmp_path: Path) -> None:
@@ -140,7 +139,7 @@ def test_the_document_is_written_again_only_when_the_models_change(tmp_path: Pat
         return [*first, *[await described(client) for _ in range(3)]]
 
     said = play(state, check)
-    assert (2, 3, True) == (len(written), said.count(said[0]), "`mood` answers" in said[0])
+    assert (2, 3, True) == (len(written), said.count(said[0]), "`mood`" in said[0])
     assert said[3:] == [said[3]] * 3 and "Not available now" in said[3]
 
 

@@ -51,8 +51,7 @@ def test_options_stand_beside_the_inputs_or_in_parameters(api: Send) -> None:
     assert_same(flat, answered(api, EMBED, "a good film", normalize=True, dimensions=3))
     assert pytest.approx(1, abs=1e-6) == float(np.linalg.norm(flat[0]))
     assert_same(flat, result(api, EMBED, {"inputs": "a good film", "normalize": True, "parameters": {"normalize": True, "dimensions": 3}}))
-    message = wrong(api, EMBED, {"inputs": "a", "normalize": True, "parameters": {"normalize": False}})
-    assert "`normalize` is given next to `inputs` and in `parameters`" in message
+    assert "`normalize`" in wrong(api, EMBED, {"inputs": "a", "normalize": True, "parameters": {"normalize": False}})
 
 
 @pytest.mark.parametrize("options", [{}, {"normalize": True, "dimensions": 3}, {"pooling": "none"}])
@@ -88,20 +87,19 @@ def test_a_prompt_stands_before_the_text(api: Send) -> None:
     [
         ({"dimensions": 9}, "`dimensions` is 9"),
         ({"layers": [0]}, "`layers` has 0"),
-        ({"layers": [-1, -2, -1]}, "`layers` has a duplicate"),
+        ({"layers": [-1, -2, -1]}, "[-1, -2, -1]"),
         ({"prompt_name": "passage"}, "`passage`"),
     ],
 )
 def test_an_option_that_the_model_does_not_have_is_named(api: Send, parameters: dict[str, Any], said: str) -> None:
-    """What this model does not have is 422; tests/serving/test_heads.py has the messages."""
+    """What this model does not have is 422; tests/serving/test_heads.py has more."""
     assert said in refused(api, EMBED, "good", **parameters)
 
 
 def test_a_text_that_must_not_be_cut_is_refused(api: Send) -> None:
     """`truncate: false` makes a long text an error that names it."""
-    assert wrong(api, EMBED, {"inputs": ["good", LONG], "truncate": False}).startswith("inputs[1]: the text has 60 tokens")
-    message = wrong(api, RERANK, {"query": "good", "texts": ["good", LONG], "truncate": False})
-    assert message.startswith("texts: the query and `texts[1]` have 61 tokens together")
+    assert wrong(api, EMBED, {"inputs": ["good", LONG], "truncate": False}).startswith("inputs[1]: ")
+    assert "`texts[1]` have 61 tokens" in wrong(api, RERANK, {"query": "good", "texts": ["good", LONG], "truncate": False})
 
 
 def test_an_answer_of_too_many_numbers_is_refused(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,8 +107,7 @@ def test_an_answer_of_too_many_numbers_is_refused(api: Send, monkeypatch: pytest
     vector = tiny.HIDDEN * NUMBER_BYTES + embed.VECTOR_BYTES
     monkeypatch.setattr("bertserve.service.tasks.cost.MAX_ANSWER_BYTES", 5 * vector)
     assert 1 == len(answered(api, EMBED, ["a good film"], pooling="none"))
-    message = rejected(ask(api, EMBED, ["a good film", "x"], pooling="none"), 413, "too_large")
-    assert f"the response would have at least {8 * vector} bytes and {5 * vector} are allowed" in message
+    assert f"{8 * vector} bytes and {5 * vector} " in rejected(ask(api, EMBED, ["a good film", "x"], pooling="none"), 413, "too_large")
     assert 5 == len(answered(api, EMBED, ["a good film"] * 5))
     rejected(ask(api, EMBED, ["a good film"] * 6), 413, "too_large")
     assert 6 == len(answered(api, EMBED, ["a good film"] * 6, encoding_format="base64"))
@@ -173,7 +170,7 @@ def test_a_cross_encoder_of_two_labels_ranks_by_the_relevant_one(tmp_path: Path)
 
     assert "two" == response.headers["x-model"]
     assert {item["index"]: pytest.approx(item["score"], abs=1e-6) for item in response.json()} == dict(enumerate(expected))
-    assert "(set `id2label` in the checkpoint's config.json, and export it again), but its labels are `LABEL_0`" in message
+    assert "`id2label`" in message and "`LABEL_0`" in message
 
 
 # /zero-shot
@@ -231,24 +228,21 @@ def test_old_clients_get_the_old_shape(api: Send, agent: str, lists: bool) -> No
 
 
 @pytest.mark.parametrize(
-    ("parameters", "message"),
+    ("parameters", "value"),
     [
-        ({"candidate_labels": []}, "must have at least one label, and no empty label; it is a list of 0."),
-        ({"candidate_labels": " , "}, "must have at least one label"),
-        ({"candidate_labels": ["good", " "]}, "must have at least one label, and no empty label; it is a list of 2."),
-        ({"candidate_labels": ["good", "bad", "good"]}, "must be distinct, but `good` is there twice"),
-        (
-            {**LABELS, "hypothesis_template": "It is."},
-            "`parameters.hypothesis_template` is wrong: must have `{}` exactly once, where the label goes",
-        ),
-        ({**LABELS, "hypothesis_template": "{} {}"}, "must have `{}` exactly once"),
-        ({**LABELS, "hypothesis_template": "{0.__class__}"}, "must have `{}` exactly once"),
-        ({"candidate_labels": [" ".join(["good"] * 29)]}, "inputs: the hypothesis of the label `good good"),
+        ({"candidate_labels": []}, "`parameters.candidate_labels`"),
+        ({"candidate_labels": " , "}, "`parameters.candidate_labels`"),
+        ({"candidate_labels": ["good", " "]}, "`parameters.candidate_labels`"),
+        ({"candidate_labels": ["good", "bad", "good"]}, "`good`"),
+        ({**LABELS, "hypothesis_template": "It is."}, "`parameters.hypothesis_template`"),
+        ({**LABELS, "hypothesis_template": "{} {}"}, "`parameters.hypothesis_template`"),
+        ({**LABELS, "hypothesis_template": "{0.__class__}"}, "`parameters.hypothesis_template`"),
+        ({"candidate_labels": [" ".join(["good"] * 29)]}, "`good good"),
     ],
 )
-def test_wrong_labels_are_refused(api: Send, parameters: dict[str, Any], message: str) -> None:
-    """No labels, empty ones, one twice, a template without a place for them: each is said."""
-    assert message in refused(api, ZERO_SHOT, "a good film", **parameters)
+def test_wrong_labels_are_refused(api: Send, parameters: dict[str, Any], value: str) -> None:
+    """No labels, empty ones, one twice, a template without a place for them: each is named."""
+    assert value in refused(api, ZERO_SHOT, "a good film", **parameters)
 
 
 # Offsets

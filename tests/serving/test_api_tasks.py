@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -39,17 +40,17 @@ def test_a_text_without_tokens_has_no_entities(api: Send, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("inputs", "message"),
+    ("inputs", "place"),
     [
-        ({"question": "", "context": "good"}, "inputs: `question` is empty"),
-        ({"question": "good?", "context": ""}, "inputs: `context` is empty"),
-        ({"question": " \n", "context": "good"}, "inputs: `question` is empty"),
-        ([QUESTION, {"question": "good?", "context": "\t"}], "inputs[1]: `context` is empty"),
+        ({"question": "", "context": "good"}, "inputs: `question`"),
+        ({"question": "good?", "context": ""}, "inputs: `context`"),
+        ({"question": " \n", "context": "good"}, "inputs: `question`"),
+        ([QUESTION, {"question": "good?", "context": "\t"}], "inputs[1]: `context`"),
     ],
 )
-def test_an_empty_question_or_passage_is_an_error(api: Send, inputs: Any, message: str) -> None:
+def test_an_empty_question_or_passage_is_an_error(api: Send, inputs: Any, place: str) -> None:
     """Without a question or a passage there is no answer, which is said, with the place in a list."""
-    assert refused(api, ANSWER, inputs).startswith(message)
+    assert refused(api, ANSWER, inputs).startswith(place)
 
 
 # /ner
@@ -86,8 +87,7 @@ def test_offsets_of_entities_are_slices(api: Send, strategy: str, text: str) -> 
 
 def test_a_stride_that_leaves_no_room_names_the_numbers(api: Send) -> None:
     """A stride of a window or more is refused for a text that needs windows, and does not matter for another."""
-    message = refused(api, NER, ["good", LONG], stride=ROOM)
-    assert message.startswith("inputs[1]: `stride` is 30, which is too large for windows of 30 tokens")
+    assert ["1", "30", "30"] == re.findall(r"\d+", refused(api, NER, ["good", LONG], stride=ROOM))
     assert_same(answered(api, NER, "good"), answered(api, NER, "good", stride=ROOM))
 
 
@@ -141,22 +141,18 @@ def test_offsets_of_answers_are_slices(api: Send, text: str, longest: int) -> No
 @pytest.mark.parametrize(
     ("question", "parameters", "numbers"),
     [
-        (20, {}, (32, 9, 20, 16)),
-        (5, {"doc_stride": 24}, (32, 24, 5, 24)),
-        (40, {"doc_stride": 0}, (32, 0, 40, 0)),
-        (5, {"max_seq_len": 10, "doc_stride": 3}, (10, 2, 5, 3)),
-        (5, {"max_seq_len": 1}, (1, 0, 5, 0)),
+        (20, {}, [1, 16, 32, 9, 20]),
+        (5, {"doc_stride": 24}, [1, 24, 32, 24, 5]),
+        (40, {"doc_stride": 0}, [1, 0, 32, 0, 40]),
+        (5, {"max_seq_len": 10, "doc_stride": 3}, [1, 3, 10, 2, 5]),
+        (5, {"max_seq_len": 1}, [0, 0, 1, 0, 5]),
     ],
 )
-def test_no_room_for_the_passage_names_the_numbers(
-    api: Send, question: int, parameters: dict[str, Any], numbers: tuple[int, int, int, int]
-) -> None:
-    inputs = {"question": " ".join(["good"] * question), "context": LONG}
-    length, room, asked, stride = numbers
-    expected = f"inputs[1]: `doc_stride` is {stride}, but a window of {length} tokens has room for {room} tokens of the passage after a question of {asked};"
-    assert refused(api, ANSWER, [{"question": "who?", "context": "x y z"}, inputs] if length > 8 else [inputs], **parameters).startswith(
-        expected if length > 8 else expected.replace("inputs[1]", "inputs[0]")
-    )
+def test_no_room_for_the_passage_names_the_numbers(api: Send, question: int, parameters: dict[str, Any], numbers: list[int]) -> None:
+    """The index of the input, the stride, the window, its room for the passage, and the question."""
+    fitting = [{"question": "who?", "context": "x y z"}] * numbers[0]
+    message = refused(api, ANSWER, [*fitting, {"question": " ".join(["good"] * question), "context": LONG}], **parameters)
+    assert numbers == [int(number) for number in re.findall(r"\d+", message)]
 
 
 @pytest.mark.parametrize(("length", "ok"), [(32, True), (33, False), (384, False)])
@@ -164,8 +160,7 @@ def test_a_window_over_the_models_length_is_an_error(api: Send, length: int, ok:
     if ok:
         assert_same(answered(api, ANSWER, QUESTION), answered(api, ANSWER, QUESTION, max_seq_len=length))
     else:
-        message = refused(api, ANSWER, QUESTION, max_seq_len=length)
-        assert message.startswith(f"inputs: `max_seq_len` is {length} and the model takes 32")
+        assert f"`max_seq_len` is {length} " in refused(api, ANSWER, QUESTION, max_seq_len=length)
 
 
 # /fill-mask
@@ -195,15 +190,15 @@ def test_targets_outside_the_vocabulary_are_warned_of(api: Send) -> None:
     """A target outside the vocabulary is replaced by its first token; the warning has the number of such targets."""
     response = ask(api, FILL, INPUTS[FILL], targets=["zebra", "good", "Film"])
     assert {"z", "good", "film"} == {item["token_str"] for item in response.json()}
-    expected = "targets; 2 of 3 are not in the vocabulary, so their first tokens are used: z, film"
-    assert [expected] == response.headers.get_list("x-hf-warning")
+    [warning] = response.headers.get_list("x-hf-warning")
+    assert warning.startswith("targets; 2 of 3 ") and warning.endswith(": z, film")
     assert "x-truncated" not in response.headers
 
 
 def test_the_warning_does_not_grow_with_the_list(api: Send) -> None:
     """Targets belong to the whole request, so their warning comes once, however many inputs there are."""
     response = ask(api, FILL, [INPUTS[FILL]] * 40, targets=["zebra"])
-    assert "targets; 1 of 1 are not in the vocabulary, so their first tokens are used: z" == response.headers["x-hf-warning"]
+    assert 1 == response.headers["x-hf-warning"].count("targets; 1 of 1 ")
 
 
 def test_a_warning_is_a_header_whatever_the_target(api: Send) -> None:
@@ -228,7 +223,7 @@ def test_headers_have_printable_ascii_only(models: Path) -> None:
 
 @pytest.mark.parametrize("targets", ["", [""], ["", " \n", "\u200b"]])
 def test_targets_without_a_token_are_an_error(api: Send, targets: Any) -> None:
-    assert "`targets` has no word" in refused(api, FILL, INPUTS[FILL], targets=targets)
+    assert "`targets`" in refused(api, FILL, INPUTS[FILL], targets=targets)
 
 
 @pytest.mark.parametrize(
@@ -249,8 +244,7 @@ def test_targets_without_a_token_are_an_error(api: Send, targets: Any) -> None:
 def test_a_mask_spelled_wrongly_shows_the_right_one(api: Send, text: str) -> None:
     """A mask of another model, or with odd spacing, is not recognized; the message names the right one."""
     message = refused(api, FILL, ["a [MASK] film", text])
-    assert message.startswith("inputs[1]: ")
-    assert message.endswith("; write `[MASK]` for each word to fill in.")
+    assert message.startswith("inputs[1]: ") and "`[MASK]`" in message
 
 
 def test_an_answer_of_too_many_tokens_is_refused(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,15 +253,13 @@ def test_an_answer_of_too_many_tokens_is_refused(api: Send, monkeypatch: pytest.
     monkeypatch.setattr("bertserve.service.tasks.cost.MAX_ANSWER_BYTES", vocabulary * candidate)
     assert vocabulary == len(answered(api, FILL, "a [MASK] film", top_k=10**9))
     for inputs in (["a [MASK] film"] * 2, "[MASK] [MASK]"):
-        message = rejected(ask(api, FILL, inputs, top_k=vocabulary), 413, "too_large")
-        assert "the response would have" in message
-        assert "a smaller `top_k`" in message
+        assert f"bytes and {vocabulary * candidate} " in rejected(ask(api, FILL, inputs, top_k=vocabulary), 413, "too_large")
     assert 2 == len(answered(api, FILL, ["a [MASK] film"] * 2, top_k=3))
 
 
 def test_masks_have_a_limit(api: Send) -> None:
     assert [1] * 64 == [len(found) for found in answered(api, FILL, "[MASK]" * 64, top_k=1)]
-    assert refused(api, FILL, "[MASK] " * 65).startswith("inputs: the text has 65 masks and 64 are allowed")
+    assert "65 masks and 64 " in refused(api, FILL, "[MASK] " * 65)
 
 
 # All three

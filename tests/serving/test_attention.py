@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -189,26 +190,21 @@ def test_a_text_is_refused_with_its_numbers(api: Send, monkeypatch: pytest.Monke
     body = {"inputs": TEXT, "model": "classifier"}
     message = rejected(post(api, body, path=ATTENTION), 413, "too_large")
 
-    assert (
-        "the attention of 5 tokens in 5 heads of 2 layers has 125 numbers and 60 are allowed, which is 3 tokens with as many heads, or "
-        "2 heads of this text; name fewer `layers` or `heads`, or shorten the text."
-    ) in message
+    assert ["5", "5", "2", "125", "60", "3", "2"] == re.findall(r"\d+", message)
     assert 2 == len(result(api, TEXT, heads=[0])["attentions"])
-    assert "inputs[1]: the attention of 5 tokens" in rejected(post(api, body | {"inputs": ["", TEXT]}, path=ATTENTION), 413, "too_large")
+    assert "inputs[1]: " in rejected(post(api, body | {"inputs": ["", TEXT]}, path=ATTENTION), 413, "too_large")
 
 
 def test_all_texts_of_a_request_count_together(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bertserve.service.tasks.cost.MAX_ANSWER_BYTES", 250 * NUMBER_BYTES)
     body = {"inputs": [TEXT, TEXT], "model": "classifier"}
-    message = rejected(post(api, body, path=ATTENTION), 413, "too_large")
 
-    assert f"bytes and {250 * NUMBER_BYTES} are allowed; send fewer or shorter texts at once" in message
-    assert "`layers` or `heads`" in message
+    assert f"bytes and {250 * NUMBER_BYTES} " in rejected(post(api, body, path=ATTENTION), 413, "too_large")
 
 
 def test_a_text_over_the_models_length_is_not_cut(api: Send) -> None:
-    assert "the text has 31 tokens and the model takes 30; shorten it, because attention needs the whole text" in wrong(api, "good " * 31)
-    assert "the text has 31 tokens and the model takes 29" in wrong(api, {"text": "good " * 30, "text_pair": "bad"})
+    assert ["31", "30"] == re.findall(r"\d+", wrong(api, "good " * 31))
+    assert ["31", "29"] == re.findall(r"\d+", wrong(api, {"text": "good " * 30, "text_pair": "bad"}))
     assert 32 == len(result(api, "good " * 30)["tokens"])
 
 
@@ -230,7 +226,7 @@ def test_weights_are_admitted_by_what_they_count(folder: Path, monkeypatch: pyte
     with_all = call_fresh(folder, "POST", ATTENTION, settings=settings, json=body)
     with_one = call_fresh(folder, "POST", ATTENTION, settings=settings, json=body | {"parameters": {"layers": [0], "heads": [0]}})
 
-    assert f"the request has about {32 + 5 * 32 * 32 // 64} tokens and the queue holds 70" in rejected(with_all, 413, "too_large")
+    assert f" {32 + 5 * 32 * 32 // 64} tokens " in rejected(with_all, 413, "too_large")
     assert 200 == with_one.status_code
 
 
@@ -262,39 +258,30 @@ def test_a_batch_of_many_weights_runs_in_parts(folder: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("parameters", "message"),
+    ("parameters", "value"),
     [
-        ({"layers": [2]}, "`layers` has 2, but this model has 2 layers; give 0 to 1, or -1 to -2"),
-        ({"layers": [0, -3]}, "`layers` has -3, but this model has 2 layers"),
-        ({"heads": [2]}, "`heads` has 2, but layer 0 of this model has 2 heads; give 0 to 1"),
-        ({"layers": [1], "heads": [3]}, "`heads` has 3, but layer 1 of this model has 3 heads; give 0 to 2"),
-        ({"layers": [1, -1]}, "`layers` has a duplicate: [1, -1]; name each once"),
-        ({"heads": [0, 0]}, "`heads` has a duplicate: [0, 0]; name each once"),
-        ({"head": [0]}, "`parameters` has no `head`; did you mean `heads`? Known names are `output_attentions`, `layers`, `heads`."),
+        ({"layers": [2]}, "0 to 1, or -1 to -2"),
+        ({"layers": [0, -3]}, "`layers` has -3,"),
+        ({"heads": [2]}, "`heads` has 2, but layer 0 "),
+        ({"layers": [1], "heads": [3]}, "`heads` has 3, but layer 1 "),
+        ({"layers": [1, -1]}, "[1, -1]"),
+        ({"heads": [0, 0]}, "[0, 0]"),
+        ({"head": [0]}, "did you mean `heads`?"),
     ],
 )
-def test_what_is_wrong_is_said(api: Send, parameters: dict[str, Any], message: str) -> None:
-    assert message in wrong(api, TEXT, **parameters)
+def test_what_is_wrong_is_said(api: Send, parameters: dict[str, Any], value: str) -> None:
+    assert value in wrong(api, TEXT, **parameters)
 
 
 def test_a_bundle_without_attention_says_what_to_do(api: Send, folder: Path) -> None:
     """422 at either path where it is named, with the flag of the export and with models that have attention."""
     for path, body in ((ATTENTION, {"model": "plain"}), ("/models/plain", {"parameters": {"output_attentions": True}})):
-        response = post(api, {"inputs": TEXT, **body}, path=path)
-        message = rejected(response, 422, "invalid_value")
-        assert (
-            "the model `plain` does not support attention, which needs attention in its graphs; export it with `--attentions`." in message
-        )
-        assert "Models for attention: `chooser`, `classifier`, `filler`" in message
+        message = rejected(post(api, {"inputs": TEXT, **body}, path=path), 422, "invalid_value")
+        assert "`--attentions`" in message and "`chooser`, `classifier`, `filler`" in message
 
 
 def test_no_model_has_attention(models: Path) -> None:
-    message = rejected(call(models, "POST", ATTENTION, json={"inputs": TEXT}), 404, "not_found")
-
-    assert (
-        "no model for attention is loaded, which needs a model with attention in its graphs; export it with `--attentions`; loaded are"
-        in message
-    )
+    assert "`--attentions`" in rejected(call(models, "POST", ATTENTION, json={"inputs": TEXT}), 404, "not_found")
 
 
 def test_a_models_own_path_does_its_task_unless_asked(api: Send) -> None:
@@ -315,18 +302,16 @@ def test_several_models_with_attention_start(folder: Path, tmp_path: Path) -> No
     settings = {"allow_implicit_default": False}
     message = rejected(call_fresh(tmp_path, "POST", ATTENTION, settings=settings, json={"inputs": TEXT}), 404, "not_found")
 
-    assert "several models can answer (`one`, `two`), and none of them is the default for attention; set `model`" in message
+    assert "(`one`, `two`)" in message
     chosen = call_fresh(tmp_path, "POST", ATTENTION, settings=settings | {"default": {"attention": "two"}}, json={"inputs": TEXT})
     assert (200, "two") == (chosen.status_code, chosen.headers["x-model"])
-    with pytest.raises(SettingsError, match="no model of that name is loaded for that task"):
+    with pytest.raises(SettingsError, match="attention=three"):
         build(Settings(models=tmp_path, default={"attention": "three"}))
 
 
 def test_a_manifest_that_promises_too_much_is_refused(folder: Path) -> None:
     fields = json.loads((folder / "plain" / "manifest.json").read_text())
-    with pytest.raises(
-        ValueError, match=r"`attention_heads` needs an output of the kind `per_map`, which `model.cpu.fp32.onnx` does not have"
-    ):
+    with pytest.raises(ValueError, match=r"`attention_heads` .*`per_map`.*`model\.cpu\.fp32\.onnx`"):
         Manifest.model_validate_json(json.dumps(fields | {"attention_heads": [2]}))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import tiny
-from application import call
+from application import call, rejected
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.text.tokenizer import Tokenizer
 
@@ -30,10 +30,7 @@ def bare(folder: Path, task: str) -> Path:
     [("text-classification", "/classify", ""), ("text-classification", "/classify", ["good", ""]), ("feature-extraction", "/embed", "")],
 )
 def test_an_empty_text_is_refused(tmp_path: Path, task: str, path: str, inputs: Any) -> None:
-    answer = call(bare(tmp_path, task), "POST", path, json={"inputs": inputs})
-
-    assert 422 == answer.status_code
-    assert "the text is empty, and this model adds no special token to it; give a text" in answer.json()["error"]
+    assert "is empty" in rejected(call(bare(tmp_path, task), "POST", path, json={"inputs": inputs}), 422, "invalid_value")
 
 
 def test_an_empty_text_has_no_entities(tmp_path: Path) -> None:
@@ -60,7 +57,4 @@ def test_a_passage_answers_without_cls(tmp_path: Path) -> None:
 def test_no_answer_cannot_be_asked_for_where_nothing_stands_for_it(tmp_path: Path) -> None:
     """The parameter needs a [CLS] token, and this model has none."""
     body = {"inputs": QUESTION, "parameters": {"handle_impossible_answer": True}}
-    answer = call(bare(tmp_path, "question-answering"), "POST", "/answer", json=body)
-
-    assert 422 == answer.status_code
-    assert "this model has no [CLS] token, which `handle_impossible_answer` needs; remove" in answer.json()["error"]
+    assert "[CLS]" in rejected(call(bare(tmp_path, "question-answering"), "POST", "/answer", json=body), 422, "invalid_value")

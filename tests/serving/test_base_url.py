@@ -35,7 +35,7 @@ def test_the_only_model_answers(tmp_path: Path, task: str) -> None:
 
     assert (200, "only", expected.json()) == (actual.status_code, actual.headers["x-model"], actual.json())
     assert "did you mean `inputs`?" in rejected(call(tmp_path, "POST", "/", json={"input": "good"}), 422, "invalid_value")
-    assert "it is empty" in rejected(call(tmp_path, "POST", "/", content=b""), 400, "malformed")
+    rejected(call(tmp_path, "POST", "/", content=b""), 400, "malformed")
 
 
 def test_the_only_model_answers_its_other_tasks(tmp_path: Path) -> None:
@@ -69,14 +69,11 @@ def test_of_several_models_the_body_decides(api: Send, body: dict[str, Any], nam
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        (
-            {"inputs": "good"},
-            "fits several tasks, /classify, /ner, /fill-mask, /embed, /attention;",
-        ),
-        ({"inputs": []}, "fits several tasks, /classify, /ner, /answer, /fill-mask, /choose, /embed, /attention;"),
-        ({"inputs": "good", "parameters": {"top_k": 1}}, "fits several tasks, /classify, /fill-mask;"),
-        ({"inputs": "good", "x": 1}, "fits none of the loaded tasks, /classify, /ner, /answer,"),
-        (["good"], "fits none of the loaded tasks"),
+        ({"inputs": "good"}, "several tasks, /classify, /ner, /fill-mask, /embed, /attention;"),
+        ({"inputs": []}, "several tasks, /classify, /ner, /answer, /fill-mask, /choose, /embed, /attention;"),
+        ({"inputs": "good", "parameters": {"top_k": 1}}, "several tasks, /classify, /fill-mask;"),
+        ({"inputs": "good", "x": 1}, "loaded tasks, /classify, /ner, /answer,"),
+        (["good"], "loaded tasks, /classify, /ner, /answer,"),
     ],
 )
 def test_a_body_that_may_be_for_several_tasks_is_refused(api: Send, body: Any, said: str) -> None:
@@ -90,7 +87,7 @@ def test_a_body_over_a_limit_is_told_so(api: Send) -> None:
 
 def test_a_wrong_model_is_not_found(api: Send) -> None:
     assert "did you mean `masks`" in rejected(post(api, {"inputs": "good", "model": "maskss"}, path="/"), 404, "not_found")
-    assert "it looks like form data" in rejected(api("POST", "/", content=b"inputs=good"), 400, "malformed")
+    assert "form data" in rejected(api("POST", "/", content=b"inputs=good"), 400, "malformed")
 
 
 @dataclass

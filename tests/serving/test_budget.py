@@ -96,7 +96,7 @@ def test_the_bytes_of_every_answer_are_counted(api: Send, allowed: Any, path: st
     allowed(len(whole.content) // 2)
     response = post(api, body, path=path)
     assert (413, "too_large") == (response.status_code, response.json()["error_type"])
-    assert "are allowed; send fewer or shorter texts at once, or request less output for each" in response.text
+    assert f"bytes and {len(whole.content) // 2} " in response.text
     allowed(4 * len(whole.content))
     assert 200 == post(api, body, path=path).status_code
 
@@ -224,7 +224,7 @@ def test_the_work_of_decoding_holds_the_queue(tmp_path: Path) -> None:
         )
     finally:
         object.__setattr__(spec, "run", run)
-    assert "including all windows and decoding, and the queue holds 256" in message
+    assert "queue holds 256" in message
     assert [] == engine.batches
 
 
@@ -233,15 +233,13 @@ def test_answers_that_are_hard_to_find_have_a_limit(api: Send, monkeypatch: pyte
     passage = {"question": "good", "context": "film " * 3000}
     monkeypatch.setattr("bertserve.service.tasks.cost.MAX_STEPS", 20_000)
     assert 10 == len(answered(api, "/answer", passage, top_k=10, max_answer_len=12))
-    assert "the response would take too long to compute" in too_large(
-        api, "/answer", inputs=passage, parameters={"top_k": 1000, "max_answer_len": 12}
-    )
+    assert "`max_answer_len`" in too_large(api, "/answer", inputs=passage, parameters={"top_k": 1000, "max_answer_len": 12})
 
 
 def test_all_inputs_spend_one_budget() -> None:
     budget = Budget()
     budget.spend(answer_bytes=2**23)
-    with pytest.raises(TooLargeError, match="16777217 bytes and 16777216 are allowed"):
+    with pytest.raises(TooLargeError, match="16777217 bytes and 16777216 "):
         budget.spend(answer_bytes=2**23 + 1)
 
 
@@ -283,7 +281,7 @@ def test_characters_that_are_read_again_are_counted(api: Send, monkeypatch: pyte
     monkeypatch.setattr("bertserve.service.serving.model.MAX_CHARS", 1000)
     few, many = ({"question": "good " * 60, "context": "film", "choices": ["a"] * count} for count in (2, 4))
     assert 2 == len(answered(api, "/choose", few))
-    assert "1212 characters to tokenize" in rejected(ask(api, "/choose", many), 413, "too_large")
+    assert "1212 characters" in rejected(ask(api, "/choose", many), 413, "too_large")
 
 
 def test_many_long_texts_are_tokenized_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +318,7 @@ def test_a_document_that_cannot_be_returned_is_refused(api: Send, path: str) -> 
     body = {"query": "good", "documents": ["film", {"text": "book", "page": {"number": [HUGE]}}]}
     assert 200 == post(api, body, path=path).status_code
     response = post(api, body | {"return_documents": True}, path=path)
-    assert "`documents[1]` has a number with more than 64 bits" in response.text
+    assert "`documents[1]`" in response.text
     assert response.status_code in (400, 422)
 
 

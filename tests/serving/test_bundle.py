@@ -27,49 +27,42 @@ def edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("damage", "value"),
     [
-        (lambda path: (path / "manifest.json").unlink(), r"is not a bundle: manifest\.json cannot be read"),
-        (
-            lambda path: (path / "manifest.json").write_text("{"),
-            r"manifest\.json` is not a version 1 manifest: the document is not valid JSON: EOF",
-        ),
-        (lambda path: (path / "tokenizer.json").unlink(), r"tokenizer\.json` cannot be read"),
-        (lambda path: (path / "model.cpu.fp32.onnx").unlink(), r"model\.cpu\.fp32\.onnx` cannot be read"),
+        (lambda path: (path / "manifest.json").unlink(), r"manifest\.json"),
+        (lambda path: (path / "manifest.json").write_text("{"), r"manifest\.json` .* JSON: EOF"),
+        (lambda path: (path / "tokenizer.json").unlink(), r"tokenizer\.json"),
+        (lambda path: (path / "model.cpu.fp32.onnx").unlink(), r"model\.cpu\.fp32\.onnx"),
         (lambda path: (path / "model.cpu.fp32.onnx").write_bytes(b"x"), r"model\.cpu\.fp32\.onnx` was altered"),
-        (edit(lambda m: m.update(format_version=2)), r"has format 2, but this version reads format 1; update bertserve"),
-        (edit(lambda m: m["graphs"][0].update(file="../tiny/model.cpu.fp32.onnx")), r"graphs\.0\.file"),
-        (edit(lambda m: m["graphs"][0].update(file="model\0.onnx")), r"`graphs\.0\.file` must match `"),
-        (edit(lambda m: m.update(surprise=1)), r"`surprise` is unknown"),
-        (edit(lambda m: m.pop("task")), r"`task` is missing"),
-        (edit(lambda m: m["tokenizer"].update(max_length="32")), r"`tokenizer\.max_length` must be a whole number"),
-        (edit(lambda m: m.update(name="other")), r"has the name `other`"),
-        (edit(lambda m: m["graphs"][0].update(default=False)), r"the document: .*exactly one graph with `default: true`"),
+        (edit(lambda m: m.update(format_version=2)), "format 2,"),
+        (edit(lambda m: m["graphs"][0].update(file="../tiny/model.cpu.fp32.onnx")), r"`graphs\.0\.file`"),
+        (edit(lambda m: m["graphs"][0].update(file="model\0.onnx")), r"`graphs\.0\.file`"),
+        (edit(lambda m: m.update(surprise=1)), "`surprise`"),
+        (edit(lambda m: m.pop("task")), "`task`"),
+        (edit(lambda m: m["tokenizer"].update(max_length="32")), r"`tokenizer\.max_length`"),
+        (edit(lambda m: m.update(name="other")), "`other`"),
+        (edit(lambda m: m["graphs"][0].update(default=False)), "`default: true`"),
     ],
 )
-def test_a_broken_bundle_is_named_with_its_fault(models: Path, damage: Callable[[Path], Any], message: str) -> None:
+def test_a_broken_bundle_is_named_with_its_fault(models: Path, damage: Callable[[Path], Any], value: str) -> None:
     damage(models / "tiny")
 
-    with pytest.raises(BundleError, match=message):
+    with pytest.raises(BundleError, match=value):
         files.load_bundle(models / "tiny")
 
 
 @pytest.mark.parametrize(
-    ("task", "change", "message"),
+    ("task", "change", "named"),
     [
-        (
-            "text-classification",
-            {"task": "poetry"},
-            r"models/tiny` is for the task `poetry`; this version serves text-classification, token-",
-        ),
-        ("text-classification", {"task": "text-ranking"}, r"is for the task `text-ranking`; this version serves"),
-        ("text-classification", {"labels": []}, r"models/tiny` has a wrong manifest: `labels` must not be empty for text-classification"),
-        ("token-classification", {"labels": []}, r"`labels` must not be empty for token-classification"),
-        ("feature-extraction", {"embedding": None}, r"`embedding` must not be null for feature-extraction"),
-        ("fill-mask", {"tokenizer": {"mask": None}}, r"`tokenizer\.mask` must not be null for fill-mask"),
+        ("text-classification", {"task": "poetry"}, "models/tiny` .*`poetry`"),
+        ("text-classification", {"task": "text-ranking"}, "`text-ranking`"),
+        ("text-classification", {"labels": []}, "models/tiny` .*`labels`"),
+        ("token-classification", {"labels": []}, "`labels`"),
+        ("feature-extraction", {"embedding": None}, "`embedding`"),
+        ("fill-mask", {"tokenizer": {"mask": None}}, r"`tokenizer\.mask`"),
     ],
 )
-def test_a_bundle_has_what_its_task_needs(tmp_path: Path, task: str, change: dict[str, Any], message: str) -> None:
+def test_a_bundle_has_what_its_task_needs(tmp_path: Path, task: str, change: dict[str, Any], named: str) -> None:
     """A task that is not served, or that lacks something, is refused before a session is opened."""
     path = tiny.bundle(tmp_path / "models", task=task)
     manifest = json.loads((path / "manifest.json").read_text())
@@ -77,7 +70,7 @@ def test_a_bundle_has_what_its_task_needs(tmp_path: Path, task: str, change: dic
         manifest[name] = manifest[name] | value if isinstance(value, dict) else value
     (path / "manifest.json").write_text(json.dumps(manifest))
 
-    with pytest.raises(BundleError, match=message):
+    with pytest.raises(BundleError, match=named):
         catalog.spec_of(files.load_bundle(path))
 
 
@@ -96,12 +89,12 @@ def test_folders_are_discovered_by_name(tmp_path: Path) -> None:
     assert ["a", "b"] == [path.name for path in files.find_bundles([tmp_path])]
 
 
-@pytest.mark.parametrize(("name", "message"), [(None, "has no bundle"), ("not a name", "names must match")])
-def test_a_folder_without_usable_bundles_is_an_error(tmp_path: Path, name: str | None, message: str) -> None:
+@pytest.mark.parametrize("name", [None, "not a name"])
+def test_a_folder_without_usable_bundles_is_an_error(tmp_path: Path, name: str | None) -> None:
     if name:
         (tmp_path / name).mkdir()
 
-    with pytest.raises(BundleError, match=message):
+    with pytest.raises(BundleError, match=f"/{name or tmp_path.name}`"):
         files.find_bundles([tmp_path])
 
 

@@ -93,21 +93,18 @@ def test_text_is_cut_to_the_room_and_said_to_be(tokenizer: Tokenizer, request_: 
 
 
 @pytest.mark.parametrize(
-    ("request_", "message"),
+    ("request_", "numbers"),
     [
-        (
-            classify.Request("good " * 40, parameters=classify.ClassifyParameters(window="mean", stride=30)),
-            r"`stride` is 30, which is too large for windows of 30 tokens;",
-        ),
+        (classify.Request("good " * 40, parameters=classify.ClassifyParameters(window="mean", stride=30)), " 30, .* 30 tokens;"),
         (
             classify.Request("film " * 25, "bad " * 30, classify.ClassifyParameters(window="mean", stride=4)),
-            r"`stride` is 4, .* windows of 4 tokens after a first text of 25",
+            " 4, .* 4 tokens .* 25 tokens;",
         ),
-        (classify.Request("film " * 40, "bad", classify.ClassifyParameters(window="mean", stride=0)), r"windows of 0 tokens"),
+        (classify.Request("film " * 40, "bad", classify.ClassifyParameters(window="mean", stride=0)), " 0, .* 0 tokens "),
     ],
 )
-def test_windows_without_room_are_an_error(tokenizer: Tokenizer, request_: classify.Request, message: str) -> None:
-    with pytest.raises(InvalidValueError, match=message):
+def test_windows_without_room_are_an_error(tokenizer: Tokenizer, request_: classify.Request, numbers: str) -> None:
+    with pytest.raises(InvalidValueError, match=numbers):
         encode(classify, request_, tokenizer)
 
 

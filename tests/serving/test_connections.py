@@ -202,7 +202,7 @@ def test_probes_find_room_among_half_sent_heads(models: Path, tmp_path: Path) ->
         assert closed(served, "evicted") > 0
     lines = without_shutdown(log.read_text())
     assert 0 < len(lines) < 20
-    assert [] == [line for line in lines if "closed before a request was complete" not in line]
+    assert [] == [line for line in lines if "closed before" not in line]
     assert (soft, hard) == resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
@@ -221,6 +221,5 @@ def test_connections_follow_from_descriptors() -> None:
     """By default there are as many as descriptors allow, and more than these allow is an error that names both."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert (min(soft - RESERVE, 4096), 7) == (max_connections(None), max_connections(7))
-    with pytest.raises(SettingsError) as error:
+    with pytest.raises(SettingsError, match=f"--max-connections is {soft}, .* {soft} file descriptors"):
         max_connections(soft)
-    assert (f"--max-connections is {soft}" in error.value.message, f"{soft} file descriptors" in error.value.message) == (True, True)

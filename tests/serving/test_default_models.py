@@ -45,13 +45,8 @@ def used(state: AppState) -> dict[str, str]:
 
 
 def test_two_models_of_a_task_need_a_default(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError) as raised:
+    with pytest.raises(SettingsError, match=r" /classify \(`a`, `b`\); .* --default classify=NAME, .* --allow-implicit-default\."):
         state_of(made(tmp_path, a=tiny.LABELS, b=tiny.LABELS))
-
-    assert (
-        "several models can answer /classify (`a`, `b`); choose the default with --default classify=NAME, or allow the first by name with "
-        "--allow-implicit-default."
-    ) == raised.value.message
 
 
 def test_every_task_that_is_open_is_named_at_once(tmp_path: Path) -> None:
@@ -60,7 +55,7 @@ def test_every_task_that_is_open_is_named_at_once(tmp_path: Path) -> None:
             made(tmp_path, mood=tiny.LABELS, nli=NLI, mnli=NLI, rank=("score",), one="feature-extraction", two="feature-extraction"),
         )
 
-    assert "/classify (`mnli`, `mood`, `nli`, `rank`); /embed (`one`, `two`); /zero-shot (`mnli`, `nli`); choose" in raised.value.message
+    assert " /classify (`mnli`, `mood`, `nli`, `rank`); /embed (`one`, `two`); /zero-shot (`mnli`, `nli`); " in raised.value.message
     assert "--default classify=NAME,embed=NAME,zero-shot=NAME," in raised.value.message
 
 
@@ -106,7 +101,7 @@ def test_a_default_is_the_only_one_or_the_wanted_one(
 
 def test_a_default_that_cannot_do_a_task_leaves_it_open(tmp_path: Path) -> None:
     folder = made(tmp_path, a=NLI, b=NLI, mood=tiny.LABELS)
-    with pytest.raises(SettingsError, match=r"several models can answer /zero-shot \(`a`, `b`\); .* --default zero-shot=NAME,"):
+    with pytest.raises(SettingsError, match=r" /zero-shot \(`a`, `b`\); .* --default zero-shot=NAME,"):
         state_of(folder, default={"classify": "mood"})
 
 
@@ -167,23 +162,23 @@ def test_a_folder_says_which_of_its_models_answers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "value"),
     [
-        ("[", "the document is not valid JSON"),
-        ('{"classify": 1}', "`classify` must be a text"),
-        ('{"clasify": "a"}', "has the unknown task `clasify`; known tasks are "),
-        ('{"classify": "a", "text-classification": "b"}', "and one for `text-classification`, which is the same task"),
-        ('{"classify": "c"}', "makes `c` the default for text-classification, but no model of that name and task is loaded; fix the file"),
-        ('{"embed": "a"}', "makes `a` the default for feature-extraction, but no model of that name and task is loaded; fix the file"),
+        ("[", "valid JSON"),
+        ('{"classify": 1}', "`classify`"),
+        ('{"clasify": "a"}', "`clasify`"),
+        ('{"classify": "a", "text-classification": "b"}', "`text-classification`"),
+        ('{"classify": "c"}', "`c`"),
+        ('{"embed": "a"}', "`a`"),
     ],
 )
-def test_a_folder_that_says_nonsense_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_a_folder_that_says_nonsense_is_refused(tmp_path: Path, text: str, value: str) -> None:
     folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
     (folder / DEFAULTS_FILE).write_text(text)
 
     with pytest.raises(StartError) as raised:
         state_of(folder)
-    assert message in raised.value.message
+    assert value in raised.value.message
     assert f"`{folder / DEFAULTS_FILE}` " in raised.value.message
 
 
@@ -192,10 +187,7 @@ def test_folders_that_disagree_need_a_flag(tmp_path: Path) -> None:
     for folder, name in zip(folders, "ab", strict=True):
         (folder / DEFAULTS_FILE).write_text(f'{{"classify": "{name}"}}')
 
-    with pytest.raises(
-        SettingsError,
-        match=r"makes `a` the default for text-classification, but .* makes `b` the default; choose one with --default classify=",
-    ):
+    with pytest.raises(SettingsError, match=r"`a` .* text-classification, .* `b` .* --default classify=NAME"):
         build(Settings(models=folders))
     assert {"text-classification": "b"} == used(build(Settings(models=folders, default={"classify": "b"})))
 
@@ -222,15 +214,15 @@ def test_a_model_that_comes_later_takes_nothing_over(tmp_path: Path, caplog: pyt
         made(folder, a=tiny.LABELS)
         asyncio.run(state.reloader.refresh())
         assert {"text-classification": "b"} == used(state)
-        assert caplog.text.count("the model a can also answer /classify, which still uses b") == number + 1
+        assert caplog.text.count("/classify, which still uses b") == number + 1
         shutil.rmtree(folder / "b")
         tiny.bundle(folder, "b", seed=1)
         asyncio.run(state.reloader.load("b"))
         assert state.registry.for_task("text-classification") is state.registry.get("b")
-        assert "and not" not in caplog.text
+        assert "instead of" not in caplog.text
 
 
-WARNING = "the next start with these settings will fail"
+WARNING = "will fail: "
 
 
 @pytest.mark.parametrize("reload", ["refresh", "load"])
@@ -257,7 +249,7 @@ def test_a_reload_warns_of_a_default_that_is_gone(tmp_path: Path, caplog: pytest
     state, forgiving = state_of(folder), state_of(folder, skip_broken=True)
     shutil.rmtree(folder / "a")
     asyncio.run(state.reloader.refresh())
-    assert f"{WARNING}: `{folder / DEFAULTS_FILE}` makes `a` the default" in caplog.text
+    assert f"{WARNING}`{folder / DEFAULTS_FILE}` makes `a`" in caplog.text
     (folder / DEFAULTS_FILE).unlink()
     (folder / "b/tokenizer.json").write_text("{}")
     for each, warned in ((state, True), (forgiving, False)):
@@ -270,10 +262,10 @@ def test_a_default_that_goes_is_followed_by_the_only_one(tmp_path: Path, caplog:
     state = state_of(made(tmp_path, a=tiny.LABELS, b=tiny.LABELS), default={"classify": "a"})
     asyncio.run(state.reloader.unload("a"))
     assert {"text-classification": "b"} == used(state)
-    assert "/classify now uses the model b instead of a" in caplog.text
+    assert "b instead of a" in caplog.text
     asyncio.run(state.reloader.load("a"))
     assert {"text-classification": "a"} == used(state)
-    assert "/classify now uses the model a instead of b" in caplog.text
+    assert "a instead of b" in caplog.text
 
 
 def test_of_several_that_are_left_none_is_the_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -281,8 +273,8 @@ def test_of_several_that_are_left_none_is_the_default(tmp_path: Path, caplog: py
     state = state_of(folder, default={"classify": "a"})
     asyncio.run(state.reloader.unload("a"))
     assert {} == used(state)
-    assert "/classify has no default model, but b, c can answer it; start with --default classify=NAME" in caplog.text
-    with pytest.raises(NotFoundError, match=r"several models can answer \(`b`, `c`\), and none of them .* set `model`"):
+    assert "but b, c can" in caplog.text
+    with pytest.raises(NotFoundError, match=r"\(`b`, `c`\)"):
         state.registry.for_task("text-classification")
     assert "b" == state.registry.for_task("text-classification", "b").name
     by_name = state_of(folder, allow_implicit_default=True)

@@ -78,7 +78,7 @@ def test_a_lack_of_memory_is_named(models: Path, monkeypatch: pytest.MonkeyPatch
     made = engine(models / "tiny")
     monkeypatch.setattr(made, "_session", SimpleNamespace(run=run))
 
-    with pytest.raises(EngineError, match="not enough memory to run 2 x 3 tokens; send shorter texts"):
+    with pytest.raises(EngineError, match="2 x 3 tokens"):
         made.run([encoding(2, 8, 3), encoding(2, 3)])
 
 
@@ -91,7 +91,7 @@ def test_a_wrong_number_of_rows_is_an_error(models: Path) -> None:
     onnx.save(model, str(file))
     wrong = graph.model_copy(update={"outputs": (OutputSpec(name="pooled", kind="per_text"),)})
 
-    with pytest.raises(EngineError, match=r"`pooled` has 1 rows instead of 2\. This is a bug"):
+    with pytest.raises(EngineError, match="`pooled` has 1 rows"):
         OnnxEngine(file, wrong, pad_id=0, padding_side="right").run([encoding(2, 3), encoding(2, 3)])
 
 

@@ -83,10 +83,8 @@ def test_threads_go_on_where_there_can_be_none(error: Exception, caplog: pytest.
         wait_for_multi_threaded("m")
 
     assert [1] == calls
-    reason = "no such file" if isinstance(error, ProviderError) else "MemoryError."
-    assert [f"all runs of the model m have one thread, because a session with 2 threads could not be created: {reason}"] == [
-        r.message for r in caplog.records
-    ]
+    [record] = caplog.records
+    assert ("no such file" if isinstance(error, ProviderError) else "MemoryError.") in record.message
 
 
 @pytest.mark.parametrize("change", [lambda file: file.unlink(), lambda file: file.write_bytes(b"x")], ids=["gone", "altered"])
@@ -103,7 +101,7 @@ def test_both_sessions_are_of_what_was_loaded(
     engines.for_multi_threaded_run(1)
     wait_for_multi_threaded("tiny")
     assert engines.for_multi_threaded_run(1) is engines.single_threaded
-    assert "could not be created: bundle file" in caplog.text
+    assert f"`{bundle}/model.cpu.fp32.onnx`" in caplog.text
 
 
 def test_the_second_session_answers_as_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +171,7 @@ def test_accounting_that_fails_fails_no_answer(
             await scheduler.stop(5)
 
     asyncio.run(check())
-    assert ["cannot count a run of `tiny`: OSError"] == [record.message for record in caplog.records]
+    assert [True] == ["`tiny`: OSError" in record.message for record in caplog.records]
 
 
 @pytest.mark.parametrize("name", ["sentiment", "ner", "qa", "fill-mask", "embed", "nli"])

@@ -25,58 +25,36 @@ def post(models: Path, path: str, body: Any, **settings: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "line"),
+    ("path", "body", "start", "value"),
     [
-        (
-            "/classify",
-            {"inputs": SECRET * 9},
-            "413 too_large r-1 POST /classify: the text has 63 characters and 50 are allowed; split it;",
-        ),
-        (
-            "/classify",
-            {"inputs": 5, "model": SECRET},
-            "422 invalid_value r-1 POST /classify: `inputs` is wrong: {message}; it is {value}.",
-        ),
-        ("/classify", {}, "422 invalid_value r-1 POST /classify: `inputs` is missing; send JSON such as {"),
+        ("/classify", {"inputs": SECRET * 9}, "413 too_large r-1 POST /classify", "63 characters and 50 "),
+        ("/classify", {"inputs": 5, "model": SECRET}, "422 invalid_value r-1 POST /classify", "{value}"),
+        ("/classify", {}, "422 invalid_value r-1 POST /classify", "`inputs`"),
         (
             "/classify",
             {"inputs": "a", f"parametrs{SECRET}": {}},
-            "422 invalid_value r-1 POST /classify: unknown field `{name}`; did you mean `parameters`? Known fields are `inputs`",
+            "422 invalid_value r-1 POST /classify",
+            "`{name}`; did you mean `parameters`?",
         ),
-        (
-            "/classify",
-            {"inputs": "a", "parameters": {f"top_k{SECRET}": {}}},
-            "422 invalid_value r-1 POST /classify: `parameters` has no `{name}`; known names are `top_k`",
-        ),
-        (
-            "/choose",
-            {"inputs": {"prompt": SECRET, "choices": ["a", "b"]}},
-            "404 not_found r-1 POST /choose: no model for multiple-choice is loaded; loaded are: tiny (text-classification). "
-            "The operator can export one",
-        ),
-        ("/attention", {"inputs": SECRET}, "404 not_found r-1 POST /attention: no model for attention is loaded, which needs a model with"),
-        (
-            "/classify",
-            f'{{"{SECRET}'.encode(),
-            "400 malformed r-1 POST /classify: the body is not valid JSON: EOF while parsing a string at column 9; send JSON, such as {",
-        ),
-        (
-            "/models/tiny",
-            {"inputs": "a", "model": f"{SECRET}\n2026 ERROR"},
-            "422 invalid_value r-1 POST /models/tiny: `model` is `{given}`, but the path names `tiny`",
-        ),
-        (f"/{SECRET}", {}, "404 not_found r-1 POST unknown: there is no path `{path}`"),
-        (f"/models/{SECRET}", {}, "404 not_found r-1 POST /models/{name}: no model `{name}` is loaded; loaded are: tiny."),
-        ("/classify", {"inputs": "a", "model": SECRET}, "404 not_found r-1 POST /classify: no model `{name}` is loaded; loaded are: tiny."),
+        ("/classify", {"inputs": "a", "parameters": {f"top_k{SECRET}": {}}}, "422 invalid_value r-1 POST /classify", "`{name}`; "),
+        ("/choose", {"inputs": {"prompt": SECRET, "choices": ["a", "b"]}}, "404 not_found r-1 POST /choose", "tiny (text-classification)"),
+        ("/attention", {"inputs": SECRET}, "404 not_found r-1 POST /attention", "attention"),
+        ("/classify", f'{{"{SECRET}'.encode(), "400 malformed r-1 POST /classify", "at column 9;"),
+        ("/models/tiny", {"inputs": "a", "model": f"{SECRET}\n2026 ERROR"}, "422 invalid_value r-1 POST /models/tiny", "`{given}`"),
+        (f"/{SECRET}", {}, "404 not_found r-1 POST unknown", "`{path}`"),
+        (f"/models/{SECRET}", {}, "404 not_found r-1 POST /models/{name}", "`{name}`"),
+        ("/classify", {"inputs": "a", "model": SECRET}, "404 not_found r-1 POST /classify", "`{name}`"),
     ],
 )
-def test_a_line_says_why_without_what_was_sent(models: Path, caplog: pytest.LogCaptureFixture, path: str, body: Any, line: str) -> None:
+def test_a_line_says_why_without_what_was_sent(
+    models: Path, caplog: pytest.LogCaptureFixture, path: str, body: Any, start: str, value: str
+) -> None:
     """The log has the message of the answer with the names of the caller's values, and the request's id, method and path."""
     post(models, path, body, max_chars=50)
     [record] = [record for record in caplog.records if record.name == "bertserve.errors"]
+    reason = record.__dict__["reason"]
 
-    assert record.getMessage().startswith(line)
-    assert record.__dict__["reason"].startswith(line.partition(": ")[2])
+    assert (f"{start}: {reason}", True) == (record.getMessage(), value in reason)
     assert SECRET not in caplog.text
     assert SECRET not in str(record.__dict__)
 
@@ -88,8 +66,8 @@ def test_a_size_that_a_caller_declares_is_not_logged(models: Path, caplog: pytes
         models, "POST", "/v2/models/tiny/infer", content=head + b"data", headers={"inference-header-content-length": str(len(head))}
     )
 
-    assert "`binary_data_size` of `text` is 987654, but the body has only 4 bytes left." in answer.text
-    assert "`binary_data_size` of `{name}` is {claimed}" in caplog.text and "987654" not in caplog.text
+    assert "`text` is 987654" in answer.text
+    assert "`{name}` is {claimed}" in caplog.text and "987654" not in caplog.text
 
 
 def test_an_error_line_has_the_fields_of_its_request(models: Path, caplog: pytest.LogCaptureFixture) -> None:

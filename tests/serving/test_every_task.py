@@ -125,9 +125,9 @@ def test_a_model_that_cannot_do_a_task_is_refused(api: Send, path: str) -> None:
             assert name == post(api, body, path=path).headers["x-model"]
             continue
         message = wrong(api, path, body)
-        assert f"the model `{name}` " in message
+        assert f"`{name}`" in message
         if path in DERIVED:
-            assert f"Models for {SPECS[path].name}: `{MODELS[path]}`" in message
+            assert f"{SPECS[path].name}: `{MODELS[path]}`" in message
             wrong(api, f"/models/{name}", BODIES[path])
 
 
@@ -290,7 +290,7 @@ def test_a_list_gives_the_result_of_each(api: Send, path: str) -> None:
 )
 def test_a_wrong_body_is_named_by_its_path(api: Send, path: str, body: Any, where: str) -> None:
     """An invalid input of the task is 422 with its place."""
-    assert wrong(api, path, body).startswith((f"`{where}` is wrong: ", f"`{where}` is missing; send"))
+    assert wrong(api, path, body).startswith(f"`{where}` is ")
 
 
 # Unknown names
@@ -299,41 +299,41 @@ def test_a_wrong_body_is_named_by_its_path(api: Send, path: str, body: Any, wher
 @pytest.mark.parametrize(
     ("path", "key", "said"),
     [
-        (CLASSIFY, "params", "did you mean `parameters`? Known fields are `inputs`, `parameters`, `model`."),
+        (CLASSIFY, "params", "did you mean `parameters`?"),
         (CLASSIFY, "top_k", "put it into `parameters`"),
         (CLASSIFY, "top_n", "did you mean `top_k` in `parameters`?"),
         (CLASSIFY, "truncate", "did you mean `truncation` in `parameters`?"),
         (CLASSIFY, "models", "did you mean `model`?"),
-        (CLASSIFY, "x", "known fields are"),
+        (CLASSIFY, "x", "known fields are `inputs`, `parameters`, `model`."),
         (NER, "aggregation_strategy", "put it into `parameters`"),
-        (ANSWER, "context", "known fields are"),
+        (ANSWER, "context", "known fields"),
         (FILL, "Target", "did you mean `targets` in `parameters`?"),
-        (CHOOSE, "choices", "known fields are"),
+        (CHOOSE, "choices", "known fields"),
         (CHOOSE, "truncate", "did you mean `truncation` in `parameters`?"),
         (EMBED, "normalise", "did you mean `normalize`?"),
         (EMBED, "input", "did you mean `inputs`?"),
-        (SIMILARITY, "sentences", "known fields are"),
-        (RERANK, "top_n", "known fields are"),
-        (RERANK, "documents", "known fields are"),
+        (SIMILARITY, "sentences", "known fields"),
+        (RERANK, "top_n", "known fields"),
+        (RERANK, "documents", "known fields"),
         (RERANK, "raw_score", "did you mean `raw_scores`?"),
         (ZERO_SHOT, "candidate_labels", "put it into `parameters`"),
     ],
 )
 def test_an_unknown_key_of_a_body_is_an_error(api: Send, path: str, key: str, said: str) -> None:
     message = wrong(api, path, BODIES[path] | {key: 1})
-    assert f"unknown field `{key}`" in message
+    assert f"`{key}`" in message
     assert said in message
 
 
 @pytest.mark.parametrize(
     ("path", "inputs", "where", "said"),
     [
-        (CLASSIFY, {"text": "good", "text_par": "bad"}, "inputs", "did you mean `text_pair`? Known names are `text`, `text_pair`."),
+        (CLASSIFY, {"text": "good", "text_par": "bad"}, "inputs", "did you mean `text_pair`?"),
         (CLASSIFY, ["good", {"text": "good", "pair": "bad"}], "inputs[1]", "`pair`"),
         (ANSWER, {"question": "good ?", "contxt": "a film"}, "inputs", "did you mean `context`?"),
-        (ANSWER, [QUESTION | {"id": 1}], "inputs[0]", "known names are `question`, `context`."),
+        (ANSWER, [QUESTION | {"id": 1}], "inputs[0]", "`question`, `context`."),
         (CHOOSE, CHOICES | {"contxt": "a"}, "inputs", "did you mean `context`?"),
-        (CHOOSE, [CHOICES | {"label": 1}], "inputs[0]", "known names are `choices`,"),
+        (CHOOSE, [CHOICES | {"label": 1}], "inputs[0]", "`choices`,"),
         (SIMILARITY, SENTENCES | {"sentence": "a"}, "inputs", "did you mean `sentences`?"),
     ],
 )
@@ -361,7 +361,7 @@ def test_an_unknown_parameter_names_the_nearest_of_the_task(api: Send, path: str
 def test_what_ranking_has_at_the_top_is_not_within_parameters(api: Send) -> None:
     """Reranking has no `parameters`; an empty object, which huggingface_hub sends, is let pass."""
     assert 200 == post(api, BODIES[RERANK] | {"parameters": {}}, path=RERANK).status_code
-    assert "put it next to `query`, `texts`." in wrong(api, RERANK, BODIES[RERANK] | {"parameters": {"return_text": True}})
+    assert "`query`, `texts`." in wrong(api, RERANK, BODIES[RERANK] | {"parameters": {"return_text": True}})
 
 
 @each_path
@@ -377,11 +377,11 @@ def test_harmless_keys_of_other_clients_are_let_pass(api: Send, path: str) -> No
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"stream": True}, "`stream` asks for a response format"),
-        ({"encoding_format": "base64"}, "`encoding_format` asks for a response format"),
-        ({"encoding_format": []}, "`encoding_format` asks for a response format"),
-        ({"options": {"top_k": 2}}, "`options` has no `top_k`; put it into `parameters`."),
-        ({"options": {"x": 2}}, "`options` has no `x`; known names are `use_cache`"),
+        ({"stream": True}, "`stream` asks for"),
+        ({"encoding_format": "base64"}, "`encoding_format` asks for"),
+        ({"encoding_format": []}, "`encoding_format` asks for"),
+        ({"options": {"top_k": 2}}, "`top_k`; put it into `parameters`."),
+        ({"options": {"x": 2}}, "`use_cache`"),
         ({"options": True}, "`options` is wrong"),
     ],
 )
@@ -394,7 +394,7 @@ def test_what_would_change_the_answer_is_not_harmless(api: Send, more: dict[str,
 def test_a_query_is_an_error(api: Send, path: str) -> None:
     """What stands in the address behind a question mark does nothing, so it is refused; a question mark alone is not."""
     body = BODIES.get(path, BODIES[CLASSIFY])
-    assert "the query parameter `model`" in wrong(api, f"{path}?model=nli", body)
+    assert "query parameter `model`" in wrong(api, f"{path}?model=nli", body)
     assert len(wrong(api, f"{path}?{'x' * 9999}=1&b", body)) < 300
     assert 200 == post(api, body, path=f"{path}?").status_code
 
@@ -470,7 +470,7 @@ def test_null_is_the_default(api: Send, path: str) -> None:
 )
 def test_a_text_over_the_limit_is_too_large(limited: Path, path: str, body: Any, where: str) -> None:
     response = classify(limited, body, path=path, settings={"max_chars": 100})
-    assert rejected(response, 413, "too_large").startswith(f"{where}: the text has 101 characters and 100 are allowed")
+    assert re.match(rf"{re.escape(where)}: .* 101 characters and 100 ", rejected(response, 413, "too_large"))
 
 
 @pytest.mark.parametrize(
@@ -480,7 +480,7 @@ def test_a_text_over_the_limit_is_too_large(limited: Path, path: str, body: Any,
         (EMBED, {"inputs": ["good"] * 6}, "`inputs` has 6 items"),
         (SIMILARITY, {"inputs": {"source_sentence": "a", "sentences": ["good"] * 6}}, "`sentences` has 6 items"),
         (RERANK, {"query": "a", "texts": ["good"] * 6}, "`texts` has 6 items"),
-        (ZERO_SHOT, {"inputs": ["a", "b", "c"], "parameters": LABELS}, "`inputs` and `candidate_labels` make 6 pairs"),
+        (ZERO_SHOT, {"inputs": ["a", "b", "c"], "parameters": LABELS}, "6 pairs"),
         (CHOOSE, {"inputs": [CHOICES] * 3}, "`inputs` has 6 choices"),
     ],
 )
@@ -507,7 +507,7 @@ def folder_of_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_cut_text_is_said(api: Send, path: str, body: Any) -> None:
     response = post(api, body, path=path)
     assert "1" == response.headers["x-truncated"]
-    assert "cut to the model's 32 tokens: " in response.headers["x-hf-warning"]
+    assert "32 tokens: " in response.headers["x-hf-warning"]
 
 
 @pytest.mark.parametrize(

@@ -17,17 +17,17 @@ from fakes import FaultySession
 GUILTY = "poor"
 INNOCENT = ("good", "bad", "fine", "dull", "great")
 FAULTS = {
-    "raise": "inputs: the graph failed with RuntimeError.",
-    "panic": "the request's work ended with SystemExit. This is a bug.",
-    "memory": "inputs: there is not enough memory to run 1 x 3 tokens; send shorter texts; the operator can give the service more memory.",
-    "allocation": "inputs: there is not enough memory to run 1 x 3 tokens; send shorter texts; the operator can give the service more memory.",
-    "nan": "inputs: output `logits` is not finite; this graph cannot score this text.",
-    "short": "inputs: output `logits` has 0 rows instead of 1. This is a bug.",
+    "raise": "RuntimeError",
+    "panic": "SystemExit",
+    "memory": "1 x 3 tokens",
+    "allocation": "1 x 3 tokens",
+    "nan": "`logits` is not finite",
+    "short": "`logits` has 0 rows",
 }
 
 
-@pytest.mark.parametrize(("fault", "message"), FAULTS.items())
-def test_a_fault_of_the_graph_is_the_answer_of_the_guilty_request_alone(models: Path, fault: str, message: str) -> None:
+@pytest.mark.parametrize(("fault", "value"), FAULTS.items())
+def test_a_fault_of_the_graph_is_the_answer_of_the_guilty_request_alone(models: Path, fault: str, value: str) -> None:
     """Other requests of its batch get their usual scores, the service stays ready, and the inference thread continues."""
     service = build(Settings(models=models, threads=1))
     engine = service.registry.get("tiny").engines.single_threaded
@@ -47,7 +47,7 @@ def test_a_fault_of_the_graph_is_the_answer_of_the_guilty_request_alone(models: 
             await asyncio.sleep(0)
         session.gate.set()
         *innocent, guilty = await asyncio.gather(*together)
-        assert message == rejected(guilty, 500, "engine")
+        assert value in rejected(guilty, 500, "engine")
         assert [200] * len(INNOCENT) == [answer.status_code for answer in innocent]
         for expected, answer in zip(before, innocent, strict=True):
             assert [one["label"] for one in expected[0]] == [one["label"] for one in answer.json()[0]]

@@ -97,5 +97,5 @@ def test_a_decoder_that_needs_the_whole_text_has_a_limit(monkeypatch: pytest.Mon
     fillings = Fillings(decoder, [1] * 100, [range(50, 51)], skip_special=True)  # type: ignore[arg-type]
     assert ["100:101", "100:102"] == fillings.texts(0, [[2], [3]])
     monkeypatch.setattr(filling, "MAX_WHOLE_TOKENS", 150)
-    with pytest.raises(TooLargeError, match="too many to decode"):
+    with pytest.raises(TooLargeError):
         fillings.texts(0, [[2], [3]])

@@ -35,20 +35,20 @@ def test_a_worker_whose_threads_hang_is_replaced(tmp_path: Path, serve: Callable
                 waited = pool.submit(ask, waiting, "good")
             time.sleep(0.05)
         hung_s = time.monotonic() - start
-        while "worker 0 restarted as process" not in (log := served.log.read_text()) and "worker 1 restarted as process" not in log:
+        while "restarted as process" not in served.log.read_text():
             answered.append(ask(working, "good").status_code)  # while one ends, and the next one starts
             assert time.monotonic() < start + 60
         print(f"failed after {hung_s:.1f} s, replaced after {time.monotonic() - start:.1f} s, {len(answered)} others answered meanwhile")
         assert {200} == set(answered)
         assert 500 == hung.result().status_code
         assert "engine" == hung.result().json()["error_type"]
-        assert "its inference thread was abandoned" in hung.result().json()["error"]
+        assert "abandoned" in hung.result().json()["error"]
         assert waited is not None
         assert 503 == waited.result().status_code
         with connections_of_two_workers(served.url) as ((one,), (other,)):
             assert 1 == len({worker(one), worker(other)} - before)
             assert "hung_runs_total 1.0" in one.get("/metrics").text
-    assert "hangs: a run has taken 2 s" in served.log.read_text()
+    assert "has taken 2 s" in served.log.read_text()
     assert "dull" not in served.log.read_text()
 
 

@@ -97,7 +97,7 @@ def test_a_pid_file_that_cannot_be_written_ends_the_start(
     monkeypatch.setattr("bertserve.service.process.logs.configure_logging", lambda _: None)  # the handlers are those of the test run
     path = tmp_path / "none" / "pid"
     assert 1 == main(["serve", "--models", str(models), "--port", "0", "--pid-file", str(path)])
-    assert f"cannot write --pid-file `{path}` (No such file or directory)" in capsys.readouterr().err
+    assert f"--pid-file `{path}`" in capsys.readouterr().err
 
 
 def test_a_service_can_speak_tls(models: Path, tmp_path: Path, serve: Serve) -> None:
@@ -167,7 +167,7 @@ def test_a_hangup_reads_the_certificate_again(models: Path, tmp_path: Path, serv
         first = name()
         key.write_text("no key")
         served.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: "cannot reload the certificate" in served.log.read_text())
+        wait_until(lambda: "cannot reload" in served.log.read_text())
         assert first == name()
         certified(tmp_path, "example.org")
         served.process.send_signal(signal.SIGHUP)
@@ -180,5 +180,5 @@ def test_a_certificate_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     other.mkdir()
     (tmp_path / "text").write_text("text")
     for wrong in ((chain, tmp_path / "none"), (tmp_path / "text", key), (chain, certified(other)[1])):
-        with pytest.raises(SettingsError, match="cannot be used"):
+        with pytest.raises(SettingsError, match="--tls-cert"):
             Certificate(*wrong)

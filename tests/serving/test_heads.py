@@ -99,7 +99,7 @@ def test_a_model_of_inference_is_known_by_its_labels(labels: tuple[str, ...], pl
 def test_a_hypothesis_without_room_is_refused(tokenizer: Tokenizer) -> None:
     """A label that leaves no token of the text is named; without a text it may take all."""
     label = " ".join(["good"] * 29)
-    with pytest.raises(InvalidValueError, match=r"`good good .*` has 29 tokens and at most 28 are allowed"):
+    with pytest.raises(InvalidValueError, match=r"`good good .*` has 29 tokens .* 28 "):
         encode(
             zero_shot,
             zero_shot.Request("film", zero_shot.ZeroShotParameters(candidate_labels=[label], hypothesis_template="{}")),
@@ -229,36 +229,31 @@ def test_the_last_layer_alone_is_an_output_of_its_own(embedding: Embedding, aske
 
 
 @pytest.mark.parametrize(
-    ("embedding", "asked", "message"),
+    ("embedding", "asked", "value"),
     [
-        (spec("last"), [-2], "`layers` has -2, but this model has only its last layer, -1; the operator can export it"),
-        (spec("last_four"), [3], "`layers` has 3, but this model has only the layers -4 to -1"),
-        (
-            spec((0, 5, 6)),
-            [5, 4],
-            "`layers` has 4, but this model has only the layers 0 or -7, 5 or -2, 6 or -1; the operator",
-        ),
-        (spec((0, 5, 6)), "last_four", "`layers` has -4, but this model has only the layers 0 or -7"),
-        (spec((0, 5, 6)), [5, -2], "`layers` has a duplicate: [5, -2]; name each once."),
+        (spec("last"), [-2], "`layers` has -2, .* -1;"),
+        (spec("last_four"), [3], "`layers` has 3, .* -4 to -1;"),
+        (spec((0, 5, 6)), [5, 4], "`layers` has 4, .* 0 or -7, 5 or -2, 6 or -1;"),
+        (spec((0, 5, 6)), "last_four", "`layers` has -4, .* 0 or -7,"),
+        (spec((0, 5, 6)), [5, -2], r"\[5, -2\]"),
     ],
 )
-def test_layers_that_a_bundle_does_not_have_are_refused(embedding: Embedding, asked: Any, message: str) -> None:
-    with pytest.raises(InvalidValueError) as refusal:
+def test_layers_that_a_bundle_does_not_have_are_refused(embedding: Embedding, asked: Any, value: str) -> None:
+    with pytest.raises(InvalidValueError, match=value):
         choose(asked, None, embedding)
-    assert message in refusal.value.message
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("fields", "value"),
     [
-        ({"layers": (6, 5)}, "`layers` must be ascending numbers of at least 0 without duplicates, not \\[6, 5\\]"),
-        ({"layers": (-1, 6)}, "`layers` must be ascending numbers"),
-        ({"layers": ()}, "`layers` must be ascending numbers"),
-        ({"layers": (5, 6), "default_layers": (4,)}, "`default_layers` has 4, which is not in `layers`"),
+        ({"layers": (6, 5)}, r"`layers` .* not \[6, 5\]"),
+        ({"layers": (-1, 6)}, r"`layers` .* not \[-1, 6\]"),
+        ({"layers": ()}, r"`layers` .* not \[\]"),
+        ({"layers": (5, 6), "default_layers": (4,)}, "`default_layers` has 4,"),
     ],
 )
-def test_a_manifest_of_impossible_layers_is_wrong(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_a_manifest_of_impossible_layers_is_wrong(fields: dict[str, Any], value: str) -> None:
+    with pytest.raises(ValueError, match=value):
         spec(fields.pop("layers"), **fields)
 
 

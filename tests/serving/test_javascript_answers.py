@@ -52,7 +52,7 @@ def test_tokens_have_a_group(api: Send) -> None:
 @pytest.mark.parametrize("count", [0, 2])
 def test_several_inputs_are_refused(api: Send, path: str, one: Any, more: dict[str, Any], count: int) -> None:
     message = rejected(post(api, {"inputs": [one] * count, **more}, path=path, headers=AGENT), 422, "invalid_value")
-    assert f"@huggingface/inference cannot read answers to several inputs, and `inputs` has {count} items; send one at a time" in message
+    assert "@huggingface/inference" in message and f"`inputs` has {count} items" in message
     assert count == len(post(api, {"inputs": [one] * count, **more}, path=path).json())
 
 
@@ -60,4 +60,4 @@ def test_vectors_are_lists_of_numbers(api: Send) -> None:
     """Of several texts too, but not as base64, which the client cannot read."""
     assert 2 == len(post(api, {"inputs": ["good", "bad"]}, path="/embed", headers=AGENT).json())
     message = rejected(post(api, {"inputs": "good", "encoding_format": "base64"}, path="/embed", headers=AGENT), 422, "invalid_value")
-    assert "`encoding_format` is `base64`, which @huggingface/inference cannot read" in message
+    assert "`base64`, which @huggingface/inference" in message

@@ -158,9 +158,7 @@ def test_masks_far_into_a_long_text_are_in_one_window(runs: Runs) -> None:
     assert (32, 1, 2) == (len(encoding), len(encoding.masks), int((encoding.ids == 4).sum()))
     assert begun.batch.truncated
     assert 84 == len(runs.drive(text_of(runs, text, beam=2, top_k=1))[0]["sequence"].split())
-    with pytest.raises(
-        InvalidValueError, match="the masks of the text span 42 tokens and the model takes 30; shorten the text, or remove `joint`"
-    ):
+    with pytest.raises(InvalidValueError, match=r"42 tokens .* 30; .*`joint`"):
         text_of(runs, f"[MASK] {LONG} [MASK]", beam=2, top_k=1)
 
 
@@ -174,23 +172,18 @@ def test_a_window_has_every_mask(runs: Runs, before: int, between: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "targets", "message"),
+    ("text", "targets", "value"),
     [
-        ("[MASK]" * 17, None, "the text has 17 masks and `joint` fills at most 16; use fewer masks"),
-        (
-            "[MASK] [MASK] [MASK]",
-            ["good", "xyzxyz"],
-            "the text has 18 masks with a mask for each token of their targets and `joint` fills at most 16",
-        ),
-        ("[MASK]" * 7, ["good", "xy"], "7 masks with targets of 2 different numbers of tokens need 128 texts to search and 64 are allowed"),
-        ("[MASK]", ["", "\u200b"], "`targets` has no word of the model's vocabulary; give at least one."),
-        ("no mask", None, "the text has no mask; write `[MASK]` for each word to fill in."),
+        ("[MASK]" * 17, None, "17 masks .* 16;"),
+        ("[MASK] [MASK] [MASK]", ["good", "xyzxyz"], "18 masks .*`joint` .* 16;"),
+        ("[MASK]" * 7, ["good", "xy"], "7 masks .* 2 .* 128 texts .* 64 "),
+        ("[MASK]", ["", "\u200b"], "`targets`"),
+        ("no mask", None, r"`\[MASK\]`"),
     ],
 )
-def test_what_cannot_be_searched_is_refused(runs: Runs, text: str, targets: list[str] | None, message: str) -> None:
-    with pytest.raises(InvalidValueError) as refusal:
+def test_what_cannot_be_searched_is_refused(runs: Runs, text: str, targets: list[str] | None, value: str) -> None:
+    with pytest.raises(InvalidValueError, match=value):
         text_of(runs, text, beam=2, top_k=1, targets=targets)
-    assert message in refusal.value.message
 
 
 def test_equal_scores_come_by_token(monkeypatch: pytest.MonkeyPatch, runs: Runs) -> None:
@@ -281,19 +274,15 @@ def test_targets_are_searched_together(api: Send, runs: Runs) -> None:
     assert 25 == len(found)
     assert [item["targets"] for item in expected] == [item["targets"] for item in found]
     warned = api("POST", "/fill-mask", json={"inputs": "a [MASK]", "parameters": {"joint": True, "targets": ["good", "看"]}})
-    assert "targets; 1 of 2 have tokens that are not in the vocabulary" in warned.headers["x-hf-warning"]
+    assert "targets; 1 of 2 " in warned.headers["x-hf-warning"]
 
 
 @pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"joint": False, "beam": 3}, "`beam` needs `joint`; set `joint` to true, or remove `beam`."),
-        ({"beams": 3}, "`parameters` has no `beams`; did you mean `beam`?"),
-    ],
+    ("parameters", "value"), [({"joint": False, "beam": 3}, "`beam` needs `joint`"), ({"beams": 3}, "did you mean `beam`?")]
 )
-def test_wrong_parameters_are_named(api: Send, parameters: dict[str, Any], message: str) -> None:
+def test_wrong_parameters_are_named(api: Send, parameters: dict[str, Any], value: str) -> None:
     status, error = ask(api, "a [MASK]", **parameters)
-    assert (422, True) == (status, message in error), error
+    assert (422, True) == (status, value in error), error
 
 
 def test_the_client_that_reads_one_token_is_told(api: Send) -> None:
@@ -303,7 +292,7 @@ def test_the_client_that_reads_one_token_is_told(api: Send) -> None:
         json={"inputs": "a [MASK]", "parameters": {"joint": True}},
         headers={"user-agent": "@huggingface/inference/4.13"},
     )
-    assert (422, True) == (response.status_code, "@huggingface/inference cannot read" in response.json()["error"])
+    assert (422, True) == (response.status_code, "@huggingface/inference" in response.json()["error"])
 
 
 def test_a_search_that_would_hold_too_much_is_refused(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +300,7 @@ def test_a_search_that_would_hold_too_much_is_refused(api: Send, monkeypatch: py
     monkeypatch.setattr("bertserve.service.tasks.cost.MAX_HELD", 5000)
     assert 50 == len(ask(api, "[MASK] [MASK]", top_k=50, beam=2))
     status, error = ask(api, "[MASK] [MASK]", top_k=50, beam=64)
-    assert (413, True) == (status, "the request needs memory for at least 12804 numbers" in error), error
+    assert (413, True) == (status, "12804 numbers" in error), error
 
 
 def test_what_is_estimated_is_about_what_runs(runs: Runs) -> None:
@@ -333,7 +322,7 @@ def test_a_search_larger_than_the_queue_is_refused(tmp_path: Path) -> None:
     settings = {"max_queue_tokens": 600, "max_batch_tokens": 64}
     few, many = (ask(partial(call, tmp_path, settings=settings), "good " * 6 + "[MASK] [MASK] [MASK]", beam=beam) for beam in (4, 64))
     assert 5 == len(few)
-    assert (413, True) == (many[0], "the queue holds 600" in many[1]), many
+    assert (413, True) == (many[0], "holds 600" in many[1]), many
 
 
 def test_a_search_ends_with_its_request(tmp_path: Path) -> None:

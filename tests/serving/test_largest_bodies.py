@@ -254,22 +254,17 @@ def test_labels_are_compared_in_one_pass() -> None:
         __hash__ = str.__hash__
 
     labels = [Label(i) for i in range(MAX_LABELS - 1)]
-    with pytest.raises(ValidationError, match="`0` is there twice"):
+    with pytest.raises(ValidationError, match="`0`"):
         zero_shot.ZeroShotParameters(candidate_labels=[*labels, Label("0")])
 
     assert compared <= MAX_LABELS // 10  # equal ones, and the few whose hashes meet
 
 
 @pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        ([str(i) for i in range(MAX_LABELS + 1)], f"at most {MAX_LABELS} items"),
-        (",".join(map(str, range(MAX_LABELS + 1))), f"at most {MAX_LABELS} items"),
-        ("a" + "," * MAX_LABELS, f"at most {MAX_LABELS} items"),
-    ],
+    "labels", [[str(i) for i in range(MAX_LABELS + 1)], ",".join(map(str, range(MAX_LABELS + 1))), "a" + "," * MAX_LABELS]
 )
-def test_there_are_a_thousand_labels_at_most(labels: Any, message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
+def test_there_are_a_thousand_labels_at_most(labels: Any) -> None:
+    with pytest.raises(ValidationError, match=f"{MAX_LABELS} items"):
         zero_shot.ZeroShotParameters(candidate_labels=labels)
 
 

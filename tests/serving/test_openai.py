@@ -74,10 +74,8 @@ def test_vectors_come_as_base64_and_shorter(api: Send) -> None:
 
 @pytest.mark.parametrize("ids", [[1, 2], [[1, 2], [3]], [[]]])
 def test_token_ids_are_refused(api: Send, ids: Any) -> None:
-    """Ids that a client made with a vocabulary of OpenAI's would be other words here; the message says what to send, and how LangChain does."""
-    message = wrong(api, input=ids, model="vectors")
-
-    assert "send texts" in message and "check_embedding_ctx_length" in message
+    """Ids that a client made with a vocabulary of OpenAI's would be other words here; the message says what to set in LangChain."""
+    assert "`check_embedding_ctx_length=False`" in wrong(api, input=ids, model="vectors")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +83,7 @@ def test_token_ids_are_refused(api: Send, ids: Any) -> None:
     [
         ({"input": "good", "encodingformat": "float"}, "did you mean `encoding_format`?"),
         ({"input": "good", "inputs": "bad"}, "did you mean `input`?"),
-        ({"input": "good", "parameters": {}}, "unknown field `parameters`"),
+        ({"input": "good", "parameters": {}}, "`parameters`"),
         ({"inputs": "good"}, "did you mean `input`?"),
         ({"input": "good", "dimensions": 999, "model": "vectors"}, "`dimensions` is 999"),
         ({"input": "good", "dimensions": 0}, "`dimensions` is wrong"),
@@ -93,7 +91,7 @@ def test_token_ids_are_refused(api: Send, ids: Any) -> None:
         ({"input": 7}, "`input` is wrong"),
         ({"input": ["good", None]}, "`input[1]` is wrong"),
         ({}, "`input` is missing"),
-        ({"input": "good", "model": "tokens"}, "a vector for each token"),
+        ({"input": "good", "model": "tokens"}, "/embed"),
         ({"input": "good", "model": "classes"}, "for text-classification"),
     ],
 )
@@ -105,7 +103,7 @@ def test_wrong_bodies_are_bad_requests(api: Send, body: dict[str, Any], message:
 def test_a_model_of_openai_is_not_found(api: Send) -> None:
     message = failed(post(api, {"input": "a", "model": "text-embedding-3-small"}, path=EMBEDDINGS), 404, "not_found_error", "not_found")
 
-    assert "no model `text-embedding-3-small` is loaded; loaded are: classes, ranker, tokens, vectors." == message
+    assert ": classes, ranker, tokens, vectors." in message
 
 
 @pytest.mark.parametrize(
@@ -182,8 +180,8 @@ def test_an_answer_has_the_id_of_its_request(api: Send) -> None:
         ({"query": "good", "documents": ["a"], "top_n": 0}, "`top_n` is wrong"),
         ({"query": "good", "documents": [{"title": "a"}]}, "`documents[0].text` is missing"),
         ({"query": "good", "documents": "a"}, "`documents` is wrong"),
-        ({"query": "good", "documents": ["a", 1]}, "`documents[1]` is wrong: must be a text or an object with a `text`"),
-        ({"query": "good", "documents": ["a"], "max_tokens_per_doc": 100}, "unknown field `max_tokens_per_doc`"),
+        ({"query": "good", "documents": ["a", 1]}, "`documents[1]` is wrong"),
+        ({"query": "good", "documents": ["a"], "max_tokens_per_doc": 100}, "`max_tokens_per_doc`"),
         ({"query": "good", "documents": ["a"], "model": "vectors"}, "for feature-extraction"),
     ],
 )
@@ -205,5 +203,5 @@ def test_limits_hold(tmp_path: Path, path: str) -> None:
         error = answer.json()["error"]
         return str(error if isinstance(error, str) else error["message"])
 
-    assert f"`{field}` has 3 items and 2 are allowed" in message(["a"] * 3)
-    assert "the text has 10 characters and 9 are allowed" in message(["a", "b" * 10])
+    assert f"`{field}` has 3 items and 2 " in message(["a"] * 3)
+    assert "10 characters and 9 " in message(["a", "b" * 10])

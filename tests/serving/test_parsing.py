@@ -46,7 +46,7 @@ def parsed_sizes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
 )
 def test_a_body_of_too_many_parts_is_refused_before_it_is_parsed(parsed: list[tuple[int, bool]], raw: str, what: str) -> None:
     """Lists, objects, keys and values are counted by their bytes; a text that ends in an escaped backslash has ended."""
-    with pytest.raises(TooLargeError, match=f"{what} and [0-9]+ are allowed"):
+    with pytest.raises(TooLargeError, match=f"[0-9]+ {what} and [0-9]+ "):
         parse(raw.encode())
 
     assert [] == parsed
@@ -74,7 +74,7 @@ def test_what_is_allowed_is_parsed() -> None:
 @pytest.mark.parametrize("path", ["/", "/classify", "/models/classifier", "/v1/models/classifier:predict", "/v2/models/classifier/infer"])
 def test_a_body_of_brackets_is_too_large(api: Send, path: str) -> None:
     raw = b'{"inputs": [' + b"[[]]," * MAX_CONTAINERS + b"[]]}"
-    assert "131075 lists and objects and 65536 are allowed" in rejected(api("POST", path, content=raw), 413, "too_large")
+    assert "131075 lists and objects" in rejected(api("POST", path, content=raw), 413, "too_large")
 
 
 @pytest.mark.parametrize(

@@ -100,5 +100,5 @@ def test_the_variable_of_the_key_is_no_setting(models: Path) -> None:
 def test_the_page_speaks_of_itself(models: Path) -> None:
     """It asks for a key by its own field, not by a header, and names metrics as monitoring does."""
     page, load = (call(models, "GET", f"/playground/{name}.js").text for name in ("playground", "load"))
-    assert "This service needs an API key. Enter it above" in page
+    assert "needs an API key" in page
     assert [] == [title for title in ("Requests per second", "Average batch size", "Median latency", "p99 latency") if title not in load]

@@ -116,7 +116,7 @@ def test_engines_and_timings_are_kept_in_the_cache(tmp_path: Path) -> None:
 
 def test_tensorrt_without_a_plan_is_refused(tmp_path: Path) -> None:
     """An engine for any shape would be built again and again."""
-    with pytest.raises(ProviderError, match=r"has no shape plan.*`bert-export --provider tensorrt`"):
+    with pytest.raises(ProviderError, match="`bert-export --provider tensorrt`"):
         providers.tensorrt_options(graph(tmp_path, shapes=None), None)
 
 
@@ -159,26 +159,22 @@ def missing(load: Callable[[str], Any], available: list[str] = BUILT_WITH) -> st
 
 
 def test_a_missing_wheel_is_named() -> None:
-    said = missing(loader(driver=Driver()), ["CPUExecutionProvider"])
+    said = missing(loader(driver=Driver()), ["CPUExecutionProvider"]) or ""
 
-    assert said is not None
-    assert said.startswith(f"this onnxruntime {sessions.VERSION} lacks it (it has CPUExecutionProvider); run `pip uninstall onnxruntime`")
-    assert "pip install 'onnxruntime-gpu[" in said
+    assert f"{sessions.VERSION} lacks it (it has CPUExecutionProvider)" in said and "pip install 'onnxruntime-gpu[" in said
 
 
 def test_a_missing_driver_is_named() -> None:
-    assert (missing(loader(driver=None)) or "").startswith("there is no NVIDIA driver (libcuda.so.1: cannot open")
+    assert "driver (libcuda.so.1: " in (missing(loader(driver=None)) or "")
 
 
 @pytest.mark.parametrize("driver", [Driver(devices=0), Driver(code=100)])
 def test_a_driver_without_a_gpu_is_named(driver: Driver) -> None:
-    assert (missing(loader(driver=driver)) or "").startswith("the NVIDIA driver has no GPU for this process")
+    assert "`nvidia-smi`" in (missing(loader(driver=driver)) or "")
 
 
 def test_a_missing_library_is_named() -> None:
-    said = missing(loader(driver=Driver(), missing="libcublasLt.so.12"))
-
-    assert (said or "").startswith("a library that it needs is missing (libcublasLt.so.12: cannot open")
+    assert "(libcublasLt.so.12: " in (missing(loader(driver=Driver(), missing="libcublasLt.so.12")) or "")
 
 
 def test_nothing_is_missing_where_all_is_there() -> None:
@@ -228,12 +224,10 @@ def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_provider_that_cannot_be_had_stops_the_start(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_a_gpu(monkeypatch)
 
-    with pytest.raises(ProviderError) as stopped:
+    with pytest.raises(
+        ProviderError, match=r"--provider cuda .*: there is no NVIDIA driver\. .* --provider cpu, .* --allow-provider-fallback"
+    ):
         build(Settings(models=models, provider="cuda"))
-    assert stopped.value.message == (
-        "--provider cuda is not available: there is no NVIDIA driver. Or serve on the CPU with --provider cpu, or allow that with "
-        "--allow-provider-fallback."
-    )
 
 
 def test_a_fallback_that_was_allowed_is_loud_and_told(
@@ -244,7 +238,7 @@ def test_a_fallback_that_was_allowed_is_loud_and_told(
 
     with caplog.at_level(logging.WARNING, logger="bertserve.loading"):
         page = call_fresh(models, "GET", "/info", settings=settings).json()
-    assert ["SERVING ON THE CPU: --provider cuda is not available"] == [record.getMessage().split(",")[0] for record in caplog.records]
+    assert ["SERVING ON THE CPU"] == [record.getMessage().split(":")[0] for record in caplog.records]
     assert ["cuda", "cpu"] == [page["machine"][name] for name in ("provider_asked", "provider")]
     model = call_fresh(models, "GET", "/models/tiny", settings=settings).json()
     assert ["cuda", "cpu", "fp32"] == [model[name] for name in ("provider_asked", "provider", "precision")]

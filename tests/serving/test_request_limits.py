@@ -113,8 +113,7 @@ def test_many_targets_do_not_keep_others_waiting(tmp_path: Path, monkeypatch: py
 
 
 def test_all_targets_together_have_a_limit(api: Send) -> None:
-    message = refused(api, "/fill-mask", "a [MASK]", targets=["x" * 256] * 65)
-    assert message.startswith("`parameters.targets` is wrong: must have at most 16384 characters in total")
+    assert "16384 characters" in refused(api, "/fill-mask", "a [MASK]", targets=["x" * 256] * 65)
 
 
 # Tokens
@@ -142,7 +141,7 @@ def test_a_request_of_more_tokens_than_the_queue_is_refused_before_it_runs(model
         "too_large",
     )
 
-    assert "tokens, including all windows and decoding, and the queue holds 256" in message
+    assert "queue holds 256" in message
     assert [] == engine.batches
     assert 0 == service.scheduler._queue.queue_tokens
 
@@ -181,7 +180,7 @@ def test_what_is_many_times_its_estimate_must_fit_like_new() -> None:
     assert 100 == queue.queue_tokens
     queue = RequestQueue(max_batch_tokens=100, max_queue_tokens=100)
     put(queue, 60, 60)
-    with pytest.raises(RefusedError, match="has 41 tokens where about 10 were expected, and the queue holds 60 of 100") as caught:
+    with pytest.raises(RefusedError, match=r" 41 .* 10 .* 60 of 100") as caught:
         put(queue, 10, 10 * UNDERESTIMATED + 1)
     assert "queue_full" == caught.value.reason
 
@@ -265,7 +264,7 @@ def test_a_request_that_would_hold_too_much_is_refused(
     monkeypatch.setattr("bertserve.service.tasks.cost.MAX_HELD", 100)
     tiny.bundle(tmp_path, task=task)
 
-    assert "numbers and 100 are allowed" in rejected(call_fresh(tmp_path, "POST", path, json=body), 413, "too_large")
+    assert "numbers and 100 " in rejected(call_fresh(tmp_path, "POST", path, json=body), 413, "too_large")
 
 
 @pytest.mark.parametrize("duplicates", ["best", "sum"])

@@ -258,7 +258,7 @@ async def test_the_first_failure_ends_the_whole_request(bench: Bench) -> None:
 async def test_a_wrong_number_of_results_is_an_error(bench: Bench) -> None:
     """Results are never paired with the wrong texts: too few of them fail their batch."""
     bench.work.short = True
-    with pytest.raises(EngineError, match=r"1 gave 0 results\. This is a bug"):
+    with pytest.raises(EngineError, match="1 gave 0 results"):
         await bench.submit("x")
     bench.work.short = False
     assert ["y"] == (await bench.submit("y")).value
@@ -354,7 +354,7 @@ async def test_a_timer_that_fires_early_fires_again(bench: Bench) -> None:
     late = bench.submit("late", timeout_s=0.01)
     await asyncio.sleep(0.05)  # the timer has fired; the scheduler's clock stands still
     bench.clock.now += 1.0
-    with pytest.raises(ExpiredError, match="deadline passed"):
+    with pytest.raises(ExpiredError):
         await late
     bench.work.gate.set()
     await blocker
@@ -366,7 +366,7 @@ async def test_a_deadline_that_passed_before_the_work_was_queued_ends_it(bench: 
     blocker = await bench.blocked()
     request = bench.admit(timeout_s=1.0)
     bench.clock.now += 2.0
-    with pytest.raises(ExpiredError, match="deadline passed"):
+    with pytest.raises(ExpiredError):
         await bench.scheduler.run(request, bench.stage("late"))
     bench.work.gate.set()
     await blocker
@@ -405,12 +405,12 @@ async def test_a_dead_thread_turns_readiness_red_and_fails_what_waits(bench: Ben
     assert isinstance(bench.queue, Broken)
     blocker = await bench.blocked()
     bench.queue.broken = True
-    with pytest.raises(UnavailableError, match="an inference thread died"):
+    with pytest.raises(UnavailableError, match="thread died"):
         await bench.submit("x")
-    with pytest.raises(UnavailableError, match="an inference thread died"):
+    with pytest.raises(UnavailableError, match="thread died"):
         await blocker
     assert not bench.scheduler.ready
-    with pytest.raises(UnavailableError, match="an inference thread died"):
+    with pytest.raises(UnavailableError, match="thread died"):
         bench.admit()
 
 
@@ -420,9 +420,9 @@ class NativePanicError(BaseException):
 
 FAULTS: dict[str, tuple[BaseException, type[Exception], str]] = {
     "error": (ValueError("as it is"), ValueError, "as it is"),
-    "exit": (SystemExit(3), EngineError, r"ended with SystemExit\. This is a bug"),
-    "panic": (NativePanicError("of the tokenizer"), EngineError, r"ended with NativePanicError\. This is a bug"),
-    "memory": (MemoryError(), EngineError, "not enough memory for the request"),
+    "exit": (SystemExit(3), EngineError, "SystemExit"),
+    "panic": (NativePanicError("of the tokenizer"), EngineError, "NativePanicError"),
+    "memory": (MemoryError(), EngineError, "enough memory"),
 }
 
 
@@ -499,7 +499,7 @@ def test_a_run_that_hangs_is_noticed_once(caplog: pytest.LogCaptureFixture) -> N
         await asyncio.to_thread(bench.work.started.acquire)
         bench.look(10)
         assert (2, False) == (bench.hangs, bench.scheduler.ready)
-        with pytest.raises(UnavailableError, match="all inference threads hang"):
+        with pytest.raises(UnavailableError, match="threads hang"):
             bench.admit()
         bench.work.gate.set()
         await asyncio.gather(first, second)
@@ -510,7 +510,8 @@ def test_a_run_that_hangs_is_noticed_once(caplog: pytest.LogCaptureFixture) -> N
         assert ["after"] == (await bench.submit("after")).value
 
     play(check, Hanging, manual=True, hung_floor_s=10.0, threads=2)
-    assert [f"inference-{i} hangs: a run has taken 10 s, and the prediction was 0.001 s" for i in range(2)] == sorted(caplog.messages)
+    logged = sorted((line.split()[0], " 10 s" in line and " 0.001 s" in line) for line in caplog.messages)
+    assert [("inference-0", True), ("inference-1", True)] == logged
 
 
 @on_loop(Hanging, manual=True, hung_floor_s=10.0)
@@ -540,7 +541,7 @@ async def test_requests_in_a_run_that_hangs_are_failed_after_their_deadlines(ben
     bench.clock.now += 20.0 + OVERDUE_S
     bench.look(1)
     for task in (soon, bad):
-        with pytest.raises(EngineError, match="a model run with this request has hung for 11 s"):
+        with pytest.raises(EngineError, match="hung for 11 s"):
             await task
     assert not late.done()
     bench.clock.now += 40.0
@@ -570,9 +571,9 @@ async def test_a_stop_does_not_wait_for_threads_that_hang(bench: Hanging) -> Non
     await asyncio.sleep(0)
     bench.look(10)
     await bench.scheduler.stop(1000.0)
-    with pytest.raises(EngineError, match="a model run with this request has hung for 10 s, and its inference thread was abandoned"):
+    with pytest.raises(EngineError, match=r"hung for 10 s, .* abandoned"):
         await blocker
-    with pytest.raises(UnavailableError, match="all inference threads hang"):
+    with pytest.raises(UnavailableError, match="threads hang"):
         await waiting
     assert bench.scheduler._threads[0].handle.is_alive()
 

@@ -75,8 +75,7 @@ def test_an_unknown_bundle_is_not_asked_for_on_the_hub(
     source.write_text("text\ngood\n")
     for folder, name, hint in ((tmp_path / "none", "tiny", "--models"), (models, "tinny", "did you mean `tiny`?")):
         assert 2 == main(["score", "--models", str(folder), "--model", name, str(source), str(tmp_path / "out.csv")])
-        assert f"no bundle `{name}` in `{folder}`; " in (message := capsys.readouterr().err)
-        assert hint in message
+        assert f"`{name}` in `{folder}`; " in (message := capsys.readouterr().err) and hint in message
 
 
 def test_the_best_label_has_columns_of_its_own(models: Path, tmp_path: Path) -> None:
@@ -225,7 +224,7 @@ def test_a_setting_without_effect_is_refused(
 ) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}])
     assert 2 == run(models, source, tmp_path / "out.jsonl", *flag)
-    assert f"{flag[0]} is a flag of `bert-serve serve`" in capsys.readouterr().err
+    assert f"{flag[0]} is a flag" in capsys.readouterr().err
     monkeypatch.setenv("BERT_SERVE_PORT", "1")
     assert 0 == run(models, source, tmp_path / "out.jsonl")
 
@@ -251,20 +250,20 @@ def test_each_setting_that_is_taken_is_used(models: Path, tmp_path: Path) -> Non
 def test_a_cut_text_is_said(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": LONG}])
     assert run(models, source, tmp_path / "out.jsonl") == 0
-    assert [[], ["truncation; cut to the model's 32 tokens"]] == [row["warnings"] for row in read_lines(tmp_path / "out.jsonl")]
-    assert "2 rows: 2 answered, 1 of them with warnings" in capsys.readouterr().err
+    assert [[], [True]] == [["32 tokens" in each for each in row["warnings"]] for row in read_lines(tmp_path / "out.jsonl")]
+    assert "2 rows: 2 answered, 1 of them " in capsys.readouterr().err
 
 
 BAD = [
-    ("nope", "is not valid JSON: expected"),
+    ("nope", "valid JSON"),
     ("[1]", "not an object"),
-    ({"txt": "good"}, "has no column `text`; it has `txt`"),
+    ({"txt": "good"}, "`text`; it has `txt`"),
     ({"text": 5}, "must be a text"),
-    ({"text": "good", "prediction": 1}, "has the column `prediction`"),
-    ({"text": LONG}, "shorten it, or set `truncation`"),
-    ('{"text": "\udcff"}', "is not UTF-8"),
-    ({"text": "g" * 5000}, "more than 4096 bytes"),
-    ('{"text": "good", "id": [1, -Infinity, NaN]}', "is not valid JSON: it has `NaN` or `Infinity`"),
+    ({"text": "good", "prediction": 1}, "`prediction`"),
+    ({"text": LONG}, "`truncation`"),
+    ('{"text": "\udcff"}', "UTF-8"),
+    ({"text": "g" * 5000}, "4096 bytes"),
+    ('{"text": "good", "id": [1, -Infinity, NaN]}', "`NaN` or `Infinity`"),
 ]
 
 
@@ -292,7 +291,7 @@ def test_a_run_without_an_answer_replaces_no_output(models: Path, tmp_path: Path
     before = output.read_bytes()
     write_lines(source, [{"txt": "good"}] * 3)
     assert run(models, source, output, "--restart") == 1
-    assert f"all rows were rejected (`{output}.rejected.jsonl` says why), so `{output}` was not replaced" in capsys.readouterr().err
+    assert f"`{output}.rejected.jsonl`" in capsys.readouterr().err
     assert (before, 3) == (output.read_bytes(), len(read_lines(Path(f"{output}.rejected.jsonl"))))
     write_lines(source, [{"text": "bad"}, {"txt": "good"}])
     assert run(models, source, output, "--restart") == 3
@@ -303,7 +302,7 @@ def test_too_many_bad_rows_end_the_run_and_more_may_be_allowed(models: Path, tmp
     """Over --max-rejected the run ends with the first reason; with a higher limit the same command continues."""
     source = write_lines(tmp_path / "in.jsonl", [*({"text": "good"} for _ in range(20)), *({"txt": 1} for _ in range(3))])
     assert run(models, source, tmp_path / "out.jsonl", "--max-rejected", "2") == 1
-    assert "3 rows up to row 23 cannot be answered, and --max-rejected is 2" in capsys.readouterr().err
+    assert "3 rows up to row 23 " in capsys.readouterr().err
     assert run(models, source, tmp_path / "out.jsonl", "--max-rejected", "3") == 3
     assert "7 scored" in capsys.readouterr().err
 
@@ -311,17 +310,17 @@ def test_too_many_bad_rows_end_the_run_and_more_may_be_allowed(models: Path, tmp
 @pytest.mark.parametrize(
     ("content", "flags", "words"),
     [
-        (b"", [], "has no header"),
-        (b"text,text\na,b\n", [], "the column `text` twice"),
+        (b"", [], "no header"),
+        (b"text,text\na,b\n", [], "`text` twice"),
         (b"texts\na\n", [], "did you mean `texts`?"),
-        (b"text,warnings\na,b\n", [], "give another name with --warnings-column"),
-        (b'text\n"a\nb\n', [], "broken in the row that begins on line 2: unexpected end of data"),
-        (b"text\na\n", ["--question", "text"], "--question is for other tasks"),
+        (b"text,warnings\na,b\n", [], "--warnings-column"),
+        (b'text\n"a\nb\n', [], "line 2: "),
+        (b"text\na\n", ["--question", "text"], "--question is for"),
         (b"text\na\n", ["--text-pair", "text"], "--text is missing"),
         (b"text\na\n", ["--parameters", '{"topk": 1}'], "did you mean `top_k`?"),
         (b"text\na\n", ["--parameters", "{"], "--parameters is not JSON"),
-        (b"text\na\n", ["--task", "ner"], "--task is `ner`, but the model supports text-classification"),
-        (b"text\na\n", ["--max-rejected", "-1"], "--max-rejected is `-1`: must be at least 0"),
+        (b"text\na\n", ["--task", "ner"], "--task is `ner`, "),
+        (b"text\na\n", ["--max-rejected", "-1"], "--max-rejected is `-1`: "),
         (b"text\na\n", ["--model", "other"], "names 2 models"),
     ],
 )
@@ -357,10 +356,10 @@ def test_parquet_keeps_the_columns_and_their_types(models: Path, tmp_path: Path,
     assert table.cast(pa.schema([found.schema.field(name) for name in table.column_names])).equals(found.select(table.column_names))
     assert "list<element: struct<label: string, score: double>>" == str(found.schema.field("prediction").type)
     assert run(models, tmp_path / "in.parquet", tmp_path / "2.parquet", "--text", "txt") == 2
-    assert "no column `txt`; did you mean `text`?" in capsys.readouterr().err
+    assert "`txt`; did you mean `text`?" in capsys.readouterr().err
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 no")
     assert run(models, tmp_path / "bad.parquet", tmp_path / "2.parquet") == 1
-    assert "cannot be read as Parquet" in capsys.readouterr().err
+    assert "as Parquet" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("delimiter", [",", "\t"])
@@ -380,7 +379,7 @@ def test_each_line_end_within_a_field_is_quoted(models: Path, tmp_path: Path, de
 def test_a_line_of_csv_that_is_too_long_ends_the_run(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in.csv").write_text("text,id\n" + "a," * 1000 + "\ngood,2\n")
     assert 1 == run(models, tmp_path / "in.csv", tmp_path / "out.csv", "--max-chars", "100", "--max-body-bytes", "1024")
-    assert "line 2 of the input has more than 1024 bytes" in capsys.readouterr().err
+    assert "line 2 " in (message := capsys.readouterr().err) and " 1024 bytes" in message
 
 
 def columns_of_each_type() -> dict[str, tuple[Any, Any]]:
@@ -453,7 +452,7 @@ def test_each_type_of_parquet_comes_through(models: Path, tmp_path: Path, suffix
 @pytest.mark.parametrize(
     ("columns", "word"),
     [
-        ({"text": pa.array([b"good"])}, "`text` has the type binary, but an input must be a text"),
+        ({"text": pa.array([b"good"])}, "`text` has the type binary"),
         ({"text": pa.array([1])}, "`text` has the type int64"),
         ({"text": pa.array(["good"]), "when": pa.array([2**60], pa.timestamp("ms"))}, "`when` (timestamp[ms]) has a value"),
         ({"text": pa.array(["good"]), "when": pa.array([2**30], pa.date32())}, "`when` (date32[day]) has a value"),
@@ -473,7 +472,7 @@ def test_a_column_without_a_form_is_named(
 def test_columns_of_one_name_are_refused(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pq.write_table(pa.table([pa.array(["good"]), pa.array([1]), pa.array([2])], ["text", "a", "a"]), tmp_path / "in.parquet")
     assert 2 == run(models, tmp_path / "in.parquet", tmp_path / "out.parquet")
-    assert "has the column `a` twice" in capsys.readouterr().err
+    assert "`a` twice" in capsys.readouterr().err
     names = [f"column {number}" for number in range(100_000)]  # to compare each with all others would take minutes
     (tmp_path / "in.csv").write_text(",".join(names) + "\n")
     assert 2 == run(models, tmp_path / "in.csv", tmp_path / "out.csv")
@@ -484,12 +483,12 @@ def test_stdout_ends_at_the_first_bad_row_unless_there_is_a_file_for_it(
 ) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": 1}])
     assert run(models, source, Path("-")) == 1
-    assert b"row 2 cannot be answered: " in capsysbinary.readouterr().err
+    assert b"row 2 cannot" in capsysbinary.readouterr().err
     assert run(models, source, Path("-"), "--rejected", str(tmp_path / "bad.jsonl")) == 3
     assert 1 == len(capsysbinary.readouterr().out.splitlines())
     assert [2] == [row["row"] for row in read_lines(tmp_path / "bad.jsonl")]
     assert run(models, source, Path("-"), "--output-format", "csv", "--rejected", str(tmp_path / "2.jsonl")) == 2
-    assert b"JSON Lines cannot be written as csv" in capsysbinary.readouterr().err
+    assert b"written as csv" in capsysbinary.readouterr().err
 
 
 class Killed(BaseException):
@@ -551,7 +550,7 @@ def test_files_of_a_run_are_different_files(
         assert 2 == run(models, source, tmp_path / "out.jsonl", "--rejected", str(tmp_path / "folder" / name), *restart)
     source.rename(tmp_path / "out.jsonl.part")
     assert 2 == run(models, tmp_path / "out.jsonl.part", tmp_path / "out.jsonl", "--input-format", "jsonl", *restart)
-    assert "is the same file as the input" in capsys.readouterr().err
+    assert "the same file" in capsys.readouterr().err
     assert before == (tmp_path / "out.jsonl.part").read_bytes()
     assert names - {"in.jsonl"} | {"out.jsonl.part"} == set(os.listdir(tmp_path))
 
@@ -679,22 +678,22 @@ def test_another_input_model_or_option_does_not_go_on(
     with monkeypatch.context() as patch:
         patch.setattr(part.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         assert run(models, source, output) == 1
-    assert "cannot be written (No space left on device)" in capsys.readouterr().err
+    assert "(No space left on device)" in capsys.readouterr().err
     assert ["in.jsonl", "models"] == sorted(os.listdir(tmp_path))
     with monkeypatch.context() as patch:
         patch.setattr(part, "_write", full_after(2, part._write))
         assert run(models, source, output) == 1
-    assert "32 rows are done" in capsys.readouterr().err
+    assert "32 rows" in capsys.readouterr().err
     assert run(models, source, output, "--parameters", '{"top_k": 1}') == 2
-    assert "was started with different parameters; use the same again to continue, or give --restart" in capsys.readouterr().err
+    assert "different parameters" in capsys.readouterr().err
     with source.open("a") as file:
         file.write('{"text": "good"}\n')
     assert run(models, source, output) == 2
-    assert "started with different input" in capsys.readouterr().err
+    assert "different input" in capsys.readouterr().err
     assert run(models, source, output, "--restart") == 0
     assert "91 rows: 91 answered" in capsys.readouterr().err
     assert run(models, source, output) == 2
-    assert f"`{output}` exists already; give --restart" in capsys.readouterr().err
+    assert f"`{output}` exists already" in capsys.readouterr().err
 
 
 def full_after(writes: int, write: Any) -> Any:
@@ -770,7 +769,7 @@ def test_streams_and_signals(models: Path, tmp_path: Path) -> None:
         process.send_signal(number)
         said = process.communicate()[1]
         assert code == process.returncode, said
-    assert b"run the same command again to continue" in said
+    assert b"the same command" in said
     subprocess.run([*command, source, output], check=True, capture_output=True)
     assert (tmp_path / "whole.jsonl").read_bytes() == output.read_bytes()
 

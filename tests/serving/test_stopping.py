@@ -113,7 +113,7 @@ def test_an_idle_connection_is_closed_in_order(models: Path, serve: Serve) -> No
         log = served.log.read_text()
     started, finished = log.splitlines()
     pid = served.process.pid
-    assert f" INFO [{pid}] bertserve.server: shutdown started: not ready for 0 s, then up to 30 s for 0 requests in progress" in started
+    assert re.search(rf" INFO \[{pid}\] bertserve\.server: shutdown started: .* 0 s, .* 30 s .* 0 requests", started)
     # by itself, that is before what is left is cut off
     assert re.search(rf" INFO \[{pid}\] bertserve\.server: shutdown finished after [0-4]\.", finished)
 

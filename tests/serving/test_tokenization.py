@@ -66,7 +66,7 @@ def test_a_broken_file_is_named(models: Path) -> None:
     loaded = files.load_bundle(models / "tiny")
     loaded.tokenizer_path.write_text("{}")
 
-    with pytest.raises(BundleError, match=r"tokenizer\.json` cannot be read"):
+    with pytest.raises(BundleError, match=r"tokenizer\.json`"):
         Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
 
 
@@ -87,7 +87,7 @@ def test_a_file_that_the_library_fails_on_is_named(models: Path, changes: dict[s
     content = json.loads(loaded.tokenizer_path.read_bytes())
     loaded.tokenizer_path.write_text(json.dumps(content | {"added_tokens": [], "post_processor": None} | changes))
 
-    with pytest.raises(BundleError, match=r"tokenizer\.json` cannot be read"):
+    with pytest.raises(BundleError, match=r"tokenizer\.json`"):
         Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
 
 

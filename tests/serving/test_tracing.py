@@ -361,13 +361,13 @@ def test_nothing_of_it_is_there_where_it_is_off(models: Path) -> None:
 def test_a_missing_extra_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """The setting without the library ends the start with one sentence that says what to install."""
     monkeypatch.setitem(sys.modules, "bertserve.service.tracing.tracer", None)
-    with pytest.raises(SettingsError, match=r"^--otlp-endpoint needs OpenTelemetry, .*pip install 'opentelemetry-exporter"):
+    with pytest.raises(SettingsError, match=r"--otlp-endpoint .*pip install 'opentelemetry-exporter"):
         tracer_to("http://localhost:4318")
 
 
 @pytest.mark.parametrize("address", ["localhost:4318", "grpc://localhost:4317", "http://", "http://user:secret@host", "http://host/?key=1"])
 def test_an_address_that_is_none_is_refused(address: str) -> None:
-    with pytest.raises(SettingsError, match=r"--otlp-endpoint .* must be an http or https address, such as http://localhost:4318"):
+    with pytest.raises(SettingsError, match=r"--otlp-endpoint .* http://localhost:4318"):
         parse(Settings, ["--otlp-endpoint", address])
 
 

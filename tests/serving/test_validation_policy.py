@@ -63,7 +63,7 @@ def test_a_graph_that_answers_otherwise_is_warned_of(
     (path / MANIFEST_FILE).write_text(json.dumps(manifest | {"figures": figures}), encoding="utf-8")
     build(Settings(models=(tmp_path,)))
 
-    assert warned == ("the model measured may answer differently from its checkpoint: graph cpu/fp32: " in caplog.text)
+    assert warned == (": graph cpu/fp32: " in caplog.text)
 
 
 def test_a_graph_that_was_tried_and_is_not_there_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -76,8 +76,8 @@ def test_a_graph_that_was_tried_and_is_not_there_is_warned_of(tmp_path: Path, ca
     (path / MANIFEST_FILE).write_text(json.dumps(manifest | {"omitted": omitted}), encoding="utf-8")
     build(Settings(models=(tmp_path,)))
 
-    assert "the model measured is served as cpu/fp32: int8 was tried at its export, and it moves the outputs by 0.5." in caplog.text
-    with pytest.raises(BundleError, match=r"no graph for provider `cpu` and precision `int8`; .* At its export int8 was tried: it moves"):
+    assert "cpu/fp32: int8 " in caplog.text and "it moves the outputs by 0.5." in caplog.text
+    with pytest.raises(BundleError, match=r"`cpu` .*`int8`; .*: it moves the outputs by 0\.5\."):
         build(Settings(models=(tmp_path,), precision="int8"))
 
 
@@ -88,14 +88,14 @@ def test_few_samples_say_little(samples: int, share: float, low: float, high: fl
 
 
 @pytest.mark.parametrize(
-    ("flags", "named"), [({"require_validation": True}, "--require-validation is set"), ({"min_agreement": 0.0}, "--min-agreement is 0.0")]
+    ("flags", "named"), [({"require_validation": True}, "--require-validation"), ({"min_agreement": 0.0}, "--min-agreement is 0.0")]
 )
 def test_a_bundle_without_validation_is_refused_when_asked(models: Path, flags: dict[str, Any], named: str) -> None:
     """The message names bundle, graph, setting, and what to do; a floor of 0 is a floor too."""
     with pytest.raises(BundleError) as error:
         build(Settings(models=models, **flags))
 
-    facts = ("bundle `tiny`", "cpu/fp32", "no validation report (0 parity inputs)", named, "export it again")
+    facts = ("bundle `tiny`", "cpu/fp32", "(0 parity inputs)", named, "bert-export")
     assert [] == [fact for fact in facts if fact not in error.value.message]
 
 
@@ -105,13 +105,7 @@ def test_a_bundle_below_the_floor_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BundleError) as error:
         build(Settings(models=tmp_path, min_agreement=0.99))
 
-    facts = (
-        "bundle `measured`",
-        "0.9444 on 18 of 18 parity inputs",
-        "--min-agreement, which is 0.99",
-        "--precision fp32",
-        "--max-int8-error",
-    )
+    facts = ("bundle `measured`", "0.9444 on 18 of 18 ", "--min-agreement, which is 0.99", "--precision fp32", "--max-int8-error")
     assert [] == [fact for fact in facts if fact not in error.value.message]
 
 
@@ -124,7 +118,7 @@ def test_a_floor_that_is_no_share_is_a_usage_error(models: Path, capsys: pytest.
 
 def test_a_refused_bundle_ends_the_command_with_1(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert 1 == main(["check", "--models", str(models), "--require-validation"])
-    assert capsys.readouterr().err.startswith("bert-serve: bundle `tiny`, graph cpu/fp32: its manifest has no validation report")
+    assert capsys.readouterr().err.startswith("bert-serve: bundle `tiny`, graph cpu/fp32: ")
 
 
 EMBEDDED = Path(__file__).parents[2] / "models"
@@ -140,7 +134,7 @@ def test_agreement_by_construction_of_an_older_export_is_none() -> None:
     assert found["embed"] is None
     assert ("span_f1", None) == (found["ner"].measure, found["ner"].decisions)
     assert {"label"} == {found[name].measure for name in ("fill-mask", "nli", "qa", "sentiment")}
-    with pytest.raises(BundleError, match=r"graph cpu/int8: its manifest has no agreement .* verify BUNDLE --checkpoint DIR --update"):
+    with pytest.raises(BundleError, match=r"graph cpu/int8: .* no agreement .* verify BUNDLE --checkpoint DIR --update"):
         build(Settings(models=EMBEDDED / "embed", min_agreement=0.5))
 
 
@@ -165,7 +159,7 @@ def test_what_an_older_export_recorded_counts_where_it_could_fail(tmp_path: Path
 def test_a_floor_refuses_what_was_not_measured(tmp_path: Path, found: Agreement) -> None:
     measured(tmp_path, label_agreement=None, agreement=found)
 
-    with pytest.raises(BundleError, match="was not measured on any input"):
+    with pytest.raises(BundleError, match="not measured"):
         build(Settings(models=tmp_path, min_agreement=0.0))
     assert ["measured"] == list(build(Settings(models=tmp_path, require_validation=True)).registry.models)
 
@@ -174,7 +168,7 @@ def test_an_agreement_on_no_input_is_no_manifest(tmp_path: Path) -> None:
     """Full agreement where nothing was decided is what this must never say."""
     path = measured(tmp_path, agreement={"measure": "set_f1", "value": 1.0, "decisions": 0})
 
-    with pytest.raises(BundleError, match="`value` must be null if and only if `decisions` is 0"):
+    with pytest.raises(BundleError, match=r"`value` .*`decisions` is 0"):
         load_bundle(path)
 
 
@@ -196,7 +190,7 @@ def test_a_floor_is_for_the_measure_of_the_task(tmp_path: Path, found: Agreement
         ValidationPolicy(min_agreement=floor).check("measured", graph)
     except BundleError as error:
         assert not served
-        assert f"is {found.value:.4f} on {found.decisions} of 18 parity inputs" in error.message
+        assert f" {found.value:.4f} on {found.decisions} of 18 " in error.message
     else:
         assert served
 
@@ -244,10 +238,10 @@ def spec(provider: str, precision: str, measured_on: str, **evidence: Any) -> Gr
 @pytest.mark.parametrize(
     ("provider", "precision", "measured_on", "named"),
     [
-        ("cuda", "fp16", "cpu", "measured on cpu in fp32, but it would run on cuda in fp16"),
-        ("cuda", "fp32", "cpu", "measured on cpu in fp32, but it would run on cuda in fp32"),
-        ("tensorrt", "fp16", "cpu", "measured on cpu in fp32, but it would run on tensorrt in fp16"),
-        ("tensorrt", "fp16", "cuda", "measured on cuda in fp16, but it would run on tensorrt in fp16"),
+        ("cuda", "fp16", "cpu", "on cpu in fp32, "),
+        ("cuda", "fp32", "cpu", "on cpu in fp32, "),
+        ("tensorrt", "fp16", "cpu", "on cpu in fp32, "),
+        ("tensorrt", "fp16", "cuda", "on cuda in fp16, "),
         ("cuda", "fp16", "cuda", None),
         ("tensorrt", "fp16", "tensorrt", None),
         ("cpu", "int8", "cpu", None),
@@ -262,7 +256,7 @@ def test_validation_counts_for_what_was_measured(
         return
     with pytest.raises(BundleError) as error:
         floor.check("tiny", graph)
-    facts = (named, f"`bert-export verify BUNDLE --checkpoint DIR --update` on a machine with {provider}")
+    facts = (named, f" on {provider} in {precision}, ", f" DIR --update` on a machine with {provider}")
     assert [] == [fact for fact in facts if fact not in error.value.message]
 
 
