@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import tiny
-from application import Send, call, started
+from application import Send, assert_same, call, started
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.errors import InvalidValueError
@@ -263,7 +263,7 @@ def test_fillings_are_decoded_a_few_at_a_time(api: Send, monkeypatch: pytest.Mon
     monkeypatch.setattr(Tokenizer, "decode_all", counted)
     for module in (fill_mask, joint_masks):
         monkeypatch.setattr(module, "FILLINGS_PER_STEP", 7)
-    assert whole == api("POST", "/fill-mask", json=body).json()
+    assert_same(whole, api("POST", "/fill-mask", json=body).json())  # batches may differ, and with them the last digits
     assert max(sizes) <= 1 + 7
 
 
