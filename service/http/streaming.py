@@ -247,6 +247,10 @@ RETRY_LEAST_S, RETRY_MOST_S = 0.02, 1.0
 _OK, _CLIENT_GONE, _SERVER_ERROR = 200, 499, 500
 
 
+def _nothing() -> None:
+    """Does nothing."""
+
+
 class _Retry:
     """The attempts of one line after its first one."""
 
@@ -367,12 +371,13 @@ class LineAnswerer:
         timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
         deadline = loop.time() + timeout_s
         requests = call.body.requests(call.model.bundle.manifest)
-        wait_s, retry = 0.0, _Retry(self._retrying)
+        wait_s, retry = 0.0, None
         try:
             while True:
                 try:
                     left_s = max(deadline - loop.time(), 0.0)
-                    self._share.on_admitted = retry.end  # `predict` asks for admission before it waits for anything
+                    # `predict` asks for admission before it waits for anything
+                    self._share.on_admitted = _nothing if retry is None else retry.end
                     return await call.model.predict(
                         requests,
                         timeout_s=left_s,
@@ -383,6 +388,7 @@ class LineAnswerer:
                         share=self._share,
                     )
                 except RefusedError as error:
+                    retry = retry or _Retry(self._retrying)
                     if error.reason == SHARE_FULL:
                         retry.end()
                         await self._wait_for_own_lines()
@@ -396,7 +402,8 @@ class LineAnswerer:
                     error.name_input(many=call.body.is_list, subject=call.body.subject)
                     raise
         finally:
-            retry.end()
+            if retry is not None:
+                retry.end()
 
     async def _wait_for_own_lines(self) -> None:
         """Waits until another line of the stream is answered, unless there is none. Each answer lets one line continue."""
