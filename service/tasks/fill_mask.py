@@ -35,6 +35,8 @@ MAX_TARGET_CHARS = 256
 MAX_TARGETS_CHARS = 2**14
 # Bytes of a candidate in the answer, without its `sequence`, and additional bytes of its token.
 CANDIDATE_BYTES, PIECE_BYTES = 56 + SCORE_BYTES, 48
+# Memory of a candidate in numbers of four bytes, without the characters of its `sequence`, and of each token of a joint filling.
+CANDIDATE_HELD, PIECE_HELD = 100, 32
 # Steps of a candidate, without the tokens that are decoded for it.
 CANDIDATE_STEPS = 4
 _VOCABULARY = 2**15  # tokens of a typical vocabulary, for the estimate at admission
@@ -164,6 +166,16 @@ def _steps(tokens: int, candidates: int) -> int:
     return candidates * (CANDIDATE_STEPS + (tokens if short else 4 * CONTEXT)) + (0 if short else 4 * tokens)
 
 
+def _candidate_memory(text: str, tokens: int) -> int:
+    """Returns the memory of a candidate in numbers of four bytes; its `sequence` is the whole text, with up to one more space per token.
+
+    All characters of a string have the width of its widest one. This is two bytes if a candidate is in another script than the text, and
+    four bytes if the text has an emoji.
+    """
+    chars = len(text) + tokens
+    return CANDIDATE_HELD + (chars if not text.isascii() and max(text) > "\uffff" else chars // 2)
+
+
 def fill_masks(request: Request, model: TaskModel) -> TaskRun:
     """Returns the best tokens for the mask, or a list of them per mask if there are several; with `joint` the best fillings of all masks.
 
@@ -193,7 +205,7 @@ def fill_masks(request: Request, model: TaskModel) -> TaskRun:
         # a decoder may put a space before each token
         answer_bytes=candidates * (CANDIDATE_BYTES + PIECE_BYTES + text_bytes(request.text) + len(ids)),
         steps=_steps(len(ids), candidates),
-        memory_per_input=_ID_HELD * len(ids) + 3 * candidates,
+        memory_per_input=_ID_HELD * len(ids) + candidates * _candidate_memory(request.text, len(ids)),
     )
     rows = yield Batch(_windows(ids, masks, tokenizer), cost, keep, warnings=warnings)
     best = [pair for row in rows for pair in zip(row["tokens"].tolist(), row["scores"].tolist(), strict=True)]
@@ -229,7 +241,8 @@ def _fill_jointly(request: Request, ids: list[int], masks: list[int], tokenizer:
     cost = Cost(
         answer_bytes=count * (CANDIDATE_BYTES + PIECE_BYTES * pieces + text_bytes(request.text) + longest),
         steps=_steps(longest, count) + count * (CANDIDATE_STEPS * pieces + max(pattern.span for pattern in patterns)),
-        memory_per_input=sum(pattern.memory(beam, top_k, vocabulary) for pattern in patterns),
+        memory_per_input=sum(pattern.memory(beam, top_k, vocabulary) for pattern in patterns)
+        + count * (PIECE_HELD * pieces + _candidate_memory(request.text, longest)),
         reserved_tokens=reserved_tokens,
     )
     yield Batch([], cost, truncated=cut, warnings=warnings)  # the search starts after its total cost has been checked

@@ -308,7 +308,7 @@ def test_the_client_that_reads_one_token_is_told(api: Send) -> None:
 
 def test_a_search_that_would_hold_too_much_is_refused(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each variant keeps its best tokens until the others have run: of a wide beam and a great `top_k` more than the answer has."""
-    monkeypatch.setattr("bertserve.service.tasks.cost.MAX_HELD", 5000)
+    monkeypatch.setattr("bertserve.service.tasks.cost.MAX_HELD", 12_000)
     assert 50 == len(ask(api, "[MASK] [MASK]", top_k=50, beam=2))
     status, error = ask(api, "[MASK] [MASK]", top_k=50, beam=64)
     assert (413, True) == (status, "the request needs memory for at least 12804 numbers" in error), error
