@@ -86,6 +86,27 @@ def test_targets_count_once_at_admission(texts: int) -> None:
     assert SHORT_CHARS < fill_mask.MAX_TARGETS * 16
 
 
+def test_targets_of_joint_masks_are_prepared_once_for_all_texts(models_of_all: dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[int] = []
+    slots_of = fill_mask.slots_of
+    monkeypatch.setattr(fill_mask, "slots_of", lambda targets: prepared.append(len(targets)) or slots_of(targets))
+    parameters = fill_mask.FillMaskParameters(joint=True, targets=["good", "bad", "xq"])
+    requests = fill_mask.FillMaskBody(inputs=["a [MASK] film"] * 9, parameters=parameters).requests()
+    stage = begun(models_of_all["fill-mask"], requests, TASKS["fill-mask"])
+    stage.finish([])
+
+    assert [3] == prepared
+
+
+@pytest.mark.parametrize(("targets", "is_short"), [(None, True), (["a", "b"], False)])
+def test_joint_masks_with_targets_are_not_short(targets: list[str] | None, is_short: bool) -> None:
+    """The 64 texts of their mask patterns are prepared on an inference thread."""
+    parameters = fill_mask.FillMaskParameters(joint=True, targets=targets)
+    (request,) = fill_mask.FillMaskBody(inputs="[MASK]" * 6, parameters=parameters).requests()
+
+    assert is_short == (request.chars <= SHORT_CHARS)
+
+
 def test_many_targets_do_not_keep_others_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the most targets that are allowed are looked up, probes and another's short text are answered."""
     tiny.bundle(tmp_path, task="fill-mask")
