@@ -100,11 +100,11 @@ class Pattern:
         """Number of tokens from the first mask to the last."""
         return self.masks[-1] - self.masks[0] + 1
 
-    def filled(self, tokens: Pieces) -> list[int]:
-        """Returns the text with the first masks filled."""
-        ids = self.ids.copy()
+    def filled(self, tokens: Pieces, start: int, stop: int) -> list[int]:
+        """Returns a part of the text that has all masks, with the first masks filled."""
+        ids = self.ids[start:stop]
         for mask, token in zip(self.masks, tokens, strict=False):
-            ids[mask] = token
+            ids[mask - start] = token
         return ids
 
     def split(self, tokens: Pieces) -> list[Pieces]:
@@ -297,7 +297,7 @@ def _encodings(beam: _Beam, tokenizer: Tokenizer) -> Iterator[Encoding]:
     """Yields the text with each filling and its next mask."""
     pattern, room = beam.pattern, tokenizer.room(pair=False)
     for filling in beam.fillings:
-        ids = pattern.filled(filling.tokens)[pattern.start : pattern.start + room]
+        ids = pattern.filled(filling.tokens, pattern.start, pattern.start + room)
         yield tokenizer.assemble(ids, masks=[pattern.masks[beam.done] - pattern.start])
 
 
@@ -331,7 +331,7 @@ def _results(beams: Sequence[_Beam], top_k: int, tokenizer: Tokenizer) -> TaskRu
     results: list[dict[str, object]] = []
     for start in range(0, min(len(pairs), top_k), FILLINGS_PER_STEP):
         some = pairs[start : min(start + FILLINGS_PER_STEP, top_k)]
-        middles = [pattern.filled(filling.tokens)[pattern.masks[0] : pattern.masks[-1] + 1] for filling, pattern in some]
+        middles = [pattern.filled(filling.tokens, pattern.masks[0], pattern.masks[-1] + 1) for filling, pattern in some]
         sequences = fillings.texts(0, middles)
         results += [_filled(tokenizer, filling, pattern, sequence) for (filling, pattern), sequence in zip(some, sequences, strict=True)]
         yield PAUSE

@@ -131,6 +131,14 @@ def test_a_filling_is_given_as_tokens_and_as_text(runs: Runs) -> None:
     assert {"score", "tokens", "token_strs", "targets", "sequence"} == best.keys()
 
 
+def test_only_a_part_of_a_long_text_is_filled(runs: Runs) -> None:
+    """The rest of the text is not copied for each filling."""
+    ids = [5] * 10_000 + [4, 6, 4] + [5] * 10_000
+    (pattern,), _, _ = prepare(ids, [10_000, 10_002], [joint_masks.slot_of_any_token(9)], beam=8, tokenizer=runs.tokenizer)
+    assert [5, 7, 6, 4] == pattern.filled((7,), 9_999, 10_003)
+    assert [7, 6, 8] == pattern.filled((7, 8), 10_000, 10_003)
+
+
 def test_ways_to_fill_a_mask_are_counted_by_prefix() -> None:
     slots = slots_of({(1,): "a", (1, 2): "ab", (1, 3): "ac", (2, 2): "bb"})
     assert [[1, 1], [1, 2, 3]] == [list(slot.ways) for slot in slots]
