@@ -75,7 +75,7 @@ def _arrange(lines: Sequence[Text], passages: Sequence[Text], user_pairs: Pairs[
 
 def _tokenizer_call(request: multiple_choice.Request, spec: TokenizerSpec) -> TokenizerCall:
     # lists, as in `run_swag`, because transformers would omit an empty second text of a single pair
-    return TokenizerCall(([request.first] * len(request.choices), request.seconds))
+    return TokenizerCall(([request.first] * len(request.choices), list(request.seconds)))
 
 
 def _read_choice(document: Document, config: ModelConfig) -> int | None:

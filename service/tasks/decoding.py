@@ -47,6 +47,8 @@ def best_first(scores: Floats, top_k: int | None = None) -> list[int]:
 
 # Steps to turn a span into an answer, plus one step per this many characters.
 ANSWER_STEPS, CHARS_PER_STEP = 4, 256
+# Steps after which other requests get a turn: about 10 ms.
+STEPS_PER_PAUSE = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +138,9 @@ class BestAnswers:
         self._found: dict[str, tuple[tuple[float, int, int], dict[str, Any], range]] = {}
         self._floor = -1.0
 
-    def add(self, window: Spans) -> None:
-        """Adds the best spans of a window."""
-        here = set()
+    def add(self, window: Spans) -> Iterator[None]:
+        """Adds the best spans of a window; yields after each `STEPS_PER_PAUSE` steps, so that other requests can get a turn."""
+        here, paused = set(), self._budget.steps
         for i in _best_first(window.starts, window.ends, window.scores, at_least=self._wanted):
             start, end, score = int(window.starts[i]), int(window.ends[i]), float(window.scores[i])
             if score < self._floor:
@@ -151,6 +153,9 @@ class BestAnswers:
             here.add(text)
             if len(here) == self._wanted:
                 break
+            if self._budget.steps - paused >= STEPS_PER_PAUSE:
+                paused = self._budget.steps
+                yield
         if len(self._found) >= self._wanted:
             best = sorted(self._found.items(), key=lambda item: item[1][0])[: self._wanted]
             self._found, self._floor = dict(best), best[-1][1][1]["score"]
@@ -190,14 +195,18 @@ class SummedAnswers:
         self._texts = texts
         self._found: dict[str, dict[str, Any]] = {}
 
-    def add(self, window: Spans) -> None:
-        """Adds the best spans of a window."""
+    def add(self, window: Spans) -> Iterator[None]:
+        """Adds the best spans of a window; yields after each `STEPS_PER_PAUSE` steps, so that other requests can get a turn."""
+        paused = self._budget.steps
         for i in islice(_best_first(window.starts, window.ends, window.scores, at_least=self._limit), self._limit):
             answer = self._texts.answer(int(window.starts[i]), int(window.ends[i]), float(window.scores[i]), window.cut)
             spend(self._budget, answer)
             earlier = self._found.setdefault(answer["answer"].lower(), answer)
             if earlier is not answer:
                 earlier["score"] += answer["score"]
+            if self._budget.steps - paused >= STEPS_PER_PAUSE:
+                paused = self._budget.steps
+                yield
 
     def answers(self) -> list[dict[str, Any]]:
         """Returns the answers, without order."""

@@ -22,7 +22,19 @@ from bertserve.service.tasks.batch import PAUSE, Batch, ModelConfig, TaskModel, 
 from bertserve.service.tasks.body import TaskBody, TaskParameters, TextOrTexts, body_config
 from bertserve.service.tasks.cost import SCORE_BYTES, Cost, text_bytes, tokens_of_steps
 from bertserve.service.tasks.decoding import Floats, Row, activate
-from bertserve.service.tasks.joint_masks import DEFAULT_BEAM, MAX_BEAM, MAX_JOINT_MASKS, Pieces, prepare, search
+from bertserve.service.tasks.joint_masks import (
+    DEFAULT_BEAM,
+    MAX_BEAM,
+    MAX_JOINT_MASKS,
+    MAX_PATTERNS,
+    PATTERN_CHARS,
+    Pieces,
+    Slot,
+    prepare,
+    search,
+    slot_of_any_token,
+    slots_of,
+)
 from bertserve.service.tasks.spec import Form, FormField, TaskSpec, TensorForm
 from bertserve.service.text.filling import CONTEXT, FILLINGS_PER_STEP, SHORT_TOKENS, Fillings
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
@@ -35,6 +47,8 @@ MAX_TARGET_CHARS = 256
 MAX_TARGETS_CHARS = 2**14
 # Bytes of a candidate in the answer, without its `sequence`, and additional bytes of its token.
 CANDIDATE_BYTES, PIECE_BYTES = 56 + SCORE_BYTES, 48
+# Memory of a candidate in numbers of four bytes, without the characters of its `sequence`, and of each token of a joint filling.
+CANDIDATE_HELD, PIECE_HELD = 100, 32
 # Steps of a candidate, without the tokens that are decoded for it.
 CANDIDATE_STEPS = 4
 _VOCABULARY = 2**15  # tokens of a typical vocabulary, for the estimate at admission
@@ -89,7 +103,7 @@ class Targets:
         """Takes the words; `texts` is the number of texts that share them."""
         self._words = words
         self._tokenized: tuple[list[int], tuple[str, ...]] | None = None
-        self._pieces: tuple[dict[Pieces, str], tuple[str, ...]] | None = None
+        self._slots: tuple[list[Slot], tuple[str, ...]] | None = None
         self.chars_each = sum(len(word) + 1 for word in words) // texts
 
     def tokenized(self, tokenizer: Tokenizer) -> tuple[list[int], tuple[str, ...]]:
@@ -102,15 +116,16 @@ class Targets:
             self._tokenized = _token_ids(self._words, tokenizer)
         return self._tokenized
 
-    def pieces(self, tokenizer: Tokenizer) -> tuple[dict[Pieces, str], tuple[str, ...]]:
-        """Returns the targets by their tokens, and a warning about targets that are not in the vocabulary.
+    def slots(self, tokenizer: Tokenizer) -> tuple[list[Slot], tuple[str, ...]]:
+        """Returns the slots of a mask that the targets fill, and a warning about targets that are not in the vocabulary.
 
         Args:
             tokenizer: The model's tokenizer, the same in each call.
         """
-        if self._pieces is None:
-            self._pieces = _all_pieces(self._words, tokenizer)
-        return self._pieces
+        if self._slots is None:
+            pieces, warnings = _all_pieces(self._words, tokenizer)
+            self._slots = slots_of(pieces), warnings
+        return self._slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +156,10 @@ class Request:
 
     @property
     def chars(self) -> int:
-        """Characters to tokenize, including this text's part of the targets."""
-        return len(self.text) + (0 if self.targets is None else self.targets.chars_each)
+        """Characters to tokenize, including this text's part of the targets; with `joint`, also for the mask patterns of targets."""
+        if self.targets is None:
+            return len(self.text)
+        return len(self.text) + self.targets.chars_each + (MAX_PATTERNS * PATTERN_CHARS if self.parameters.joint else 0)
 
 
 def estimate(request: Request, max_length: int) -> int:
@@ -162,6 +179,16 @@ def _steps(tokens: int, candidates: int) -> int:
     """Returns the steps to decode candidates: each with the tokens around its mask, and the whole text a few times."""
     short = tokens <= SHORT_TOKENS
     return candidates * (CANDIDATE_STEPS + (tokens if short else 4 * CONTEXT)) + (0 if short else 4 * tokens)
+
+
+def _candidate_memory(text: str, tokens: int) -> int:
+    """Returns the memory of a candidate in numbers of four bytes; its `sequence` is the whole text, with up to one more space per token.
+
+    All characters of a string have the width of its widest one. This is two bytes if a candidate is in another script than the text, and
+    four bytes if the text has an emoji.
+    """
+    chars = len(text) + tokens
+    return CANDIDATE_HELD + (chars if not text.isascii() and max(text) > "\uffff" else chars // 2)
 
 
 def fill_masks(request: Request, model: TaskModel) -> TaskRun:
@@ -193,7 +220,7 @@ def fill_masks(request: Request, model: TaskModel) -> TaskRun:
         # a decoder may put a space before each token
         answer_bytes=candidates * (CANDIDATE_BYTES + PIECE_BYTES + text_bytes(request.text) + len(ids)),
         steps=_steps(len(ids), candidates),
-        memory_per_input=_ID_HELD * len(ids) + 3 * candidates,
+        memory_per_input=_ID_HELD * len(ids) + candidates * _candidate_memory(request.text, len(ids)),
     )
     rows = yield Batch(_windows(ids, masks, tokenizer), cost, keep, warnings=warnings)
     best = [pair for row in rows for pair in zip(row["tokens"].tolist(), row["scores"].tolist(), strict=True)]
@@ -220,16 +247,16 @@ def _windows(ids: list[int], masks: Sequence[int], tokenizer: Tokenizer) -> list
 
 def _fill_jointly(request: Request, ids: list[int], masks: list[int], tokenizer: Tokenizer) -> TaskRun:
     """Returns the best fillings of all masks of a text together."""
-    targets, warnings = (None, ()) if request.targets is None else request.targets.pieces(tokenizer)
     beam, top_k, vocabulary = request.beam, request.parameters.top_k, tokenizer.vocabulary_size
-    patterns, reserved_tokens, cut = prepare(ids, masks, targets, beam=beam, top_k=top_k, tokenizer=tokenizer)
-    runs = sum(pattern.runs(beam, vocabulary)[-1] for pattern in patterns)
-    count = min(top_k, runs * (vocabulary if targets is None else len(targets)))
+    slots, warnings = ([slot_of_any_token(vocabulary)], ()) if request.targets is None else request.targets.slots(tokenizer)
+    patterns, reserved_tokens, cut = prepare(ids, masks, slots, beam=beam, tokenizer=tokenizer)
+    count = min(top_k, sum(pattern.runs[-1] for pattern in patterns) * sum(slot.ways[-1] for slot in slots))
     longest, pieces = max(len(pattern.ids) for pattern in patterns), max(len(pattern.masks) for pattern in patterns)
     cost = Cost(
         answer_bytes=count * (CANDIDATE_BYTES + PIECE_BYTES * pieces + text_bytes(request.text) + longest),
         steps=_steps(longest, count) + count * (CANDIDATE_STEPS * pieces + max(pattern.span for pattern in patterns)),
-        memory_per_input=sum(pattern.memory(beam, top_k, vocabulary) for pattern in patterns),
+        memory_per_input=sum(pattern.memory(beam, top_k, vocabulary) for pattern in patterns)
+        + count * (PIECE_HELD * pieces + _candidate_memory(request.text, longest)),
         reserved_tokens=reserved_tokens,
     )
     yield Batch([], cost, truncated=cut, warnings=warnings)  # the search starts after its total cost has been checked

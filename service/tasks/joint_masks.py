@@ -11,6 +11,7 @@ separately. Scores are not divided by the number of tokens.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +33,8 @@ MAX_BEAM = 64
 MAX_JOINT_MASKS = 16
 # Maximum number of texts with different numbers of masks.
 MAX_PATTERNS = 64
+# To prepare a text of a pattern takes as long as to tokenize this many characters.
+PATTERN_CHARS = 32
 
 Pieces = tuple[int, ...]
 
@@ -59,21 +62,19 @@ class Slot:
     """A mask of the caller's text, as a number of masks: one per token of its targets.
 
     Attributes:
-        size: Number of masks.
+        ways: The number of ways to fill the first 0, 1, ... masks, up to all of them.
         follows: Tokens so far -> allowed next tokens, ascending; None for any token.
-        targets: Tokens -> target; empty for any token.
+        targets: Tokens -> target; None for any token.
     """
 
-    size: int = 1
+    ways: Sequence[int]
     follows: Mapping[Pieces, NDArray[np.int64]] | None = None
     targets: Mapping[Pieces, str] | None = None
 
-    def prefixes(self, size: int, vocabulary: int) -> int:
-        """Returns the number of ways to fill the first `size` masks."""
-        if self.targets is None:
-            ways: int = vocabulary**size
-            return ways
-        return len({pieces[:size] for pieces in self.targets})
+    @property
+    def size(self) -> int:
+        """Number of masks."""
+        return len(self.ways) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +85,14 @@ class Pattern:
         ids: Token ids of the whole text.
         masks: Positions of the masks.
         slots: The slots of the masks, in order.
+        runs: Maximum number of texts that are run for each mask.
         start: Position of the first token that is read.
     """
 
     ids: list[int]
     masks: list[int]
     slots: tuple[Slot, ...]
+    runs: list[int]
     start: int
 
     @property
@@ -97,11 +100,11 @@ class Pattern:
         """Number of tokens from the first mask to the last."""
         return self.masks[-1] - self.masks[0] + 1
 
-    def filled(self, tokens: Pieces) -> list[int]:
-        """Returns the text with the first masks filled."""
-        ids = self.ids.copy()
+    def filled(self, tokens: Pieces, start: int, stop: int) -> list[int]:
+        """Returns a part of the text that has all masks, with the first masks filled."""
+        ids = self.ids[start:stop]
         for mask, token in zip(self.masks, tokens, strict=False):
-            ids[mask] = token
+            ids[mask - start] = token
         return ids
 
     def split(self, tokens: Pieces) -> list[Pieces]:
@@ -121,39 +124,27 @@ class Pattern:
             place -= slot.size
         raise AssertionError("all masks are filled")
 
-    def runs(self, beam: int, vocabulary: int) -> list[int]:
-        """Returns the maximum number of texts that are run for each mask."""
-        counts, before = [], 1
-        for slot in self.slots:
-            counts += [min(beam, before * slot.prefixes(size, vocabulary)) for size in range(slot.size)]
-            before = min(before * slot.prefixes(slot.size, vocabulary), beam)
-        return counts
-
     def memory(self, beam: int, top_k: int, vocabulary: int) -> int:
         """Returns the maximum memory in numbers of four bytes: its ids, and per run of a mask the best tokens and their logarithms."""
         counts = [beam] * (len(self.masks) - 1) + [top_k]
-        return 2 * len(self.ids) + max(
-            4 * runs * min(count, vocabulary) for runs, count in zip(self.runs(beam, vocabulary), counts, strict=True)
-        )
+        return 2 * len(self.ids) + max(4 * runs * min(count, vocabulary) for runs, count in zip(self.runs, counts, strict=True))
 
 
 def prepare(
-    ids: list[int], masks: Sequence[int], targets: Mapping[Pieces, str] | None, *, beam: int, top_k: int, tokenizer: Tokenizer
+    ids: list[int], masks: Sequence[int], slots: Sequence[Slot], *, beam: int, tokenizer: Tokenizer
 ) -> tuple[list[Pattern], int, bool]:
     """Returns the texts to search, the maximum number of tokens of the search, and whether text is left out.
 
     Args:
         ids: Token ids of the text.
         masks: Positions of the masks, at least one.
-        targets: Tokens -> target; None for any token.
+        slots: The slots to choose from for each mask.
         beam: Beam width.
-        top_k: Number of fillings to return.
         tokenizer: The model's tokenizer.
 
     Raises:
         InvalidValueError: There are too many masks or texts, or the masks of a text do not fit the model's length.
     """
-    slots = [Slot()] if targets is None else _slots(targets)
     if len(slots) ** len(masks) > MAX_PATTERNS:
         raise InvalidValueError(
             "{masks_count} masks with targets of {slots_count} different numbers of tokens need {texts} texts "
@@ -163,14 +154,19 @@ def prepare(
             texts=len(slots) ** len(masks),
             limit=MAX_PATTERNS,
         )
-    patterns = [_pattern(ids, masks, chosen, tokenizer) for chosen in product(slots, repeat=len(masks))]
+    patterns = [_pattern(ids, masks, chosen, beam, tokenizer) for chosen in product(slots, repeat=len(masks))]
     room, specials = tokenizer.room(pair=False), tokenizer.max_length - tokenizer.room(pair=False)
-    tokens = sum(sum(pattern.runs(beam, tokenizer.vocabulary_size)) * (min(len(pattern.ids), room) + specials + 1) for pattern in patterns)
+    tokens = sum(sum(pattern.runs) * (min(len(pattern.ids), room) + specials + 1) for pattern in patterns)
     return patterns, tokens, any(len(pattern.ids) > room for pattern in patterns)
 
 
-def _slots(targets: Mapping[Pieces, str]) -> list[Slot]:
-    """Returns the slots of a mask, one for each number of tokens of the targets."""
+def slot_of_any_token(vocabulary: int) -> Slot:
+    """Returns the slot of a mask that any token of the vocabulary can fill; `vocabulary` is its size."""
+    return Slot((1, vocabulary))
+
+
+def slots_of(targets: Mapping[Pieces, str]) -> list[Slot]:
+    """Returns the slots of a mask, one for each number of tokens of the targets; `targets` has tokens -> target."""
     slots = []
     for size in sorted({len(pieces) for pieces in targets}):
         own = {pieces: target for pieces, target in targets.items() if len(pieces) == size}
@@ -178,11 +174,13 @@ def _slots(targets: Mapping[Pieces, str]) -> list[Slot]:
         for pieces in own:
             for place, token in enumerate(pieces):
                 follows.setdefault(pieces[:place], set()).add(token)
-        slots.append(Slot(size, {prefix: np.array(sorted(tokens)) for prefix, tokens in follows.items()}, own))
+        counts = Counter(map(len, follows))
+        ways = [*(counts[length] for length in range(size)), len(own)]
+        slots.append(Slot(ways, {prefix: np.array(sorted(tokens)) for prefix, tokens in follows.items()}, own))
     return slots
 
 
-def _pattern(ids: list[int], masks: Sequence[int], slots: tuple[Slot, ...], tokenizer: Tokenizer) -> Pattern:
+def _pattern(ids: list[int], masks: Sequence[int], slots: tuple[Slot, ...], beam: int, tokenizer: Tokenizer) -> Pattern:
     count = sum(slot.size for slot in slots)
     if count > MAX_JOINT_MASKS:
         pieces = "" if count == len(masks) else f" with a mask for each token of {'its' if len(masks) == 1 else 'their'} targets"
@@ -211,7 +209,16 @@ def _pattern(ids: list[int], masks: Sequence[int], slots: tuple[Slot, ...], toke
         )
     middle = (places[0] + places[-1]) // 2
     start = min(max(middle - room // 2, places[-1] - room + 1, 0), max(len(expanded) - room, 0))
-    return Pattern(expanded, places, slots, start)
+    return Pattern(expanded, places, slots, _runs(slots, beam), start)
+
+
+def _runs(slots: Sequence[Slot], beam: int) -> list[int]:
+    """Returns the maximum number of texts that are run for each mask of the slots."""
+    counts, before = [], 1
+    for slot in slots:
+        counts += [min(beam, before * ways) for ways in slot.ways[:-1]]
+        before = min(before * slot.ways[-1], beam)
+    return counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +275,7 @@ def search(patterns: Sequence[Pattern], *, beam: int, top_k: int, tokenizer: Tok
                 (encoding, partial(_best, max_count=max_count, allowed=pattern_beam.pattern.allowed(filling.tokens)))
                 for filling, encoding in zip(pattern_beam.fillings, _encodings(pattern_beam, tokenizer), strict=True)
             ]
-            later_runs = pattern_beam.pattern.runs(beam, tokenizer.vocabulary_size)[pattern_beam.done + 1 :]
+            later_runs = pattern_beam.pattern.runs[pattern_beam.done + 1 :]
             reserved_tokens += sum(later_runs) * texts[-1][0].cost_tokens
         keeps = [keep for _, keep in texts]
         rows = yield Batch(
@@ -290,7 +297,7 @@ def _encodings(beam: _Beam, tokenizer: Tokenizer) -> Iterator[Encoding]:
     """Yields the text with each filling and its next mask."""
     pattern, room = beam.pattern, tokenizer.room(pair=False)
     for filling in beam.fillings:
-        ids = pattern.filled(filling.tokens)[pattern.start : pattern.start + room]
+        ids = pattern.filled(filling.tokens, pattern.start, pattern.start + room)
         yield tokenizer.assemble(ids, masks=[pattern.masks[beam.done] - pattern.start])
 
 
@@ -324,7 +331,7 @@ def _results(beams: Sequence[_Beam], top_k: int, tokenizer: Tokenizer) -> TaskRu
     results: list[dict[str, object]] = []
     for start in range(0, min(len(pairs), top_k), FILLINGS_PER_STEP):
         some = pairs[start : min(start + FILLINGS_PER_STEP, top_k)]
-        middles = [pattern.filled(filling.tokens)[pattern.masks[0] : pattern.masks[-1] + 1] for filling, pattern in some]
+        middles = [pattern.filled(filling.tokens, pattern.masks[0], pattern.masks[-1] + 1) for filling, pattern in some]
         sequences = fillings.texts(0, middles)
         results += [_filled(tokenizer, filling, pattern, sequence) for (filling, pattern), sequence in zip(some, sequences, strict=True)]
         yield PAUSE

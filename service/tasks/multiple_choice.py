@@ -8,8 +8,9 @@ and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
@@ -60,9 +61,9 @@ class Request:
         return self.question if self.context is None else self.context
 
     @property
-    def seconds(self) -> list[str]:
-        """The second text of each choice's pair."""
-        return [choice if self.context is None else f"{self.question} {choice}" for choice in self.choices]
+    def seconds(self) -> Iterator[str]:
+        """The second text of each choice's pair, one by one: a long question is not in memory once per choice."""
+        return (choice if self.context is None else f"{self.question} {choice}" for choice in self.choices)
 
     @property
     def chars(self) -> int:
@@ -87,7 +88,7 @@ def choose(request: Request, model: TaskModel) -> TaskRun:
     """
     count = len(request.choices)
     room, encodings, truncated = model.tokenizer.room(pair=True), [], False
-    for i, (total, encoding) in enumerate(model.tokenizer.pairs((request.first, *request.seconds))):
+    for i, (total, encoding) in enumerate(model.tokenizer.pairs(chain([request.first], request.seconds))):
         if total > room and not request.parameters.truncation:
             raise InvalidValueError(
                 "`choices[{i}]` has {total} tokens together with its question or prompt, and the model takes {room}; "

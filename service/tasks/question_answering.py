@@ -159,7 +159,8 @@ def answer_question(request: Request, model: TaskModel) -> TaskRun:
         null, start, end = _probabilities(encoding, len(cut), row, passage_windows.cls_index)
         nulls.append(null)
         # the thousands of spans of a window are freed before those of the next one are created
-        collector.add(score_spans(start, end, cut, parameters.max_answer_len))
+        for _ in collector.add(score_spans(start, end, cut, parameters.max_answer_len)):
+            yield PAUSE
         yield PAUSE
     answers = collector.answers()
     nothing = {"answer": "", "score": min(nulls), "start": 0, "end": 0}

@@ -68,54 +68,72 @@ def rows(
     Raises:
         InvalidValueError: A row cannot be run; `input_index` is its index.
     """
-    model_types = {piece.type_id for piece in (*manifest.tokenizer.single, *manifest.tokenizer.pair)}
-    requests = []
-    for index in range(len(ids)):
-        try:
-            place = _tokens(mask[index], manifest.tokenizer.padding_side)
-            _check_types(type_ids[index][place], model_types)
-            masks = _masks(ids[index][place], manifest) if fills_masks else ()
-        except InvalidValueError as error:
-            error.input_index = index
-            raise
-        encoding = Encoding(ids[index][place].copy(), type_ids[index][place].copy(), masks=masks)
-        requests.append(Request(encoding, ids.shape[1], tuple(outputs), manifest))
+    length, pads_left = ids.shape[1], manifest.tokenizer.padding_side == "left"
+    counts, places = np.count_nonzero(mask, axis=1), np.arange(length)
+    # the positions of the tokens, if all padding of a row is on one side
+    tokens = places >= length - counts[:, None] if pads_left else places < counts[:, None]
+    mask_token = manifest.tokenizer.mask
+    masks = tokens & (ids == mask_token.id) if fills_masks and mask_token is not None else None
+    _check(mask, type_ids, tokens, masks, manifest)
+    requests, outputs = [], tuple(outputs)
+    for index, count in enumerate(counts.tolist()):
+        place = slice(length - count, length) if pads_left else slice(0, count)
+        mask_places = () if masks is None else tuple(np.flatnonzero(masks[index, place]).tolist())
+        encoding = Encoding(ids[index, place].copy(), type_ids[index, place].copy(), masks=mask_places)
+        requests.append(Request(encoding, length, outputs, manifest))
     return requests
 
 
-def _tokens(mask: NDArray[np.int64], side: str) -> slice:
-    """Returns the positions of the tokens in a row."""
-    count, length = int(np.count_nonzero(mask)), len(mask)
-    place = slice(length - count, length) if side == "left" else slice(0, count)
-    if count == 0 or not (mask[place] == 1).all():
-        order = "zeros and then ones" if side == "left" else "ones and then zeros"
-        raise InvalidValueError(
+def _check(
+    mask: NDArray[np.int64], type_ids: NDArray[np.int64], tokens: NDArray[np.bool_], masks: NDArray[np.bool_] | None, manifest: Manifest
+) -> None:
+    """Checks all rows at once; one by one, hundreds of rows would stop the event loop for milliseconds.
+
+    Args:
+        mask: 1 for tokens and 0 for padding [rows, length].
+        type_ids: Segment ids [rows, length].
+        tokens: Which positions have a token.
+        masks: Which positions have a mask; None for a graph without outputs per mask.
+        manifest: The model's manifest.
+
+    Raises:
+        InvalidValueError: The first row that cannot be run; `input_index` is its index.
+    """
+    model_types = sorted({piece.type_id for piece in (*manifest.tokenizer.single, *manifest.tokenizer.pair)})
+    has_gaps = (mask != tokens).any(axis=1) | ~tokens.any(axis=1)
+    foreign = tokens.copy()
+    for type_id in model_types:
+        foreign &= type_ids != type_id
+    wrong = has_gaps | foreign.any(axis=1)
+    if masks is not None:
+        mask_counts = np.count_nonzero(masks, axis=1)
+        wrong |= (mask_counts < 1) | (mask_counts > MAX_MASKS)
+    if not wrong.any():
+        return
+    row = int(wrong.argmax())
+    if has_gaps[row]:
+        side = manifest.tokenizer.padding_side
+        error = InvalidValueError(
             "`attention_mask` has gaps, other values than 0 and 1, or no 1; this model is padded on the {side}, so give {order}.",
-            order=order,
+            order="zeros and then ones" if side == "left" else "ones and then zeros",
             side=side,
         )
-    return place
-
-
-def _check_types(type_ids: NDArray[np.int64], model_types: set[int]) -> None:
-    invalid = [value for value in np.unique(type_ids).tolist() if value not in model_types]
-    if invalid:
-        raise InvalidValueError(
-            "`token_type_ids` has {wrong}, but this model has {names}.", wrong=invalid[0], names=", ".join(map(str, sorted(model_types)))
+    elif foreign[row].any():
+        error = InvalidValueError(
+            "`token_type_ids` has {wrong}, but this model has {names}.",
+            wrong=int(type_ids[row][foreign[row]].min()),
+            names=", ".join(map(str, model_types)),
         )
-
-
-def _masks(ids: NDArray[np.int64], manifest: Manifest) -> tuple[int, ...]:
-    assert manifest.tokenizer.mask is not None, "every manifest of a fill-mask model has it"
-    masks = np.flatnonzero(ids == manifest.tokenizer.mask.id).tolist()
-    if not 1 <= len(masks) <= MAX_MASKS:
-        raise InvalidValueError(
+    else:
+        assert manifest.tokenizer.mask is not None, "every manifest of a fill-mask model has it"
+        error = InvalidValueError(
             "the row has {masks_count} mask tokens ({id}) and 1 to {limit} are allowed, because only masks have logits.",
-            masks_count=len(masks),
+            masks_count=int(mask_counts[row]),
             id=manifest.tokenizer.mask.id,
             limit=MAX_MASKS,
         )
-    return tuple(masks)
+    error.input_index = row
+    raise error
 
 
 def estimate(request: Request, max_length: int) -> int:

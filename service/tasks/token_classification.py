@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -64,7 +65,8 @@ MAX_IGNORED = 1000
 MAX_LABEL_CHARS = 1000
 # Bytes of an entity in an answer, without its label and text; steps of a token.
 ENTITY_BYTES, TOKEN_STEPS = 72 + SCORE_BYTES, 4
-ENTITIES_PER_PAUSE = 64  # about a millisecond
+# Tokens or words that are looked at before other requests get a turn: a few milliseconds if each is an entity.
+TOKENS_PER_PAUSE = 256
 Strategy = Literal["none", "simple", "first", "average", "max"]
 
 
@@ -171,10 +173,11 @@ def label_tokens(request: Request, model: TaskModel) -> TaskRun:
     items = _tokens(scored, tokenizer) if request.parameters.aggregation_strategy == "none" else _entities(scored, tokenizer)
     entities, size = [], ENTITY_BYTES + longest_label(labels)
     for item in items:
-        model.budget.spend(answer_bytes=size + text_bytes(item["word"]))
-        entities.append(item)
-        if not len(entities) % ENTITIES_PER_PAUSE:
+        if item is None:
             yield PAUSE
+        else:
+            model.budget.spend(answer_bytes=size + text_bytes(item["word"]))
+            entities.append(item)
     rebase(entities, request.text, request.parameters.offset_unit)
     return entities
 
@@ -190,8 +193,8 @@ def _windows(request: Request, count: int, tokenizer: Tokenizer) -> list[range]:
     return windows(count, room, stride if count > room else 0, tokenizer.truncation_side) if count else []
 
 
-def _tokens(scored: _Scored, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
-    """Yields each token with its best label, for the strategy `none`."""
+def _tokens(scored: _Scored, tokenizer: Tokenizer) -> Iterator[dict[str, Any] | None]:
+    """Yields each token with its best label, for the strategy `none`; and None after each `TOKENS_PER_PAUSE` tokens."""
     scores, offsets, ignored = scored.scores, scored.tokens.spans(scored.text), set(scored.parameters.ignore_labels)
     pieces = scored.tokens.pieces
     best = scores.argmax(axis=-1)
@@ -205,25 +208,34 @@ def _tokens(scored: _Scored, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
                 "start": offsets[i][0],
                 "end": offsets[i][1],
             }
+        if not (i + 1) % TOKENS_PER_PAUSE:
+            yield None
 
 
-def _entities(scored: _Scored, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
-    """Yields the entities, which are groups of tokens or, depending on the strategy, of words."""
-    scores, offsets, ignored = scored.scores, scored.tokens.spans(scored.text), set(scored.parameters.ignore_labels)
-    strategy = scored.parameters.aggregation_strategy
-    if strategy == "simple":
-        best = scores.argmax(axis=-1)
-        values = np.take_along_axis(scores, best[:, None], axis=-1)[:, 0]
-        labeled = [_Token(scored.labels[label], score, *place) for label, score, place in zip(best.tolist(), values, offsets, strict=True)]
-    else:
-        units = words(scored.text, scored.tokens, tokenizer.subword_prefix)
-        labeled = [_label(scores[unit], [offsets[i] for i in unit], strategy, scored.labels) for unit in units]
-    scheme = scheme_of(scored.labels)
-    for group in _groups(labeled, scheme):
+def _entities(scored: _Scored, tokenizer: Tokenizer) -> Iterator[dict[str, Any] | None]:
+    """Yields the entities, which are groups of tokens or of words; and None after each `TOKENS_PER_PAUSE` tokens or words."""
+    ignored, scheme = set(scored.parameters.ignore_labels), scheme_of(scored.labels)
+    for group in _groups(_labeled(scored, tokenizer), scheme):
+        if group is None:
+            yield None
+            continue
         # the pipeline cuts at the first hyphen after any prefix, which is right only if labels have prefixes
         name = group[0].label if scheme == "plain" else group[0].label.split("-", 1)[-1]
         if name not in ignored:
             yield _entity(group, name, scored.text)
+
+
+def _labeled(scored: _Scored, tokenizer: Tokenizer) -> Iterator[_Token]:
+    """Yields the labels of the tokens or, depending on the strategy, of the words."""
+    scores, offsets, strategy = scored.scores, scored.tokens.spans(scored.text), scored.parameters.aggregation_strategy
+    if strategy == "simple":
+        best = scores.argmax(axis=-1)
+        values = np.take_along_axis(scores, best[:, None], axis=-1)[:, 0]
+        for label, score, place in zip(best.tolist(), values, offsets, strict=True):
+            yield _Token(scored.labels[label], score, *place)
+        return
+    for unit in words(scored.text, scored.tokens, tokenizer.subword_prefix):
+        yield _label(scores[unit], [offsets[i] for i in unit], strategy, scored.labels)
 
 
 def merge(encodings: Sequence[Encoding], cuts: Sequence[range], logits: Sequence[Floats]) -> Floats:
@@ -248,8 +260,8 @@ def merge(encodings: Sequence[Encoding], cuts: Sequence[range], logits: Sequence
     return merged
 
 
-def words(text: str, tokens: Tokens, subword_prefix: str | None) -> list[list[int]]:
-    """Returns the token indices of each word: its first token and the following tokens that continue it."""
+def words(text: str, tokens: Tokens, subword_prefix: str | None) -> Iterator[list[int]]:
+    """Yields the token indices of each word: its first token and the following tokens that continue it."""
     continues: Callable[[int], bool]
     if subword_prefix is not None:
         pieces = tokens.pieces
@@ -257,13 +269,14 @@ def words(text: str, tokens: Tokens, subword_prefix: str | None) -> list[list[in
     else:
         offsets = tokens.offsets
         continues = lambda i: not any(c.isspace() for c in text[max(offsets[i][0] - 1, 0) : offsets[i][0] + 1])  # noqa: E731
-    groups: list[list[int]] = []
+    word: list[int] = []
     for i in range(len(tokens)):
-        if groups and continues(i):
-            groups[-1].append(i)
-        else:
-            groups.append([i])
-    return groups
+        if word and not continues(i):
+            yield word
+            word = []
+        word.append(i)
+    if word:
+        yield word
 
 
 def _label(scores: Floats, offsets: Sequence[tuple[int, int]], strategy: Strategy, labels: Sequence[str]) -> _Token:
@@ -278,19 +291,26 @@ def _label(scores: Floats, offsets: Sequence[tuple[int, int]], strategy: Strateg
     return _Token(labels[label], values[label], offsets[0][0], offsets[-1][1])
 
 
-def _groups(tokens: Sequence[_Token], scheme: Scheme) -> list[list[_Token]]:
-    """Groups neighbors with the same tag; a group ends if a label begins a new entity, or if the last label has ended the entity."""
-    groups: list[list[_Token]] = []
+def _groups(tokens: Iterator[_Token], scheme: Scheme) -> Iterator[list[_Token] | None]:
+    """Yields groups of neighbors with the same tag; and None after each `TOKENS_PER_PAUSE` tokens, which are taken as one block.
+
+    A group ends if a label begins a new entity, or if the last label has ended the entity.
+    """
+    group: list[_Token] = []
     before, ended = "", True
-    for token in tokens:
-        letter, tag = split(token.label, scheme)
-        # "" is in every string, but a label without a letter neither begins nor ends an entity
-        if not ended and tag == before and not (letter and letter in BEGINS[scheme]):
-            groups[-1].append(token)
-        else:
-            groups.append([token])
-        before, ended = tag, bool(letter) and letter in ENDS[scheme]
-    return groups
+    while block := list(islice(tokens, TOKENS_PER_PAUSE)):
+        for token in block:
+            letter, tag = split(token.label, scheme)
+            # "" is in every string, but a label without a letter neither begins nor ends an entity
+            if group and (ended or tag != before or (letter and letter in BEGINS[scheme])):
+                yield group
+                group = []
+            group.append(token)
+            before, ended = tag, bool(letter) and letter in ENDS[scheme]
+        if len(block) == TOKENS_PER_PAUSE:
+            yield None
+    if group:
+        yield group
 
 
 def _entity(group: Sequence[_Token], name: str, text: str) -> dict[str, Any]:

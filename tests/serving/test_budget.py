@@ -266,7 +266,7 @@ def test_the_best_of_summed_answers_are_those_of_a_full_sort() -> None:
     order = np.lexsort((spans.ends, spans.starts, -spans.scores))[:30]
     texts = question_answering.SpanTexts("abcdefghij" * 4, [(i, i + 1) for i in range(40)], None)
     found = question_answering.SummedAnswers(texts, limit=30, budget=Budget())
-    found.add(spans)
+    list(found.add(spans))
     sums: dict[str, float] = {}
     for i in order.tolist():
         text = texts.answer(int(spans.starts[i]), int(spans.ends[i]), 0.0, spans.cut)["answer"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +184,30 @@ def test_all_that_is_tokenized_is_counted_at_admission() -> None:
     assert multiple_choice.estimate(request, 512) < multiple_choice.estimate(
         multiple_choice.Request("a" * 400, request.choices, "e" * 400), 512
     )
+
+
+def test_second_texts_are_made_one_by_one(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long question is put before a choice only when the pair before has been tokenized."""
+    made: list[str] = []
+    tokenized: list[list[int]] = []
+
+    class Choice(str):
+        __slots__ = ()
+
+        def __format__(self, spec: str) -> str:
+            made.append(self)
+            return str(self)
+
+    def noted(tokenizer: Tokenizer, texts: Sequence[str]) -> Any:
+        tokenized.append([len(texts), len(made)])
+        return tokenize(tokenizer, texts)
+
+    tokenize = Tokenizer.tokenize
+    monkeypatch.setattr(Tokenizer, "tokenize", noted)
+    monkeypatch.setattr("bertserve.service.text.tokenizer.GROUP_CHARS", len(LONG))
+    encode(multiple_choice, multiple_choice.Request(LONG, tuple(map(Choice, ("good", "bad", "film"))), "a"), tokenizer)
+
+    assert [[1, 1], [1, 2], [1, 3], [1, 3]] == tokenized
 
 
 def test_a_request_larger_than_the_queue_is_refused(folder: Path) -> None:

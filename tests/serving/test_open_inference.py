@@ -11,13 +11,19 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import tiny
 from application import Send, assert_same, call, keys, play, posted, rejected, started
 from bertserve.service.api_keys import ApiKeys
+from bertserve.service.bundle.files import load_bundle
+from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.errors import InvalidValueError
 from bertserve.service.http.auth import Authenticator
 from bertserve.service.serving.build import build
 from bertserve.service.settings import Settings
+from bertserve.service.tasks import raw_outputs
 
 TEXTS = ["good film", "a very bad book"]
 QUESTION, CONTEXT = "good ?", "a good film , not a bad book"
@@ -41,6 +47,11 @@ def folder_of_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny.bundle(folder, "cross", labels=["relevance"], activation="sigmoid")
     tiny.bundle(folder, "nli", labels=["contradiction", "neutral", "entailment"])
     return folder
+
+
+@pytest.fixture(name="masks_manifest", scope="module")
+def manifest_of_masks(folder: Path) -> Manifest:
+    return load_bundle(folder / "masks").manifest
 
 
 @pytest.fixture(name="api", scope="module")
@@ -315,6 +326,65 @@ def test_raw_outputs_may_be_too_many(tmp_path: Path) -> None:
 
 def test_masks_that_cannot_be_filled(api: Send) -> None:
     assert "0 mask tokens (4)" in refused(infer(api, "masks", numbers("input_ids", IDS)))
+
+
+def checked_by_row(ids: Any, mask: Any, type_ids: Any, manifest: Manifest, *, fills_masks: bool) -> Any:
+    """Returns the ids, segments and masks of each row, or the first row that cannot be run and a word of its message."""
+    rows = []
+    for index, (row, ones, types) in enumerate(zip(ids.tolist(), mask.tolist(), type_ids.tolist(), strict=True)):
+        count = sum(one != 0 for one in ones)
+        padding = [0] * (len(ones) - count)
+        left = manifest.tokenizer.padding_side == "left"
+        if not count or ones != (padding + [1] * count if left else [1] * count + padding):
+            return index, "has gaps"
+        own = slice(len(ones) - count, None) if left else slice(count)
+        foreign = sorted({*types[own]} - {0, 1})
+        if foreign:
+            return index, f"has {foreign[0]}, but this model has 0, 1"
+        masks = [place for place, id_ in enumerate(row[own]) if id_ == 4]
+        if fills_masks and not 1 <= len(masks) <= 64:
+            return index, f"the row has {len(masks)} mask tokens"
+        rows.append((row[own], types[own], masks if fills_masks else []))
+    return rows
+
+
+@given(st.integers(0, 2**32), st.integers(1, 6), st.sampled_from([1, 2, 3, 70]), st.sampled_from(["left", "right"]), st.booleans())
+def test_rows_are_checked_as_one_by_one(masks_manifest: Manifest, seed: int, rows: int, length: int, side: Any, fills: bool) -> None:
+    """Most values are valid, so that the first row is often valid and a later one is not."""
+    random = np.random.default_rng(seed)
+    manifest = masks_manifest.model_copy(update={"tokenizer": masks_manifest.tokenizer.model_copy(update={"padding_side": side})})
+    counts = random.integers(random.integers(0, 2), length + 1, rows)[:, None]
+    mask = np.where(np.arange(length) < counts, 1, 0)
+    mask = mask[:, :: -1 if side == "left" else 1] + random.choice([0, 1, 2, -1], (rows, length), p=[0.98, 0.01, 0.005, 0.005])
+    type_ids = random.choice([0, 1, 2, -1], (rows, length), p=[0.5, 0.48, 0.01, 0.01])
+    ids = random.choice([4, 5], (rows, length), p=random.permutation([0.04, 0.96]))
+    expected = checked_by_row(ids, mask, type_ids, manifest, fills_masks=fills)
+    try:
+        found = raw_outputs.rows(ids, mask, type_ids, outputs=(), manifest=manifest, fills_masks=fills)
+    except InvalidValueError as error:
+        assert expected[0] == error.input_index
+        assert expected[1] in error.message
+    else:
+        assert expected == [(row.encoding.ids.tolist(), row.encoding.type_ids.tolist(), list(row.encoding.masks)) for row in found]
+
+
+def test_many_rows_are_checked_at_once(masks_manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """512 rows take as many calls of numpy as one."""
+    called: list[str] = []
+
+    class Counted:
+        def __getattr__(self, name: str) -> Any:
+            called.append(name)
+            return getattr(np, name)
+
+    monkeypatch.setattr(raw_outputs, "np", Counted())
+    calls = []
+    for rows in (1, 512):
+        called.clear()
+        ids = np.full((rows, 1), 5)
+        raw_outputs.rows(ids, np.ones_like(ids), np.zeros_like(ids), outputs=(), manifest=masks_manifest, fills_masks=False)
+        calls.append(len(called))
+    assert calls[0] == calls[1]
 
 
 # Binary tensors.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,15 +25,16 @@ from bertserve.service.serving.model import Model
 from bertserve.service.serving.work import RequestRun
 from bertserve.service.settings import Settings
 from bertserve.service.tasks import classify as classification
-from bertserve.service.tasks import embed, fill_mask, question_answering, token_classification
-from bertserve.service.tasks.batch import TaskModel, TaskRun
+from bertserve.service.tasks import decoding, embed, fill_mask, question_answering, token_classification
+from bertserve.service.tasks.batch import PAUSE, Batch, TaskModel, TaskRun, kept
+from bertserve.service.tasks.batch import begin as first_of
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.cost import Budget
 from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
 from bertserve.service.wire.reading import read_as
-from fakes import FakeEngine
+from fakes import FakeEngine, Head
 from task_runs import begin
 
 LIMITS = Limits(max_inputs=512, max_chars=200_000)
@@ -84,6 +85,27 @@ def test_targets_count_once_at_admission(texts: int) -> None:
 
     assert texts * 6 + fill_mask.MAX_TARGETS * 16 == sum(request.chars for request in requests)
     assert SHORT_CHARS < fill_mask.MAX_TARGETS * 16
+
+
+def test_targets_of_joint_masks_are_prepared_once_for_all_texts(models_of_all: dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[int] = []
+    slots_of = fill_mask.slots_of
+    monkeypatch.setattr(fill_mask, "slots_of", lambda targets: prepared.append(len(targets)) or slots_of(targets))
+    parameters = fill_mask.FillMaskParameters(joint=True, targets=["good", "bad", "xq"])
+    requests = fill_mask.FillMaskBody(inputs=["a [MASK] film"] * 9, parameters=parameters).requests()
+    stage = begun(models_of_all["fill-mask"], requests, TASKS["fill-mask"])
+    stage.finish([])
+
+    assert [3] == prepared
+
+
+@pytest.mark.parametrize(("targets", "is_short"), [(None, True), (["a", "b"], False)])
+def test_joint_masks_with_targets_are_not_short(targets: list[str] | None, is_short: bool) -> None:
+    """The 64 texts of their mask patterns are prepared on an inference thread."""
+    parameters = fill_mask.FillMaskParameters(joint=True, targets=targets)
+    (request,) = fill_mask.FillMaskBody(inputs="[MASK]" * 6, parameters=parameters).requests()
+
+    assert is_short == (request.chars <= SHORT_CHARS)
 
 
 def test_many_targets_do_not_keep_others_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,3 +307,56 @@ def test_spans_of_one_window_are_held_at_a_time(models_of_all: dict[str, Model],
         tracemalloc.stop()
 
     assert peaks[1][0] - peaks[0][0] < peaks[1][1] / 4  # spans of 20 bytes, of which a window of 30 tokens has 465
+
+
+# Turns of other requests
+
+
+def each_pause(task: Any, request: Any, model: TaskModel, output: Callable[[int], dict[str, Any]]) -> Iterator[None]:
+    """Runs a task of one batch; yields at each pause after it. `output` makes the outputs for a number of tokens."""
+    run = task.SPEC.run(request, model)
+    batch = first_of(run)
+    step = next_of(run, kept(batch, [output(len(encoding)) for encoding in batch.encodings]))
+    while step is PAUSE:
+        yield
+        step = next_of(run, [])
+
+
+def next_of(run: TaskRun, rows: Sequence[Any]) -> Batch | None:
+    try:
+        return run.send(rows)
+    except StopIteration:
+        return None
+
+
+@pytest.mark.parametrize("strategy", ["none", "simple", "first", "average", "max"])
+@pytest.mark.parametrize("ignored", [[], ["O"]], ids=["one entity", "no entity"])
+def test_tokens_pause_even_if_none_is_an_entity(
+    models_of_all: dict[str, Model], monkeypatch: pytest.MonkeyPatch, strategy: Any, ignored: list[str]
+) -> None:
+    """By the tokens or words that are looked at: neither a long entity nor ignored labels delay a pause."""
+    labeled: list[int] = []
+    label = token_classification._label
+    monkeypatch.setattr(token_classification, "_label", lambda *arguments: labeled.append(1) or label(*arguments))
+    monkeypatch.setattr(token_classification, "TOKENS_PER_PAUSE", 8)
+    parameters = token_classification.NerParameters(aggregation_strategy=strategy, ignore_labels=ignored)
+    model = TaskModel(models_of_all["token-classification"]._tokenizer, Head(labels=("O", "B-X")), Budget())
+    request = token_classification.Request("good " * 80, parameters)
+    looked_at = [len(labeled) for _ in each_pause(token_classification, request, model, lambda n: {"logits": np.zeros((n, 2), np.float32)})]
+
+    assert 10 == len(looked_at)
+    if strategy not in ("none", "simple"):
+        assert list(range(8, 81, 8)) == looked_at
+
+
+@pytest.mark.parametrize("duplicates", ["best", "sum"])
+def test_answers_of_one_window_pause(models_of_all: dict[str, Model], monkeypatch: pytest.MonkeyPatch, duplicates: Any) -> None:
+    monkeypatch.setattr(decoding, "STEPS_PER_PAUSE", 40)
+    parameters = question_answering.AnswerParameters(top_k=1000, max_answer_len=512, duplicates=duplicates)
+    model = TaskModel(models_of_all["question-answering"]._tokenizer, Head(), Budget())
+    request = question_answering.Request("who", "good " * 20, parameters)
+    row = lambda n: dict.fromkeys(("start_logits", "end_logits"), np.zeros(n, np.float32))  # noqa: E731 - of a number of tokens
+    steps = [model.budget.steps for _ in each_pause(question_answering, request, model, row)]
+
+    assert 210 * decoding.ANSWER_STEPS == model.budget.steps  # of 210 spans
+    assert list(range(40, 841, 40)) == steps[:-1]  # the last pause ends the window

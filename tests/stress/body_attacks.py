@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
+from string import ascii_lowercase
 from typing import Any
 
 from attack import Attack, Target
 from hostile_values import BATCH_CHARS, MAX_CHARS, MAX_INPUTS, ROOM, any_value, listed, prose, repeated
 
 LABELS = [f"label {number}" for number in range(MAX_INPUTS)]
+SYLLABLES = [first + second for first in ascii_lowercase for second in ascii_lowercase]  # of one token or two
+ENTITY_GROUPS = ["O", "PER", "ORG", "LOC", "MISC"]
 
 # name: (path, what makes the body); a body is made once for each attacker, in its own thread
 COSTLY: dict[str, tuple[str, Callable[[], Any]]] = {
@@ -21,15 +24,21 @@ COSTLY: dict[str, tuple[str, Callable[[], Any]]] = {
     "windows of one word": ("/classify", lambda: {"inputs": repeated("a"), "parameters": {"window": "mean"}}),
     "entities without aggregation": ("/ner", lambda: {"inputs": [repeated("Ada "), "London"], "parameters": {"aggregation_strategy": "none", "ignore_labels": [], "stride": 254}}),
     "entities of letters": ("/ner", lambda: {"inputs": repeated("A "), "parameters": {"ignore_labels": [], "offset_unit": "utf8"}}),
+    "words that are no entities": ("/ner", lambda: {"inputs": repeated("."), "parameters": {"aggregation_strategy": "average", "ignore_labels": ENTITY_GROUPS}}),
     "1,000 answers from a long context": ("/answer", lambda: {"inputs": {"question": "How long is it?", "context": prose(50_000)}, "parameters": {"top_k": 1000, "max_answer_len": 512, "duplicates": "sum", "doc_stride": 191, "offset_unit": "utf16"}}),
     "answers for many questions": ("/answer", lambda: {"inputs": [{"question": "How long?", "context": prose(1500)}] * 490, "parameters": {"top_k": 1000, "max_answer_len": 512}}),
+    "answers of long words": ("/answer", lambda: {"inputs": {"question": "Why?", "context": ("\u00e9" * 200 + " ") * 370}, "parameters": {"top_k": 100, "max_answer_len": 99}}),
     "a window of few tokens": ("/answer", lambda: {"inputs": {"question": "Why?", "context": prose(55_000)}, "parameters": {"max_seq_len": 8, "doc_stride": 0}}),
     "explain an answer": ("/answer", lambda: {"inputs": {"question": "How long is it?", "context": prose(20_000)}, "parameters": {"explain": True}}),
     "100 fillings of a long text": ("/fill-mask", lambda: {"inputs": "[MASK] " + repeated("\n", MAX_CHARS - 1000), "parameters": {"top_k": 100}}),
+    "fillings of a text with a Greek letter": ("/fill-mask", lambda: {"inputs": "[MASK] \u03b1 " + prose(20_000), "parameters": {"top_k": 660}}),
     "300 fillings of 64 masks": ("/fill-mask", lambda: {"inputs": "[MASK] " * 64, "parameters": {"top_k": 300}}),
     "the widest beam": ("/fill-mask", lambda: {"inputs": ["[MASK] " * 8 + "."] * 64, "parameters": {"joint": True, "beam": 64, "top_k": 60}}),
     "the most targets": ("/fill-mask", lambda: {"inputs": ["a [MASK]."] * MAX_INPUTS, "parameters": {"targets": [f"{number:016}" for number in range(1000)]}}),
+    "targets of many mask patterns": ("/fill-mask", lambda: {"inputs": "[MASK]" * 6, "parameters": {"joint": True, "beam": 1, "targets": SYLLABLES}}),
+    "joint targets of many texts": ("/fill-mask", lambda: {"inputs": ["[MASK]"] * MAX_INPUTS, "parameters": {"joint": True, "targets": SYLLABLES}}),
     "the most choices": ("/choose", lambda: {"inputs": [{"question": "What?", "context": prose(200), "choices": [f"{number}" for number in range(64)]}] * 8}),
+    "a long question before each choice": ("/choose", lambda: {"inputs": {"question": repeated("\U0001f600"), "context": "a", "choices": [f"{number}" for number in range(64)]}}),
     "a vector of each token": ("/embed", lambda: {"inputs": [prose(1000)] * 10, "parameters": {"pooling": "none"}}),
     "all tokens, as Text Embeddings Inference": ("/embed_all", lambda: {"inputs": [prose(1000)] * 10}),
     "vectors as base64": ("/v1/embeddings", lambda: {"input": [prose(1200)] * MAX_INPUTS, "encoding_format": "base64"}),
@@ -53,6 +62,7 @@ COSTLY: dict[str, tuple[str, Callable[[], Any]]] = {
     "nested tensors": ("/v2/models/sentiment/infer", lambda: b'{"inputs":[{"name":"inputs","shape":[1],"datatype":"BYTES","data":' + any_value("lists in lists to the parser's limit") + b"}]}"),
     "tensors of huge shapes": ("/v2/models/sentiment/infer", lambda: {"inputs": [{"name": "input_ids", "shape": [2**31, 2**31], "datatype": "INT64", "data": [1] * 100_000}]}),
     "token ids": ("/v2/models/sentiment/infer", lambda: {"inputs": [{"name": "input_ids", "shape": [512, 512], "datatype": "INT64", "data": [2023] * 2**18}]}),
+    "rows of one token id": ("/v2/models/sentiment/infer", lambda: {"inputs": [{"name": "input_ids", "shape": [512, 1], "datatype": "INT64", "data": [2023] * 512}]}),
     "no JSON": ("/classify", lambda: b'{"inputs": "' + b"\xff" * ROOM),
     "a key twice": ("/classify", lambda: b"{" + b'"inputs":"a",' * (ROOM // 13) + b'"inputs":"b"}'),
 }  # fmt: skip

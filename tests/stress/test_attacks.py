@@ -50,6 +50,7 @@ EVERY_RUN = {
     "wrong keys",
     "1,000 answers from a long context",
     "100 fillings of a long text",
+    "fillings of a text with a Greek letter",
     "the widest beam",
     "documents with more fields",
     "tokens of two texts",
