@@ -133,12 +133,8 @@ def quantize(
     order = sorted(params, key=lambda x: -weights.get(x, 1.0))
     probe = gate[:: max(1, len(gate) // PROBE_TEXTS)]
     float_count, tables, error = _emit_within(max_error, model, target, params, order, probe, inference.outputs(source, probe))
-    counts = {
-        "MatMulIntegerToFloat": len(params) - float_count,
-        "PerRowEmbedding": tables,
-        "FloatUnits": len(units),
-        "FloatInputs": len(inputs),
-    }
+    counts = {"MatMulIntegerToFloat": len(params) - float_count, "PerRowEmbedding": tables}
+    counts |= {"FloatUnits": len(units), "FloatInputs": len(inputs)}
     exceptions = {"KeptFloat": float_count, "RoundedToNearest": sum(not params[x].by_gptq for x in order[float_count:])}
     return Int8Graph(counts | {name: count for name, count in exceptions.items() if count}, error)
 

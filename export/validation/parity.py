@@ -155,9 +155,8 @@ def measure_parity(
             (fixed if i < reference.fixed else texts).add(row, graph_row)
         right, answer = (_decoded(request, outputs, tokenizer, checkpoint) for outputs in (expected, rows))
         if precision == "fp32":
-            same_answers += equal_but_for_ties(
-                checkpoint.task, right, answer, max(difference.allowed(precision) for difference in request_differences)
-            )
+            tie = max(difference.allowed(precision) for difference in request_differences)
+            same_answers += equal_but_for_ties(checkpoint.task, right, answer, tie)
         meter.add(right, answer)
         spans.append((result_spans(right), result_spans(answer)))
     worst = max(differences, key=lambda difference: difference.error)
