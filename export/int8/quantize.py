@@ -77,14 +77,7 @@ def _one_thread_a_product() -> Iterator[None]:
 
 @_one_thread_a_product()
 def quantize(
-    source: Path,
-    target: Path,
-    workspace: Path,
-    feeds: Sequence[Feed],
-    gate: Sequence[Feed],
-    *,
-    max_error: float,
-    quick: bool = False,
+    source: Path, target: Path, workspace: Path, feeds: Sequence[Feed], gate: Sequence[Feed], *, max_error: float, quick: bool = False
 ) -> Int8Graph:
     """Writes the int8 graph to a new file.
 

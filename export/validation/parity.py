@@ -116,12 +116,7 @@ class Parity:
 
 
 def measure_parity(
-    engine: Engine,
-    tokenizer: Tokenizer,
-    reference: Reference,
-    checkpoint: Checkpoint,
-    precision: Precision,
-    int8_bound: float = 0.0,
+    engine: Engine, tokenizer: Tokenizer, reference: Reference, checkpoint: Checkpoint, precision: Precision, int8_bound: float = 0.0
 ) -> Parity:
     """Runs the reference's requests alone and in mixed batches, and compares outputs and decoded answers.
 
