@@ -69,7 +69,7 @@ def test_every_endpoint_is_described() -> None:
         ("explanation/scheduling.md", f"(more than {request_queue.LONG_S * 1000:g} ms of work before its last item)"),
         (
             "explanation/scheduling.md",
-            f"up to {tokenizer.SHORT_CHARS} characters, where each text after the first counts {model.TEXT_CHARS} more",
+            f"up to {tokenizer.SHORT_CHARS} characters, where each text after the first counts {cost.TEXT_CHARS} more",
         ),
         ("explanation/scheduling.md", f"for about {model.SLICE_S * 1000:g} ms."),
         ("explanation/scheduling.md", f"| lists and objects of a body | {json_text.MAX_CONTAINERS:,} |"),
