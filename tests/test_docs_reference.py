@@ -69,7 +69,7 @@ def test_every_endpoint_is_described() -> None:
         ("explanation/scheduling.md", f"(more than {request_queue.LONG_S * 1000:g} ms of work before its last item)"),
         (
             "explanation/scheduling.md",
-            f"up to {tokenizer.SHORT_CHARS} characters, where each text after the first counts {model.TEXT_CHARS} more",
+            f"up to {tokenizer.SHORT_CHARS} characters, where each text after the first counts {cost.TEXT_CHARS} more",
         ),
         ("explanation/scheduling.md", f"for about {model.SLICE_S * 1000:g} ms."),
         ("explanation/scheduling.md", f"| lists and objects of a body | {json_text.MAX_CONTAINERS:,} |"),
@@ -77,7 +77,7 @@ def test_every_endpoint_is_described() -> None:
         ("explanation/scheduling.md", f"| values of a body | {json_text.MAX_VALUES:,} |"),
         ("explanation/scheduling.md", f"| digits of numbers in a body | {json_text.MAX_DIGITS:,} |"),
         ("explanation/scheduling.md", f"for each choice or label | {cost.MAX_CHARS:,} |"),
-        ("explanation/scheduling.md", f"with `targets`, {joint_masks.MAX_PATTERNS * joint_masks.PATTERN_CHARS:,} characters per text |"),
+        ("explanation/scheduling.md", f"with `targets`, {joint_masks.MAX_PATTERNS * cost.TEXT_CHARS:,} characters per text |"),
         ("explanation/scheduling.md", f"until the request is answered | {cost.MAX_HELD:,} ({4 * cost.MAX_HELD >> 20} MiB);"),
         ("explanation/scheduling.md", f"each about a microsecond | {cost.MAX_STEPS:,} |"),
         ("explanation/scheduling.md", f"| bytes of the answer as JSON | {cost.MAX_ANSWER_BYTES:,} |"),

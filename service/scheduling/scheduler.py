@@ -15,11 +15,12 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from bertserve.service.errors import EngineError, ExpiredError, UnavailableError
 from bertserve.service.scheduling.inference_thread import CompletionQueue, InferenceThread, PeakConcurrency, Run
-from bertserve.service.scheduling.request_queue import LONG_STEP_S, RequestQueue
+from bertserve.service.scheduling.request_queue import LONG_STEP_S, PART_ITEMS, RequestQueue
 from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest, Share
 from bertserve.service.scheduling.stage import RequestResult, Stage
 from bertserve.service.scheduling.watchdog import HUNG_FLOOR_S, Watchdog
@@ -212,11 +213,7 @@ class Scheduler:
             if not isinstance(value, Stage):
                 self.close(request)
                 return RequestResult(value, 0.0, 0.0)
-            with self._condition:
-                if self._stopped or self._dead:
-                    raise self._unavailable()
-                self._submitted.add(request)
-                self._put(request, value)
+            self._put(request, value)
             return await future  # the code that resolved it has closed the request
         except BaseException:
             self.close(request)
@@ -372,8 +369,7 @@ class Scheduler:
                 value = value.finish([])
             request.finish_s += self._clock() - start
             if isinstance(value, Stage):
-                with self._condition:
-                    self._put(request, value, own=is_last)  # this thread takes one item itself, sooner than another thread would wake up
+                self._put(request, value, own=is_last)  # this thread takes one item itself, sooner than another thread would wake up
                 return
         except BaseException as error:  # noqa: BLE001 - the boundary of a batch: an error of a request's own code is that request's answer
             self._fail(request, error)
@@ -384,26 +380,39 @@ class Scheduler:
             self._completions.post(request.owner.future, outcome)
 
     def _put(self, request: ScheduledRequest, stage: Stage, *, own: bool = False) -> None:
-        """Queues a stage and wakes a waiting thread for each item, except the item that the calling thread takes itself (`own`)."""
-        if not request.open:
-            return
-        request.owner.stage, request.delay_s, request.expires = stage, stage.delay_s, stage.expires
-        if request.share is not None:
-            self._queue.expect_answer(request, stage.answer_bytes)
-        self._queue.expect_memory(request, stage.memory)
-        self._queue.put(
-            request,
-            stage.key,
-            stage.work,
-            stage.cost,
-            self._clock(),
-            keep_estimate=stage.keep_estimate,
-            reserved_tokens=stage.reserved_tokens,
-            shape=stage.shape,
-        )
-        self._changed()
-        if self._waiting_threads:
-            self._condition.notify(min(self._waiting_threads, len(stage.work) - own))
+        """Queues a stage and wakes a waiting thread for each item, except the item that the calling thread takes itself (`own`).
+
+        Raises:
+            UnavailableError: The scheduler has stopped, or an inference thread has died.
+        """
+        with self._condition:
+            if not request.open:
+                return
+            if self._stopped or self._dead:
+                raise self._unavailable()
+            self._submitted.add(request)
+            request.owner.stage, request.delay_s, request.expires = stage, stage.delay_s, stage.expires
+            if request.share is not None:
+                self._queue.expect_answer(request, stage.answer_bytes)
+            self._queue.expect_memory(request, stage.memory)
+            items = self._queue.put(
+                request,
+                stage.key,
+                stage.work,
+                stage.cost,
+                self._clock(),
+                keep_estimate=stage.keep_estimate,
+                reserved_tokens=stage.reserved_tokens,
+                shape=stage.shape,
+            )
+            self._changed()
+            if self._waiting_threads:
+                self._condition.notify(min(self._waiting_threads, len(stage.work) - own))
+        # between the parts, other threads and the event loop get the lock
+        while part := list(islice(items, PART_ITEMS)):
+            with self._condition:
+                self._queue.link(request, part, self._clock())
+                self._condition.notify(self._waiting_threads)
 
     def _watch_deadline(self, request: ScheduledRequest, ticket: _Ticket) -> None:
         ticket.timer = self._loop.call_later(max(request.deadline - self._clock(), LEAST_TIMER_S), self._expire, request, ticket)

@@ -25,7 +25,7 @@ from bertserve.service.scheduling.stage import RequestResult, Stage, in_fixed_ba
 from bertserve.service.serving.work import Prediction, RequestRun, TaskInput, Work, trace_run
 from bertserve.service.tasks.batch import PAUSE, TaskModel
 from bertserve.service.tasks.catalog import TASKS, tasks_of
-from bertserve.service.tasks.cost import MAX_CHARS, Budget
+from bertserve.service.tasks.cost import MAX_CHARS, TEXT_CHARS, Budget
 from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
 from bertserve.service.tracing.trace import Trace
@@ -39,8 +39,6 @@ MAX_LOGITS = 2**21
 MAX_WEIGHTS = 2**22
 # Seconds of an inference thread to tokenize one character (docs/explanation/scheduling.md).
 SECONDS_PER_CHAR = 3e-7
-# The encoding of a text has a fixed cost that equals this many characters.
-TEXT_CHARS = 32
 # After a request with more characters or a larger answer, freed memory is returned to the system: about 12 MB and 3 MB.
 MANY_CHARS = 50_000
 MANY_BYTES = 2**20

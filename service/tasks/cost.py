@@ -15,6 +15,8 @@ from bertserve.service.errors import TooLargeError
 
 # Limits of one request. 1,024 vectors of 1,024 numbers are within all of them.
 MAX_CHARS = 2**24  # characters to tokenize; a text that is tokenized again for each label or choice counts again
+# Tokenizing a text has a fixed cost that equals this many characters; it counts for each text of a request after the first.
+TEXT_CHARS = 32
 MAX_HELD = 2**24  # numbers of four bytes in memory until it is answered: 64 MiB
 MAX_HELD_TOGETHER = 2 * MAX_HELD  # for all requests of all workers
 MAX_STEPS = 2**22  # about four seconds

@@ -20,14 +20,13 @@ from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.batch import PAUSE, Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import TaskBody, TaskParameters, TextOrTexts, body_config
-from bertserve.service.tasks.cost import SCORE_BYTES, Cost, text_bytes, tokens_of_steps
+from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost, text_bytes, tokens_of_steps
 from bertserve.service.tasks.decoding import Floats, Row, activate
 from bertserve.service.tasks.joint_masks import (
     DEFAULT_BEAM,
     MAX_BEAM,
     MAX_JOINT_MASKS,
     MAX_PATTERNS,
-    PATTERN_CHARS,
     Pieces,
     Slot,
     prepare,
@@ -104,7 +103,7 @@ class Targets:
         self._words = words
         self._tokenized: tuple[list[int], tuple[str, ...]] | None = None
         self._slots: tuple[list[Slot], tuple[str, ...]] | None = None
-        self.chars_each = sum(len(word) + 1 for word in words) // texts
+        self.chars_each = sum(len(word) + TEXT_CHARS for word in words) // texts
 
     def tokenized(self, tokenizer: Tokenizer) -> tuple[list[int], tuple[str, ...]]:
         """Returns the distinct token ids of the targets, and a warning about targets that are cut to their first token.
@@ -156,10 +155,11 @@ class Request:
 
     @property
     def chars(self) -> int:
-        """Characters to tokenize, including this text's part of the targets; with `joint`, also for the mask patterns of targets."""
-        if self.targets is None:
+        """Characters to tokenize, including this text's part of the targets; each target counts `TEXT_CHARS` more."""
+        if (targets := self.targets) is None:
             return len(self.text)
-        return len(self.text) + self.targets.chars_each + (MAX_PATTERNS * PATTERN_CHARS if self.parameters.joint else 0)
+        # targets of different lengths make a joint search of many texts, whose number is known only after tokenizing
+        return len(self.text) + targets.chars_each + (MAX_PATTERNS * TEXT_CHARS if self.parameters.joint else 0)
 
 
 def estimate(request: Request, max_length: int) -> int:

@@ -33,8 +33,6 @@ MAX_BEAM = 64
 MAX_JOINT_MASKS = 16
 # Maximum number of texts with different numbers of masks.
 MAX_PATTERNS = 64
-# To prepare a text of a pattern takes as long as to tokenize this many characters.
-PATTERN_CHARS = 32
 
 Pieces = tuple[int, ...]
 

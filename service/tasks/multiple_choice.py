@@ -20,7 +20,7 @@ from pydantic_core import PydanticCustomError
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.batch import PAUSE, Batch, TaskModel, TaskRun
 from bertserve.service.tasks.body import LIST, PAIR, STOP, Closed, TaskBody, TaskParameters, body_config, one_of
-from bertserve.service.tasks.cost import SCORE_BYTES, Cost, text_bytes
+from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_first
 from bertserve.service.tasks.spec import Form, FormField, TaskSpec, TensorField, scored_by_index
 from bertserve.service.text.tokenizer import estimate_tokens
@@ -67,8 +67,8 @@ class Request:
 
     @property
     def chars(self) -> int:
-        """Characters to tokenize. With a context, the question is tokenized again with each choice."""
-        repeated = 0 if self.context is None else len(self.question) + 1
+        """Characters to tokenize; each choice counts `TEXT_CHARS` more. With a context, the question is tokenized again with each choice."""
+        repeated = TEXT_CHARS + (0 if self.context is None else len(self.question) + 1)
         return len(self.first) + repeated * len(self.choices) + sum(map(len, self.choices))
 
 

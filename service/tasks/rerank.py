@@ -19,7 +19,7 @@ from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.batch import PAUSE, Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import STOP, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config
-from bertserve.service.tasks.cost import SCORE_BYTES, Cost, text_bytes
+from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_first
 from bertserve.service.tasks.spec import Derivation, Form, FormField, TaskSpec, TensorField, scored_by_index
 from bertserve.service.text.tokenizer import estimate_tokens
@@ -65,8 +65,8 @@ class Request:
 
     @property
     def chars(self) -> int:
-        """Characters to tokenize."""
-        return len(self.query) + sum(map(len, self.texts))
+        """Characters to tokenize; each text counts `TEXT_CHARS` more."""
+        return len(self.query) + sum(map(len, self.texts)) + len(self.texts) * TEXT_CHARS
 
 
 def relevant(labels: Sequence[str]) -> int | None:

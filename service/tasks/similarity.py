@@ -12,8 +12,9 @@ from pydantic import BeforeValidator, Field
 from bertserve.service.tasks import embed
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import STOP, Closed, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config, lower
-from bertserve.service.tasks.cost import SCORE_BYTES, Cost
+from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost
 from bertserve.service.tasks.spec import SCORE, Derivation, Form, FormField, TaskSpec, TensorField, TensorForm, floats
+from bertserve.service.text.tokenizer import estimate_tokens
 
 TASK = "sentence-similarity"
 
@@ -34,13 +35,13 @@ class Request:
 
     @property
     def chars(self) -> int:
-        """Characters to tokenize."""
-        return sum(request.chars for request in self.requests())
+        """Characters to tokenize; each of the other sentences counts `TEXT_CHARS` more."""
+        return sum(map(len, self.texts)) + len(self.texts) * len(self.like.prompt) + len(self.sentences) * TEXT_CHARS
 
-    def requests(self) -> list[embed.Request]:
-        """Returns the embedding requests of the sentence and the others, in this order; empty if there is nothing to compare."""
-        texts = (self.source_sentence, *self.sentences) if self.sentences else ()
-        return [replace(self.like, text=text) for text in texts]
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The sentence and the others, in this order; empty if there is nothing to compare."""
+        return (self.source_sentence, *self.sentences) if self.sentences else ()
 
 
 def compatible(config: ModelConfig) -> bool:
@@ -50,7 +51,8 @@ def compatible(config: ModelConfig) -> bool:
 
 def estimate(request: Request, max_length: int) -> int:
     """Returns a cheap estimate of the tokens of a request."""
-    return sum(embed.estimate(part, max_length) for part in request.requests())
+    prompt = estimate_tokens(request.like.prompt)
+    return sum(min(prompt + estimate_tokens(text), max_length) for text in request.texts)
 
 
 def compare(request: Request, model: TaskModel) -> TaskRun:
@@ -61,7 +63,7 @@ def compare(request: Request, model: TaskModel) -> TaskRun:
     Raises:
         InvalidValueError: A sentence is too long and must not be truncated.
     """
-    encoded = [embed.encode(part, model.tokenizer) for part in request.requests()]
+    encoded = [embed.encode(replace(request.like, text=text), model.tokenizer) for text in request.texts]
     count = len(encoded)
     rows = yield Batch(
         [encoding for encoding, _ in encoded],

@@ -20,7 +20,7 @@ from bertserve.service.tasks import classify
 from bertserve.service.tasks.batch import EMPTY, PAUSE, Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import TaskBody, TaskParameters, TextOrTexts, body_config
 from bertserve.service.tasks.classify import LABEL_BYTES, LabelScore
-from bertserve.service.tasks.cost import Cost, text_bytes
+from bertserve.service.tasks.cost import TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import Row, activate
 from bertserve.service.tasks.spec import INPUTS, Derivation, Form, FormField, TaskSpec, inputs_body, labeled_form
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
@@ -91,9 +91,9 @@ class Request:
 
     @property
     def chars(self) -> int:
-        """Characters to tokenize."""
+        """Characters to tokenize; each hypothesis counts `TEXT_CHARS` more."""
         labels, template = self.parameters.candidate_labels, self.parameters.hypothesis_template
-        return len(self.text) + sum(map(len, labels)) + len(labels) * len(template)
+        return len(self.text) + sum(map(len, labels)) + len(labels) * (len(template) + TEXT_CHARS)
 
 
 def entailment(labels: Sequence[str]) -> int | None:

@@ -281,7 +281,7 @@ def test_characters_that_are_read_again_are_counted(api: Send, monkeypatch: pyte
     monkeypatch.setattr("bertserve.service.serving.model.MAX_CHARS", 1000)
     few, many = ({"question": "good " * 60, "context": "film", "choices": ["a"] * count} for count in (2, 4))
     assert 2 == len(answered(api, "/choose", few))
-    assert "1212 characters" in rejected(ask(api, "/choose", many), 413, "too_large")
+    assert "1340 characters" in rejected(ask(api, "/choose", many), 413, "too_large")
 
 
 def test_many_long_texts_are_tokenized_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

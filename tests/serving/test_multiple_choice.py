@@ -19,6 +19,7 @@ from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.tasks import multiple_choice
+from bertserve.service.tasks.cost import TEXT_CHARS
 from bertserve.service.text.tokenizer import Tokenizer
 from task_runs import decode, encode
 
@@ -177,8 +178,8 @@ def test_most_choices_are_answered(api: Send) -> None:
 
 def test_all_that_is_tokenized_is_counted_at_admission() -> None:
     """The question is tokenized with each choice, the context once; every pair is estimated."""
-    assert 3 + 2 + 4 == multiple_choice.Request("abc", ("de", "fghi")).chars
-    assert 100 + (3 + 1) * 2 + 2 + 4 == multiple_choice.Request("abc", ("de", "fghi"), "x" * 100).chars
+    assert 3 + 2 + 4 + 2 * TEXT_CHARS == multiple_choice.Request("abc", ("de", "fghi")).chars
+    assert 100 + (3 + 1) * 2 + 2 + 4 + 2 * TEXT_CHARS == multiple_choice.Request("abc", ("de", "fghi"), "x" * 100).chars
     request = multiple_choice.Request("a" * 400, ("b" * 400, "c" * 40, "d" * 4000))
     assert (101 + 101) + (101 + 11) + 512 == multiple_choice.estimate(request, 512)
     assert multiple_choice.estimate(request, 512) < multiple_choice.estimate(

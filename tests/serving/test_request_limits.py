@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from bertserve.service.bundle.manifest import Embedding
 from bertserve.service.errors import RefusedError
 from bertserve.service.scheduling.request_queue import UNDERESTIMATED, RequestQueue
 from bertserve.service.scheduling.stage import Stage
+from bertserve.service.serving import model as model_module
 from bertserve.service.serving.build import build
 from bertserve.service.serving.model import Model
 from bertserve.service.serving.work import RequestRun
@@ -30,9 +32,9 @@ from bertserve.service.tasks.batch import PAUSE, Batch, TaskModel, TaskRun, kept
 from bertserve.service.tasks.batch import begin as first_of
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.cost import Budget
+from bertserve.service.tasks.cost import TEXT_CHARS, Budget
 from bertserve.service.tasks.spec import TaskSpec
-from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
+from bertserve.service.text.tokenizer import Tokenizer
 from bertserve.service.wire.reading import read_as
 from fakes import FakeEngine, Head
 from task_runs import begin
@@ -79,12 +81,11 @@ def test_targets_are_tokenized_once_for_all_texts(models_of_all: dict[str, Model
 @pytest.mark.parametrize("texts", [1, 64])
 def test_targets_count_once_at_admission(texts: int) -> None:
     """Their characters are shared among the texts, so that a request with many is tokenized on an inference thread, and none is counted twice."""
-    targets = ["x" * 15] * fill_mask.MAX_TARGETS
+    targets = ["x" * 16] * fill_mask.MAX_TARGETS
     parameters = fill_mask.FillMaskParameters(targets=targets)
     requests = fill_mask.FillMaskBody(inputs=["[MASK]"] * texts, parameters=parameters).requests()
 
-    assert texts * 6 + fill_mask.MAX_TARGETS * 16 == sum(request.chars for request in requests)
-    assert SHORT_CHARS < fill_mask.MAX_TARGETS * 16
+    assert texts * 6 + fill_mask.MAX_TARGETS * (16 + TEXT_CHARS) == sum(request.chars for request in requests)
 
 
 def test_targets_of_joint_masks_are_prepared_once_for_all_texts(models_of_all: dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,6 +140,55 @@ def test_all_targets_together_have_a_limit(api: Send) -> None:
 
 
 # Tokens
+
+
+@pytest.mark.parametrize(
+    ("task", "few", "many"),
+    [
+        ("text-classification", {"inputs": ["a"] * 10}, {"inputs": [""] * 500}),
+        ("text-ranking", {"query": "a", "texts": ["a"] * 10}, {"query": "", "texts": [""] * 500}),
+        (
+            "sentence-similarity",
+            {"inputs": {"source_sentence": "a", "sentences": ["a"] * 10}},
+            {"inputs": {"source_sentence": "", "sentences": [""] * 500}},
+        ),
+        (
+            "zero-shot-classification",
+            {"inputs": "a", "parameters": {"candidate_labels": ["good", "bad"]}},
+            {"inputs": "", "parameters": {"candidate_labels": [chr(0x4E00 + i) for i in range(190)], "hypothesis_template": "{}"}},
+        ),
+        (
+            "multiple-choice",
+            {"inputs": {"question": "a", "choices": ["a"] * 10}},
+            {"inputs": {"question": "", "choices": [""] * 64}},
+        ),
+        (
+            "fill-mask",
+            {"inputs": "[MASK]", "parameters": {"targets": ["good", "bad"]}},
+            {"inputs": "[MASK]", "parameters": {"targets": ["a"] * 290}},
+        ),
+        (
+            "fill-mask",
+            {"inputs": "[MASK] [MASK]", "parameters": {"joint": True}},
+            {"inputs": "[MASK] [MASK]", "parameters": {"joint": True, "targets": ["good", "bad"]}},
+        ),
+    ],
+)
+def test_many_empty_texts_are_not_tokenized_on_the_event_loop(
+    models_of_all: dict[str, Model], monkeypatch: pytest.MonkeyPatch, task: str, few: dict[str, Any], many: dict[str, Any]
+) -> None:
+    """They have hardly a character, but each takes its time."""
+    monkeypatch.setattr(model_module, "SLICE_S", 60.0)
+    base = {"sentence-similarity": "feature-extraction", "multiple-choice": task, "fill-mask": task}.get(task, "text-classification")
+    model, spec = models_of_all[base], TASKS[task]
+
+    def on_event_loop(body: dict[str, Any]) -> bool:
+        requests = read_as(spec.body, json.dumps(body).encode(), LIMITS).requests(model.bundle.manifest)
+        run = RequestRun(requests, spec, TaskModel(model._tokenizer, model.bundle.manifest, Budget()), None)
+        return model._first_stage(run, sum(request.chars for request in requests)).work != [(0, None)]
+
+    assert on_event_loop(few)
+    assert not on_event_loop(many)
 
 
 @pytest.mark.parametrize("stride", [None, 0, 20, 28])

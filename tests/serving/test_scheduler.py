@@ -20,7 +20,7 @@ import pytest
 import uvloop
 
 from bertserve.service.errors import EngineError, ExpiredError, InvalidValueError, RefusedError, UnavailableError
-from bertserve.service.scheduling.request_queue import RequestQueue
+from bertserve.service.scheduling.request_queue import PART_ITEMS, RequestQueue
 from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest
 from bertserve.service.scheduling.scheduler import SWITCH_S, Scheduler
 from bertserve.service.scheduling.stage import RequestResult, Stage
@@ -173,6 +173,60 @@ def test_each_caller_gets_its_own_results_in_order(new_loop: Any) -> None:
         assert max(map(len, bench.work.batches)) > 1
 
     play(check, new_loop=new_loop, threads=3, max_queue_tokens=100_000)
+
+
+@on_loop(max_queue_tokens=100_000)
+async def test_a_request_of_many_items_holds_the_lock_for_a_part_of_them_at_a_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the event loop, which needs the lock to admit other requests, never waits for thousands of items to be queued."""
+    blocker = await bench.blocked()
+    request, count = bench.admit(8 * 10 * PART_ITEMS + 8), 10 * PART_ITEMS + 1
+    task = asyncio.ensure_future(bench.scheduler.run(request, bench.stage(*range(count))))
+    lock, before, queued = bench.scheduler._condition, 0, list[int]()
+
+    class Counting:
+        def __enter__(self) -> None:
+            nonlocal before
+            lock.acquire()
+            before = len(request.items)
+
+        def __exit__(self, *_: object) -> None:
+            queued.append(len(request.items) - before)
+            lock.release()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(lock, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.scheduler, "_condition", Counting())
+        await asyncio.sleep(0)
+    assert [PART_ITEMS] * 10 + [1] == queued
+    assert 10 * PART_ITEMS + 1 == bench.queue.queue_items
+    bench.work.gate.set()
+    assert list(range(count)) == (await task).value
+    await blocker
+
+
+@on_loop(max_queue_tokens=100_000)
+async def test_a_request_that_ends_while_its_items_are_queued_leaves_none(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocker = await bench.blocked()
+    request = bench.admit(8 * 3 * PART_ITEMS)
+    link, parts = bench.queue.link, list[int]()
+
+    def link_and_close(request: ScheduledRequest, items: Sequence[Item], now: float) -> None:
+        link(request, items, now)
+        parts.append(len(items))
+        if len(parts) == 2:
+            bench.scheduler.close(request)
+
+    monkeypatch.setattr(bench.queue, "link", link_and_close)
+    task = asyncio.ensure_future(bench.scheduler.run(request, bench.stage(*range(3 * PART_ITEMS))))
+    await asyncio.sleep(0)
+    assert [PART_ITEMS] * 3 == parts
+    assert (0, 0) == (bench.queue.queue_items, len(request.items))
+    task.cancel()
+    bench.work.gate.set()
+    await blocker
+    assert [["blocker"]] == bench.work.batches
 
 
 @on_loop(manual=True)
