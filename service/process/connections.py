@@ -19,7 +19,6 @@ from bertserve.service.errors import plural
 
 if TYPE_CHECKING:
     from bertserve.service.process.protocol import HttpProtocol
-    from bertserve.service.serving.held_bytes import HeldBytes
 
 logger = logging.getLogger("bertserve.connections")
 
@@ -64,24 +63,21 @@ class Connections(set[Any]):
 
     Attributes:
         limits: The limits of each connection.
-        held_bytes: Counts answers that are not yet sent.
         stopping: Whether the service is stopping and counts refusals.
         closing: Whether each connection closes after its next answer.
         refusals: Number of 503 answers while the service was stopping, without probes, which expect them.
         changed: Called whenever a connection is added or removed.
     """
 
-    def __init__(self, limits: ConnectionLimits, held_bytes: HeldBytes, *, count: Callable[[str], None] = lambda reason: None) -> None:
+    def __init__(self, limits: ConnectionLimits, *, count: Callable[[str], None] = lambda reason: None) -> None:
         """Creates an empty set.
 
         Args:
             limits: The limits of each connection.
-            held_bytes: Counts answers that are not yet sent.
             count: Called with the reason when a connection is closed, or its request is refused, before the request was complete.
         """
         super().__init__()
         self.limits = limits
-        self.held_bytes = held_bytes
         self.stopping = False
         self.closing = False
         self.refusals = 0

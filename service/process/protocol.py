@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 from uvicorn import Config
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.server import ServerState
 
 from bertserve.service.errors import BertServeError, SlowRequestError, UnavailableError
@@ -164,11 +163,12 @@ class HttpProtocol(RequestParser):
         """Creates the protocol as uvicorn does; `server_state.connections` are `Connections`."""
         super().__init__(config, server_state, app_state, _loop)
         self._served = False
-        self._unsent = 0  # bytes of an answer that the client has not yet read, as counted for all connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Handles a new connection."""
-        transport.set_write_buffer_limits(HIGH_WATER_LIMIT)  # with TLS it would be 512 KiB
+        transport.set_write_buffer_limits(
+            0
+        )  # each write waits until the client has read the previous ones: a piece, as RequestMiddleware cuts
         super().connection_made(CoalescingTransport(transport, self._drops_body))
         self.flow = ReadControl(self.transport)
         if self._stage == HANDSHAKE:
@@ -178,19 +178,8 @@ class HttpProtocol(RequestParser):
         """Handles a closed connection."""
         super().connection_lost(exc)
         self._unparsed = b""
-        self._count_unsent(0)
         if self.cycle is not None and (gone := self.cycle.scope.get(GONE)) is not None:
             gone.set()  # type: ignore[attr-defined]
-
-    def pause_writing(self) -> None:
-        """Handles a full write buffer: the client reads too slowly."""
-        super().pause_writing()
-        self._count_unsent(self.transport.get_write_buffer_size())
-
-    def resume_writing(self) -> None:
-        """Handles a write buffer that is mostly empty again."""
-        super().resume_writing()
-        self._count_unsent(0)
 
     def on_response_complete(self) -> None:
         """Handles an answered request: does the same as uvicorn, but without its timer."""
@@ -301,10 +290,6 @@ class HttpProtocol(RequestParser):
         else:
             self.abort()
             self._stage = ENDING
-
-    def _count_unsent(self, size: int) -> None:
-        self._open.held_bytes.add(size - self._unsent)
-        self._unsent = size
 
     def _waits_for_service(self) -> bool:
         """Returns whether the body is slow because the application has not yet read or answered the part so far."""

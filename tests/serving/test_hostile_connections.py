@@ -19,7 +19,6 @@ from bertserve.service.process.connections import TURN_BYTES, ConnectionLimits, 
 from bertserve.service.process.parsing import MAX_HEADERS
 from bertserve.service.process.protocol import CoalescingTransport, HttpProtocol
 from bertserve.service.process.server import Server, configure
-from bertserve.service.serving.held_bytes import HeldBytes
 from served_socket import GET, answer, body_of, client, echo, everything, listening, until
 
 CHUNKED = b"POST / HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -240,7 +239,7 @@ async def test_a_body_that_is_slow_to_parse_leaves_turns_to_others(monkeypatch: 
 async def test_a_turn_of_the_loop_parses_for_one_connection() -> None:
     """Unparsed bytes of several connections are parsed in turn, and the loop serves others between."""
     loop, order = asyncio.get_running_loop(), list[str]()
-    open_ = connections.Connections(LIMITS, HeldBytes(1000))
+    open_ = connections.Connections(LIMITS)
 
     def parse(name: str, times: int) -> None:
         order.append(name)
@@ -386,7 +385,7 @@ async def test_what_follows_an_early_answer_gets_no_second_one() -> None:
 
 async def test_all_connections_share_what_is_parsed_in_a_turn() -> None:
     """Else thousands of short reads, each of chunks of a byte, would stop the loop for seconds."""
-    open_ = connections.Connections(LIMITS, HeldBytes(1000))
+    open_ = connections.Connections(LIMITS)
     assert [False, True, False] == [open_.may_parse(size) for size in (TURN_BYTES + 1, TURN_BYTES - 1, 2)]
     await asyncio.sleep(0)
     assert open_.may_parse(2)
