@@ -291,6 +291,8 @@ class RequestParser(HttpToolsProtocol):
             return
         if (version := self.parser.get_http_version()) not in _VERSIONS:
             self._reject(MalformedRequestError("HTTP/{version} is not supported; use HTTP/1.1 or HTTP/1.0.", version=version), "malformed")
+        if b"#" in self.url:  # uvicorn would cut it off, and a proxy might not: the two would see different paths
+            self._reject(MalformedRequestError("the request target has a `#`; send only the path and the query."), "malformed")
         if (self.surplus or self._open.stopping) and self.url.partition(b"?")[0] not in _PROBES:
             if self.surplus:
                 self._reject(UnavailableError(FULL), "refused")
