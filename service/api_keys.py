@@ -51,7 +51,7 @@ class ApiKeys:
         """
         self._path = path
         self._flag = flag
-        self._digests = self._read()
+        self._load()
 
     @property
     def names(self) -> list[str]:
@@ -60,21 +60,29 @@ class ApiKeys:
 
     def holder(self, key: bytes) -> str | None:
         """Returns the name of a key, or None if it is unknown."""
-        key_digest = hashlib.sha256(key).digest()
+        key_digest = digest_of(key)
         owner = None
         for name, digest in self._digests.items():  # compares all digests, for constant time
             if hmac.compare_digest(digest, key_digest):
                 owner = name
         return owner
 
+    def has(self, digest: bytes) -> bool:
+        """Returns whether the file has a key with this digest."""
+        return digest in self._known
+
     def reload(self) -> None:
         """Reads the file again; after an error it logs the error and keeps the current keys."""
         try:
-            self._digests = self._read()
+            self._load()
         except SettingsError as error:
             logger.error("cannot reload the API keys: %s", error)
         else:
             logger.info("read %s: %s", plural(len(self._digests), "API key"), ", ".join(self._digests))
+
+    def _load(self) -> None:
+        self._digests = self._read()
+        self._known = frozenset(self._digests.values())
 
     def _read(self) -> dict[str, bytes]:
         try:
@@ -100,11 +108,16 @@ class ApiKeys:
         if named := _DIGEST.fullmatch(line):
             return named[1], bytes.fromhex(named[2])
         if _PLAIN.fullmatch(line) and not line.startswith("sha256:"):  # a digest without its name is not a key
-            return ONLY if alone else f"line-{number}", hashlib.sha256(line.encode()).digest()
+            return ONLY if alone else f"line-{number}", digest_of(line.encode())
         raise SettingsError(
             f"line {number} of {self._flag} `{self._path}` is not a key: write `NAME sha256:DIGEST`, as `bert-serve "
             "new-key NAME` prints it, or a key of at most 512 ASCII characters without spaces."
         )
+
+
+def digest_of(key: bytes) -> bytes:
+    """Returns the digest by which a file knows a key."""
+    return hashlib.sha256(key).digest()
 
 
 def new_key(name: str) -> tuple[str, str]:

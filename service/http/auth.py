@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
-from bertserve.service.api_keys import Access, ApiKeys
+from bertserve.service.api_keys import Access, ApiKeys, digest_of
 from bertserve.service.errors import ForbiddenError, RefusedError, UnauthorizedError
 from bertserve.service.tasks.catalog import TASKS
 
@@ -42,10 +42,12 @@ class Caller(NamedTuple):
     Attributes:
         name: The key's name in its file.
         admin: Whether the key is in the file of admin keys.
+        digest: The digest of the key.
     """
 
     name: str
     admin: bool
+    digest: bytes
 
 
 class Authenticator:
@@ -122,6 +124,17 @@ class Authenticator:
         """Counts an admitted request as done."""
         self._running[caller] -= 1
 
+    def check_again(self, caller: Caller | None) -> None:
+        """Checks whether the key of an admitted request is still in its file. A stream has no end, so a removed key must end it.
+
+        Raises:
+            UnauthorizedError: The key was removed.
+        """
+        if caller is not None:
+            keys = self.admin_keys if caller.admin else self.keys
+            if keys is None or not keys.has(caller.digest):
+                raise UnauthorizedError("the API key was removed; ask the operator for another one.")
+
     def _identify(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller:
         """Returns the owner of the key in the header `Authorization`.
 
@@ -139,7 +152,7 @@ class Authenticator:
         for keys, admin in ((self.admin_keys, True), (self.keys, False)):
             name = None if keys is None else keys.holder(key.strip())
             if name is not None:
-                return Caller(name, admin)
+                return Caller(name, admin, digest_of(key.strip()))
         raise UnauthorizedError("unknown API key; check it, or ask the operator for one.")
 
 

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from bertserve.service.errors import BertServeError, ClientGoneError, ContentEncodingError, ExpiredError, InvalidValueError, TooLargeError
 from bertserve.service.http.auth import Endpoint
 from bertserve.service.http.middleware import HEADERS, LABELS, PREDICTION, REQUEST_ID, recorded_trace
-from bertserve.service.http.responses import content_of, send_body
+from bertserve.service.http.responses import content_of
 from bertserve.service.http.streaming import LineAnswerer, LineStream, is_stream
 from bertserve.service.http.turns import SMALL_BYTES, Turns
 from bertserve.service.metrics import UNKNOWN
@@ -105,7 +105,7 @@ class Inference:
             if reservation.size:  # the client may read its answer slowly, and only the answer is still needed
                 reservation.replace(len(data))
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await send_body(send, data)
+            await send({"type": "http.response.body", "body": data})
         finally:  # only now: the answer may wait until the client has read the previous one
             if reservation.size:
                 reservation.release()

@@ -1,4 +1,4 @@
-"""RequestMiddleware: the only ASGI middleware. It sets request ids, checks paths, turns errors into answers, counts and logs."""
+"""RequestMiddleware: the only ASGI middleware. It sets request ids, checks paths, cuts long answers, turns errors into answers, counts and logs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from bertserve.service.errors import INTERNAL, SHOWN_CHARS, MalformedRequestErro
 from bertserve.service.http import errors
 from bertserve.service.http.auth import AUTH, CALLER, METRICS, PROBES, Authenticator, Caller
 from bertserve.service.http.errors import ErrorLog
+from bertserve.service.http.responses import PIECE_BYTES, send_body
 from bertserve.service.metrics import UNKNOWN, Metrics
 
 if TYPE_CHECKING:
@@ -106,8 +107,10 @@ class RequestMiddleware:
                 message["headers"] = [*message.get("headers", ()), *own_headers]
                 await send(message)
                 status = message["status"]  # only now, because the server may refuse to send these headers
-            else:
+            elif len(message.get("body", b"")) <= PIECE_BYTES:
                 await send(message)
+            else:
+                await send_body(send, message["body"], more=message.get("more_body", False))
 
         try:
             _check_path(scope)

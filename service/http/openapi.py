@@ -6,6 +6,8 @@ import asyncio
 import functools
 import operator
 import re
+from collections.abc import Mapping
+from importlib import resources
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -15,7 +17,6 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.responses import HTMLResponse, Response
-from starlette.staticfiles import StaticFiles
 
 from bertserve.service.errors import BertServeError, NotFoundError
 from bertserve.service.http import errors
@@ -38,6 +39,9 @@ TAGS = [
     {"name": "health", "description": "Probes and metrics."},
 ]
 _NAME = re.compile(r"\{(\w+)\}")  # in a path
+_SCRIPT, _STYLE, _ICON = "swagger-ui-bundle.js", "swagger-ui.css", "favicon-32x32.png"  # files of the page, below _STATIC
+_STATIC = "docs/static"
+_TYPES = {_SCRIPT: "text/javascript; charset=utf-8", _STYLE: "text/css; charset=utf-8", _ICON: "image/png"}
 
 
 class ErrorBody(BaseModel):
@@ -91,6 +95,14 @@ def endpoints(route_class: type[Endpoint], **options: Any) -> APIRouter:
     return APIRouter(route_class=route_class, generate_unique_id_function=operation_id, **options)
 
 
+def add_file(routes: APIRouter, path: str, content: bytes, headers: Mapping[str, str]) -> None:
+    """Adds a route that answers with a file from memory: all clients share its bytes, and it needs no descriptor and no thread."""
+
+    @routes.get(path)
+    async def file() -> Response:
+        return Response(content, headers=headers)
+
+
 def docs_router(registry: Registry) -> APIRouter:
     """Returns the routes of the OpenAPI document and of the page `/docs`. The page works offline: an installed package has its files.
 
@@ -98,15 +110,14 @@ def docs_router(registry: Registry) -> APIRouter:
         registry: The loaded models; the document is written again when they change.
     """
     routes = endpoints(PublicEndpoint, include_in_schema=False)
-    static = StaticFiles(packages=[("fastapi_swagger", "resources")])
     written: dict[int, bytes] = {}
     writing = asyncio.Lock()
     page_html = get_swagger_ui_html(
         openapi_url="openapi.json",
         title="bertserve",
-        swagger_js_url="docs/static/swagger-ui-bundle.js",
-        swagger_css_url="docs/static/swagger-ui.css",
-        swagger_favicon_url="docs/static/favicon-32x32.png",
+        swagger_js_url=f"{_STATIC}/{_SCRIPT}",
+        swagger_css_url=f"{_STATIC}/{_STYLE}",
+        swagger_favicon_url=f"{_STATIC}/{_ICON}",
         swagger_ui_parameters={"docExpansion": "none"},
     )
     # all tags except the first one are folded; a link to the first one opens it
@@ -114,9 +125,10 @@ def docs_router(registry: Registry) -> APIRouter:
         b"<body>", b"<body><script>if (!location.hash) location.replace('#/%s')</script>" % INFERENCE.encode()
     )
 
-    @routes.get("/docs/static/{name}")
-    async def file(name: str, request: Request) -> Response:
-        return await static.get_response(name, request.scope)
+    files = resources.files("fastapi_swagger.resources")
+    for name, media_type in _TYPES.items():
+        headers = {"content-type": media_type, "cache-control": "max-age=3600"}
+        add_file(routes, f"/{_STATIC}/{name}", files.joinpath(name).read_bytes(), headers)
 
     @routes.get("/openapi.json")
     async def openapi_document(request: Request) -> Response:

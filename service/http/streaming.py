@@ -18,8 +18,9 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from bertserve.service.errors import BertServeError, ClientGoneError, RefusedError, TooLargeError
+from bertserve.service.errors import BertServeError, ClientGoneError, RefusedError, TooLargeError, UnauthorizedError
 from bertserve.service.http import errors
+from bertserve.service.http.auth import AUTH, CALLER
 from bertserve.service.http.errors import GONE, UNANSWERED
 from bertserve.service.http.middleware import ERROR_LOG, REQUEST_ID, of_request, recorded_trace
 from bertserve.service.http.responses import content_of, send_body
@@ -139,6 +140,7 @@ class LineStream:
                     answering.cancel()
                 await asyncio.gather(*self._running, return_exceptions=True)
                 self._held.add(-self._bytes - self._reserved)
+                self._scope.pop(UNANSWERED, None)  # after a removed key, the body may have no end
 
     async def _read(self) -> None:
         """Reads one chunk ahead of the one that is being cut, and detects a disconnected client."""
@@ -219,7 +221,12 @@ class LineStream:
         start: Message | None = {"type": "http.response.start", "status": 200, "headers": headers}
         while (item := await self._answering.get()) is not None:
             answering, size = item
-            answer = await answering
+            try:
+                answer = await answering
+            except UnauthorizedError as error:
+                if start is None:  # otherwise the response can have the status of the error
+                    await send_body(send, bytes(errors.response(error, self._scope[REQUEST_ID]).body) + b"\n")
+                raise
             if start is not None:
                 await send(start)
                 start = None
@@ -316,7 +323,12 @@ class LineAnswerer:
         self._retrying = asyncio.Lock()
 
     async def answer(self, line: bytes) -> bytes:
-        """Returns the answer to a line as JSON, or its error in the usual JSON shape; counts both."""
+        """Returns the answer to a line as JSON, or its error in the usual JSON shape; counts both.
+
+        Raises:
+            UnauthorizedError: The caller's key was removed; the stream must end.
+        """
+        self._scope[AUTH].check_again(self._scope[CALLER])
         start = time.perf_counter()
         trace = self._begin(start)
         number = self._lines

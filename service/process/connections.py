@@ -18,8 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from bertserve.service.errors import plural
 
 if TYPE_CHECKING:
+    from bertserve.service.process.parsing import RequestParser
     from bertserve.service.process.protocol import HttpProtocol
-    from bertserve.service.serving.held_bytes import HeldBytes
 
 logger = logging.getLogger("bertserve.connections")
 
@@ -27,8 +27,11 @@ SWEEP_S = 1.0
 TURN_BYTES = 2**14  # that are parsed in the turn of the loop in which they are read, of all connections; at most about 2 ms
 SOME = 128  # connections that are checked in one turn of the loop, which takes about 0.3 ms
 LINGER_S = 0.5  # time for a client to read its last answer, and for a client with an answer to send its next request
-EXPENDABLE_AFTER_S = 1.0  # in a burst of connections, the service may not have read a client's first byte before
+# In a burst of connections, the service may not have read a client's first byte before. It is less than SWEEP_S, so that the second check
+# finds a client that does not read.
+EXPENDABLE_AFTER_S = 0.9
 PROBE_RESERVE = 16
+MAX_SCRAPES = PROBE_RESERVE // 2  # of the reserve: a page of metrics takes up to a second, and its client may not read it
 _UNAVAILABLE = 503
 
 
@@ -64,24 +67,21 @@ class Connections(set[Any]):
 
     Attributes:
         limits: The limits of each connection.
-        held_bytes: Counts answers that are not yet sent.
         stopping: Whether the service is stopping and counts refusals.
         closing: Whether each connection closes after its next answer.
         refusals: Number of 503 answers while the service was stopping, without probes, which expect them.
         changed: Called whenever a connection is added or removed.
     """
 
-    def __init__(self, limits: ConnectionLimits, held_bytes: HeldBytes, *, count: Callable[[str], None] = lambda reason: None) -> None:
+    def __init__(self, limits: ConnectionLimits, *, count: Callable[[str], None] = lambda reason: None) -> None:
         """Creates an empty set.
 
         Args:
             limits: The limits of each connection.
-            held_bytes: Counts answers that are not yet sent.
             count: Called with the reason when a connection is closed, or its request is refused, before the request was complete.
         """
         super().__init__()
         self.limits = limits
-        self.held_bytes = held_bytes
         self.stopping = False
         self.closing = False
         self.refusals = 0
@@ -89,6 +89,7 @@ class Connections(set[Any]):
         self._count = count
         self._ended: Counter[str] = Counter()
         self._surplus: dict[HttpProtocol, None] = {}
+        self._scrapes: set[RequestParser] = set()
         self._expendable: deque[tuple[tuple[bool, float], HttpProtocol]] = deque()
         self._timer: asyncio.Handle | None = None
         self._unparsed: deque[Callable[[], None]] = deque()
@@ -105,7 +106,15 @@ class Connections(set[Any]):
         """Removes a connection."""
         super().discard(connection)
         self._surplus.pop(connection, None)
+        self._scrapes.discard(connection)
         self.changed()
+
+    def may_scrape(self, connection: RequestParser) -> bool:
+        """Returns whether a surplus connection may get the metrics, and counts it as one of them."""
+        if len(self._scrapes) >= MAX_SCRAPES:
+            return False
+        self._scrapes.add(connection)
+        return True
 
     def may_parse(self, size: int) -> bool:
         """Returns whether a connection can parse so many bytes at once, and takes them from the bytes that are left for this turn.

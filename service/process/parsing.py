@@ -113,6 +113,7 @@ class ReadControl(FlowControl):
             super().resume_reading()
 
 
+_METRICS = auth.METRICS.encode()
 _PROBES = frozenset(path.encode() for path in (*auth.PROBES, auth.METRICS))  # answered even if no other connection is accepted
 
 HANDSHAKE, WAITING, HEAD, BODY, COMPLETE, ENDING = range(6)
@@ -291,10 +292,10 @@ class RequestParser(HttpToolsProtocol):
             return
         if (version := self.parser.get_http_version()) not in _VERSIONS:
             self._reject(MalformedRequestError("HTTP/{version} is not supported; use HTTP/1.1 or HTTP/1.0.", version=version), "malformed")
-        if (self.surplus or self._open.stopping) and self.url.partition(b"?")[0] not in _PROBES:
-            if self.surplus:
-                self._reject(UnavailableError(FULL), "refused")
-            self.app = self._open.counting(self.config.loaded_app)
+        if b"#" in self.url:  # uvicorn would cut it off, and a proxy might not: the two would see different paths
+            self._reject(MalformedRequestError("the request target has a `#`; send only the path and the query."), "malformed")
+        if self.surplus or self._open.stopping:
+            self._check_path(self.url.partition(b"?")[0])
         if version == "1.0":  # such a connection has only one request
             self.app = unchunked(self.app, lambda: self.cycle)
         headers = dict(self.headers)
@@ -307,6 +308,14 @@ class RequestParser(HttpToolsProtocol):
         self.headers = _TRAILERS
         if self.surplus or self._open.closing:
             self.cycle.keep_alive = False
+
+    def _check_path(self, path: bytes) -> None:
+        """Refuses a request that may not use a surplus connection, and counts refusals during shutdown."""
+        is_probe = path in _PROBES
+        if self.surplus and not (is_probe and (path != _METRICS or self._open.may_scrape(self))):
+            self._reject(UnavailableError(FULL), "refused")
+        if not is_probe:
+            self.app = self._open.counting(self.config.loaded_app)
 
     def on_chunk_header(self) -> None:
         """Handles the size of a chunk."""

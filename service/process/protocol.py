@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 from uvicorn import Config
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.server import ServerState
 
 from bertserve.service.errors import BertServeError, SlowRequestError, UnavailableError
@@ -58,8 +57,8 @@ class CoalescingTransport(asyncio.Transport):
         self._drops_body = drops_body
         self.held = b""
         self.written = 0
-        self._slow_since: float | None = None  # start of the period in which the client must read enough of the unsent bytes
-        self._taken = 0  # bytes that it had read by then
+        self._measured_since: float | None = None  # start of the period in which the client must read enough of the unsent bytes
+        self._read_before = 0  # bytes that it had read by then
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """Returns information about the connection."""
@@ -112,27 +111,33 @@ class CoalescingTransport(asyncio.Transport):
         """Returns the number of bytes that the client has not yet read."""
         return self._transport.get_write_buffer_size()
 
-    def is_taken_slowly(self, now: float, timeout_s: float, min_rate: float) -> bool:
-        """Returns whether the client reads more slowly than a rate. It must be called about once per second.
+    def slow_since(self, now: float, min_rate: float) -> float | None:
+        """Returns since when the client has read more slowly than a rate; None if it reads fast enough, or has read everything.
+
+        Args:
+            now: The loop's time in seconds.
+            min_rate: Bytes per second.
+        """
+        unsent = self.get_write_buffer_size()
+        if not unsent or self._measured_since is None:
+            return None
+        is_slow = self.written - unsent - self._read_before < (now - self._measured_since) * min_rate
+        return self._measured_since if is_slow else None
+
+    def is_read_slowly(self, now: float, timeout_s: float, min_rate: float) -> bool:
+        """Returns whether the client has read more slowly than a rate for some time. It must be called about once per second.
 
         Args:
             now: The loop's time in seconds.
             timeout_s: Seconds for which the client may read more slowly.
             min_rate: Bytes per second.
         """
-        unsent = self.get_write_buffer_size()
+        unsent, slow_since = self.get_write_buffer_size(), self.slow_since(now, min_rate)
         if not unsent:
-            self._slow_since = None
-            return False
-        read_bytes = self.written - unsent
-        if self._slow_since is not None:
-            waited = now - self._slow_since
-            if waited <= timeout_s:
-                return False
-            if read_bytes - self._taken < waited * min_rate:
-                return True
-        self._slow_since, self._taken = now, read_bytes
-        return False
+            self._measured_since = None
+        elif self._measured_since is None or (slow_since is None and now - self._measured_since > timeout_s):
+            self._measured_since, self._read_before = now, self.written - unsent
+        return slow_since is not None and now - slow_since > timeout_s
 
     def peer_closed(self) -> bool:
         """Returns whether the peer has closed or reset the connection, even if reading is paused and the event loop cannot notice it."""
@@ -164,11 +169,12 @@ class HttpProtocol(RequestParser):
         """Creates the protocol as uvicorn does; `server_state.connections` are `Connections`."""
         super().__init__(config, server_state, app_state, _loop)
         self._served = False
-        self._unsent = 0  # bytes of an answer that the client has not yet read, as counted for all connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Handles a new connection."""
-        transport.set_write_buffer_limits(HIGH_WATER_LIMIT)  # with TLS it would be 512 KiB
+        transport.set_write_buffer_limits(
+            0
+        )  # each write waits until the client has read the previous ones: a piece, as RequestMiddleware cuts
         super().connection_made(CoalescingTransport(transport, self._drops_body))
         self.flow = ReadControl(self.transport)
         if self._stage == HANDSHAKE:
@@ -178,19 +184,8 @@ class HttpProtocol(RequestParser):
         """Handles a closed connection."""
         super().connection_lost(exc)
         self._unparsed = b""
-        self._count_unsent(0)
         if self.cycle is not None and (gone := self.cycle.scope.get(GONE)) is not None:
             gone.set()  # type: ignore[attr-defined]
-
-    def pause_writing(self) -> None:
-        """Handles a full write buffer: the client reads too slowly."""
-        super().pause_writing()
-        self._count_unsent(self.transport.get_write_buffer_size())
-
-    def resume_writing(self) -> None:
-        """Handles a write buffer that is mostly empty again."""
-        super().resume_writing()
-        self._count_unsent(0)
 
     def on_response_complete(self) -> None:
         """Handles an answered request: does the same as uvicorn, but without its timer."""
@@ -215,7 +210,7 @@ class HttpProtocol(RequestParser):
         limits, waited = self._limits, now - self._since
         if self._stage == HANDSHAKE:  # the handshake has its own timeout
             return
-        if self.transport.is_taken_slowly(now, limits.body_timeout_s, limits.min_body_rate):
+        if self.transport.is_read_slowly(now, limits.body_timeout_s, limits.min_body_rate):
             self._open.note("send_timeout")
             self.transport.abort()
         elif self.flow.read_paused and self.transport.peer_closed():
@@ -275,11 +270,12 @@ class HttpProtocol(RequestParser):
     def expendable_since(self) -> tuple[bool, float] | None:
         """Whether the connection is idle after a request, and the start of its wait for the client; None if it must not be evicted.
 
-        With half a body, it can be evicted only if the answer is complete or the body is slower than the minimum rate.
+        With unread bytes or half a body, it can be evicted if the client is slower than the minimum rate, or if the body is not needed.
         """
-        if self._stage == COMPLETE or (self._stage == WAITING and self._unparsed):
-            return None
         if self._stage != HANDSHAKE and self.transport.get_write_buffer_size():
+            slow_since = self.transport.slow_since(self._now(), self._limits.min_body_rate)
+            return None if slow_since is None else (False, slow_since)
+        if self._stage == COMPLETE or (self._stage == WAITING and self._unparsed):
             return None
         if self._stage == BODY and not self.cycle.response_complete:
             waited = self._now() - self._since
@@ -292,8 +288,7 @@ class HttpProtocol(RequestParser):
         self._open.note("evicted")
         self._open.discard(self)
         self._unparsed = b""
-        stage = self._stage
-        if stage in (HEAD, BODY):
+        if self._stage in (HEAD, BODY) and not self.transport.get_write_buffer_size():
             self._answer(UnavailableError(FULL))
             self._stage = ENDING
             self.transport.close()
@@ -301,10 +296,6 @@ class HttpProtocol(RequestParser):
         else:
             self.abort()
             self._stage = ENDING
-
-    def _count_unsent(self, size: int) -> None:
-        self._open.held_bytes.add(size - self._unsent)
-        self._unsent = size
 
     def _waits_for_service(self) -> bool:
         """Returns whether the body is slow because the application has not yet read or answered the part so far."""

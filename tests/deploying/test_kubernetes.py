@@ -10,6 +10,7 @@ import pytest
 
 import facts
 import manifests
+from bertserve.service.http import auth
 from bertserve.service.metrics import Metrics
 from bertserve.service.process import server, supervisor
 from bertserve.service.settings import PREFIX, Settings, parse
@@ -72,7 +73,7 @@ def test_the_ingress_leads_to_the_service(settings: Settings) -> None:
     """By the name of its port, for bodies and for requests as large and as long as the service takes."""
     ingress, service = document("components/ingress/ingress.yaml"), document("base/service.yaml")
     [rule] = ingress["spec"]["rules"]
-    [path] = rule["http"]["paths"]
+    [_, path] = rule["http"]["paths"]
     limits = {name.rpartition("/")[2]: value for name, value in ingress["metadata"]["annotations"].items()}
 
     assert {"name": service["metadata"]["name"], "port": {"name": service["spec"]["ports"][0]["name"]}} == path["backend"]["service"]
@@ -82,6 +83,27 @@ def test_the_ingress_leads_to_the_service(settings: Settings) -> None:
     [patch] = document("components/ingress/kustomization.yaml")["patches"]
     assert "/spec/ingress/0/from/-" in patch["patch"]
     assert isinstance(document("base/networkpolicy.yaml")["spec"]["ingress"][0]["from"], list)
+
+
+def test_the_ingress_hides_metrics() -> None:
+    """Its path leads to a Service without pods; all other paths lead to the service."""
+    [hidden, path] = document("components/ingress/ingress.yaml")["spec"]["rules"][0]["http"]["paths"]
+    service = document("components/ingress/service.yaml")
+    assert (auth.METRICS, "Exact", "/", "Prefix") == (hidden["path"], hidden["pathType"], path["path"], path["pathType"])
+    assert {"name": service["metadata"]["name"], "port": {"name": service["spec"]["ports"][0]["name"]}} == hidden["backend"]["service"]
+    assert "selector" not in service["spec"]
+    assert service["metadata"]["name"] != path["backend"]["service"]["name"]
+
+
+def test_a_predictor_of_kserve_asks_for_a_key() -> None:
+    """As the Deployment does: from the same Secret, without which no pod starts."""
+    [(_, pod)] = [(path, pod) for path, pod in manifests.pods() if path == manifests.KSERVE]
+    [container] = pod["containers"]
+    variables = {item["name"]: item["value"] for item in container["env"]}
+    [mount] = container["volumeMounts"]
+    assert f"{mount['mountPath']}/keys.txt" == variables[f"{PREFIX}API_KEY_FILE"]
+    assert pod["volumes"] == [volume for volume in POD["volumes"] if volume["name"] == mount["name"]]
+    assert pod["securityContext"]["fsGroup"] == POD["securityContext"]["fsGroup"]
 
 
 def test_probes_ask_for_paths_that_there_are() -> None:
@@ -109,7 +131,7 @@ def test_all_speak_of_the_port_of_the_image() -> None:
 def test_variables_are_settings() -> None:
     """Each BERT_SERVE_* variable of a container is one that the service knows; others would end its start."""
     named = [item["name"] for container in manifests.containers() for item in container.spec.get("env", [])]
-    assert 5 == len(named)
+    assert 6 == len(named)
     assert set(named) <= {PREFIX + name.upper() for name in Settings.model_fields}
 
 

@@ -64,7 +64,7 @@ def test_manifests_keep_to_the_schemas_of_kubernetes(rendered: Path, version: st
     text = said(installed("kubernetes-validate"), "--strict", "-k", version, rendered)
     keda = "kind: ScaledObject" in rendered.read_text()
 
-    assert (7 if keda else 6) == text.count(" passed for resource ")
+    assert (8 if keda else 6) == text.count(" passed for resource ")
     expected = ["PodMonitor", "ScaledObject"] if keda else []
     assert expected == sorted(re.findall(r"Couldn't find schema for kind (\w+)", text))
 

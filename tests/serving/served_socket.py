@@ -16,7 +16,6 @@ from uvicorn.server import ServerState
 from bertserve.service.process.connections import ConnectionLimits, Connections
 from bertserve.service.process.protocol import HttpProtocol
 from bertserve.service.process.server import configure
-from bertserve.service.serving.held_bytes import HeldBytes
 
 LIMITS = {"max_connections": 100, "header_timeout_s": 10.0, "max_header_bytes": 4096, "body_timeout_s": 30.0, "min_body_rate": 65536}
 GET = b"GET / HTTP/1.1\r\nhost: test\r\n\r\n"
@@ -47,7 +46,7 @@ async def listening(app: ASGIApp, tls: ssl.SSLContext | None = None, **limits: f
     config.load()
     config.loaded_app = app
     ends: list[str] = []
-    found = Listening(("", 0), Connections(ConnectionLimits(**LIMITS | limits), HeldBytes(1024), count=ends.append), ends=ends)  # type: ignore[arg-type]
+    found = Listening(("", 0), Connections(ConnectionLimits(**LIMITS | limits), count=ends.append), ends=ends)  # type: ignore[arg-type]
     state = ServerState()
     state.connections = found.connections
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -18,12 +19,13 @@ from application import Check, T, faked, keys, play, rejected
 from bertserve.service import cli
 from bertserve.service.api_keys import ApiKeys, new_key
 from bertserve.service.errors import EngineError, ExpiredError, SettingsError, UnavailableError
-from bertserve.service.http.app import create_fastapi
+from bertserve.service.http.app import create_app, create_fastapi
 from bertserve.service.http.auth import Authenticator
 from bertserve.service.http.errors import MAX_CALLER_ERRORS, ErrorLog
 from bertserve.service.serving.build import AppState, build
 from bertserve.service.settings import Settings
 from fakes import FakeEngine
+from served_socket import client, listening, until
 
 KEY = {"authorization": "Bearer swordfish"}
 PROBES = {"/health", "/health/live", "/health/ready", "/models/tiny/health", "/v2/health/live", "/v2/health/ready", "/v2/models/tiny/ready"}
@@ -272,6 +274,48 @@ def test_keys_are_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     made.reload()
     assert made.holder(b"two") == "default"
     assert "line 1" in caplog.text
+
+
+STREAM = b"POST /classify HTTP/1.1\r\nhost: t\r\ncontent-type: application/jsonl\r\nauthorization: Bearer swordfish\r\n"
+STREAM += b"transfer-encoding: chunked\r\n\r\n"
+LINE = b'11\r\n{"inputs":"good"}\r\n1\r\n\n\r\n'
+
+
+async def test_a_removed_key_ends_its_streams(models: Path) -> None:
+    """With the error as the last line; the lines before it are answered. A key that only has another name ends no stream."""
+    state, known = faked(models, FakeEngine()), keys(models.parent, "swordfish")
+    state.scheduler.start()
+    async with listening(create_app(state, auth=Authenticator(known))) as served, client(served, STREAM + LINE) as (reader, writer):
+        assert b"200" == (await reader.readuntil(b"\r\n\r\n")).split()[1]
+        await reader.readuntil(b"\n\r\n")
+        (models.parent / "keys").write_text("other\nswordfish")
+        known.reload()
+        writer.write(LINE)
+        await reader.readuntil(b"\n\r\n")
+        (models.parent / "keys").write_text("other")
+        known.reload()
+        writer.write(LINE * 2)
+        chunk = (await reader.readuntil(b"0\r\n\r\n")).split(b"\r\n")[1]
+        answer = json.loads(chunk)
+        assert (["error", "error_type", "request_id"], "unauthorized") == (sorted(answer), answer["error_type"])
+        (connection,) = served.protocols
+        await until(lambda: not connection.server_state.tasks)
+        assert 0 == state.held_bytes.count
+        assert connection.expendable_since is not None
+        connection.check(asyncio.get_running_loop().time() + 31)  # the body has no end
+        assert ["body_timeout"] == served.ends
+    await state.scheduler.stop(0)
+
+
+async def test_a_key_that_is_removed_before_the_first_answer_is_401(models: Path) -> None:
+    state, known = faked(models, FakeEngine()), keys(models.parent, "swordfish")
+    async with listening(create_app(state, auth=Authenticator(known))) as served, client(served, STREAM) as (reader, writer):
+        await until(lambda: bool(served.protocols) and served.protocols[0].cycle is not None)
+        await asyncio.sleep(0.01)
+        (models.parent / "keys").write_text("other")
+        known.reload()
+        writer.write(LINE)
+        assert b"401" == (await reader.readline()).split()[1]
 
 
 @pytest.mark.parametrize("character", ["\u2028", "\u0085", "\x0c"])

@@ -30,6 +30,19 @@ WHOLE = raw_http.post()
 SHORT = ("--header-timeout-s", "2.2", "--body-timeout-s", "0.6", "--keep-alive-s", "1", "--max-header-bytes", "2048")
 SWEEPS_OFTEN = f"from bertserve.service.process import connections; connections.SWEEP_S = 0.1; {UNTHROTTLED}"
 
+# connections buffer little, as over a slow network: on loopback the system would take 4 MB of an answer that nobody reads
+SENDS_LITTLE = f"""
+import socket
+from bertserve.service.process import serve
+bind = serve.bind
+def bind_with_small_buffers(host, port):
+    listener = bind(host, port)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    return listener
+serve.bind = bind_with_small_buffers
+{UNTHROTTLED.replace("; ", chr(10))}
+"""
+
 
 @pytest.fixture(name="service", scope="module")
 def service_in_a_hurry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
@@ -204,6 +217,23 @@ def test_probes_find_room_among_half_sent_heads(models: Path, tmp_path: Path) ->
     assert 0 < len(lines) < 20
     assert [] == [line for line in lines if "closed before" not in line]
     assert (soft, hard) == resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def test_clients_that_read_nothing_make_room(models: Path, tmp_path: Path) -> None:
+    """Probes are answered at once, although documents take all connections and metrics what is kept for probes; soon everybody is."""
+    with ExitStack() as stack:
+        served = stack.enter_context(running(models, tmp_path / "log", "--max-connections", "16", program=SENDS_LITTLE))
+        for path in (b"/docs/static/swagger-ui-bundle.js", b"/metrics"):
+            for _ in range(16):
+                connection = stack.enter_context(socket.socket())
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                connection.connect(served.address)
+                connection.sendall(b"GET %s HTTP/1.1\r\nhost: test\r\n\r\n" % path)
+                time.sleep(0.02)  # until its head is read, a connection makes room for the next one
+        assert [200] * 2 == [httpx.get(f"{served.url}/health/{path}", trust_env=False).status_code for path in ("live", "ready")]
+        # without an eviction, they would be closed after --body-timeout-s, which is 30 s
+        wait_until(lambda: httpx.post(f"{served.url}/classify", content=raw_http.BODY, trust_env=False).status_code == 200, 15)
+        assert (True, 0) == (closed(served, "evicted") > 0, closed(served, "send_timeout"))
 
 
 def test_a_full_service_refuses_what_cannot_wait(models: Path, serve: Callable[..., Any]) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from starlette.types import Receive, Scope, Send
 
 import raw_http
 from application import faked
@@ -21,12 +22,13 @@ from bertserve.service.http.middleware import PREDICTION
 from bertserve.service.http.responses import PIECE_BYTES, send_body
 from bertserve.service.http.streaming import LineStream
 from bertserve.service.http.turns import Turns
+from bertserve.service.process import parsing
 from bertserve.service.serving.build import AppState
 from bertserve.service.serving.held_bytes import HeldBytes, Reservation
 from bertserve.service.serving.model import Model
 from bertserve.service.wire import json_text, reading
 from fakes import FakeEngine
-from served_socket import answer, body_of, client, everything, listening, until
+from served_socket import GET, client, listening, until
 
 BODY_BYTES = 200_000
 LARGE = json.dumps({"inputs": "good", "parameters": {"top_k": 1}}).encode().ljust(BODY_BYTES)
@@ -178,20 +180,24 @@ async def test_a_long_answer_that_does_not_fit_is_refused(models: Path, monkeypa
     await state.scheduler.stop(0)
 
 
-@pytest.mark.parametrize("reads", [True, False])
-async def test_an_answer_counts_until_the_client_has_taken_it(reads: bool) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await body_of(receive)
-        await answer(send, b"x" * 8_000_000)
-
-    async with listening(app) as served:
-        held = served.connections.held_bytes
-        async with client(served, b"GET / HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n") as (reader, _):
-            await until(lambda: held.count > 1_000_000)
-            if reads:
-                assert (await everything(reader)).endswith(b"x" * 8_000_000)
-                await until(lambda: held.count == 0)
-        await until(lambda: held.count == 0)
+@pytest.mark.parametrize(("path", "requests"), [("/docs/static/swagger-ui-bundle.js", 6), ("/openapi.json", 100)])
+async def test_an_unread_document_takes_the_memory_of_a_piece(models: Path, path: str, requests: int) -> None:
+    """Beyond the buffers of the system, which hold the first documents; and neither a descriptor of its own nor bytes of large bodies."""
+    state = service(models)
+    async with listening(create_app(state)) as served, client(served, GET) as (reader, _):  # modules are imported, and what they keep open
+        await reader.readline()
+        await until(lambda: served.protocols[0]._stage == parsing.WAITING)
+        before = len(os.listdir("/proc/self/fd"))
+        async with AsyncExitStack() as stack:
+            for _ in range(4):
+                await stack.enter_async_context(client(served, GET.replace(b"/", path.encode(), 1) * requests))
+            await until(lambda: len(served.protocols) == 5)
+            unread = [connection.transport for connection in served.protocols[1:]]
+            await until(lambda: all(transport.get_write_buffer_size() for transport in unread))
+            await asyncio.sleep(0.1)
+            sizes = [transport.get_write_buffer_size() for transport in unread]
+            assert (0 < min(sizes), max(sizes) < PIECE_BYTES + 1000, before + 8) == (True, True, len(os.listdir("/proc/self/fd")))
+            assert 0 == state.held_bytes.count
 
 
 async def test_a_long_line_is_read_when_there_is_room_for_it() -> None:

@@ -14,12 +14,12 @@ import pytest
 import trustme
 from starlette.types import Receive, Scope, Send
 
+from bertserve.service.http.responses import send_body
 from bertserve.service.process import connections, parsing, protocol
-from bertserve.service.process.connections import TURN_BYTES, ConnectionLimits, Room
+from bertserve.service.process.connections import PROBE_RESERVE, TURN_BYTES, ConnectionLimits, Room
 from bertserve.service.process.parsing import MAX_HEADERS
 from bertserve.service.process.protocol import CoalescingTransport, HttpProtocol
 from bertserve.service.process.server import Server, configure
-from bertserve.service.serving.held_bytes import HeldBytes
 from served_socket import GET, answer, body_of, client, echo, everything, listening, until
 
 CHUNKED = b"POST / HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -129,7 +129,7 @@ async def test_a_client_must_take_its_answers_at_the_lowest_rate(per_second: int
     transport = CoalescingTransport(raw)
     transport.write(b"x" * 10_000)
     for second in range(80):
-        if transport.is_taken_slowly(second, 30, 100):
+        if transport.is_read_slowly(second, 30, 100):
             assert second == slow_after
             return
         raw.unsent -= per_second
@@ -141,9 +141,9 @@ async def test_a_client_that_has_taken_everything_may_rest() -> None:
     transport = CoalescingTransport(raw)
     for second in range(0, 200, 20):
         transport.write(b"x" * 100)
-        assert not transport.is_taken_slowly(second, 30, 100)
+        assert not transport.is_read_slowly(second, 30, 100)
         raw.unsent = 0
-        assert not transport.is_taken_slowly(second + 10, 30, 100)
+        assert not transport.is_read_slowly(second + 10, 30, 100)
 
 
 async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
@@ -182,6 +182,39 @@ async def test_a_body_at_the_lowest_rate_is_not_evicted(monkeypatch: pytest.Monk
         assert served.connections.room() is not Room.PLACE
         writer.write(b"x" * 10_000)
         assert (await reader.read(100)).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_metrics_take_half_of_the_connections_for_probes() -> None:
+    async with listening(echo) as served, AsyncExitStack() as stack:
+        for _ in range(PROBE_RESERVE):
+            await stack.enter_async_context(client(served))
+        await until(lambda: len(served.protocols) == PROBE_RESERVE)
+        allowed = [served.connections.may_scrape(connection) for connection in served.protocols]
+        assert PROBE_RESERVE // 2 == sum(allowed)
+        served.protocols[0].abort()
+        await until(lambda: len(served.connections) == PROBE_RESERVE - 1)
+        assert served.connections.may_scrape(served.protocols[-1])
+
+
+@pytest.mark.parametrize("sent", [GET, HALF_BODY], ids=["request", "half a body"])
+async def test_unread_answers_make_room(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    """Also while the rest of the answer waits to be written."""
+    monkeypatch.setattr(connections, "SWEEP_S", 0.02)
+    monkeypatch.setattr(connections, "EXPENDABLE_AFTER_S", 0.01)
+
+    async def long(_: Scope, __: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % 2**24)]})
+        await send_body(send, b"a" * 2**24)
+
+    async with listening(long, max_connections=1) as served, client(served, sent) as (reader, _):
+        await until(lambda: len(served.connections) == 1)
+        (connection,) = served.protocols
+        await until(lambda: bool(connection.transport.get_write_buffer_size()))
+        assert served.connections.room() is not Room.PLACE
+        served.connections.start()
+        await until(lambda: served.connections.room() is Room.PLACE)
+        assert ["evicted"] == served.ends
+        assert len(await everything(reader)) < 2**24
 
 
 async def test_a_client_that_left_before_it_was_refused_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +273,7 @@ async def test_a_body_that_is_slow_to_parse_leaves_turns_to_others(monkeypatch: 
 async def test_a_turn_of_the_loop_parses_for_one_connection() -> None:
     """Unparsed bytes of several connections are parsed in turn, and the loop serves others between."""
     loop, order = asyncio.get_running_loop(), list[str]()
-    open_ = connections.Connections(LIMITS, HeldBytes(1000))
+    open_ = connections.Connections(LIMITS)
 
     def parse(name: str, times: int) -> None:
         order.append(name)
@@ -386,7 +419,7 @@ async def test_what_follows_an_early_answer_gets_no_second_one() -> None:
 
 async def test_all_connections_share_what_is_parsed_in_a_turn() -> None:
     """Else thousands of short reads, each of chunks of a byte, would stop the loop for seconds."""
-    open_ = connections.Connections(LIMITS, HeldBytes(1000))
+    open_ = connections.Connections(LIMITS)
     assert [False, True, False] == [open_.may_parse(size) for size in (TURN_BYTES + 1, TURN_BYTES - 1, 2)]
     await asyncio.sleep(0)
     assert open_.may_parse(2)

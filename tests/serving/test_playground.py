@@ -38,6 +38,18 @@ def test_the_page_and_all_that_it_refers_to_come_from_here(models: Path) -> None
     assert [] == [file for file in found if file.startswith(("http:", "https:", "//", "/"))]
 
 
+def test_the_files_of_docs_are_answered_from_memory(models: Path) -> None:
+    """Whole, each with its type: a range would need a file that stays open for as long as the client reads."""
+    types = {}
+    for name in re.findall(r"docs/static/([^\"']+)", call(models, "GET", "/docs").text):
+        whole = call(models, "GET", f"/docs/static/{name}")
+        asked = call(models, "GET", f"/docs/static/{name}", headers={"range": "bytes=0-9"})
+        assert (200, 200, whole.content) == (whole.status_code, asked.status_code, asked.content)
+        types[name] = whole.headers["content-type"].partition(";")[0]
+    assert {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css", "favicon-32x32.png": "image/png"} == types
+    assert 404 == call(models, "GET", "/docs/static/nothing.js").status_code
+
+
 def test_nothing_is_loaded_from_outside(models: Path) -> None:
     """No file names another host, and the page's policy would not let it."""
     policy = call(models, "GET", "/").headers["content-security-policy"]

@@ -130,7 +130,7 @@ def routes(app: FastAPI) -> Iterator[tuple[Endpoint, str, str]]:
         assert isinstance(route, Endpoint)
         for method in sorted(route.methods):
             path = route.path.replace("{version}", "1")
-            yield route, method, path.replace("{name}", "swagger-ui.css" if path.startswith("/docs") else "tiny")
+            yield route, method, path.replace("{name}", "tiny")
 
 
 def allowed(access: Access, authorization: bytes) -> bool:

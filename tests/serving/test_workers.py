@@ -36,7 +36,6 @@ from bertserve.service.process.supervisor import Supervisor
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.serving.build import build
-from bertserve.service.serving.held_bytes import HeldBytes
 from bertserve.service.serving.workers import WorkerContext
 from bertserve.service.settings import Settings, parse
 from conftest import metric, wait_until
@@ -202,7 +201,7 @@ def test_a_worker_with_a_dead_thread_makes_room_for_another() -> None:
         worker = Worker(
             configure(FastAPI(), keep_alive_s=1),
             scheduler=scheduler,
-            connections=Connections(LIMITS, HeldBytes(1024)),
+            connections=Connections(LIMITS),
             shutdown_timeout_s=0,
             on_listen=print,
             pipe=multiprocessing.Pipe()[0],

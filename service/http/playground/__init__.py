@@ -6,10 +6,9 @@ import html
 from pathlib import Path
 
 from fastapi import APIRouter
-from starlette.responses import Response
 
 from bertserve.service.http.auth import PublicEndpoint
-from bertserve.service.http.openapi import endpoints
+from bertserve.service.http.openapi import add_file, endpoints
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.wire.json_text import to_json
 
@@ -63,7 +62,4 @@ def _add_file(routes: APIRouter, path: str, name: str, content: bytes) -> None:
         "referrer-policy": "no-referrer",
         "cache-control": "no-cache",
     }
-
-    @routes.get(path)
-    async def file() -> Response:
-        return Response(content, headers=headers)
+    add_file(routes, path, content, headers)
