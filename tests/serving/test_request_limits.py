@@ -34,7 +34,7 @@ from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.cost import TEXT_CHARS, Budget
 from bertserve.service.tasks.spec import TaskSpec
-from bertserve.service.text.tokenizer import Tokenizer
+from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
 from bertserve.service.wire.reading import read_as
 from fakes import FakeEngine, Head
 from task_runs import begin
