@@ -275,7 +275,7 @@ class Settings(ModelSettings, AddressSettings):
     )
     min_body_rate: int = Field(65536, ge=1, description="Bytes per second at which a transfer can take longer than --body-timeout-s.")
     max_connections: int | None = Field(
-        None, ge=1, description="Maximum open connections per worker (default: as many as file descriptors allow, at most 4096)."
+        None, ge=1, description="Maximum open connections per worker (default: as many as file descriptors allow, at most 2048)."
     )
     default: Pairs = Field(
         default_factory=dict,

@@ -16,7 +16,7 @@ from typing import Any, cast
 import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn import Config
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -119,6 +119,9 @@ _PROBES = frozenset(path.encode() for path in (*auth.PROBES, auth.METRICS))  # a
 HANDSHAKE, WAITING, HEAD, BODY, COMPLETE, ENDING = range(6)
 """Stages: not yet connected, no byte of a request, half a head, half a body, a request to answer, about to close."""
 
+# Bytes of a body, or behind a request, that wait for the application. A connection with more reads nothing, so it keeps at most these and
+# one read (READ_BYTES).
+MAX_UNREAD_BYTES = 2**14
 MAX_HEADERS = 128  # each needs 150 bytes of memory, and each search for a header reads the others
 PARSE_S = 0.0005  # seconds to parse the data of one connection before others get a turn; at least two pieces are parsed
 CHUNK_FRAME = 12  # bytes of the size of the largest chunk and of its two line ends
@@ -224,7 +227,7 @@ class RequestParser(HttpToolsProtocol):
             self._unparsed = b""
             if self.flow.held:
                 self.flow.held = False
-                if self._stage != BODY or len(self.cycle.body) <= HIGH_WATER_LIMIT:
+                if self._stage != BODY or len(self.cycle.body) <= MAX_UNREAD_BYTES:
                     self.flow.resume_reading()
 
     def _parse_on(self, behind_an_answer: bool) -> None:
@@ -234,7 +237,7 @@ class RequestParser(HttpToolsProtocol):
 
     def _hold_reading(self) -> None:
         """Stops reading if there are bytes to parse, or too many wait for an answer; otherwise reading continues to detect a close."""
-        if self._stage < COMPLETE or len(self._unparsed) - self._start > HIGH_WATER_LIMIT:
+        if self._stage < COMPLETE or len(self._unparsed) - self._start > MAX_UNREAD_BYTES:
             self.flow.held = True
             self.flow.pause_reading()
         elif self.flow.held:
@@ -327,7 +330,7 @@ class RequestParser(HttpToolsProtocol):
         cycle = self.cycle
         if not cycle.response_complete:
             cycle.body += body
-            if len(cycle.body) > HIGH_WATER_LIMIT:
+            if len(cycle.body) > MAX_UNREAD_BYTES:
                 self.flow.pause_reading()
             cycle.message_event.set()
 

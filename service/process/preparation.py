@@ -63,7 +63,7 @@ class Certificate:
 
 RESERVE = 96  # for files, the log, pipes, metrics of several workers, and connections that can only send probes
 MOST_RAISED = 65536
-MOST_BY_DEFAULT = 4096
+MOST_BY_DEFAULT = 2048  # clients that send much and read nothing take about 640 MiB together
 
 
 @dataclass(frozen=True)

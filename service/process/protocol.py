@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import select
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from uvicorn import Config
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.server import ServerState
 
 from bertserve.service.errors import BertServeError, SlowRequestError, UnavailableError
@@ -172,9 +173,9 @@ class HttpProtocol(RequestParser):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Handles a new connection."""
-        transport.set_write_buffer_limits(
-            0
-        )  # each write waits until the client has read the previous ones: a piece, as RequestMiddleware cuts
+        # With TLS it would be 512 KiB. A piece of an answer fills it, so the next one waits until the client has read most of this one. With
+        # a limit of 0, uvloop's TLS sometimes never asks for the next piece.
+        transport.set_write_buffer_limits(HIGH_WATER_LIMIT)
         super().connection_made(CoalescingTransport(transport, self._drops_body))
         self.flow = ReadControl(self.transport)
         if self._stage == HANDSHAKE:
@@ -357,3 +358,47 @@ class HttpProtocol(RequestParser):
             self.cycle.message_event.set()
         if not started:
             self.transport.write(rendered(error, self.server_state.default_headers, path))
+
+
+READ_BYTES = 2**17  # of one read; with a half of it, large bodies would take one and a half times as long to arrive
+_read_buffer = memoryview(bytearray(READ_BYTES))  # of all connections: a read is copied before the next one
+
+
+class LimitedReads(asyncio.BufferedProtocol):
+    """Passes what a transport reads to a protocol, at most READ_BYTES at a time.
+
+    A connection may have to keep what was read, although it has more than enough, and uvloop itself reads up to 256,000 bytes. A smaller receive
+    buffer of the system would limit it too, but also the rate of uploads over long distances. This costs a request less than a microsecond.
+    """
+
+    def __init__(self, protocol: HttpProtocol) -> None:
+        """Wraps a protocol."""
+        self._protocol = protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Handles a new connection."""
+        self._protocol.connection_made(cast("asyncio.Transport", transport))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Handles a closed connection."""
+        self._protocol.connection_lost(exc)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Returns the buffer for the next read."""
+        return _read_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Handles a read."""
+        self._protocol.data_received(bytes(_read_buffer[:nbytes]))
+
+    def eof_received(self) -> None:
+        """Handles the end of what the client sends."""
+        self._protocol.eof_received()
+
+    def pause_writing(self) -> None:
+        """Handles a client that reads more slowly than the service writes."""
+        self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Handles a client that has read enough."""
+        self._protocol.resume_writing()

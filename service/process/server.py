@@ -26,7 +26,7 @@ from bertserve.service.errors import StartError, plural
 from bertserve.service.process import systemd
 from bertserve.service.process.connections import Connections, Room
 from bertserve.service.process.parsing import rendered
-from bertserve.service.process.protocol import HttpProtocol
+from bertserve.service.process.protocol import HttpProtocol, LimitedReads
 from bertserve.service.scheduling.scheduler import Scheduler
 
 listener_logger = logging.getLogger("bertserve.listener")
@@ -278,7 +278,8 @@ class Server(uvicorn.Server):
         limits = self._open.limits
         # `ssl_shutdown_timeout` also limits the time to send what is left of an answer
         timeouts = {} if tls is None else {"ssl_handshake_timeout": limits.header_timeout_s, "ssl_shutdown_timeout": limits.body_timeout_s}
-        protocol.handshake = self._loop.create_task(self._loop.connect_accepted_socket(lambda: protocol, connection, ssl=tls, **timeouts))
+        connecting = self._loop.connect_accepted_socket(lambda: LimitedReads(protocol), connection, ssl=tls, **timeouts)
+        protocol.handshake = self._loop.create_task(connecting)
         protocol.handshake.add_done_callback(lambda handshake: self._connected(handshake, protocol, connection))
         self._open.add(protocol)
 

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from bertserve.service.process.connections import ConnectionLimits, Connections
-from bertserve.service.process.protocol import HttpProtocol
+from bertserve.service.process.protocol import HttpProtocol, LimitedReads
 from bertserve.service.process.server import configure
 
 LIMITS = {"max_connections": 100, "header_timeout_s": 10.0, "max_header_bytes": 4096, "body_timeout_s": 30.0, "min_body_rate": 65536}
@@ -50,9 +50,9 @@ async def listening(app: ASGIApp, tls: ssl.SSLContext | None = None, **limits: f
     state = ServerState()
     state.connections = found.connections
 
-    def protocol() -> HttpProtocol:
+    def protocol() -> LimitedReads:
         found.protocols.append(HttpProtocol(config, state, {}, loop))
-        return found.protocols[-1]
+        return LimitedReads(found.protocols[-1])
 
     server = await loop.create_server(protocol, "127.0.0.1", 0, ssl=tls)
     found.address = server.sockets[0].getsockname()

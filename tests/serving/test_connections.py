@@ -250,6 +250,6 @@ def test_a_full_service_refuses_what_cannot_wait(models: Path, serve: Callable[.
 def test_connections_follow_from_descriptors() -> None:
     """By default there are as many as descriptors allow, and more than these allow is an error that names both."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert (min(soft - RESERVE, 4096), 7) == (max_connections(None), max_connections(7))
+    assert (min(soft - RESERVE, 2048), 7) == (max_connections(None), max_connections(7))
     with pytest.raises(SettingsError, match=f"--max-connections is {soft}, .* {soft} file descriptors"):
         max_connections(soft)

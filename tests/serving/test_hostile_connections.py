@@ -428,7 +428,7 @@ async def test_all_connections_share_what_is_parsed_in_a_turn() -> None:
 @pytest.mark.parametrize("body", [b"{", b"{" * 90])
 async def test_an_answer_that_fails_while_the_body_arrives_ends_its_connection(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client waits for the rest of the answer, and the service for the rest of the body: only `check` can end the connection."""
-    monkeypatch.setattr(parsing, "HIGH_WATER_LIMIT", 50)  # reading pauses in one of the cases
+    monkeypatch.setattr(parsing, "MAX_UNREAD_BYTES", 50)  # reading pauses in one of the cases
 
     async def fail(_: Scope, __: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"99")]})

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import socket
+from contextlib import suppress
 
 import pytest
 from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
-from bertserve.service.process.protocol import HttpProtocol
+from bertserve.service.process.parsing import MAX_UNREAD_BYTES
+from bertserve.service.process.protocol import READ_BYTES, HttpProtocol
 from served_socket import GET, Listening, answer, client, echo, everything, listening, until
-
-READ = 256_000  # bytes that uvloop reads at once
 
 
 def posted(path: bytes, body: bytes = b"") -> bytes:
@@ -69,9 +70,30 @@ async def test_what_is_not_parsed_is_bounded() -> None:
         await answer(send)
 
     async with listening(app) as served, client(served, GET * 500_000):
-        await until(lambda: bool(served.protocols) and held(served) > HIGH_WATER_LIMIT)
+        await until(lambda: bool(served.protocols) and held(served) > MAX_UNREAD_BYTES)
         await asyncio.sleep(0.1)
-        assert held(served) <= HIGH_WATER_LIMIT + READ
+        assert held(served) <= MAX_UNREAD_BYTES + READ_BYTES
+        gate.set()
+
+
+@pytest.mark.parametrize("head", [GET, b"GET / HTTP/1.1\r\ncontent-length: 10000000\r\n\r\n"], ids=["requests", "body"])
+async def test_a_read_is_bounded(head: bytes) -> None:
+    """A client that sends much at once makes the service keep no more than one read beyond the limit."""
+    gate = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await gate.wait()
+
+    async with listening(app) as served, client(served, head) as (_, writer):
+        await until(lambda: bool(served.protocols) and served.protocols[0].cycle is not None)
+        (connection,) = served.protocols
+        connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**22)
+        with suppress(BlockingIOError):  # until the buffers of the system are full, and before the loop reads
+            while True:
+                os.write(writer.get_extra_info("socket").fileno(), GET * 1000)
+        await until(lambda: connection.flow.read_paused)
+        await asyncio.sleep(0.05)
+        assert MAX_UNREAD_BYTES < held(served) + len(connection.cycle.body) <= MAX_UNREAD_BYTES + READ_BYTES
         gate.set()
 
 
