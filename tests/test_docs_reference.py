@@ -72,6 +72,11 @@ def test_every_endpoint_is_described() -> None:
             f"up to {tokenizer.SHORT_CHARS} characters, where each text after the first counts {cost.TEXT_CHARS} more",
         ),
         ("explanation/scheduling.md", f"for about {model.SLICE_S * 1000:g} ms."),
+        (
+            "explanation/scheduling.md",
+            f"takes about {model.SECONDS_PER_CHAR * 1e6:g} µs, but up to {model.SLOWEST_SECONDS_PER_CHAR * 1e6:g} µs",
+        ),
+        ("explanation/scheduling.md", f"of more than {model.LONG_CHARS:,} characters,"),
         ("explanation/scheduling.md", f"| lists and objects of a body | {json_text.MAX_CONTAINERS:,} |"),
         ("explanation/scheduling.md", f"| keys of a body | {json_text.MAX_KEYS:,} |"),
         ("explanation/scheduling.md", f"| values of a body | {json_text.MAX_VALUES:,} |"),

@@ -55,7 +55,7 @@ LATE_S = 0.1
 # Predicted seconds of late long requests for each second of the short ones that wait with them: their runs are up to twice as long.
 LATE_PER_SHORT = 2.0
 
-# A longer step, such as tokenizing a very long text, cannot be interrupted. At least one of several threads starts no such step.
+# A step that can take longer, such as tokenizing a long text, cannot be interrupted. At least one of several threads starts no such step.
 LONG_STEP_S = 0.02
 
 # Seconds by which a batch-mate may always overtake others: while waits are this short, the most efficient batch matters more.
@@ -336,7 +336,7 @@ class RequestQueue:
             now: The current time.
             last_thread: Whether no other thread is free and other requests may arrive. Then only requests without running items may start,
                 so that no request has all inference threads.
-            long_step: Whether a request may start with a long step, of more than `LONG_STEP_S`.
+            long_step: Whether a request may start with a step that can take longer than `LONG_STEP_S`.
         """
         head = self._first(now, last_thread, long_step)
         if head is None:
@@ -531,7 +531,7 @@ def _first_of(heap: list[_Node], last_thread: bool, long_step: bool) -> Item | N
             heapq.heappop(heap)
         elif request.items[0].priority > priority:
             heapq.heapreplace(heap, (request.items[0].priority, tie, request))
-        elif (last_thread and request.running) or (request.delay_s > LONG_STEP_S and not long_step):
+        elif (last_thread and request.running) or (request.long_step and not long_step):
             passed.append(heapq.heappop(heap))
         else:
             item = request.items[0]

@@ -56,6 +56,7 @@ class ScheduledRequest:
         finish_s: Seconds in which threads finished its stages, by tokenizing and decoding.
         delay_s: Seconds of the step after its waiting item, such as tokenizing a long text. They count in the priorities of its items as if
             this step had already run.
+        long_step: Whether the step after its waiting item can take a long time without interruption.
         pace: Factor by which its earlier items count in the priorities of its later ones.
         is_long: Whether it counts as a long request.
         answer_bytes: Maximum bytes of its answer, as its share counts them.
@@ -90,6 +91,7 @@ class ScheduledRequest:
     started_s: float = 0.0
     finish_s: float = 0.0
     delay_s: float = 0.0
+    long_step: bool = False
     pace: float = PACE
     is_long: bool = False
     is_short: bool = True

@@ -20,7 +20,7 @@ from typing import Any
 
 from bertserve.service.errors import EngineError, ExpiredError, UnavailableError
 from bertserve.service.scheduling.inference_thread import CompletionQueue, InferenceThread, PeakConcurrency, Run
-from bertserve.service.scheduling.request_queue import LONG_STEP_S, PART_ITEMS, RequestQueue
+from bertserve.service.scheduling.request_queue import PART_ITEMS, RequestQueue
 from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest, Share
 from bertserve.service.scheduling.stage import RequestResult, Stage
 from bertserve.service.scheduling.watchdog import HUNG_FLOOR_S, Watchdog
@@ -282,7 +282,7 @@ class Scheduler:
                 self._waiting_threads -= 1
             else:
                 return False
-            thread.long_step = batch[0].request.delay_s > LONG_STEP_S
+            thread.long_step = batch[0].request.long_step
             self._changed()
             if self._waiting_threads and self._queue.queue_items:
                 self._condition.notify()  # the other thread found no item that it could start, and this may have changed
@@ -391,7 +391,8 @@ class Scheduler:
             if self._stopped or self._dead:
                 raise self._unavailable()
             self._submitted.add(request)
-            request.owner.stage, request.delay_s, request.expires = stage, stage.delay_s, stage.expires
+            request.owner.stage, request.expires = stage, stage.expires
+            request.delay_s, request.long_step = stage.delay_s, stage.long_step
             if request.share is not None:
                 self._queue.expect_answer(request, stage.answer_bytes)
             self._queue.expect_memory(request, stage.memory)

@@ -24,8 +24,9 @@ class Stage:
         reserved_tokens: Maximum tokens of the following stages, which stay reserved.
         memory: Memory that the request holds until it ends, in numbers of four bytes.
         shape: Rows and longest tokens of a batch -> the shape of its run, or None if it has too many rows.
-        delay_s: Seconds that `finish` takes, if it cannot be interrupted. They count as if the request had already run for so long, so
+        delay_s: Predicted seconds of `finish`, if it cannot be interrupted. They count as if the request had already run for so long, so
             short texts start before a long text is tokenized.
+        long_step: Whether `finish` can take a long time without interruption. One of several threads starts no such stage.
         expires: Whether the request's deadline ends it while this stage waits; false if only decoding is left.
         answer_bytes: Maximum bytes of the request's answer.
         run_multi_threaded: Does the same as `run` with several threads; it is used while no other run is active or waits.
@@ -41,6 +42,7 @@ class Stage:
     memory: int = 0
     shape: Shape = exact
     delay_s: float = 0.0
+    long_step: bool = False
     expires: bool = True
     answer_bytes: int = 0
     run_multi_threaded: Callable[[Sequence[Any]], Sequence[Any]] | None = None

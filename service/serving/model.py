@@ -37,8 +37,11 @@ logger = logging.getLogger("bertserve.model")
 MAX_LOGITS = 2**21
 # Limit of a run's attention weights, which are in memory twice, 16 MiB each. The weights of one text may be a quarter of it.
 MAX_WEIGHTS = 2**22
-# Seconds of an inference thread to tokenize one character (docs/explanation/scheduling.md).
-SECONDS_PER_CHAR = 3e-7
+# Seconds of an inference thread to tokenize one character (docs/explanation/scheduling.md). Some texts take up to 40 times as long: WordPiece
+# is quadratic within a word of up to 100 letters, and a Korean syllable becomes three letters.
+SECONDS_PER_CHAR, SLOWEST_SECONDS_PER_CHAR = 3e-7, 1.25e-5
+# A text with more characters can take longer than LONG_STEP_S.
+LONG_CHARS = round(LONG_STEP_S / SLOWEST_SECONDS_PER_CHAR)
 # After a request with more characters or a larger answer, freed memory is returned to the system: about 12 MB and 3 MB.
 MANY_CHARS = 50_000
 MANY_BYTES = 2**20
@@ -189,7 +192,8 @@ class Model:
             return self._tokenize(run)
         if run.trace is not None:
             run.trace.put(time.perf_counter())
-        return _paused(partial(self._tokenize, run), delay_s=chars * SECONDS_PER_CHAR)
+        run.long_step = run.requests[0].chars > LONG_CHARS
+        return _paused(partial(self._tokenize, run), delay_s=chars * SECONDS_PER_CHAR, long_step=run.long_step)
 
     def _estimate(self, requests: Sequence[Any], spec: TaskSpec, chars: int) -> tuple[int, float, int]:
         """Returns rough estimates of the request's tokens, seconds and items; longer texts count as several windows."""
@@ -202,13 +206,18 @@ class Model:
         """Starts the task of each input until its first batch; returns the stage that runs these batches, or one that continues here."""
         start = end = time.perf_counter()
         while (index := len(run.inputs)) < len(run.requests):
-            next_s = run.requests[index].chars * SECONDS_PER_CHAR
-            # the scheduler knows the duration of the first text of a slice, so another long text starts a new slice
-            if end - start > SLICE_S or (end > start and run.begun is None and next_s > LONG_STEP_S):
+            if run.begun is None:
+                run.chars = run.requests[index].chars
+            can_be_long = run.chars > LONG_CHARS
+            next_s = run.chars * max(SECONDS_PER_CHAR, run.seconds_per_char)
+            # the scheduler knows only the first text of a slice, so another text that is long, or can be long unlike the first, starts a new slice
+            starts_slice = run.begun is None and (next_s > LONG_STEP_S or (can_be_long and not run.long_step))
+            if end - start > SLICE_S or (end > start and starts_slice):
+                run.long_step = can_be_long
                 run.tokenize_s += end - start
                 if run.trace is not None:
                     run.trace.note("tokenize", start, end, waits=True)
-                return _paused(partial(self._tokenize, run), memory=run.cost.memory_per_input, delay_s=next_s)
+                return _paused(partial(self._tokenize, run), memory=run.cost.memory_per_input, delay_s=next_s, long_step=run.long_step)
             task = run.begun or run.spec.run(run.requests[index], run.model)
             try:
                 batch = next(task)
@@ -225,7 +234,9 @@ class Model:
                 if run.tokens + run.reserved_tokens > self._scheduler.max_queue_tokens:
                     raise _larger_than_queue(run.tokens + run.reserved_tokens, self._scheduler.max_queue_tokens)
                 run.cost.check()
-            end = time.perf_counter()
+            last, end = end, time.perf_counter()
+            if can_be_long:  # the time of a shorter text says little about a long one
+                run.seconds_per_char = max(run.seconds_per_char, min((end - last) / run.chars, SLOWEST_SECONDS_PER_CHAR))
         run.tokenize_s += end - start
         if run.trace is not None:
             run.trace.note("tokenize", start, end, waits=True)
@@ -393,7 +404,13 @@ def _observe(metrics: ModelMetrics, done: RequestResult) -> None:
 
 
 def _paused(
-    proceed: Callable[[], Any], reserved_tokens: int | None = None, *, memory: int = 0, delay_s: float = 0.0, answer_bytes: int = 0
+    proceed: Callable[[], Any],
+    reserved_tokens: int | None = None,
+    *,
+    memory: int = 0,
+    delay_s: float = 0.0,
+    long_step: bool = False,
+    answer_bytes: int = 0,
 ) -> Stage:
     """Returns a stage that continues on an inference thread, after other requests with an earlier priority.
 
@@ -401,7 +418,8 @@ def _paused(
         proceed: Continues the work; returns the next stage or the value.
         reserved_tokens: Tokens that stay reserved until then; None for the estimate of admission.
         memory: Numbers of four bytes that the request holds until it ends.
-        delay_s: Seconds that `proceed` takes, if it cannot be interrupted.
+        delay_s: Predicted seconds of `proceed`, if it cannot be interrupted.
+        long_step: Whether `proceed` can take longer than `LONG_STEP_S` without interruption.
         answer_bytes: Maximum bytes of the answer, if known.
     """
     return Stage(
@@ -415,5 +433,6 @@ def _paused(
         memory=memory,
         expires=reserved_tokens is None,
         delay_s=delay_s,
+        long_step=long_step,
         answer_bytes=answer_bytes,
     )

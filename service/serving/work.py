@@ -59,9 +59,12 @@ class RequestRun:
         trace: Records the stages, if the request is traced.
         inputs: The inputs whose task has yielded its first batch.
         begun: The task of the next input, if it has paused before its first batch.
+        chars: Characters of the next input.
         tokens: Tokens of the first batches.
         cost: Other costs of the first batches.
         tokenize_s: Seconds to reach the first batches.
+        seconds_per_char: Seconds of its slowest step, for each character of the input; only long inputs count.
+        long_step: Whether the current slice began with an input that can take a long step.
         prediction: The prediction so far, once all inputs have started.
         open: Indices of the inputs that have a batch to run.
         ready: Indices of inputs whose task can continue, with their rows.
@@ -75,9 +78,12 @@ class RequestRun:
     trace: Trace | None
     inputs: list[TaskInput] = field(default_factory=list)
     begun: TaskRun | None = None
+    chars: int = 0
     tokens: int = 0
     cost: Cost = NOTHING
     tokenize_s: float = 0.0
+    seconds_per_char: float = 0.0
+    long_step: bool = False
     prediction: Prediction = field(init=False)
     open: list[int] = field(default_factory=list)
     ready: deque[tuple[int, Sequence[Row]]] = field(default_factory=deque)

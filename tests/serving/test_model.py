@@ -22,6 +22,7 @@ from bertserve.service.errors import InvalidValueError
 from bertserve.service.metrics import Metrics
 from bertserve.service.scheduling.request_queue import LONG_STEP_S, RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
+from bertserve.service.scheduling.stage import Stage
 from bertserve.service.serving import model as model_module
 from bertserve.service.serving.work import RequestRun
 from bertserve.service.tasks.batch import PAUSE, Batch, TaskModel, TaskRun
@@ -194,34 +195,69 @@ def test_a_long_task_pauses_for_others(tmp_path: Path, monkeypatch: pytest.Monke
     assert 0 == bench.queue.queue_tokens
 
 
-def test_a_text_that_takes_long_to_tokenize_begins_its_slice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scheduler is told of each such text before it is tokenized, also if a short one is before it in the list."""
-    bench = Bench(tmp_path)
-    now_s = 0.0
-    tokenized: list[int] = []
+class SlowTexts:
+    """A tokenizer in virtual time: each text takes a number of seconds per character."""
 
-    def clock() -> float:
-        nonlocal now_s
-        now_s += 1e-6
-        return now_s
+    def __init__(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.bench = bench
+        self.now_s = 0.0
+        self.tokenized: list[int] = []
+        self.seconds_per_char = model_module.SECONDS_PER_CHAR
+        monkeypatch.setattr(model_module, "time", SimpleNamespace(perf_counter=self._clock, thread_time=self._clock))
 
-    def slow(request: Any, model: TaskModel) -> TaskRun:
-        nonlocal now_s
-        tokenized.append(len(request.text))
-        now_s += 2 * model_module.SLICE_S if len(tokenized) == 1 else 0.0
+    def _clock(self) -> float:
+        self.now_s += 1e-9
+        return self.now_s
+
+    def _run(self, request: Any, model: TaskModel) -> TaskRun:
+        self.tokenized.append(len(request.text))
+        self.now_s += len(request.text) * self.seconds_per_char
         yield Batch([], Cost(answer_bytes=9))
         return 1
 
+    def first_stage(self, *lengths: int) -> Stage:
+        """Returns the first stage of a request with texts of these lengths."""
+        requests, model = [Request("a" * length) for length in lengths], self.bench.model
+        spec = replace(TASKS["text-classification"], run=self._run)
+        run = RequestRun(requests, spec, TaskModel(model._tokenizer, model.bundle.manifest, Budget()), None)
+        return model._first_stage(run, sum(lengths))
+
+
+def test_a_text_that_takes_long_to_tokenize_begins_its_slice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler is told of each such text before it is tokenized, also if a short one is before it in the list."""
+    texts = SlowTexts(Bench(tmp_path), monkeypatch)
     long = int(2 * LONG_STEP_S / model_module.SECONDS_PER_CHAR)
-    requests = [Request("a" * count) for count in (long, 1, long, 1)]
-    spec = replace(TASKS["text-classification"], run=slow)
-    monkeypatch.setattr(model_module, "time", SimpleNamespace(perf_counter=clock, thread_time=clock))
-    run = RequestRun(requests, spec, TaskModel(bench.model._tokenizer, bench.model.bundle.manifest, Budget()), None)
-    stage = bench.model._first_stage(run, sum(request.chars for request in requests))
-    for expected in ([long], [long, 1], [long, 1, long, 1]):
-        assert (len(expected) != 2) == (stage.delay_s > LONG_STEP_S)
+    stage = texts.first_stage(long, 1, long, 1)
+    for expected in ([long], [long, 1], [long, 1, long], [long, 1, long, 1]):
+        assert (expected[-1] == long) == stage.long_step == (stage.delay_s > LONG_STEP_S)
         stage = stage.finish([None])
-        assert expected == tokenized
+        assert expected == texts.tokenized
+
+
+def test_a_text_that_can_take_long_is_in_a_slice_that_the_scheduler_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slowest text of that length would take longer than a long step; texts of a list share such a slice while they are quick."""
+    texts = SlowTexts(Bench(tmp_path), monkeypatch)
+    can_be_long = model_module.LONG_CHARS + 1
+    assert can_be_long * model_module.SLOWEST_SECONDS_PER_CHAR > LONG_STEP_S > can_be_long * model_module.SECONDS_PER_CHAR
+    assert not texts.first_stage(model_module.LONG_CHARS).long_step
+    stage = texts.first_stage(1000, can_be_long, 1000, can_be_long)
+    for expected, long_step in ((1, False), (4, True)):
+        assert long_step == stage.long_step
+        stage = stage.finish([None])
+        assert expected == len(texts.tokenized)
+
+
+def test_slow_texts_count_in_the_priority_of_their_own_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a slow text, the next ones are expected to be as slow, but at most as slow as the slowest; the texts of other requests are not."""
+    texts = SlowTexts(Bench(tmp_path), monkeypatch)
+    chars = 10_000
+    for observed, expected in ((5e-6, 5e-6), (1e-7, model_module.SECONDS_PER_CHAR), (1.0, model_module.SLOWEST_SECONDS_PER_CHAR)):
+        texts.seconds_per_char = observed
+        stage = texts.first_stage(chars)
+        assert chars * model_module.SECONDS_PER_CHAR == pytest.approx(stage.delay_s)
+        monkeypatch.setattr(model_module, "SLICE_S", 0.0)
+        stage = texts.first_stage(chars, chars).finish([None])
+        assert chars * expected == pytest.approx(stage.delay_s, rel=1e-3)
 
 
 @pytest.mark.parametrize("is_large", [True, False])

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertserve.service.errors import InvalidValueError, RefusedError
-from bertserve.service.scheduling.request_queue import KEPT_ENDED, LATE_PER_SHORT, LATE_S, LONG_STEP_S, RequestQueue
+from bertserve.service.scheduling.request_queue import KEPT_ENDED, LATE_PER_SHORT, LATE_S, RequestQueue
 from bertserve.service.scheduling.scheduled_request import MAX_ANSWER_BYTES, SHARE_FULL, Item, ScheduledRequest, Shape, Share, exact
 
 KEY = "model"
@@ -571,7 +571,7 @@ def test_a_request_that_runs_leaves_the_last_thread_to_others() -> None:
 def test_a_long_step_waits_until_a_thread_may_begin_one() -> None:
     queue = new_queue()
     long = queue.admit(tokens=8, seconds=0.0, deadline=100.0, now=0.0)
-    long.delay_s = 2 * LONG_STEP_S
+    long.long_step = True
     queue.put(long, None, [(0, None)], lambda rows, length: 0.0, 0.0, keep_estimate=True)
     text = add(queue, 8, now=1.0)
 

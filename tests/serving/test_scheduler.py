@@ -843,7 +843,9 @@ class LongSteps:
     def __init__(self, bench: Bench) -> None:
         self.begun = threading.Semaphore(0)
         self.gates = [threading.Event(), threading.Event()]
-        self.requests = [bench.submit(str(i), key=None, finish=partial(self._step, gate), delay_s=1.0) for i, gate in enumerate(self.gates)]
+        self.requests = [
+            bench.submit(str(i), key=None, finish=partial(self._step, gate), long_step=True) for i, gate in enumerate(self.gates)
+        ]
 
     def _step(self, gate: threading.Event, results: Sequence[Any]) -> list[Any]:
         self.begun.release()
