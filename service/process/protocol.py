@@ -173,8 +173,8 @@ class HttpProtocol(RequestParser):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Handles a new connection."""
-        # With TLS it would be 512 KiB. A piece of an answer fills it, so the next one waits until the client has read most of this one. With
-        # a limit of 0, uvloop's TLS sometimes never asks for the next piece.
+        # With TLS it would be 512 KiB. With this limit it holds at most two pieces of an answer; with 0, uvloop's TLS sometimes never asks
+        # for the next piece.
         transport.set_write_buffer_limits(HIGH_WATER_LIMIT)
         super().connection_made(CoalescingTransport(transport, self._drops_body))
         self.flow = ReadControl(self.transport)

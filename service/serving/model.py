@@ -228,7 +228,7 @@ class Model:
             if run.begun is None:
                 run.inputs.append(TaskInput(task, batch))
                 run.tokens += batch.tokens
-                run.cost += batch.cost
+                run.cost = batch.cost if len(run.inputs) == 1 else run.cost + batch.cost
                 run.reserved_tokens = run.cost.queue_tokens
                 # checked after each input, because the windows of one text may have a thousand times as many tokens as the text
                 if run.tokens + run.reserved_tokens > self._scheduler.max_queue_tokens:

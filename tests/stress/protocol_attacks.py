@@ -22,6 +22,7 @@ METRICS = b"GET /metrics HTTP/1.1\r\nhost: t\r\n\r\n"
 HEAD_BYTES: int = Settings.model_fields["max_header_bytes"].default
 SHORT = b'{"inputs":"A warm, funny film."}'
 PAIRS = json.dumps({"inputs": [{"text": "a", "text_pair": "b"}] * 220}).encode() + b"\n"
+MANY_SENTENCES = json.dumps({"inputs": {"source_sentence": "a", "sentences": [""] * 500}}).encode() + b"\n"
 LARGE_ANSWER = json.dumps({"inputs": "[MASK] " * 64, "parameters": {"top_k": 300}}).encode()  # 10 MB
 BYTE_EVERY_S = 0.2
 MANY = 64  # connections that one attacker opens where each of them costs the service something
@@ -301,6 +302,7 @@ PROTOCOL: dict[str, tuple[Run, int]] = {
     "a stream in chunks of a byte": (lines(b"1\r\n1\r\n1\r\n\n\r\n" * 50_000), 1),
     "streams of blank lines": (flood(b"\n " * (FLOOD // 4)), 80),
     "streams of short wrong lines": (flood(b"ab\n" * (FLOOD // 4)), 80),
+    "streams of many texts": (flood(MANY_SENTENCES * 100, path="/similarity"), 80),
     "documents that are not read": (lambda target: never_read(target, target.max_connections + 16, DOCUMENT), MANY),
     "metrics that are not read": (lambda target: never_read(target, target.max_connections + 16, METRICS), MANY),
     "documents that are not read, with bytes behind them": (lambda target: never_read(target, target.max_connections // 2, DOCUMENT, behind=bytes(316_000)), MANY),
@@ -318,6 +320,7 @@ CALLERS = {
     "long requests that are reset": 8,
     "a stream of short texts": 8,  # 32 lines of a stream run at the same time
     "a stream of lists of pairs": 8,
+    "streams of many texts": 8,
 }
 
 
