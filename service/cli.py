@@ -102,9 +102,9 @@ class Score(ModelSettings):
         configure_logging(self.log_format)
         logging.getLogger().setLevel(logging.WARNING)
         self._check_flags()
-        from bertserve.service.scoring.order import Order
+        from bertserve.service.scoring.order import ScoringOrder
 
-        order = Order(
+        order = ScoringOrder(
             source=self.source,
             output=self.output,
             task=self.task,

@@ -36,7 +36,7 @@ _READ = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ModelSource:
     """The origin of a model.
 
     Attributes:
@@ -72,7 +72,7 @@ class Source:
             raise StartError(f"the checkpoint `{self.where}` cannot be read: `{error.filename}`, {error.strerror}.") from error
 
 
-def read_source(text: str) -> Source:
+def read_source(text: str) -> ModelSource:
     """Reads `SOURCE`, `NAME=SOURCE` or, for a hub id, `ID@REVISION`.
 
     Raises:
@@ -88,10 +88,10 @@ def read_source(text: str) -> Source:
     if where.count("/") > 1 or where.startswith((".", "/", "~")) or not where.strip("/"):
         raise SettingsError(f"--model is `{text}`: the folder `{where}` does not exist.")
     hub_id, _, revision = where.partition("@")
-    return Source(_checked(name or hub_id.rpartition("/")[2], text), hub_id, revision or None)
+    return ModelSource(_checked(name or hub_id.rpartition("/")[2], text), hub_id, revision or None)
 
 
-def _of_folder(text: str, name: str, folder: Path) -> Source:
+def _of_folder(text: str, name: str, folder: Path) -> ModelSource:
     own_name = Path(os.path.abspath(folder)).name
     if (folder / MANIFEST_FILE).is_file():
         if name not in ("", own_name):
@@ -106,7 +106,7 @@ def _of_folder(text: str, name: str, folder: Path) -> Source:
         if steps:
             raise StartError(f"`{folder}` is a folder of checkpoints; give one of them, such as --model {steps[-1]}.")
         raise StartError(f"`{folder}` is neither a checkpoint, which has a `config.json`, nor a bundle, which has a `{MANIFEST_FILE}`.")
-    return Source(_checked(name or own_name, text), str(folder))
+    return ModelSource(_checked(name or own_name, text), str(folder))
 
 
 def _checked(name: str, text: str) -> str:
@@ -247,7 +247,7 @@ def _with_sources(settings: S, export: bool) -> S:
     return settings.model_copy(update={"models": (*folders, *bundles)})
 
 
-def obtain(source: Source, options: Sequence[str], cache: Path, *, export: bool = True) -> Path:
+def obtain(source: ModelSource, options: Sequence[str], cache: Path, *, export: bool = True) -> Path:
     """Returns the bundle of a checkpoint from the cache, or a new one.
 
     Args:

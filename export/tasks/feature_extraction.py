@@ -22,7 +22,7 @@ def _ordinary_requests(texts: Texts, spec: TokenizerSpec) -> list[Any]:
     return []
 
 
-def _resolve(request: embed.Request, config: ModelConfig) -> embed.Request:
+def _resolve(request: embed.EmbedRequest, config: ModelConfig) -> embed.EmbedRequest:
     """Returns a request with the bundle's pooling and layers."""
     if config.embedding is None:
         return request
@@ -43,7 +43,7 @@ TASK = ExportTask(
     activation="none",
     embeds=True,
     takes_modules=True,
-    text_request=lambda text, spec: embed.Request(text),
+    text_request=lambda text, spec: embed.EmbedRequest(text),
     ordinary_requests=_ordinary_requests,
     resolve=_resolve,
     tokenizer_call=lambda request, spec: TokenizerCall((request.prompt + request.text,)),

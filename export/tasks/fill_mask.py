@@ -32,14 +32,17 @@ def _fixed_requests(spec: TokenizerSpec) -> list[Any]:
     # a token has at least one character, so these texts fit; without its mask, a text would have nothing to compare
     short = [text[: spec.max_length - 16] for text in TEXTS]
     sides = [(text[: len(text) // 2], text[len(text) // 2 :]) for text in short]
-    return [*(fill_mask.Request(f"{a} {mask} {b}") for a, b in sides), fill_mask.Request(f"A {mask} film with a {mask} cast.")]
+    return [
+        *(fill_mask.FillMaskRequest(f"{a} {mask} {b}") for a, b in sides),
+        fill_mask.FillMaskRequest(f"A {mask} film with a {mask} cast."),
+    ]
 
 
 def _ordinary_requests(texts: Texts, spec: TokenizerSpec) -> list[Any]:
     """Returns a request for each text, with a mask instead of the word in its middle."""
     mask = _mask(spec)
     sides = [halves(text) for text in (*(line[: spec.max_length - 16] for line in texts.lines), *texts.passages)]
-    return [fill_mask.Request(f"{start} {mask} {end.partition(' ')[2]}") for start, end in sides]
+    return [fill_mask.FillMaskRequest(f"{start} {mask} {end.partition(' ')[2]}") for start, end in sides]
 
 
 def _candidates(result: Any) -> list[list[dict[str, Any]]]:
@@ -80,7 +83,7 @@ TASK = ExportTask(
     auto_class="AutoModelForMaskedLM",
     outputs=(OutputSpec(name="logits", kind="per_mask"),),
     min_length=_MIN_LENGTH,
-    text_request=lambda text, spec: fill_mask.Request(f"{_mask(spec)} {text}"),
+    text_request=lambda text, spec: fill_mask.FillMaskRequest(f"{_mask(spec)} {text}"),
     fixed_requests=_fixed_requests,
     ordinary_requests=_ordinary_requests,
     example=lambda spec: {"inputs": f"The king of {_mask(spec)} died in 1066.", "parameters": {"top_k": 1}},

@@ -50,10 +50,10 @@ def _read_one_choice(model: PreTrainedModel) -> None:
 def _fixed_requests(spec: TokenizerSpec) -> list[Any]:
     few = tuple(TEXTS[:4])
     return [
-        *(multiple_choice.Request(text, few) for text in ["", *TEXTS, LONG * 30]),
-        multiple_choice.Request("A man is eating food.", ("Someone eats.", "")),
-        multiple_choice.Request("Who met Charles Babbage?", ("Ada Lovelace", "Maria Agnesi", "the Royal Society"), NAMES),
-        multiple_choice.Request("What was said?", (LONG * 20, "nothing"), LONG * 8),
+        *(multiple_choice.ChooseRequest(text, few) for text in ["", *TEXTS, LONG * 30]),
+        multiple_choice.ChooseRequest("A man is eating food.", ("Someone eats.", "")),
+        multiple_choice.ChooseRequest("Who met Charles Babbage?", ("Ada Lovelace", "Maria Agnesi", "the Royal Society"), NAMES),
+        multiple_choice.ChooseRequest("What was said?", (LONG * 20, "nothing"), LONG * 8),
     ]
 
 
@@ -66,14 +66,14 @@ def _ordinary_requests(texts: Texts, spec: TokenizerSpec) -> list[Any]:
     """Returns requests with each text as a choice once, in pairs like the calibration pairs of int8. A single text would not be a choice."""
     lines = texts.lines
     groups = [(i, side[i : i + _CHOICES]) for side in (lines, texts.passages) for i in range(0, len(side) - 1, _CHOICES)]
-    return [multiple_choice.Request(lines[_question_index(i, len(lines))], group) for i, group in groups]
+    return [multiple_choice.ChooseRequest(lines[_question_index(i, len(lines))], group) for i, group in groups]
 
 
 def _arrange(lines: Sequence[Text], passages: Sequence[Text], user_pairs: Pairs[Text], pairs_only: bool) -> Arranged[Text]:
     return [], [(lines[_question_index(i, len(lines))], text) for side in (lines, passages) for i, text in enumerate(side)]
 
 
-def _tokenizer_call(request: multiple_choice.Request, spec: TokenizerSpec) -> TokenizerCall:
+def _tokenizer_call(request: multiple_choice.ChooseRequest, spec: TokenizerSpec) -> TokenizerCall:
     # lists, as in `run_swag`, because transformers would omit an empty second text of a single pair
     return TokenizerCall(([request.first] * len(request.choices), list(request.seconds)))
 
@@ -103,7 +103,7 @@ TASK = ExportTask(
     auto_class="AutoModelForMultipleChoice",
     outputs=(OutputSpec(name="logits", kind="per_text"),),
     adapt_model=_read_one_choice,
-    text_request=lambda text, spec: multiple_choice.Request(text, (SENTENCE, text)),
+    text_request=lambda text, spec: multiple_choice.ChooseRequest(text, (SENTENCE, text)),
     fixed_requests=_fixed_requests,
     ordinary_requests=_ordinary_requests,
     tokenizer_call=_tokenizer_call,

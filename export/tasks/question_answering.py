@@ -24,9 +24,9 @@ _QUESTION_CHARS = 200  # of a passage whose beginning becomes the question
 def _fixed_requests(spec: TokenizerSpec) -> list[Any]:
     names = ("Who met Charles Babbage?", "Where is the Royal Society?", "Who was invited, and from where?")
     return [
-        *(question_answering.Request("What was said?", text) for text in [*TEXTS, LONG * 30]),
-        *(question_answering.Request(question, NAMES) for question in names),
-        question_answering.Request(names[0], NAMES * 20, question_answering.AnswerParameters(top_k=3)),
+        *(question_answering.AnswerRequest("What was said?", text) for text in [*TEXTS, LONG * 30]),
+        *(question_answering.AnswerRequest(question, NAMES) for question in names),
+        question_answering.AnswerRequest(names[0], NAMES * 20, question_answering.AnswerParameters(top_k=3)),
     ]
 
 
@@ -39,10 +39,10 @@ def _ordinary_requests(texts: Texts, spec: TokenizerSpec) -> list[Any]:
     sides += [halves(passage[: min(_QUESTION_CHARS, max_length - 16)]) for passage in passages]
     # a window needs space for the question and the stride; each character of the question may be a token
     questions = [f"Who or what {(end or start)[: max(1, max_length // 2 - 16)]}?" for start, end in sides]
-    return [question_answering.Request(*pair) for pair in (*zip(questions, [*contexts, *passages], strict=True), *texts.pairs)]
+    return [question_answering.AnswerRequest(*pair) for pair in (*zip(questions, [*contexts, *passages], strict=True), *texts.pairs)]
 
 
-def _tokenizer_call(request: question_answering.Request, spec: TokenizerSpec) -> TokenizerCall:
+def _tokenizer_call(request: question_answering.AnswerRequest, spec: TokenizerSpec) -> TokenizerCall:
     length = min(request.parameters.max_seq_len or question_answering.DEFAULT_SEQ_LEN, spec.max_length)
     return TokenizerCall((request.question, request.context), "only_second", min(length // 2, question_answering.DEFAULT_STRIDE), length)
 
@@ -94,10 +94,10 @@ TASK = ExportTask(
     outputs=(OutputSpec(name="start_logits", kind="per_token"), OutputSpec(name="end_logits", kind="per_token")),
     lora_type="QUESTION_ANS",
     takes_modules=True,
-    text_request=lambda text, spec: question_answering.Request(_QUESTION, text),
+    text_request=lambda text, spec: question_answering.AnswerRequest(_QUESTION, text),
     fixed_requests=_fixed_requests,
     ordinary_requests=_ordinary_requests,
-    full_length_request=lambda text, length: question_answering.Request(
+    full_length_request=lambda text, length: question_answering.AnswerRequest(
         _QUESTION, text, question_answering.AnswerParameters(max_seq_len=length)
     ),
     tokenizer_call=_tokenizer_call,

@@ -63,31 +63,31 @@ _SQUASHED = (
 )
 
 
-def _text_request(text: str, spec: TokenizerSpec) -> classify.Request:
-    return classify.Request(text, SENTENCE) if spec.pairs_only else classify.Request(text)
+def _text_request(text: str, spec: TokenizerSpec) -> classify.ClassifyRequest:
+    return classify.ClassifyRequest(text, SENTENCE) if spec.pairs_only else classify.ClassifyRequest(text)
 
 
 def _fixed_requests(spec: TokenizerSpec) -> list[Any]:
     pairs = [
-        classify.Request("A man is eating food.", "Someone eats."),
-        classify.Request("", "only the second text"),
-        classify.Request(LONG * 8, LONG * 20),
-        classify.Request("short question?", LONG * 30),
+        classify.ClassifyRequest("A man is eating food.", "Someone eats."),
+        classify.ClassifyRequest("", "only the second text"),
+        classify.ClassifyRequest(LONG * 8, LONG * 20),
+        classify.ClassifyRequest("short question?", LONG * 30),
     ]
     if spec.pairs_only:
-        return [*(classify.Request(a, b) for a, b in itertools.pairwise(TEXTS)), *pairs]
+        return [*(classify.ClassifyRequest(a, b) for a, b in itertools.pairwise(TEXTS)), *pairs]
     stride = min(64, spec.max_length // 8)
     return [
-        *(classify.Request(text) for text in ["", *TEXTS, LONG * 30]),
-        classify.Request(LONG * 30, parameters=classify.ClassifyParameters(window="mean")),
-        classify.Request(LONG * 40, parameters=classify.ClassifyParameters(window="max", stride=stride)),
+        *(classify.ClassifyRequest(text) for text in ["", *TEXTS, LONG * 30]),
+        classify.ClassifyRequest(LONG * 30, parameters=classify.ClassifyParameters(window="mean")),
+        classify.ClassifyRequest(LONG * 40, parameters=classify.ClassifyParameters(window="max", stride=stride)),
         *pairs,
     ]
 
 
 def _ordinary_requests(texts: Texts, spec: TokenizerSpec) -> list[Any]:
     singles, pairs = _arrange(texts.lines, texts.passages, texts.pairs, spec.pairs_only)
-    return [*map(classify.Request, singles), *(classify.Request(*pair) for pair in pairs)]
+    return [*map(classify.ClassifyRequest, singles), *(classify.ClassifyRequest(*pair) for pair in pairs)]
 
 
 def _arrange(lines: Sequence[Text], passages: Sequence[Text], user_pairs: Pairs[Text], pairs_only: bool) -> Arranged[Text]:
@@ -100,7 +100,7 @@ def _arrange(lines: Sequence[Text], passages: Sequence[Text], user_pairs: Pairs[
     return [*lines, *passages], [*pairs[1 : len(lines) : 2], *pairs[len(lines) + 1 :: 2]]
 
 
-def _tokenizer_call(request: classify.Request, spec: TokenizerSpec) -> TokenizerCall:
+def _tokenizer_call(request: classify.ClassifyRequest, spec: TokenizerSpec) -> TokenizerCall:
     texts = (request.text, request.text_pair) if request.text_pair else (request.text,)
     return TokenizerCall(texts, stride=window_stride(request.parameters.stride, spec) if request.parameters.window else None)
 

@@ -32,13 +32,13 @@ class Entities:
 def _fixed_requests(spec: TokenizerSpec) -> list[Any]:
     stride = min(64, spec.max_length // 8)
     return [
-        *(token_classification.Request(text) for text in [*TEXTS, NAMES * 5]),
+        *(token_classification.NerRequest(text) for text in [*TEXTS, NAMES * 5]),
         *(
-            token_classification.Request(NAMES, token_classification.NerParameters(aggregation_strategy=s))
+            token_classification.NerRequest(NAMES, token_classification.NerParameters(aggregation_strategy=s))
             for s in ("none", "first", "max", "average")
         ),
-        token_classification.Request(NAMES * 40),
-        token_classification.Request(NAMES * 40, token_classification.NerParameters(aggregation_strategy="first", stride=stride)),
+        token_classification.NerRequest(NAMES * 40),
+        token_classification.NerRequest(NAMES * 40, token_classification.NerParameters(aggregation_strategy="first", stride=stride)),
     ]
 
 
@@ -100,7 +100,7 @@ TASK = ExportTask(
     labeled=True,
     lora_type="TOKEN_CLS",
     takes_modules=True,
-    text_request=lambda text, spec: token_classification.Request(text),
+    text_request=lambda text, spec: token_classification.NerRequest(text),
     fixed_requests=_fixed_requests,
     tokenizer_call=lambda request, spec: TokenizerCall((request.text,), stride=window_stride(request.parameters.stride, spec)),
     example=lambda spec: {"inputs": "Ada Lovelace wrote to Charles Babbage from London."},

@@ -137,7 +137,7 @@ class AttentionSample:
         layers: Weights of each of these layers, float32 [heads, length, length].
     """
 
-    request: attention.Request
+    request: attention.AttentionRequest
     layers: Sequence[NDArray[np.float32]]
 
 
@@ -155,7 +155,7 @@ def sample_attention(checkpoint: Checkpoint) -> list[AttentionSample]:
             weights = checkpoint.model(**{spec.name: batch[spec.name] for spec in checkpoint.inputs if spec.name in batch})["attentions"]
         maps = calibration.sample(all_heads, MAX_VALUES // length**2)
         heads = {layer: tuple(head for map_layer, head in maps if map_layer == layer) for layer, _ in maps}
-        request = attention.Request(texts[0], texts[1] if len(texts) > 1 else None, tuple(heads.items()))
+        request = attention.AttentionRequest(texts[0], texts[1] if len(texts) > 1 else None, tuple(heads.items()))
         samples.append(AttentionSample(request, [weights[layer][0, list(indices)].numpy() for layer, indices in heads.items()]))
     return samples
 

@@ -21,7 +21,7 @@ from bertserve.service.http.streaming import LineAnswerer, LineStream, is_stream
 from bertserve.service.http.turns import SMALL_BYTES, Turns
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.serving.build import AppState
-from bertserve.service.serving.held_bytes import UNCOUNTED_BYTES, Reservation
+from bertserve.service.serving.held_bytes import UNCOUNTED_BYTES, ByteReservation
 from bertserve.service.serving.model import Model
 from bertserve.service.serving.work import Prediction
 from bertserve.service.tasks.batch import MAX_SPANS, ReadSpan
@@ -99,7 +99,7 @@ class Inference:
         if route.streams and is_stream(scope[HEADERS].get(b"content-type", b"")):
             await self._stream(scope, receive, route)(send)
             return
-        reservation = Reservation(self._state.held_bytes)
+        reservation = ByteReservation(self._state.held_bytes)
         try:
             data, headers = await self._respond(scope, receive, route, reservation)
             if reservation.size:  # the client may read its answer slowly, and only the answer is still needed
@@ -111,7 +111,7 @@ class Inference:
                 reservation.release()
 
     async def _respond(
-        self, scope: Scope, receive: Receive, route: Route, reservation: Reservation
+        self, scope: Scope, receive: Receive, route: Route, reservation: ByteReservation
     ) -> tuple[bytes, list[tuple[bytes, bytes]]]:
         """Returns the body and the headers of the answer to a request, whose path may name a model."""
         headers, registry = scope[HEADERS], self._state.registry
@@ -148,7 +148,7 @@ class Inference:
         return content.data, answer_headers
 
     async def _read(
-        self, scope: Scope, receive: Receive, route: Route, named: Model | None, reservation: Reservation
+        self, scope: Scope, receive: Receive, route: Route, named: Model | None, reservation: ByteReservation
     ) -> tuple[Call, float]:
         """Returns the call of a request, and the seconds that a large body waited to be parsed.
 
@@ -301,7 +301,7 @@ def _check_encoding(headers: Mapping[bytes, bytes]) -> None:
             )
 
 
-async def read_raw(receive: Receive, headers: Mapping[bytes, bytes], limit: int, reservation: Reservation | None = None) -> bytes:
+async def read_raw(receive: Receive, headers: Mapping[bytes, bytes], limit: int, reservation: ByteReservation | None = None) -> bytes:
     """Reads the body, and stops as soon as it exceeds the limit.
 
     Args:

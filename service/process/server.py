@@ -174,7 +174,7 @@ class Server(uvicorn.Server):
         self._on_listen = on_listen
         self._on_hangup = on_hangup
         self._counts, self._index = shared_counts(1), 0
-        self._watchdog = systemd.Watchdog()
+        self._watchdog = systemd.SystemdWatchdog()
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serves until SIGINT or SIGTERM, and returns after an orderly shutdown."""

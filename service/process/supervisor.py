@@ -132,7 +132,7 @@ class Supervisor:
         self._stop_began = 0.0  # `time.monotonic()`
         self._deadline: float | None = None
         self._checked = time.monotonic()
-        self._watchdog = systemd.Watchdog()
+        self._watchdog = systemd.SystemdWatchdog()
 
     def run(self) -> None:
         """Runs the workers; returns once SIGINT or SIGTERM has stopped them all. A second SIGINT kills them.

@@ -22,7 +22,7 @@ def notify(state: str) -> None:
         sender.send(state.encode())
 
 
-class Watchdog:
+class SystemdWatchdog:
     """Sends WATCHDOG=1 twice per WatchdogSec= of the unit, as long as `beat` is called."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from bertserve.service.errors import BertServeError, SettingsError, StartError
-from bertserve.service.scoring.row import Answer, Place, Window
+from bertserve.service.scoring.row import Place, RowAnswer, Window
 from bertserve.service.scoring.text_lines import DELIMITERS, DelimitedReader, DelimitedWriter, JsonLinesReader, JsonLinesWriter
 from bertserve.service.tasks.catalog import TASKS
 
@@ -41,7 +41,7 @@ class Writer(Protocol):
         """Returns the bytes before the first row."""
         ...
 
-    def write(self, window: Window, answers: Sequence[Answer]) -> tuple[bytes, dict[int, BertServeError]]:
+    def write(self, window: Window, answers: Sequence[RowAnswer]) -> tuple[bytes, dict[int, BertServeError]]:
         """Returns the rows that have an answer as bytes, and the errors of rows that cannot be written, by index."""
         ...
 

@@ -1,4 +1,4 @@
-"""Order: the data to score and the options; LoadedModel: its model, in this process or in an actor of Ray; Scorer: answers rows."""
+"""ScoringOrder: the data to score and the options; LoadedModel: its model, in this process or in an actor of Ray; Scorer: answers rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from bertserve.service.errors import BertServeError, CallerError, RefusedError, UnavailableError
 from bertserve.service.scoring.columns import Columns, Empty, read_parameters, task_for
-from bertserve.service.scoring.row import Answer, Row
+from bertserve.service.scoring.row import Row, RowAnswer
 from bertserve.service.scoring.text_lines import DELIMITERS
 from bertserve.service.serving.build import build
 from bertserve.service.serving.model import Model
@@ -52,7 +52,7 @@ class Scorer:
         """Padded tokens of a batch; the last digits of the answers may depend on it."""
         return self._batch_tokens
 
-    async def answer(self, rows: Sequence[Row], on_done: Callable[[int, int], None] = lambda size, rows: None) -> list[Answer]:
+    async def answer(self, rows: Sequence[Row], on_done: Callable[[int, int], None] = lambda size, rows: None) -> list[RowAnswer]:
         """Returns one answer per row, in order; an error of a row is in its answer.
 
         Args:
@@ -62,7 +62,7 @@ class Scorer:
         Raises:
             UnavailableError: An inference thread has died, or all of them hang.
         """
-        answers: list[Answer] = [Answer()] * len(rows)
+        answers: list[RowAnswer] = [RowAnswer()] * len(rows)
         requests: list[_Item] = []
         for index, row in enumerate(rows):
             try:
@@ -70,7 +70,7 @@ class Scorer:
                     raise row.error
                 requests.append((index, self._columns.request(row.values, self._model.bundle.manifest, self._taken)))
             except CallerError as error:
-                answers[index] = Answer(error=error)
+                answers[index] = RowAnswer(error=error)
                 on_done(row.size, 1)
         requests.sort(key=lambda item: -item[1].chars)
         chunks = _chunks(requests)
@@ -89,7 +89,7 @@ class Scorer:
             raise failed.exceptions[0] from None
         return answers
 
-    async def _run(self, chunk: Sequence[_Item]) -> list[Answer]:
+    async def _run(self, chunk: Sequence[_Item]) -> list[RowAnswer]:
         """Returns the answers of a chunk. After an error it runs the chunk without the faulty row, or in halves if that row is unknown."""
         try:
             prediction = await self._predict([request for _, request in chunk])
@@ -102,17 +102,17 @@ class Scorer:
             warnings[index].append(warning)
         for index in prediction.truncated:
             warnings[index].append(f"truncation; cut to the model's {self._model.bundle.manifest.tokenizer.max_length} tokens")
-        return [Answer(result, tuple(messages)) for result, messages in zip(prediction.results, warnings, strict=True)]
+        return [RowAnswer(result, tuple(messages)) for result, messages in zip(prediction.results, warnings, strict=True)]
 
-    async def _run_rest(self, chunk: Sequence[_Item], error: BertServeError) -> list[Answer]:
+    async def _run_rest(self, chunk: Sequence[_Item], error: BertServeError) -> list[RowAnswer]:
         if len(chunk) == 1:
             error.name_input(many=False, subject="the row")
-            return [Answer(error=error)]
+            return [RowAnswer(error=error)]
         if (guilty := error.input_index) is not None:
             before, after = list(chunk[:guilty]), list(chunk[guilty + 1 :])
             rest = await self._run(before + after)
             error.name_input(many=False, subject="the row")
-            return [*rest[:guilty], Answer(error=error), *rest[guilty:]]
+            return [*rest[:guilty], RowAnswer(error=error), *rest[guilty:]]
         half = len(chunk) // 2
         return [*await self._run(chunk[:half]), *await self._run(chunk[half:])]
 
@@ -146,7 +146,7 @@ def _chunks(requests: Sequence[_Item]) -> Iterator[list[_Item]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ScoringOrder:
     """The data to score, and the options.
 
     Attributes:
@@ -198,7 +198,7 @@ class LoadedModel:
         scorer: Answers rows.
     """
 
-    def __init__(self, settings: Settings, order: Order) -> None:
+    def __init__(self, settings: Settings, order: ScoringOrder) -> None:
         """Loads the model.
 
         Raises:

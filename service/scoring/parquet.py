@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from typing_extensions import is_typeddict
 
 from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, StartError, install_command
-from bertserve.service.scoring.row import Answer, Place, Row, Window
+from bertserve.service.scoring.row import Place, Row, RowAnswer, Window
 from bertserve.service.scoring.text_lines import first_twice
 from bertserve.service.tasks.spec import TaskSpec
 
@@ -141,7 +141,7 @@ class ParquetWriter:
         """Returns nothing, because the stream starts with its schema, which depends on the first window."""
         return b""
 
-    def write(self, window: Window, answers: Sequence[Answer]) -> tuple[bytes, dict[int, BertServeError]]:
+    def write(self, window: Window, answers: Sequence[RowAnswer]) -> tuple[bytes, dict[int, BertServeError]]:
         """Returns the rows that have an answer as messages of the stream, and the errors of rows that cannot be written, by index."""
         indices = [index for index, answer in enumerate(answers) if answer.error is None]
         head = b""

@@ -16,7 +16,7 @@ from typing import Any
 
 from bertserve.service.errors import SettingsError, StartError, install_command
 from bertserve.service.scoring.parquet import ParquetReader, ParquetWriter
-from bertserve.service.scoring.part import Progress
+from bertserve.service.scoring.part import ScoringProgress
 from bertserve.service.scoring.row import Place
 
 try:
@@ -184,7 +184,7 @@ class ParquetOutput:
         self._parquet: Any = None
         self._schema: Any = None
 
-    def append(self, data: bytes, rejected: bytes, progress: Progress) -> Progress:
+    def append(self, data: bytes, rejected: bytes, progress: ScoringProgress) -> ScoringProgress:
         """Writes rows, given as bytes of an Arrow stream, and lines of rejected rows."""
         if data:
             head = b"" if self._schema is None else self._schema.serialize().to_pybytes()

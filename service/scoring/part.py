@@ -1,4 +1,4 @@
-"""Part: an output that is being written, with its progress, so that an interrupted run can continue from any point.
+"""PartialOutput: an output that is being written, with its progress, so that an interrupted run can continue from any point.
 
 `OUTPUT.part` only grows. `OUTPUT.state` has the number of its bytes that count, and is replaced as a whole, after these bytes are on the
 disk. The next run cuts off all bytes after them. The state is written before the first byte of the part, so a part without a state is not
@@ -29,7 +29,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ScoringProgress:
     """The progress of a run.
 
     Attributes:
@@ -64,7 +64,7 @@ def identity_of(path: Path) -> dict[str, Any]:
     return {"bytes": status.st_size, "changed_ns": status.st_mtime_ns, "sha256_of_head": head}
 
 
-class Part:
+class PartialOutput:
     """The files of a run that can continue."""
 
     def __init__(self, output: Path, rejected: Path, facts: Mapping[str, Any]) -> None:
@@ -82,7 +82,7 @@ class Part:
         self._file: io.FileIO | None = None
         self._rejected: io.FileIO | None = None
         self._begun = self._created = False  # whether this run wrote the files, or created the empty part, and may remove them
-        self._progress = Progress()
+        self._progress = ScoringProgress()
         self._replaces: dict[str, int] | None = None  # the output's identity when the part was started
         self._writing = threading.Lock()
 
@@ -91,7 +91,7 @@ class Part:
         paths = (self.path, self._state, self._made, self._made_state)
         return {"the output": self._output, "--rejected": self._rejected_path} | {f"the run's own file {path.name}": path for path in paths}
 
-    def open(self, *, restart: bool) -> Progress:
+    def open(self, *, restart: bool) -> ScoringProgress:
         """Opens the part, and returns its progress.
 
         Args:
@@ -123,7 +123,7 @@ class Part:
         except BlockingIOError:
             raise StartError(f"another run is writing `{self.path}`; wait for it, or choose another output.") from None
 
-    def _open(self, file: io.FileIO, restart: bool) -> Progress:
+    def _open(self, file: io.FileIO, restart: bool) -> ScoringProgress:
         progress = None if restart else self._read_state()
         if progress is None:
             progress = self._begin(file, restart)
@@ -139,12 +139,12 @@ class Part:
             os.ftruncate(target.fileno(), size)
         return progress
 
-    def _check_output(self, progress: Progress) -> None:
+    def _check_output(self, progress: ScoringProgress) -> None:
         """Refuses an output that another program has written meanwhile; a complete one may have its name already."""
         if not progress.complete and self._replaces != _identity(self._output):
             raise SettingsError(f"`{self._output}` was written after `{self.path}` was started; move it, and run the same command again.")
 
-    def _begin(self, file: io.FileIO, restart: bool) -> Progress:
+    def _begin(self, file: io.FileIO, restart: bool) -> ScoringProgress:
         """Writes the state of a run without rows, unless a file of another run exists."""
         if not restart:
             if os.fstat(file.fileno()).st_size:
@@ -153,18 +153,18 @@ class Part:
             refuse_existing(self._rejected_path, flag="--rejected")
             refuse_existing(self._made, flag="output")
         self._begun, self._replaces = True, _identity(self._output)
-        self._write_state(Progress())
-        return Progress()
+        self._write_state(ScoringProgress())
+        return ScoringProgress()
 
-    def is_named(self, progress: Progress) -> bool:
+    def is_named(self, progress: ScoringProgress) -> bool:
         """Returns whether the complete part already has its name, so that only the other files are left."""
         return progress.complete and self._output.exists() and self.path.stat().st_size == 0 < progress.output_bytes
 
-    def _read_state(self) -> Progress | None:
+    def _read_state(self) -> ScoringProgress | None:
         try:
             state = json.loads(self._state.read_bytes())
             facts, fields = state["facts"], state["progress"]
-            progress = self._progress = Progress(**fields | {"place": Place(**fields["place"])})
+            progress = self._progress = ScoringProgress(**fields | {"place": Place(**fields["place"])})
             self._replaces = state.get("replaces")
         except FileNotFoundError:
             return None
@@ -182,7 +182,7 @@ class Part:
         with self.path.open("rb") as file:
             return file.read(_HEAD_BYTES)
 
-    def append(self, data: bytes, rejected: bytes, progress: Progress) -> Progress:
+    def append(self, data: bytes, rejected: bytes, progress: ScoringProgress) -> ScoringProgress:
         """Appends bytes, then records that they count; returns the progress with the new sizes.
 
         Raises:
@@ -201,7 +201,7 @@ class Part:
             self._write_state(progress)
             return progress
 
-    def finish(self, progress: Progress, make: Callable[[Path, Path], None] | None) -> None:
+    def finish(self, progress: ScoringProgress, make: Callable[[Path, Path], None] | None) -> None:
         """Gives the complete part its name.
 
         Args:
@@ -230,7 +230,7 @@ class Part:
             os.replace(self._made, self._output)
         self.tidy(progress)
 
-    def tidy(self, progress: Progress) -> None:
+    def tidy(self, progress: ScoringProgress) -> None:
         """Removes the files that only a continued run needs."""
         _sync_folder(self._output)
         with suppress(FileNotFoundError):
@@ -245,7 +245,7 @@ class Part:
             for file in (self._file, self._rejected):
                 if file is not None:
                     file.close()
-            if self._begun and self._progress == Progress():
+            if self._begun and self._progress == ScoringProgress():
                 for path in (self.path, self._state, self._made_state, *([] if self._rejected is None else [self._rejected_path])):
                     path.unlink(missing_ok=True)
             elif self._created and not self._begun:
@@ -253,7 +253,7 @@ class Part:
             self._file = self._rejected = None
             self._begun = self._created = False
 
-    def _write_state(self, progress: Progress) -> None:
+    def _write_state(self, progress: ScoringProgress) -> None:
         with self._made_state.open("w", encoding="utf-8") as file:
             state = {"format": FORMAT, "facts": self._facts, "progress": asdict(progress), "replaces": self._replaces}
             json.dump(state, file, indent=1)

@@ -27,10 +27,10 @@ from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import BertServeError, SettingsError, StartError, install_command, plural
 from bertserve.service.scoring.columns import Columns, read_parameters, task_for
 from bertserve.service.scoring.formats import PARQUET, make_writer
-from bertserve.service.scoring.order import LoadedModel, Order
+from bertserve.service.scoring.order import LoadedModel, ScoringOrder
 from bertserve.service.scoring.parquet_folder import REJECTED_SUFFIX, FileFacts, ParquetFolder, ParquetOutput, undone
-from bertserve.service.scoring.part import Progress
-from bertserve.service.scoring.runner import WINDOW_ROWS, ProgressBar, Run, TooManyRejectedError
+from bertserve.service.scoring.part import ScoringProgress
+from bertserve.service.scoring.runner import WINDOW_ROWS, ProgressBar, ScoringRun, TooManyRejectedError
 from bertserve.service.scoring.score import REJECTED
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.body import Limits
@@ -44,7 +44,7 @@ except ImportError as absent:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ActorTask:
     """The task of an actor.
 
     Attributes:
@@ -57,7 +57,7 @@ class Work:
 
     settings: Settings
     version: str
-    order: Order
+    order: ScoringOrder
     source: ParquetFolder
     output: ParquetFolder
 
@@ -65,7 +65,7 @@ class Work:
 class FileScorer:
     """An actor: the model, and a loop that scores file after file."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: ActorTask) -> None:
         """Loads the model, with one thread per CPU that Ray assigns."""
         self._work = work
         self._error: StartError | None = None
@@ -91,7 +91,7 @@ class FileScorer:
     def __call__(self, batch: Mapping[str, Sequence[str]]) -> dict[str, list[Any]]:
         """Scores the only file of a batch; returns its counts and its error."""
         (name,) = batch["file"]
-        progress, error = Progress(), self._error
+        progress, error = ScoringProgress(), self._error
         try:
             if error is None:
                 progress = self._runner.run(self._score(str(name)))
@@ -110,7 +110,7 @@ class FileScorer:
             "fatal": [fatal],
         }
 
-    async def _score(self, name: str) -> Progress:
+    async def _score(self, name: str) -> ScoringProgress:
         work = self._work
         columns, order = self._loaded.columns, work.order
         reader = work.source.reader(name, list(columns.by_field.values()))
@@ -120,7 +120,7 @@ class FileScorer:
             output = ParquetOutput(work.output, name, writer)
             rejected = Path(name + REJECTED_SUFFIX)
             bar = ProgressBar(None, 0)
-            run = Run(reader, self._loaded.scorer, writer, output, Progress(), bar, order.max_rejected, rejected, WINDOW_ROWS)
+            run = ScoringRun(reader, self._loaded.scorer, writer, output, ScoringProgress(), bar, order.max_rejected, rejected, WINDOW_ROWS)
             try:
                 await run()
                 await asyncio.to_thread(output.finish)
@@ -162,7 +162,7 @@ class Totals:
     broken: list[str] = field(default_factory=list)
 
 
-def score_on_ray(settings: Settings, order: Order) -> int:
+def score_on_ray(settings: Settings, order: ScoringOrder) -> int:
     """Scores a folder; returns the exit code.
 
     Args:
@@ -201,7 +201,7 @@ def score_on_ray(settings: Settings, order: Order) -> int:
     return REJECTED if total.rejected or any(name.endswith(REJECTED_SUFFIX) for name in work.output.files()) else 0
 
 
-def _plan(settings: Settings, order: Order) -> tuple[Work, dict[str, int], int]:
+def _plan(settings: Settings, order: ScoringOrder) -> tuple[ActorTask, dict[str, int], int]:
     """Returns the work, the files to score with their sizes, and the number of finished files."""
     parameters = read_parameters(order.parameters)
     source, output = ParquetFolder(order.source, "the input"), ParquetFolder(order.output, "the output")
@@ -223,11 +223,15 @@ def _plan(settings: Settings, order: Order) -> tuple[Work, dict[str, int], int]:
     undone_names = undone(there, {} if order.restart else _begun(output, facts))
     if order.restart or output.read(FACTS_FILE) is None:
         output.write(FACTS_FILE, json.dumps(facts, indent=1).encode())
-    return Work(settings, version, order, source, output), {name: there[name].size for name in undone_names}, len(there) - len(undone_names)
+    return (
+        ActorTask(settings, version, order, source, output),
+        {name: there[name].size for name in undone_names},
+        len(there) - len(undone_names),
+    )
 
 
 def _facts(
-    settings: Settings, manifest: Manifest, version: str, columns: Columns, parameters: Mapping[str, Any], order: Order
+    settings: Settings, manifest: Manifest, version: str, columns: Columns, parameters: Mapping[str, Any], order: ScoringOrder
 ) -> dict[str, Any]:
     """Returns the facts that affect the output; their names are used in errors."""
     facts = {
@@ -296,7 +300,7 @@ def _connect(address: str) -> None:
     signal.signal(signal.SIGTERM, stop)
 
 
-def _results(work: Work, names: Sequence[str], order: Order) -> Iterator[dict[str, Any]]:
+def _results(work: ActorTask, names: Sequence[str], order: ScoringOrder) -> Iterator[dict[str, Any]]:
     """Yields the counts of each file as it finishes."""
     cpus, actors = _pool(order, len(names))
     context = ray.data.DataContext.get_current()
@@ -318,7 +322,7 @@ def _results(work: Work, names: Sequence[str], order: Order) -> Iterator[dict[st
     yield from scored.iter_rows()
 
 
-def _pool(order: Order, count: int) -> tuple[int, int]:
+def _pool(order: ScoringOrder, count: int) -> tuple[int, int]:
     """Returns the CPUs of an actor, and the number of actors for `count` files."""
     nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
     nodes = [cpus for cpus in nodes if cpus]

@@ -60,7 +60,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RowAnswer:
     """The answer of a row.
 
     Attributes:

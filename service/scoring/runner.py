@@ -19,8 +19,8 @@ from tqdm import tqdm
 from bertserve.service.errors import StartError, classify, plural
 from bertserve.service.scoring.formats import Reader, Writer
 from bertserve.service.scoring.order import Scorer
-from bertserve.service.scoring.part import Progress
-from bertserve.service.scoring.row import Answer, Window
+from bertserve.service.scoring.part import ScoringProgress
+from bertserve.service.scoring.row import RowAnswer, Window
 from bertserve.service.wire.json_text import to_json
 
 WINDOW_ROWS = 4096
@@ -38,7 +38,7 @@ T = TypeVar("T")
 class Sink(Protocol):
     """A destination of the output."""
 
-    def append(self, data: bytes, rejected: bytes, progress: Progress) -> Progress:
+    def append(self, data: bytes, rejected: bytes, progress: ScoringProgress) -> ScoringProgress:
         """Writes bytes of the output and of the rejected rows; returns the progress with their sizes."""
         ...
 
@@ -74,7 +74,7 @@ class ProgressBar:
 
 
 @dataclass(slots=True)
-class Run:
+class ScoringRun:
     """A running job.
 
     Attributes:
@@ -93,7 +93,7 @@ class Run:
     scorer: Scorer
     writer: Writer
     sink: Sink
-    progress: Progress
+    progress: ScoringProgress
     bar: ProgressBar
     max_rejected: int
     rejected_to: Path | None
@@ -106,7 +106,7 @@ class Run:
             TooManyRejectedError: More rows than allowed were rejected.
             StartError: The input is broken, or the output cannot be written. Stored rows stay valid.
         """
-        waiting: deque[tuple[Window, asyncio.Task[list[Answer]]]] = deque()
+        waiting: deque[tuple[Window, asyncio.Task[list[RowAnswer]]]] = deque()
         more = True
         try:
             while True:
@@ -128,7 +128,7 @@ class Run:
                 task.cancel()
             await asyncio.gather(*(task for _, task in waiting), return_exceptions=True)
 
-    async def _write(self, window: Window, answers: Sequence[Answer]) -> None:
+    async def _write(self, window: Window, answers: Sequence[RowAnswer]) -> None:
         data, errors = await on_thread(lambda: self.writer.write(window, answers))
         if self.progress.place.row == 0:
             data = self.writer.begin() + data
@@ -154,7 +154,7 @@ class Run:
             )
         await self._append(data, b"".join(lines), progress)
 
-    async def _append(self, data: bytes, rejected: bytes, progress: Progress) -> None:
+    async def _append(self, data: bytes, rejected: bytes, progress: ScoringProgress) -> None:
         try:
             self.progress = await on_thread(lambda: self.sink.append(data, rejected, progress))
         except BrokenPipeError:
@@ -166,7 +166,7 @@ class Run:
             ) from error
 
 
-def _rejection(window: Window, index: int, answer: Answer) -> bytes:
+def _rejection(window: Window, index: int, answer: RowAnswer) -> bytes:
     """Returns the line about a row without an answer."""
     row, error = window.rows[index], answer.error
     assert error is not None, "only rows with an error are rejected"

@@ -16,10 +16,10 @@ from bertserve.service import __version__
 from bertserve.service.errors import BertServeError, SettingsError, StartError, plural
 from bertserve.service.scoring.columns import read_parameters
 from bertserve.service.scoring.formats import PARQUET, STREAM, Reader, format_of, make_writer, open_reader, total_size
-from bertserve.service.scoring.order import LoadedModel, Order
-from bertserve.service.scoring.part import Part, Progress, check_distinct, check_stream, identity_of, refuse_existing
+from bertserve.service.scoring.order import LoadedModel, ScoringOrder
+from bertserve.service.scoring.part import PartialOutput, ScoringProgress, check_distinct, check_stream, identity_of, refuse_existing
 from bertserve.service.scoring.row import Place
-from bertserve.service.scoring.runner import WINDOW_BYTES, WINDOW_ROWS, ProgressBar, Run, Sink
+from bertserve.service.scoring.runner import WINDOW_BYTES, WINDOW_ROWS, ProgressBar, ScoringRun, Sink
 from bertserve.service.scoring.text_lines import DELIMITERS
 from bertserve.service.serving.build import AppState
 from bertserve.service.settings import Settings
@@ -27,7 +27,7 @@ from bertserve.service.settings import Settings
 REJECTED = 3  # exit code of a finished run with rejected rows
 
 
-class Stream:
+class StdoutSink:
     """Stdout as the output; such a run cannot be continued."""
 
     def __init__(self, rejected: Path | None, *, restart: bool) -> None:
@@ -51,7 +51,7 @@ class Stream:
         except OSError as error:
             raise StartError(f"`{rejected}` cannot be written ({error.strerror}).") from error
 
-    def append(self, data: bytes, rejected: bytes, progress: Progress) -> Progress:
+    def append(self, data: bytes, rejected: bytes, progress: ScoringProgress) -> ScoringProgress:
         """Writes rows and rejected rows."""
         if self._rejected is not None and rejected:
             with self._rejected.open("ab") as file:
@@ -62,7 +62,7 @@ class Stream:
         return progress
 
 
-def score(settings: Settings, order: Order) -> int:
+def score(settings: Settings, order: ScoringOrder) -> int:
     """Scores an input; returns the exit code.
 
     Args:
@@ -98,7 +98,7 @@ def _check_files(source: Path, output: Path, rejected: Path | None) -> None:
     """
     files = {} if source == STREAM else {"the input": source}
     if output != STREAM and rejected is not None:
-        check_distinct(files | Part(output, rejected, {}).files())
+        check_distinct(files | PartialOutput(output, rejected, {}).files())
         return
     if rejected is not None:
         files["--rejected"] = rejected
@@ -109,7 +109,7 @@ def _check_files(source: Path, output: Path, rejected: Path | None) -> None:
 class _Run:
     """A run on this machine."""
 
-    def __init__(self, loaded: LoadedModel, order: Order, kinds: tuple[str, str], rejected: Path | None) -> None:
+    def __init__(self, loaded: LoadedModel, order: ScoringOrder, kinds: tuple[str, str], rejected: Path | None) -> None:
         self._loaded, self._order, self._kinds, self._rejected = loaded, order, kinds, rejected
         self._source, self._output = Path(order.source), Path(order.output)
 
@@ -119,8 +119,8 @@ class _Run:
         if self._source != STREAM:  # before a file is created, truncated or replaced
             self._reader(Place()).close()
         if self._output != STREAM and self._rejected is not None:
-            part = Part(self._output, self._rejected, self._facts())
-        progress = Progress() if part is None else part.open(restart=self._order.restart)
+            part = PartialOutput(self._output, self._rejected, self._facts())
+        progress = ScoringProgress() if part is None else part.open(restart=self._order.restart)
         try:
             if part is not None and part.is_named(progress):
                 part.tidy(progress)
@@ -153,16 +153,16 @@ class _Run:
             raise
         return reader
 
-    async def _score(self, part: Part | None, progress: Progress) -> int:
+    async def _score(self, part: PartialOutput | None, progress: ScoringProgress) -> int:
         """Scores from the current progress; returns the exit code."""
         loaded, order, rejected = self._loaded, self._order, self._rejected
-        sink: Sink = Stream(rejected, restart=order.restart) if part is None else part
+        sink: Sink = StdoutSink(rejected, restart=order.restart) if part is None else part
         reader = self._reader(progress.place)
         try:
             head = b"" if part is None else part.head()
             writer = make_writer(self._kinds[1], reader, loaded.columns.task, loaded.names, known=head, json_cells=order.json_cells)
             bar = ProgressBar(total_size(self._source, reader), progress.place.offset)
-            run = Run(reader, loaded.scorer, writer, sink, progress, bar, order.max_rejected, rejected, window_rows=WINDOW_ROWS)
+            run = ScoringRun(reader, loaded.scorer, writer, sink, progress, bar, order.max_rejected, rejected, window_rows=WINDOW_ROWS)
             try:
                 stopped = await _until_signal(loaded.state, run)
             finally:
@@ -202,7 +202,7 @@ class _Run:
         }
 
 
-async def _until_signal(state: AppState, run: Run) -> int | None:
+async def _until_signal(state: AppState, run: ScoringRun) -> int | None:
     """Runs to the end, or to SIGINT or SIGTERM; returns the signal, if any."""
     loop = asyncio.get_running_loop()
     state.scheduler.start()
@@ -227,7 +227,7 @@ async def _until_signal(state: AppState, run: Run) -> int | None:
     return stopped[0] if stopped else None
 
 
-async def _finish(part: Part, progress: Progress, writer: Any) -> None:
+async def _finish(part: PartialOutput, progress: ScoringProgress, writer: Any) -> None:
     try:
         await asyncio.to_thread(part.finish, progress, getattr(writer, "finish", None))
     except OSError as error:
@@ -236,7 +236,7 @@ async def _finish(part: Part, progress: Progress, writer: Any) -> None:
         ) from error
 
 
-def _end(progress: Progress, rows: int, seconds: float, rejected: Path | None) -> int:
+def _end(progress: ScoringProgress, rows: int, seconds: float, rejected: Path | None) -> int:
     """Prints a summary; returns the exit code."""
     rate = f" in {seconds:.1f} s, {rows / seconds:,.0f} rows/s" if seconds and rows else ""
     print(

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, BinaryIO
 
 from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, StartError, TooLargeError, plural
-from bertserve.service.scoring.row import Answer, Place, Row, Window
+from bertserve.service.scoring.row import Place, Row, RowAnswer, Window
 from bertserve.service.wire.json_text import to_json
 from bertserve.service.wire.reading import parse_json
 from bertserve.service.wire.unknown_fields import at_column
@@ -136,7 +136,7 @@ class JsonLinesWriter:
         """Returns the bytes before the first row."""
         return b""
 
-    def write(self, window: Window, answers: Sequence[Answer]) -> tuple[bytes, dict[int, BertServeError]]:
+    def write(self, window: Window, answers: Sequence[RowAnswer]) -> tuple[bytes, dict[int, BertServeError]]:
         """Returns the lines of the rows that have an answer, and the errors of rows that cannot be written, by index."""
         prediction, warnings = self._names
         lines = []
@@ -265,7 +265,7 @@ class DelimitedWriter:
         """Returns the header."""
         return self._encoded([[*self._columns, *self._added]])
 
-    def write(self, window: Window, answers: Sequence[Answer]) -> tuple[bytes, dict[int, BertServeError]]:
+    def write(self, window: Window, answers: Sequence[RowAnswer]) -> tuple[bytes, dict[int, BertServeError]]:
         """Returns the rows that have an answer, and the errors of rows that cannot be written, by index."""
         return self._encoded(
             [

@@ -79,7 +79,7 @@ class HeldBytes:
 
 
 @dataclass(slots=True)
-class Reservation:
+class ByteReservation:
     """The bytes that one request has reserved in `HeldBytes`.
 
     Attributes:

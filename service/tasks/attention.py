@@ -45,7 +45,7 @@ class AttentionParameters(TaskParameters):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class AttentionRequest:
     """One text or pair of texts.
 
     Attributes:
@@ -107,14 +107,14 @@ def compatible(config: ModelConfig) -> bool:
     return bool(config.attention_heads)
 
 
-def estimate(request: Request, max_length: int) -> int:
+def estimate(request: AttentionRequest, max_length: int) -> int:
     """Returns a cheap estimate of the tokens of a request, including its weights."""
     second = estimate_tokens(request.text_pair) if request.text_pair else 0
     tokens = min(estimate_tokens(request.text) + second, max_length)
     return tokens + len(request.maps) * tokens**2 // WEIGHTS_PER_TOKEN
 
 
-def show_attention(request: Request, model: TaskModel) -> TaskRun:
+def show_attention(request: AttentionRequest, model: TaskModel) -> TaskRun:
     """Returns the tokens, and the weights of each layer: float32 [heads, length, length], from each token (rows) to each token (columns).
 
     The row has the output `attentions`, float32 [maps, length, length].
@@ -145,7 +145,7 @@ def show_attention(request: Request, model: TaskModel) -> TaskRun:
     return {"tokens": tokens, "offsets": offsets, "sentence_b_start": starts[1] if len(parts) > 1 else None, "attentions": layers}
 
 
-def encode(request: Request, tokenizer: Tokenizer) -> tuple[Encoding, list[Tokens]]:
+def encode(request: AttentionRequest, tokenizer: Tokenizer) -> tuple[Encoding, list[Tokens]]:
     """Returns the encoding of the text or pair, with the requested maps, and the tokens of each text.
 
     Raises:
@@ -192,7 +192,10 @@ class AttentionBody(TaskBody):
         """Returns one request per text or pair."""
         assert config is not None, "the manifest has the layers"
         layers = choose(self.parameters or AttentionParameters(), config.attention_heads)
-        return [Request(item, None, layers) if isinstance(item, str) else Request(item.text, item.text_pair, layers) for item in self.items]
+        return [
+            AttentionRequest(item, None, layers) if isinstance(item, str) else AttentionRequest(item.text, item.text_pair, layers)
+            for item in self.items
+        ]
 
 
 class Attention(BaseModel):

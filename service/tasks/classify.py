@@ -21,7 +21,7 @@ from bertserve.service.tasks.batch import EMPTY, Batch, ModelConfig, ReadSpan, T
 from bertserve.service.tasks.body import LIST, PAIR, STOP, TEXT, Closed, Stride, TaskBody, TaskParameters, body_config, lower, one_of
 from bertserve.service.tasks.cost import NOTHING, SCORE_BYTES, Cost, longest_label
 from bertserve.service.tasks.decoding import Floats, Row, activate, best_first
-from bertserve.service.tasks.occlusion import Part, WordImportance
+from bertserve.service.tasks.occlusion import ReadText, WordImportance
 from bertserve.service.tasks.spec import INPUTS, Form, FormExample, FormField, TaskSpec, TensorField, labeled_form
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
 from bertserve.service.text.windows import default_stride, kept_of_pair, windows
@@ -78,7 +78,7 @@ DEFAULTS = ClassifyParameters()
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ClassifyRequest:
     """One text or pair of texts to classify.
 
     Attributes:
@@ -99,7 +99,7 @@ class Request:
         return len(self.text) + len(self.text_pair or "")
 
 
-def estimate(request: Request, max_length: int) -> int:
+def estimate(request: ClassifyRequest, max_length: int) -> int:
     """Returns a cheap estimate of the tokens of a request, for admission."""
     parameters = request.parameters
     first, last = (request.text, request.text_pair) if request.text_pair else ("", request.text)
@@ -113,7 +113,7 @@ def estimate(request: Request, max_length: int) -> int:
     return read_tokens + (occlusion.estimate(read_tokens, min(read_tokens, max_length)) if parameters.explain else 0)
 
 
-def classify(request: Request, model: TaskModel) -> TaskRun:
+def classify(request: ClassifyRequest, model: TaskModel) -> TaskRun:
     """Returns labels and scores, best first; equal scores keep the order of the labels. With `explain`, it also runs variants of the text.
 
     The rows have the output `logits`, float32 [labels]; there is one row per window.
@@ -176,10 +176,10 @@ class _Read:
     tokens: int
     truncated: bool = False
     read: tuple[ReadSpan, ...] = ()
-    parts: Sequence[Part] = ()
+    parts: Sequence[ReadText] = ()
 
 
-def _read(request: Request, tokenizer: Tokenizer) -> _Read:
+def _read(request: ClassifyRequest, tokenizer: Tokenizer) -> _Read:
     if tokenizer.pairs_only and not request.text_pair:
         raise InvalidValueError(
             'this model classifies pairs of texts, and the second text is missing; give a pair, such as {"text": "It began to rain.", "text_pair": "We went inside."}.'
@@ -216,16 +216,16 @@ def _read_of_cut(texts: Sequence[Tokens], cuts: Sequence[range]) -> tuple[ReadSp
     return tuple(span for tokens, cut, field in zip(texts, cuts, fields, strict=True) for span in spans_read(tokens, [cut], field))
 
 
-def _parts(request: Request, texts: Sequence[Tokens], cuts: Sequence[range]) -> list[Part]:
+def _parts(request: ClassifyRequest, texts: Sequence[Tokens], cuts: Sequence[range]) -> list[ReadText]:
     """Returns the text or both texts, with the words within the parts that are read."""
     inputs = [(FIRST, request.text), (SECOND, request.text_pair or "")] if len(texts) > 1 else [("", request.text)]
     return [
-        Part(field, text, tokens.ids[cut.start : cut.stop], cut.start, words_of(text, tokens, cut))
+        ReadText(field, text, tokens.ids[cut.start : cut.stop], cut.start, words_of(text, tokens, cut))
         for (field, text), tokens, cut in zip(inputs, texts, cuts, strict=True)
     ]
 
 
-def _in_windows(request: Request, tokenizer: Tokenizer, a: Tokens, b: Tokens | None, room: int) -> _Read:
+def _in_windows(request: ClassifyRequest, tokenizer: Tokenizer, a: Tokens, b: Tokens | None, room: int) -> _Read:
     """Splits a long text into windows; for a pair, each window has the whole first text and a part of the second."""
     text = a if b is None else b
     room -= 0 if b is None else len(a)
@@ -281,7 +281,7 @@ class ClassifyBody(TaskBody):
     inputs: TextsOrPairs
     parameters: ClassifyParameters | None = None
 
-    def request(self, item: Any, parameters: ClassifyParameters) -> Request:
+    def request(self, item: Any, parameters: ClassifyParameters) -> ClassifyRequest:
         """Returns the request of a text or a pair.
 
         Raises:
@@ -289,7 +289,7 @@ class ClassifyBody(TaskBody):
         """
         if parameters.offset_unit is not None and not parameters.explain:
             raise InvalidValueError("`offset_unit` needs `explain`; set `explain` to true, or remove `offset_unit`.")
-        return Request(item, None, parameters) if isinstance(item, str) else Request(item.text, item.text_pair, parameters)
+        return ClassifyRequest(item, None, parameters) if isinstance(item, str) else ClassifyRequest(item.text, item.text_pair, parameters)
 
 
 def _has_one_label(parameters: Mapping[str, Any], config: ModelConfig) -> bool:

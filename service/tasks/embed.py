@@ -181,7 +181,7 @@ DEFAULTS = EmbedParameters(pooling="cls", normalize=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class EmbedRequest:
     """One text to embed.
 
     Attributes:
@@ -204,7 +204,7 @@ class Request:
         return len(self.prompt) + len(self.text)
 
 
-def resolve(parameters: EmbedParameters, embedding: Embedding) -> Request:
+def resolve(parameters: EmbedParameters, embedding: Embedding) -> EmbedRequest:
     """Returns a request without a text, with the caller's choices and the bundle's defaults.
 
     Args:
@@ -230,15 +230,15 @@ def resolve(parameters: EmbedParameters, embedding: Embedding) -> Request:
         )
     own = {"pooling": embedding.pooling, "normalize": embedding.normalize}
     parameters = parameters.model_copy(update={field: value for field, value in own.items() if getattr(parameters, field) is None})
-    return Request("", parameters, "" if name is None else embedding.prompts[name], width, layers)
+    return EmbedRequest("", parameters, "" if name is None else embedding.prompts[name], width, layers)
 
 
-def estimate(request: Request, max_length: int) -> int:
+def estimate(request: EmbedRequest, max_length: int) -> int:
     """Returns a cheap estimate of the tokens of a request."""
     return min(estimate_tokens(request.prompt) + estimate_tokens(request.text), max_length)
 
 
-def embed(request: Request, model: TaskModel) -> TaskRun:
+def embed(request: EmbedRequest, model: TaskModel) -> TaskRun:
     """Returns the vector, float32 [values] or base64; for the pooling `none`, one vector per token: float32 [length, values].
 
     The row has the output of the chosen layers, float32 [length, values], without padding.
@@ -261,7 +261,7 @@ def embed(request: Request, model: TaskModel) -> TaskRun:
     return result
 
 
-def encode(request: Request, tokenizer: Tokenizer) -> tuple[Encoding, bool]:
+def encode(request: EmbedRequest, tokenizer: Tokenizer) -> tuple[Encoding, bool]:
     """Returns the encoding of the text, and whether the text is cut.
 
     Raises:
@@ -284,13 +284,13 @@ def packed(values: Floats) -> str:
     return base64.b64encode(values.astype("<f4").tobytes()).decode("ascii")
 
 
-def pooled_row(request: Request, row: Row) -> Row:
+def pooled_row(request: EmbedRequest, row: Row) -> Row:
     """Returns a copy of a row with its pooled `vector`, float32 [values], or for the pooling `none` tokens', float32 [length, values]."""
     values = pool(request.layers.of(row), request.parameters.pooling)
     return {"vector": np.array(values[..., : request.parameters.dimensions])}
 
 
-def vector(request: Request, row: Row) -> Floats:
+def vector(request: EmbedRequest, row: Row) -> Floats:
     """Returns the final vector, float32 [values], or for the pooling `none` float32 [length, values], from a row of `pooled_row`."""
     return normalized(row["vector"]) if request.parameters.normalize else row["vector"]
 

@@ -128,7 +128,7 @@ class Targets:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class FillMaskRequest:
     """One text with masks.
 
     Attributes:
@@ -162,7 +162,7 @@ class Request:
         return len(self.text) + targets.chars_each + (MAX_PATTERNS * TEXT_CHARS if self.parameters.joint else 0)
 
 
-def estimate(request: Request, max_length: int) -> int:
+def estimate(request: FillMaskRequest, max_length: int) -> int:
     """Returns a cheap estimate of the tokens of a request."""
     whole = estimate_tokens(request.text)
     tokens, masks = min(whole, max_length), request.text.count(request.mask) if request.mask else 1
@@ -191,7 +191,7 @@ def _candidate_memory(text: str, tokens: int) -> int:
     return CANDIDATE_HELD + (chars if not text.isascii() and max(text) > "\uffff" else chars // 2)
 
 
-def fill_masks(request: Request, model: TaskModel) -> TaskRun:
+def fill_masks(request: FillMaskRequest, model: TaskModel) -> TaskRun:
     """Returns the best tokens for the mask, or a list of them per mask if there are several; with `joint` the best fillings of all masks.
 
     The rows have the output `logits`, float32 [masks, vocabulary]; there is one row per window. A result is
@@ -245,7 +245,7 @@ def _windows(ids: list[int], masks: Sequence[int], tokenizer: Tokenizer) -> list
     return [tokenizer.assemble(ids[start : start + room], masks=[i - start]) for i, start in zip(masks, starts, strict=True)]
 
 
-def _fill_jointly(request: Request, ids: list[int], masks: list[int], tokenizer: Tokenizer) -> TaskRun:
+def _fill_jointly(request: FillMaskRequest, ids: list[int], masks: list[int], tokenizer: Tokenizer) -> TaskRun:
     """Returns the best fillings of all masks of a text together."""
     beam, top_k, vocabulary = request.beam, request.parameters.top_k, tokenizer.vocabulary_size
     slots, warnings = ([slot_of_any_token(vocabulary)], ()) if request.targets is None else request.targets.slots(tokenizer)
@@ -356,7 +356,7 @@ class FillMaskBody(TaskBody):
             raise InvalidValueError("`beam` needs `joint`; set `joint` to true, or remove `beam`.")
         mask = None if config is None or config.mask is None else config.mask.token
         shared = Targets(parameters.targets, texts=len(self.items)) if parameters.targets and self.items else None
-        return [Request(text, parameters, shared, mask) for text in self.items]
+        return [FillMaskRequest(text, parameters, shared, mask) for text in self.items]
 
 
 class Filled(BaseModel):

@@ -40,7 +40,7 @@ DEFAULTS = ChooseParameters()
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ChooseRequest:
     """One question with its choices.
 
     Attributes:
@@ -72,13 +72,13 @@ class Request:
         return len(self.first) + repeated * len(self.choices) + sum(map(len, self.choices))
 
 
-def estimate(request: Request, max_length: int) -> int:
+def estimate(request: ChooseRequest, max_length: int) -> int:
     """Returns a cheap estimate of the tokens of all pairs."""
     shared = estimate_tokens(request.first) + (0 if request.context is None else estimate_tokens(request.question))
     return sum(min(shared + estimate_tokens(choice), max_length) for choice in request.choices)
 
 
-def choose(request: Request, model: TaskModel) -> TaskRun:
+def choose(request: ChooseRequest, model: TaskModel) -> TaskRun:
     """Returns `{index, score, text}` of each choice, best first; equal scores keep the order of the choices.
 
     The rows have the output `logits`, float32 [1]; there is one row per choice.
@@ -162,9 +162,9 @@ class ChooseBody(TaskBody):
         """Returns the question, the context and the choices."""
         return (item.asked, item.context or "", *item.choices)
 
-    def request(self, item: Any, parameters: ChooseParameters) -> Request:
+    def request(self, item: Any, parameters: ChooseParameters) -> ChooseRequest:
         """Returns the request of a question."""
-        return Request(item.asked, tuple(item.choices), item.context, parameters)
+        return ChooseRequest(item.asked, tuple(item.choices), item.context, parameters)
 
 
 class Chosen(BaseModel):

@@ -37,7 +37,7 @@ class WordImportance(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ReadText:
     """One text of an input, as the model reads it.
 
     Attributes:
@@ -111,12 +111,12 @@ class Variant:
         encoding: The rest of the input.
     """
 
-    part: Part
+    part: ReadText
     word: Word
     encoding: Encoding
 
 
-def variants(parts: Sequence[Part], tokenizer: Tokenizer) -> list[Variant]:
+def variants(parts: Sequence[ReadText], tokenizer: Tokenizer) -> list[Variant]:
     """Returns the variants of an input: one without each of its words.
 
     Args:

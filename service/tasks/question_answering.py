@@ -21,7 +21,7 @@ from bertserve.service.tasks.batch import PAUSE, Batch, TaskModel, TaskRun, copi
 from bertserve.service.tasks.body import LIST, PAIR, STOP, Closed, OffsetUnit, TaskBody, TaskParameters, body_config, lower, one_of
 from bertserve.service.tasks.cost import NOTHING, SCORE_BYTES, TOKEN_HELD, Cost, text_bytes, tokens_of_steps
 from bertserve.service.tasks.decoding import BestAnswers, Floats, Row, SpanTexts, SummedAnswers, activate, longest_answer, score_spans
-from bertserve.service.tasks.occlusion import Part, WordImportance
+from bertserve.service.tasks.occlusion import ReadText, WordImportance
 from bertserve.service.tasks.spec import (
     CHRONICLE,
     SCORE,
@@ -80,7 +80,7 @@ DEFAULTS = AnswerParameters()
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class AnswerRequest:
     """One question about a passage.
 
     Attributes:
@@ -118,14 +118,14 @@ class PassageWindows:
     cls_index: int | None
 
 
-def estimate(request: Request, max_length: int) -> int:
+def estimate(request: AnswerRequest, max_length: int) -> int:
     """Returns a cheap estimate of the tokens of a request, for all windows and the variants of one."""
     tokens = _estimate_whole(request, max_length)
     window = min(tokens, request.parameters.max_seq_len or DEFAULT_SEQ_LEN, max_length)
     return tokens + (occlusion.estimate(window, window) if request.parameters.explain else 0)
 
 
-def _estimate_whole(request: Request, max_length: int) -> int:
+def _estimate_whole(request: AnswerRequest, max_length: int) -> int:
     question, passage = estimate_tokens(request.question), estimate_tokens(request.context)
     length = min(request.parameters.max_seq_len or DEFAULT_SEQ_LEN, max_length)
     stride = min(length // 2, DEFAULT_STRIDE) if request.parameters.doc_stride is None else request.parameters.doc_stride
@@ -135,7 +135,7 @@ def _estimate_whole(request: Request, max_length: int) -> int:
     return runs + tokens_of_steps(runs * request.parameters.max_answer_len // SPANS_PER_STEP)
 
 
-def answer_question(request: Request, model: TaskModel) -> TaskRun:
+def answer_question(request: AnswerRequest, model: TaskModel) -> TaskRun:
     """Returns the best answer, or a list of answers if `top_k` is over 1. With `explain`, it also runs variants of the best window.
 
     The rows have the outputs `start_logits` and `end_logits`, float32 [length]; there is one row per window. An answer is
@@ -175,7 +175,7 @@ def answer_question(request: Request, model: TaskModel) -> TaskRun:
     return answers if parameters.top_k > 1 else answers[0]
 
 
-def windows_of(request: Request, tokenizer: Tokenizer) -> PassageWindows:
+def windows_of(request: AnswerRequest, tokenizer: Tokenizer) -> PassageWindows:
     """Returns the windows of a passage: one, or as many as `max_seq_len` and `doc_stride` require.
 
     Raises:
@@ -211,14 +211,14 @@ def windows_of(request: Request, tokenizer: Tokenizer) -> PassageWindows:
     return PassageWindows(question, passage, cuts, encodings, tokenizer.cls_index)
 
 
-def _texts(request: Request, passage: Tokens) -> SpanTexts:
+def _texts(request: AnswerRequest, passage: Tokens) -> SpanTexts:
     """Returns the converter from spans to answers."""
     # the reference omits combining marks that the tokenizer strips
     offsets = passage.offsets if request.parameters.duplicates == "sum" else passage.spans(request.context)
     return SpanTexts(request.context, offsets, passage.word_ids if request.parameters.align_to_words else None)
 
 
-def _cost(request: Request, passage_windows: PassageWindows) -> Cost:
+def _cost(request: AnswerRequest, passage_windows: PassageWindows) -> Cost:
     """Returns the cost of a passage: two logits per token, its tokens, the compared answers, and the returned answers."""
     parameters, spans = request.parameters, sum(len(cut) * min(request.parameters.max_answer_len, len(cut)) for cut in passage_windows.cuts)
     answers = min(parameters.top_k, spans) + parameters.handle_impossible_answer
@@ -252,7 +252,7 @@ def _probabilities(encoding: Encoding, count: int, row: Row, cls_index: int | No
 
 
 def _explain(
-    request: Request, passage_windows: PassageWindows, best: dict[str, Any], cut: range, span: range | None, tokenizer: Tokenizer
+    request: AnswerRequest, passage_windows: PassageWindows, best: dict[str, Any], cut: range, span: range | None, tokenizer: Tokenizer
 ) -> TaskRun:
     """Runs the variants of a window, and explains the best answer by the score of its span in each variant.
 
@@ -267,8 +267,8 @@ def _explain(
     question, passage = passage_windows.question, passage_windows.passage
     words = [word for word in words_of(request.context, passage, cut) if span is None or not _touches(word, best, span)]
     parts = [
-        Part("question", request.question, question.ids, 0, words_of(request.question, question)),
-        Part("context", request.context, passage.ids[cut.start : cut.stop], cut.start, words),
+        ReadText("question", request.question, question.ids, 0, words_of(request.question, question)),
+        ReadText("context", request.context, passage.ids[cut.start : cut.stop], cut.start, words),
     ]
     left_out = occlusion.variants(parts, tokenizer)
 
@@ -292,7 +292,7 @@ def _touches(word: Word, answer: dict[str, Any], span: range) -> bool:
     return by_tokens or (word.start < answer["end"] and answer["start"] < word.end)
 
 
-def _limit(request: Request) -> int:
+def _limit(request: AnswerRequest) -> int:
     """Returns how many spans per window transformers 5.2.0 considers."""
     return 2 * request.parameters.top_k + 10 if request.parameters.align_to_words else request.parameters.top_k
 
@@ -317,7 +317,7 @@ class AnswerBody(TaskBody):
     ]
     parameters: AnswerParameters | None = None
 
-    def request(self, item: Any, parameters: AnswerParameters) -> Request:
+    def request(self, item: Any, parameters: AnswerParameters) -> AnswerRequest:
         """Returns the request of a question.
 
         Raises:
@@ -328,7 +328,7 @@ class AnswerBody(TaskBody):
                 "`explain` cannot be combined with `duplicates` set to `sum`, which adds up the scores of several "
                 "places; remove one of them."
             )
-        return Request(item.question, item.context, parameters)
+        return AnswerRequest(item.question, item.context, parameters)
 
 
 class Answer(BaseModel):

@@ -25,7 +25,7 @@ from bertserve.service.text.tokenizer import Encoding
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RawOutputsRequest:
     """One row of token ids.
 
     Attributes:
@@ -54,7 +54,7 @@ def rows(
     outputs: Sequence[OutputSpec],
     manifest: Manifest,
     fills_masks: bool,
-) -> list[Request]:
+) -> list[RawOutputsRequest]:
     """Returns one request per row.
 
     Args:
@@ -80,7 +80,7 @@ def rows(
         place = slice(length - count, length) if pads_left else slice(0, count)
         mask_places = () if masks is None else tuple(np.flatnonzero(masks[index, place]).tolist())
         encoding = Encoding(ids[index, place].copy(), type_ids[index, place].copy(), masks=mask_places)
-        requests.append(Request(encoding, length, outputs, manifest))
+        requests.append(RawOutputsRequest(encoding, length, outputs, manifest))
     return requests
 
 
@@ -136,12 +136,12 @@ def _check(
     raise error
 
 
-def estimate(request: Request, max_length: int) -> int:
+def estimate(request: RawOutputsRequest, max_length: int) -> int:
     """Returns the tokens of the row."""
     return request.encoding.cost_tokens
 
 
-def run_ids(request: Request, model: TaskModel) -> TaskRun:
+def run_ids(request: RawOutputsRequest, model: TaskModel) -> TaskRun:
     """Returns the row's outputs by name, float32, without padding.
 
     Raises:

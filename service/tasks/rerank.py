@@ -48,7 +48,7 @@ DEFAULTS = RerankOptions()
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RerankRequest:
     """A query and the texts to be ranked.
 
     Attributes:
@@ -80,13 +80,13 @@ def compatible(config: ModelConfig) -> bool:
     return relevant(config.labels) is not None
 
 
-def estimate(request: Request, max_length: int) -> int:
+def estimate(request: RerankRequest, max_length: int) -> int:
     """Returns a cheap estimate of the tokens of all pairs of query and text."""
     query = estimate_tokens(request.query)
     return sum(min(query + estimate_tokens(text), max_length) for text in request.texts)
 
 
-def rerank(request: Request, model: TaskModel) -> TaskRun:
+def rerank(request: RerankRequest, model: TaskModel) -> TaskRun:
     """Returns `{index, score}` of each text, and `text` on request, best first; equal scores keep the order of the texts.
 
     Each text forms a pair with the query. The rows have the output `logits`, float32 [1], or [2] for a model with two labels.
@@ -174,7 +174,9 @@ class RerankBody(RerankOptions, QueryBody):
     def requests(self, config: ModelConfig | None = None) -> list[Any]:
         """Returns the only request."""
         return [
-            Request(self.query, tuple(self.ranked), RerankOptions(**{name: getattr(self, name) for name in RerankOptions.model_fields}))
+            RerankRequest(
+                self.query, tuple(self.ranked), RerankOptions(**{name: getattr(self, name) for name in RerankOptions.model_fields})
+            )
         ]
 
 

@@ -20,7 +20,7 @@ TASK = "sentence-similarity"
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SimilarityRequest:
     """A sentence, and the sentences to compare it with.
 
     Attributes:
@@ -31,7 +31,7 @@ class Request:
 
     source_sentence: str
     sentences: tuple[str, ...]
-    like: embed.Request
+    like: embed.EmbedRequest
 
     @property
     def chars(self) -> int:
@@ -49,13 +49,13 @@ def compatible(config: ModelConfig) -> bool:
     return config.embedding is not None
 
 
-def estimate(request: Request, max_length: int) -> int:
+def estimate(request: SimilarityRequest, max_length: int) -> int:
     """Returns a cheap estimate of the tokens of a request."""
     prompt = estimate_tokens(request.like.prompt)
     return sum(min(prompt + estimate_tokens(text), max_length) for text in request.texts)
 
 
-def compare(request: Request, model: TaskModel) -> TaskRun:
+def compare(request: SimilarityRequest, model: TaskModel) -> TaskRun:
     """Returns the cosine of each sentence and the source, from -1 to 1.
 
     The rows are those of `embed`: one per sentence, the source first.
@@ -125,7 +125,7 @@ class SimilarityBody(TaskBody):
         """Returns the only request, with the bundle's defaults for unset parameters."""
         assert config is not None and config.embedding is not None, "every manifest of an embedding model has it"
         parameters = embed.EmbedParameters(**({} if self.parameters is None else self.parameters.model_dump(exclude_none=True)))
-        return [Request(self.inputs.source_sentence, tuple(self.inputs.sentences), embed.resolve(parameters, config.embedding))]
+        return [SimilarityRequest(self.inputs.source_sentence, tuple(self.inputs.sentences), embed.resolve(parameters, config.embedding))]
 
 
 def _load_body(inputs: Sequence[Any]) -> dict[str, Any]:

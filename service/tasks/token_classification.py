@@ -90,7 +90,7 @@ DEFAULTS = NerParameters()
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class NerRequest:
     """One text whose entities are searched.
 
     Attributes:
@@ -136,7 +136,7 @@ class _Token:
     end: int
 
 
-def estimate(request: Request, max_length: int) -> int:
+def estimate(request: NerRequest, max_length: int) -> int:
     """Returns a cheap estimate of the tokens of a request, including the overlap of windows."""
     tokens = estimate_tokens(request.text)
     stride = default_stride(max_length) if request.parameters.stride is None else request.parameters.stride
@@ -146,7 +146,7 @@ def estimate(request: Request, max_length: int) -> int:
     return runs + tokens_of_steps(TOKEN_STEPS * tokens)
 
 
-def label_tokens(request: Request, model: TaskModel) -> TaskRun:
+def label_tokens(request: NerRequest, model: TaskModel) -> TaskRun:
     """Returns the entities of a text in order; empty for a text without tokens.
 
     The rows have the output `logits`, float32 [length, labels]; there is one row per window. An entity is
@@ -182,7 +182,7 @@ def label_tokens(request: Request, model: TaskModel) -> TaskRun:
     return entities
 
 
-def _windows(request: Request, count: int, tokenizer: Tokenizer) -> list[range]:
+def _windows(request: NerRequest, count: int, tokenizer: Tokenizer) -> list[range]:
     """Returns the tokens of each window, for `count` tokens; empty for a text without tokens."""
     room = tokenizer.room(pair=False)
     stride = default_stride(room) if request.parameters.stride is None else request.parameters.stride
@@ -334,9 +334,9 @@ class NerBody(TaskBody):
     inputs: TextOrTexts
     parameters: NerParameters | None = None
 
-    def request(self, item: Any, parameters: NerParameters) -> Request:
+    def request(self, item: Any, parameters: NerParameters) -> NerRequest:
         """Returns the request of a text."""
-        return Request(item, parameters)
+        return NerRequest(item, parameters)
 
 
 class Entity(BaseModel):

@@ -78,7 +78,7 @@ class ZeroShotParameters(TaskParameters):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ZeroShotRequest:
     """One text and its possible labels.
 
     Attributes:
@@ -110,13 +110,13 @@ def compatible(config: ModelConfig) -> bool:
     return entailment(config.labels) is not None
 
 
-def estimate(request: Request, max_length: int) -> int:
+def estimate(request: ZeroShotRequest, max_length: int) -> int:
     """Returns a cheap estimate of the tokens of all pairs of text and hypothesis."""
     shared = estimate_tokens(request.text) + estimate_tokens(request.parameters.hypothesis_template)
     return sum(min(shared + estimate_tokens(label), max_length) for label in request.parameters.candidate_labels)
 
 
-def classify_zero_shot(request: Request, model: TaskModel) -> TaskRun:
+def classify_zero_shot(request: ZeroShotRequest, model: TaskModel) -> TaskRun:
     """Returns the labels with their scores, best first; of equal scores, the later label is first, as in the pipeline.
 
     The rows have the output `logits`, float32 [labels of the model]; there is one row per label of the caller.
@@ -145,7 +145,7 @@ def classify_zero_shot(request: Request, model: TaskModel) -> TaskRun:
     return [{"label": labels[i], "score": float(scores[i])} for i in order.tolist()]
 
 
-def _hypotheses(request: Request, tokenizer: Tokenizer) -> Generator[Batch, Sequence[Row], tuple[list[Encoding], bool]]:
+def _hypotheses(request: ZeroShotRequest, tokenizer: Tokenizer) -> Generator[Batch, Sequence[Row], tuple[list[Encoding], bool]]:
     """Returns the encodings of the text with the whole hypothesis of each label, and whether the text is truncated."""
     hypotheses = tokenizer.each(
         [request.text, *(request.parameters.hypothesis_template.replace(PLACE, label) for label in request.parameters.candidate_labels)]
@@ -185,9 +185,9 @@ class ZeroShotBody(TaskBody):
         """Number of pairs of a text and a label."""
         return len(self.items) * len(self.parameters.candidate_labels)
 
-    def request(self, item: Any, parameters: ZeroShotParameters) -> Request:
+    def request(self, item: Any, parameters: ZeroShotParameters) -> ZeroShotRequest:
         """Returns the request of a text."""
-        return Request(item, parameters)
+        return ZeroShotRequest(item, parameters)
 
 
 def _load_body(inputs: Sequence[Any]) -> dict[str, Any]:

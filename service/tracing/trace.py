@@ -23,7 +23,7 @@ StageName = Literal["queue", "tokenize", "run", "decode"]
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class TraceStage:
     """A part of a request.
 
     Attributes:
@@ -62,7 +62,7 @@ class Trace:
     traceparent: str
     recorded: bool
     epoch_ns: int
-    stages: list[Stage] = field(default_factory=list)
+    stages: list[TraceStage] = field(default_factory=list)
     puts: list[float] = field(default_factory=list)
     _counts: Counter[StageName] = field(default_factory=Counter)
 
@@ -75,7 +75,7 @@ class Trace:
             end: End time, in the same unit.
             waits: Whether the request waits in the queue afterwards.
         """
-        self.add(Stage(name, start, end))
+        self.add(TraceStage(name, start, end))
         if waits:
             self.put(end)
 
@@ -85,14 +85,14 @@ class Trace:
             self.puts.pop()
         self.puts.append(now)
 
-    def add(self, stage: Stage) -> None:
+    def add(self, stage: TraceStage) -> None:
         """Adds a stage that has ended. Called from several threads."""
         self._counts[stage.name] += 1
         if self._counts[stage.name] > MAX_STAGES:
             del self.stages[max(place for place, earlier_stage in enumerate(self.stages) if earlier_stage.name == stage.name)]
         self.stages.append(stage)
 
-    def waits(self, end: float) -> Iterator[Stage]:
+    def waits(self, end: float) -> Iterator[TraceStage]:
         """Yields the waits in the queue: each from a put until the start of its last item.
 
         Args:
@@ -102,7 +102,7 @@ class Trace:
             started = [stage for stage in self.stages if queued_at <= stage.start < next_queued_at]
             # decoding follows a run without a wait; only a decoding slice without a run has waited
             starts = [stage.start for stage in started if stage.name != "decode"] or [stage.start for stage in started]
-            yield Stage("queue", queued_at, max(starts, default=next_queued_at))
+            yield TraceStage("queue", queued_at, max(starts, default=next_queued_at))
 
 
 def tracer_class() -> type[Tracer]:

@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import Link, SpanKind, StatusCode
 
 from bertserve.service import __version__
-from bertserve.service.tracing.trace import Stage, Trace
+from bertserve.service.tracing.trace import Trace, TraceStage
 
 Attributes: TypeAlias = Mapping[str, str | int | float | bool]
 
@@ -143,7 +143,7 @@ class Tracer:
             span.set_status(StatusCode.ERROR)
         span.end(_ns(end, epoch_ns))
         for trace in traces:
-            trace.add(Stage("run", start, end, span.get_span_context()))
+            trace.add(TraceStage("run", start, end, span.get_span_context()))
 
     def close(self) -> None:
         """Exports finished spans with a short timeout, so that an unresponsive collector does not delay the end of the process."""

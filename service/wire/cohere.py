@@ -50,7 +50,7 @@ class DocumentsBody(ForeignBody, rerank.QueryBody):
 
     def requests(self, config: ModelConfig | None = None) -> list[Any]:
         """Returns the only request."""
-        return [rerank.Request(self.query, self.ranked, returned_bytes=sum(map(len, self.returned())))]
+        return [rerank.RerankRequest(self.query, self.ranked, returned_bytes=sum(map(len, self.returned())))]
 
     def returned(self) -> list[bytes]:
         """Returns the documents as JSON, if the answer includes them; values that cannot be written fail here, before the run.

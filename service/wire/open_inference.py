@@ -334,7 +334,9 @@ def _read_ids(query: _Asked, limits: Limits) -> Call:
     return Call(model.task, model, _Rows(rows), answer, query.timeout_s, raw_outputs.SPEC)
 
 
-def _raw_values(rows: Sequence[raw_outputs.Request], results: Sequence[Any], *, pads_left: bool, fills: bool) -> dict[str, Values]:
+def _raw_values(
+    rows: Sequence[raw_outputs.RawOutputsRequest], results: Sequence[Any], *, pads_left: bool, fills: bool
+) -> dict[str, Values]:
     """Returns the outputs of all rows.
 
     Outputs per text have the shape [rows, values]; outputs per token [rows, length, ...], with zeros for the padding; outputs per mask

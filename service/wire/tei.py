@@ -87,7 +87,7 @@ class SequencesBody(ForeignBody):
         """Returns one request per text or pair."""
         parameters = ClassifyParameters(function_to_apply="none" if self.raw_scores else None, truncation=self.truncate is not False)
         side = self.truncation_direction
-        return [classify.Request(item[0], item[1] if len(item) > 1 else None, parameters, side) for item in self.items]
+        return [classify.ClassifyRequest(item[0], item[1] if len(item) > 1 else None, parameters, side) for item in self.items]
 
 
 class EmbedAllBody(ForeignBody):

@@ -78,7 +78,7 @@ def worst_error(model: Any, bundle: Bundle, *, batched: bool = True, precision: 
     tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
     engine = engine_of(bundle, graph)
     chosen = attention.choose(attention.AttentionParameters(), manifest.attention_heads)
-    requests = [attention.Request(*texts, chosen) for texts in TEXTS]
+    requests = [attention.AttentionRequest(*texts, chosen) for texts in TEXTS]
     encodings = [encode(attention, request, tokenizer).encodings[0] for request in requests]
     found = [engine.run([encoding])[0] for encoding in encodings]
     if batched:
@@ -123,7 +123,7 @@ def test_a_weight_of_pytorch_that_is_no_number_is_caught(tmp_path: Path, place: 
     loaded = load_bundle(tiny.bundle(tmp_path))
     maps = [np.full((1, 3, 3), 1 / 3, np.float32) for _ in range(2)]
     maps[place][0, 0, 0] = np.nan
-    samples = [AttentionSample(attention.Request("good", None, ((0, (0,)),)), [weights]) for weights in maps]
+    samples = [AttentionSample(attention.AttentionRequest("good", None, ((0, (0,)),)), [weights]) for weights in maps]
 
     with pytest.raises(ParityError, match=" nan, "):
         measure_attention(Uniform(), Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer), samples, "fp32")

@@ -164,7 +164,7 @@ def test_int8_with_one_broken_matrix_is_refused(usual: Usual, tmp_path: Path, ki
     graph = usual.graph("int8")
     tokenizer = Tokenizer(usual.bundle.tokenizer_path, usual.manifest.tokenizer)
     checkpoint = replace(load_checkpoint(str(usual.source)), inputs=graph.inputs)
-    requests = [classify.Request(str(text)) for text in calibration.read_texts(calibration.BUILT_IN)[20:60:3]]
+    requests = [classify.ClassifyRequest(str(text)) for text in calibration.read_texts(calibration.BUILT_IN)[20:60:3]]
     reference = Reference(checkpoint, [], requests)
 
     def compare(path: Path) -> None:
@@ -317,7 +317,7 @@ def test_half_precision_weights_are_widened(tmp_path: Path) -> None:
     """A checkpoint stored in float16 is exported from, and compared with, its weights in float32."""
     source = bert(tmp_path)
     transformers.AutoModelForSequenceClassification.from_pretrained(source).half().save_pretrained(source)
-    [actual] = Served(exported(source)).alone(classify.Request("a good film"))
+    [actual] = Served(exported(source)).alone(classify.ClassifyRequest("a good film"))
 
     np.testing.assert_allclose(PyTorch(source).logits("a good film"), actual["logits"], rtol=0, atol=1e-4)
 
@@ -340,7 +340,9 @@ def test_a_vocabulary_file_is_tokenizer_enough(served: Served, tmp_path: Path) -
     (source / "tokenizer.json").unlink()
     (source / "vocab.txt").write_text("\n".join(tiny.VOCABULARY) + "\n", encoding="utf-8")
     bundle = exported(source)
-    expected, actual = (each.encodings(classify.Request("The film wasn't [bad], ünknown 看 words")) for each in (served, Served(bundle)))
+    expected, actual = (
+        each.encodings(classify.ClassifyRequest("The film wasn't [bad], ünknown 看 words")) for each in (served, Served(bundle))
+    )
 
     assert served.manifest.tokenizer.pair == bundle.manifest.tokenizer.pair
     assert expected[0].ids.tolist() == actual[0].ids.tolist()
@@ -378,8 +380,8 @@ INPUTS: list[tuple[str, str | None]] = [
 ]
 
 
-def requests_of(inputs: list[tuple[str, str | None]]) -> list[classify.Request]:
-    return [classify.Request(*texts) for texts in inputs]
+def requests_of(inputs: list[tuple[str, str | None]]) -> list[classify.ClassifyRequest]:
+    return [classify.ClassifyRequest(*texts) for texts in inputs]
 
 
 def test_texts_and_pairs_are_answered_as_in_pytorch(served: Served, pytorch: PyTorch) -> None:

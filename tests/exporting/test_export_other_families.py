@@ -99,7 +99,7 @@ def test_an_encoder_that_calls_its_pooler_gives_vectors(tmp_path: Path) -> None:
     family, fields = OTHERS["SqueezeBERT"]
     source = family.save(tmp_path / "checkpoint", CLASSIFIES, **fields)
     bundle = exported(source, task="feature-extraction")
-    [encoding] = Served(bundle).encodings(embed.Request("a film of the first half hour"))
+    [encoding] = Served(bundle).encodings(embed.EmbedRequest("a film of the first half hour"))
     with torch.no_grad():
         model = transformers.AutoModel.from_pretrained(source).eval()
         expected = model(input_ids=torch.tensor(encoding.ids)[None]).last_hidden_state[0]

@@ -184,7 +184,7 @@ def test_an_untied_projection_is_exported_too(tmp_path: Path) -> None:
 def test_the_graph_projects_masks_only(all_exported: dict[str, Exported]) -> None:
     """A batch without a full logits tensor: the output has a row per mask, whatever the batch is padded to."""
     served = Served(all_exported[fill_mask.TASK].bundle)
-    encodings = served.encodings(*(fill_mask.Request(text) for text in ("[MASK]", f"a [MASK] [MASK] {LONG[:300]}")))
+    encodings = served.encodings(*(fill_mask.FillMaskRequest(text) for text in ("[MASK]", f"a [MASK] [MASK] {LONG[:300]}")))
 
     assert [(1, ROWS), (2, ROWS)] == [row["logits"].shape for row in served.engine.run(encodings)]
 

@@ -75,7 +75,7 @@ class Exported:
         served = Served(self.bundle)
         actual = []
         for texts in self.texts:
-            request = classify.Request(*texts)
+            request = classify.ClassifyRequest(*texts)
             scores = {item["label"]: item["score"] for item in served.decode(request, served.alone(request))}
             actual.append([scores[label] for label in labels])
         np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)

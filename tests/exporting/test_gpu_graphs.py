@@ -31,10 +31,10 @@ LAYERS = SIZES["num_hidden_layers"]
 BOUNDS = {("cuda", "fp16"): 0.05}
 TEXTS = ["good", "a very good film , but the book is great !", "1 2 3 4 5 6 7 8 9", "the film was not very good " * 40]
 REQUESTS: dict[str, Any] = {
-    "text-classification": classify.Request,
-    "token-classification": token_classification.Request,
-    "question-answering": question_answering.Request,
-    "fill-mask": fill_mask.Request,
+    "text-classification": classify.ClassifyRequest,
+    "token-classification": token_classification.NerRequest,
+    "question-answering": question_answering.AnswerRequest,
+    "fill-mask": fill_mask.FillMaskRequest,
 }
 # What `make test` exports for all providers: one output a text, and outputs for masks alone.
 SAMPLE = {"text-classification", "fill-mask"}
@@ -108,7 +108,7 @@ def test_logits_are_those_of_pytorch(all_: All, provider: Any, precision: Any) -
     """Alone and in one batch, from short to cut, nothing of the exporter takes part in the comparison."""
     pytorch = PyTorch(all_.source(CLASSIFIES))
     served = Served(all_.bundle(CLASSIFIES), precision, provider)
-    encodings = served.encodings(*map(classify.Request, TEXTS))
+    encodings = served.encodings(*map(classify.ClassifyRequest, TEXTS))
     expected = [pytorch.logits(text) for text in TEXTS]
 
     for rows in (served.engine.run(encodings), [served.engine.run([encoding])[0] for encoding in encodings]):
@@ -218,7 +218,7 @@ def test_attention_that_is_not_fused_keeps_its_mask(all_: All, tmp_path: Path) -
     assert halved["KeptFloat"] >= LAYERS
     assert [0, 0] == padded[0]["attention_mask"][0, -2:].tolist()
     served = Served(bundle)
-    encodings = served.encodings(*map(classify.Request, TEXTS))
+    encodings = served.encodings(*map(classify.ClassifyRequest, TEXTS))
     expected = served.engine.run(encodings)
     graph = bundle.graph("cuda", "fp32").model_copy(update={"inputs": fused.inputs})
     for name, atol in (("partly.onnx", 1e-4), ("half.onnx", 0.05)):
@@ -258,7 +258,7 @@ def test_what_overflows_stays_in_float32(tmp_path: Path) -> None:
 
     assert 3 <= graph.evidence.quantized["KeptFloat"] < graph.evidence.quantized["Float16"]
     assert graph.evidence.worst_abs_error < MAX_ABS_ERROR["fp16"]
-    [row] = Served(bundle, "fp16", "cuda").alone(classify.Request(TEXTS[1]))
+    [row] = Served(bundle, "fp16", "cuda").alone(classify.ClassifyRequest(TEXTS[1]))
     np.testing.assert_allclose(PyTorch(source).logits(TEXTS[1]), row["logits"], rtol=0, atol=0.05)
 
 

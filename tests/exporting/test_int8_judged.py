@@ -99,9 +99,9 @@ def test_a_classifier_is_judged_on_pairs_too(tmp_path: Path) -> None:
     own = text_requests("text-classification", Texts(("alone",), pairs=(("a", "b"),)), bert)
     questions = text_requests("question-answering", Texts(pairs=(("Who?", "He."),)), bert)
 
-    assert [classify.Request(LINES[0]), classify.Request(LINES[1]), classify.Request(LINES[1], LINES[0])] == mixed
-    assert [classify.Request("alone"), classify.Request("a", "b")] == own
-    assert [question_answering.Request("Who?", "He.")] == questions
+    assert [classify.ClassifyRequest(LINES[0]), classify.ClassifyRequest(LINES[1]), classify.ClassifyRequest(LINES[1], LINES[0])] == mixed
+    assert [classify.ClassifyRequest("alone"), classify.ClassifyRequest("a", "b")] == own
+    assert [question_answering.AnswerRequest("Who?", "He.")] == questions
 
 
 @pytest.mark.parametrize("task", ["token-classification", "question-answering", "fill-mask"])

@@ -76,7 +76,7 @@ def train(model: Any, folder: Path, **config: Any) -> Any:
     return adapted
 
 
-TEXT = classify.Request("A warm, funny and thoroughly engaging film.")
+TEXT = classify.ClassifyRequest("A warm, funny and thoroughly engaging film.")
 
 
 def assert_logits(model: Any, served: Served) -> None:

@@ -74,7 +74,7 @@ def test_logits_are_those_of_pytorch(source: Path, models: Path, provider: Any, 
     graph, spec = loaded.graph(provider, precision), loaded.manifest.tokenizer
     engine = OnnxEngine(loaded.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
     tokenizer = Tokenizer(loaded.tokenizer_path, spec)
-    encodings = [encode(classify, classify.Request(text), tokenizer).encodings[0] for text in TEXTS]
+    encodings = [encode(classify, classify.ClassifyRequest(text), tokenizer).encodings[0] for text in TEXTS]
     pytorch = PyTorch(source)
 
     for text, row in zip(TEXTS, engine.run(encodings), strict=True):
@@ -87,7 +87,7 @@ def test_the_service_answers_from_the_gpu(models: Path, tmp_path: Path, provider
 
     async def answer(service: AppState) -> list[dict[str, float]]:
         service.scheduler.start()
-        prediction = await service.registry.get("tiny-bert").predict([classify.Request(text) for text in TEXTS], timeout_s=60)
+        prediction = await service.registry.get("tiny-bert").predict([classify.ClassifyRequest(text) for text in TEXTS], timeout_s=60)
         await service.scheduler.stop(0)
         return [{score["label"]: score["score"] for score in result} for result in prediction.results]
 

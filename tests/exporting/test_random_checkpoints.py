@@ -181,20 +181,20 @@ def _assert_decoded(expected: Any, found: Any) -> None:
 def _requests(case: Case, user: User, manifest: Manifest, text: str, other: str) -> list[tuple[Any, list[dict[str, list[int]]]]]:
     """Returns requests around a text, each with the windows that its user runs."""
     if case.task == "text-classification":
-        pair = [(classify.Request(text, other), user.windows(text, other))] if other else []
-        return [(classify.Request(text), user.windows(text)), *pair]
+        pair = [(classify.ClassifyRequest(text, other), user.windows(text, other))] if other else []
+        return [(classify.ClassifyRequest(text), user.windows(text)), *pair]
     if case.task == EMBED:
         assert manifest.embedding is not None
         return [(replace(embed.resolve(embed.EmbedParameters(), manifest.embedding), text=text), user.windows(text))]
     if case.task == "fill-mask":
         mask = user.tokenizer.mask_token
-        return [(fill_mask.Request(f"{mask} {text[:20]} {mask}"), user.windows(f"{mask} {text[:20]} {mask}"))]
+        return [(fill_mask.FillMaskRequest(f"{mask} {text[:20]} {mask}"), user.windows(f"{mask} {text[:20]} {mask}"))]
     if case.task == "multiple-choice":
-        return [(multiple_choice.Request(text, (other, text)), user.windows([text, text], [other, text]))]
+        return [(multiple_choice.ChooseRequest(text, (other, text)), user.windows([text, text], [other, text]))]
     if case.task == "token-classification":
         room = case.limit - user.tokenizer.num_special_tokens_to_add()
-        return [(token_classification.Request(text), user.windows(text, stride=default_stride(room), return_overflowing_tokens=True))]
+        return [(token_classification.NerRequest(text), user.windows(text, stride=default_stride(room), return_overflowing_tokens=True))]
     length = min(question_answering.DEFAULT_SEQ_LEN, case.limit)
     stride = min(length // 2, question_answering.DEFAULT_STRIDE)
     options = {"truncation": "only_second", "max_length": length, "stride": stride, "return_overflowing_tokens": True}
-    return [(question_answering.Request("who?", text), user.windows("who?", text, **options))]
+    return [(question_answering.AnswerRequest("who?", text), user.windows("who?", text, **options))]

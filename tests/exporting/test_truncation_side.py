@@ -66,18 +66,18 @@ def rows(encoded: Batch) -> Rows:
 @given(texts | long_text, st.none() | some_text | long_text)
 def test_texts_and_pairs_keep_their_ends(left: Tokenizer, text: str, pair: str | None) -> None:
     """/classify, /embed, /rerank and /choose read what transformers reads with `longest_first`."""
-    assert rows(encode(classify, classify.Request(text, pair), left)) == expected(text, *([] if pair is None else [pair]))
-    assert rows(encode(embed, embed.Request(text), left)) == expected(text)
+    assert rows(encode(classify, classify.ClassifyRequest(text, pair), left)) == expected(text, *([] if pair is None else [pair]))
+    assert rows(encode(embed, embed.EmbedRequest(text), left)) == expected(text)
     if pair is not None:
         both = [*expected(text, pair), *expected(text, pair * 2)]
-        assert rows(encode(rerank, rerank.Request(text, (pair, pair * 2), rerank.RerankOptions()), left)) == both
-        assert rows(encode(multiple_choice, multiple_choice.Request(text, (pair, pair * 2)), left)) == both
+        assert rows(encode(rerank, rerank.RerankRequest(text, (pair, pair * 2), rerank.RerankOptions()), left)) == both
+        assert rows(encode(multiple_choice, multiple_choice.ChooseRequest(text, (pair, pair * 2)), left)) == both
 
 
 @given(texts | long_text, st.lists(st.sampled_from(WORDS), min_size=1, max_size=3, unique=True))
 def test_zero_shot_cuts_the_text_alone(left: Tokenizer, text: str, labels: list[str]) -> None:
     """As the pipeline does with `only_first`."""
-    request = zero_shot.Request(text, zero_shot.ZeroShotParameters(candidate_labels=labels, hypothesis_template="a {} film"))
+    request = zero_shot.ZeroShotRequest(text, zero_shot.ZeroShotParameters(candidate_labels=labels, hypothesis_template="a {} film"))
     assert rows(encode(zero_shot, request, left)) == [
         row for label in labels for row in expected(text, f"a {label} film", truncation="only_first")
     ]
@@ -85,9 +85,9 @@ def test_zero_shot_cuts_the_text_alone(left: Tokenizer, text: str, labels: list[
 
 @given(some_text | long_text, st.integers(0, 10))
 def test_windows_are_those_of_transformers(left: Tokenizer, text: str, stride: int) -> None:
-    windowed = classify.Request(text, parameters=classify.ClassifyParameters(window="mean", stride=stride))
+    windowed = classify.ClassifyRequest(text, parameters=classify.ClassifyParameters(window="mean", stride=stride))
     assert rows(encode(classify, windowed, left)) == expected(text, stride=stride)
-    found = encode(token_classification, token_classification.Request(text, token_classification.NerParameters(stride=stride)), left)
+    found = encode(token_classification, token_classification.NerRequest(text, token_classification.NerParameters(stride=stride)), left)
     assert rows(found) == expected(text, stride=stride)
     # the spans of what is read are the windows' places in the text
     assert [span.start for span in found.read] == sorted(span.start for span in found.read)
@@ -95,7 +95,7 @@ def test_windows_are_those_of_transformers(left: Tokenizer, text: str, stride: i
 
 @given(some_text | long_text, st.integers(0, 8))
 def test_passages_are_read_in_the_windows_of_transformers(left: Tokenizer, text: str, stride: int) -> None:
-    request = question_answering.Request("a film", text, question_answering.AnswerParameters(doc_stride=stride))
+    request = question_answering.AnswerRequest("a film", text, question_answering.AnswerParameters(doc_stride=stride))
     assert rows(encode(question_answering, request, left)) == expected("a film", text, truncation="only_second", stride=stride)
     found = question_answering.windows_of(request, left)
     assert found.cuts[0].start == 0
@@ -105,22 +105,24 @@ def test_passages_are_read_in_the_windows_of_transformers(left: Tokenizer, text:
 def test_a_request_decides_for_itself(left: Tokenizer) -> None:
     text = " ".join(WORDS * 9)
     direction: Any = {"truncation_direction": "right"}
-    assert rows(encode(embed, embed.Request(text, embed.EmbedParameters(**direction)), left)) == expected(text, side="right")
-    ranked = rerank.Request("a", (text,), rerank.RerankOptions(**direction))
+    assert rows(encode(embed, embed.EmbedRequest(text, embed.EmbedParameters(**direction)), left)) == expected(text, side="right")
+    ranked = rerank.RerankRequest("a", (text,), rerank.RerankOptions(**direction))
     assert rows(encode(rerank, ranked, left)) == expected("a", text, side="right")
-    assert rows(encode(classify, classify.Request(text, truncation_side="right"), left)) == expected(text, side="right")
+    assert rows(encode(classify, classify.ClassifyRequest(text, truncation_side="right"), left)) == expected(text, side="right")
 
 
 def test_what_was_read_is_the_end(left: Tokenizer) -> None:
     text = " ".join(["bad"] * 30 + ["good"] * (LENGTH - 2))
-    found = encode(classify, classify.Request(text), left)
+    found = encode(classify, classify.ClassifyRequest(text), left)
     assert found.truncated
     assert found.read == (ReadSpan("", text.index("good"), len(text)),)
-    pair = encode(classify, classify.Request("a film", text), left)
+    pair = encode(classify, classify.ClassifyRequest("a film", text), left)
     assert [span.field for span in pair.read] == ["text", "text_pair"]
     assert (pair.read[0].start, pair.read[1].end) == (0, len(text))
     assert "bad" not in text[pair.read[1].start :]
-    explained = begin(classify, classify.Request(text, parameters=classify.ClassifyParameters(explain=True)), left, Head(("a", "b")))
+    explained = begin(
+        classify, classify.ClassifyRequest(text, parameters=classify.ClassifyParameters(explain=True)), left, Head(("a", "b"))
+    )
     variants = explained.advance([{"logits": np.array([0, 1], dtype=np.float32)}])
     assert len(variants.encodings) == LENGTH - 2
     assert {len(encoding) for encoding in variants.encodings} == {LENGTH - 1}

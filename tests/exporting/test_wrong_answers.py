@@ -92,7 +92,9 @@ def test_tokens_of_the_template_stay_text(loaded: Checkpoint, tokenizer: Tokeniz
 
 def test_the_manifest_and_the_samples_have_each_added_token(loaded: Checkpoint) -> None:
     spec = loaded.tokenizer_spec.model_copy(update={"sha256": "0" * 64})
-    texts = " ".join(request.text for request in sample_requests("text-classification", spec) if isinstance(request, classify.Request))
+    texts = " ".join(
+        request.text for request in sample_requests("text-classification", spec) if isinstance(request, classify.ClassifyRequest)
+    )
     assert {(token, token != "CO2") for token in MARKERS} == {(token.token, token.special) for token in spec.added_tokens}
     assert [] == [token for token in MARKERS if token not in texts]
 
@@ -113,7 +115,7 @@ def test_a_bundle_with_markers_answers_as_pytorch_does(marked: Path, tmp_path: P
 def assert_answers(bundle: Bundle, logits: dict[str, Any]) -> None:
     served = Served(bundle)
     for text, expected in logits.items():
-        np.testing.assert_allclose(expected, served.alone(classify.Request(text))[0]["logits"], rtol=0, atol=1e-4)
+        np.testing.assert_allclose(expected, served.alone(classify.ClassifyRequest(text))[0]["logits"], rtol=0, atol=1e-4)
 
 
 # ---- weights that the model leaves unused (test_unexpected_weights.py has all kinds)

@@ -210,7 +210,7 @@ def test_a_text_over_the_models_length_is_not_cut(api: Send) -> None:
 
 def test_weights_count_as_tokens(tokenizer: Tokenizer) -> None:
     """Beside the text's own tokens the queue holds one for each 1024 weights, as of vectors; a run takes no longer for them."""
-    request = attention.Request("good " * 30, None, tuple((layer, tuple(range(12))) for layer in range(12)))
+    request = attention.AttentionRequest("good " * 30, None, tuple((layer, tuple(range(12))) for layer in range(12)))
     batch = encode(attention, request, tokenizer)
 
     assert (32, 144 * 32 * 32 // 1024) == (batch.encodings[0].cost_tokens, batch.cost.reserved_tokens)
@@ -318,7 +318,7 @@ def test_a_manifest_that_promises_too_much_is_refused(folder: Path) -> None:
 def test_the_engine_gets_maps_ascending() -> None:
     """In whatever order a request names layers and heads, of which each layer has its own number."""
     parameters = attention.AttentionParameters(layers=[-1, 0], heads=[-1, 0])
-    request = attention.Request("a", None, attention.choose(parameters, HEADS))
+    request = attention.AttentionRequest("a", None, attention.choose(parameters, HEADS))
 
     assert ((1, (2, 0)), (0, (1, 0))) == request.layers
     assert [(0, 0), (0, 1), (1, 0), (1, 2)] == request.maps

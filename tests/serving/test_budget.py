@@ -192,7 +192,9 @@ def test_decoding_counts_at_admission(tmp_path: Path) -> None:
     """The guess of a fill-mask text has the candidates that are asked for, and what it costs then is about that."""
     tiny.bundle(tmp_path, task="fill-mask")
     manifest = _bundle(tmp_path).manifest
-    few, many = (fill_mask.Request("a [MASK] film", fill_mask.FillMaskParameters(top_k=count)) for count in (1, len(tiny.VOCABULARY)))
+    few, many = (
+        fill_mask.FillMaskRequest("a [MASK] film", fill_mask.FillMaskParameters(top_k=count)) for count in (1, len(tiny.VOCABULARY))
+    )
     tokenizer = Tokenizer(_bundle(tmp_path).tokenizer_path, manifest.tokenizer)
     real = encode(fill_mask, many, tokenizer, manifest).cost.queue_tokens
     guessed = fill_mask.estimate(many, 32) - fill_mask.estimate(few, 32)
@@ -306,7 +308,9 @@ def test_tokens_of_long_texts_count_as_memory(tmp_path: Path) -> None:
     tokenizer = Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)
     assert (
         30_000 + 1002
-        == encode(token_classification, token_classification.Request("good " * 1000), tokenizer, Head(labels=("O",))).cost.memory_per_input
+        == encode(
+            token_classification, token_classification.NerRequest("good " * 1000), tokenizer, Head(labels=("O",))
+        ).cost.memory_per_input
     )
 
 

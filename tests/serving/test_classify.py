@@ -36,7 +36,7 @@ def test_decode_equals_brute_force(logits: list[list[float]], activation: str, w
     scores = [brute_force(row, activation) for row in logits]
     combine = max if window == "max" else lambda column: sum(column) / len(column)
     expected = [combine(column) for column in zip(*scores, strict=True)]
-    request = classify.Request("", parameters=classify.ClassifyParameters(window=window, function_to_apply=activation, top_k=top_k))  # type: ignore[arg-type]
+    request = classify.ClassifyRequest("", parameters=classify.ClassifyParameters(window=window, function_to_apply=activation, top_k=top_k))  # type: ignore[arg-type]
     rows = [{"logits": np.array(row, dtype=np.float32)} for row in logits]
     actual = decode(classify, request, rows, Head(tuple(labels)))
 
@@ -53,14 +53,14 @@ def test_decode_equals_brute_force(logits: list[list[float]], activation: str, w
 def test_equal_scores_keep_the_order_of_the_labels() -> None:
     rows = [{"logits": np.array([1.0, 2.0, 1.0, 2.0], dtype=np.float32)}]
 
-    assert list("bdac") == [item["label"] for item in decode(classify, classify.Request(""), rows, Head(tuple("abcd")))]
+    assert list("bdac") == [item["label"] for item in decode(classify, classify.ClassifyRequest(""), rows, Head(tuple("abcd")))]
 
 
 def test_the_models_own_activation_is_the_default() -> None:
     """Without `function_to_apply` a multi-label model is scored label by label."""
     rows = [{"logits": np.array([0.0, 0.0], dtype=np.float32)}]
 
-    assert [0.5, 0.5] == [item["score"] for item in decode(classify, classify.Request(""), rows, Head(("a", "b"), "sigmoid"))]
+    assert [0.5, 0.5] == [item["score"] for item in decode(classify, classify.ClassifyRequest(""), rows, Head(("a", "b"), "sigmoid"))]
 
 
 @given(
@@ -78,15 +78,17 @@ def test_scores_are_finite_for_every_logit(logits: list[float], activation: str)
 @pytest.mark.parametrize(
     ("request_", "kept", "truncated"),
     [
-        (classify.Request("good " * 30), 32, False),
-        (classify.Request("good " * 31), 32, True),
-        (classify.Request("good " * 20, "bad " * 9), 32, False),
-        (classify.Request("good " * 20, "bad " * 10), 32, True),
-        (classify.Request("good " * 5, ""), 7, False),
-        (classify.Request("", "bad"), 4, False),
+        (classify.ClassifyRequest("good " * 30), 32, False),
+        (classify.ClassifyRequest("good " * 31), 32, True),
+        (classify.ClassifyRequest("good " * 20, "bad " * 9), 32, False),
+        (classify.ClassifyRequest("good " * 20, "bad " * 10), 32, True),
+        (classify.ClassifyRequest("good " * 5, ""), 7, False),
+        (classify.ClassifyRequest("", "bad"), 4, False),
     ],
 )
-def test_text_is_cut_to_the_room_and_said_to_be(tokenizer: Tokenizer, request_: classify.Request, kept: int, truncated: bool) -> None:
+def test_text_is_cut_to_the_room_and_said_to_be(
+    tokenizer: Tokenizer, request_: classify.ClassifyRequest, kept: int, truncated: bool
+) -> None:
     encoded = encode(classify, request_, tokenizer)
 
     assert ([kept], truncated) == ([len(encoding) for encoding in encoded.encodings], encoded.truncated)
@@ -95,15 +97,15 @@ def test_text_is_cut_to_the_room_and_said_to_be(tokenizer: Tokenizer, request_: 
 @pytest.mark.parametrize(
     ("request_", "numbers"),
     [
-        (classify.Request("good " * 40, parameters=classify.ClassifyParameters(window="mean", stride=30)), " 30, .* 30 tokens;"),
+        (classify.ClassifyRequest("good " * 40, parameters=classify.ClassifyParameters(window="mean", stride=30)), " 30, .* 30 tokens;"),
         (
-            classify.Request("film " * 25, "bad " * 30, classify.ClassifyParameters(window="mean", stride=4)),
+            classify.ClassifyRequest("film " * 25, "bad " * 30, classify.ClassifyParameters(window="mean", stride=4)),
             " 4, .* 4 tokens .* 25 tokens;",
         ),
-        (classify.Request("film " * 40, "bad", classify.ClassifyParameters(window="mean", stride=0)), " 0, .* 0 tokens "),
+        (classify.ClassifyRequest("film " * 40, "bad", classify.ClassifyParameters(window="mean", stride=0)), " 0, .* 0 tokens "),
     ],
 )
-def test_windows_without_room_are_an_error(tokenizer: Tokenizer, request_: classify.Request, numbers: str) -> None:
+def test_windows_without_room_are_an_error(tokenizer: Tokenizer, request_: classify.ClassifyRequest, numbers: str) -> None:
     with pytest.raises(InvalidValueError, match=numbers):
         encode(classify, request_, tokenizer)
 
@@ -112,6 +114,6 @@ def test_the_estimate_is_bounded_where_text_is_cut() -> None:
     text = "word " * 1000
 
     assert (32, 2668) == (
-        classify.estimate(classify.Request(text), 32),
-        classify.estimate(classify.Request(text, parameters=classify.ClassifyParameters(window="max")), 32),
+        classify.estimate(classify.ClassifyRequest(text), 32),
+        classify.estimate(classify.ClassifyRequest(text, parameters=classify.ClassifyParameters(window="max")), 32),
     )

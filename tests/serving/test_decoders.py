@@ -84,7 +84,7 @@ def test_each_token_is_taken_from_the_window_where_it_lies_farthest_from_an_edge
 # ---- entities: aggregation
 
 
-def hugging_face(request: token_classification.Request, text_tokens: Tokens, logits: Floats) -> list[dict[str, Any]]:
+def hugging_face(request: token_classification.NerRequest, text_tokens: Tokens, logits: Floats) -> list[dict[str, Any]]:
     """Returns entities by the pipeline's rules without its two mistakes: the prefix decides about words, and their marks belong to them."""
     text, offsets, pieces = request.text, text_tokens.offsets, text_tokens.pieces
     tokens = []
@@ -114,7 +114,7 @@ def assert_same(expected: list[dict[str, Any]], actual: list[dict[str, Any]]) ->
 )
 def test_aggregation_equals_the_rules_of_the_pipeline(text: str, strategy: Any, ignored: list[str], seed: int, coarse: bool) -> None:
     """Every strategy, label form and ignored label gives the pipeline's entities, scores, offsets and order."""
-    request = token_classification.Request(
+    request = token_classification.NerRequest(
         text, token_classification.NerParameters(aggregation_strategy=strategy, ignore_labels=list(ignored))
     )
     tokenizer = tokenizer_of(token_classification.TASK, 4096)
@@ -132,7 +132,7 @@ def test_windows_of_the_same_logits_give_the_entities_of_the_whole(
 ) -> None:
     """Where every window says the same of a token, cutting and merging leaves no trace: no seam splits or doubles an entity."""
     stride = data.draw(st.integers(0, room - 1))
-    request = token_classification.Request(text, token_classification.NerParameters(aggregation_strategy=strategy, stride=stride))
+    request = token_classification.NerRequest(text, token_classification.NerParameters(aggregation_strategy=strategy, stride=stride))
     whole, cut = (tokenizer_of(token_classification.TASK, length) for length in (4096, room + 2))
     ids = whole.tokenize([text])[0].ids
     count = len(ids)
@@ -149,7 +149,7 @@ def test_windows_of_the_same_logits_give_the_entities_of_the_whole(
 
 
 def test_of_equal_maxima_in_a_word_the_first_token_counts() -> None:
-    request = token_classification.Request("films", token_classification.NerParameters(aggregation_strategy="max", ignore_labels=[]))
+    request = token_classification.NerRequest("films", token_classification.NerParameters(aggregation_strategy="max", ignore_labels=[]))
     rows = [{"logits": np.array([[0, 0], [0, 3], [3, 0], [0, 0]], dtype=np.float32)}]
 
     assert ["B"] == [
@@ -171,7 +171,7 @@ def probabilities(read: question_answering.PassageWindows, rows: Sequence[dict[s
     return found
 
 
-def plain_text(request: question_answering.Request, passage: Any, first: int, last: int, cut: range) -> tuple[int, int, str]:
+def plain_text(request: question_answering.AnswerRequest, passage: Any, first: int, last: int, cut: range) -> tuple[int, int, str]:
     """Returns start, end and text of a span of tokens, word by word where the request says so, within `cut`."""
     words = passage.word_ids
     while request.parameters.align_to_words and first > cut.start and words[first - 1] == words[first]:
@@ -192,7 +192,7 @@ def null_answer(pairs: Sequence[tuple[Floats, Floats]]) -> dict[str, Any]:
 
 
 def best_answers(
-    request: question_answering.Request, read: question_answering.PassageWindows, rows: Sequence[dict[str, Floats]]
+    request: question_answering.AnswerRequest, read: question_answering.PassageWindows, rows: Sequence[dict[str, Floats]]
 ) -> list[dict[str, Any]]:
     """Returns all distinct answers by loops over windows, starts and ends: by falling score, then start, then end."""
     pairs = probabilities(read, rows)
@@ -232,7 +232,7 @@ def asked(fields: dict[str, Any], room: int, stride: int, seed: int, *, coarse: 
     """Returns a request whose windows have room for so many tokens of the passage, what the model reads of it, and random rows."""
     how = {name: value for name, value in fields.items() if name != "context"}
     parameters = question_answering.AnswerParameters(**how, max_seq_len=room + 5, doc_stride=stride, **more)
-    request = question_answering.Request("good?", fields["context"], parameters)
+    request = question_answering.AnswerRequest("good?", fields["context"], parameters)
     read = question_answering.windows_of(request, tokenizer_of(question_answering.TASK, 4096))
     rows = [
         {name: random_logits(seed + 2 * n + m, len(encoding), coarse=coarse) for m, name in enumerate(("start_logits", "end_logits"))}
@@ -241,7 +241,7 @@ def asked(fields: dict[str, Any], room: int, stride: int, seed: int, *, coarse: 
     return request, read, rows
 
 
-def answered(request: question_answering.Request, rows: Sequence[dict[str, Floats]]) -> Any:
+def answered(request: question_answering.AnswerRequest, rows: Sequence[dict[str, Floats]]) -> Any:
     return decode(question_answering, request, rows, tokenizer=tokenizer_of(question_answering.TASK, 4096))
 
 
@@ -312,7 +312,7 @@ def plain_targets(targets: Sequence[str], tokenizer: Tokenizer) -> list[int]:
     return ids
 
 
-def plain_fill(request: fill_mask.Request, tokenizer: Tokenizer, logits: Floats) -> list[Any]:
+def plain_fill(request: fill_mask.FillMaskRequest, tokenizer: Tokenizer, logits: Floats) -> list[Any]:
     """Returns the fillings of each mask by a full sort of the vocabulary, and sequences put together token by token."""
     pieces = [tiny.VOCABULARY[id_] for id_ in tokenizer.tokenize([request.text])[0].ids]
     masks = [i for i, piece in enumerate(pieces) if piece == "[MASK]"]
@@ -337,7 +337,7 @@ def test_fillings_are_those_of_a_full_sort(
 ) -> None:
     """Scores, tokens, ties by id, targets and whole sequences, for one mask and several, in one window and in many."""
     tokenizer = tokenizer_of(fill_mask.TASK, max_length)
-    request = fill_mask.Request(text, fill_mask.FillMaskParameters(top_k=top_k, targets=None if targets is None else list(targets)))
+    request = fill_mask.FillMaskRequest(text, fill_mask.FillMaskParameters(top_k=top_k, targets=None if targets is None else list(targets)))
     encodings = encode(fill_mask, request, tokenizer).encodings
     logits = random_logits(seed, text.count("[MASK]"), len(tiny.VOCABULARY), coarse=coarse)
     ends = np.cumsum([len(encoding.masks) for encoding in encodings])
@@ -350,7 +350,7 @@ def test_fillings_are_those_of_a_full_sort(
 @given(MASKED, st.integers(3, 40))
 def test_a_long_text_has_a_window_around_each_mask(text: str, max_length: int) -> None:
     tokenizer = tokenizer_of(fill_mask.TASK, max_length)
-    encodings = encode(fill_mask, fill_mask.Request(text), tokenizer).encodings
+    encodings = encode(fill_mask, fill_mask.FillMaskRequest(text), tokenizer).encodings
     ids, room = tokenizer.tokenize([text])[0].ids, max_length - 2
     masks = [i for i, id_ in enumerate(ids) if id_ == tiny.VOCABULARY.index("[MASK]")]
     if len(ids) <= room:

@@ -25,7 +25,7 @@ from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.serving import loading
 from bertserve.service.serving.build import build
 from bertserve.service.settings import Settings
-from bertserve.service.tasks.classify import Request
+from bertserve.service.tasks.classify import ClassifyRequest
 from bertserve.service.text.tokenizer import Encoding
 from embedded import ROOT
 from fakes import FakeEngine
@@ -131,14 +131,14 @@ def test_only_lone_runs_of_enough_tokens_take_it(tmp_path: Path) -> None:
     async def check() -> None:
         scheduler.start()
         try:
-            await model.predict([Request("good")], timeout_s=10)
+            await model.predict([ClassifyRequest("good")], timeout_s=10)
             assert ([1], []) == (single.batches, several.batches)
             assert cost.slowdown < 1.0
             slowdown = cost.slowdown
-            await model.predict([Request("good " * 20)], timeout_s=10)
+            await model.predict([ClassifyRequest("good " * 20)], timeout_s=10)
             assert ([1], [1]) == (single.batches, several.batches)
             assert slowdown == cost.slowdown
-            await model.predict([Request("good bad fine")] * 4, timeout_s=10)
+            await model.predict([ClassifyRequest("good bad fine")] * 4, timeout_s=10)
             assert ([1], [1, 4]) == (single.batches, several.batches)
         finally:
             await scheduler.stop(5)
@@ -165,7 +165,7 @@ def test_accounting_that_fails_fails_no_answer(
     async def check() -> None:
         scheduler.start()
         try:
-            assert 1 == len((await model.predict([Request("good")], timeout_s=10)).results)
+            assert 1 == len((await model.predict([ClassifyRequest("good")], timeout_s=10)).results)
             assert scheduler.ready
         finally:
             await scheduler.stop(5)

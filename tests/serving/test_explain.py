@@ -283,9 +283,9 @@ def test_what_is_estimated_is_about_what_runs(tmp_path: Path, task: str) -> None
     graph = Tiny(tmp_path, task, max_length=64)
     spec, text = (classify, question_answering)[task == "question-answering"], "long dull poor film book good fine great " * 3
     request: Any = (
-        classify.Request(text, None, classify.ClassifyParameters(explain=True))
+        classify.ClassifyRequest(text, None, classify.ClassifyParameters(explain=True))
         if spec is classify
-        else question_answering.Request("good ?", text, question_answering.AnswerParameters(explain=True))
+        else question_answering.AnswerRequest("good ?", text, question_answering.AnswerParameters(explain=True))
     )
     begun = begin(spec, request, graph.tokenizer, Head(labels=tiny.LABELS))
     variants = begun.advance([graph.engine.run([each])[0] for each in begun.batch.encodings])
@@ -314,7 +314,7 @@ def test_who_hangs_up_leaves_no_variant_behind(tmp_path: Path) -> None:
     tiny.bundle(tmp_path, max_length=64)
     engine = BlocksAtVariants()
     service = faked(tmp_path, engine)
-    requests = [classify.Request("good " * 30, None, classify.ClassifyParameters(explain=True))]
+    requests = [classify.ClassifyRequest("good " * 30, None, classify.ClassifyParameters(explain=True))]
 
     async def check(client: httpx.AsyncClient) -> int:
         leaver = asyncio.ensure_future(service.registry.get("tiny").predict(requests, timeout_s=10))
@@ -335,7 +335,7 @@ def test_who_hangs_up_leaves_no_variant_behind(tmp_path: Path) -> None:
 def test_the_words_that_a_reader_would_name_come_out() -> None:
     model = load("sentiment")
     for text, key in {"The script is awful.": "awful", "I loved every minute of it.": "loved", "It never bores.": "never"}.items():
-        request = classify.Request(text, None, classify.ClassifyParameters(explain=True, function_to_apply="none"))
+        request = classify.ClassifyRequest(text, None, classify.ClassifyParameters(explain=True, function_to_apply="none"))
         begun = begin(classify, request, model.tokenizer, model.manifest)
         variants = begun.advance(model.rows(begun.batch.encodings))
         assert isinstance(variants, Batch)

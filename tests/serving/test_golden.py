@@ -24,7 +24,7 @@ NEAR_TIE = 0.1
 FLOOR = 0.98
 
 
-def requests_of(case: dict[str, Any]) -> list[classify.Request]:
+def requests_of(case: dict[str, Any]) -> list[classify.ClassifyRequest]:
     """Returns the task requests of a case, read from JSON as the service reads them."""
     return list(embedded.read(classify.TASK, case["request"]).requests())
 
@@ -65,7 +65,7 @@ def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int, capsys: pytes
     ran: dict[bytes, Row] = {}  # many cases are of the same text
     for case in CASES[::step]:
         for request, windows in zip(requests_of(case), case["logits"], strict=True):
-            best = classify.Request(
+            best = classify.ClassifyRequest(
                 request.text,
                 request.text_pair,
                 classify.ClassifyParameters(window=request.parameters.window, stride=request.parameters.stride),

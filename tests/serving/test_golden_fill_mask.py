@@ -31,7 +31,7 @@ def rebuilt(mask: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
     return row
 
 
-def decoded(request: fill_mask.Request, masks: list[dict[str, Any]]) -> list[Any]:
+def decoded(request: fill_mask.FillMaskRequest, masks: list[dict[str, Any]]) -> list[Any]:
     """Decodes stored logits, having checked that the windows are those of the golden file."""
     encodings, (tokens,) = encode(fill_mask, request, FILL.tokenizer).encodings, FILL.tokenizer.tokenize([request.text])
     places = [place for place, id_ in enumerate(tokens.ids) if FILL.tokenizer.mask is not None and id_ == FILL.tokenizer.mask.id]

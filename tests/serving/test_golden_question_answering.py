@@ -23,7 +23,7 @@ FLOOR = 0.9
 
 
 def stored(
-    request: question_answering.Request, windows: list[dict[str, Any]]
+    request: question_answering.AnswerRequest, windows: list[dict[str, Any]]
 ) -> tuple[question_answering.PassageWindows, list[dict[str, Any]]]:
     """Returns what the model reads of a request and the stored rows, having checked that the windows are the reference's."""
     read = question_answering.windows_of(request, QA.tokenizer)
@@ -38,7 +38,7 @@ def listed(result: Any) -> list[dict[str, Any]]:
     return [item for item in (result if isinstance(result, list) else [result]) if item["score"] > 0]
 
 
-def pairs(case: dict[str, Any], **changes: Any) -> list[tuple[question_answering.Request, list[dict[str, Any]], Any]]:
+def pairs(case: dict[str, Any], **changes: Any) -> list[tuple[question_answering.AnswerRequest, list[dict[str, Any]], Any]]:
     parameters = case["request"].get("parameters", {}) | changes
     body = embedded.read(question_answering.TASK, case["request"] | {"parameters": parameters})
     answers = case["answer"] if body.is_list else [case["answer"]]

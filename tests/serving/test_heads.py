@@ -44,7 +44,7 @@ def test_labels_are_scored_as_the_pipeline_does(values: list[tuple[float, ...]],
     """Entailment against contradiction for each label, or entailments against each other; of ties the later label first."""
     names = ["contradiction", "neutral"]
     names.insert(place, "ENTAILMENT")
-    request = zero_shot.Request(
+    request = zero_shot.ZeroShotRequest(
         "text", zero_shot.ZeroShotParameters(candidate_labels=[f"label {i}" for i in range(len(values))], multi_label=multi_label)
     )
     found = decode(zero_shot, request, logits(*values), Head(labels=tuple(names)))
@@ -64,7 +64,7 @@ def test_labels_are_scored_as_the_pipeline_does(values: list[tuple[float, ...]],
 
 def test_equal_labels_come_last_first() -> None:
     """Labels of one score are in the reverse of the caller's order, as numpy's argsort reversed has them."""
-    request = zero_shot.Request("text", zero_shot.ZeroShotParameters(candidate_labels=["a", "b", "c"]))
+    request = zero_shot.ZeroShotRequest("text", zero_shot.ZeroShotParameters(candidate_labels=["a", "b", "c"]))
     found = decode(zero_shot, request, logits((0, 0, 1), (0, 0, 1), (0, 0, 1)), NLI)
     assert ["c", "b", "a"] == [item["label"] for item in found]
 
@@ -72,7 +72,7 @@ def test_equal_labels_come_last_first() -> None:
 def test_great_logits_do_not_overflow() -> None:
     found = decode(
         zero_shot,
-        zero_shot.Request("text", zero_shot.ZeroShotParameters(candidate_labels=["a", "b"])),
+        zero_shot.ZeroShotRequest("text", zero_shot.ZeroShotParameters(candidate_labels=["a", "b"])),
         logits((0, 0, 500), (0, 0, 499)),
         NLI,
     )
@@ -102,13 +102,15 @@ def test_a_hypothesis_without_room_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidValueError, match=r"`good good .*` has 29 tokens .* 28 "):
         encode(
             zero_shot,
-            zero_shot.Request("film", zero_shot.ZeroShotParameters(candidate_labels=[label], hypothesis_template="{}")),
+            zero_shot.ZeroShotRequest("film", zero_shot.ZeroShotParameters(candidate_labels=[label], hypothesis_template="{}")),
             tokenizer,
         )
     assert [32] == [
         len(e)
         for e in encode(
-            zero_shot, zero_shot.Request("", zero_shot.ZeroShotParameters(candidate_labels=[label], hypothesis_template="{}")), tokenizer
+            zero_shot,
+            zero_shot.ZeroShotRequest("", zero_shot.ZeroShotParameters(candidate_labels=[label], hypothesis_template="{}")),
+            tokenizer,
         ).encodings
     ]
 
@@ -118,12 +120,12 @@ def test_a_hypothesis_without_room_is_refused(tokenizer: Tokenizer) -> None:
 
 def test_texts_are_ranked_by_sigmoid_or_logit() -> None:
     rows = logits((-1.0,), (2.0,), (-1.0,), (100.0,))
-    request = rerank.Request("query", ("a", "b", "c", "d"), rerank.RerankOptions(return_text=True))
+    request = rerank.RerankRequest("query", ("a", "b", "c", "d"), rerank.RerankOptions(return_text=True))
     found = decode(rerank, request, rows, Head(labels=("LABEL_0",)))
     assert [(3, "d"), (1, "b"), (0, "a"), (2, "c")] == [(item["index"], item["text"]) for item in found]
     assert pytest.approx([1.0, 1 / (1 + np.exp(-2)), 1 / (1 + np.e), 1 / (1 + np.e)], abs=1e-6) == [item["score"] for item in found]
     raw = decode(
-        rerank, rerank.Request("query", ("a", "b", "c", "d"), rerank.RerankOptions(raw_scores=True)), rows, Head(labels=("LABEL_0",))
+        rerank, rerank.RerankRequest("query", ("a", "b", "c", "d"), rerank.RerankOptions(raw_scores=True)), rows, Head(labels=("LABEL_0",))
     )
     assert [{"index": 3, "score": 100.0}, {"index": 1, "score": 2.0}] == raw[:2]
 
@@ -144,7 +146,7 @@ def test_of_two_labels_the_relevant_one_ranks(values: list[tuple[float, ...]], p
     for activation, (expected, logits_) in cases.items():
         head = Head(labels=tuple(names), activation=activation)
         for raw, numbers in ((False, expected), (True, logits_)):
-            found = decode(rerank, rerank.Request("query", texts, rerank.RerankOptions(raw_scores=raw)), logits(*values), head)
+            found = decode(rerank, rerank.RerankRequest("query", texts, rerank.RerankOptions(raw_scores=raw)), logits(*values), head)
             assert {item["index"]: pytest.approx(item["score"], abs=1e-4) for item in found} == dict(enumerate(numbers.tolist()))
             assert all(a["score"] >= b["score"] for a, b in pairwise(found))
 
@@ -169,7 +171,7 @@ def test_a_cross_encoder_is_known_by_its_labels(labels: tuple[str, ...], place: 
 
 
 def test_query_and_text_are_a_pair_also_without_a_text(tokenizer: Tokenizer) -> None:
-    encoded = encode(rerank, rerank.Request("good", ("bad film", "")), tokenizer)
+    encoded = encode(rerank, rerank.RerankRequest("good", ("bad film", "")), tokenizer)
     good, bad, film = (tiny.VOCABULARY.index(word) for word in ("good", "bad", "film"))
     assert [[2, good, 3, bad, film, 3], [2, good, 3, 3]] == [encoding.ids.tolist() for encoding in encoded.encodings]
     assert not encoded.truncated
@@ -193,7 +195,7 @@ FOUR = LayerChoice("last_four_hidden_states", 4, (0, 1, 2, 3))
 def test_vectors_are_pooled_cut_and_normalized(layers: Any, normalize: bool, dimensions: int | None, pooling: Any) -> None:
     """All tokens count, special ones too; what is kept of a vector is brought to length 1."""
     parameters = embed.EmbedParameters(pooling=pooling, normalize=normalize, dimensions=dimensions)
-    request = embed.Request("text", parameters, layers=layers)
+    request = embed.EmbedRequest("text", parameters, layers=layers)
     tokens = ROW[layers.output].astype(np.float64)
     expected = {"none": tokens, "cls": tokens[0], "mean": sum(tokens) / 5, "max": np.max(tokens, axis=0)}[pooling][..., :dimensions]
     if normalize:
@@ -263,10 +265,10 @@ def test_a_vector_of_zeros_stays_one() -> None:
 
 def test_what_is_left_open_is_as_the_bundle_says() -> None:
     given = spec("last_four", prompts={"query": "q: ", "": "x"}, default_prompt="query")
-    left_open = embed.Request("", embed.EmbedParameters(pooling="mean", normalize=True), prompt="q: ", width=8)
+    left_open = embed.EmbedRequest("", embed.EmbedParameters(pooling="mean", normalize=True), prompt="q: ", width=8)
     assert left_open == embed.resolve(embed.EmbedParameters(), given)
     chosen = embed.EmbedParameters(pooling="cls", normalize=False, prompt_name="", layers="last_four", dimensions=32)
-    assert embed.Request("", chosen, prompt="x", width=32, layers=FOUR) == embed.resolve(chosen, given)
+    assert embed.EmbedRequest("", chosen, prompt="x", width=32, layers=FOUR) == embed.resolve(chosen, given)
 
 
 # ---- what a bundle can do
@@ -338,7 +340,7 @@ def chunks(labels: list[str]) -> list[tuple[str, int, int]]:
 def entities(labels: list[str], known: tuple[str, ...], tokenizer: Tokenizer) -> list[tuple[str, int, int]]:
     """Returns the groups that the service makes of one token for each label."""
     text = " ".join(["film"] * len(labels))
-    request = token_classification.Request(text)
+    request = token_classification.NerRequest(text)
     scores = np.zeros((len(labels) + 2, len(known)), dtype=np.float32)
     for i, label in enumerate(labels):
         scores[i + 1, known.index(label)] = 9

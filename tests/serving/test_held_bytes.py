@@ -24,7 +24,7 @@ from bertserve.service.http.streaming import LineStream
 from bertserve.service.http.turns import Turns
 from bertserve.service.process import parsing
 from bertserve.service.serving.build import AppState
-from bertserve.service.serving.held_bytes import HeldBytes, Reservation
+from bertserve.service.serving.held_bytes import ByteReservation, HeldBytes
 from bertserve.service.serving.model import Model
 from bertserve.service.wire import json_text, reading
 from fakes import FakeEngine
@@ -51,7 +51,7 @@ def service(models: Path, **held: int) -> AppState:
 def test_a_reservation_that_cannot_grow_is_released() -> None:
     held = HeldBytes(1)
     held.limit = 10
-    reservation = Reservation(held)
+    reservation = ByteReservation(held)
     reservation.grow(6)
     assert 6 == held.count
     with pytest.raises(UnavailableError):

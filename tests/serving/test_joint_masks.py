@@ -89,7 +89,7 @@ def text_of(runs: Runs, text: str, *, beam: int, top_k: int, targets: Sequence[s
     parameters = fill_mask.FillMaskParameters.model_construct(
         joint=True, beam=beam, top_k=top_k, targets=None if targets is None else list(targets)
     )
-    begun = begin(fill_mask, fill_mask.Request(text, parameters), runs.tokenizer)
+    begun = begin(fill_mask, fill_mask.FillMaskRequest(text, parameters), runs.tokenizer)
     assert [] == begun.batch.encodings
     return begun
 
@@ -340,7 +340,7 @@ def test_what_is_estimated_is_about_what_runs(runs: Runs) -> None:
     estimated = fill_mask.estimate(request, 32)
     assert [1, 4, 4] == runs.stages
     assert estimated / 2 < runs.tokens < 2 * estimated
-    plain = fill_mask.Request(text, fill_mask.FillMaskParameters(top_k=1))
+    plain = fill_mask.FillMaskRequest(text, fill_mask.FillMaskParameters(top_k=1))
     assert 9 == estimated / fill_mask.estimate(plain, 32)
 
 

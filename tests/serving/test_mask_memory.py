@@ -69,7 +69,7 @@ def test_results_are_within_the_memory_that_is_counted(masks: int, joint: bool, 
     assert bundle.tokenizer.mask is not None
     text = f"{bundle.tokenizer.mask.token} " * masks + rest
     parameters = fill_mask.FillMaskParameters(top_k=60, joint=joint)
-    begun = begin(fill_mask, fill_mask.Request(text, parameters), bundle.tokenizer, bundle.manifest)
+    begun = begin(fill_mask, fill_mask.FillMaskRequest(text, parameters), bundle.tokenizer, bundle.manifest)
     counted, random = 4 * begun.batch.cost.memory_per_input, np.random.default_rng(0)
     result: Any = begun.batch
     while isinstance(result, Batch):

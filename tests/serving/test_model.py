@@ -27,7 +27,7 @@ from bertserve.service.serving import model as model_module
 from bertserve.service.serving.work import RequestRun
 from bertserve.service.tasks.batch import PAUSE, Batch, TaskModel, TaskRun
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.classify import ClassifyParameters, Request
+from bertserve.service.tasks.classify import ClassifyParameters, ClassifyRequest
 from bertserve.service.tasks.cost import Budget, Cost
 from bertserve.service.text.tokenizer import SHORT_CHARS
 from fakes import FakeEngine
@@ -87,10 +87,10 @@ def test_only_batch_invariant_graphs_are_batched(tmp_path: Path, invariant: bool
 
     async def check() -> None:
         bench.engine.gate.clear()
-        first = asyncio.ensure_future(bench.model.predict([Request("good")], timeout_s=10))
+        first = asyncio.ensure_future(bench.model.predict([ClassifyRequest("good")], timeout_s=10))
         await asyncio.sleep(0)
         await asyncio.to_thread(bench.engine.entered.acquire, timeout=20)
-        rest = asyncio.ensure_future(bench.model.predict([Request("bad")] * 4, timeout_s=10))
+        rest = asyncio.ensure_future(bench.model.predict([ClassifyRequest("bad")] * 4, timeout_s=10))
         await asyncio.sleep(0)
         bench.engine.gate.set()
         await asyncio.gather(first, rest)
@@ -107,7 +107,8 @@ def test_an_input_that_cannot_be_encoded_is_named(tmp_path: Path, padding: str) 
     async def check() -> None:
         with pytest.raises(InvalidValueError, match="60 tokens") as caught:
             await bench.model.predict(
-                [Request("good" + padding), Request("good " * 60, parameters=ClassifyParameters(truncation=False))], timeout_s=10
+                [ClassifyRequest("good" + padding), ClassifyRequest("good " * 60, parameters=ClassifyParameters(truncation=False))],
+                timeout_s=10,
             )
         assert 1 == caught.value.input_index
 
@@ -120,7 +121,7 @@ def test_metrics_add_up(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
 
     async def check() -> None:
-        await bench.model.predict([Request("good"), Request("good bad fine"), Request("good " * 40)], timeout_s=10)
+        await bench.model.predict([ClassifyRequest("good"), ClassifyRequest("good bad fine"), ClassifyRequest("good " * 40)], timeout_s=10)
 
     play(bench, check)
     assert [3] == bench.engine.batches
@@ -146,7 +147,7 @@ def test_the_cost_model_is_told_what_a_run_took_of_a_core(
 
     monkeypatch.setattr(bench.engine, "run", slow)
     monkeypatch.setattr(CostModel, "observe", lambda _self, *run: learned.append(run))
-    play(bench, lambda: bench.model.predict([Request("good")], timeout_s=10))
+    play(bench, lambda: bench.model.predict([ClassifyRequest("good")], timeout_s=10))
 
     [(_, _, seconds, busy_s)] = learned
     assert seconds >= 0.1  # it slept so long
@@ -174,9 +175,9 @@ def test_a_long_task_pauses_for_others(tmp_path: Path, monkeypatch: pytest.Monke
 
     async def check() -> None:
         spec = replace(TASKS["text-classification"], run=slow)
-        requests = [[Request(name + " " * SHORT_CHARS)] * 2 for name in ("good", "bad")]
+        requests = [[ClassifyRequest(name + " " * SHORT_CHARS)] * 2 for name in ("good", "bad")]
         bench.engine.gate.clear()
-        blocker = asyncio.ensure_future(bench.model.predict([Request("good")], timeout_s=9))
+        blocker = asyncio.ensure_future(bench.model.predict([ClassifyRequest("good")], timeout_s=9))
         await asyncio.to_thread(bench.engine.entered.acquire, timeout=20)
         both = [asyncio.ensure_future(bench.model.predict(each, timeout_s=9, spec=spec)) for each in requests]
         while bench.queue.queue_items < 2:
@@ -217,7 +218,7 @@ class SlowTexts:
 
     def first_stage(self, *lengths: int) -> Stage:
         """Returns the first stage of a request with texts of these lengths."""
-        requests, model = [Request("a" * length) for length in lengths], self.bench.model
+        requests, model = [ClassifyRequest("a" * length) for length in lengths], self.bench.model
         spec = replace(TASKS["text-classification"], run=self._run)
         run = RequestRun(requests, spec, TaskModel(model._tokenizer, model.bundle.manifest, Budget()), None)
         return model._first_stage(run, sum(lengths))
@@ -267,12 +268,12 @@ def test_what_a_large_answer_freed_returns_to_the_system(tmp_path: Path, monkeyp
     returned: list[bool] = []
     monkeypatch.setattr(model_module, "return_freed_memory", lambda: returned.append(True))
 
-    def answer(request: Request, model: TaskModel) -> TaskRun[int]:
+    def answer(request: ClassifyRequest, model: TaskModel) -> TaskRun[int]:
         yield Batch([], Cost(answer_bytes=2 * model_module.MANY_BYTES if is_large else 2))
         return 1
 
     async def check() -> None:
-        await bench.model.predict([Request("good")], timeout_s=9, spec=replace(TASKS["text-classification"], run=answer))
+        await bench.model.predict([ClassifyRequest("good")], timeout_s=9, spec=replace(TASKS["text-classification"], run=answer))
 
     play(bench, check)
     assert is_large == bool(returned)

@@ -135,7 +135,7 @@ def test_tensors_have_a_context_too(api: Send) -> None:
 
 @given(st.lists(st.floats(-300, 300, width=32), min_size=2, max_size=8))
 def test_scores_are_a_softmax_over_choices(logits: list[float]) -> None:
-    request = multiple_choice.Request("a", tuple(map(str, range(len(logits)))))
+    request = multiple_choice.ChooseRequest("a", tuple(map(str, range(len(logits)))))
     rows = [{"logits": np.array([logit], dtype=np.float32)} for logit in logits]
     found = decode(multiple_choice, request, rows)
 
@@ -151,13 +151,13 @@ def found_scores(found: list[dict[str, Any]]) -> dict[int, float]:
 
 
 def test_a_pair_is_cut_as_in_transformers(tokenizer: Tokenizer) -> None:
-    encoded = encode(multiple_choice, multiple_choice.Request("good", ("bad", LONG), LONG), tokenizer)
+    encoded = encode(multiple_choice, multiple_choice.ChooseRequest("good", ("bad", LONG), LONG), tokenizer)
     context, short, long = (tokens.ids for tokens in tokenizer.tokenize([LONG, "good bad", f"good {LONG}"]))
 
     assert [[2, *context[:27], 3, *short, 3], [2, *context[:14], 3, *long[:15], 3]] == [e.ids.tolist() for e in encoded.encodings]
     assert [0] * 29 + [1] * 3 == encoded.encodings[0].type_ids.tolist()
     assert encoded.truncated
-    assert not encode(multiple_choice, multiple_choice.Request("good", ("bad", "film")), tokenizer).truncated
+    assert not encode(multiple_choice, multiple_choice.ChooseRequest("good", ("bad", "film")), tokenizer).truncated
 
 
 def test_what_is_cut_is_said_or_refused(api: Send) -> None:
@@ -178,12 +178,12 @@ def test_most_choices_are_answered(api: Send) -> None:
 
 def test_all_that_is_tokenized_is_counted_at_admission() -> None:
     """The question is tokenized with each choice, the context once; every pair is estimated."""
-    assert 3 + 2 + 4 + 2 * TEXT_CHARS == multiple_choice.Request("abc", ("de", "fghi")).chars
-    assert 100 + (3 + 1) * 2 + 2 + 4 + 2 * TEXT_CHARS == multiple_choice.Request("abc", ("de", "fghi"), "x" * 100).chars
-    request = multiple_choice.Request("a" * 400, ("b" * 400, "c" * 40, "d" * 4000))
+    assert 3 + 2 + 4 + 2 * TEXT_CHARS == multiple_choice.ChooseRequest("abc", ("de", "fghi")).chars
+    assert 100 + (3 + 1) * 2 + 2 + 4 + 2 * TEXT_CHARS == multiple_choice.ChooseRequest("abc", ("de", "fghi"), "x" * 100).chars
+    request = multiple_choice.ChooseRequest("a" * 400, ("b" * 400, "c" * 40, "d" * 4000))
     assert (101 + 101) + (101 + 11) + 512 == multiple_choice.estimate(request, 512)
     assert multiple_choice.estimate(request, 512) < multiple_choice.estimate(
-        multiple_choice.Request("a" * 400, request.choices, "e" * 400), 512
+        multiple_choice.ChooseRequest("a" * 400, request.choices, "e" * 400), 512
     )
 
 
@@ -206,7 +206,7 @@ def test_second_texts_are_made_one_by_one(tokenizer: Tokenizer, monkeypatch: pyt
     tokenize = Tokenizer.tokenize
     monkeypatch.setattr(Tokenizer, "tokenize", noted)
     monkeypatch.setattr("bertserve.service.text.tokenizer.GROUP_CHARS", len(LONG))
-    encode(multiple_choice, multiple_choice.Request(LONG, tuple(map(Choice, ("good", "bad", "film"))), "a"), tokenizer)
+    encode(multiple_choice, multiple_choice.ChooseRequest(LONG, tuple(map(Choice, ("good", "bad", "film"))), "a"), tokenizer)
 
     assert [[1, 1], [1, 2], [1, 3], [1, 3]] == tokenized
 

@@ -197,8 +197,8 @@ def test_windows_are_counted_at_admission(models_of_all: dict[str, Model], strid
     model = models_of_all["text-classification"]
     parameters = classification.ClassifyParameters(window="mean", stride=stride and stride - 8)
     for request in (
-        classification.Request("good " * 600, None, classification.ClassifyParameters(window="mean", stride=stride)),
-        classification.Request("good " * 4, "good " * 600, parameters),
+        classification.ClassifyRequest("good " * 600, None, classification.ClassifyParameters(window="mean", stride=stride)),
+        classification.ClassifyRequest("good " * 4, "good " * 600, parameters),
     ):
         real = sum(tokens for tokens, _ in begun(model, [request], TASKS[model.task]).work)
         assert real / 2 <= classification.estimate(request, 32) <= 2 * real
@@ -259,7 +259,7 @@ def test_what_is_many_times_its_estimate_must_fit_like_new() -> None:
 
 def test_characters_count_for_the_predicted_wait(models_of_all: dict[str, Model]) -> None:
     model = models_of_all["text-classification"]
-    estimates = [model._estimate([classification.Request("a" * 1000)], TASKS[model.task], chars) for chars in (0, 10**6)]
+    estimates = [model._estimate([classification.ClassifyRequest("a" * 1000)], TASKS[model.task], chars) for chars in (0, 10**6)]
 
     assert [estimates[0][0], 0.3] == [estimates[1][0], pytest.approx(estimates[1][1] - estimates[0][1])]
 
@@ -267,7 +267,7 @@ def test_characters_count_for_the_predicted_wait(models_of_all: dict[str, Model]
 # Memory
 
 
-def embedding(**parameters: Any) -> embed.Request:
+def embedding(**parameters: Any) -> embed.EmbedRequest:
     """Returns a request for the vector of a text of three tokens, five with special ones."""
     given = embed.resolve(embed.EmbedParameters(**parameters), Embedding.model_validate(tiny.EMBEDDING))
     return replace(given, text="a good film")
@@ -288,7 +288,7 @@ def embedding(**parameters: Any) -> embed.Request:
     ],
 )
 def test_vectors_are_pooled_as_soon_as_they_are_there(
-    models_of_all: dict[str, Model], request_: embed.Request, expected: tuple[int, ...]
+    models_of_all: dict[str, Model], request_: embed.EmbedRequest, expected: tuple[int, ...]
 ) -> None:
     """For a short text in a batch with a long one only its own vector, or those of its own tokens, are held."""
     long = replace(request_, text="good " * 30)
@@ -300,9 +300,13 @@ def test_vectors_are_pooled_as_soon_as_they_are_there(
 @pytest.mark.parametrize(
     ("task", "request_", "longer"),
     [
-        (token_classification.TASK, token_classification.Request("a good film"), token_classification.Request("good " * 30)),
-        (question_answering.TASK, question_answering.Request("who", "a good film"), question_answering.Request("who", "good " * 20)),
-        (fill_mask.TASK, fill_mask.Request("a [MASK] film"), fill_mask.Request("good " * 20 + "[MASK]" * 9)),
+        (token_classification.TASK, token_classification.NerRequest("a good film"), token_classification.NerRequest("good " * 30)),
+        (
+            question_answering.TASK,
+            question_answering.AnswerRequest("who", "a good film"),
+            question_answering.AnswerRequest("who", "good " * 20),
+        ),
+        (fill_mask.TASK, fill_mask.FillMaskRequest("a [MASK] film"), fill_mask.FillMaskRequest("good " * 20 + "[MASK]" * 9)),
     ],
 )
 def test_no_row_holds_the_padded_batch(models_of_all: dict[str, Model], task: str, request_: Any, longer: Any) -> None:
@@ -313,7 +317,9 @@ def test_no_row_holds_the_padded_batch(models_of_all: dict[str, Model], task: st
 
 
 def test_of_a_vocabulary_only_the_best_tokens_are_held(models_of_all: dict[str, Model]) -> None:
-    (row,) = rows_of(models_of_all["fill-mask"], "fill-mask", [fill_mask.Request("[MASK] [MASK]", fill_mask.FillMaskParameters(top_k=3))])
+    (row,) = rows_of(
+        models_of_all["fill-mask"], "fill-mask", [fill_mask.FillMaskRequest("[MASK] [MASK]", fill_mask.FillMaskParameters(top_k=3))]
+    )
 
     assert {"tokens": (2, 3), "scores": (2, 3)} == {name: values.shape for name, values in row.items()}
 
@@ -345,7 +351,7 @@ def test_spans_of_one_window_are_held_at_a_time(models_of_all: dict[str, Model],
     model = models_of_all["question-answering"]
     peaks = []
     for words in (60, 600):
-        request = question_answering.Request(
+        request = question_answering.AnswerRequest(
             "who", "good bad " * words, question_answering.AnswerParameters(duplicates=duplicates, max_answer_len=512)
         )
         begun = begin(question_answering, request, model._tokenizer, model.bundle.manifest)
@@ -391,7 +397,7 @@ def test_tokens_pause_even_if_none_is_an_entity(
     monkeypatch.setattr(token_classification, "TOKENS_PER_PAUSE", 8)
     parameters = token_classification.NerParameters(aggregation_strategy=strategy, ignore_labels=ignored)
     model = TaskModel(models_of_all["token-classification"]._tokenizer, Head(labels=("O", "B-X")), Budget())
-    request = token_classification.Request("good " * 80, parameters)
+    request = token_classification.NerRequest("good " * 80, parameters)
     looked_at = [len(labeled) for _ in each_pause(token_classification, request, model, lambda n: {"logits": np.zeros((n, 2), np.float32)})]
 
     assert 10 == len(looked_at)
@@ -404,7 +410,7 @@ def test_answers_of_one_window_pause(models_of_all: dict[str, Model], monkeypatc
     monkeypatch.setattr(decoding, "STEPS_PER_PAUSE", 40)
     parameters = question_answering.AnswerParameters(top_k=1000, max_answer_len=512, duplicates=duplicates)
     model = TaskModel(models_of_all["question-answering"]._tokenizer, Head(), Budget())
-    request = question_answering.Request("who", "good " * 20, parameters)
+    request = question_answering.AnswerRequest("who", "good " * 20, parameters)
     row = lambda n: dict.fromkeys(("start_logits", "end_logits"), np.zeros(n, np.float32))  # noqa: E731 - of a number of tokens
     steps = [model.budget.steps for _ in each_pause(question_answering, request, model, row)]
 

@@ -22,43 +22,43 @@ REQUESTS: dict[str, tuple[Any, list[Any]]] = {
     classify.TASK: (
         classify,
         [
-            *map(classify.Request, ["", "good", LONG, "a 看 film"]),
-            classify.Request("a", LONG),
-            classify.Request(LONG, parameters=classify.ClassifyParameters(window="max")),
+            *map(classify.ClassifyRequest, ["", "good", LONG, "a 看 film"]),
+            classify.ClassifyRequest("a", LONG),
+            classify.ClassifyRequest(LONG, parameters=classify.ClassifyParameters(window="max")),
         ],
     ),
     token_classification.TASK: (
         token_classification,
         [
-            *map(token_classification.Request, ["good", LONG, "", "a 看 film", LONG[:60]]),
-            token_classification.Request(LONG, token_classification.NerParameters(stride=3)),
+            *map(token_classification.NerRequest, ["good", LONG, "", "a 看 film", LONG[:60]]),
+            token_classification.NerRequest(LONG, token_classification.NerParameters(stride=3)),
         ],
     ),
     question_answering.TASK: (
         question_answering,
         [
-            question_answering.Request("good?", "a good film"),
-            question_answering.Request("which one is good?", LONG),
-            question_answering.Request("a", "b"),
-            question_answering.Request("a", LONG, question_answering.AnswerParameters(max_seq_len=16, doc_stride=2)),
+            question_answering.AnswerRequest("good?", "a good film"),
+            question_answering.AnswerRequest("which one is good?", LONG),
+            question_answering.AnswerRequest("a", "b"),
+            question_answering.AnswerRequest("a", LONG, question_answering.AnswerParameters(max_seq_len=16, doc_stride=2)),
         ],
     ),
     fill_mask.TASK: (
         fill_mask,
         [
-            fill_mask.Request("a [MASK] film"),
-            fill_mask.Request("[MASK]" * 20),
-            fill_mask.Request(f"{LONG} [MASK] [MASK] {LONG} [MASK]"),
-            fill_mask.Request("[MASK] , [MASK]"),
-            fill_mask.Request("the book was very [MASK] [MASK] [MASK] !"),
+            fill_mask.FillMaskRequest("a [MASK] film"),
+            fill_mask.FillMaskRequest("[MASK]" * 20),
+            fill_mask.FillMaskRequest(f"{LONG} [MASK] [MASK] {LONG} [MASK]"),
+            fill_mask.FillMaskRequest("[MASK] , [MASK]"),
+            fill_mask.FillMaskRequest("the book was very [MASK] [MASK] [MASK] !"),
         ],
     ),
     multiple_choice.TASK: (
         multiple_choice,
         [
-            multiple_choice.Request("a", ("good", "film", "")),
-            multiple_choice.Request("which one is good?", ("the film", LONG), "the book is great !"),
-            multiple_choice.Request(LONG, ("good", "bad")),
+            multiple_choice.ChooseRequest("a", ("good", "film", "")),
+            multiple_choice.ChooseRequest("which one is good?", ("the film", LONG), "the book is great !"),
+            multiple_choice.ChooseRequest(LONG, ("good", "bad")),
         ],
     ),
 }

@@ -28,8 +28,8 @@ from bertserve.service.process import logs
 from bertserve.service.scoring import order as orders
 from bertserve.service.scoring import part, runner, score
 from bertserve.service.scoring.columns import input_fields
-from bertserve.service.scoring.part import Progress
-from bertserve.service.scoring.row import Answer, Place, Row
+from bertserve.service.scoring.part import ScoringProgress
+from bertserve.service.scoring.row import Place, Row, RowAnswer
 from bertserve.service.scoring.runner import ProgressBar
 from bertserve.service.scoring.text_lines import JsonLinesReader, JsonLinesWriter
 from bertserve.service.serving.build import build
@@ -241,7 +241,7 @@ def test_each_setting_that_is_taken_is_used(models: Path, tmp_path: Path) -> Non
     settings = Watched(models=(models,))
     used.clear()
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}])
-    order = orders.Order(str(source), str(tmp_path / "out.jsonl"), None, {}, "{}", ("prediction", "warnings"), 0, False)
+    order = orders.ScoringOrder(str(source), str(tmp_path / "out.jsonl"), None, {}, "{}", ("prediction", "warnings"), 0, False)
     assert 0 == score.score(settings, order)
     # these are for what comes before: the file, the source of the model, and the log
     assert {"config", "model", "cache_dir", "log_format"} == set(ModelSettings.model_fields) - used
@@ -569,14 +569,14 @@ def test_an_output_that_others_made_meanwhile_is_not_replaced(
 ) -> None:
     """The file may appear while the run lasts or is stopped; the run continues once that file is moved."""
     source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
-    append = part.Part.append
+    append = part.PartialOutput.append
 
-    def appended(self: part.Part, data: bytes, rejected: bytes, progress: Progress) -> Progress:
+    def appended(self: part.PartialOutput, data: bytes, rejected: bytes, progress: ScoringProgress) -> ScoringProgress:
         output.write_text("mine")
         return append(self, data, rejected, progress)
 
     with monkeypatch.context() as patch:
-        patch.setattr(part.Part, "append", appended)
+        patch.setattr(part.PartialOutput, "append", appended)
         assert 2 == run(models, source, output)
     assert 2 == run(models, source, output)
     assert "was written after" in capsys.readouterr().err
@@ -713,15 +713,15 @@ def full_after(writes: int, write: Any) -> Any:
 class Echo:
     """A Scorer without a model."""
 
-    async def answer(self, rows: Sequence[Row], on_done: Any) -> list[Answer]:
-        return [Answer(len(row.values["text"])) for row in rows]
+    async def answer(self, rows: Sequence[Row], on_done: Any) -> list[RowAnswer]:
+        return [RowAnswer(len(row.values["text"])) for row in rows]
 
 
 class Nowhere:
     """A sink that counts."""
 
-    def append(self, data: bytes, rejected: bytes, progress: Progress) -> Progress:
-        return Progress(progress.place, output_bytes=progress.output_bytes + len(data))
+    def append(self, data: bytes, rejected: bytes, progress: ScoringProgress) -> ScoringProgress:
+        return ScoringProgress(progress.place, output_bytes=progress.output_bytes + len(data))
 
 
 def peak_bytes(path: Path, rows: int) -> int:
@@ -732,7 +732,7 @@ def peak_bytes(path: Path, rows: int) -> int:
     bar = ProgressBar(None, 0)
     with path.open("rb") as file:
         reader = JsonLinesReader(file, Place(), max_bytes=4096)
-        scoring = runner.Run(reader, Echo(), JsonLinesWriter("p", "w"), Nowhere(), Progress(), bar, 0, None, window_rows=256)  # type: ignore[arg-type]
+        scoring = runner.ScoringRun(reader, Echo(), JsonLinesWriter("p", "w"), Nowhere(), ScoringProgress(), bar, 0, None, window_rows=256)  # type: ignore[arg-type]
         tracemalloc.start()
         asyncio.run(scoring())
         peak = tracemalloc.get_traced_memory()[1]

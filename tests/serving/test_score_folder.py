@@ -15,7 +15,7 @@ import pytest
 
 from bertserve.service.cli import main
 from bertserve.service.errors import SettingsError, StartError
-from bertserve.service.scoring.order import Order
+from bertserve.service.scoring.order import ScoringOrder
 from bertserve.service.scoring.parquet_folder import FileFacts, NewFile, ParquetFolder, undone
 
 pytestmark = pytest.mark.usefixtures("logging_of_pytest")
@@ -152,7 +152,7 @@ def test_a_restart_counts_only_what_was_made_since(models: Path, tmp_path: Path,
 
     asked: list[list[str]] = []
 
-    def results(work: ray_data.Work, names: Sequence[str], order: Order) -> Iterator[dict[str, Any]]:
+    def results(work: ray_data.ActorTask, names: Sequence[str], order: ScoringOrder) -> Iterator[dict[str, Any]]:
         asked.append(list(names))
         for name in names[:1]:  # and stops
             write(tmp_path / "out" / name)

@@ -24,7 +24,7 @@ from bertserve.service.bundle.files import find_bundles
 from bertserve.service.cli import main
 from bertserve.service.errors import SettingsError, StartError
 from bertserve.service.settings import Settings, parse
-from bertserve.service.sources import Source, export_options, read_source, with_sources
+from bertserve.service.sources import ModelSource, export_options, read_source, with_sources
 
 pytestmark = pytest.mark.usefixtures("logging_of_pytest")
 
@@ -101,19 +101,19 @@ def test_folders_of_models_are_served_too_where_they_are_given(models: Path, che
 @pytest.mark.parametrize(
     ("text", "source"),
     [
-        ("org/model", Source("model", "org/model")),
-        ("model", Source("model", "model")),
-        ("org/model@v1.0", Source("model", "org/model", "v1.0")),
-        ("mine=org/model@main", Source("mine", "org/model", "main")),
+        ("org/model", ModelSource("model", "org/model")),
+        ("model", ModelSource("model", "model")),
+        ("org/model@v1.0", ModelSource("model", "org/model", "v1.0")),
+        ("mine=org/model@main", ModelSource("mine", "org/model", "main")),
     ],
 )
-def test_what_is_no_folder_is_a_hub_id(text: str, source: Source) -> None:
+def test_what_is_no_folder_is_a_hub_id(text: str, source: ModelSource) -> None:
     assert source == read_source(text)
 
 
 def test_a_folder_may_have_a_name_of_its_own(checkpoint: Path) -> None:
     odd = checkpoint.rename(checkpoint.with_name("a=b"))
-    assert Source("mine", str(odd)) == read_source(f"mine={odd}")
+    assert ModelSource("mine", str(odd)) == read_source(f"mine={odd}")
     with pytest.raises(SettingsError, match="`a=b`"):
         read_source(str(odd))
 
@@ -127,7 +127,7 @@ def test_a_folder_that_does_not_exist_is_said(text: str) -> None:
 @pytest.mark.parametrize("text", ["bad name=org/model", "=org/model", "org/mo del"])
 def test_a_name_that_no_model_can_have_is_refused(text: str) -> None:
     if text.startswith("="):
-        assert Source("model", "org/model") == read_source(text)
+        assert ModelSource("model", "org/model") == read_source(text)
         return
     with pytest.raises(SettingsError, match="give NAME=SOURCE"):
         read_source(text)

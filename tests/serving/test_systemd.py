@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bertserve.service.process.systemd import Watchdog, notify
+from bertserve.service.process.systemd import SystemdWatchdog, notify
 
 pytestmark = pytest.mark.serial
 
@@ -57,11 +57,11 @@ def test_the_watchdog_is_for_the_process_that_the_unit_started(monkeypatch: pyte
     for usec, pid in (("", ""), ("30000000", "1"), ("nonsense", "")):
         monkeypatch.setenv("WATCHDOG_USEC", usec)
         monkeypatch.setenv("WATCHDOG_PID", pid)
-        Watchdog().beat()
+        SystemdWatchdog().beat()
     assert sent == []
     monkeypatch.setenv("WATCHDOG_USEC", "30000000")
     monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
-    watchdog = Watchdog()
+    watchdog = SystemdWatchdog()
     watchdog.beat()
     watchdog.beat()
     assert sent == ["WATCHDOG=1"]

@@ -140,7 +140,7 @@ class _LengthBody(classify.ClassifyBody):
 
 
 def _count_tokens(request: _Length, model: TaskModel) -> TaskRun:
-    batch = first_batch(classify.classify, classify.Request(request.text), model)
+    batch = first_batch(classify.classify, classify.ClassifyRequest(request.text), model)
     yield Batch(batch.encodings, Cost(answer_bytes=4))
     return len(batch.encodings[0])
 

@@ -25,7 +25,7 @@ from bertserve.service.errors import EngineError, SettingsError
 from bertserve.service.http.streaming import MAX_TRACED_LINES
 from bertserve.service.serving.build import build
 from bertserve.service.settings import Settings, parse
-from bertserve.service.tracing.trace import MAX_STAGES, Stage, Trace, tracer_to
+from bertserve.service.tracing.trace import MAX_STAGES, Trace, TraceStage, tracer_to
 from bertserve.service.tracing.tracer import Tracer
 from fakes import FakeEngine, ManualClock
 
@@ -376,11 +376,11 @@ def test_waits_are_from_each_put_to_the_last_start_of_it() -> None:
     trace = Trace(None, None, "", "", "", True, 0)  # type: ignore[arg-type]
     trace.put(1.0)
     for start in (2.0, 3.0):
-        trace.add(Stage("run", start, start + 0.5))
-    trace.add(Stage("decode", 3.5, 3.6))
+        trace.add(TraceStage("run", start, start + 0.5))
+    trace.add(TraceStage("decode", 3.5, 3.6))
     trace.put(4.0)
     trace.put(5.0)
-    trace.add(Stage("decode", 5.5, 5.6))
+    trace.add(TraceStage("decode", 5.5, 5.6))
     trace.put(6.0)
     assert [(1.0, 3.0), (4.0, 5.0), (5.0, 5.5), (6.0, 9.0)] == [(wait.start, wait.end) for wait in trace.waits(9.0)]
 
@@ -390,8 +390,8 @@ def test_a_trace_keeps_some_of_its_stages() -> None:
     trace = Trace(None, None, "", "", "", True, 0)  # type: ignore[arg-type]
     for start in range(MAX_STAGES + 5):
         trace.put(start)
-        trace.add(Stage("run", start, start + 1))
-        trace.add(Stage("decode", start, start + 1))
+        trace.add(TraceStage("run", start, start + 1))
+        trace.add(TraceStage("decode", start, start + 1))
     kept = [*range(MAX_STAGES - 1), MAX_STAGES + 4]
     for name in ("run", "decode"):
         assert kept == [stage.start for stage in trace.stages if stage.name == name]
