@@ -278,9 +278,9 @@ class Server(uvicorn.Server):
         limits = self._open.limits
         # `ssl_shutdown_timeout` also limits the time to send what is left of an answer
         timeouts = {} if tls is None else {"ssl_handshake_timeout": limits.header_timeout_s, "ssl_shutdown_timeout": limits.body_timeout_s}
-        # uvloop's TLS has a buffer of its own for each connection, and refused connections would keep twice as much with both
-        limited = protocol if tls else LimitedReads(protocol)
-        connecting = self._loop.connect_accepted_socket(lambda: limited, connection, ssl=tls, **timeouts)
+        # not with TLS, for which uvloop has a buffer per connection: with both, refused connections kept twice as much memory
+        receiver = protocol if tls else LimitedReads(protocol)
+        connecting = self._loop.connect_accepted_socket(lambda: receiver, connection, ssl=tls, **timeouts)
         protocol.handshake = self._loop.create_task(connecting)
         protocol.handshake.add_done_callback(lambda handshake: self._connected(handshake, protocol, connection))
         self._open.add(protocol)

@@ -30,7 +30,7 @@ WHOLE = raw_http.post()
 SHORT = ("--header-timeout-s", "2.2", "--body-timeout-s", "0.6", "--keep-alive-s", "1", "--max-header-bytes", "2048")
 SWEEPS_OFTEN = f"from bertserve.service.process import connections; connections.SWEEP_S = 0.1; {UNTHROTTLED}"
 
-# connections buffer little, as over a slow network: on loopback the system would take 4 MB of an answer that nobody reads
+# small buffers, as over a slow network: on loopback the system would take 4 MB of an unread answer
 SENDS_LITTLE = f"""
 import socket
 from bertserve.service.process import serve

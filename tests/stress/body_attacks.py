@@ -24,7 +24,7 @@ COSTLY: dict[str, tuple[str, Callable[[], Any]]] = {
     "windows of one word": ("/classify", lambda: {"inputs": repeated("a"), "parameters": {"window": "mean"}}),
     "entities without aggregation": ("/ner", lambda: {"inputs": [repeated("Ada "), "London"], "parameters": {"aggregation_strategy": "none", "ignore_labels": [], "stride": 254}}),
     "entities of letters": ("/ner", lambda: {"inputs": repeated("A "), "parameters": {"ignore_labels": [], "offset_unit": "utf8"}}),
-    "words that are no entities": ("/ner", lambda: {"inputs": repeated("."), "parameters": {"aggregation_strategy": "average", "ignore_labels": ENTITY_GROUPS}}),
+    "punctuation without entities": ("/ner", lambda: {"inputs": repeated("."), "parameters": {"aggregation_strategy": "average", "ignore_labels": ENTITY_GROUPS}}),
     "1,000 answers from a long context": ("/answer", lambda: {"inputs": {"question": "How long is it?", "context": prose(50_000)}, "parameters": {"top_k": 1000, "max_answer_len": 512, "duplicates": "sum", "doc_stride": 191, "offset_unit": "utf16"}}),
     "answers for many questions": ("/answer", lambda: {"inputs": [{"question": "How long?", "context": prose(1500)}] * 490, "parameters": {"top_k": 1000, "max_answer_len": 512}}),
     "answers of long words": ("/answer", lambda: {"inputs": {"question": "Why?", "context": ("\u00e9" * 200 + " ") * 370}, "parameters": {"top_k": 100, "max_answer_len": 99}}),
