@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
@@ -254,40 +254,6 @@ RETRY_LEAST_S, RETRY_MOST_S = 0.02, 1.0
 _OK, _CLIENT_GONE, _SERVER_ERROR = 200, 499, 500
 
 
-def _nothing() -> None:
-    """Does nothing."""
-
-
-class _Retry:
-    """The attempts of one line after its first one."""
-
-    def __init__(self, lock: asyncio.Lock) -> None:
-        """Starts without the lock, which one line of a stream can hold."""
-        self._lock = lock
-        self._active = False
-
-    async def wait(self, wait_s: float, deadline: float) -> bool:
-        """Waits for the line of the stream that tries again, or if there is none, `wait_s` seconds; returns false at the deadline."""
-        if not self._active:
-            is_behind_another = self._lock.locked()
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await self._lock.acquire()
-            except TimeoutError:
-                return False
-            self._active = True
-            if is_behind_another:
-                return True
-        await asyncio.sleep(wait_s)
-        return True
-
-    def end(self) -> None:
-        """Lets the next line try again."""
-        if self._active:
-            self._active = False
-            self._lock.release()
-
-
 class LineAnswerer:
     """Answers the lines of one stream."""
 
@@ -319,17 +285,20 @@ class LineAnswerer:
         self._timeout_s = timeout_s
         self._lines = 0
         self._share = Share()
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._retrying = asyncio.Lock()
+        self._admission = asyncio.Lock()
+        self._answered = asyncio.Event()
+        self._capacity_at = 0.0  # when earlier lines last left capacity, on the event loop's clock
 
     async def answer(self, line: bytes) -> bytes:
         """Returns the answer to a line as JSON, or its error in the usual JSON shape; counts both.
+
+        One line of a stream at a time is parsed and admitted, because a parsed line can need many times the memory of its bytes.
 
         Raises:
             UnauthorizedError: The caller's key was removed; the stream must end.
         """
         self._scope[AUTH].check_again(self._scope[CALLER])
-        start = time.perf_counter()
+        start, timed_from = time.perf_counter(), asyncio.get_running_loop().time()
         trace = self._begin(start)
         number = self._lines
         labels, status = (self._route.task or UNKNOWN, UNKNOWN), _CLIENT_GONE
@@ -339,10 +308,14 @@ class LineAnswerer:
                     "the line has more than {max_body_bytes} bytes; send less in one line; the operator can raise --max-body-bytes.",
                     max_body_bytes=self._state.max_body_bytes,
                 )
-            call = await self._turns.read(self._route, self._incoming(line))
-            labels = (call.task, call.model.name)
-            content = await content_of(call, await self._predict(call, len(line), trace))
-            body, status = content.data, _OK
+            with ExitStack() as admission:
+                await self._admission.acquire()
+                admission.callback(self._admission.release)
+                self._share.on_admitted = admission.close
+                call = await self._turns.read(self._route, self._incoming(line))
+                labels = (call.task, call.model.name)
+                prediction = await self._predict(call, len(line), timed_from, trace)
+            body, status = (await content_of(call, prediction)).data, _OK
         except Exception as error:  # noqa: BLE001 - the process boundary of a line
             if isinstance(error, BertServeError):
                 error.message = f"line {number}: {error.message}"
@@ -355,16 +328,10 @@ class LineAnswerer:
                 attributes = {"bertserve.task": labels[0], "bertserve.model": labels[1], "bertserve.line.status": str(status)}
                 trace.tracer.end(trace, time.perf_counter(), attributes=attributes, failed=status >= _SERVER_ERROR)
             self._state.metrics.requests_of(*labels, status).inc()
-            self._let_one_continue()
+            self._answered.set()
             if labels[1] != UNKNOWN:
                 self._state.metrics.model(*labels).request_seconds.observe(time.perf_counter() - start)
         return body
-
-    def _let_one_continue(self) -> None:
-        while self._waiting:
-            if not (turn := self._waiting.popleft()).done():  # it is done if its line was cancelled
-                turn.set_result(None)
-                return
 
     def _begin(self, start: float) -> Trace | None:
         """Returns the trace of a line. Only the first lines of a stream have one, because a stream can have millions."""
@@ -374,51 +341,40 @@ class LineAnswerer:
             return None
         return stream.tracer.begin_within(stream, "line", start)
 
-    async def _predict(self, call: Call, size: int, trace: Trace | None) -> Prediction:
-        """Returns the prediction; while the queue is full, it waits and tries again until the line's deadline.
-
-        Only one line of a stream tries again at a time, in its turn: estimating the work of the largest lines takes milliseconds.
-        """
+    async def _predict(self, call: Call, size: int, timed_from: float, trace: Trace | None) -> Prediction:
+        """Returns the prediction; while the queue is full, it waits and tries again until the line's deadline."""
         loop = asyncio.get_running_loop()
         timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
-        deadline = loop.time() + timeout_s
         requests = call.body.requests(call.model.bundle.manifest)
-        wait_s, retry = 0.0, None
-        try:
-            while True:
-                try:
-                    left_s = max(deadline - loop.time(), 0.0)
-                    # `predict` asks for admission before it waits for anything
-                    self._share.on_admitted = _nothing if retry is None else retry.end
-                    return await call.model.predict(
-                        requests,
-                        timeout_s=left_s,
-                        task=call.task,
-                        spec=call.spec,
-                        counts_refusals=False,
-                        trace=trace,
-                        share=self._share,
-                    )
-                except RefusedError as error:
-                    retry = retry or _Retry(self._retrying)
-                    if error.reason == SHARE_FULL:
-                        retry.end()
-                        await self._wait_for_own_lines()
-                        deadline = loop.time() + timeout_s
-                        continue
-                    wait_s = min(max(error.retry_after_s, RETRY_LEAST_S, 2 * wait_s), RETRY_MOST_S)
-                    if loop.time() + wait_s >= deadline or not await retry.wait(wait_s, deadline):
-                        raise
-                    await self._turns.take(LINE_BYTES + size)
-                except BertServeError as error:
-                    error.name_input(many=call.body.is_list, subject=call.body.subject)
+        wait_s = 0.0
+        while True:
+            left_s = max(timed_from, self._capacity_at) + timeout_s - loop.time()
+            try:
+                return await call.model.predict(
+                    requests,
+                    timeout_s=max(left_s, 0.0),
+                    task=call.task,
+                    spec=call.spec,
+                    counts_refusals=False,
+                    trace=trace,
+                    share=self._share,
+                )
+            except RefusedError as error:
+                if error.reason == SHARE_FULL:
+                    await self._wait_for_own_lines()
+                    continue
+                wait_s = min(max(error.retry_after_s, RETRY_LEAST_S, 2 * wait_s), RETRY_MOST_S)
+                if wait_s >= left_s:
                     raise
-        finally:
-            if retry is not None:
-                retry.end()
+                await asyncio.sleep(wait_s)
+                await self._turns.take(LINE_BYTES + size)  # estimating the work of the largest lines takes milliseconds
+            except BertServeError as error:
+                error.name_input(many=call.body.is_list, subject=call.body.subject)
+                raise
 
     async def _wait_for_own_lines(self) -> None:
-        """Waits until another line of the stream is answered, unless there is none. Each answer lets one line continue."""
+        """Waits until another line of the stream is answered, unless there is none."""
+        self._answered.clear()
         if self._share.requests:
-            self._waiting.append(turn := asyncio.get_running_loop().create_future())
-            await turn
+            await self._answered.wait()
+        self._capacity_at = asyncio.get_running_loop().time()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 from collections.abc import Sequence
@@ -589,19 +589,18 @@ def test_an_output_that_others_made_meanwhile_is_not_replaced(
 def test_a_run_that_is_stopped_while_it_writes_goes_on(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C during the first write waits for it, and leaves a part and a state that belong together; before it, nothing stays."""
     source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
-    write, until_signal, loops = part._write, score._until_signal, list[asyncio.AbstractEventLoop]()
+    write, close, closing = part._write, part.PartialOutput.close, threading.Event()
 
     def interrupted(file: Any, data: bytes) -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        for _ in range(2):  # by then the event loop has stopped the run
-            asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loops[0]).result(20)
+        assert closing.wait(20)
         write(file, data)
 
-    async def noted(*arguments: Any) -> int | None:
-        loops.append(asyncio.get_running_loop())
-        return await until_signal(*arguments)
+    def noted(self: part.PartialOutput) -> None:
+        closing.set()
+        close(self)
 
-    monkeypatch.setattr(score, "_until_signal", noted)
+    monkeypatch.setattr(part.PartialOutput, "close", noted)
     monkeypatch.setattr(part, "_write", interrupted)
     assert 130 == run(models, source, output)
     monkeypatch.setattr(part, "_write", write)

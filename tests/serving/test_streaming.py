@@ -29,6 +29,8 @@ from bertserve.service.serving.held_bytes import HeldBytes
 from bertserve.service.serving.model import Model
 from bertserve.service.settings import Settings
 from bertserve.service.wire import json_text, reading
+from bertserve.service.wire.call import Call, Incoming
+from bertserve.service.wire.routes import Route
 from fakes import FakeEngine
 
 LINES = {"content-type": "application/x-ndjson"}
@@ -300,7 +302,7 @@ async def test_a_pause_follows_a_long_body() -> None:
     await turns.read(**long_body(read))
     await turns.read(**long_body(read))
 
-    assert times[1] - times[0] >= 0.01 * (1 + PAUSES)
+    assert times[1] - times[0] >= 0.01 * PAUSES  # the clock of a timer can be some milliseconds late
 
 
 async def test_a_thread_that_reads_for_a_cancelled_caller_is_waited_for() -> None:
@@ -465,15 +467,20 @@ def test_a_stream_leaves_room_in_the_queue(models: Path) -> None:
 
 
 def test_one_line_of_a_stream_waits_for_room_in_the_queue(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first line that was refused tries again and again; the others try when it has been admitted."""
+    """The first line that was refused tries again and again; the others are parsed when it has been admitted."""
     engine = FakeEngine()
     service = faked(models, engine, max_queue_tokens=64)
     attempts: Counter[str] = Counter()
-    predict = Model.predict
+    parsed: list[bytes] = []
+    predict, read_call = Model.predict, Turns.read
 
     async def counted(self: Model, requests: Any, **options: Any) -> Any:
         attempts[requests[0].text] += 1
         return await predict(self, requests, **options)
+
+    async def noted(self: Turns, route: Route, incoming: Incoming) -> Call:
+        parsed.append(incoming.raw)
+        return await read_call(self, route, incoming)
 
     async def check(client: httpx.AsyncClient) -> list[Any]:
         engine.gate.clear()
@@ -482,19 +489,21 @@ def test_one_line_of_a_stream_waits_for_room_in_the_queue(models: Path, monkeypa
         waiting = asyncio.ensure_future(client.post("/classify", json={"inputs": ["good " * 26] * 2}))
         await queued(service, 2)
         monkeypatch.setattr(Model, "predict", counted)
+        monkeypatch.setattr(Turns, "read", noted)
         headers = LINES | {"x-request-timeout-ms": "20000"}
         stream = asyncio.ensure_future(
             client.post("/classify", content=written(*({"inputs": f"{i} {'good ' * 20}"} for i in range(20))), headers=headers)
         )
         async with asyncio.timeout(20):
-            while attempts.total() < 22 or len(attempts) < 20:
+            while attempts.total() < 3:
                 await asyncio.sleep(0.001)
-        assert [1] * 19 == sorted(attempts.values())[:-1], attempts
+        assert len(attempts) == len(parsed) == 1
         engine.gate.set()
         await asyncio.gather(running, waiting)
         return read(await stream)
 
     assert [list] * 20 == [type(answer) for answer in play(service, check)]
+    assert len(parsed) == 20
 
 
 def test_waiting_for_room_ends_at_the_deadline(models: Path) -> None:
