@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
 from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
@@ -284,8 +283,9 @@ class LineAnswerer:
         self._turns = turns
         self._timeout_s = timeout_s
         self._lines = 0
-        self._share = Share()
+        self._share = Share(on_admitted=self._end_admission)
         self._admission = asyncio.Lock()
+        self._admitting = 0  # number of the line that has the lock
         self._answered = asyncio.Event()
         self._capacity_at = 0.0  # when earlier lines last left capacity, on the event loop's clock
 
@@ -308,14 +308,12 @@ class LineAnswerer:
                     "the line has more than {max_body_bytes} bytes; send less in one line; the operator can raise --max-body-bytes.",
                     max_body_bytes=self._state.max_body_bytes,
                 )
-            with ExitStack() as admission:
-                await self._admission.acquire()
-                admission.callback(self._admission.release)
-                self._share.on_admitted = admission.close
-                call = await self._turns.read(self._route, self._incoming(line))
-                labels = (call.task, call.model.name)
-                prediction = await self._predict(call, len(line), timed_from, trace)
-            body, status = (await content_of(call, prediction)).data, _OK
+            await self._admission.acquire()
+            self._admitting = number
+            call = await self._turns.read(self._route, self._incoming(line))
+            labels = (call.task, call.model.name)
+            content = await content_of(call, await self._predict(call, len(line), timed_from, trace))
+            body, status = content.data, _OK
         except Exception as error:  # noqa: BLE001 - the process boundary of a line
             if isinstance(error, BertServeError):
                 error.message = f"line {number}: {error.message}"
@@ -324,6 +322,8 @@ class LineAnswerer:
             if status >= _SERVER_ERROR:  # errors of callers are only in the answers, because a stream can have millions of lines
                 self._scope[ERROR_LOG].write(error, of_request(self._scope))
         finally:
+            if self._admitting == number:
+                self._end_admission()
             if trace is not None:
                 attributes = {"bertserve.task": labels[0], "bertserve.model": labels[1], "bertserve.line.status": str(status)}
                 trace.tracer.end(trace, time.perf_counter(), attributes=attributes, failed=status >= _SERVER_ERROR)
@@ -332,6 +332,11 @@ class LineAnswerer:
             if labels[1] != UNKNOWN:
                 self._state.metrics.model(*labels).request_seconds.observe(time.perf_counter() - start)
         return body
+
+    def _end_admission(self) -> None:
+        if self._admitting:  # a line of several runs is admitted for each of them
+            self._admitting = 0
+            self._admission.release()
 
     def _begin(self, start: float) -> Trace | None:
         """Returns the trace of a line. Only the first lines of a stream have one, because a stream can have millions."""
