@@ -58,8 +58,6 @@ def _set_on_interrupt(stop: threading.Event) -> Iterator[None]:
 
 
 def _draw(args: argparse.Namespace) -> int:
-    from bertserve.bench.report import html
-
     write(html.render_page([read(file) for file in args.files]), args.html)
     return 0
 
@@ -91,8 +89,6 @@ def _measure(args: argparse.Namespace, stop: threading.Event) -> int:
 
 
 def _write(report: BenchReport, args: argparse.Namespace) -> None:
-    from bertserve.bench.report import html
-
     document: dict[str, Any] = report.document()
     if args.json == Path("-"):
         print(json.dumps(document, indent=1))

@@ -15,13 +15,9 @@ from bertserve.service.flag_parser import FlagParser
 
 _DEFAULT_URL = "http://127.0.0.1:8000/classify"
 _ANSWERED = (f"error_rate={slo.DEFAULT_ERROR_RATE}",)
-DEFAULT_OBJECTIVES = {
-    "closed": _ANSWERED,
-    "open": _ANSWERED,
-    "sweep": ("p99_ms=50",),
-    "compare": _ANSWERED,
-    "concurrent-targets": _ANSWERED,
-    "tail-latency": _ANSWERED,
+# commands that send load -> their default objectives
+DEFAULT_OBJECTIVES = dict.fromkeys(("closed", "open", "compare", "concurrent-targets", "tail-latency"), _ANSWERED) | {
+    "sweep": ("p99_ms=50",)
 }
 # subcommand -> help
 COMMANDS: Mapping[str, str] = {
@@ -49,10 +45,10 @@ def build_parser() -> argparse.ArgumentParser:
     for name, text in COMMANDS.items():
         commands[name] = subparsers.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
 
-    for name in ("closed", "open", "sweep", "compare", "concurrent-targets", "tail-latency"):
+    for name in DEFAULT_OBJECTIVES:
         _add_load(commands[name], connections=name != "open")
     for name in ("open", "sweep", "tail-latency"):
-        _add_max_connections(commands[name])
+        commands[name].add_argument("--max-connections", type=_count, default=512, help="maximum connections per target (default: 512)")
     for name in ("closed", "open", "sweep", "compare", "tail-latency", "engine-limit"):
         _add_bundle(commands[name], required=name in ("compare", "tail-latency", "engine-limit"))
     for name, rounds in {"compare": 3, "concurrent-targets": 3, "tail-latency": 1}.items():
@@ -116,10 +112,6 @@ def _add_load(command: argparse.ArgumentParser, *, connections: bool) -> None:
     )
     command.add_argument("--header", action="append", default=[], metavar="'NAME: VALUE'", help="header of every request; repeat for more")
     command.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the service's API key")
-
-
-def _add_max_connections(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--max-connections", type=_count, default=512, help="maximum connections per target (default: 512)")
 
 
 def _add_bundle(command: argparse.ArgumentParser, *, required: bool) -> None:

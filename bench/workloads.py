@@ -93,6 +93,17 @@ QUESTIONS = (
 )
 
 
+# workload -> quantile function of its lengths in tokens
+_LENGTHS: Mapping[str, Callable[[float], float]] = {
+    "short": lambda share: 19 + 8 * share,
+    "long": lambda share: 142 + 40 * share,
+    # approximately log-normal: median 33, mean about 48, longest about 300
+    "mixed": lambda share: 33 * math.exp(0.9 * NormalDist().inv_cdf(share)),
+    "uniform": lambda share: 12 + 497 * share,
+}
+NAMES = (*_LENGTHS, "mask", "qa")
+
+
 def workload_inputs(name: str, *, seed: int = 0, mask: str = MASK) -> list[Any]:
     """Returns the inputs of a workload: texts, or objects with `question` and `context`.
 
@@ -101,53 +112,25 @@ def workload_inputs(name: str, *, seed: int = 0, mask: str = MASK) -> list[Any]:
         seed: Seed of the words and of the order.
         mask: The model's spelling of the mask.
     """
-    inputs = _WORKLOADS[name](random.Random(f"{name} {seed}"))  # noqa: S311  # texts, not secrets
-    return [text.replace(MASK, mask) for text in inputs] if _WORKLOADS[name] is _mask else inputs
+    random_ = random.Random(f"{name} {seed}")  # noqa: S311  # texts, not secrets
+    if name == "mask":
+        return _masked(random_, mask)
+    return _questions(random_) if name == "qa" else _texts(random_, _LENGTHS[name])
 
 
-def _short(random_: random.Random) -> list[Any]:
-    return _texts(random_, lambda share: 19 + 8 * share)
-
-
-def _long(random_: random.Random) -> list[Any]:
-    return _texts(random_, lambda share: 142 + 40 * share)
-
-
-def _mixed(random_: random.Random) -> list[Any]:
-    # lengths of texts are approximately log-normal: median 33, mean about 48, longest about 300
-    return _texts(random_, lambda share: 33 * math.exp(0.9 * NormalDist().inv_cdf(share)))
-
-
-def _uniform(random_: random.Random) -> list[Any]:
-    return _texts(random_, lambda share: 12 + 497 * share)
-
-
-def _mask(random_: random.Random) -> list[Any]:
+def _masked(random_: random.Random, mask: str) -> list[Any]:
     masked = []
-    for text in _short(random_):
+    for text in _texts(random_, _LENGTHS["short"]):
         words = text.split()
-        words[random_.randrange(1, len(words) - 1)] = MASK
+        words[random_.randrange(1, len(words) - 1)] = mask
         masked.append(" ".join(words))
     return masked
 
 
-def _qa(random_: random.Random) -> list[Any]:
+def _questions(random_: random.Random) -> list[Any]:
     shortest, longest = _PASSAGE_TOKENS
     passages = _texts(random_, lambda share: shortest + (longest - shortest) * share, count=COUNT // 2)
     return [{"question": QUESTIONS[i % len(QUESTIONS)], "context": text} for i, text in enumerate(passages)]
-
-
-_WORKLOADS: Mapping[str, Callable[[random.Random], list[Any]]] = {
-    "short": _short,
-    "long": _long,
-    "mixed": _mixed,
-    "uniform": _uniform,
-    "mask": _mask,
-    "qa": _qa,
-}
-
-
-NAMES = tuple(_WORKLOADS)
 
 
 def _texts(random_: random.Random, length: Callable[[float], float], count: int = COUNT) -> list[Any]:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
 OF_A_BUNDLE = ("onnx_ir", "onnxruntime")
 REPORT_FILE = "analysis.json"
-NAMES = ("batch", "by")  # flags that do not apply to a bundle
 
 
 def main(argv: Sequence[str]) -> int:
@@ -35,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
     is_bundle = (Path(args.source) / MANIFEST_FILE).is_file()
-    if is_bundle and any(getattr(args, name) is not None for name in NAMES):
+    if is_bundle and (args.batch is not None or args.by is not None):
         parser.error("--batch and --by are for configurations and checkpoints, not for a bundle; remove them")
     if not is_bundle and "fp16" in (args.precision or ()):
         parser.error("argument --precision: fp16 is for GPUs, but runs are measured on the CPU; give fp32, int8 or both")
@@ -60,14 +59,13 @@ def main(argv: Sequence[str]) -> int:
 def _analyze_shapes(args: argparse.Namespace) -> None:
     # importing torch and transformers takes seconds, and --help and wrong flags do not need them
     from bertserve.export.analyze import report
-    from bertserve.export.analyze.report import sweep_tables
     from bertserve.export.analyze.sweep import SweepSpec, run_sweep
 
     precisions: tuple[Precision, ...] = args.precision or ("fp32", "int8")
     axes = AXES if args.by is None else args.by
     spec = SweepSpec(args.source, precisions, args.lengths, axes, args.batch or 8, args.seconds)
     sweep = run_sweep(spec, lambda line: print(line, file=sys.stderr, flush=True))
-    _report(args.output, sweep_tables(sweep), asdict(sweep))
+    _report(args.output, report.sweep_tables(sweep), asdict(sweep))
     if args.output is not None:
         _say_plots(report.plot_sweep(sweep, args.output) if report.can_plot() else [])
 
@@ -75,7 +73,6 @@ def _analyze_shapes(args: argparse.Namespace) -> None:
 def _analyze_bundle(args: argparse.Namespace) -> None:
     from bertserve.export.analyze import report
     from bertserve.export.analyze.profiling import profile_graph
-    from bertserve.export.analyze.report import profile_tables
     from bertserve.export.verify.graph_checks import list_graphs
     from bertserve.service.bundle.files import load_bundle
 
@@ -88,7 +85,7 @@ def _analyze_bundle(args: argparse.Namespace) -> None:
             entries.append({"graph": graph.file, "precision": graph.precision, "profiles": [asdict(profile) for profile in profiles]})
             lines = [f"{bundle.manifest.name}, {graph.file}, one thread"]
             for profile in profiles:
-                lines += ["", *profile_tables(profile)]
+                lines += ["", *report.profile_tables(profile)]
             print("\n".join(lines))
             if args.output is not None:
                 folder = args.output / graph.precision
@@ -164,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=_parse_count, metavar="N", help="batch size for the throughput (default: 8)")
     parser.add_argument(
         "--seconds",
-        type=_parse_seconds,
+        type=lambda text: flags.parse_positive(text, 10**6),
         default=600.0,
         metavar="SECONDS",
         help="time budget: variants that do not fit are skipped and listed; the model itself is always measured (default: 600)",
@@ -186,16 +183,6 @@ def _parse_count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 10**5:
         raise argparse.ArgumentTypeError(f"`{text}` is not a whole number from 1 to 100000")
     return int(text)
-
-
-def _parse_seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"`{text}` is not a number") from error
-    if not 0 < seconds <= 10**6:
-        raise argparse.ArgumentTypeError(f"`{text}` is not above 0 and at most 1000000")
-    return seconds
 
 
 def _parse_axes(text: str) -> tuple[Any, ...]:

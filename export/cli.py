@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 COMMANDS = {"verify": verify_cli.main, "analyze": analyze_cli.main}  # subcommands; a folder with such a name is exported as ./verify
 GRAPH_MISSING = 4
 _SHOWN_LABELS = 10  # of a model with many labels
-PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,7 +59,7 @@ def _export(argv: Sequence[str]) -> int:
         choose_precisions(args.providers, args.precisions)
     except ValueError as error:
         parser.error(f"argument --precision: {error}")
-    if flags.say_missing(PACKAGES, "exporting needs the export extra", "export", "cpu"):
+    if flags.say_missing(analyze_cli.PACKAGES, "exporting needs the export extra", "export", "cpu"):
         return 3
     return _run(args)
 
@@ -295,7 +294,7 @@ def _add_graph_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-int8-error",
-        type=flags.parse_share,
+        type=flags.parse_positive,
         metavar="SHARE",
         help="maximum error of int8 on held-out texts, as a share of the outputs' standard deviation (default: 0.1); the most sensitive "
         "matrices stay in float until it holds, otherwise the bundle has no int8",

@@ -29,8 +29,8 @@ def say_missing(packages: Iterable[str], purpose: str, *extras: str) -> bool:
     return bool(missing)
 
 
-def parse_share(text: str) -> float:
-    """Returns a number above 0 and at most 1.
+def parse_positive(text: str, most: int = 1) -> float:
+    """Returns a number above 0 and at most `most`.
 
     Raises:
         argparse.ArgumentTypeError: The text is not such a number.
@@ -39,8 +39,8 @@ def parse_share(text: str) -> float:
         value = float(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"`{text}` is not a number") from error
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"`{text}` is not above 0 and at most 1")
+    if not 0 < value <= most:
+        raise argparse.ArgumentTypeError(f"`{text}` is not above 0 and at most {most}")
     return value
 
 

@@ -173,7 +173,7 @@ def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> Artifact:
     needs the mask requires copying it, and lengths do not describe padding on the left.
     """
     fused, counts = _optimize(source, checkpoint, attention=True)
-    all_fused = len(_nodes(fused, "Attention")) == checkpoint.attentions and checkpoint.tokenizer_spec.padding_side == "right"
+    all_fused = len(fused.get_nodes_by_op_type("Attention")) == checkpoint.attentions and checkpoint.tokenizer_spec.padding_side == "right"
     if not all_fused:
         fused, counts = _optimize(source, checkpoint, attention=False)
     if all_fused:
@@ -199,17 +199,13 @@ def _optimize(source: Path, checkpoint: Checkpoint, *, attention: bool) -> tuple
     return ort_fusion.optimize(source, *checkpoint.attention_size, options)
 
 
-def _nodes(model: Any, operator: str) -> list[onnx.NodeProto]:
-    return list(model.get_nodes_by_op_type(operator))
-
-
 def _take_lengths(model: Any) -> None:
     """Gives the fused operators the number of tokens per row as an input, after which no node reads the mask."""
-    for node in _nodes(model, "Attention"):
+    for node in model.get_nodes_by_op_type("Attention"):
         node.input[3] = LENGTHS.name
         for attribute in [attribute for attribute in node.attribute if attribute.name == "mask_filter_value"]:
             node.attribute.remove(attribute)  # an attribute of the removed mask
-    for node in _nodes(model, "EmbedLayerNormalization"):
+    for node in model.get_nodes_by_op_type("EmbedLayerNormalization"):
         if len(node.input) > 7:
             del node.input[7]
     graph = model.model.graph

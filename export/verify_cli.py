@@ -63,17 +63,21 @@ def main(argv: Sequence[str]) -> int:
         args.module is not None,
     )
     checks: list[BundleCheck] = []
+
+    def report(check: BundleCheck) -> None:
+        checks.append(check)
+        if not args.json:
+            print(f"{STATUS[check.passed]:<8}{check.name:<24} {check.detail}", flush=True)
+
     try:
         for check in verify(spec):
-            checks.append(check)
-            if not args.json:
-                print(f"{STATUS[check.passed]:<8}{check.name:<24} {check.detail}", flush=True)
+            report(check)
     except ExportError as error:
         print(f"bert-export: {error}", file=sys.stderr)
         return error.exit_code
+    if args.update and all(check.passed is not False for check in checks):
+        report(_update(spec, args.validation))
     passed = all(check.passed is not False for check in checks)
-    if passed and args.update:
-        passed = _update(spec, args.validation, checks, silent=args.json)
     if args.json:
         print(json.dumps({"bundle": str(args.bundle), "passed": passed, "checks": [vars(check) for check in checks]}, indent=1))
     return 0 if passed else 1
@@ -91,8 +95,8 @@ def _misused_checkpoint(args: argparse.Namespace) -> str | None:
     return None
 
 
-def _update(spec: VerifySpec, validation: Path | None, checks: list[BundleCheck], *, silent: bool) -> bool:
-    """Measures the graphs again and updates the manifest; appends the check of this, and returns whether it passed."""
+def _update(spec: VerifySpec, validation: Path | None) -> BundleCheck:
+    """Measures the graphs again and updates the manifest; returns the check of this."""
     from bertserve.export.verify.checkpoint_checks import load_checkpoint_of, remeasure
     from bertserve.export.verify.graph_checks import BundleCheck
     from bertserve.service.bundle.files import load_bundle
@@ -102,7 +106,7 @@ def _update(spec: VerifySpec, validation: Path | None, checks: list[BundleCheck]
         bundle = load_bundle(spec.bundle.resolve())
         updated = remeasure(bundle, load_checkpoint_of(bundle, spec.checkpoint, revision=spec.revision, module=spec.module), validation)
         is_unknown = updated.int8_texts is not None and updated.int8_texts.calibration is None
-        check = BundleCheck(
+        return BundleCheck(
             "update",
             True,
             "evidence and flops of the manifest, and the card, are those measured now"
@@ -113,11 +117,7 @@ def _update(spec: VerifySpec, validation: Path | None, checks: list[BundleCheck]
             ),
         )
     except (ExportError, OSError) as error:
-        check = BundleCheck("update", False, f"nothing was written: {error}")
-    checks.append(check)
-    if not silent:
-        print(f"{STATUS[check.passed]:<8}{check.name:<24} {check.detail}")
-    return check.passed is True
+        return BundleCheck("update", False, f"nothing was written: {error}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -180,7 +180,7 @@ def _add_data_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--min-agreement",
-        type=flags.parse_share,
+        type=flags.parse_positive,
         metavar="SHARE",
         help="minimum agreement of each graph on the data",
     )
@@ -205,7 +205,7 @@ def _parse_floor(text: str) -> tuple[str, float]:
     names = _metrics()
     if not equals or name.lower() not in names:
         raise argparse.ArgumentTypeError(f"`{text}` is not METRIC=SHARE, such as accuracy=0.9, with one of the metrics {', '.join(names)}")
-    return names[name.lower()], flags.parse_share(share)
+    return names[name.lower()], flags.parse_positive(share)
 
 
 if __name__ == "__main__":

@@ -246,25 +246,15 @@ class Sweep:
     omitted: Sequence[str]
 
 
-class TimeBudget:
-    """A time budget: a step starts only if it fits, assuming that it takes as long as the longest step so far."""
-
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Starts the clock."""
-        self._clock = clock
-        self._end = clock() + seconds
-        self._longest = 0.0
-
-    def steps(self, names: Iterable[str]) -> Iterator[tuple[str, bool]]:
-        """Yields each step with whether the time is enough for it; the first one always starts."""
-        first = True
-        for name in names:
-            start = self._clock()
-            fits = first or start + self._longest < self._end
-            yield name, fits
-            if fits:
-                self._longest = max(self._longest, self._clock() - start)
-            first = False
+def steps_within(seconds: float, names: Iterable[str], clock: Callable[[], float] = time.monotonic) -> Iterator[tuple[str, bool]]:
+    """Yields each step with whether the time is enough for it, if it takes as long as the longest so far; the first one always starts."""
+    end, longest = clock() + seconds, 0.0
+    for i, name in enumerate(names):
+        start = clock()
+        fits = i == 0 or start + longest < end
+        yield name, fits
+        if fits:
+            longest = max(longest, clock() - start)
 
 
 def run_sweep(spec: SweepSpec, progress: Progress) -> Sweep:
@@ -286,7 +276,7 @@ def run_sweep(spec: SweepSpec, progress: Progress) -> Sweep:
     steps = {"the model itself": None} | {f"{axis}: {shape}": (axis, shape) for axis, shape in variations}
     points: list[Point] = []
     omitted: list[str] = []
-    for name, fits in TimeBudget(spec.seconds).steps(steps):
+    for name, fits in steps_within(spec.seconds, steps):
         variant = steps[name]
         if not fits:
             omitted.append(f"{name}: not started, because --seconds {spec.seconds:g} would not have been enough")

@@ -168,12 +168,12 @@ def emit_linears(graph: ir.Graph, params: Mapping[str, QuantParams]) -> None:
 
 def _emit(graph: ir.Graph, tape: ir.tape.Tape, layer: Linear, quant: QuantParams) -> ir.Value:
     """Records the nodes of one layer: smoothing, if any, the activation as uint8, and the product with its bias."""
-    x, weight = layer.x, layer.weight
+    x, weight, activation = layer.x, layer.weight, quant.activation
     smoothed = x
-    if quant.multiplier is not None:
-        smoothed = tape.op("Mul", [x, rewrite.add_constant(graph, f"{x.name}/multiplier", quant.multiplier)])
-    scale = rewrite.add_constant(graph, f"{x.name}/scale", np.array(quant.scale))
-    zero_point = rewrite.add_constant(graph, f"{x.name}/zero", np.array(quant.zero_point))
+    if activation.is_smoothed:
+        smoothed = tape.op("Mul", [x, rewrite.add_constant(graph, f"{x.name}/multiplier", activation.multiplier)])
+    scale = rewrite.add_constant(graph, f"{x.name}/scale", np.array(activation.scale))
+    zero_point = rewrite.add_constant(graph, f"{x.name}/zero", np.array(activation.zero_point))
     inputs = [
         tape.op("QuantizeLinear", [smoothed, scale, zero_point]),
         rewrite.add_constant(graph, f"{weight.name}/steps", quant.weight),

@@ -121,7 +121,7 @@ def _changes(layer: Linear, quant: QuantParams, inputs: Sequence[Floats]) -> lis
     """Returns a layer's output in int8 minus its output in float, for each of its inputs, float32 [..., outputs]."""
     weight, bias = layer.arrays()
     rows = np.concatenate([x.reshape(-1, x.shape[-1]) for x in inputs])
-    stored = quant.dequantized(rows)
+    stored = quant.activation.dequantized(rows)
     change = np.empty((len(rows), weight.shape[1]), dtype=np.float32)
     for part in column_blocks(weight.shape[1]):
         change[:, part] = stored @ (quant.weight[:, part] * quant.weight_scale[part]) - rows @ weight[:, part] + (quant.bias - bias)[part]

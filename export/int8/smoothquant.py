@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,36 +61,29 @@ class ActivationScale:
 
     def dequantized(self, rows: Floats) -> Floats:
         """Returns rows after smoothing, quantization and dequantization, float32 [n, channels]."""
-        return _dequantized(rows * self.multiplier if self.is_smoothed else rows, self.scale, self.zero_point)
+        stored = _quantize(rows * self.multiplier if self.is_smoothed else rows, self.scale, self.zero_point)
+        stored -= np.float32(self.zero_point)
+        stored *= self.scale
+        return stored
 
 
 @dataclass(frozen=True)
 class QuantParams:
-    """The quantization of an activation and the matrix that reads it.
-
-    An activation is stored as `round(x * multiplier / scale) + zero_point`, a weight as `round(weight / multiplier / weight_scale)`.
+    """The quantization of an activation and the matrix that reads it. A weight is stored as `round(weight * smoothing / weight_scale)`.
 
     Attributes:
-        multiplier: The inverse of the smoothing factors, float32 [inputs]; None for no smoothing.
-        scale: Scale of the activation.
-        zero_point: Zero point of the activation.
+        activation: The storage of the activation.
         weight: The weights, int8 [inputs, outputs].
         weight_scale: Scales of the columns, float32 [outputs].
         bias: The bias, corrected by the mean error of quantization, float32 [outputs].
         by_gptq: Whether the weights were rounded by GPTQ instead of to nearest.
     """
 
-    multiplier: Floats | None
-    scale: np.float32
-    zero_point: np.uint8
+    activation: ActivationScale
     weight: NDArray[np.int8]
     weight_scale: Floats
     bias: Floats
     by_gptq: bool
-
-    def dequantized(self, rows: Floats) -> Floats:
-        """Returns rows after smoothing, quantization and dequantization, float32 [n, inputs]."""
-        return _dequantized(rows if self.multiplier is None else rows * self.multiplier, self.scale, self.zero_point)
 
 
 def choose_scale(weight: Floats, activations: Activations, *, smooth: bool) -> ActivationScale:
@@ -121,8 +115,8 @@ def choose_scale(weight: Floats, activations: Activations, *, smooth: bool) -> A
     candidates = (
         sorted(_smoothing_candidates(rows, np.maximum(high, -low), weight_peak), key=screened) if smooth else [np.ones_like(weight_peak)]
     )
-    best = min((scaled(smoothing, CLIP_RATIOS[0]) for smoothing in candidates[:SCREENED]), key=_error)
-    return min(best, *(scaled(best.smoothing, clip_ratio) for clip_ratio in CLIP_RATIOS[1:]), key=_error)
+    best = min((scaled(smoothing, CLIP_RATIOS[0]) for smoothing in candidates[:SCREENED]), key=attrgetter("error"))
+    return min(best, *(scaled(best.smoothing, clip_ratio) for clip_ratio in CLIP_RATIOS[1:]), key=attrgetter("error"))
 
 
 def quantize_weight(
@@ -152,17 +146,12 @@ def quantize_weight(
         else:
             quantized[:, part] = gptq.round(smoothed, scales[part], activation_scale.peak)
         corrected[part] = bias[part] + before @ weight[:, part] - after @ (quantized[:, part] * scales[part])
-    multiplier, by_gptq = activation_scale.multiplier if activation_scale.is_smoothed else None, gptq is not None and gptq.is_enough
-    return QuantParams(multiplier, activation_scale.scale, activation_scale.zero_point, quantized, scales, corrected, by_gptq)
+    return QuantParams(activation_scale, quantized, scales, corrected, gptq is not None and gptq.is_enough)
 
 
 def _weight_peak(weight: Floats) -> Floats:
     peak: Floats = np.maximum(weight.max(axis=1), -weight.min(axis=1))
     return peak
-
-
-def _error(scale: ActivationScale) -> float:
-    return scale.error
 
 
 def _smoothing_candidates(inputs: Floats, peak: Floats, weight_peak: Floats) -> Iterator[Floats]:
@@ -195,14 +184,6 @@ def _quantize(x: Floats, scale: np.float32, zero_point: np.uint8) -> Floats:
     np.rint(quantized, out=quantized)
     quantized += np.float32(zero_point)
     return np.clip(quantized, 0, 255, out=quantized)
-
-
-def _dequantized(smoothed: Floats, scale: np.float32, zero_point: np.uint8) -> Floats:
-    """Returns the values after quantization and dequantization."""
-    stored = _quantize(smoothed, scale, zero_point)
-    stored -= np.float32(zero_point)
-    stored *= scale
-    return stored
 
 
 def _quantized_peak(high: Floats, scale: np.float32, zero_point: np.uint8) -> NDArray[np.uint8]:

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bertserve.export.tasks.spec import Document, ExportTask, TokenizerCall
 from bertserve.service.bundle.graph_spec import OutputSpec
-from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks import embed
 from bertserve.service.tasks.batch import ModelConfig
 
-if TYPE_CHECKING:
-    from bertserve.export.calibration import Texts
-
 LAST_LAYER = OutputSpec(name="last_hidden_state", kind="per_token")
-
-
-def _ordinary_requests(texts: Texts, spec: TokenizerSpec) -> list[Any]:
-    return []
 
 
 def _resolve(request: embed.EmbedRequest, config: ModelConfig) -> embed.EmbedRequest:
@@ -44,7 +36,7 @@ TASK = ExportTask(
     embeds=True,
     takes_modules=True,
     text_request=lambda text, spec: embed.EmbedRequest(text),
-    ordinary_requests=_ordinary_requests,
+    ordinary_requests=lambda texts, spec: [],
     resolve=_resolve,
     tokenizer_call=lambda request, spec: TokenizerCall((request.prompt + request.text,)),
     example=lambda spec: {"inputs": "The bridge was built in Porto in 1886.", "parameters": {"dimensions": 8, "normalize": True}},

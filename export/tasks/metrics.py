@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 import string
 from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
+
+import numpy as np
 
 # names of metrics in `--min-metric`
 ACCURACY, F1, MACRO_F1, MICRO_F1 = "accuracy", "F1", "macro F1", "micro F1"
@@ -142,9 +145,7 @@ def pearson(a: Sequence[float], b: Sequence[float]) -> float:
     """Returns the correlation of two series of finite numbers; 0 if one series is constant."""
     if min(a) == max(a) or min(b) == max(b):
         return 0.0  # checked here, because the computed mean of equal numbers may differ from them
-    x, y = _deviations(a), _deviations(b)
-    spread = math.sqrt(sum(v * v for v in x) * sum(v * v for v in y))
-    return sum(v * w for v, w in zip(x, y, strict=True)) / spread
+    return statistics.correlation(_deviations(a), _deviations(b))
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float:
@@ -164,12 +165,6 @@ def _deviations(values: Sequence[float]) -> list[float]:
 
 def _ranks(values: Sequence[float]) -> list[float]:
     """Returns each value's rank from 0; equal values get the mean of their ranks."""
-    order = sorted(range(len(values)), key=values.__getitem__)
-    ranks = [0.0] * len(values)
-    start = 0
-    for end in range(1, len(order) + 1):
-        if end == len(order) or values[order[end]] != values[order[start]]:
-            for i in order[start:end]:
-                ranks[i] = (start + end - 1) / 2
-            start = end
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: list[float] = (np.cumsum(counts) - (counts + 1) / 2)[places].tolist()
     return ranks

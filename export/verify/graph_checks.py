@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -133,15 +132,12 @@ def choose_provider(graph: GraphSpec, *, requested: bool) -> tuple[Provider, str
 
 def find_fp32(bundle: Bundle, graphs: list[LoadedGraph]) -> LoadedGraph | None:
     """Returns the float32 graph for comparisons: one of `graphs`, or else another one that loads; None if there is none."""
-    candidates = [loaded for loaded in graphs if loaded.graph.precision == "fp32"]
-    candidates = candidates or list(_other_fp32(bundle, graphs))
+    candidates = [loaded for loaded in graphs if loaded.graph.precision == "fp32"] or [
+        LoadedGraph(bundle, graph, choose_provider(graph, requested=False)[0])
+        for graph in bundle.manifest.graphs
+        if graph.precision == "fp32"
+    ]
     return next((loaded for loaded in candidates if loaded.load_error() is None), None)
-
-
-def _other_fp32(bundle: Bundle, graphs: list[LoadedGraph]) -> Iterator[LoadedGraph]:
-    for graph in bundle.manifest.graphs:
-        if graph.precision == "fp32" and not any(loaded.graph == graph for loaded in graphs):
-            yield LoadedGraph(bundle, graph, choose_provider(graph, requested=False)[0])
 
 
 def list_graphs(graphs: tuple[GraphSpec, ...]) -> str:

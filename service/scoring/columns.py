@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -40,13 +40,13 @@ def input_fields(spec: TaskSpec) -> dict[str, InputField]:
     keys = required(spec.body)
     if keys != ["inputs"]:
         model_fields = {name: spec.body.model_fields[name] for name in keys}
-        return {name: InputField(name, True, list in set(_kinds(field.annotation))) for name, field in model_fields.items()}
-    kinds = list(_kinds(spec.body.model_fields["inputs"].annotation))
+        return {name: InputField(name, True, list in _kinds(field.annotation)) for name, field in model_fields.items()}
+    kinds = _kinds(spec.body.model_fields["inputs"].annotation)
     fields = {TEXT: InputField(TEXT, True, False)} if str in kinds else {}
     for kind in kinds:
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             for name, field in kind.model_fields.items():
-                fields[name] = InputField(name, field.is_required(), list in set(_kinds(field.annotation)))
+                fields[name] = InputField(name, field.is_required(), list in _kinds(field.annotation))
     return fields
 
 
@@ -64,16 +64,21 @@ def described_inputs() -> dict[str, str]:
     }
 
 
-def _kinds(annotation: Any) -> Iterator[Any]:
-    """Yields the types that a value may have; for a list it yields only the list, not its items."""
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        yield from _kinds(get_args(annotation)[0])
-    elif origin in (Union, types.UnionType):
+def options(annotation: Any) -> Iterator[Any]:
+    """Yields the types that a value may have, without None."""
+    if get_origin(annotation) in (Annotated, NotRequired):
+        yield from options(get_args(annotation)[0])
+    elif get_origin(annotation) in (Union, types.UnionType):
         for option in get_args(annotation):
-            yield from _kinds(option)
+            if option is not types.NoneType:
+                yield from options(option)
     else:
-        yield origin or annotation
+        yield annotation
+
+
+def _kinds(annotation: Any) -> list[Any]:
+    """Returns these types; of a list only `list`, without its items."""
+    return [get_origin(option) or option for option in options(annotation)]
 
 
 def task_for(tasks: Sequence[str], asked: str | None, parameters: Mapping[str, Any], named: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ import base64
 import math
 import uuid
 from collections.abc import Callable, Mapping
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -144,7 +144,7 @@ def _time_form(kind: Any) -> tuple[Any, Convert | None]:
     if types.is_time64(kind) and kind.unit == "ns":
         return pa.int64(), _time
     if types.is_timestamp(kind) or types.is_time(kind) or types.is_date(kind):
-        return kind, _iso
+        return kind, lambda value: value.isoformat()
     raise _NoFormError(kind)
 
 
@@ -172,13 +172,9 @@ def _number(value: float) -> float | str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def _iso(value: date | time) -> str:
-    return value.isoformat()
-
-
 def _duration(value: int, digits: int) -> str:
-    seconds = format(Decimal(abs(value)).scaleb(-digits), "f")
-    return f"{'-' if value < 0 else ''}PT{_trimmed(seconds)}S"
+    seconds = format(Decimal(abs(value)).scaleb(-digits).normalize(), "f")
+    return f"{'-' if value < 0 else ''}PT{seconds}S"
 
 
 def _timestamp(value: int, zone: Any) -> str:
@@ -200,8 +196,3 @@ def _with_nanos(at: datetime | time, nanos: int) -> str:
     text = at.isoformat(timespec="microseconds")
     end = text.index(".") + 7  # the zone comes after it
     return f"{text[:end]}{nanos:03d}{text[end:]}"
-
-
-def _trimmed(number: str) -> str:
-    """Returns a number without trailing zeros after the decimal point."""
-    return number.rstrip("0").rstrip(".") if "." in number else number

@@ -6,15 +6,15 @@ are only appended; the complete part is converted to Parquet.
 
 from __future__ import annotations
 
-import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NotRequired, Union, get_args, get_origin, get_type_hints
+from typing import Any, NotRequired, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
 from typing_extensions import is_typeddict
 
 from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, StartError, install_command
+from bertserve.service.scoring.columns import options
 from bertserve.service.scoring.row import Place, Row, RowAnswer, Window
 from bertserve.service.scoring.text_lines import first_twice
 from bertserve.service.tasks.spec import TaskSpec
@@ -128,7 +128,7 @@ class ParquetWriter:
         """Creates it.
 
         Args:
-            schema: Schema of the input's columns; None to write them as texts.
+            schema: Schema of the input's columns.
             answer_types: Possible types of an answer; the column has the first type that fits all answers of the first window.
             prediction: Name of the column for predictions.
             warnings: Name of the column for warnings.
@@ -195,26 +195,15 @@ class ParquetWriter:
 def answer_types(spec: TaskSpec) -> list[Any]:
     """Returns the Arrow types of an answer of a task, likely ones first."""
     # first without optional fields, which would be empty in each row; then with them
-    answers = [_arrow(option, whole) for whole in (False, True) for option in _options(spec.answer)]
+    answers = [_arrow(option, whole) for whole in (False, True) for option in options(spec.answer)]
     # for a body whose answer is always a list, each row's answer is an item of it
     items = [answer.value_type for answer in answers if pa.types.is_list(answer)]
     kinds = items if spec.body.always_list else [*answers, *items]
     return [kind for index, kind in enumerate(kinds) if kind not in kinds[:index]]
 
 
-def _options(annotation: Any) -> Iterator[Any]:
-    if get_origin(annotation) in (Annotated, NotRequired):
-        yield from _options(get_args(annotation)[0])
-    elif get_origin(annotation) in (Union, types.UnionType):
-        for option in get_args(annotation):
-            if option is not types.NoneType:
-                yield from _options(option)
-    else:
-        yield annotation
-
-
 def _arrow(annotation: Any, whole: bool) -> Any:
-    kind = next(_options(annotation))
+    kind = next(options(annotation))
     if get_origin(kind) in (list, tuple):  # a tuple, such as a pair of offsets, has items of one type
         return pa.list_(_arrow(get_args(kind)[0], whole))
     if not (is_typeddict(kind) or issubclass(kind, BaseModel)):

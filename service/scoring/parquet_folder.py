@@ -16,7 +16,7 @@ from typing import Any
 
 from bertserve.service.errors import SettingsError, StartError, install_command
 from bertserve.service.scoring.parquet import ParquetReader, ParquetWriter
-from bertserve.service.scoring.part import ScoringProgress
+from bertserve.service.scoring.part import ScoringProgress, sync_path
 from bertserve.service.scoring.row import Place
 
 try:
@@ -158,11 +158,7 @@ class NewFile:
         """Flushes the file to the disk and gives it its name."""
         self.stream.close()
         if self._filesystem.type_name == "local":
-            file = os.open(self._made, os.O_RDONLY)
-            try:
-                os.fsync(file)
-            finally:
-                os.close(file)
+            sync_path(self._made)
         self._filesystem.move(self._made, self._path)
         self._finished = True
 

@@ -25,7 +25,6 @@ from bertserve.service.errors import SettingsError, StartError
 from bertserve.service.scoring.row import Place
 
 _HEAD_BYTES = 2**20
-FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,14 +224,13 @@ class PartialOutput:
             os.replace(self.path, self._output)
         else:
             make(self.path, self._made)
-            with self._made.open("rb") as file:
-                os.fsync(file.fileno())
+            sync_path(self._made)
             os.replace(self._made, self._output)
         self.tidy(progress)
 
     def tidy(self, progress: ScoringProgress) -> None:
         """Removes the files that only a continued run needs."""
-        _sync_folder(self._output)
+        sync_path(self._output.parent)
         with suppress(FileNotFoundError):
             if not progress.rejected and self._rejected_path.stat().st_size == 0:
                 self._rejected_path.unlink()
@@ -255,13 +253,13 @@ class PartialOutput:
 
     def _write_state(self, progress: ScoringProgress) -> None:
         with self._made_state.open("w", encoding="utf-8") as file:
-            state = {"format": FORMAT, "facts": self._facts, "progress": asdict(progress), "replaces": self._replaces}
+            state = {"facts": self._facts, "progress": asdict(progress), "replaces": self._replaces}
             json.dump(state, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
         os.replace(self._made_state, self._state)
         self._progress = progress
-        _sync_folder(self._state)
+        sync_path(self._state.parent)
 
 
 def _write(file: io.FileIO, data: bytes) -> None:
@@ -270,13 +268,13 @@ def _write(file: io.FileIO, data: bytes) -> None:
         rest = rest[file.write(rest) :]
 
 
-def _sync_folder(path: Path) -> None:
-    """Flushes the names in a file's folder to the disk."""
-    folder = os.open(path.parent, os.O_RDONLY)
+def sync_path(path: str | Path) -> None:
+    """Flushes a file, or the names in a folder, to the disk."""
+    file = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(file)
     finally:
-        os.close(folder)
+        os.close(file)
 
 
 def _identity(path: Path) -> dict[str, int] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, BinaryIO
@@ -18,13 +19,8 @@ _BOM = b"\xef\xbb\xbf"
 
 
 def first_twice(names: Sequence[str]) -> str | None:
-    """Returns the first duplicate name, or None; a header may have a million names."""
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            return name
-        seen.add(name)
-    return None
+    """Returns the first name that occurs more than once, or None; a header may have a million names."""
+    return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
 class TextLines:
@@ -142,7 +138,7 @@ class JsonLinesWriter:
         lines = []
         for row, answer in zip(window.rows, answers, strict=True):
             if answer.error is None:
-                raw = row.raw or to_json(dict(row.values))
+                raw = row.raw or to_json(row.values)
                 # the input stays unchanged, with numbers of any length and its order of keys
                 lines.append(b"".join((raw[:-1], prediction, to_json(answer.prediction), warnings, to_json(answer.warnings), b"}\n")))
         return b"".join(lines), {}

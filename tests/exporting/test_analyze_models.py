@@ -97,9 +97,9 @@ def test_the_budget_ends_what_would_not_be_done() -> None:
     """The first step is always begun; another one only where one as long as the longest so far would be done."""
     clock = ManualClock()
     begun = []
-    for name, fits in sweep.TimeBudget(10, clock).steps("abcde"):
+    for name, fits in sweep.steps_within(10, "abcde", clock):
         begun.append((name, fits))
         clock.now += {"a": 4, "b": 3}[name] if fits else 0
 
     assert [("a", True), ("b", True), ("c", False), ("d", False), ("e", False)] == begun
-    assert [("a", True)] == list(sweep.TimeBudget(0.001, clock).steps("a"))
+    assert [("a", True)] == list(sweep.steps_within(0.001, "a", clock))
