@@ -32,7 +32,7 @@ class Body:
 
     Attributes:
         content: The JSON that is sent.
-        texts: Number of texts that the model reads, as `endpoints.count_texts` counts them.
+        texts: Number of texts that the model reads, as `count_texts` counts them.
     """
 
     content: bytes

@@ -1,4 +1,4 @@
-"""bert-bench: load a service over HTTP and compare it with the engine alone.
+"""bert-bench: load a service over HTTP and compare it with a raw ONNX Runtime loop.
 
 Exit codes: 0 success, 1 an objective was missed or no request was answered, 2 wrong usage or an unreachable address, 3 the
 bench extra is not installed, 4 some or all steps of a sweep were inconclusive, 130 interrupted.

@@ -1,6 +1,6 @@
 """Converts reports to one self-contained HTML page: results, plots, settings. It reads the JSON form, including older files.
 
-It is the only module that imports matplotlib.
+It is the only module of the benchmarks that imports matplotlib.
 """
 
 from __future__ import annotations

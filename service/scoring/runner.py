@@ -75,7 +75,7 @@ class ProgressBar:
 
 @dataclass(slots=True)
 class ScoringRun:
-    """A running job.
+    """A run: it reads windows, has them answered, and writes the answers in order.
 
     Attributes:
         reader: Reads windows.

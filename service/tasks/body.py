@@ -113,7 +113,7 @@ class TaskBody(BaseModel):
     null_is_nothing: ClassVar[bool] = False
     # Class of the `parameters`.
     parameters_type: ClassVar[type[TaskParameters]] = TaskParameters
-    # Whether a single input gets the same answer as a list of one, as the official client expects for text classification.
+    # Whether a single input gets the same answer as a list of one, as clients of this path expect.
     always_list: ClassVar[bool] = False
     # The text in the error about too many inputs, and the field that errors about an input name.
     counted: ClassVar[str] = "`inputs` has {} items"

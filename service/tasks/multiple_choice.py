@@ -2,8 +2,7 @@
 
 Each choice forms a pair with its question or text, and the model gives it one logit; the scores are the softmax over a question's choices.
 Pairs are those of the `run_swag` and RACE examples of transformers: without a context, the question and the choice; with one, the context
-and
-"question choice", joined by a space. As there, a pair over the model's length is truncated, the longer text first, with a warning.
+and "question choice", joined by a space. As there, a pair over the model's length is truncated, the longer text first, with a warning.
 """
 
 from __future__ import annotations

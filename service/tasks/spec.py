@@ -47,18 +47,6 @@ class Derivation:
         return self.base in (None, task)
 
 
-def _nothing(manifest: Manifest) -> str | None:
-    return None
-
-
-def _no_widths(manifest: Manifest) -> Mapping[str, int]:
-    return {}
-
-
-def _never(parameters: Mapping[str, Any], config: ModelConfig) -> bool:
-    return False
-
-
 def inputs_body(inputs: Sequence[Any]) -> dict[str, Any]:
     """Returns a body with only inputs; a single input is sent without a list."""
     return {"inputs": inputs[0] if len(inputs) == 1 else list(inputs)}
@@ -176,14 +164,6 @@ INPUTS = TensorField("inputs", alias="text")
 SCORE = TensorField("score", "FP32", (-1,))
 
 
-def _no_outputs(manifest: Manifest, body: TaskBody | None) -> tuple[TensorField, ...]:
-    return ()
-
-
-def _no_tensors(results: Sequence[Any], body: TaskBody, manifest: Manifest) -> dict[str, Values]:
-    return {}
-
-
 @dataclass(frozen=True, slots=True)
 class TensorForm:
     """The tensors of a task.
@@ -198,8 +178,8 @@ class TensorForm:
     """
 
     inputs: tuple[TensorField, ...] = (INPUTS,)
-    outputs: Callable[[Manifest, TaskBody | None], tuple[TensorField, ...]] = _no_outputs
-    tensors: Callable[[Sequence[Any], TaskBody, Manifest], dict[str, Values]] = _no_tensors
+    outputs: Callable[[Manifest, TaskBody | None], tuple[TensorField, ...]] = lambda manifest, body: ()
+    tensors: Callable[[Sequence[Any], TaskBody, Manifest], dict[str, Values]] = lambda results, body, manifest: {}
     labels: Callable[[TaskBody, Manifest], Sequence[str]] | None = None
     token_axes: int = 3
 
@@ -287,10 +267,10 @@ class TaskSpec:
     estimate: Estimate
     run: TaskFunction
     derivation: Derivation | None = None
-    requires: Callable[[Manifest], str | None] = _nothing
-    widths: Callable[[Manifest], Mapping[str, int]] = _no_widths
+    requires: Callable[[Manifest], str | None] = lambda manifest: None
+    widths: Callable[[Manifest], Mapping[str, int]] = lambda manifest: {}
     form: Form | None = None
     tensors: TensorForm | None = None
-    has_one_label: Callable[[Mapping[str, Any], ModelConfig], bool] = _never
+    has_one_label: Callable[[Mapping[str, Any], ModelConfig], bool] = lambda parameters, config: False
     load_body: Callable[[Sequence[Any]], dict[str, Any]] = inputs_body
     load_workload: str = "short"

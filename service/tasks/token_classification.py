@@ -38,8 +38,7 @@ def scheme_of(labels: tuple[str, ...]) -> Scheme:
     """Returns the scheme of a model's labels.
 
     In a scheme with endings, every entity that begins with B or continues with I must end. So each tag with B or I must also have an
-    ending, and
-    some tag must have an ending and another letter. Therefore `E-MAIL` and `S-BAHN` are plain labels.
+    ending, and some tag must have an ending and another letter. Therefore `E-MAIL` and `S-BAHN` are plain labels.
     """
     tags: dict[str, set[str]] = {}
     for label in labels:

@@ -126,16 +126,13 @@ class TokenizeBody(ForeignBody):
 
     model_config = body_config(inputs="A warm, funny film.")
 
+    always_list: ClassVar[bool] = True
     inputs: TextOrTexts
     add_special_tokens: Annotated[bool, Field(description="Add the model's special tokens.")] = True
 
     def requests(self, config: ModelConfig | None = None) -> list[Any]:
         """Returns one request per text."""
         return [TextRequest(text, self.add_special_tokens) for text in self.items]
-
-    def answer(self, results: list[Any]) -> Any:
-        """Returns a list of tokens per text, even for a single text."""
-        return results
 
 
 _Id = Annotated[int, Field(ge=0, le=2**31 - 1)]

@@ -48,8 +48,7 @@ def windows(count: int, room: int, stride: int, side: Side = "right") -> list[ra
     """Cuts `count` tokens into windows of at most `room`, neighbors overlapping by `stride` tokens, in the order of the text.
 
     There is always at least one window, which may be empty. The first window starts with the first token, and the last one ends with the
-    last
-    token. The window at the end `side` may be shorter than the others.
+    last token. The window at the end `side` may be shorter than the others.
 
     Args:
         count: Tokens of the text.

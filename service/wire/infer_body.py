@@ -95,7 +95,7 @@ class Tensor:
         flat = self._flat(self.data)
         kinds = (bool, int) if self.datatype == "BOOL" else (int,)
         invalid = next((value for value in flat if type(value) not in kinds), 0)
-        if invalid or invalid is None or type(invalid) not in kinds:
+        if type(invalid) not in kinds:
             raise InvalidValueError(
                 "`{name}` is {datatype}, but a value in its `data` is {wrong}.", name=self.name, datatype=self.datatype, wrong=show(invalid)
             )

@@ -22,7 +22,7 @@ from bertserve.service.wire.hugging_face import PredictBody, Predictions, read_a
 from bertserve.service.wire.infer_body import InferAnswer, InferBody
 from bertserve.service.wire.open_inference import read_infer
 from bertserve.service.wire.openai import EmbeddingList, EmbeddingsBody, read_embeddings
-from bertserve.service.wire.tei import EmbedAllBody, SequencesBody, read_embed_all, read_for_tool, read_sequences
+from bertserve.service.wire.tei import EmbedAllBody, SequencesBody, read_for_tool, read_foreign
 
 INFERENCE, OTHER_CLIENTS = "inference", "other clients"  # tags in OpenAPI
 
@@ -91,7 +91,7 @@ def all_routes() -> list[Route]:
         _of_any_task("/invocations", read_at_base, "The same as the base URL, for SageMaker"),
         Route(
             "/predict",
-            read_sequences,
+            functools.partial(read_foreign, classify.TASK, SequencesBody),
             "Classify texts or pairs of texts, in the format of Text Embeddings Inference",
             (SequencesBody,),
             (list[LabelScore], list[list[LabelScore]]),
@@ -99,7 +99,7 @@ def all_routes() -> list[Route]:
         ),
         Route(
             "/embed_all",
-            read_embed_all,
+            functools.partial(read_foreign, embed.TASK, EmbedAllBody),
             "Embed each token of texts, in the format of Text Embeddings Inference",
             (EmbedAllBody,),
             (list[list[list[float]]],),

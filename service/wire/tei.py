@@ -6,7 +6,7 @@ Its `/embed`, `/rerank` and `/similarity` are paths of the service itself.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, Tag, field_validator
 from pydantic_core import PydanticCustomError
@@ -95,6 +95,7 @@ class EmbedAllBody(ForeignBody):
 
     model_config = body_config(inputs="A warm, funny film.")
 
+    always_list: ClassVar[bool] = True
     inputs: TextOrTexts
     prompt_name: PromptName = None
     truncate: Truncate = None
@@ -106,21 +107,11 @@ class EmbedAllBody(ForeignBody):
         body = embed.EmbedBody(inputs=self.inputs, parameters=EmbedParameters(pooling="none", normalize=False, **options))
         return body.requests(config)
 
-    def answer(self, results: list[Any]) -> Any:
-        """Returns the vectors of each text, as a list even for a single text."""
-        return results
 
-
-def read_sequences(incoming: Incoming) -> Call:
-    """Reads a body of `/predict`."""
-    body = read_as(SequencesBody, incoming.raw, incoming.limits)
-    return Call(classify.TASK, incoming.models.for_task(classify.TASK, body.model), body, lambda answered: body.answer(answered.results))
-
-
-def read_embed_all(incoming: Incoming) -> Call:
-    """Reads a body of `/embed_all`."""
-    body = read_as(EmbedAllBody, incoming.raw, incoming.limits)
-    return Call(embed.TASK, incoming.models.for_task(embed.TASK, body.model), body, lambda answered: body.answer(answered.results))
+def read_foreign(task: str, kind: type[ForeignBody], incoming: Incoming) -> Call:
+    """Reads a body of `/predict` or `/embed_all`."""
+    body = read_as(kind, incoming.raw, incoming.limits)
+    return Call(task, incoming.models.for_task(task, body.model), body, lambda answered: body.answer(answered.results))
 
 
 def read_for_tool(tool: str, incoming: Incoming) -> Call:
