@@ -25,10 +25,11 @@ from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.serving import loading
 from bertserve.service.serving.held_bytes import HeldBytes
 from bertserve.service.serving.loading import LoadOptions
+from bertserve.service.serving.model import Model
 from bertserve.service.serving.registry import Registry, check_defaults, wanted_defaults
 from bertserve.service.serving.reloader import Reloader, SharedReloader, without_folders
 from bertserve.service.serving.utilization import Utilization
-from bertserve.service.serving.workers import SINGLE_WORKER, WorkerContext
+from bertserve.service.serving.workers import SINGLE_WORKER, Report, WorkerContext
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import tasks_of
@@ -173,8 +174,11 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
     for name in broken:
         metrics.broken_models.labels(name).set(1)
     answered = {model.name: model.tasks for model in models}
-    defaults = wanted_defaults(settings.default, settings.models, answered, broken, checked=before is None)
-    registry = Registry(models, defaults, by_name=settings.allow_implicit_default, present=None if before is None else before.defaults)
+    # `defaults.json` may have changed, but the other workers do not read it again
+    choices = wanted_defaults(settings.default, settings.models, answered, broken) if before is None else before.choices
+    registry = Registry(models, choices, by_name=settings.allow_implicit_default, present=None if before is None else before.defaults)
+    if before is not None:
+        _log_replaced(models, before)
     reloader = Reloader if worker.tell is None else partial(SharedReloader, worker=worker)
     check_start = partial(check_next_start, settings, broken)
     return AppState(
@@ -244,6 +248,19 @@ def _loaded(load: Callable[[Any], T], sources: Sequence[Any], broken: dict[str, 
     return loaded
 
 
+def _log_replaced(models: Sequence[Model], before: Report) -> None:
+    """Logs an error for each model of a worker whose version is not the one that its predecessor reported."""
+    for model in models:
+        if (old := before.served[model.name]) != model.bundle.version:
+            logger.error(
+                "the bundle of the model %s was replaced: this worker serves version %s, but the worker before it served %s; send SIGHUP, "
+                "so that all workers load the new version",
+                model.name,
+                model.bundle.version,
+                old,
+            )
+
+
 def check_next_start(settings: Settings, broken: Mapping[str, str]) -> None:
     """Checks that a start with the same settings would accept the bundles that the models folders have now.
 
@@ -260,5 +277,5 @@ def check_next_start(settings: Settings, broken: Mapping[str, str]) -> None:
             answered[path.name] = tasks_of(files.read_manifest(path)[0])
         elif not settings.skip_broken:
             raise BundleError(broken[path.name])
-    defaults = wanted_defaults(settings.default, settings.models, answered, broken, checked=True)
+    defaults = wanted_defaults(settings.default, settings.models, answered, broken)
     check_defaults(answered, defaults, by_name=settings.allow_implicit_default)

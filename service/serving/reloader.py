@@ -34,6 +34,7 @@ from bertserve.service.serving.loading import verify
 from bertserve.service.serving.model import Model
 from bertserve.service.serving.registry import Registry
 from bertserve.service.serving.workers import Change, Report, WorkerContext
+from bertserve.service.tasks.catalog import TASKS
 
 logger = logging.getLogger("bertserve.loading")
 
@@ -105,7 +106,7 @@ class Reloader:
             self._remove(self._registry.get(name))
 
     def differing(self) -> dict[str, list[dict[str, Any]]]:
-        """Returns the state of each worker, by model name, for models whose version differs between workers; empty for a single worker."""
+        """Returns the state of each worker, by model name, for models that differ between workers; empty for a single worker."""
         return {}
 
     async def refresh(self) -> None:
@@ -230,23 +231,20 @@ class SharedReloader(Reloader):
         await self._change_all("unload", name)
 
     def differing(self) -> dict[str, list[dict[str, Any]]]:
-        """Returns the state of each worker, by model name, for models whose version differs between workers."""
-        reports = dict(sorted(self._reports.items()))
-        names = {name for report in reports.values() for name in report.served}
+        """Returns the state of each worker, by model name, for models whose version or endpoints differ between workers."""
+        reports = [self._reports[index] for index in sorted(self._reports)]
+        names = sorted({name for report in reports for name in report.served})
+        states = {name: [_state(report, name) for report in reports] for name in names}
         return {
-            name: [
-                {"index": index, "version": report.served.get(name)} | ({"broken": report.broken[name]} if name in report.broken else {})
-                for index, report in reports.items()
-            ]
-            for name in sorted(names)
-            if len({report.served.get(name) for report in reports.values()}) > 1
+            name: workers for name, workers in states.items() if len({(state["version"], *state["default_of"]) for state in workers}) > 1
         }
 
     def report(self, change: Change | None = None, error: BertServeError | None = None) -> None:
         """Reports the models of this worker to the supervisor: once after its start, and after each change."""
-        served = {name: model.bundle.version for name, model in self._registry.models.items()}
+        registry = self._registry
+        served = {name: model.bundle.version for name, model in registry.models.items()}
         with suppress(OSError):  # the supervisor has ended, and this worker ends too
-            self._tell(Report(self._index, served, dict(self._broken), self._registry.defaults, change, error))
+            self._tell(Report(self._index, served, dict(self._broken), registry.defaults, change, error, registry.choices))
 
     def receive(self, message: Change | Report) -> None:
         """Makes a change from the supervisor, or stores the report of a worker; called in the event loop."""
@@ -317,6 +315,13 @@ class SharedReloader(Reloader):
     async def _until(self, done: Callable[[], bool]) -> None:
         while not done():
             await self._news.wait()
+
+
+def _state(report: Report, name: str) -> dict[str, Any]:
+    """Returns what a worker reported about a model."""
+    default_of = [f"/{TASKS[task].path}" for task, default in report.defaults.items() if default == name]
+    broken = {"broken": report.broken[name]} if name in report.broken else {}
+    return {"index": report.index, "version": report.served.get(name), "default_of": default_of} | broken
 
 
 def _failure(report: Report | None, change: Change) -> str | None:

@@ -7,7 +7,7 @@ sends it to all workers, so that the worker that was asked learns the results of
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, MutableSequence
+from collections.abc import Callable, Mapping, MutableSequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -45,6 +45,7 @@ class Report:
         defaults: Task -> name of its default model.
         change: The change; None after the start.
         error: The reason why the worker could not make the change.
+        choices: Task -> name of its default model, as the operator chose before the first start.
     """
 
     index: int
@@ -53,6 +54,7 @@ class Report:
     defaults: dict[str, str]
     change: Change | None = None
     error: BertServeError | None = None
+    choices: Mapping[str, str] = field(default_factory=dict)
 
 
 class ReloadLog:

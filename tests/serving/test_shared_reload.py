@@ -133,7 +133,8 @@ def test_a_worker_that_cannot_follow_is_named(models: Path, monkeypatch: pytest.
             with pytest.raises(PartialChangeError, match=r"worker 0, .* worker 1 \(.*not enough memory"):
                 await reloader(state).load("tiny")
         after = served(states[0])["tiny"]
-        shown = [{"index": 0, "version": after}, {"index": 1, "version": before, "broken": "there is not enough memory."}]
+        workers = [{"index": 0, "version": after}, {"index": 1, "version": before, "broken": "there is not enough memory."}]
+        shown = [state | {"default_of": ["/classify"]} for state in workers]
         assert [{"tiny": shown}] * 2 == [reloader(state).differing() for state in states]
         tiny.bundle(models, "new")
         with pytest.raises(PartialChangeError):
@@ -170,6 +171,41 @@ def test_a_worker_that_comes_later_has_what_its_predecessor_had(models: Path) ->
         assert ["gone", "never", "tiny"] == list(served(later))
 
     following([later], followed)
+
+
+def test_a_default_that_differs_is_shown(models: Path) -> None:
+    """Workers with the same versions answer an endpoint with different models."""
+    tiny.bundle(models, "other")
+    states = Service(models, default={"classify": "tiny"}).states
+
+    async def check() -> None:
+        await asyncio.sleep(0)
+        assert {} == reloader(states[0]).differing()
+        report = Report(1, served(states[1]), {}, {"text-classification": "other"})
+        reloader(states[0]).receive(report)
+        shown = {name: [worker["default_of"] for worker in workers] for name, workers in reloader(states[0]).differing().items()}
+        assert {"other": [[], ["/classify"]], "tiny": [["/classify"], []]} == shown
+
+    following(states, check)
+
+
+def test_a_worker_that_comes_later_says_that_a_bundle_was_replaced(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It serves the new version, which the other workers do not have before a refresh."""
+    tiny.bundle(models, "same")
+    service = Service(models, allow_implicit_default=True)
+    before = served(service.states[0])["tiny"]
+
+    async def started() -> None:
+        await asyncio.sleep(0)
+
+    following(service.states, started)
+    shutil.rmtree(models / "tiny")
+    tiny.bundle(models, "tiny", seed=1)
+    caplog.clear()
+    service.replace(1)
+    [record] = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert ("tiny", served(service.states[1])["tiny"], before) == record.args
+    assert "SIGHUP" in record.getMessage()
 
 
 def test_a_worker_without_models_is_followed_by_one_without(models: Path) -> None:
@@ -251,11 +287,13 @@ def test_a_difference_is_told(models: Path, tmp_path: Path, monkeypatch: pytest.
         assert "not on worker 1 (" in rejected(answer, 500, "partial_change")
         answer = await client.post("/models/elsewhere/unload", headers={"authorization": "Bearer trident"})
         assert "worker none" in rejected(answer, 500, "partial_change")
-        tiny_workers = [{"index": 0, "version": version}, {"index": 1, "version": "1" * 64}]
+        tiny_workers = [{"index": 0, "version": version, "default_of": ["/classify"]}, {"index": 1, "version": "1" * 64, "default_of": []}]
         [elsewhere, shown] = sorted((await client.get("/models")).json(), key=lambda model: model["name"])
         assert tiny_workers == shown["workers"] == (await client.get("/models/tiny")).json()["workers"]
-        assert {"name": "elsewhere", "workers": [{"index": 0, "version": None}, {"index": 1, "version": "2" * 64}]} == elsewhere
-        service.log.take(Report(1, {"tiny": version}, {}, {}, Change("load", "tiny", 0)))
+        [none, other] = elsewhere["workers"]
+        assert ("elsewhere", None, "2" * 64) == (elsewhere["name"], none["version"], other["version"])
+        defaults = {"text-classification": "tiny"}
+        service.log.take(Report(1, {"tiny": version}, {}, defaults, Change("load", "tiny", 0)))
         await asyncio.sleep(0)
         assert "workers" not in (await client.get("/models/tiny")).json()
 
