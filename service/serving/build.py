@@ -17,7 +17,7 @@ from bertserve.service.backend.freed_memory import limit_heaps
 from bertserve.service.backend.hardware import cpu_name, usable_cores
 from bertserve.service.bundle import files
 from bertserve.service.bundle.validation_policy import ValidationPolicy
-from bertserve.service.errors import BundleError, ProviderError
+from bertserve.service.errors import BundleError, StartError
 from bertserve.service.metrics import Metrics, ProcessMetrics
 from bertserve.service.providers import Provider
 from bertserve.service.scheduling.request_queue import RequestQueue
@@ -155,7 +155,8 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
     metrics = Metrics(worker.folder, ProcessMetrics(worker.process_ids, worker.replacements), index=worker.index)
     broken: dict[str, str] = {}
     before = worker.before
-    paths = [path for path in files.find_bundles(settings.models) if before is None or path.name in before.served]
+    # a later worker must start whatever else is in the folders now
+    paths = files.find_bundles(settings.models) if before is None else [files.find_bundle(settings.models, name) for name in before.served]
     # models may have changed since the start; a worker with a bundle that is broken now must still serve the other models
     forgiving = broken if settings.skip_broken or before is not None else None
     bundles = _loaded(partial(loading.verify, metrics=metrics), paths, forgiving, at_once=usable_cores())
@@ -237,7 +238,7 @@ def _loaded(load: Callable[[Any], T], sources: Sequence[Any], broken: dict[str, 
             for source, future in zip(sources, futures, strict=True):
                 try:
                     loaded.append(future.result())
-                except (BundleError, ProviderError) as error:
+                except StartError as error:
                     if broken is None:
                         raise
                     path = source if isinstance(source, Path) else source.path

@@ -208,6 +208,36 @@ def test_a_worker_that_comes_later_says_that_a_bundle_was_replaced(models: Path,
     assert "SIGHUP" in record.getMessage()
 
 
+@pytest.mark.parametrize("change", ["gone", "no manifest", "too long", "unreadable"])
+def test_a_worker_that_comes_later_serves_what_it_can(models: Path, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the bundle that cannot be loaded now, whatever is in the folders meanwhile."""
+    tiny.bundle(models, "other")
+    service = Service(models, default={"classify": "tiny"}, max_batch_tokens=32)
+
+    async def started() -> None:
+        await asyncio.sleep(0)
+
+    following(service.states, started)
+    (models / "lost+found").mkdir()
+    if change == "unreadable":
+
+        def refuse(path: Path) -> bytes:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+        original = Path.read_bytes
+        monkeypatch.setattr(Path, "read_bytes", lambda path: refuse(path) if path.parent.name == "other" else original(path))
+        monkeypatch.setattr(Path, "is_file", refuse)
+    else:
+        shutil.rmtree(models / "other")
+    if change == "no manifest":
+        (models / "other").mkdir()
+    elif change == "too long":
+        tiny.bundle(models, "other", max_length=64)
+    service.replace(1)
+    later = service.states[1]
+    assert (["tiny"], ["other"]) == (list(served(later)), list(later.broken))
+
+
 def test_a_worker_without_models_is_followed_by_one_without(models: Path) -> None:
     service = Service(models)
 
