@@ -252,6 +252,7 @@ class SharedReloader(Reloader):
             self._making = asyncio.ensure_future(self._make(message))  # the reference is needed, because the loop keeps no task alive
             return
         self._reports[message.index] = message
+        self._metrics.differing_models.set(len(self.differing()))
         if message.change in self._asked:
             self._asked[message.change][message.index] = message
             self._news.set()

@@ -7,6 +7,7 @@ import errno
 import pickle
 import shutil
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,12 @@ def reloader(state: AppState) -> SharedReloader:
 
 def served(state: AppState) -> dict[str, str]:
     return {name: model.bundle.version for name, model in state.registry.models.items()}
+
+
+def counted(state: AppState) -> float:
+    """Returns the metric of models that differ between workers."""
+    [family] = state.metrics.differing_models.collect()
+    return family.samples[0].value
 
 
 def following(states: list[AppState], check: Callable[[], Awaitable[None]]) -> None:
@@ -136,6 +143,7 @@ def test_a_worker_that_cannot_follow_is_named(models: Path, monkeypatch: pytest.
         workers = [{"index": 0, "version": after}, {"index": 1, "version": before, "broken": "there is not enough memory."}]
         shown = [state | {"default_of": ["/classify"]} for state in workers]
         assert [{"tiny": shown}] * 2 == [reloader(state).differing() for state in states]
+        assert [1, 1] == [counted(state) for state in states]
         tiny.bundle(models, "new")
         with pytest.raises(PartialChangeError):
             await reloader(states[1]).load("new")
@@ -185,6 +193,9 @@ def test_a_default_that_differs_is_shown(models: Path) -> None:
         reloader(states[0]).receive(report)
         shown = {name: [worker["default_of"] for worker in workers] for name, workers in reloader(states[0]).differing().items()}
         assert {"other": [[], ["/classify"]], "tiny": [["/classify"], []]} == shown
+        assert 2 == counted(states[0])
+        reloader(states[0]).receive(replace(report, defaults={"text-classification": "tiny"}))
+        assert 0 == counted(states[0])
 
     following(states, check)
 
@@ -272,6 +283,21 @@ def test_what_a_worker_ended_of_is_not_tried_again() -> None:
     started = Report(1, {"tiny": "1"}, {}, {})
     log.take(started)
     assert (1, second) == sent[-1]
+
+
+def test_a_worker_that_ends_during_a_refresh_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody waits for the result of a SIGHUP, so the log asks for another one, unless the service stops."""
+    for change, stopping, args in (
+        (Change("refresh"), False, [(1,)]),
+        (Change("refresh"), True, []),
+        (Change("load", "tiny", 0), False, []),
+    ):
+        log, _ = logged()
+        caplog.clear()
+        log.on_end(0)
+        log.take(change)
+        log.on_end(1, stopping=stopping)
+        assert args == [record.args for record in caplog.records if "SIGHUP" in record.getMessage()]
 
 
 def test_a_worker_that_ends_before_it_follows_leaves_its_changes_to_the_next() -> None:
