@@ -82,6 +82,7 @@ class Reloader:
             InvalidValueError: It cannot be loaded; the old model stays.
         """
         async with self._lock:
+            await self._forget_missing(name)
             try:
                 path = (await asyncio.to_thread(self._find)).get(name)
                 if path is None:
@@ -103,6 +104,7 @@ class Reloader:
             NotFoundError: There is no such model.
         """
         async with self._lock:
+            await self._forget_missing(name)
             self._remove(self._registry.get(name))
 
     def differing(self) -> dict[str, list[dict[str, Any]]]:
@@ -139,6 +141,11 @@ class Reloader:
 
     def _find(self) -> dict[str, Path]:
         return {path.name: path for path in files.find_bundles(self._folders)}
+
+    async def _forget_missing(self, name: str) -> None:
+        """Removes the error of a broken bundle whose folder is gone."""
+        if name in self._broken and not await asyncio.to_thread(lambda: os.path.isdir(files.find_bundle(self._folders, name))):
+            self._mend(name)
 
     async def _replace(self, path: Path, *, only_changed: bool = False) -> Model:
         name = path.name

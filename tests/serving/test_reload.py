@@ -20,6 +20,7 @@ from bertserve.service.errors import InvalidValueError
 from bertserve.service.http.auth import Authenticator
 from bertserve.service.serving.build import AppState, build
 from bertserve.service.settings import Settings
+from conftest import metric
 from served_socket import until
 
 ADMIN = {"authorization": "Bearer trident"}
@@ -115,6 +116,29 @@ def test_a_bad_bundle_leaves_the_old_model_serving(models: Path, tmp_path: Path)
         assert await scores(client) != before
         assert "broken" not in (await client.get("/models/tiny")).json()
         assert 'broken_models{model="tiny"} 0.0' in (await client.get("/metrics")).text
+
+    administered(state, tmp_path, check)
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+@pytest.mark.parametrize("action", ["load", "unload"])
+def test_a_broken_bundle_that_is_gone_is_not_broken(models: Path, tmp_path: Path, action: str, is_last: bool) -> None:
+    """A request for it finds that, also if no other bundle is left in the folder."""
+    state = build(Settings(models=models))
+
+    async def check(client: httpx.AsyncClient) -> None:
+        (tiny.bundle(models, "other") / "tokenizer.json").write_text("{}")
+        rejected(await client.post("/models/other/load", headers=ADMIN), 422, "invalid_value")
+        if action == "unload":
+            rejected(await client.post("/models/other/unload", headers=ADMIN), 404, "not_found")
+        assert ["other"] == list(state.broken)
+        shutil.rmtree(models / "other")
+        if is_last:
+            shutil.rmtree(models / "tiny")
+        answer = await client.post(f"/models/other/{action}", headers=ADMIN)
+        rejected(answer, *((422, "invalid_value") if is_last and action == "load" else (404, "not_found")))
+        assert [] == list(state.broken)
+        assert 0 == metric((await client.get("/metrics")).text, "broken_models")
 
     administered(state, tmp_path, check)
 
