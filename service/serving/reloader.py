@@ -28,6 +28,7 @@ from bertserve.service.errors import (
     ServerError,
     StartError,
     UnavailableError,
+    places,
 )
 from bertserve.service.metrics import Metrics
 from bertserve.service.serving.loading import verify
@@ -156,10 +157,15 @@ class Reloader:
                 self._mend(name)
                 return old
             model = await asyncio.to_thread(self._load, bundle)
-        except BertServeError as error:
-            self._broken[name] = without_folders(error.message, [*self._folders, path.parent])
+        except Exception as error:  # such as MemoryError: a refresh must continue with the other bundles
+            if isinstance(error, BertServeError):
+                message = error.message
+            else:
+                message = f"loading failed with {type(error).__name__}; check the free memory and the limit on threads, and load it again."
+                logger.error("loading the model %s failed with %s: %s", name, type(error).__name__, places(error))
+            self._broken[name] = without_folders(message, [*self._folders, path.parent])
             self._metrics.broken_models.labels(name).set(1)
-            raise error if isinstance(error, StartError) else BundleError(error.message) from error
+            raise error if isinstance(error, StartError) else BundleError(message) from error
         if old is not None:
             self._hide(old, unless=model)
         self._registry.put(model)

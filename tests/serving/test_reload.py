@@ -16,9 +16,11 @@ import pytest
 import tiny
 from application import Check, T, keys, play, rejected
 from bertserve.service.api_keys import ApiKeys
+from bertserve.service.bundle.files import Bundle
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.http.auth import Authenticator
 from bertserve.service.serving.build import AppState, build
+from bertserve.service.serving.model import Model
 from bertserve.service.settings import Settings
 from conftest import metric
 from served_socket import until
@@ -192,6 +194,34 @@ def test_a_refresh_makes_models_what_the_folders_have(models: Path, caplog: pyte
     asyncio.run(reloader.refresh())
     assert list(state.registry.models) == list(after)
     assert "cannot reload" in caplog.text
+
+
+@pytest.mark.parametrize("error", [MemoryError("swordfish"), RuntimeError("can't start new thread")])
+def test_each_bundle_of_a_refresh_fails_alone(
+    models: Path, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also with an error that is none of ours. The log has its kind and its place, but not its text."""
+    tiny.bundle(models, "gone")
+    state = build(Settings(models=models, default={"classify": "tiny"}))
+    for name in ("first", "second"):
+        tiny.bundle(models, name)
+    shutil.rmtree(models / "gone")
+    load = state.reloader._load
+
+    def exhausted(bundle: Bundle) -> Model:
+        if bundle.path.name == "first":
+            raise error
+        return load(bundle)
+
+    monkeypatch.setattr(state.reloader, "_load", exhausted)
+    asyncio.run(state.reloader.refresh())
+    assert (["second", "tiny"], ["first"]) == (list(state.registry.models), list(state.broken))
+    assert 1 == metric(state.metrics.page().decode(), "broken_models", model="first")
+    [logged] = [record.getMessage() for record in caplog.records if "exhausted (test_reload.py:" in record.getMessage()]
+    assert type(error).__name__ in logged
+    assert str(error) not in caplog.text
+    with pytest.raises(InvalidValueError, match=type(error).__name__):
+        asyncio.run(state.reloader.load("first"))
 
 
 @pytest.mark.parametrize("what", ["twins", "checkpoint", "nothing", "no folder", "unreadable"])
