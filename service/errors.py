@@ -33,6 +33,7 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
+import traceback
 from collections.abc import Iterable, Mapping
 from importlib.metadata import requires
 from typing import Any
@@ -313,6 +314,12 @@ ERROR_STATUSES: dict[type[BertServeError], tuple[int, str]] = {
     EngineError: (500, "engine"),
 }
 INTERNAL = (500, "internal")
+
+
+def places(error: Exception) -> str:
+    """Returns the places in an exception's traceback for the log, the innermost first. They have no text of a request or a file."""
+    frames = traceback.extract_tb(error.__traceback__)[::-1]
+    return " < ".join(f"{frame.name} ({frame.filename.rpartition('/')[2]}:{frame.lineno})" for frame in frames)
 
 
 def classify(error: Exception) -> tuple[int, str]:

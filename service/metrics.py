@@ -176,6 +176,9 @@ class Metrics:
         self.broken_models = self._gauge(
             "broken_models", "1 for each model that failed to load, with --skip-broken.", "livemax", ("model",)
         )
+        self.differing_models = self._gauge(
+            "differing_models", "Models whose version or endpoints differ between workers, as /models shows.", "livemax"
+        )
         self.load_seconds = Histogram(
             "bertserve_model_load_seconds",
             "Seconds per step of loading a model: files verified (verify), sessions created and warmed up (load).",

@@ -20,7 +20,7 @@ from bertserve.service.process.logs import configure_logging
 from bertserve.service.process.preparation import Secrets
 from bertserve.service.process.work import application
 from bertserve.service.serving.build import build
-from bertserve.service.settings import Settings, check_environment
+from bertserve.service.settings import PREFIX, Settings, check_environment
 from bertserve.service.sources import with_sources
 from bertserve.service.tracing.trace import tracer_to
 
@@ -36,6 +36,8 @@ LEFT_TO_RAY = {
     "pid_file": "a new configuration, because replicas do not handle signals",
     "admin_key_file": "a new configuration, because a change by request would reach only one replica",
 }
+# The Dockerfile sets these variables for its own command. In an image that is based on it, they are not the operator's settings.
+SET_BY_IMAGE = ("HOST", "PORT")
 MAX_QUEUE_S = 1.0  # predicted work per replica above which more replicas are needed
 MAX_BUSY = 0.8  # maximum share of their time that threads should run
 MAX_ONGOING = 10_000  # requests at a replica; its own admission decides. Ray's default of 5 would leave batches almost empty
@@ -46,6 +48,8 @@ class ReplicaSettings(Settings):
 
     def __init__(self, **values: Any) -> None:
         """Reads values and variables like the command. An unknown variable is an error."""
+        for name in SET_BY_IMAGE:
+            os.environ.pop(PREFIX + name, None)
         check_environment()
         super().__init__(**values)
 

@@ -145,6 +145,12 @@ def find_bundles(folders: Sequence[Path]) -> list[Path]:
     return [bundles[name] for name in sorted(bundles)]
 
 
+def find_bundle(folders: Sequence[Path], name: str) -> Path:
+    """Returns the folder of one bundle: the first one with a manifest, otherwise where it should be. Errors of other bundles do not matter."""
+    paths = [path for folder in folders for path in (Path(os.path.abspath(folder)), folder / name) if path.name == name]
+    return max(paths, key=lambda path: (os.path.isfile(path / MANIFEST_FILE), os.path.isdir(path)))
+
+
 def _bundles_in(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise BundleError(
@@ -165,7 +171,7 @@ def _bundles_in(folder: Path) -> list[Path]:
 
 def is_checkpoint(folder: Path) -> bool:
     """Returns whether a folder has the files of a checkpoint, which differ from those of a bundle."""
-    return any((folder / name).is_file() for name in _CHECKPOINT_FILES)
+    return any(os.path.isfile(folder / name) for name in _CHECKPOINT_FILES)  # unlike Path's method, it accepts unreadable folders
 
 
 def _what_to_do_with(checkpoint: Path) -> str:

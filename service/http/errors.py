@@ -9,7 +9,6 @@ import asyncio
 import json
 import logging
 import math
-import traceback
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -122,11 +121,7 @@ class ErrorLog:
         extra = {**request, "status": status, "error_type": error_type}
         where = f"{request['request_id']} {request['method']} {request['path']}"
         if kind == INTERNAL:
-            places = " < ".join(
-                f"{frame.name} ({frame.filename.rpartition('/')[2]}:{frame.lineno})"
-                for frame in traceback.extract_tb(error.__traceback__)[::-1]
-            )
-            logger.error("%s %s %s: %s", status, type(error).__name__, where, places, extra=extra)
+            logger.error("%s %s %s: %s", status, type(error).__name__, where, errors.places(error), extra=extra)
         else:
             level = logging.ERROR if status >= _SERVER_ERROR and error_type not in _REFUSALS else logging.WARNING
             reason = printable(error.for_log) if isinstance(error, BertServeError) else type(error).__name__

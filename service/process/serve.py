@@ -166,7 +166,7 @@ class _Workers:
 
     def on_end(self, index: int, reason: str | None) -> None:
         """Records the end of a worker and the reason of its replacement."""
-        self.log.on_end(index)
+        self.log.on_end(index, stopping=reason is None)
         forget(self._folder, index)
         self.shared.connections[index], self.shared.process_ids[index] = ABSENT, 0
         if reason is not None:

@@ -17,7 +17,7 @@ from bertserve.service.backend.freed_memory import limit_heaps
 from bertserve.service.backend.hardware import cpu_name, usable_cores
 from bertserve.service.bundle import files
 from bertserve.service.bundle.validation_policy import ValidationPolicy
-from bertserve.service.errors import BundleError, ProviderError
+from bertserve.service.errors import BundleError, StartError
 from bertserve.service.metrics import Metrics, ProcessMetrics
 from bertserve.service.providers import Provider
 from bertserve.service.scheduling.request_queue import RequestQueue
@@ -25,10 +25,11 @@ from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.serving import loading
 from bertserve.service.serving.held_bytes import HeldBytes
 from bertserve.service.serving.loading import LoadOptions
+from bertserve.service.serving.model import Model
 from bertserve.service.serving.registry import Registry, check_defaults, wanted_defaults
 from bertserve.service.serving.reloader import Reloader, SharedReloader, without_folders
 from bertserve.service.serving.utilization import Utilization
-from bertserve.service.serving.workers import SINGLE_WORKER, WorkerContext
+from bertserve.service.serving.workers import SINGLE_WORKER, Report, WorkerContext
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import tasks_of
@@ -154,7 +155,8 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
     metrics = Metrics(worker.folder, ProcessMetrics(worker.process_ids, worker.replacements), index=worker.index)
     broken: dict[str, str] = {}
     before = worker.before
-    paths = [path for path in files.find_bundles(settings.models) if before is None or path.name in before.served]
+    # a later worker must start whatever else is in the folders now
+    paths = files.find_bundles(settings.models) if before is None else [files.find_bundle(settings.models, name) for name in before.served]
     # models may have changed since the start; a worker with a bundle that is broken now must still serve the other models
     forgiving = broken if settings.skip_broken or before is not None else None
     bundles = _loaded(partial(loading.verify, metrics=metrics), paths, forgiving, at_once=usable_cores())
@@ -173,8 +175,11 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
     for name in broken:
         metrics.broken_models.labels(name).set(1)
     answered = {model.name: model.tasks for model in models}
-    defaults = wanted_defaults(settings.default, settings.models, answered, broken, checked=before is None)
-    registry = Registry(models, defaults, by_name=settings.allow_implicit_default, present=None if before is None else before.defaults)
+    # `defaults.json` may have changed, but the other workers do not read it again
+    choices = wanted_defaults(settings.default, settings.models, answered, broken) if before is None else before.choices
+    registry = Registry(models, choices, by_name=settings.allow_implicit_default, present=None if before is None else before.defaults)
+    if before is not None:
+        _log_replaced(models, before)
     reloader = Reloader if worker.tell is None else partial(SharedReloader, worker=worker)
     check_start = partial(check_next_start, settings, broken)
     return AppState(
@@ -233,7 +238,7 @@ def _loaded(load: Callable[[Any], T], sources: Sequence[Any], broken: dict[str, 
             for source, future in zip(sources, futures, strict=True):
                 try:
                     loaded.append(future.result())
-                except (BundleError, ProviderError) as error:
+                except StartError as error:
                     if broken is None:
                         raise
                     path = source if isinstance(source, Path) else source.path
@@ -242,6 +247,19 @@ def _loaded(load: Callable[[Any], T], sources: Sequence[Any], broken: dict[str, 
         finally:
             pool.shutdown(wait=False, cancel_futures=True)  # after an error or Ctrl-C: cancels the loads that have not started
     return loaded
+
+
+def _log_replaced(models: Sequence[Model], before: Report) -> None:
+    """Logs an error for each model of a worker whose version is not the one that its predecessor reported."""
+    for model in models:
+        if (old := before.served[model.name]) != model.bundle.version:
+            logger.error(
+                "the bundle of the model %s was replaced: this worker serves version %s, but the worker before it served %s; send SIGHUP, "
+                "so that all workers load the new version",
+                model.name,
+                model.bundle.version,
+                old,
+            )
 
 
 def check_next_start(settings: Settings, broken: Mapping[str, str]) -> None:
@@ -260,5 +278,5 @@ def check_next_start(settings: Settings, broken: Mapping[str, str]) -> None:
             answered[path.name] = tasks_of(files.read_manifest(path)[0])
         elif not settings.skip_broken:
             raise BundleError(broken[path.name])
-    defaults = wanted_defaults(settings.default, settings.models, answered, broken, checked=True)
+    defaults = wanted_defaults(settings.default, settings.models, answered, broken)
     check_defaults(answered, defaults, by_name=settings.allow_implicit_default)

@@ -92,7 +92,7 @@ def able_models(answered: Answered, task: str) -> list[str]:
 
 
 def wanted_defaults(
-    flag_defaults: Mapping[str, str], folders: Sequence[Path], answered: Answered, broken: Mapping[str, str], *, checked: bool
+    flag_defaults: Mapping[str, str], folders: Sequence[Path], answered: Answered, broken: Mapping[str, str]
 ) -> dict[str, str]:
     """Returns task -> name of its default model: the defaults of the models folders, overridden by `--default`.
 
@@ -101,7 +101,6 @@ def wanted_defaults(
         folders: The models folders.
         answered: The models.
         broken: Name -> error, for models that could not be loaded; a folder's default is ignored if it is such a model.
-        checked: Whether a folder's default must be loaded.
 
     Raises:
         BundleError: A folder's default is not loaded, or its file cannot be read.
@@ -114,7 +113,7 @@ def wanted_defaults(
         for task, name in _by_task(_read_defaults(file), f"`{file}`").items():
             if task in by_flag or name in broken:
                 continue
-            if checked and task not in answered.get(name, ()):
+            if task not in answered.get(name, ()):
                 raise BundleError(
                     f"`{file}` makes `{name}` the default for {task}, but no model of that name and task is loaded; "
                     f"fix the file, or choose another with --default {TASKS[task].path}=NAME."
@@ -149,6 +148,7 @@ class Registry:
 
     Attributes:
         models: Name -> model.
+        choices: Task -> name of its default model, as the operator chose.
         changes: Number of changes of the models.
     """
 
@@ -169,7 +169,7 @@ class Registry:
         """
         self.models = {model.name: model for model in sorted(models, key=lambda model: model.name)}
         self.changes = 0
-        self._wanted = choices
+        self.choices = choices
         self._by_name = by_name
         if present is None:
             check_defaults(self._answered(), choices, by_name=by_name)
@@ -222,7 +222,7 @@ class Registry:
 
     def _chosen(self, present: Mapping[str, str]) -> dict[str, Model]:
         """Returns task -> its default model, given the defaults before the change."""
-        chosen = chosen_defaults(self._answered(), self._wanted, by_name=self._by_name, present=present)
+        chosen = chosen_defaults(self._answered(), self.choices, by_name=self._by_name, present=present)
         return {task: self.models[name] for task, name in chosen.items()}
 
     def get(self, name: str) -> Model:

@@ -28,12 +28,14 @@ from bertserve.service.errors import (
     ServerError,
     StartError,
     UnavailableError,
+    places,
 )
 from bertserve.service.metrics import Metrics
 from bertserve.service.serving.loading import verify
 from bertserve.service.serving.model import Model
 from bertserve.service.serving.registry import Registry
 from bertserve.service.serving.workers import Change, Report, WorkerContext
+from bertserve.service.tasks.catalog import TASKS
 
 logger = logging.getLogger("bertserve.loading")
 
@@ -81,6 +83,7 @@ class Reloader:
             InvalidValueError: It cannot be loaded; the old model stays.
         """
         async with self._lock:
+            await self._forget_missing(name)
             try:
                 path = (await asyncio.to_thread(self._find)).get(name)
                 if path is None:
@@ -102,10 +105,11 @@ class Reloader:
             NotFoundError: There is no such model.
         """
         async with self._lock:
+            await self._forget_missing(name)
             self._remove(self._registry.get(name))
 
     def differing(self) -> dict[str, list[dict[str, Any]]]:
-        """Returns the state of each worker, by model name, for models whose version differs between workers; empty for a single worker."""
+        """Returns the state of each worker, by model name, for models that differ between workers; empty for a single worker."""
         return {}
 
     async def refresh(self) -> None:
@@ -139,6 +143,11 @@ class Reloader:
     def _find(self) -> dict[str, Path]:
         return {path.name: path for path in files.find_bundles(self._folders)}
 
+    async def _forget_missing(self, name: str) -> None:
+        """Removes the error of a broken bundle whose folder is gone."""
+        if name in self._broken and not await asyncio.to_thread(lambda: os.path.isdir(files.find_bundle(self._folders, name))):
+            self._mend(name)
+
     async def _replace(self, path: Path, *, only_changed: bool = False) -> Model:
         name = path.name
         old = self._registry.models.get(name)
@@ -148,10 +157,15 @@ class Reloader:
                 self._mend(name)
                 return old
             model = await asyncio.to_thread(self._load, bundle)
-        except BertServeError as error:
-            self._broken[name] = without_folders(error.message, [*self._folders, path.parent])
+        except Exception as error:  # such as MemoryError: a refresh must continue with the other bundles
+            if isinstance(error, BertServeError):
+                message = error.message
+            else:
+                message = f"loading failed with {type(error).__name__}; check the free memory and the limit on threads, and load it again."
+                logger.error("loading the model %s failed with %s: %s", name, type(error).__name__, places(error))
+            self._broken[name] = without_folders(message, [*self._folders, path.parent])
             self._metrics.broken_models.labels(name).set(1)
-            raise error if isinstance(error, StartError) else BundleError(error.message) from error
+            raise error if isinstance(error, StartError) else BundleError(message) from error
         if old is not None:
             self._hide(old, unless=model)
         self._registry.put(model)
@@ -230,23 +244,20 @@ class SharedReloader(Reloader):
         await self._change_all("unload", name)
 
     def differing(self) -> dict[str, list[dict[str, Any]]]:
-        """Returns the state of each worker, by model name, for models whose version differs between workers."""
-        reports = dict(sorted(self._reports.items()))
-        names = {name for report in reports.values() for name in report.served}
+        """Returns the state of each worker, by model name, for models whose version or endpoints differ between workers."""
+        reports = [self._reports[index] for index in sorted(self._reports)]
+        names = sorted({name for report in reports for name in report.served})
+        states = {name: [_state(report, name) for report in reports] for name in names}
         return {
-            name: [
-                {"index": index, "version": report.served.get(name)} | ({"broken": report.broken[name]} if name in report.broken else {})
-                for index, report in reports.items()
-            ]
-            for name in sorted(names)
-            if len({report.served.get(name) for report in reports.values()}) > 1
+            name: workers for name, workers in states.items() if len({(state["version"], *state["default_of"]) for state in workers}) > 1
         }
 
     def report(self, change: Change | None = None, error: BertServeError | None = None) -> None:
         """Reports the models of this worker to the supervisor: once after its start, and after each change."""
-        served = {name: model.bundle.version for name, model in self._registry.models.items()}
+        registry = self._registry
+        served = {name: model.bundle.version for name, model in registry.models.items()}
         with suppress(OSError):  # the supervisor has ended, and this worker ends too
-            self._tell(Report(self._index, served, dict(self._broken), self._registry.defaults, change, error))
+            self._tell(Report(self._index, served, dict(self._broken), registry.defaults, change, error, registry.choices))
 
     def receive(self, message: Change | Report) -> None:
         """Makes a change from the supervisor, or stores the report of a worker; called in the event loop."""
@@ -254,6 +265,7 @@ class SharedReloader(Reloader):
             self._making = asyncio.ensure_future(self._make(message))  # the reference is needed, because the loop keeps no task alive
             return
         self._reports[message.index] = message
+        self._metrics.differing_models.set(len(self.differing()))
         if message.change in self._asked:
             self._asked[message.change][message.index] = message
             self._news.set()
@@ -317,6 +329,13 @@ class SharedReloader(Reloader):
     async def _until(self, done: Callable[[], bool]) -> None:
         while not done():
             await self._news.wait()
+
+
+def _state(report: Report, name: str) -> dict[str, Any]:
+    """Returns what a worker reported about a model."""
+    default_of = [f"/{TASKS[task].path}" for task, default in report.defaults.items() if default == name]
+    broken = {"broken": report.broken[name]} if name in report.broken else {}
+    return {"index": report.index, "version": report.served.get(name), "default_of": default_of} | broken
 
 
 def _failure(report: Report | None, change: Change) -> str | None:

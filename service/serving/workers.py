@@ -6,13 +6,16 @@ sends it to all workers, so that the worker that was asked learns the results of
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Callable, MutableSequence
+from collections.abc import Callable, Mapping, MutableSequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from bertserve.service.errors import BertServeError, ServerError
+
+logger = logging.getLogger("bertserve.loading")
 
 REASONS = ("ended", "hung")
 
@@ -45,6 +48,7 @@ class Report:
         defaults: Task -> name of its default model.
         change: The change; None after the start.
         error: The reason why the worker could not make the change.
+        choices: Task -> name of its default model, as the operator chose before the first start.
     """
 
     index: int
@@ -53,6 +57,7 @@ class Report:
     defaults: dict[str, str]
     change: Change | None = None
     error: BertServeError | None = None
+    choices: Mapping[str, str] = field(default_factory=dict)
 
 
 class ReloadLog:
@@ -93,13 +98,22 @@ class ReloadLog:
             self._send(index, message)
         self._send_next(message.index)
 
-    def on_end(self, index: int) -> None:
-        """Handles the end of a worker. Its successor does not repeat the unfinished change, which may have caused the end."""
+    def on_end(self, index: int, *, stopping: bool = False) -> None:
+        """Handles the end of a worker. Its successor does not repeat the unfinished change, which may have caused the end.
+
+        Args:
+            index: Index of the worker.
+            stopping: Whether the service stops, so that there is no successor.
+        """
         if index in self._following:
             self._following.remove(index)
             if self._waiting[index]:
-                error = ServerError("it ended during the change")
-                self.take(replace(self.reports[index], change=self._waiting[index][0], error=error))
+                change = self._waiting[index][0]
+                if change.action == "refresh" and not stopping:
+                    logger.error(
+                        "worker %d ended while it reloaded its models, and its successor does not repeat this; send SIGHUP again", index
+                    )
+                self.take(replace(self.reports[index], change=change, error=ServerError("it ended during the change")))
 
     def _send_next(self, index: int) -> None:
         if index in self._following and self._waiting[index]:

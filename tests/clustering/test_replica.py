@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import warnings
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 from bertserve.service.errors import SettingsError
+from conftest import ROOT
 
 
 @pytest.fixture(name="replica", scope="module")
@@ -49,6 +52,21 @@ def test_variables_are_settings_as_everywhere(replica: ModuleType, monkeypatch: 
     assert 7 == replica.ReplicaSettings.model_validate({"models": "."}).max_inputs
     monkeypatch.setenv("BERT_SERVE_MAX_INPUT", "7")
     with pytest.raises(SettingsError, match="did you mean BERT_SERVE_MAX_INPUTS"):
+        replica.ReplicaSettings.model_validate({"models": "."})
+
+
+def test_the_address_of_the_image_is_ignored(replica: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its variables for the command do not fail a deployment; the same setting as an argument does, and so does another variable."""
+    for line in re.findall(r"^ENV (.+)$", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE):
+        for name, value in (variable.split("=", 1) for variable in line.split()):
+            monkeypatch.setenv(name, value)
+    assert "0.0.0.0" == os.environ["BERT_SERVE_HOST"]
+    settings = replica.ReplicaSettings.model_validate({"models": "."})
+    assert (set(), Path("/cache")) == (settings.model_fields_set & set(replica.LEFT_TO_RAY), settings.cache_dir)
+    with pytest.raises(ValidationError, match="`host` has no effect"):
+        replica.ReplicaSettings.model_validate({"models": ".", "host": "0.0.0.0"})
+    monkeypatch.setenv("BERT_SERVE_WORKERS", "2")
+    with pytest.raises(ValidationError, match="`workers` has no effect"):
         replica.ReplicaSettings.model_validate({"models": "."})
 
 

@@ -98,6 +98,20 @@ def test_a_folder_without_usable_bundles_is_an_error(tmp_path: Path, name: str |
         files.find_bundles([tmp_path])
 
 
+def test_one_bundle_is_found_by_its_name(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else the folders have: one with a manifest comes first, and a folder without one before none."""
+    other = tmp_path / "other"
+    (models / "lost+found").mkdir()
+    (other / "tiny").mkdir(parents=True)
+    (other / "second").mkdir()
+    folders = [tmp_path / "none", other, models]
+    assert (models / "tiny", other / "second") == tuple(files.find_bundle(folders, name) for name in ("tiny", "second"))
+    assert not files.find_bundle(folders, "third").exists()
+    assert models / "tiny" == files.find_bundle([other, models / "tiny"], "tiny")
+    monkeypatch.chdir(models / "tiny")
+    assert models / "tiny" == files.find_bundle([Path()], "tiny")
+
+
 LATER = {"opset": 17, "worst_rel_error": 1e-6, "spans": 3, "span_agreement": 0.5}
 LATER_TABLES = {
     "lengths": [{"up_to": 16, "rows": 4, "worst_abs_error": 1e-6, "worst_rel_error": 1e-7}],

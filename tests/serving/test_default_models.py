@@ -17,6 +17,7 @@ from bertserve.service.errors import NotFoundError, SettingsError, StartError
 from bertserve.service.process import logs
 from bertserve.service.serving.build import AppState, build
 from bertserve.service.serving.registry import DEFAULTS_FILE
+from bertserve.service.serving.reloader import Reloader
 from bertserve.service.serving.workers import WorkerContext
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS
@@ -292,18 +293,46 @@ def test_a_model_that_can_do_less_now_answers_no_more(tmp_path: Path) -> None:
     assert {"text-classification": "a", "zero-shot-classification": "b"} == used(state)
 
 
+class Place:
+    """The place of a worker in a service of two. Each worker there reports when the next one starts."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._reports = folder, list[Any]()
+        self._state: AppState | None = None
+
+    def start(self) -> AppState:
+        """Starts the next worker."""
+        if self._state is not None:
+            self._state.reloader.report()  # type: ignore[attr-defined]
+        before = self._reports[-1] if self._reports else None
+        context = WorkerContext(0, 2, self._folder.parent, tell=self._reports.append, before=before)
+        self._state = build(Settings(models=self._folder, workers=2, threads=2), context)
+        return self._state
+
+
 def test_a_worker_that_comes_later_has_the_defaults_of_its_predecessor(tmp_path: Path) -> None:
     """A later worker has the defaults of its predecessor, not the defaults by the names of the served models."""
-    reports: list[Any] = []
-
-    def worker() -> AppState:
-        context = WorkerContext(0, 2, tmp_path, tell=reports.append, before=reports[-1] if reports else None)
-        return build(Settings(models=tmp_path / "models", workers=2, threads=2), context)
-
-    made(tmp_path / "models", b=tiny.LABELS)
-    first = worker()
+    place = Place(made(tmp_path / "models", b=tiny.LABELS))
+    first = place.start()
     made(tmp_path / "models", a=tiny.LABELS)
     asyncio.run(first.reloader.refresh())
-    first.reloader.report()  # type: ignore[attr-defined]
 
-    assert {"text-classification": "b"} == used(first) == used(worker())
+    assert {"text-classification": "b"} == used(first) == used(place.start())
+
+
+@pytest.mark.parametrize("changed", ['{"classify": "b"}', '{"classify": "c"}', "{"])
+def test_a_worker_that_comes_later_has_the_choices_of_its_predecessor(tmp_path: Path, changed: str) -> None:
+    """Other workers do not read `defaults.json` again, so a later worker does not either. A choice survives that its model is gone."""
+    folder = made(tmp_path / "models", a=tiny.LABELS, b=tiny.LABELS)
+    (folder / DEFAULTS_FILE).write_text('{"classify": "a"}')
+    place = Place(folder)
+    place.start()
+    (folder / DEFAULTS_FILE).write_text(changed)
+    for _ in range(2):
+        later = place.start()
+        assert {"text-classification": "a"} == used(later)
+    asyncio.run(Reloader.unload(later.reloader, "a"))
+    last = place.start()
+    assert {"text-classification": "b"} == used(later) == used(last)
+    asyncio.run(Reloader.load(last.reloader, "a"))
+    assert {"text-classification": "a"} == used(last)

@@ -47,6 +47,7 @@ DOCUMENTED = {
     "truncated_total": LABELED,
     "key_requests_total": ("key", "status"),
     "broken_models": ("model",),
+    "differing_models": (),
     "model_info": ("model", "precision", "provider", "version"),
     "model_load_seconds": ("model", "outcome", "step"),
     "build_info": ("onnxruntime", "provider", "python", "version"),

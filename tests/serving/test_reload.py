@@ -16,10 +16,13 @@ import pytest
 import tiny
 from application import Check, T, keys, play, rejected
 from bertserve.service.api_keys import ApiKeys
+from bertserve.service.bundle.files import Bundle
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.http.auth import Authenticator
 from bertserve.service.serving.build import AppState, build
+from bertserve.service.serving.model import Model
 from bertserve.service.settings import Settings
+from conftest import metric
 from served_socket import until
 
 ADMIN = {"authorization": "Bearer trident"}
@@ -119,6 +122,29 @@ def test_a_bad_bundle_leaves_the_old_model_serving(models: Path, tmp_path: Path)
     administered(state, tmp_path, check)
 
 
+@pytest.mark.parametrize("is_last", [False, True])
+@pytest.mark.parametrize("action", ["load", "unload"])
+def test_a_broken_bundle_that_is_gone_is_not_broken(models: Path, tmp_path: Path, action: str, is_last: bool) -> None:
+    """A request for it finds that, also if no other bundle is left in the folder."""
+    state = build(Settings(models=models))
+
+    async def check(client: httpx.AsyncClient) -> None:
+        (tiny.bundle(models, "other") / "tokenizer.json").write_text("{}")
+        rejected(await client.post("/models/other/load", headers=ADMIN), 422, "invalid_value")
+        if action == "unload":
+            rejected(await client.post("/models/other/unload", headers=ADMIN), 404, "not_found")
+        assert ["other"] == list(state.broken)
+        shutil.rmtree(models / "other")
+        if is_last:
+            shutil.rmtree(models / "tiny")
+        answer = await client.post(f"/models/other/{action}", headers=ADMIN)
+        rejected(answer, *((422, "invalid_value") if is_last and action == "load" else (404, "not_found")))
+        assert [] == list(state.broken)
+        assert 0 == metric((await client.get("/metrics")).text, "broken_models")
+
+    administered(state, tmp_path, check)
+
+
 def test_a_model_comes_and_goes(models: Path, tmp_path: Path) -> None:
     """Its endpoint uses the next one of its task, or says that there is none."""
     tiny.bundle(models, "other", seed=1)
@@ -168,6 +194,34 @@ def test_a_refresh_makes_models_what_the_folders_have(models: Path, caplog: pyte
     asyncio.run(reloader.refresh())
     assert list(state.registry.models) == list(after)
     assert "cannot reload" in caplog.text
+
+
+@pytest.mark.parametrize("error", [MemoryError("swordfish"), RuntimeError("can't start new thread")])
+def test_each_bundle_of_a_refresh_fails_alone(
+    models: Path, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also with an error that is none of ours. The log has its kind and its place, but not its text."""
+    tiny.bundle(models, "gone")
+    state = build(Settings(models=models, default={"classify": "tiny"}))
+    for name in ("first", "second"):
+        tiny.bundle(models, name)
+    shutil.rmtree(models / "gone")
+    load = state.reloader._load
+
+    def exhausted(bundle: Bundle) -> Model:
+        if bundle.path.name == "first":
+            raise error
+        return load(bundle)
+
+    monkeypatch.setattr(state.reloader, "_load", exhausted)
+    asyncio.run(state.reloader.refresh())
+    assert (["second", "tiny"], ["first"]) == (list(state.registry.models), list(state.broken))
+    assert 1 == metric(state.metrics.page().decode(), "broken_models", model="first")
+    [logged] = [record.getMessage() for record in caplog.records if "exhausted (test_reload.py:" in record.getMessage()]
+    assert type(error).__name__ in logged
+    assert str(error) not in caplog.text
+    with pytest.raises(InvalidValueError, match=type(error).__name__):
+        asyncio.run(state.reloader.load("first"))
 
 
 @pytest.mark.parametrize("what", ["twins", "checkpoint", "nothing", "no folder", "unreadable"])

@@ -7,6 +7,7 @@ import errno
 import pickle
 import shutil
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,12 @@ def reloader(state: AppState) -> SharedReloader:
 
 def served(state: AppState) -> dict[str, str]:
     return {name: model.bundle.version for name, model in state.registry.models.items()}
+
+
+def counted(state: AppState) -> float:
+    """Returns the metric of models that differ between workers."""
+    [family] = state.metrics.differing_models.collect()
+    return family.samples[0].value
 
 
 def following(states: list[AppState], check: Callable[[], Awaitable[None]]) -> None:
@@ -133,8 +140,10 @@ def test_a_worker_that_cannot_follow_is_named(models: Path, monkeypatch: pytest.
             with pytest.raises(PartialChangeError, match=r"worker 0, .* worker 1 \(.*not enough memory"):
                 await reloader(state).load("tiny")
         after = served(states[0])["tiny"]
-        shown = [{"index": 0, "version": after}, {"index": 1, "version": before, "broken": "there is not enough memory."}]
+        workers = [{"index": 0, "version": after}, {"index": 1, "version": before, "broken": "there is not enough memory."}]
+        shown = [state | {"default_of": ["/classify"]} for state in workers]
         assert [{"tiny": shown}] * 2 == [reloader(state).differing() for state in states]
+        assert [1, 1] == [counted(state) for state in states]
         tiny.bundle(models, "new")
         with pytest.raises(PartialChangeError):
             await reloader(states[1]).load("new")
@@ -172,6 +181,74 @@ def test_a_worker_that_comes_later_has_what_its_predecessor_had(models: Path) ->
     following([later], followed)
 
 
+def test_a_default_that_differs_is_shown(models: Path) -> None:
+    """Workers with the same versions answer an endpoint with different models."""
+    tiny.bundle(models, "other")
+    states = Service(models, default={"classify": "tiny"}).states
+
+    async def check() -> None:
+        await asyncio.sleep(0)
+        assert {} == reloader(states[0]).differing()
+        report = Report(1, served(states[1]), {}, {"text-classification": "other"})
+        reloader(states[0]).receive(report)
+        shown = {name: [worker["default_of"] for worker in workers] for name, workers in reloader(states[0]).differing().items()}
+        assert {"other": [[], ["/classify"]], "tiny": [["/classify"], []]} == shown
+        assert 2 == counted(states[0])
+        reloader(states[0]).receive(replace(report, defaults={"text-classification": "tiny"}))
+        assert 0 == counted(states[0])
+
+    following(states, check)
+
+
+def test_a_worker_that_comes_later_says_that_a_bundle_was_replaced(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It serves the new version, which the other workers do not have before a refresh."""
+    tiny.bundle(models, "same")
+    service = Service(models, allow_implicit_default=True)
+    before = served(service.states[0])["tiny"]
+
+    async def started() -> None:
+        await asyncio.sleep(0)
+
+    following(service.states, started)
+    shutil.rmtree(models / "tiny")
+    tiny.bundle(models, "tiny", seed=1)
+    caplog.clear()
+    service.replace(1)
+    [record] = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert ("tiny", served(service.states[1])["tiny"], before) == record.args
+    assert "SIGHUP" in record.getMessage()
+
+
+@pytest.mark.parametrize("change", ["gone", "no manifest", "too long", "unreadable"])
+def test_a_worker_that_comes_later_serves_what_it_can(models: Path, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the bundle that cannot be loaded now, whatever is in the folders meanwhile."""
+    tiny.bundle(models, "other")
+    service = Service(models, default={"classify": "tiny"}, max_batch_tokens=32)
+
+    async def started() -> None:
+        await asyncio.sleep(0)
+
+    following(service.states, started)
+    (models / "lost+found").mkdir()
+    if change == "unreadable":
+
+        def refuse(path: Path) -> bytes:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+        original = Path.read_bytes
+        monkeypatch.setattr(Path, "read_bytes", lambda path: refuse(path) if path.parent.name == "other" else original(path))
+        monkeypatch.setattr(Path, "is_file", refuse)
+    else:
+        shutil.rmtree(models / "other")
+    if change == "no manifest":
+        (models / "other").mkdir()
+    elif change == "too long":
+        tiny.bundle(models, "other", max_length=64)
+    service.replace(1)
+    later = service.states[1]
+    assert (["tiny"], ["other"]) == (list(served(later)), list(later.broken))
+
+
 def test_a_worker_without_models_is_followed_by_one_without(models: Path) -> None:
     service = Service(models)
 
@@ -206,6 +283,21 @@ def test_what_a_worker_ended_of_is_not_tried_again() -> None:
     started = Report(1, {"tiny": "1"}, {}, {})
     log.take(started)
     assert (1, second) == sent[-1]
+
+
+def test_a_worker_that_ends_during_a_refresh_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody waits for the result of a SIGHUP, so the log asks for another one, unless the service stops."""
+    for change, stopping, args in (
+        (Change("refresh"), False, [(1,)]),
+        (Change("refresh"), True, []),
+        (Change("load", "tiny", 0), False, []),
+    ):
+        log, _ = logged()
+        caplog.clear()
+        log.on_end(0)
+        log.take(change)
+        log.on_end(1, stopping=stopping)
+        assert args == [record.args for record in caplog.records if "SIGHUP" in record.getMessage()]
 
 
 def test_a_worker_that_ends_before_it_follows_leaves_its_changes_to_the_next() -> None:
@@ -251,11 +343,13 @@ def test_a_difference_is_told(models: Path, tmp_path: Path, monkeypatch: pytest.
         assert "not on worker 1 (" in rejected(answer, 500, "partial_change")
         answer = await client.post("/models/elsewhere/unload", headers={"authorization": "Bearer trident"})
         assert "worker none" in rejected(answer, 500, "partial_change")
-        tiny_workers = [{"index": 0, "version": version}, {"index": 1, "version": "1" * 64}]
+        tiny_workers = [{"index": 0, "version": version, "default_of": ["/classify"]}, {"index": 1, "version": "1" * 64, "default_of": []}]
         [elsewhere, shown] = sorted((await client.get("/models")).json(), key=lambda model: model["name"])
         assert tiny_workers == shown["workers"] == (await client.get("/models/tiny")).json()["workers"]
-        assert {"name": "elsewhere", "workers": [{"index": 0, "version": None}, {"index": 1, "version": "2" * 64}]} == elsewhere
-        service.log.take(Report(1, {"tiny": version}, {}, {}, Change("load", "tiny", 0)))
+        [none, other] = elsewhere["workers"]
+        assert ("elsewhere", None, "2" * 64) == (elsewhere["name"], none["version"], other["version"])
+        defaults = {"text-classification": "tiny"}
+        service.log.take(Report(1, {"tiny": version}, {}, defaults, Change("load", "tiny", 0)))
         await asyncio.sleep(0)
         assert "workers" not in (await client.get("/models/tiny")).json()
 
