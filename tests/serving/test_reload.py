@@ -98,6 +98,33 @@ def test_the_old_model_is_let_go(models: Path, tmp_path: Path) -> None:
     assert shown == {version: "0.0", state.registry.get("tiny").bundle.version: "1.0"}
 
 
+def test_models_of_the_start_are_freed_without_a_collection(models: Path, tmp_path: Path) -> None:
+    """The server excludes them from collections, so no cycle can refer to them."""
+    tiny.bundle(models, "other")
+    state = build(Settings(models=models, allow_implicit_default=True))
+    models_of_start = [state.registry.get(name) for name in ("tiny", "other")]
+    sessions = [model.engines.single_threaded._session for model in models_of_start]  # type: ignore[attr-defined]
+    old = [weakref.ref(part) for part in [*models_of_start, *sessions]]
+    del models_of_start, sessions
+
+    async def check(client: httpx.AsyncClient) -> None:
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        await client.post("/models/other", json=BODY, headers={"x-request-timeout-ms": "100"})
+        shutil.rmtree(models / "tiny")
+        tiny.bundle(models, "tiny", seed=1)
+        await client.post("/models/tiny/reload", headers=ADMIN)
+        await client.post("/models/other/unload", headers=ADMIN)
+        await until(lambda: [part() for part in old] == [None] * 4)
+
+    try:
+        administered(state, tmp_path, check)
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
 def test_a_bad_bundle_leaves_the_old_model_serving(models: Path, tmp_path: Path) -> None:
     """The answer and the model's page say why, without the folder's path; once repaired, the bundle is loaded."""
     state = build(Settings(models=models))
