@@ -72,6 +72,7 @@ class Reloader:
         self._metrics = metrics
         self._check_start = check_start
         self._lock = asyncio.Lock()
+        self._refresh_waits = False  # for the lock
 
     async def load(self, name: str) -> Model:
         """Loads a model from the folders, and replaces the loaded model of the same name.
@@ -109,8 +110,15 @@ class Reloader:
         return {}
 
     async def refresh(self) -> None:
-        """Updates the registry to the folders: loads new and changed models, unloads removed ones, and logs folders that cannot be loaded."""
+        """Updates the registry to the folders: loads new and changed models, unloads removed ones, and logs folders that cannot be loaded.
+
+        It does nothing if another call waits for the current change to end, because that call will see the same folders.
+        """
+        if self._refresh_waits:
+            return
+        self._refresh_waits = True
         async with self._lock:
+            self._refresh_waits = False
             try:
                 bundles = await asyncio.to_thread(self._find)
             except StartError as error:

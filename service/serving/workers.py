@@ -78,6 +78,8 @@ class ReloadLog:
         """Handles a requested change, or the report of a worker."""
         if isinstance(message, Change):
             for index, waiting in enumerate(self._waiting):
+                if message.action == "refresh" and self._will_refresh(index):
+                    continue
                 waiting.append(message)
                 if len(waiting) == 1:
                     self._send_next(index)
@@ -100,6 +102,12 @@ class ReloadLog:
             if self._waiting[index]:
                 error = ServerError("it ended during the change")
                 self.take(replace(self.reports[index], change=self._waiting[index][0], error=error))
+
+    def _will_refresh(self, index: int) -> bool:
+        """Returns whether the last change of a worker is a refresh that has not started: another one after it would change nothing."""
+        waiting = self._waiting[index]
+        has_started = len(waiting) == 1 and index in self._following
+        return bool(waiting) and waiting[-1].action == "refresh" and not has_started
 
     def _send_next(self, index: int) -> None:
         if index in self._following and self._waiting[index]:

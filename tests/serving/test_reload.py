@@ -6,6 +6,7 @@ import asyncio
 import errno
 import gc
 import shutil
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,30 @@ def test_a_refresh_makes_models_what_the_folders_have(models: Path, caplog: pyte
     asyncio.run(reloader.refresh())
     assert list(state.registry.models) == list(after)
     assert "cannot reload" in caplog.text
+
+
+def test_one_refresh_waits_behind_the_current_one(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many are asked for meanwhile; one that comes later is made again."""
+    reloader = build(Settings(models=models)).reloader
+    listed, gate = list[None](), threading.Event()
+
+    def find() -> dict[str, Path]:
+        listed.append(None)
+        gate.wait(20)
+        return {"tiny": models / "tiny"}
+
+    monkeypatch.setattr(reloader, "_find", find)
+
+    async def check() -> None:
+        refreshing = [asyncio.ensure_future(reloader.refresh()) for _ in range(10)]
+        await until(lambda: len(listed) == 1)
+        gate.set()
+        await asyncio.gather(*refreshing)
+        assert len(listed) == 2
+        await reloader.refresh()
+        assert len(listed) == 3
+
+    asyncio.run(check())
 
 
 @pytest.mark.parametrize("what", ["twins", "checkpoint", "nothing", "no folder", "unreadable"])
