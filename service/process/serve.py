@@ -107,6 +107,11 @@ def _announce(settings: Settings, started: Started, seconds: float) -> None:
 
 def _supervise(settings: Settings, listener: socket.socket, secrets: Secrets, on_ready: Callable[[Started], None]) -> None:
     """Starts several workers that serve from one socket."""
+
+    def on_all_ready(started: Started) -> None:
+        secrets.reload()  # for workers that start later; the first ones have done the same
+        on_ready(started)
+
     with shared_folder() as folder:
         workers = _Workers(settings, listener, secrets, folder)
         supervisor = Supervisor(
@@ -114,7 +119,7 @@ def _supervise(settings: Settings, listener: socket.socket, secrets: Secrets, on
             workers=settings.workers,
             shutdown_timeout_s=settings.pre_stop_delay_s + settings.shutdown_timeout_s,
             heartbeats=workers.shared.heartbeats,
-            on_ready=on_ready,
+            on_ready=on_all_ready,
             on_end=workers.on_end,
             on_stop=listener.close,
             on_hangup=workers.on_hangup,
