@@ -13,7 +13,9 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -71,6 +73,17 @@ def serve(settings: Settings, with_sources: Callable[[Settings], Settings]) -> N
             from bertserve.service.process.work import work
 
             work(settings, listener, secrets, on_ready)
+    _exit_if_threads_run()
+
+
+def _exit_if_threads_run() -> None:
+    """Ends the process at once if it would not wait for a thread, which may still load a model.
+
+    Native code that returns to a finished interpreter aborts the process.
+    """
+    if any(thread.daemon for thread in threading.enumerate()):
+        sys.stdout.flush()
+        os._exit(0)
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from bertserve.service.errors import (
     UnavailableError,
 )
 from bertserve.service.metrics import Metrics
+from bertserve.service.scheduling.daemon_thread import on_thread
 from bertserve.service.serving.loading import verify
 from bertserve.service.serving.model import Model
 from bertserve.service.serving.registry import Registry
@@ -37,12 +38,14 @@ from bertserve.service.serving.workers import Change, Report, WorkerContext
 
 logger = logging.getLogger("bertserve.loading")
 
+THREAD = "load"
+
 
 class Reloader:
     """Changes the models of a registry; it belongs to one event loop.
 
     A request keeps the model that it started with, so a replaced model finishes its requests, and its memory is freed after the last one.
-    If a model cannot be loaded, the old one stays.
+    If a model cannot be loaded, the old one stays. The end of the service does not wait for a load.
     """
 
     def __init__(
@@ -83,7 +86,7 @@ class Reloader:
         """
         async with self._lock:
             try:
-                path = (await asyncio.to_thread(self._find)).get(name)
+                path = (await on_thread(self._find, name=THREAD)).get(name)
                 if path is None:
                     raise NotFoundError("no models folder has a bundle `{name}`; put it there first.", name=name[:64])
                 model = await self._replace(path)
@@ -120,7 +123,7 @@ class Reloader:
         async with self._lock:
             self._refresh_waits = False
             try:
-                bundles = await asyncio.to_thread(self._find)
+                bundles = await on_thread(self._find, name=THREAD)
             except StartError as error:
                 logger.error("cannot reload the models: %s", error.message)
                 return
@@ -140,7 +143,7 @@ class Reloader:
     async def _warn_of_next_start(self) -> None:
         """Logs an error that would make the next start fail; the loaded models are not affected."""
         try:
-            await asyncio.to_thread(self._check_start)
+            await on_thread(self._check_start, name=THREAD)
         except StartError as error:
             logger.warning("the next start with these settings will fail: %s", error.message)
 
@@ -151,11 +154,11 @@ class Reloader:
         name = path.name
         old = self._registry.models.get(name)
         try:
-            bundle = await asyncio.to_thread(verify, path, metrics=self._metrics)
+            bundle = await on_thread(lambda: verify(path, metrics=self._metrics), name=THREAD)
             if only_changed and old is not None and bundle.version == old.bundle.version:
                 self._mend(name)
                 return old
-            model = await asyncio.to_thread(self._load, bundle)
+            model = await on_thread(lambda: self._load(bundle), name=THREAD)
         except BertServeError as error:
             self._broken[name] = without_folders(error.message, [*self._folders, path.parent])
             self._metrics.broken_models.labels(name).set(1)
