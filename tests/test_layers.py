@@ -75,7 +75,7 @@ HOMES = {
         "bertserve.service.process.logs",
         "bertserve.service.tracing.tracer",
         "bertserve.service.scoring.part",
-        "bertserve.service.scoring.runner",
+        "bertserve.service.process.serve",
         "bertserve.bench",
         "bertserve.export.workspace",
         "bertserve.export.graph.rewrite",

@@ -13,7 +13,9 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -71,6 +73,17 @@ def serve(settings: Settings, with_sources: Callable[[Settings], Settings]) -> N
             from bertserve.service.process.work import work
 
             work(settings, listener, secrets, on_ready)
+    _exit_if_threads_run()
+
+
+def _exit_if_threads_run() -> None:
+    """Ends the process at once if it would not wait for a thread, which may still load a model.
+
+    Native code that returns to a finished interpreter aborts the process.
+    """
+    if any(thread.daemon for thread in threading.enumerate()):
+        sys.stdout.flush()
+        os._exit(0)
 
 
 @contextmanager
@@ -107,6 +120,11 @@ def _announce(settings: Settings, started: Started, seconds: float) -> None:
 
 def _supervise(settings: Settings, listener: socket.socket, secrets: Secrets, on_ready: Callable[[Started], None]) -> None:
     """Starts several workers that serve from one socket."""
+
+    def on_all_ready(started: Started) -> None:
+        secrets.reload()  # for workers that start later; the first ones have done the same
+        on_ready(started)
+
     with shared_folder() as folder:
         workers = _Workers(settings, listener, secrets, folder)
         supervisor = Supervisor(
@@ -114,7 +132,7 @@ def _supervise(settings: Settings, listener: socket.socket, secrets: Secrets, on
             workers=settings.workers,
             shutdown_timeout_s=settings.pre_stop_delay_s + settings.shutdown_timeout_s,
             heartbeats=workers.shared.heartbeats,
-            on_ready=on_ready,
+            on_ready=on_all_ready,
             on_end=workers.on_end,
             on_stop=listener.close,
             on_hangup=workers.on_hangup,

@@ -199,12 +199,12 @@ class Server(uvicorn.Server):
         await super().startup([])
         if self.started:
             assert sockets
+            gc.collect()
+            gc.freeze()  # the loaded objects stay, so later collections need not visit them; requests and messages must not wait for it
             self._listen(sockets[0])
             host, port = sockets[0].getsockname()[:2]
             scheme = "http" if self.config.ssl is None else "https"
             self._on_listen(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
-            gc.collect()
-            gc.freeze()  # the loaded objects stay, so later collections need not visit them
 
     async def on_tick(self, counter: int) -> bool:
         """Returns whether to stop. If all inference threads hang, systemd gets no more reports, and restarts the service after a while."""

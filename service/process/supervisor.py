@@ -23,9 +23,10 @@ import signal
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, MutableSequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any
@@ -69,6 +70,7 @@ class _Worker:
         hung_up: Whether SIGHUP came before it was ready.
         hung: Whether it was killed because it hung.
         error: The error of its start, if it reported one.
+        unsent: Messages for it that wait until it has read earlier ones.
     """
 
     index: int
@@ -79,6 +81,7 @@ class _Worker:
     hung_up: bool = False
     hung: bool = False
     error: StartError | None = None
+    unsent: deque[Any] = field(default_factory=deque)
 
 
 class Supervisor:
@@ -193,17 +196,22 @@ class Supervisor:
             sys.exit(1)
 
     def send(self, index: int, message: Any) -> None:
-        """Sends a message to a worker that is ready. A worker that does not read is killed, because the wait would block the supervisor."""
+        """Sends a message to a worker that is ready. Messages wait for a worker that reads slowly, in their order.
+
+        One that reads nothing has no heartbeat either, because both are done by its event loop. So it is killed before many wait.
+        """
         worker = next((worker for worker in self._workers if worker.index == index), None)
-        if worker is None or not worker.ready or worker.pipe.closed:
+        if worker is None or not worker.ready:
             return
-        if select.select([], [worker.pipe], [], 0)[1]:
-            with suppress(OSError):  # it has just ended
-                worker.pipe.send(message)
-        else:
-            logger.error("worker %d, process %d, does not read its messages and is killed", index, worker.process.pid)
-            worker.process.kill()
-            worker.hung = True
+        if message is not signal.SIGHUP or signal.SIGHUP not in worker.unsent:  # the waiting one will read the newest secrets too
+            worker.unsent.append(message)
+        self._flush(worker)
+
+    def _flush(self, worker: _Worker) -> None:
+        """Sends the messages of a worker that its pipe has room for: the supervisor must not wait for a worker."""
+        with suppress(OSError):  # it has just ended
+            while worker.unsent and not worker.pipe.closed and select.select([], [worker.pipe], [], 0)[1]:
+                worker.pipe.send(worker.unsent.popleft())
 
     def _react(self) -> None:
         """Waits for the next event and handles it."""
@@ -225,6 +233,8 @@ class Supervisor:
             self._read(worker)
         for worker in [worker for worker in self._workers if worker.process.sentinel in happened]:
             self._reap(worker)
+        for worker in self._workers:
+            self._flush(worker)
         self._start_due()
 
     def _on_signal(self, number: int) -> None:

@@ -80,6 +80,8 @@ def _server(
     reloader = state.reloader
 
     def on_listen(address: str) -> None:
+        if context.before is None:  # a replacement has the supervisor's secrets, like all other workers
+            secrets.reload()  # a key may have been removed while the models were loaded
         on_ready((address, models))
         if isinstance(reloader, SharedReloader):
             reloader.report()

@@ -6,17 +6,17 @@ Files are read and written on threads, because these calls block.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 from tqdm import tqdm
 
 from bertserve.service.errors import StartError, classify, plural
+from bertserve.service.scheduling.daemon_thread import on_thread
 from bertserve.service.scoring.formats import Reader, Writer
 from bertserve.service.scoring.order import Scorer
 from bertserve.service.scoring.part import ScoringProgress
@@ -28,11 +28,10 @@ WINDOW_ROWS = 4096
 WINDOW_BYTES = 2**24
 # Windows at the same time: while the last rows of a window run, the next window starts.
 WINDOWS = 2
+THREAD = "scoring"
 
 _BAR = "{percentage:3.0f}%|{bar}| {postfix}, {elapsed} so far, {remaining} left"
 _ENDLESS = "{postfix}, {elapsed} so far"
-
-T = TypeVar("T")
 
 
 class Sink(Protocol):
@@ -111,7 +110,7 @@ class ScoringRun:
         try:
             while True:
                 while more and len(waiting) < WINDOWS:
-                    window = await on_thread(lambda: self.reader.window(self.window_rows, WINDOW_BYTES))
+                    window = await on_thread(lambda: self.reader.window(self.window_rows, WINDOW_BYTES), name=THREAD)
                     more = window is not None
                     if window is not None:
                         waiting.append((window, asyncio.create_task(self.scorer.answer(window.rows, self.bar.advance))))
@@ -129,7 +128,7 @@ class ScoringRun:
             await asyncio.gather(*(task for _, task in waiting), return_exceptions=True)
 
     async def _write(self, window: Window, answers: Sequence[RowAnswer]) -> None:
-        data, errors = await on_thread(lambda: self.writer.write(window, answers))
+        data, errors = await on_thread(lambda: self.writer.write(window, answers), name=THREAD)
         if self.progress.place.row == 0:
             data = self.writer.begin() + data
         answers = [replace(answer, error=errors.get(index, answer.error)) for index, answer in enumerate(answers)]
@@ -156,7 +155,7 @@ class ScoringRun:
 
     async def _append(self, data: bytes, rejected: bytes, progress: ScoringProgress) -> None:
         try:
-            self.progress = await on_thread(lambda: self.sink.append(data, rejected, progress))
+            self.progress = await on_thread(lambda: self.sink.append(data, rejected, progress), name=THREAD)
         except BrokenPipeError:
             raise
         except OSError as error:
@@ -172,29 +171,3 @@ def _rejection(window: Window, index: int, answer: RowAnswer) -> bytes:
     assert error is not None, "only rows with an error are rejected"
     line = {} if row.line is None else {"line": row.line}
     return to_json({"row": row.number, **line, "error": error.message, "error_type": classify(error)[1]}) + b"\n"
-
-
-async def on_thread(work: Callable[[], T]) -> T:
-    """Runs a function that may block for long, as on a pipe, in a thread; the end of the process does not wait for this thread."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(value: Any, error: BaseException | None) -> None:
-        if not future.done():
-            if error is None:
-                future.set_result(value)
-            else:
-                future.set_exception(error)
-
-    def run() -> None:
-        try:
-            value, error = work(), None
-        except BaseException as caught:  # noqa: BLE001 - the boundary of a thread: its caller gets the error
-            value, error = None, caught
-        try:
-            loop.call_soon_threadsafe(settle, value, error)
-        except RuntimeError:  # the loop is closed, and nothing waits for the result
-            return
-
-    threading.Thread(target=run, daemon=True, name="scoring").start()
-    return await future

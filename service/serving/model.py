@@ -101,7 +101,8 @@ class Model:
         self._described = {"model": name, "model.version": version, "task": self.task, "precision": precision, "provider": provider}
         self._fills_masks = any(output.kind == "per_mask" for output in graph.outputs)
         self._gives_attentions = graph.gives_attentions
-        self._key = self if graph.batch_invariant or batch_variant else None
+        # not the model itself: a cycle would never be freed, because the server excludes the objects of its start from collections
+        self._key = object() if graph.batch_invariant or batch_variant else None
 
     @property
     def labels(self) -> tuple[str, str, str, str]:

@@ -31,6 +31,7 @@ from bertserve.service.errors import (
     places,
 )
 from bertserve.service.metrics import Metrics
+from bertserve.service.scheduling.daemon_thread import on_thread
 from bertserve.service.serving.loading import verify
 from bertserve.service.serving.model import Model
 from bertserve.service.serving.registry import Registry
@@ -39,12 +40,14 @@ from bertserve.service.tasks.catalog import TASKS
 
 logger = logging.getLogger("bertserve.loading")
 
+THREAD = "load"
+
 
 class Reloader:
     """Changes the models of a registry; it belongs to one event loop.
 
     A request keeps the model that it started with, so a replaced model finishes its requests, and its memory is freed after the last one.
-    If a model cannot be loaded, the old one stays.
+    If a model cannot be loaded, the old one stays. The end of the service does not wait for a load.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class Reloader:
         self._metrics = metrics
         self._check_start = check_start
         self._lock = asyncio.Lock()
+        self._refresh_waits = False  # for the lock
 
     async def load(self, name: str) -> Model:
         """Loads a model from the folders, and replaces the loaded model of the same name.
@@ -85,7 +89,7 @@ class Reloader:
         async with self._lock:
             await self._forget_missing(name)
             try:
-                path = (await asyncio.to_thread(self._find)).get(name)
+                path = (await on_thread(self._find, name=THREAD)).get(name)
                 if path is None:
                     raise NotFoundError("no models folder has a bundle `{name}`; put it there first.", name=name[:64])
                 model = await self._replace(path)
@@ -113,10 +117,17 @@ class Reloader:
         return {}
 
     async def refresh(self) -> None:
-        """Updates the registry to the folders: loads new and changed models, unloads removed ones, and logs folders that cannot be loaded."""
+        """Updates the registry to the folders: loads new and changed models, unloads removed ones, and logs folders that cannot be loaded.
+
+        It does nothing if another call waits for the current change to end, because that call will see the same folders.
+        """
+        if self._refresh_waits:
+            return
+        self._refresh_waits = True
         async with self._lock:
+            self._refresh_waits = False
             try:
-                bundles = await asyncio.to_thread(self._find)
+                bundles = await on_thread(self._find, name=THREAD)
             except StartError as error:
                 logger.error("cannot reload the models: %s", error.message)
                 return
@@ -136,7 +147,7 @@ class Reloader:
     async def _warn_of_next_start(self) -> None:
         """Logs an error that would make the next start fail; the loaded models are not affected."""
         try:
-            await asyncio.to_thread(self._check_start)
+            await on_thread(self._check_start, name=THREAD)
         except StartError as error:
             logger.warning("the next start with these settings will fail: %s", error.message)
 
@@ -145,18 +156,18 @@ class Reloader:
 
     async def _forget_missing(self, name: str) -> None:
         """Removes the error of a broken bundle whose folder is gone."""
-        if name in self._broken and not await asyncio.to_thread(lambda: os.path.isdir(files.find_bundle(self._folders, name))):
+        if name in self._broken and not await on_thread(lambda: os.path.isdir(files.find_bundle(self._folders, name)), name=THREAD):
             self._mend(name)
 
     async def _replace(self, path: Path, *, only_changed: bool = False) -> Model:
         name = path.name
         old = self._registry.models.get(name)
         try:
-            bundle = await asyncio.to_thread(verify, path, metrics=self._metrics)
+            bundle = await on_thread(lambda: verify(path, metrics=self._metrics), name=THREAD)
             if only_changed and old is not None and bundle.version == old.bundle.version:
                 self._mend(name)
                 return old
-            model = await asyncio.to_thread(self._load, bundle)
+            model = await on_thread(lambda: self._load(bundle), name=THREAD)
         except Exception as error:  # such as MemoryError: a refresh must continue with the other bundles
             if isinstance(error, BertServeError):
                 message = error.message

@@ -83,6 +83,8 @@ class ReloadLog:
         """Handles a requested change, or the report of a worker."""
         if isinstance(message, Change):
             for index, waiting in enumerate(self._waiting):
+                if message.action == "refresh" and self._will_refresh(index):
+                    continue
                 waiting.append(message)
                 if len(waiting) == 1:
                     self._send_next(index)
@@ -114,6 +116,12 @@ class ReloadLog:
                         "worker %d ended while it reloaded its models, and its successor does not repeat this; send SIGHUP again", index
                     )
                 self.take(replace(self.reports[index], change=change, error=ServerError("it ended during the change")))
+
+    def _will_refresh(self, index: int) -> bool:
+        """Returns whether the last change of a worker is a refresh that has not started: another one after it would change nothing."""
+        waiting = self._waiting[index]
+        has_started = len(waiting) == 1 and index in self._following
+        return bool(waiting) and waiting[-1].action == "refresh" and not has_started
 
     def _send_next(self, index: int) -> None:
         if index in self._following and self._waiting[index]:

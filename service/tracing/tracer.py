@@ -6,6 +6,7 @@ OTEL_PROPAGATORS, OTEL_BSP_*, OTEL_EXPORTER_OTLP_HEADERS and others of the expor
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -30,6 +31,8 @@ Attributes: TypeAlias = Mapping[str, str | int | float | bool]
 
 PATH = "/v1/traces"
 CLOSE_S = 2.0  # maximum wait for the last spans at the end
+# Their warnings quote headers of callers. The exporter's errors have other loggers.
+QUOTING_LOGGERS = ("opentelemetry.baggage", "opentelemetry.propagators", "opentelemetry.trace")
 
 
 class Tracer:
@@ -52,7 +55,10 @@ class Tracer:
         self._request_spans = self._requests.get_tracer("bertserve", __version__)
         self._batch_spans = self._batches.get_tracer("bertserve", __version__)
         self._propagator = get_global_textmap()
-        self._fields = {name.lower().encode(): name for name in self._propagator.fields}
+        # Not `baggage`, which the service does not use: it would be split in quadratic time, before the caller's key is checked.
+        self._fields = {name.lower().encode(): name for name in self._propagator.fields if name.lower() != "baggage"}
+        for logger in QUOTING_LOGGERS:
+            logging.getLogger(logger).setLevel(logging.CRITICAL)
 
     @classmethod
     def to(cls, endpoint: str) -> Tracer | None:

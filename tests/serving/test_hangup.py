@@ -21,7 +21,7 @@ from bertserve.service.cli import main
 from bertserve.service.errors import SettingsError
 from bertserve.service.process.connections import PROBE_RESERVE
 from bertserve.service.process.preparation import Certificate
-from conftest import wait_until
+from conftest import UNTHROTTLED, running, wait_until
 
 Serve = Callable[..., Any]
 AUTHORITY = trustme.CA()
@@ -89,6 +89,43 @@ def test_a_hangup_of_one_worker_is_for_all(models: Path, tmp_path: Path, serve: 
     assert not pid_file.exists()
     assert served.lines()
     assert "Traceback" not in served.log.read_text()
+
+
+CHANGED = f"""
+from pathlib import Path
+from bertserve.service.process import serve
+
+prepare = serve.prepare
+
+def changed(settings):
+    secrets = prepare(settings)
+    Path(settings.api_key_file).write_text("two")
+    return secrets
+
+serve.prepare = changed
+{UNTHROTTLED}
+"""
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_key_that_is_removed_during_the_start_is_invalid(models: Path, tmp_path: Path, workers: str) -> None:
+    """Also in a worker that replaces another; without SIGHUP, that one does not read the file, because the others do not."""
+    (tmp_path / "keys").write_text("one")
+    flags = ("--workers", workers, "--threads", workers, "--api-key-file", str(tmp_path / "keys"))
+    with running(models, tmp_path / "log", *flags, program=CHANGED) as served:
+
+        def asked(key: str) -> list[int]:
+            headers = {"authorization": f"Bearer {key}", "connection": "close"}
+            return [httpx.get(f"{served.url}/info", headers=headers, trust_env=False).status_code for _ in range(6)]
+
+        assert ({401}, {200}) == (set(asked("one")), set(asked("two")))
+        if workers == "2":
+            (tmp_path / "keys").write_text("three")
+            headers = {"authorization": "Bearer two"}
+            pid = httpx.get(f"{served.url}/info", headers=headers, trust_env=False).json()["worker"]["pid"]
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: "restarted as process" in served.log.read_text())
+            assert ({401}, {200}, {401}) == (set(asked("one")), set(asked("two")), set(asked("three")))
 
 
 def test_a_pid_file_that_cannot_be_written_ends_the_start(

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import gc
 import shutil
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,33 @@ def test_the_old_model_is_let_go(models: Path, tmp_path: Path) -> None:
     assert old() is None
     shown = {line.split('version="')[1][:12]: line[-3:] for line in page.splitlines() if line.startswith("bertserve_model_info{")}
     assert shown == {version: "0.0", state.registry.get("tiny").bundle.version: "1.0"}
+
+
+def test_models_of_the_start_are_freed_without_a_collection(models: Path, tmp_path: Path) -> None:
+    """The server excludes them from collections, so no cycle can refer to them."""
+    tiny.bundle(models, "other")
+    state = build(Settings(models=models, allow_implicit_default=True))
+    models_of_start = [state.registry.get(name) for name in ("tiny", "other")]
+    sessions = [model.engines.single_threaded._session for model in models_of_start]  # type: ignore[attr-defined]
+    old = [weakref.ref(part) for part in [*models_of_start, *sessions]]
+    del models_of_start, sessions
+
+    async def check(client: httpx.AsyncClient) -> None:
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        await client.post("/models/other", json=BODY, headers={"x-request-timeout-ms": "100"})
+        shutil.rmtree(models / "tiny")
+        tiny.bundle(models, "tiny", seed=1)
+        await client.post("/models/tiny/reload", headers=ADMIN)
+        await client.post("/models/other/unload", headers=ADMIN)
+        await until(lambda: [part() for part in old] == [None] * 4)
+
+    try:
+        administered(state, tmp_path, check)
+    finally:
+        gc.enable()
+        gc.unfreeze()
 
 
 def test_a_bad_bundle_leaves_the_old_model_serving(models: Path, tmp_path: Path) -> None:
@@ -222,6 +250,30 @@ def test_each_bundle_of_a_refresh_fails_alone(
     assert str(error) not in caplog.text
     with pytest.raises(InvalidValueError, match=type(error).__name__):
         asyncio.run(state.reloader.load("first"))
+
+
+def test_one_refresh_waits_behind_the_current_one(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many are asked for meanwhile; one that comes later is made again."""
+    reloader = build(Settings(models=models)).reloader
+    listed, gate = list[None](), threading.Event()
+
+    def find() -> dict[str, Path]:
+        listed.append(None)
+        gate.wait(20)
+        return {"tiny": models / "tiny"}
+
+    monkeypatch.setattr(reloader, "_find", find)
+
+    async def check() -> None:
+        refreshing = [asyncio.ensure_future(reloader.refresh()) for _ in range(10)]
+        await until(lambda: len(listed) == 1)
+        gate.set()
+        await asyncio.gather(*refreshing)
+        assert len(listed) == 2
+        await reloader.refresh()
+        assert len(listed) == 3
+
+    asyncio.run(check())
 
 
 @pytest.mark.parametrize("what", ["twins", "checkpoint", "nothing", "no folder", "unreadable"])

@@ -326,6 +326,44 @@ def test_changes_have_an_order() -> None:
         assert changes == [message for to, message in sent if to == index and isinstance(message, Change)]
 
 
+def test_one_refresh_waits_for_each_worker() -> None:
+    """Each worker makes one that starts after the last request, and all other changes in the same order."""
+    log, sent = logged()
+    refresh, first, second = Change("refresh"), Change("load", "a", 0, 0), Change("load", "b", 0, 1)
+
+    def made(index: int) -> None:
+        log.take(Report(index, {}, {}, {}, [message for to, message in sent if to == index and isinstance(message, Change)][-1]))
+
+    log.take(first)
+    made(0)
+    for _ in range(3):
+        log.take(refresh)  # worker 0 makes the first one and waits with the second, worker 1 waits with the first one
+    log.take(second)
+    for _ in range(3):
+        log.take(refresh)
+    log.on_end(1)
+    log.take(refresh)
+    log.take(Report(1, {}, {}, {}))
+    for _ in range(4):
+        made(0)
+    for _ in range(3):
+        made(1)
+    changes = [[message for to, message in sent if to == index and isinstance(message, Change)] for index in (0, 1)]
+    assert [first, refresh, refresh, second, refresh] == changes[0]
+    assert [first, refresh, second, refresh] == changes[1]
+    assert [0, 0] == [len(waiting) for waiting in log._waiting]
+
+
+def test_a_worker_that_starts_refreshes_once() -> None:
+    log, sent = logged()
+    log.on_end(1)
+    for _ in range(3):
+        log.take(Change("refresh"))
+    log.take(Report(1, {}, {}, {}))
+    log.take(Report(1, {}, {}, {}, Change("refresh")))
+    assert [Change("refresh")] == [message for to, message in sent if to == 1 and isinstance(message, Change)]
+
+
 def test_a_difference_is_told(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the answer to whoever asked for the change, and by the models' pages until it has ended."""
     monkeypatch.setattr("bertserve.service.serving.reloader.WAIT_S", 0.0)

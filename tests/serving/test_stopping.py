@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ import httpx
 import pytest
 
 import slow
+import tiny
 from application import rejected
 from closed_loop import Outcome, ask_until_refused
 from conftest import UNTHROTTLED, metric, running, wait_until, without_shutdown
@@ -192,6 +194,41 @@ def test_no_signal_is_lost_while_the_service_starts(models: Path, workers: int) 
     done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     assert 0 == done.returncode
     assert [] == without_shutdown(done.stderr)
+
+
+LONG_LOADS = f"""
+import logging
+from bertserve.service.serving import loading
+
+load, loads = loading._load, []
+
+def long_load(*arguments):
+    loads.append(1)
+    if len(loads) > 1:
+        for _ in range(3000):
+            logging.warning("loading")
+            load(*arguments)
+    return load(*arguments)
+
+loading._load = long_load
+{UNTHROTTLED}
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_end_does_not_wait_for_a_load(models: Path, tmp_path: Path, number: int) -> None:
+    """A stop abandons it; the exit code, the log and the file of the process are those of any stop."""
+    pid_file = tmp_path / "pid"
+    with running(models, tmp_path / "log", "--pid-file", str(pid_file), program=LONG_LOADS) as served:
+        shutil.rmtree(models / "tiny")
+        tiny.bundle(models, "tiny", seed=1)
+        served.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "loading" in served.log.read_text())
+        served.process.send_signal(number)
+        assert 0 == served.process.wait(20)
+        log = served.log.read_text()
+    assert not pid_file.exists()
+    assert ("shutdown finished" in log, "Traceback" in log) == (True, False), log
 
 
 STARTS = """

@@ -219,6 +219,32 @@ def test_two_traceparents_are_none(collector: Collector) -> None:
     assert "a=1,b=2" == states.span.get_span_context().trace_state.to_header()
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"baggage": "sesame" * 2000},
+        {"baggage": "sesame;sesame,sesame"},
+        {"baggage": ",".join(["s\u00e9same"] * 20)},
+        {"traceparent": TRACEPARENT, "tracestate": "Sesame!"},
+    ],
+)
+def test_the_log_has_no_header_of_a_caller(collector: Collector, caplog: pytest.LogCaptureFixture, headers: dict[str, str]) -> None:
+    """OpenTelemetry's propagators would quote members that are too long or invalid, one line for each of them."""
+    with tracing(collector) as tracer:
+        trace = tracer.begin("POST", [(name.encode(), value.encode("latin-1")) for name, value in headers.items()], {}, 1.0)
+        tracer.end(trace, 2.0, attributes={}, failed=False)
+    assert [] == [record.name for record in caplog.records if record.name.startswith("opentelemetry")]
+    assert "traceparent" not in headers or trace.trace_id == CALLER
+
+
+def test_baggage_is_not_read(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    with tracing(collector) as tracer:
+        monkeypatch.setattr(tracer._propagator, "extract", lambda carrier, context: read.extend(carrier) or context)
+        tracer.begin("POST", [(b"traceparent", TRACEPARENT.encode()), (b"baggage", b"a=1"), (b"tracestate", b"b=2")], {}, 1.0)
+    assert ["traceparent", "tracestate"] == read
+
+
 def test_what_the_caller_does_not_record_is_not_recorded(models: Path, collector: Collector) -> None:
     """A trace that its root chose not to record sends no span, but its ids are passed on."""
     answer = ask(models, collector, {"inputs": "good"}, traceparent=f"00-{CALLER}-{PARENT}-00")
@@ -345,6 +371,7 @@ def test_a_collector_that_is_away_disturbs_nobody(models: Path, caplog: pytest.L
     assert [200] * 3 == play(replace(build(Settings(models=models)), tracer=tracer), check)
     tracer.close()
     assert "sesame" not in caplog.text
+    assert any(record.name.startswith("opentelemetry.exporter") for record in caplog.records)
     # it retries with `random.uniform`, which hypothesis would take for a use of `random` by a strategy of the next test
     for thread in threading.enumerate():
         if thread.name == "last-spans":

@@ -10,6 +10,8 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,7 +34,7 @@ from bertserve.service.process.connections import ConnectionLimits, Connections
 from bertserve.service.process.preparation import prepare
 from bertserve.service.process.serve import PREFIX
 from bertserve.service.process.server import ABSENT, BalancedListener, Worker, configure, shared_counts
-from bertserve.service.process.supervisor import Supervisor
+from bertserve.service.process.supervisor import Supervisor, _Worker
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.serving.build import build
@@ -338,19 +340,74 @@ def test_a_start_that_fails_is_tried_again_later_and_later(monkeypatch: pytest.M
     assert ["stopped"] == stopped
 
 
-def test_a_worker_that_reads_no_messages_is_killed() -> None:
-    """A supervisor that waited for it would neither notice other workers nor signals."""
-    supervisor, killed = (
-        Supervisor(lambda *_: None, workers=1, shutdown_timeout_s=1, heartbeats=[0], on_ready=print, on_end=print),
-        list[int](),
-    )
+def test_messages_wait_for_a_worker_that_does_not_read() -> None:
+    """They come in their order, and SIGHUP only once, however often it is sent meanwhile."""
+    supervisor = Supervisor(lambda *_: None, workers=1, shutdown_timeout_s=1, heartbeats=[0], on_ready=print, on_end=print)
     pipe, unread = multiprocessing.Pipe()
-    worker: Any = SimpleNamespace(index=0, pipe=pipe, ready=True, hung=False, process=SimpleNamespace(pid=1, kill=lambda: killed.append(1)))
+    process: Any = SimpleNamespace(pid=1)  # without `kill`
+    worker = _Worker(0, process, pipe, 0.0, ready=True)
     supervisor._workers = [worker]
+    messages = [str(number) * 1000 for number in range(500)]
     with pipe, unread:
-        while not killed:
+        for message in messages:
+            supervisor.send(0, message)
+        for _ in range(100):
+            supervisor.send(0, signal.SIGHUP)
+        supervisor.send(0, None)
+        read = []
+        while worker.unsent or unread.poll():
+            read.append(unread.recv())
+            supervisor._flush(worker)
+    assert [*messages, signal.SIGHUP, None] == read
+
+
+def test_no_message_comes_to_the_successor_of_a_worker() -> None:
+    supervisor = Supervisor(lambda *_: None, workers=1, shutdown_timeout_s=1, heartbeats=[0], on_ready=print, on_end=print)
+    process: Any = SimpleNamespace(pid=1, exitcode=0, join=lambda: None)
+    (pipe, unread), (next_pipe, next_unread) = multiprocessing.Pipe(), multiprocessing.Pipe()
+    worker, successor = _Worker(0, process, pipe, 0.0, ready=True), _Worker(0, process, next_pipe, 0.0, ready=True)
+    supervisor._workers = [worker]
+    with pipe, unread, next_pipe, next_unread:
+        while not worker.unsent:
             supervisor.send(0, "a" * 1000)
-    assert worker.hung
+        supervisor._reap(worker)
+        supervisor.send(0, "lost")
+        supervisor._workers = [successor]
+        supervisor.send(0, "b")
+        assert ("b", False) == (next_unread.recv(), next_unread.poll())
+
+
+LATE = """
+import os, signal, time
+from bertserve.service.process import supervisor
+from bertserve.service.process.server import shared_counts
+
+supervisor.HUNG_S = 60.0
+heartbeats, read = shared_counts(1), shared_counts(1, 0)
+
+def work(index, pipe):
+    pipe.send(index)
+    time.sleep(1)
+    while pipe.recv() is not None:
+        read[0] += 1
+
+def on_ready(_):
+    for number in range(1000):
+        supervisor.send(0, number)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+supervisor = supervisor.Supervisor(
+    work, workers=1, shutdown_timeout_s=60, heartbeats=heartbeats, on_ready=on_ready, on_end=lambda *_: None
+)
+supervisor.run()
+print(read[0])
+"""
+
+
+def test_a_worker_that_reads_late_gets_all_messages_before_it_stops() -> None:
+    """The supervisor sends what waits on its own, also while it stops; a worker with a heartbeat is not killed."""
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=60, check=False)
+    assert (0, "1000\n") == (done.returncode, done.stdout)
 
 
 @pytest.mark.full_grid
