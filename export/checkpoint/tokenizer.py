@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import tokenizers
+import transformers
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoTokenizer
 
 from bertserve.export.checkpoint.padding import Padding
 from bertserve.export.checkpoint.source import read_with_transformers
 from bertserve.export.errors import CheckpointError
+from bertserve.export.tasks.spec import NAMES, TEXTS
+from bertserve.service.bundle.files import TOKENIZER_FILE
 from bertserve.service.bundle.manifest import AddedToken, MaskToken, Piece, SpecialPiece, TextPiece, TokenizerSpec
+
+logger = logging.getLogger("bertserve.export")
+
+# the last text shows the most common differences between normalizers and between pre-tokenizers
+_COMPARED_TEXTS = [*TEXTS, NAMES, "ﬁne Ⅷ ２０ ÀÉ don't well-known  SOME_word\n中文"]
 
 
 def load_tokenizer(source: str, folder: Path) -> Any:
@@ -23,7 +35,7 @@ def load_tokenizer(source: str, folder: Path) -> Any:
         folder: Folder of the tokenizer's files.
 
     Raises:
-        CheckpointError: There is no tokenizer, or only a slow one.
+        CheckpointError: There is no tokenizer, or only a slow one, or transformers does not read it as written.
     """
     tokenizer = read_with_transformers(f"the tokenizer of `{source}`", AutoTokenizer.from_pretrained, folder)
     if not getattr(tokenizer, "is_fast", False):
@@ -31,7 +43,50 @@ def load_tokenizer(source: str, folder: Path) -> Any:
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         # without a file, transformers 5 creates a tokenizer with only special tokens
         raise CheckpointError(f"`{source}` has no tokenizer: neither `tokenizer.json` nor a vocabulary; save one with `save_pretrained`.")
+    if (folder / TOKENIZER_FILE).is_file():
+        _use_written_steps(source, tokenizer, folder)
     return tokenizer
+
+
+def _use_written_steps(source: str, tokenizer: Any, folder: Path) -> None:
+    """Gives a tokenizer the normalizer and the pre-tokenizer in its `tokenizer.json`, with which the model was trained.
+
+    Most tokenizer classes of transformers 5 replace them by their own. DeBERTa's, for example, drops SentencePiece's normalization. As in
+    transformers 4, `do_lower_case`, `add_prefix_space` and similar settings in `tokenizer_config.json` have priority.
+
+    Raises:
+        CheckpointError: The two tokenizers also differ in other parts.
+    """
+    written = read_with_transformers(
+        f"the tokenizer of `{source}`", lambda path, **_: tokenizers.Tokenizer.from_file(str(path / TOKENIZER_FILE)), folder
+    )
+    loaded = tokenizer.backend_tokenizer
+    read_by_class = _ids(tokenizer)
+    if isinstance(loaded.normalizer, BertNormalizer) and isinstance(written.normalizer, BertNormalizer):
+        written.normalizer = loaded.normalizer
+    if isinstance(loaded.pre_tokenizer, ByteLevel) and isinstance(written.pre_tokenizer, ByteLevel):
+        written.pre_tokenizer = loaded.pre_tokenizer
+    loaded.normalizer, loaded.pre_tokenizer = written.normalizer, written.pre_tokenizer
+    written.add_tokens([token for _, token in sorted(tokenizer.added_tokens_decoder.items())])  # some may be in tokenizer_config.json only
+    written.no_truncation()
+    written.no_padding()
+    written.encode_special_tokens = loaded.encode_special_tokens
+    expected = [encoding.ids for encoding in written.encode_batch(_COMPARED_TEXTS, add_special_tokens=False)]
+    reader = f"{type(tokenizer).__name__} of transformers {transformers.__version__}"
+    if _ids(tokenizer) != expected:
+        raise CheckpointError(
+            f"{reader} gives texts other tokens than the `{TOKENIZER_FILE}` of `{source}`; if the file is right, set `tokenizer_class` in "
+            "tokenizer_config.json to `PreTrainedTokenizerFast`."
+        )
+    if read_by_class != expected:
+        logger.warning(
+            "%s gives some texts other tokens than the `%s` of `%s`; the bundle has the tokens of the file.", reader, TOKENIZER_FILE, source
+        )
+
+
+def _ids(tokenizer: Any) -> list[list[int]]:
+    ids: list[list[int]] = tokenizer(_COMPARED_TEXTS, add_special_tokens=False, truncation=False, padding=False)["input_ids"]
+    return ids
 
 
 def describe_tokenizer(
