@@ -5,7 +5,6 @@ It never loads pickles and never runs code of the checkpoint.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -135,7 +134,8 @@ def _describe(
     _check_template(source, templates[1])
     _check_types(source, config, inputs, pieces)
     settle_pad_token(source, model, tokenizer, pieces)
-    max_length = min(_usable_length(model, tokenizer), sentence_length or sys.maxsize)
+    # sentence-transformers replaces the tokenizer's limit by its own
+    max_length = _usable_length(model, tokenizer.model_max_length if sentence_length is None else sentence_length)
     _check_length(source, task, max_length)
     padding = _padding(source, model, tokenizer, inputs, max_length)
     mask = read_mask_token(source, tokenizer) if record.fills_masks else None
@@ -234,8 +234,8 @@ def _padding(source: str, model: PreTrainedModel, tokenizer: Any, inputs: tuple[
         ) from error
 
 
-def _usable_length(model: PreTrainedModel, tokenizer: Any) -> int:
-    """Returns the maximum length in tokens: from the position table, without RoBERTa's rows for padding, or from the tokenizer."""
+def _usable_length(model: PreTrainedModel, limit: int) -> int:
+    """Returns the maximum length in tokens: from the position table, without RoBERTa's rows for padding, or a limit of the checkpoint."""
     tables = [
         m
         for name, m in model.named_modules()
@@ -243,6 +243,6 @@ def _usable_length(model: PreTrainedModel, tokenizer: Any) -> int:
     ]
     # `padding_idx` identifies a table, because some models have their own class for it
     rows = [m.weight.shape[0] - (0 if m.padding_idx is None else m.padding_idx + 1) for m in tables if hasattr(m, "padding_idx")]
-    lengths = [*rows, getattr(model.config, "max_position_embeddings", None), tokenizer.model_max_length]
+    lengths = [*rows, getattr(model.config, "max_position_embeddings", None), limit]
     # transformers stores "no limit" as -1 or as 10^30
     return int(min((length for length in lengths if length and 0 < length < 10**9), default=DEFAULT_LENGTH))

@@ -146,7 +146,8 @@ class Case:
     @property
     def limit(self) -> int:
         """The longest text in tokens that the user of this checkpoint runs."""
-        return min(*(() if self.family == "XLNet" else (self.positions,)), self.model_max_length, self.sentence_length)
+        limit = self.sentence_length if self.pooling else self.model_max_length
+        return limit if self.family == "XLNet" else min(self.positions, limit)
 
     @property
     def must_be_refused(self) -> bool:

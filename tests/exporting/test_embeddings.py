@@ -23,7 +23,7 @@ from bertserve.export.validation.reference import sample_reference
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.tasks import embed, rerank, zero_shot
 from bundles import Served, Verify, exported, json_lines, refused
-from checkpoints import POSITIONS, ROWS, SIZES, bert, edit_weights, few_texts, naming, save
+from checkpoints import POSITIONS, ROWS, SIZES, bert, edit_json, edit_weights, few_texts, naming, save
 
 pytestmark = pytest.mark.torch
 pytest_plugins = ("export_fixtures",)
@@ -241,6 +241,19 @@ def test_broken_files_are_named(tmp_path: Path, file: str, content: str | None, 
     source = sentence_transformers(encoder(tmp_path, layers=1), "Transformer", "Pooling")
     (source / file).unlink() if content is None else (source / file).write_text(content)
     assert named in refused(source)
+
+
+def test_the_length_of_sentence_transformers_replaces_the_tokenizers(tmp_path: Path) -> None:
+    """Not the table of positions, which no text can exceed."""
+    source = sentence_transformers(encoder(tmp_path), "Transformer", "Pooling", max_length=120)
+    edit_json(source / "tokenizer_config.json", model_max_length=48)
+    assert 120 == load_checkpoint(str(source)).tokenizer_spec.max_length
+
+    edit_json(source / "sentence_bert_config.json", max_seq_length=POSITIONS + 1)
+    assert POSITIONS == load_checkpoint(str(source)).tokenizer_spec.max_length
+
+    edit_json(source / "sentence_bert_config.json", max_seq_length=None)
+    assert 48 == load_checkpoint(str(source)).tokenizer_spec.max_length
 
 
 # ---- a model in a folder of its own, as older files of sentence-transformers have it
