@@ -32,6 +32,18 @@ TRANSFORMER, POOLING = "Transformer", "Pooling"
 # sentence-transformers' names of pooling; in its older files they are within `pooling_mode_..._token(s)`
 _POOLINGS: dict[str, Pooling] = {"cls": "cls", "mean": "mean", "max": "max"}
 
+# options of loading that change neither weights nor configuration nor tokens; all models run in float32 with eager attention
+_HARMLESS_OPTIONS = {
+    "attn_implementation",
+    "device_map",
+    "dtype",
+    "low_cpu_mem_usage",
+    "torch_dtype",
+    "trust_remote_code",
+    "use_fast",
+    "use_safetensors",
+}
+
 
 @dataclass(frozen=True)
 class ModuleEntry:
@@ -50,7 +62,7 @@ def read_modules(folder: Path) -> tuple[ModuleEntry, ...]:
     """Reads the modules of a checkpoint; empty without a `modules.json`.
 
     Raises:
-        CheckpointError: `modules.json` is broken, or names a folder outside of the checkpoint.
+        CheckpointError: `modules.json` is broken, or names a folder outside of the checkpoint or code of its own.
     """
     entries = read_json(folder / MODULES_FILE, [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
@@ -95,10 +107,16 @@ def read_json(path: Path, default: Any) -> Any:
 
 
 def _entry(folder: Path, kind: str, path: str) -> ModuleEntry:
+    package, _, name = kind.rpartition(".")
+    if package and package.partition(".")[0] != "sentence_transformers":
+        raise CheckpointError(
+            f"`{folder / MODULES_FILE}` has the step `{kind}`, which is code of the checkpoint and never run; write the model as a module of "
+            "your own and export it with --module."
+        )
     parts = PurePosixPath(path)
     if parts.is_absolute() or ".." in parts.parts:
         raise CheckpointError(f"`{folder / MODULES_FILE}` names `{path}`, which is outside of the checkpoint; name a folder inside it.")
-    return ModuleEntry(kind.rpartition(".")[2], folder / parts)
+    return ModuleEntry(name, folder / parts)
 
 
 def read_sentence_settings(folder: Path, model_folder: Path, dimensions: int) -> tuple[Embedding, int | None]:
@@ -142,6 +160,13 @@ def _read_max_length(model_folder: Path) -> int | None:
         raise CheckpointError(
             f"`{path}` sets `do_lower_case`, which is not supported; let the tokenizer make lowercase, and save the checkpoint again."
         )
+    for name, options in config.items():
+        is_options = name.endswith(("_args", "_kwargs")) and isinstance(options, dict)
+        if is_options and (changes := set(options) - _HARMLESS_OPTIONS):
+            raise CheckpointError(
+                f"`{path}` sets {', '.join(f'`{option}`' for option in sorted(changes))} in `{name}`, which is not supported; put such settings "
+                "into config.json or tokenizer_config.json, and remove them here."
+            )
     length: int | None = config.get("max_seq_length")
     return length
 
