@@ -76,20 +76,18 @@ def load_checkpoint(
     # the checks below report the causes of its warnings, in one line each
     transformers.utils.logging.set_verbosity_error()
     files = find_source(source, revision)
-    if not (files.model_folder / "config.json").is_file():
-        raise CheckpointError(f"`{files.model_folder}` has no `config.json`; give a folder that `save_pretrained` of transformers wrote.")
-    config = read_with_transformers(f"the configuration of `{source}`", AutoConfig.from_pretrained, files.model_folder)
-    if getattr(config, "transformers_weights", None) is not None:
-        raise CheckpointError(
-            f"the config.json of `{source}` names its weights in `transformers_weights`, so transformers would load another file than "
-            "model.safetensors; remove the field and save the right weights as model.safetensors."
-        )
+    config = _read_config(files)
     if task == "auto" and has_pooling(files.folder):
         task = (
             feature_extraction.TASK.name
         )  # modules.json decides; all-mpnet-base-v2, for example, names the class in which its base was trained
     _reset_call_options(config)
     chosen_task, auto_class = choose_task(config, task, files.adapter)
+    if auto_class.__name__ in (getattr(config, "auto_map", None) or {}):
+        raise CheckpointError(
+            f"the config.json of `{source}` names a class of its own for {auto_class.__name__} in `auto_map`, whose code is never run; if "
+            "transformers' class gives the right answers, remove the entry, otherwise export the model with --module."
+        )
     embeds = TASKS[chosen_task].embeds
     if layers != "last" and not embeds:
         text = layers if isinstance(layers, str) else ",".join(map(str, layers))
@@ -107,6 +105,19 @@ def load_checkpoint(
     checkpoint = _describe(files, chosen_task, config, model, tokenizer, embedding, sentence_length)
     checkpoint = replace(_with_layers(checkpoint, layers, combine), ignored_weights=tuple(ignored_weights))
     return _with_attention(checkpoint) if attentions else checkpoint
+
+
+def _read_config(files: SourceFiles) -> Any:
+    """Reads the model's configuration."""
+    if not (files.model_folder / "config.json").is_file():
+        raise CheckpointError(f"`{files.model_folder}` has no `config.json`; give a folder that `save_pretrained` of transformers wrote.")
+    config = read_with_transformers(f"the configuration of `{files.source}`", AutoConfig.from_pretrained, files.model_folder)
+    if getattr(config, "transformers_weights", None) is not None:
+        raise CheckpointError(
+            f"the config.json of `{files.source}` names its weights in `transformers_weights`, so transformers would load another file than "
+            "model.safetensors; remove the field and save the right weights as model.safetensors."
+        )
+    return config
 
 
 def _reset_call_options(config: Any) -> None:

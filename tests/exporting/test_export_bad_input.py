@@ -125,6 +125,12 @@ def declare_code(path: Path) -> None:
     edit_json(path / "config.json", model_type="zorp", auto_map={"AutoConfig": "code.Config", "AutoModel": "code.Model"})
 
 
+def declare_head(path: Path) -> None:
+    """Makes the configuration of a known architecture ask for the code of its task's class."""
+    declare_code(path)
+    edit_json(path / "config.json", model_type="bert", auto_map={"AutoModelForSequenceClassification": "code.Model"})
+
+
 def slow_tokenizer(path: Path) -> None:
     (path / "tokenizer.json").unlink()
     (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "CanineTokenizer"}), encoding="utf-8")
@@ -153,6 +159,7 @@ BAD: dict[str, tuple[Change, list[str]]] = {
     "configuration of a wrong type": (configure(hidden_size="large"), ["cannot be read"]),
     "unknown model type": (configure(model_type="zorp"), ["`zorp`"]),
     "code of its own": (declare_code, ["`auto_map`"]),
+    "code of its own for a known architecture": (declare_head, ["`auto_map`", "AutoModelForSequenceClassification"]),
     "no architecture": (configure(architectures=None), ["--task"]),
     "architecture without a task": (
         configure(architectures=["BertForNextSentencePrediction"]),
@@ -232,7 +239,7 @@ def test_a_pickle_is_never_opened(source: Path, output: Path, tmp_path: Path, ru
 
 
 def test_code_that_is_not_needed_is_not_run(source: Path, run: Run) -> None:
-    """A known architecture is exported with the classes of transformers, whatever code its configuration offers."""
+    """A known architecture is exported with the classes of transformers, if its configuration offers code for other classes only."""
     declare_code(source)
     edit_json(source / "config.json", model_type="bert")
 
