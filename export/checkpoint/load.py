@@ -33,7 +33,7 @@ from bertserve.export.checkpoint.tokenizer import (
     describe_tokenizer,
     load_tokenizer,
     read_mask_token,
-    read_template,
+    read_templates,
     tokenizer_json,
     vocabulary_size,
 )
@@ -140,7 +140,7 @@ def _describe(
     source, fixed, record = files.source, fixed_labels(model), TASKS[task]
     _check_vocabulary(source, model, vocabulary_size(tokenizer))
     inputs = model_inputs(model, tokenizer)
-    templates = read_template(tokenizer, ("a",)), read_template(tokenizer, ("a", "b"))
+    templates = read_templates(source, tokenizer)
     pieces = (*templates[0], *templates[1])
     _check_template(source, templates[1])
     _check_types(source, config, inputs, pieces)

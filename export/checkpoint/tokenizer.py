@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,8 @@ def _use_written_steps(source: str, tokenizer: Any, folder: Path) -> None:
         f"the tokenizer of `{source}`", lambda path, **_: tokenizers.Tokenizer.from_file(str(path / TOKENIZER_FILE)), folder
     )
     loaded = tokenizer.backend_tokenizer
-    read_by_class = _ids(tokenizer)
+    options = {"add_special_tokens": False, "truncation": False, "padding": False}
+    read_by_class = _encode(source, tokenizer, _COMPARED_TEXTS, **options)["input_ids"]
     if isinstance(loaded.normalizer, BertNormalizer) and isinstance(written.normalizer, BertNormalizer):
         written.normalizer = loaded.normalizer
     if isinstance(loaded.pre_tokenizer, ByteLevel) and isinstance(written.pre_tokenizer, ByteLevel):
@@ -71,9 +72,9 @@ def _use_written_steps(source: str, tokenizer: Any, folder: Path) -> None:
     written.no_truncation()
     written.no_padding()
     written.encode_special_tokens = loaded.encode_special_tokens
-    expected = [encoding.ids for encoding in written.encode_batch(_COMPARED_TEXTS, add_special_tokens=False)]
+    expected = [encoding.ids for encoding in _encode(source, written.encode_batch, _COMPARED_TEXTS, add_special_tokens=False)]
     reader = f"{type(tokenizer).__name__} of transformers {transformers.__version__}"
-    if _ids(tokenizer) != expected:
+    if _encode(source, tokenizer, _COMPARED_TEXTS, **options)["input_ids"] != expected:
         raise CheckpointError(
             f"{reader} gives texts other tokens than the `{TOKENIZER_FILE}` of `{source}`; if the file is right, set `tokenizer_class` in "
             "tokenizer_config.json to `PreTrainedTokenizerFast`."
@@ -82,11 +83,6 @@ def _use_written_steps(source: str, tokenizer: Any, folder: Path) -> None:
         logger.warning(
             "%s gives some texts other tokens than the `%s` of `%s`; the bundle has the tokens of the file.", reader, TOKENIZER_FILE, source
         )
-
-
-def _ids(tokenizer: Any) -> list[list[int]]:
-    ids: list[list[int]] = tokenizer(_COMPARED_TEXTS, add_special_tokens=False, truncation=False, padding=False)["input_ids"]
-    return ids
 
 
 def describe_tokenizer(
@@ -167,9 +163,25 @@ def vocabulary_size(tokenizer: Any) -> int:
     return max(len(tokenizer), *(id_ + 1 for id_ in ids.values()))
 
 
-def read_template(tokenizer: Any, texts: tuple[str, ...]) -> tuple[Piece, ...]:
-    """Reads the special-token template from an encoding of short texts, for any post-processor."""
-    encoding = tokenizer(*texts, return_special_tokens_mask=True)[0]
+def read_templates(source: str, tokenizer: Any) -> tuple[tuple[Piece, ...], tuple[Piece, ...]]:
+    """Reads the special-token templates of one text and of a pair from encodings of short texts, for any post-processor.
+
+    Raises:
+        CheckpointError: The tokenizer cannot encode them.
+    """
+    single, pair = (_encode(source, tokenizer, *texts, return_special_tokens_mask=True)[0] for texts in ("a", "ab"))
+    return _read_template(single), _read_template(pair)
+
+
+def _encode(source: str, encode: Callable[..., Any], *texts: Any, **options: Any) -> Any:
+    """Calls a function that encodes texts, and translates its errors."""
+    try:
+        return encode(*texts, **options)
+    except Exception as error:  # `tokenizers` raises a plain Exception for every failure
+        raise CheckpointError(f"the tokenizer of `{source}` cannot encode texts: {error}; save a complete one and export again.") from error
+
+
+def _read_template(encoding: Any) -> tuple[Piece, ...]:
     pieces: list[Piece] = []
     for token, id_, type_id, sequence, special in zip(
         encoding.tokens, encoding.ids, encoding.type_ids, encoding.sequence_ids, encoding.special_tokens_mask, strict=True

@@ -136,6 +136,16 @@ def slow_tokenizer(path: Path) -> None:
     (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "CanineTokenizer"}), encoding="utf-8")
 
 
+def change_model(edit: Callable[[dict[str, Any]], dict[str, Any]]) -> Change:
+    """Returns a change of the model in `tokenizer.json`, which the library's general class reads as it is."""
+
+    def change(path: Path) -> None:
+        edit_json(path / "tokenizer.json", model=edit(json.loads((path / "tokenizer.json").read_text(encoding="utf-8"))["model"]))
+        edit_json(path / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+
+    return change
+
+
 def gap_in_the_vocabulary(path: Path) -> None:
     """Gives the last token an id beyond the embedding, where the number of tokens would fit."""
     document = json.loads((path / "tokenizer.json").read_text(encoding="utf-8"))
@@ -179,6 +189,16 @@ BAD: dict[str, tuple[Change, list[str]]] = {
     "no fast tokenizer": (remove("tokenizer.json"), ["tokenizer"]),
     "slow tokenizer only": (slow_tokenizer, ["fast tokenizer", "`tokenizer.json`"]),
     "broken tokenizer": (write("tokenizer.json", b"{"), ["tokenizer"]),
+    "tokenizer that cannot encode unknown words": (
+        change_model(lambda model: model | {"unk_token": "[NONE]"}),
+        ["tokenizer", "cannot encode"],
+    ),
+    "tokenizer that drops unknown letters": (
+        change_model(
+            lambda model: {"type": "BPE", "vocab": {token: id_ for token, id_ in model["vocab"].items() if token != "?"}, "merges": []}
+        ),
+        ["tokenizer", "not supported"],
+    ),
     "no padding token": (drop_pad_token, ["`pad_token`"]),
     "padding by a word": (pad_by("the"), [f"`the` (id {tiny.VOCABULARY.index('the')})"]),
     "padding by a mark": (pad_by("!"), [f"`!` (id {tiny.VOCABULARY.index('!')})"]),
