@@ -540,6 +540,17 @@ def test_an_export_that_cannot_lock_its_folder_is_left_alone(source: Path, outpu
     assert [folder.name, "tiny-bert"] == left_in(output)
 
 
+def test_a_link_in_place_of_the_hidden_folder_is_refused(source: Path, output: Path, tmp_path: Path, run: Run) -> None:
+    """The export would empty the folder that the link names."""
+    (tmp_path / "elsewhere" / "inside").mkdir(parents=True)
+    output.mkdir()
+    (output / ".tiny-bert.export").symlink_to(tmp_path / "elsewhere")
+
+    assert 2 == run(source, *FAST)[0]
+    assert (tmp_path / "elsewhere" / "inside").is_dir()
+    assert [".tiny-bert.export"] == left_in(output)
+
+
 @pytest.mark.usefixtures("played_back")
 def test_signals_are_held_off_while_the_bundles_change_places(
     source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch
