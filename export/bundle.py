@@ -13,7 +13,7 @@ from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
 from bertserve.export.errors import OutputExistsError
 from bertserve.export.workspace import ignore_signals
-from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE
+from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE
 from bertserve.service.bundle.graph_spec import GraphSpec, ValidationReport
 from bertserve.service.bundle.manifest import Manifest, Source
 from bertserve.service.bundle.validation_policy import describe_agreement, is_low, summarize_agreement
@@ -21,13 +21,34 @@ from bertserve.service.errors import plural
 
 
 def refuse_existing(target: Path, *, overwrite: bool) -> None:
-    """Refuses an existing target, before minutes of work.
+    """Refuses an existing target, before minutes of work. A folder with other files than those of a bundle is never replaced.
 
     Raises:
-        OutputExistsError: `target` exists and `overwrite` is false.
+        OutputExistsError: `target` exists and `overwrite` is false, or it has files that are not a bundle's.
     """
-    if os.path.lexists(target) and not overwrite:
+    if not os.path.lexists(target):
+        return
+    if other := _other_files(target):
+        raise OutputExistsError(
+            f"`{target}` exists and has `{other[0]}`, which is not part of a bundle; move it, or choose another --name or --output."
+        )
+    if not overwrite:
         raise OutputExistsError(f"`{target}` exists; choose another --name or --output, or give --overwrite to replace it.")
+
+
+def _other_files(target: Path) -> list[str]:
+    """Returns names in a folder that are not a bundle's, such as those of a checkpoint; empty for a file or link."""
+    if target.is_symlink() or not target.is_dir():
+        return []
+    names = sorted(path.name for path in target.iterdir())
+    if MANIFEST_FILE not in names:
+        return names
+    return [name for name in names if (target / name).is_dir() or not _is_bundle_file(name)]
+
+
+def _is_bundle_file(name: str) -> bool:
+    # hidden files are those of a killed `verify --update`, or of a file manager
+    return name in (MANIFEST_FILE, TOKENIZER_FILE, CARD_FILE) or name.endswith((".onnx", ".onnx.data")) or name.startswith(".")
 
 
 def package_bundle(workspace: Path, target: Path, manifest: Manifest, *, card: str | None) -> None:

@@ -5,7 +5,7 @@ ExportError              1
 ├── MissingPackageError  3  the checkpoint needs a package that is not installed
 ├── GraphError           1  a graph differs from what a stage expects, or cannot be created
 ├── ParityError          1  the bundle's answers differ from its checkpoint's
-├── OutputExistsError    2  a bundle with this name exists already
+├── OutputExistsError    2  the target exists already
 ├── ExportRunningError   2  another process exports a bundle with this name
 └── DataError            2  the data for a verification cannot be read
 """
@@ -42,7 +42,7 @@ class ParityError(ExportError):
 
 
 class OutputExistsError(ExportError):
-    """A bundle with this name exists and may not be overwritten."""
+    """The target exists and may not be replaced."""
 
     exit_code = 2
 

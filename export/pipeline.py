@@ -31,6 +31,7 @@ from bertserve.export.workspace import workspace
 from bertserve.service.bundle.files import TOKENIZER_FILE, digest
 from bertserve.service.bundle.graph_spec import Precision
 from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Flops, Layers, Manifest, Metric, Source, TokenizerSpec
+from bertserve.service.errors import BundleError
 from bertserve.service.providers import Provider
 from bertserve.service.text.tokenizer import Tokenizer
 
@@ -154,7 +155,10 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Split, bu
         fused = cpu.optimize(raw, checkpoint, traced.form)
     (bundle / TOKENIZER_FILE).write_text(checkpoint.tokenizer_json, encoding="utf-8")
     tokenizer_spec = checkpoint.tokenizer_spec.model_copy(update={"sha256": digest(bundle / TOKENIZER_FILE)})
-    tokenizer = Tokenizer(bundle / TOKENIZER_FILE, tokenizer_spec)
+    try:
+        tokenizer = Tokenizer(bundle / TOKENIZER_FILE, tokenizer_spec)
+    except BundleError as error:
+        raise CheckpointError(f"the tokenizer of `{spec.source}` is not supported: {error}") from error
     texts = lines.with_passages(tokenizer)
     with stage(progress, "reference", "PyTorch float32"):
         reference = _reference(checkpoint, texts.report if "int8" in precisions.get("cpu", ()) else NO_TEXTS)

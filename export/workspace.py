@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from bertserve.export.errors import ExportRunningError
+from bertserve.export.errors import ExportRunningError, OutputExistsError
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -84,10 +84,13 @@ def workspace(name: str, output: Path) -> Iterator[Path]:
 
     Raises:
         ExportRunningError: Another process exports a bundle with this name into this folder.
+        OutputExistsError: The hidden folder is a link, whose target is not the exporter's to empty.
     """
     is_new = not output.exists()
     output.mkdir(parents=True, exist_ok=True)
     folder = output / f".{name}.export"
+    if folder.is_symlink():
+        raise OutputExistsError(f"`{folder}`, in which the export works, is a link; remove it, or choose another --name or --output.")
     lock = _lock(folder)
     if lock is None:
         folder = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=output))

@@ -5,7 +5,6 @@ It never loads pickles and never runs code of the checkpoint.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +33,7 @@ from bertserve.export.checkpoint.tokenizer import (
     describe_tokenizer,
     load_tokenizer,
     read_mask_token,
-    read_template,
+    read_templates,
     tokenizer_json,
     vocabulary_size,
 )
@@ -77,20 +76,18 @@ def load_checkpoint(
     # the checks below report the causes of its warnings, in one line each
     transformers.utils.logging.set_verbosity_error()
     files = find_source(source, revision)
-    if not (files.model_folder / "config.json").is_file():
-        raise CheckpointError(f"`{files.model_folder}` has no `config.json`; give a folder that `save_pretrained` of transformers wrote.")
-    config = read_with_transformers(f"the configuration of `{source}`", AutoConfig.from_pretrained, files.model_folder)
-    if getattr(config, "transformers_weights", None) is not None:
-        raise CheckpointError(
-            f"the config.json of `{source}` names its weights in `transformers_weights`, so transformers would load another file than "
-            "model.safetensors; remove the field and save the right weights as model.safetensors."
-        )
+    config = _read_config(files)
     if task == "auto" and has_pooling(files.folder):
         task = (
             feature_extraction.TASK.name
         )  # modules.json decides; all-mpnet-base-v2, for example, names the class in which its base was trained
     _reset_call_options(config)
     chosen_task, auto_class = choose_task(config, task, files.adapter)
+    if auto_class.__name__ in (getattr(config, "auto_map", None) or {}):
+        raise CheckpointError(
+            f"the config.json of `{source}` names a class of its own for {auto_class.__name__} in `auto_map`, whose code is never run; if "
+            "transformers' class gives the right answers, remove the entry, otherwise export the model with --module."
+        )
     embeds = TASKS[chosen_task].embeds
     if layers != "last" and not embeds:
         text = layers if isinstance(layers, str) else ",".join(map(str, layers))
@@ -108,6 +105,19 @@ def load_checkpoint(
     checkpoint = _describe(files, chosen_task, config, model, tokenizer, embedding, sentence_length)
     checkpoint = replace(_with_layers(checkpoint, layers, combine), ignored_weights=tuple(ignored_weights))
     return _with_attention(checkpoint) if attentions else checkpoint
+
+
+def _read_config(files: SourceFiles) -> Any:
+    """Reads the model's configuration."""
+    if not (files.model_folder / "config.json").is_file():
+        raise CheckpointError(f"`{files.model_folder}` has no `config.json`; give a folder that `save_pretrained` of transformers wrote.")
+    config = read_with_transformers(f"the configuration of `{files.source}`", AutoConfig.from_pretrained, files.model_folder)
+    if getattr(config, "transformers_weights", None) is not None:
+        raise CheckpointError(
+            f"the config.json of `{files.source}` names its weights in `transformers_weights`, so transformers would load another file than "
+            "model.safetensors; remove the field and save the right weights as model.safetensors."
+        )
+    return config
 
 
 def _reset_call_options(config: Any) -> None:
@@ -130,12 +140,13 @@ def _describe(
     source, fixed, record = files.source, fixed_labels(model), TASKS[task]
     _check_vocabulary(source, model, vocabulary_size(tokenizer))
     inputs = model_inputs(model, tokenizer)
-    templates = read_template(tokenizer, ("a",)), read_template(tokenizer, ("a", "b"))
+    templates = read_templates(source, tokenizer)
     pieces = (*templates[0], *templates[1])
     _check_template(source, templates[1])
     _check_types(source, config, inputs, pieces)
     settle_pad_token(source, model, tokenizer, pieces)
-    max_length = min(_usable_length(model, tokenizer), sentence_length or sys.maxsize)
+    # sentence-transformers replaces the tokenizer's limit by its own
+    max_length = _usable_length(model, tokenizer.model_max_length if sentence_length is None else sentence_length)
     _check_length(source, task, max_length)
     padding = _padding(source, model, tokenizer, inputs, max_length)
     mask = read_mask_token(source, tokenizer) if record.fills_masks else None
@@ -234,8 +245,8 @@ def _padding(source: str, model: PreTrainedModel, tokenizer: Any, inputs: tuple[
         ) from error
 
 
-def _usable_length(model: PreTrainedModel, tokenizer: Any) -> int:
-    """Returns the maximum length in tokens: from the position table, without RoBERTa's rows for padding, or from the tokenizer."""
+def _usable_length(model: PreTrainedModel, limit: int) -> int:
+    """Returns the maximum length in tokens: from the position table, without RoBERTa's rows for padding, or a limit of the checkpoint."""
     tables = [
         m
         for name, m in model.named_modules()
@@ -243,6 +254,6 @@ def _usable_length(model: PreTrainedModel, tokenizer: Any) -> int:
     ]
     # `padding_idx` identifies a table, because some models have their own class for it
     rows = [m.weight.shape[0] - (0 if m.padding_idx is None else m.padding_idx + 1) for m in tables if hasattr(m, "padding_idx")]
-    lengths = [*rows, getattr(model.config, "max_position_embeddings", None), tokenizer.model_max_length]
+    lengths = [*rows, getattr(model.config, "max_position_embeddings", None), limit]
     # transformers stores "no limit" as -1 or as 10^30
     return int(min((length for length in lengths if length and 0 < length < 10**9), default=DEFAULT_LENGTH))

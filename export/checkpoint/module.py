@@ -27,12 +27,12 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 from transformers.modeling_outputs import ModelOutput
 
 from bertserve.export.checkpoint.checkpoint import Checkpoint
-from bertserve.export.checkpoint.padding import find_padding
+from bertserve.export.checkpoint.padding import Padding, find_padding
 from bertserve.export.checkpoint.signature import INPUTS, graph_outputs
 from bertserve.export.checkpoint.task_head import read_activation, read_labels
 from bertserve.export.checkpoint.tokenizer import (
     describe_tokenizer,
-    read_template,
+    read_templates,
     tokenizer_json,
     vocabulary_size,
 )
@@ -123,10 +123,10 @@ def load_module(reference: str) -> Checkpoint:
     )
     model = _Module(config, spec.module, tuple(output.name for output in task.outputs), vocabulary_size(spec_tokenizer)).eval().float()
     inputs = tuple(INPUTS[name] for name in names)
-    templates = read_template(spec_tokenizer, ("a",)), read_template(spec_tokenizer, ("a", "b"))
+    templates = read_templates(reference, spec_tokenizer)
     with torch.no_grad():
         width = _check_outputs(reference, spec, model, names, vocabulary_size(spec_tokenizer))
-        padding = find_padding(model, spec_tokenizer, names, spec.max_length)
+    padding = _find_padding(reference, model, spec_tokenizer, names, spec.max_length)
     tokenizer_spec = describe_tokenizer(spec_tokenizer, templates, padding, max_length=spec.max_length)
     embedding = Embedding(pooling=spec.pooling, normalize=False, dimensions=width) if task.embeds else None
     return Checkpoint(
@@ -237,6 +237,17 @@ def _check_outputs(reference: str, spec: ModuleSpec, model: _Module, names: list
                 f"of 5 tokens; {spec.task} with {width} labels needs torch.float32 {list(expected)}."
             )
     return int(outputs[task.outputs[0].name].shape[-1])
+
+
+def _find_padding(reference: str, model: _Module, tokenizer: Any, names: list[str], max_length: int) -> Padding:
+    """Returns the padding, found with a short and a longer text."""
+    try:
+        return find_padding(model, tokenizer, names, max_length)
+    except Exception as error:  # the user's code can raise any error
+        raise CheckpointError(
+            f"the module of `{reference}` fails on a text of up to {max_length} tokens: {type(error).__name__}: {error}; `max_length` must "
+            "be a length that it supports."
+        ) from error
 
 
 def _digest(module: torch.nn.Module) -> str:

@@ -32,6 +32,18 @@ TRANSFORMER, POOLING = "Transformer", "Pooling"
 # sentence-transformers' names of pooling; in its older files they are within `pooling_mode_..._token(s)`
 _POOLINGS: dict[str, Pooling] = {"cls": "cls", "mean": "mean", "max": "max"}
 
+# options of loading that change neither weights nor configuration nor tokens; all models run in float32 with eager attention
+_HARMLESS_OPTIONS = {
+    "attn_implementation",
+    "device_map",
+    "dtype",
+    "low_cpu_mem_usage",
+    "torch_dtype",
+    "trust_remote_code",
+    "use_fast",
+    "use_safetensors",
+}
+
 
 @dataclass(frozen=True)
 class ModuleEntry:
@@ -50,7 +62,7 @@ def read_modules(folder: Path) -> tuple[ModuleEntry, ...]:
     """Reads the modules of a checkpoint; empty without a `modules.json`.
 
     Raises:
-        CheckpointError: `modules.json` is broken, or names a folder outside of the checkpoint.
+        CheckpointError: `modules.json` is broken, or names a folder outside of the checkpoint or code of its own.
     """
     entries = read_json(folder / MODULES_FILE, [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
@@ -94,11 +106,25 @@ def read_json(path: Path, default: Any) -> Any:
         raise CheckpointError(f"`{path}` cannot be read: {error}.") from error
 
 
+def _read_object(path: Path) -> dict[str, Any]:
+    """Returns the JSON object in a file; empty if there is no such file."""
+    document = read_json(path, {})
+    if not isinstance(document, dict):
+        raise CheckpointError(f"`{path}` is not a JSON object; download it again.")
+    return document
+
+
 def _entry(folder: Path, kind: str, path: str) -> ModuleEntry:
+    package, _, name = kind.rpartition(".")
+    if package and package.partition(".")[0] != "sentence_transformers":
+        raise CheckpointError(
+            f"`{folder / MODULES_FILE}` has the step `{kind}`, which is code of the checkpoint and never run; write the model as a module of "
+            "your own and export it with --module."
+        )
     parts = PurePosixPath(path)
     if parts.is_absolute() or ".." in parts.parts:
         raise CheckpointError(f"`{folder / MODULES_FILE}` names `{path}`, which is outside of the checkpoint; name a folder inside it.")
-    return ModuleEntry(kind.rpartition(".")[2], folder / parts)
+    return ModuleEntry(name, folder / parts)
 
 
 def read_sentence_settings(folder: Path, model_folder: Path, dimensions: int) -> tuple[Embedding, int | None]:
@@ -127,36 +153,55 @@ def read_sentence_settings(folder: Path, model_folder: Path, dimensions: int) ->
                 f"`{folder / MODULES_FILE}` has the step `{entry.kind}`, which is not supported; supported are Transformer, "
                 "Pooling and Normalize."
             )
-    settings = read_json(folder / "config_sentence_transformers.json", {})
-    prompts, default_prompt = settings.get("prompts") or {}, settings.get("default_prompt_name")
+    prompts, default_prompt = _read_prompts(folder / "config_sentence_transformers.json")
     embedding = Embedding(pooling=pooling, normalize=normalize, dimensions=dimensions, prompts=prompts, default_prompt=default_prompt)
     return embedding, _read_max_length(model_folder)
+
+
+def _read_prompts(path: Path) -> tuple[dict[str, str], str | None]:
+    """Returns the prompts by name, and the name of the default prompt, if any."""
+    settings = _read_object(path)
+    prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+        raise CheckpointError(f"`prompts` in `{path}` is {json.dumps(prompts)}; it must be an object of texts.")
+    if default is not None and default not in list(prompts):
+        raise CheckpointError(f"`default_prompt_name` in `{path}` is {json.dumps(default)}, which is not in `prompts`; name one of them.")
+    return prompts, default
 
 
 def _read_max_length(model_folder: Path) -> int | None:
     """Reads the maximum length in tokens; if there are several files, it uses the same one as sentence-transformers."""
     usual = model_folder / "sentence_bert_config.json"
     path = next((path for path in (usual, *sorted(model_folder.glob("sentence_*_config.json"))) if path.is_file()), usual)
-    config = read_json(path, {})
+    config = _read_object(path)
     if config.get("do_lower_case"):
         raise CheckpointError(
             f"`{path}` sets `do_lower_case`, which is not supported; let the tokenizer make lowercase, and save the checkpoint again."
         )
+    for name, options in config.items():
+        is_options = name.endswith(("_args", "_kwargs")) and isinstance(options, dict)
+        if is_options and (changes := set(options) - _HARMLESS_OPTIONS):
+            raise CheckpointError(
+                f"`{path}` sets {', '.join(f'`{option}`' for option in sorted(changes))} in `{name}`, which is not supported; put such settings "
+                "into config.json or tokenizer_config.json, and remove them here."
+            )
     length: int | None = config.get("max_seq_length")
+    if length is not None and (type(length) is not int or length < 1):
+        raise CheckpointError(f"`max_seq_length` in `{path}` is {json.dumps(length)}; it must be a number of tokens or null.")
     return length
 
 
 def _read_pooling(path: Path) -> Pooling:
     """Reads the pooling mode of a Pooling module's `config.json`."""
-    config = read_json(path, None)
-    if config is None:
+    if not path.is_file():
         raise CheckpointError(f"`{path}`, which modules.json names, is missing; copy the whole checkpoint.")
+    config = _read_object(path)
     mode = config.get("pooling_mode")
     if mode is None:
         flags = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
         modes = [key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token") for key in flags]
     else:
-        modes = mode if isinstance(mode, list) else [mode]
+        modes = [str(entry) for entry in (mode if isinstance(mode, list) else [mode])]
     if len(modes) != 1 or modes[0] not in _POOLINGS:
         raise CheckpointError(f"`{path}` pools by {' and '.join(modes) or 'nothing'}; supported is one of {', '.join(_POOLINGS)}.")
     if config.get("include_prompt") is False:

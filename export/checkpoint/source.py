@@ -95,7 +95,7 @@ def read_card_metadata(card: Path) -> CardMetadata:
 
 
 def read_card(card: Path, errors: str = "strict") -> str | None:
-    """Returns the text of a checkpoint's README.md; None if it does not exist or is larger than a mebibyte.
+    """Returns the text of a checkpoint's README.md; None if it does not exist, leaves the checkpoint or is larger than a mebibyte.
 
     Args:
         card: The file, which may not exist.
@@ -106,10 +106,21 @@ def read_card(card: Path, errors: str = "strict") -> str | None:
     """
     if not card.is_file():
         return None
+    if card.is_symlink() and not _is_inside(card):
+        logger.warning(
+            "`%s` is a link to a file outside of the checkpoint, so it is ignored, and its license and languages are unknown.", card
+        )
+        return None
     if card.stat().st_size > MAX_CARD_BYTES:
         logger.warning("`%s` has more than %d bytes, so it is ignored, and its license and languages are unknown.", card, MAX_CARD_BYTES)
         return None
     return card.read_text(encoding="utf-8-sig", errors=errors)
+
+
+def _is_inside(link: Path) -> bool:
+    """Returns whether a link in a checkpoint's folder stays in it, or in the cache of the hub, where files are links to `../../blobs`."""
+    folder, target = link.parent.resolve(), link.resolve()
+    return target.is_relative_to(folder) or (folder.parent.name == "snapshots" and target.parent == folder.parent.parent / "blobs")
 
 
 def _front_matter(text: str) -> dict[Any, Any]:

@@ -50,6 +50,7 @@ FIXED_LABELS = {
     "AlbertForPreTraining": ("in_order", "swapped"),
     "ElectraForPreTraining": ("original", "replaced"),
 }
+_CROSS_ENCODER_FUNCTIONS: dict[str, Activation] = {"Identity": "none", "Sigmoid": "sigmoid"}
 SENTENCE_ORDERS = 2  # labels of ALBERT's head: in order, and swapped
 
 
@@ -92,12 +93,32 @@ def read_labels(source: str, config: Any) -> tuple[str, ...]:
 
 
 def read_activation(config: Any) -> Activation:
-    """Returns the function from logits to scores, by the rule of the Hugging Face text-classification pipeline."""
+    """Returns the function from logits to scores: that of a cross-encoder, or by the rule of the Hugging Face text-classification pipeline.
+
+    Raises:
+        CheckpointError: A cross-encoder has an unsupported function.
+    """
     if config.problem_type == "regression":
         return "none"
+    if config.problem_type is None and config.num_labels == 1 and (name := _cross_encoder_function(config)) is not None:
+        package, _, function = name.rpartition(".")
+        if not package.startswith("torch.nn") or function not in _CROSS_ENCODER_FUNCTIONS:
+            raise CheckpointError(
+                f"config.json names `{name}` as the function from logits to scores, but only Identity and Sigmoid of `torch.nn` are supported; "
+                'change it, or set `problem_type` to "regression" for scores that are the logits.'
+            )
+        return _CROSS_ENCODER_FUNCTIONS[function]
     if config.problem_type == "multi_label_classification" or config.num_labels == 1:
         return "sigmoid"
     return "softmax"
+
+
+def _cross_encoder_function(config: Any) -> str | None:
+    """Returns the class that a cross-encoder of sentence-transformers applies to its logit, in the newer or the older field."""
+    settings = getattr(config, "sentence_transformers", None)
+    name = settings.get("activation_fn") if isinstance(settings, dict) else None
+    name = name or getattr(config, "sbert_ce_default_activation_function", None)
+    return None if name is None else str(name)
 
 
 def adapt_head(model: PreTrainedModel, task: Task) -> None:

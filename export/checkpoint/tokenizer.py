@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import tokenizers
+import transformers
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoTokenizer
 
 from bertserve.export.checkpoint.padding import Padding
 from bertserve.export.checkpoint.source import read_with_transformers
 from bertserve.export.errors import CheckpointError
+from bertserve.export.tasks.spec import NAMES, TEXTS
+from bertserve.service.bundle.files import TOKENIZER_FILE
 from bertserve.service.bundle.manifest import AddedToken, MaskToken, Piece, SpecialPiece, TextPiece, TokenizerSpec
+
+logger = logging.getLogger("bertserve.export")
+
+# the last text shows the most common differences between normalizers and between pre-tokenizers
+_COMPARED_TEXTS = [*TEXTS, NAMES, "ﬁne Ⅷ ２０ ÀÉ don't well-known  SOME_word\n中文"]
 
 
 def load_tokenizer(source: str, folder: Path) -> Any:
@@ -23,7 +35,7 @@ def load_tokenizer(source: str, folder: Path) -> Any:
         folder: Folder of the tokenizer's files.
 
     Raises:
-        CheckpointError: There is no tokenizer, or only a slow one.
+        CheckpointError: There is no tokenizer, or only a slow one, or transformers does not read it as written.
     """
     tokenizer = read_with_transformers(f"the tokenizer of `{source}`", AutoTokenizer.from_pretrained, folder)
     if not getattr(tokenizer, "is_fast", False):
@@ -31,7 +43,46 @@ def load_tokenizer(source: str, folder: Path) -> Any:
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         # without a file, transformers 5 creates a tokenizer with only special tokens
         raise CheckpointError(f"`{source}` has no tokenizer: neither `tokenizer.json` nor a vocabulary; save one with `save_pretrained`.")
+    if (folder / TOKENIZER_FILE).is_file():
+        _use_written_steps(source, tokenizer, folder)
     return tokenizer
+
+
+def _use_written_steps(source: str, tokenizer: Any, folder: Path) -> None:
+    """Gives a tokenizer the normalizer and the pre-tokenizer in its `tokenizer.json`, with which the model was trained.
+
+    Most tokenizer classes of transformers 5 replace them by their own. DeBERTa's, for example, drops SentencePiece's normalization. As in
+    transformers 4, `do_lower_case`, `add_prefix_space` and similar settings in `tokenizer_config.json` have priority.
+
+    Raises:
+        CheckpointError: The two tokenizers also differ in other parts.
+    """
+    written = read_with_transformers(
+        f"the tokenizer of `{source}`", lambda path, **_: tokenizers.Tokenizer.from_file(str(path / TOKENIZER_FILE)), folder
+    )
+    loaded = tokenizer.backend_tokenizer
+    options = {"add_special_tokens": False, "truncation": False, "padding": False}
+    read_by_class = _encode(source, tokenizer, _COMPARED_TEXTS, **options)["input_ids"]
+    if isinstance(loaded.normalizer, BertNormalizer) and isinstance(written.normalizer, BertNormalizer):
+        written.normalizer = loaded.normalizer
+    if isinstance(loaded.pre_tokenizer, ByteLevel) and isinstance(written.pre_tokenizer, ByteLevel):
+        written.pre_tokenizer = loaded.pre_tokenizer
+    loaded.normalizer, loaded.pre_tokenizer = written.normalizer, written.pre_tokenizer
+    written.add_tokens([token for _, token in sorted(tokenizer.added_tokens_decoder.items())])  # some may be in tokenizer_config.json only
+    written.no_truncation()
+    written.no_padding()
+    written.encode_special_tokens = loaded.encode_special_tokens
+    expected = [encoding.ids for encoding in _encode(source, written.encode_batch, _COMPARED_TEXTS, add_special_tokens=False)]
+    reader = f"{type(tokenizer).__name__} of transformers {transformers.__version__}"
+    if _encode(source, tokenizer, _COMPARED_TEXTS, **options)["input_ids"] != expected:
+        raise CheckpointError(
+            f"{reader} gives texts other tokens than the `{TOKENIZER_FILE}` of `{source}`; if the file is right, set `tokenizer_class` in "
+            "tokenizer_config.json to `PreTrainedTokenizerFast`."
+        )
+    if read_by_class != expected:
+        logger.warning(
+            "%s gives some texts other tokens than the `%s` of `%s`; the bundle has the tokens of the file.", reader, TOKENIZER_FILE, source
+        )
 
 
 def describe_tokenizer(
@@ -112,9 +163,25 @@ def vocabulary_size(tokenizer: Any) -> int:
     return max(len(tokenizer), *(id_ + 1 for id_ in ids.values()))
 
 
-def read_template(tokenizer: Any, texts: tuple[str, ...]) -> tuple[Piece, ...]:
-    """Reads the special-token template from an encoding of short texts, for any post-processor."""
-    encoding = tokenizer(*texts, return_special_tokens_mask=True)[0]
+def read_templates(source: str, tokenizer: Any) -> tuple[tuple[Piece, ...], tuple[Piece, ...]]:
+    """Reads the special-token templates of one text and of a pair from encodings of short texts, for any post-processor.
+
+    Raises:
+        CheckpointError: The tokenizer cannot encode them.
+    """
+    single, pair = (_encode(source, tokenizer, *texts, return_special_tokens_mask=True)[0] for texts in ("a", "ab"))
+    return _read_template(single), _read_template(pair)
+
+
+def _encode(source: str, encode: Callable[..., Any], *texts: Any, **options: Any) -> Any:
+    """Calls a function that encodes texts, and translates its errors."""
+    try:
+        return encode(*texts, **options)
+    except Exception as error:  # `tokenizers` raises a plain Exception for every failure
+        raise CheckpointError(f"the tokenizer of `{source}` cannot encode texts: {error}; save a complete one and export again.") from error
+
+
+def _read_template(encoding: Any) -> tuple[Piece, ...]:
     pieces: list[Piece] = []
     for token, id_, type_id, sequence, special in zip(
         encoding.tokens, encoding.ids, encoding.type_ids, encoding.sequence_ids, encoding.special_tokens_mask, strict=True

@@ -162,7 +162,7 @@ class ExportTask:
         first_is_question: Whether the first text of a pair is short, and the second one fills the window.
 
         measure: The measure of agreement.
-        decision: A result -> the part that matters to a user: spans or a set of labels to count, a number to rank, or a value to compare.
+        decision: A result -> the part that matters to a user: spans or a set of labels to count, numbers to rank, or a value to compare.
         best_first: Whether a result is a list in order of falling scores, or a list of such lists.
 
         read_gold: A line of data -> the correct answer, or None if it has none. It raises ValueError for an invalid answer. None if the

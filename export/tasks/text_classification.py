@@ -2,7 +2,7 @@
 
 The metrics depend only on the head, so that a script finds the same ones for any data:
 
-- one label, a regression: Pearson and Spearman correlation, mean absolute error
+- one label, a regression: Pearson and Spearman correlation, mean absolute error; a regression of several values has no metrics
 - two labels, one of which is correct: accuracy, F1 of the second label, Matthews correlation
 - more labels, one of which is correct: accuracy, macro F1, Matthews correlation
 - independent labels: accuracy of the whole set, micro F1
@@ -111,14 +111,22 @@ def _example(spec: TokenizerSpec) -> dict[str, Any]:
     return {"inputs": "This is a surprisingly touching film, and beautifully acted."}
 
 
+def _is_regression(config: ModelConfig) -> bool:
+    """Returns whether the scores are values, one or several, instead of a choice of labels."""
+    return len(config.labels) == 1 or config.activation == "none"
+
+
 def _measure(config: ModelConfig) -> Measure:
-    if len(config.labels) == 1:
+    if _is_regression(config):
         return "spearman"
     return "set_f1" if config.activation == "sigmoid" else "label"
 
 
 def _decision(result: Any, config: ModelConfig) -> Any:
-    return _value(result) if len(config.labels) == 1 else _chosen_labels(result, config)
+    if not _is_regression(config):
+        return _chosen_labels(result, config)
+    scores = {item["label"]: item["score"] for item in result}
+    return tuple(float(scores.get(label, 0.0)) for label in config.labels)  # a request may ask for fewer labels
 
 
 def _value(result: Any) -> float:
@@ -141,6 +149,8 @@ def _read_label(document: Document, config: ModelConfig) -> Any:
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
             raise ValueError(f"`label` must be a number, because the model has one label; it is {json.dumps(value)}.")
         return float(value)
+    if _is_regression(config):
+        raise ValueError("`label` is not supported for a model with several values; remove it.")
     labels = frozenset(_label_name(item, config.labels) for item in (value if isinstance(value, list) else [value]))
     if len(labels) != 1 and config.activation != "sigmoid":
         raise ValueError(f"`label` has {len(labels)} labels, but the labels of the model exclude each other; give one.")

@@ -76,7 +76,7 @@ class AgreementMeter:
     def _reduced(self, result: Any) -> Any:
         decision = self._task.decision(result, self._config)
         # float32 agrees with PyTorch in about five digits; ranks of scores with smaller differences, as near 1, are only rounding
-        return float(f"{decision:.5g}") if self._measure == "spearman" else decision
+        return tuple(float(f"{value:.5g}") for value in decision) if self._measure == "spearman" else decision
 
 
 def _equal_share(measure: Measure, pairs: _Pairs) -> Agreement:
@@ -98,10 +98,13 @@ def _mean_cosine(measure: Measure, pairs: _Pairs) -> Agreement:
 
 
 def _rank_correlation(measure: Measure, pairs: _Pairs) -> Agreement:
+    """Returns the lowest correlation of a label."""
+    by_label = zip(*(zip(*scores, strict=True) for scores in zip(*pairs, strict=True)), strict=True)
     # a reference with equal scores has no order; a graph with equal scores has lost the order, which is 0
-    if len({expected for expected, _ in pairs}) <= 1:
+    values = [spearman(expected, actual) for expected, actual in by_label if len(set(expected)) > 1]
+    if not values:
         return Agreement(measure=measure, value=None, decisions=0)
-    return Agreement(measure=measure, value=spearman(*zip(*pairs, strict=True)), decisions=len(pairs))
+    return Agreement(measure=measure, value=min(values), decisions=len(pairs))
 
 
 _VALUES: dict[Measure, Callable[[Measure, _Pairs], Agreement]] = {

@@ -6,6 +6,7 @@ older bert-export, whose manifests lack newer tables, and for a speed table of t
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -38,6 +39,8 @@ from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.cost import Budget
 from bertserve.service.text.tokenizer import Tokenizer
 from bertserve.service.wire.json_text import to_plain
+
+_SHOWN_CHARS = 200  # of a setting in the report
 
 
 def load_checkpoint_of(bundle: Bundle, source: str, *, revision: str | None = None, module: bool = False) -> Checkpoint:
@@ -78,13 +81,20 @@ def load_checkpoint_of(bundle: Bundle, source: str, *, revision: str | None = No
 
 
 def check_parity(graphs: list[LoadedGraph], checkpoint: Checkpoint) -> Iterator[BundleCheck]:
-    """Checks the digest of the checkpoint's weights, and compares each graph with it like the export."""
+    """Checks the weights' digest and the settings of the checkpoint, and compares each graph with it like the export."""
     manifest = graphs[0].bundle.manifest
     yield BundleCheck(
         "checkpoint",
         manifest.source.weights_sha256 == checkpoint.weights_sha256,
         f"sha256 over its weights is {checkpoint.weights_sha256[:12]}…, the manifest says {manifest.source.weights_sha256[:12]}…",
         {"weights_sha256": checkpoint.weights_sha256},
+    )
+    differences = compare_settings(manifest, checkpoint)
+    yield BundleCheck(
+        "settings",
+        not differences,
+        "; ".join(differences) or "labels, activation, embedding and tokenizer are those of the checkpoint",
+        {"differences": differences},
     )
     reference = sample_reference(checkpoint)
     for loaded in graphs:
@@ -108,6 +118,30 @@ def check_parity(graphs: list[LoadedGraph], checkpoint: Checkpoint) -> Iterator[
             | {"lengths": [entry.model_dump() for entry in parity.lengths], "span_agreement": parity.span_agreement}
             | ({} if attention_error is None else {"attention_error": attention_error}),
         )
+
+
+def compare_settings(manifest: Manifest, checkpoint: Checkpoint) -> list[str]:
+    """Returns the settings of a bundle that differ from its checkpoint, except the choices of the user at the export.
+
+    The comparison of outputs cannot find them, because it decodes both outputs with the settings of the checkpoint.
+    """
+    chosen = {"embedding": {"layers", "default_layers", "combine"}, "tokenizer": {"sha256"}}
+    from_bundle = manifest.model_dump(include={"labels", "activation", "embedding", "tokenizer"}, exclude=chosen)
+    updates = {name: getattr(checkpoint, name) for name in ("labels", "activation", "embedding")} | {"tokenizer": checkpoint.tokenizer_spec}
+    from_checkpoint = manifest.model_copy(update=updates).model_dump(include=set(from_bundle), exclude=chosen)
+    pairs = []
+    for name, value in from_bundle.items():
+        other = from_checkpoint[name]
+        if isinstance(value, dict) and isinstance(other, dict):
+            pairs += [(f"{name}.{key}", value[key], other[key]) for key in value]
+        else:
+            pairs.append((name, value, other))
+    return [f"`{name}` is {_shorten(value)}, but {_shorten(other)} in the checkpoint" for name, value, other in pairs if value != other]
+
+
+def _shorten(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
 
 
 def checkpoint_baseline(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Baseline:
@@ -153,6 +187,8 @@ def remeasure(bundle: Bundle, checkpoint: Checkpoint, validation: Path | None = 
             f"the weights of `{checkpoint.source}` have sha256 {checkpoint.weights_sha256[:12]}…, but `{manifest.name}` "
             f"was made from {manifest.source.weights_sha256[:12]}…; give that checkpoint."
         )
+    if differences := compare_settings(manifest, checkpoint):
+        raise ParityError(f"{'; '.join(differences)}; give the checkpoint of `{manifest.name}`, or export it again.")
     tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
     has_int8 = any(graph.precision == "int8" for graph in manifest.graphs)
     if validation is not None and not has_int8:

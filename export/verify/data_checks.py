@@ -279,7 +279,8 @@ def _measure_agreement(
     for pair in zip(expected, results, strict=True):
         meter.add(*pair)
     if record.measure(config) == "spearman":
-        worst = max(abs(record.decision(a, config) - record.decision(b, config)) for a, b in zip(expected, results, strict=True))
+        decisions = ((record.decision(a, config), record.decision(b, config)) for a, b in zip(expected, results, strict=True))
+        worst = max(abs(a - b) for pair in decisions for a, b in zip(*pair, strict=True))
     return replace(comparison, agreement=meter.agreement, worst_difference=worst)
 
 

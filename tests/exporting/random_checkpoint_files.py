@@ -86,7 +86,7 @@ def _shard(path: Path, count: int) -> None:
 def _write_pooling(path: Path, case: Case) -> None:
     """Writes the files of sentence-transformers."""
     paths = {"Transformer": "", "Pooling": "1_Pooling"} | ({"Normalize": "2_Normalize"} if case.normalize else {})
-    modules = [{"idx": i, "path": folder, "type": f"m.{kind}"} for i, (kind, folder) in enumerate(paths.items())]
+    modules = [{"idx": i, "path": folder, "type": f"sentence_transformers.models.{kind}"} for i, (kind, folder) in enumerate(paths.items())]
     (path / "1_Pooling").mkdir()
     pooling = {f"pooling_mode_{case.pooling}_token{'s' * (case.pooling != 'cls')}": True}
     for file, document in (

@@ -16,6 +16,7 @@ from checkpoints import edit_json, edit_weights
 from families import CASES, HEADS
 
 EMBED = "feature-extraction"
+STEP = "sentence_transformers.models."
 AUTO = {task: auto for task, (_, auto) in HEADS.items()} | {EMBED: transformers.AutoModel}
 # Families whose export is quick. The other families differ from these by their tokenizers only, or have tests of their own.
 QUICK = (
@@ -146,7 +147,8 @@ class Case:
     @property
     def limit(self) -> int:
         """The longest text in tokens that the user of this checkpoint runs."""
-        return min(*(() if self.family == "XLNet" else (self.positions,)), self.model_max_length, self.sentence_length)
+        limit = self.sentence_length if self.pooling else self.model_max_length
+        return limit if self.family == "XLNet" else min(self.positions, limit)
 
     @property
     def must_be_refused(self) -> bool:
@@ -217,7 +219,7 @@ def _relative_positions(path: Path) -> None:
 
 def _module(kind: str) -> Callable[[Path], object]:
     def add(path: Path) -> None:
-        modules = [{"idx": 0, "path": "", "type": "m.Transformer"}, {"idx": 1, "path": "1_Other", "type": f"m.{kind}"}]
+        modules = [{"idx": 0, "path": "", "type": f"{STEP}Transformer"}, {"idx": 1, "path": "1_Other", "type": f"{STEP}{kind}"}]
         (path / "modules.json").write_text(json.dumps(modules))
 
     return add

@@ -166,6 +166,20 @@ def test_single_scores_agree_by_their_ranks() -> None:
     assert (1.0, -1.0, 0.0) == pytest.approx((same.value, reversed_.value, constant.value))
 
 
+def test_several_values_agree_as_the_worst_of_them() -> None:
+    """Not by the label with the largest value, which may be the same for all texts."""
+    values = Config(("a", "b", "c"), "none")
+    pairs = [(scored(a=9.0, b=value, c=1.0), scored(a=9.0 + value, b=2 * value, c=1.0)) for value in (0.1, 0.5, 0.9)]
+    reversed_ = [(expected, scored(a=9.0, b=1 - expected[2]["score"], c=1.0)) for expected, _ in pairs]
+    lower = [(scored(a=x, b=x, c=1.0), scored(a=x, b=y, c=1.0)) for x, y in zip((0.1, 0.2, 0.3), (0.1, 0.3, 0.2), strict=True)]
+
+    assert 1.0 == pytest.approx(measure("text-classification", values, *pairs).value)
+    assert -1.0 == pytest.approx(measure("text-classification", values, *reversed_).value)
+    assert 0.5 == pytest.approx(measure("text-classification", values, *lower).value)
+    with pytest.raises(ValueError, match="`label`"):
+        TASKS["text-classification"].read_gold({"label": "a"}, values)  # type: ignore[misc]
+
+
 def test_ranks_within_rounding_are_equal() -> None:
     """Scores near 1 differ from PyTorch's in the seventh digit, and so would their order."""
     expected, actual = (0.9999999, 0.9999998, 1.0, 0.2), (0.9999998, 1.0, 0.9999999, 0.2)

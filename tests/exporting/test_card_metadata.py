@@ -109,3 +109,28 @@ def test_a_card_without_end_is_left_out(tmp_path: Path, caplog: pytest.LogCaptur
     assert CardMetadata() == read_card_metadata(path)
     assert read_card(path) is None
     assert f" {MAX_CARD_BYTES} bytes" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "target", "is_read"),
+    [
+        ("models--a--b/snapshots/0123", "../../blobs/45", True),
+        ("a/b", "../../blobs/45", False),
+        ("models--a--b/snapshots/0123", "../../../blobs/45", False),
+        ("a", "docs/card.md", True),
+        ("a", "../card.md", False),
+    ],
+)
+def test_a_link_out_of_the_checkpoint_is_left_out(
+    tmp_path: Path, checkpoint: str, target: str, is_read: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The cache of the hub has links to its blobs."""
+    folder = tmp_path / checkpoint
+    folder.mkdir(parents=True)
+    (folder / target).resolve().parent.mkdir(exist_ok=True, parents=True)
+    (folder / target).write_text(front("license: mit"), encoding="utf-8")
+    (folder / "README.md").symlink_to(target)
+
+    assert is_read is (read_card(folder / "README.md") is not None)
+    assert (("mit",) if is_read else ()) == read_card_metadata(folder / "README.md").license
+    assert is_read is (caplog.text == "")

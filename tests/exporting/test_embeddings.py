@@ -23,7 +23,7 @@ from bertserve.export.validation.reference import sample_reference
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.tasks import embed, rerank, zero_shot
 from bundles import Served, Verify, exported, json_lines, refused
-from checkpoints import POSITIONS, ROWS, SIZES, bert, edit_weights, few_texts, naming, save
+from checkpoints import POSITIONS, ROWS, SIZES, bert, edit_json, edit_weights, few_texts, naming, save
 
 pytestmark = pytest.mark.torch
 pytest_plugins = ("export_fixtures",)
@@ -215,6 +215,36 @@ def test_what_cannot_be_served_is_refused(tmp_path: Path, steps: tuple[str, ...]
     assert named in refused(sentence_transformers(encoder(tmp_path, layers=1), *steps, pooling=pooling))
 
 
+def test_a_step_with_code_of_its_own_is_refused(tmp_path: Path) -> None:
+    """Only sentence-transformers' own classes are known, not others with the same last name."""
+    source = sentence_transformers(encoder(tmp_path, layers=1), "Transformer", "Pooling")
+    modules = json.loads((source / "modules.json").read_text(encoding="utf-8"))
+    write(source / "modules.json", [modules[0] | {"type": "custom_st.Transformer"}, modules[1]])
+    assert "`custom_st.Transformer`" in refused(source)
+
+    write(source / "modules.json", [modules[0] | {"type": "sentence_transformers.base.modules.transformer.Transformer"}, modules[1]])
+    assert 64 == load_checkpoint(str(source)).tokenizer_spec.max_length
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"model_args": {"attn_implementation": "sdpa", "torch_dtype": "float16"}, "tokenizer_args": {}, "config_args": None}, None),
+        ({"model_args": {"torch_dtype": "float16", "hidden_act": "relu"}}, "`hidden_act`"),
+        ({"config_args": {"num_hidden_layers": 1}}, "`num_hidden_layers`"),
+        ({"tokenizer_args": {"do_lower_case": False}}, "`do_lower_case`"),
+        ({"processor_kwargs": {"padding_side": "left"}}, "`padding_side`"),
+    ],
+)
+def test_options_of_loading_that_change_vectors_are_refused(tmp_path: Path, options: dict[str, Any], named: str | None) -> None:
+    source = sentence_transformers(encoder(tmp_path, layers=1), "Transformer", "Pooling")
+    edit_json(source / "sentence_bert_config.json", **options)
+    if named is None:
+        assert 64 == load_checkpoint(str(source)).tokenizer_spec.max_length
+    else:
+        assert named in refused(source)
+
+
 @pytest.mark.parametrize(("given", "pooling"), [({"pooling_mode": "max"}, "max"), ({"pooling_mode_cls_token": True}, "cls")])
 def test_both_forms_of_the_pooling_file_are_read(tmp_path: Path, given: dict[str, Any], pooling: str) -> None:
     embedding = load_checkpoint(str(sentence_transformers(encoder(tmp_path, layers=1), "Transformer", "Pooling", pooling=given))).embedding
@@ -228,11 +258,20 @@ def test_both_forms_of_the_pooling_file_are_read(tmp_path: Path, given: dict[str
         ("1_Pooling/config.json", None, "1_Pooling/config.json`, which modules.json"),
         ("modules.json", "{", "modules.json` cannot"),
         ("sentence_bert_config.json", '{"do_lower_case": true}', "`do_lower_case`"),
+        ("sentence_bert_config.json", '{"max_seq_length": "256"}', "`max_seq_length`"),
+        ("sentence_bert_config.json", '{"max_seq_length": 0}', "`max_seq_length`"),
+        ("sentence_bert_config.json", "[256]", "sentence_bert_config.json` is not"),
+        ("config_sentence_transformers.json", "[]", "config_sentence_transformers.json` is not"),
+        ("config_sentence_transformers.json", '{"prompts": {"query": null}}', "`prompts`"),
+        ("config_sentence_transformers.json", '{"prompts": ["query: "]}', "`prompts`"),
+        ("config_sentence_transformers.json", '{"prompts": {"query": ""}, "default_prompt_name": ["query"]}', "`default_prompt_name`"),
+        ("1_Pooling/config.json", '["mean"]', "1_Pooling/config.json` is not"),
+        ("1_Pooling/config.json", '{"pooling_mode": [{}]}', "pools by {}"),
         # steps that lead nowhere: a missing, foreign or second folder, and a file that is not a list
-        ("modules.json", '[{"path": "0_Transformer", "type": "x.Transformer"}]', "0_Transformer`, which modules.json"),
-        ("modules.json", '[{"path": "../other", "type": "x.Transformer"}]', "`../other`"),
-        ("modules.json", '[{"path": "/other", "type": "x.Pooling"}]', "`/other`"),
-        ("modules.json", '[{"path": "a", "type": "x.Transformer"}, {"path": "b", "type": "x.Transformer"}]', "`a`, `b`"),
+        ("modules.json", '[{"path": "0_Transformer", "type": "Transformer"}]', "0_Transformer`, which modules.json"),
+        ("modules.json", '[{"path": "../other", "type": "Transformer"}]', "`../other`"),
+        ("modules.json", '[{"path": "/other", "type": "sentence_transformers.models.Pooling"}]', "`/other`"),
+        ("modules.json", '[{"path": "a", "type": "Transformer"}, {"path": "b", "type": "Transformer"}]', "`a`, `b`"),
         ("modules.json", '{"path": ""}', "modules.json` is not"),
         ("modules.json", '["Transformer"]', "modules.json` is not"),
     ],
@@ -241,6 +280,19 @@ def test_broken_files_are_named(tmp_path: Path, file: str, content: str | None, 
     source = sentence_transformers(encoder(tmp_path, layers=1), "Transformer", "Pooling")
     (source / file).unlink() if content is None else (source / file).write_text(content)
     assert named in refused(source)
+
+
+def test_the_length_of_sentence_transformers_replaces_the_tokenizers(tmp_path: Path) -> None:
+    """Not the table of positions, which no text can exceed."""
+    source = sentence_transformers(encoder(tmp_path), "Transformer", "Pooling", max_length=120)
+    edit_json(source / "tokenizer_config.json", model_max_length=48)
+    assert 120 == load_checkpoint(str(source)).tokenizer_spec.max_length
+
+    edit_json(source / "sentence_bert_config.json", max_seq_length=POSITIONS + 1)
+    assert POSITIONS == load_checkpoint(str(source)).tokenizer_spec.max_length
+
+    edit_json(source / "sentence_bert_config.json", max_seq_length=None)
+    assert 48 == load_checkpoint(str(source)).tokenizer_spec.max_length
 
 
 # ---- a model in a folder of its own, as older files of sentence-transformers have it

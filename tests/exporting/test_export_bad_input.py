@@ -125,9 +125,25 @@ def declare_code(path: Path) -> None:
     edit_json(path / "config.json", model_type="zorp", auto_map={"AutoConfig": "code.Config", "AutoModel": "code.Model"})
 
 
+def declare_head(path: Path) -> None:
+    """Makes the configuration of a known architecture ask for the code of its task's class."""
+    declare_code(path)
+    edit_json(path / "config.json", model_type="bert", auto_map={"AutoModelForSequenceClassification": "code.Model"})
+
+
 def slow_tokenizer(path: Path) -> None:
     (path / "tokenizer.json").unlink()
     (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "CanineTokenizer"}), encoding="utf-8")
+
+
+def change_model(edit: Callable[[dict[str, Any]], dict[str, Any]]) -> Change:
+    """Returns a change of the model in `tokenizer.json`, which the library's general class reads as it is."""
+
+    def change(path: Path) -> None:
+        edit_json(path / "tokenizer.json", model=edit(json.loads((path / "tokenizer.json").read_text(encoding="utf-8"))["model"]))
+        edit_json(path / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+
+    return change
 
 
 def gap_in_the_vocabulary(path: Path) -> None:
@@ -153,6 +169,7 @@ BAD: dict[str, tuple[Change, list[str]]] = {
     "configuration of a wrong type": (configure(hidden_size="large"), ["cannot be read"]),
     "unknown model type": (configure(model_type="zorp"), ["`zorp`"]),
     "code of its own": (declare_code, ["`auto_map`"]),
+    "code of its own for a known architecture": (declare_head, ["`auto_map`", "AutoModelForSequenceClassification"]),
     "no architecture": (configure(architectures=None), ["--task"]),
     "architecture without a task": (
         configure(architectures=["BertForNextSentencePrediction"]),
@@ -172,6 +189,16 @@ BAD: dict[str, tuple[Change, list[str]]] = {
     "no fast tokenizer": (remove("tokenizer.json"), ["tokenizer"]),
     "slow tokenizer only": (slow_tokenizer, ["fast tokenizer", "`tokenizer.json`"]),
     "broken tokenizer": (write("tokenizer.json", b"{"), ["tokenizer"]),
+    "tokenizer that cannot encode unknown words": (
+        change_model(lambda model: model | {"unk_token": "[NONE]"}),
+        ["tokenizer", "cannot encode"],
+    ),
+    "tokenizer that drops unknown letters": (
+        change_model(
+            lambda model: {"type": "BPE", "vocab": {token: id_ for token, id_ in model["vocab"].items() if token != "?"}, "merges": []}
+        ),
+        ["tokenizer", "not supported"],
+    ),
     "no padding token": (drop_pad_token, ["`pad_token`"]),
     "padding by a word": (pad_by("the"), [f"`the` (id {tiny.VOCABULARY.index('the')})"]),
     "padding by a mark": (pad_by("!"), [f"`!` (id {tiny.VOCABULARY.index('!')})"]),
@@ -232,7 +259,7 @@ def test_a_pickle_is_never_opened(source: Path, output: Path, tmp_path: Path, ru
 
 
 def test_code_that_is_not_needed_is_not_run(source: Path, run: Run) -> None:
-    """A known architecture is exported with the classes of transformers, whatever code its configuration offers."""
+    """A known architecture is exported with the classes of transformers, if its configuration offers code for other classes only."""
     declare_code(source)
     edit_json(source / "config.json", model_type="bert")
 
@@ -511,6 +538,17 @@ def test_an_export_that_cannot_lock_its_folder_is_left_alone(source: Path, outpu
 
     assert 0 == run(source, *FAST)[0]
     assert [folder.name, "tiny-bert"] == left_in(output)
+
+
+def test_a_link_in_place_of_the_hidden_folder_is_refused(source: Path, output: Path, tmp_path: Path, run: Run) -> None:
+    """The export would empty the folder that the link names."""
+    (tmp_path / "elsewhere" / "inside").mkdir(parents=True)
+    output.mkdir()
+    (output / ".tiny-bert.export").symlink_to(tmp_path / "elsewhere")
+
+    assert 2 == run(source, *FAST)[0]
+    assert (tmp_path / "elsewhere" / "inside").is_dir()
+    assert [".tiny-bert.export"] == left_in(output)
 
 
 @pytest.mark.usefixtures("played_back")

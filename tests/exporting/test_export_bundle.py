@@ -35,8 +35,8 @@ from bertserve.service.check import check
 from bertserve.service.settings import Settings
 from bertserve.service.tasks import classify
 from bertserve.service.text.tokenizer import Tokenizer
-from bundles import Served, engine_of, exported
-from checkpoints import CLASSIFICATION, POSITIONS, PyTorch, bert, few_texts
+from bundles import Served, engine_of, exported, refused
+from checkpoints import CLASSIFICATION, POSITIONS, PyTorch, bert, edit_json, few_texts
 from playback import play_back
 
 pytestmark = pytest.mark.torch
@@ -281,6 +281,34 @@ def test_the_activation_follows_the_problem_type(tmp_path: Path, labels: tuple[s
     loaded = load_checkpoint(str(bert(tmp_path, labels=labels, problem_type=problem_type)))
 
     assert (expected, labels) == (loaded.activation, loaded.labels)
+
+
+IDENTITY, SIGMOID, TANH = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid", "torch.nn.modules.activation.Tanh"
+
+
+@pytest.mark.parametrize(
+    ("labels", "fields", "expected"),
+    [
+        (("value",), {"sbert_ce_default_activation_function": IDENTITY}, "none"),
+        (("value",), {"sbert_ce_default_activation_function": SIGMOID}, "sigmoid"),
+        (("value",), {"sbert_ce_default_activation_function": None}, "sigmoid"),
+        (("value",), {"sentence_transformers": {"activation_fn": IDENTITY, "version": "5"}}, "none"),
+        (("value",), {"sentence_transformers": {"version": "5"}}, "sigmoid"),
+        (("value",), {"sbert_ce_default_activation_function": TANH, "problem_type": "regression"}, "none"),
+        (("no", "yes"), {"sbert_ce_default_activation_function": IDENTITY}, "softmax"),
+        (("value",), {"sbert_ce_default_activation_function": TANH}, None),
+        (("value",), {"sentence_transformers": {"activation_fn": "own.Identity"}}, None),
+    ],
+)
+def test_the_activation_of_a_cross_encoder_is_the_declared_one(
+    tmp_path: Path, labels: tuple[str, ...], fields: dict[str, Any], expected: str | None
+) -> None:
+    source = bert(tmp_path, labels=labels)
+    edit_json(source / "config.json", **fields)
+    if expected is None:
+        assert "`torch.nn`" in refused(source)
+    else:
+        assert expected == load_checkpoint(str(source)).activation
 
 
 @pytest.mark.parametrize(

@@ -272,6 +272,35 @@ def test_overwrite_replaces_whatever_has_the_name(source: Path, output: Path, tm
     assert (kind == "link to a folder") is (elsewhere / "inside").exists()
 
 
+@pytest.mark.parametrize("overwrite", [(), ("--overwrite",)])
+@pytest.mark.parametrize(
+    "kind", ["the source", "the source in a bundle", "a bundle with a file of the user's", "a bundle under version control", "other graphs"]
+)
+def test_a_folder_with_files_that_are_not_a_bundles_is_never_replaced(
+    source: Path, output: Path, run: Run, kind: str, overwrite: tuple[str, ...]
+) -> None:
+    target = output / "tiny-bert"
+    if kind == "the source":
+        output.mkdir()
+        source = source.rename(target)
+    elif kind == "other graphs":
+        target.mkdir(parents=True)
+        (target / "model.onnx").touch()
+    else:
+        tiny.bundle(output, "tiny-bert")
+        if kind == "the source in a bundle":
+            source = source.rename(target / "tiny-bert")
+        elif kind == "a bundle with a file of the user's":
+            (target / "tagger.py").touch()
+        else:
+            (target / ".git").mkdir()
+    files = sorted(output.rglob("*"))
+
+    code, message = run(source, *FAST, *overwrite)
+    assert (2, False) == (code, "--overwrite" in message)
+    assert files == sorted(output.rglob("*"))
+
+
 @pytest.mark.usefixtures("played_back")
 def test_a_bundle_that_cannot_be_put_in_place_keeps_the_existing_one(
     source: Path, output: Path, existing: dict[str, bytes], run: Run, monkeypatch: pytest.MonkeyPatch

@@ -85,6 +85,7 @@ class Exported:
     ("labels", "problem_type", "measure"),
     [
         (VALUE, "regression", "spearman"),
+        (("valence", "arousal"), "regression", "spearman"),
         (("joy", "anger", "fear"), "multi_label_classification", "set_f1"),
         (("joy", "anger", "fear"), "single_label_classification", "label"),
     ],

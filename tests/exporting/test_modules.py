@@ -215,6 +215,7 @@ def test_the_command_says_that_it_runs_code(tmp_path: Path, capsys: pytest.Captu
         (('"max_length": 128', '"maximum": 128'), "ModuleSpec: .*'maximum'"),
         (("tokens=200", "tokens=60"), "`make` .*: RuntimeError: "),
         (("words = self.embedding(input_ids)", "words = self.embedding(input_ids + 120)"), r" id \d+, .*: IndexError: "),
+        (("words = self.embedding(input_ids)", "words = self.embedding(input_ids[:, :9] + 0 * input_ids)"), " 128 tokens: RuntimeError: "),
         (("input_ids, attention_mask):", "ids, attention_mask):\n        input_ids = ids"), "`forward` .* `input_ids`"),
         (("def make():", "def other():"), "`make` .*: AttributeError: "),
         (('return {\n        "module"', 'return {} or {\n        "modul"'), "ModuleSpec: .*'modul'"),

@@ -708,7 +708,8 @@ def test_a_bundle_passes_against_its_checkpoint(exported: tuple[Path, Path], ver
     code, checks = verify(target, "--checkpoint", source, "--data", lines)
 
     graphs = ("cpu/fp32", "cpu/int8")
-    order = ["files", "data", *(f"{check} {graph}" for graph in graphs for check in ("validation", "example", "batches")), "checkpoint"]
+    order = ["files", "data", *(f"{check} {graph}" for graph in graphs for check in ("validation", "example", "batches"))]
+    order += ["checkpoint", "settings"]
     order += [f"parity {graph}" for graph in graphs]
     order += [f"{check} {graph}" for graph in graphs for check in ("agreement", "accuracy", "macro F1", "Matthews correlation")]
     assert (0, order) == (code, list(checks))
@@ -752,6 +753,57 @@ def test_another_checkpoint_fails(exported: tuple[Path, Path], other_checkpoint:
     assert (1, False, False) == (code, checks["checkpoint"]["passed"], checks["parity cpu/fp32"]["passed"])
     assert " 5.00e-01, " in checks["parity cpu/fp32"]["detail"]
     assert (False, before) == ("update" in checks, (exported[1] / MANIFEST_FILE).read_bytes())
+
+
+OTHER_SETTINGS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "labels": ({"labels": ["good", "bad", "so-so"]}, ["`labels` "]),
+    "activation": ({"activation": "sigmoid"}, ["`activation` "]),
+    "tokenizer": (
+        {"tokenizer": {"truncation_side": "left", "max_length": 100}},
+        ["`tokenizer.max_length` ", "`tokenizer.truncation_side` "],
+    ),
+}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", OTHER_SETTINGS)
+def test_other_settings_than_those_of_the_checkpoint_fail(exported: tuple[Path, Path], tmp_path: Path, verify: Verify, kind: str) -> None:
+    from bertserve.export.errors import ParityError
+    from bertserve.export.verify.checkpoint_checks import load_checkpoint_of, remeasure
+
+    (source, target), (changes, named) = exported, OTHER_SETTINGS[kind]
+    path = Path(shutil.copytree(target, tmp_path / target.name))
+
+    def change(manifest: dict[str, Any]) -> None:
+        for name, value in changes.items():
+            manifest[name] = manifest[name] | value if isinstance(value, dict) else value
+
+    edit(path, change)
+    code, checks = verify(path, "--checkpoint", source)
+    assert (1, False) == (code, checks["settings"]["passed"])
+    assert named == [difference[: len(name)] for difference, name in zip(checks["settings"]["metrics"]["differences"], named, strict=True)]
+
+    bundle, before = load_bundle(path), (path / MANIFEST_FILE).read_bytes()
+    with pytest.raises(ParityError):
+        remeasure(bundle, load_checkpoint_of(bundle, str(source)))
+    assert before == (path / MANIFEST_FILE).read_bytes()
+
+
+@pytest.mark.torch
+def test_other_settings_of_embeddings_fail(tmp_path: Path) -> None:
+    """What the user chose at the export, layers and their combination, is no difference."""
+    from bertserve.export.verify.checkpoint_checks import compare_settings, load_checkpoint_of
+    from test_embeddings import encoder, sentence_transformers
+
+    source = sentence_transformers(encoder(tmp_path), "Transformer", "Pooling", "Normalize")
+    bundle = exported(source, layers=(-2, -1), combine="mean")
+    checkpoint = load_checkpoint_of(bundle, str(source))
+    assert bundle.manifest.embedding is not None
+    changed = bundle.manifest.embedding.model_copy(update={"pooling": "max", "normalize": False, "prompts": {"query": "other: "}})
+    differences = compare_settings(bundle.manifest.model_copy(update={"embedding": changed}), checkpoint)
+
+    assert [] == compare_settings(bundle.manifest, checkpoint)
+    assert ["pooling", "normalize", "prompts"] == [difference.split("`")[1].removeprefix("embedding.") for difference in differences]
 
 
 @pytest.mark.torch

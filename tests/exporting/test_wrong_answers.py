@@ -13,14 +13,17 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 from safetensors.torch import load_file
+from tokenizers import normalizers, pre_tokenizers
 
 from bertserve.export.checkpoint import task_head
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.export.checkpoint.tokenizer import load_tokenizer
 from bertserve.export.errors import CheckpointError
 from bertserve.export.validation.samples import sample_requests
 from bertserve.service.bundle.files import Bundle
@@ -28,6 +31,7 @@ from bertserve.service.tasks import classify
 from bertserve.service.text.tokenizer import Tokenizer
 from bundles import FAST, Run, Served, exported, refused
 from checkpoints import PyTorch, bert, edit_json, edit_weights
+from families import roberta_tokenizer
 from test_embeddings import encoder, sentence_transformers
 
 pytestmark = pytest.mark.torch
@@ -116,6 +120,59 @@ def assert_answers(bundle: Bundle, logits: dict[str, Any]) -> None:
     served = Served(bundle)
     for text, expected in logits.items():
         np.testing.assert_allclose(expected, served.alone(classify.ClassifyRequest(text))[0]["logits"], rtol=0, atol=1e-4)
+
+
+# ---- a tokenizer.json that transformers reads with the steps of its class
+
+
+def rewrite(source: Path, **parts: Any) -> tokenizers.Tokenizer:
+    """Replaces parts of a checkpoint's `tokenizer.json`, and returns the tokenizer as the library reads it, without truncation."""
+    edit_json(source / "tokenizer.json", truncation=None, padding=None)
+    made = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
+    for name, part in parts.items():
+        setattr(made, name, part)
+    made.save(str(source / "tokenizer.json"))
+    return made
+
+
+@pytest.mark.parametrize("text", ["ﬁne GOOD ﬁlm", "the (film)...", "ÀÉ"])
+def test_the_written_normalizer_and_pre_tokenizer_are_used(tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str) -> None:
+    source = bert(tmp_path)
+    written = rewrite(
+        source, normalizer=normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()]), pre_tokenizer=pre_tokenizers.Whitespace()
+    )
+    checkpoint = load_checkpoint(str(source))
+    expected = written.encode(text, add_special_tokens=False).ids
+
+    assert expected != transformers.AutoTokenizer.from_pretrained(source)(text, add_special_tokens=False)["input_ids"]
+    assert expected == checkpoint.tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert expected == service_tokenizer(checkpoint, tmp_path).tokenize([text])[0].ids
+    assert ["WARNING"] == [record.levelname for record in caplog.records]
+
+
+def test_settings_of_the_configuration_win_over_the_file(tmp_path: Path) -> None:
+    """Lowercase is the configuration's for BERT's normalizer, and the space before the first word for pairs of bytes."""
+    source, bytes_ = bert(tmp_path), tmp_path / "bytes"
+    edit_json(source / "tokenizer_config.json", do_lower_case=False)
+    roberta_tokenizer().save_pretrained(bytes_)
+    (bytes_ / "config.json").write_text('{"model_type": "roberta"}')
+    rewrite(bytes_, pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=True))
+
+    for folder in (source, bytes_):
+        expected = transformers.AutoTokenizer.from_pretrained(folder)("The Film")["input_ids"]
+        assert expected == load_tokenizer("x", folder)("The Film")["input_ids"]
+        assert expected != tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).encode("The Film").ids
+
+
+def test_a_tokenizer_with_another_model_than_the_written_one_is_refused(tmp_path: Path) -> None:
+    source = bert(tmp_path)
+    edit_json(
+        source / "tokenizer.json", model=json.loads((source / "tokenizer.json").read_text())["model"] | {"max_input_chars_per_word": 3}
+    )
+    assert "`tokenizer_class`" in refused(source)
+
+    edit_json(source / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+    assert 1 in load_checkpoint(str(source)).tokenizer("film")["input_ids"]
 
 
 # ---- weights that the model leaves unused (test_unexpected_weights.py has all kinds)
