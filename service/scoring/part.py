@@ -52,9 +52,12 @@ def identity_of(path: Path) -> dict[str, Any]:
     """Returns the properties that identify a file: its size, the time of its last change, and a digest of its first mebibyte.
 
     Raises:
+        SettingsError: It is a pipe or a device.
         StartError: It cannot be read.
     """
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):  # to open a pipe waits, and to read it takes its rows away
+            raise SettingsError(f"the input `{path}` is not a regular file; give `-` to read from stdin.")
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
             head = hashlib.sha256(file.read(_HEAD_BYTES)).hexdigest()

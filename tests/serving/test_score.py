@@ -531,6 +531,22 @@ def test_what_is_no_regular_file_is_neither_replaced_nor_removed(models: Path, t
         assert {"in.jsonl", "models", "special.jsonl"} == set(os.listdir(tmp_path))
 
 
+def test_a_pipe_is_read_only_as_stdin(models: Path, tmp_path: Path) -> None:
+    """Its rows can be read only once, and to open one without a writer would wait for ever."""
+    os.mkfifo(tmp_path / "in.jsonl")
+    (tmp_path / "out.jsonl").write_text("mine")
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, b'{"text": "good"}\n')
+        os.close(writing)
+        for source in (tmp_path / "in.jsonl", Path(f"/dev/fd/{reading}")):
+            assert 2 == run(models, source, tmp_path / "out.jsonl", "--input-format", "jsonl", "--restart")
+        assert b'{"text": "good"}\n' == os.read(reading, 100)
+    finally:
+        os.close(reading)
+    assert "mine" == (tmp_path / "out.jsonl").read_text()
+
+
 @pytest.mark.parametrize("restart", [(), ("--restart",)])
 def test_files_of_a_run_are_different_files(
     models: Path, tmp_path: Path, restart: tuple[str, ...], capsys: pytest.CaptureFixture[str]
