@@ -197,6 +197,8 @@ class Columns:
                 raise InvalidValueError("the column `{column}` is empty, and --empty is `reject`.", column=column)
             if field.is_list and isinstance(value, str):
                 value = self._list(column, value)
+            elif isinstance(value, list) and not field.is_list:  # the endpoint reads it as several inputs
+                raise InvalidValueError("the column `{column}` must be a text, and it is a list; write a row for each text.", column=column)
             if field.needed or value not in (None, ""):
                 inputs[name] = value
         body = validate_as(self._spec.body, self._body(inputs), self._limits)
