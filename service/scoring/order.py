@@ -185,6 +185,11 @@ class ScoringOrder:
     actors: int | None = None
     actor_cpus: int | None = None
 
+    @property
+    def again(self) -> str:
+        """The command that continues the run, for messages after "run"."""
+        return "the same command without --restart" if self.restart else "the same command again"
+
 
 class LoadedModel:
     """The model of an order, and the objects that answer rows.

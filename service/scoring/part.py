@@ -144,7 +144,9 @@ class PartialOutput:
     def _check_output(self, progress: ScoringProgress) -> None:
         """Refuses an output that another program has written meanwhile; a complete one may have its name already."""
         if not progress.complete and self._replaces != _identity(self._output):
-            raise SettingsError(f"`{self._output}` was written after `{self.path}` was started; move it, and run the same command again.")
+            raise SettingsError(
+                f"`{self._output}` was written after `{self.path}` was started; move it, and run the command without --restart to continue."
+            )
 
     def _begin(self, file: io.FileIO, restart: bool) -> ScoringProgress:
         """Writes the state of a run without rows, unless a file of another run exists."""

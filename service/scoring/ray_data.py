@@ -181,11 +181,11 @@ def score_on_ray(settings: Settings, order: ScoringOrder) -> int:
             _connect(order.ray or LOCAL)
             bar = ProgressBar(sum(todo.values()), 0)
             try:
-                _collect(_results(work, list(todo), order), todo, total, bar, order.max_rejected)
+                _collect(_results(work, list(todo), order), todo, total, bar, order)
             finally:
                 seconds = bar.close()
         except (KeyboardInterrupt, _TerminatedError) as stop:
-            print(f"stopped after {plural(total.files, 'file')}; run the same command again to continue with the others.", file=sys.stderr)
+            print(f"stopped after {plural(total.files, 'file')}; run {order.again} to continue with the others.", file=sys.stderr)
             return 128 + (signal.SIGTERM if isinstance(stop, _TerminatedError) else signal.SIGINT)
         finally:
             signal.signal(signal.SIGTERM, handler)
@@ -196,7 +196,7 @@ def score_on_ray(settings: Settings, order: ScoringOrder) -> int:
     if total.broken:
         raise StartError(
             f"{len(total.broken)} of {len(todo)} files have no output. The first: {total.broken[0]} Fix or remove "
-            "them, and run the same command again to continue with these."
+            f"them, and run {order.again} to continue with these."
         )
     return REJECTED if total.rejected or any(name.endswith(REJECTED_SUFFIX) for name in work.output.files()) else 0
 
@@ -335,7 +335,7 @@ def _pool(order: ScoringOrder, count: int) -> tuple[int, int]:
     return cpus, min(order.actors or room, count)
 
 
-def _collect(results: Iterator[dict[str, Any]], sizes: Mapping[str, int], total: Totals, bar: ProgressBar, max_rejected: int) -> None:
+def _collect(results: Iterator[dict[str, Any]], sizes: Mapping[str, int], total: Totals, bar: ProgressBar, order: ScoringOrder) -> None:
     try:
         for result in results:
             if result["fatal"]:
@@ -348,16 +348,16 @@ def _collect(results: Iterator[dict[str, Any]], sizes: Mapping[str, int], total:
             total.rejected += result["rejected"]
             total.warned += result["warned"]
             bar.advance(sizes[result["file"]], result["rows"])
-            if total.rejected > max_rejected:
+            if total.rejected > order.max_rejected:
                 raise StartError(
-                    f"{plural(total.rejected, 'row')} of {plural(total.files, 'file')} cannot be answered, and --max-rejected is {max_rejected}. "
+                    f"{plural(total.rejected, 'row')} of {plural(total.files, 'file')} cannot be answered, and --max-rejected is {order.max_rejected}. "
                     f"The files *{REJECTED_SUFFIX} of the output say why. Fix the input or the flags, or raise --max-rejected "
                     "and start again."
                 )
     except ray.exceptions.RayError as error:
         raise StartError(
-            f"Ray gave up after {plural(total.files, 'file')}: {str(error).strip().splitlines()[-1]} Run the same command "
-            "again to continue with the others."
+            f"Ray gave up after {plural(total.files, 'file')}: {str(error).strip().splitlines()[-1]} Run {order.again} "
+            "to continue with the others."
         ) from error
 
 

@@ -104,7 +104,8 @@ class ScoringRun:
 
         Raises:
             TooManyRejectedError: More rows than allowed were rejected.
-            StartError: The input is broken, or the output cannot be written. Stored rows stay valid.
+            StartError: The input is broken. Stored rows stay valid.
+            OSError: The output cannot be written. Stored rows stay valid.
         """
         waiting: deque[tuple[Window, asyncio.Task[list[RowAnswer]]]] = deque()
         more = True
@@ -155,15 +156,7 @@ class ScoringRun:
         await self._append(data, b"".join(lines), progress)
 
     async def _append(self, data: bytes, rejected: bytes, progress: ScoringProgress) -> None:
-        try:
-            self.progress = await on_thread(lambda: self.sink.append(data, rejected, progress))
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise StartError(
-                f"the output cannot be written ({error.strerror}); {self.progress.place.row} rows are done. Free disk "
-                "space, and run the same command again to continue."
-            ) from error
+        self.progress = await on_thread(lambda: self.sink.append(data, rejected, progress))
 
 
 def _rejection(window: Window, index: int, answer: RowAnswer) -> bytes:

@@ -164,7 +164,7 @@ class _Run:
             bar = ProgressBar(total_size(self._source, reader), progress.place.offset)
             run = ScoringRun(reader, loaded.scorer, writer, sink, progress, bar, order.max_rejected, rejected, window_rows=WINDOW_ROWS)
             try:
-                stopped = await _until_signal(loaded.state, run)
+                stopped = await _until_signal(loaded.state, run, order.again)
             finally:
                 seconds = bar.close()
         finally:
@@ -172,14 +172,12 @@ class _Run:
                 reader.close()
         if stopped is not None:
             again = (
-                "run the same command again to continue"
-                if part is not None and self._source != STREAM
-                else "the rows that were written are kept"
+                f"run {order.again} to continue" if part is not None and self._source != STREAM else "the rows that were written are kept"
             )
             print(f"stopped after {plural(run.progress.place.row, 'row')}; {again}.", file=sys.stderr)
             return 128 + stopped
         if part is not None:
-            await _finish(part, run.progress, writer)
+            await _finish(part, run.progress, writer, order.again)
         return _end(run.progress, run.progress.place.row - progress.place.row, seconds, rejected)
 
     def _facts(self) -> dict[str, Any]:
@@ -202,8 +200,8 @@ class _Run:
         }
 
 
-async def _until_signal(state: AppState, run: ScoringRun) -> int | None:
-    """Runs to the end, or to SIGINT or SIGTERM; returns the signal, if any."""
+async def _until_signal(state: AppState, run: ScoringRun, again: str) -> int | None:
+    """Runs to the end, or to SIGINT or SIGTERM; returns the signal, if any. `again` is the command that continues the run."""
     loop = asyncio.get_running_loop()
     state.scheduler.start()
     work = asyncio.create_task(run())
@@ -221,18 +219,24 @@ async def _until_signal(state: AppState, run: ScoringRun) -> int | None:
         if not stopped:
             raise
     except BertServeError as error:
-        raise error if isinstance(error, StartError) else StartError(f"{error.message} Run the same command again.") from error
+        raise error if isinstance(error, StartError) else StartError(f"{error.message} Run {again}.") from error
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise StartError(
+            f"the output cannot be written ({error.strerror}); {run.progress.place.row} rows are done. Free disk space, and run {again}."
+        ) from error
     finally:
         await state.scheduler.stop(0)
     return stopped[0] if stopped else None
 
 
-async def _finish(part: PartialOutput, progress: ScoringProgress, writer: Any) -> None:
+async def _finish(part: PartialOutput, progress: ScoringProgress, writer: Any, again: str) -> None:
     try:
         await asyncio.to_thread(part.finish, progress, getattr(writer, "finish", None))
     except OSError as error:
         raise StartError(
-            f"all rows are done, but the output cannot be renamed ({error.strerror}). Free disk space, and run the same command again."
+            f"all rows are done, but the output cannot be renamed ({error.strerror}). Free disk space, and run {again}."
         ) from error
 
 

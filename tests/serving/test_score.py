@@ -698,10 +698,12 @@ def test_another_input_model_or_option_does_not_go_on(
         assert run(models, source, output) == 1
     assert "(No space left on device)" in capsys.readouterr().err
     assert ["in.jsonl", "models"] == sorted(os.listdir(tmp_path))
-    with monkeypatch.context() as patch:
-        patch.setattr(part, "_write", full_after(2, part._write))
-        assert run(models, source, output) == 1
-    assert "32 rows" in capsys.readouterr().err
+    for flags in ((), ("--restart",)):
+        with monkeypatch.context() as patch:
+            patch.setattr(part, "_write", full_after(2, part._write))
+            assert run(models, source, output, *flags) == 1
+        assert "32 rows" in (message := capsys.readouterr().err)
+        assert bool(flags) == ("without --restart" in message)  # with it, the rows would be lost
     assert run(models, source, output, "--parameters", '{"top_k": 1}') == 2
     assert "different parameters" in capsys.readouterr().err
     with source.open("a") as file:
