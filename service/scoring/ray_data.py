@@ -113,6 +113,7 @@ class FileScorer:
     async def _score(self, name: str) -> ScoringProgress:
         work = self._work
         columns, order = self._loaded.columns, work.order
+        before = work.source.facts(name)
         reader = work.source.reader(name, list(columns.by_field.values()))
         try:
             columns.check(reader.columns, order.names)
@@ -123,6 +124,8 @@ class FileScorer:
             run = ScoringRun(reader, self._loaded.scorer, writer, output, ScoringProgress(), bar, order.max_rejected, rejected, WINDOW_ROWS)
             try:
                 await run()
+                if work.source.facts(name) != before:  # otherwise the output would count as newer than the changed file
+                    raise StartError("the input changed while it was read.")
                 await asyncio.to_thread(output.finish)
             except OSError as error:
                 raise StartError(f"the output cannot be written: {error}.") from error

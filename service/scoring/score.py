@@ -82,10 +82,9 @@ def score(settings: Settings, order: ScoringOrder) -> int:
     order = replace(order, output_format=out_kind)
     rejected = order.rejected if output == STREAM else order.rejected or output.with_name(output.name + ".rejected.jsonl")
     _check_files(source, output, rejected)
-    if source != STREAM:
-        identity_of(source)  # its name may be wrong, too
+    identity = None if source == STREAM else identity_of(source)  # before the model is loaded, because its name may be wrong, too
     try:
-        return asyncio.run(_Run(LoadedModel(settings, order), order, (kind, out_kind), rejected)())
+        return asyncio.run(_Run(LoadedModel(settings, order), order, (kind, out_kind), rejected, identity)())
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 
@@ -109,8 +108,10 @@ def _check_files(source: Path, output: Path, rejected: Path | None) -> None:
 class _Run:
     """A run on this machine."""
 
-    def __init__(self, loaded: LoadedModel, order: ScoringOrder, kinds: tuple[str, str], rejected: Path | None) -> None:
-        self._loaded, self._order, self._kinds, self._rejected = loaded, order, kinds, rejected
+    def __init__(
+        self, loaded: LoadedModel, order: ScoringOrder, kinds: tuple[str, str], rejected: Path | None, identity: dict[str, Any] | None
+    ) -> None:
+        self._loaded, self._order, self._kinds, self._rejected, self._identity = loaded, order, kinds, rejected, identity
         self._source, self._output = Path(order.source), Path(order.output)
 
     async def __call__(self) -> int:
@@ -176,6 +177,10 @@ class _Run:
             )
             print(f"stopped after {plural(run.progress.place.row, 'row')}; {again}.", file=sys.stderr)
             return 128 + stopped
+        if self._identity is not None and identity_of(self._source) != self._identity:
+            raise StartError(
+                f"the input `{self._source}` changed during the run, so the output may have rows of two versions; start again with --restart."
+            )
         if part is not None:
             await _finish(part, run.progress, writer, order.again)
         return _end(run.progress, run.progress.place.row - progress.place.row, seconds, rejected)
@@ -185,7 +190,7 @@ class _Run:
         stream = {"stream of the process": os.getpid(), "since": time.time_ns()}  # unique for each stream
         loaded, state, model = self._loaded, self._loaded.state, self._loaded.model
         return {
-            "input": stream if self._source == STREAM else identity_of(self._source),
+            "input": self._identity or stream,
             "model": [model.name, model.bundle.version, model.graph.file, model.graph.provider],
             "version": [__version__, state.machine.onnxruntime, state.machine.cpu],
             "task": loaded.columns.task,

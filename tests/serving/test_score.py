@@ -716,6 +716,25 @@ def test_another_input_model_or_option_does_not_go_on(
     assert f"`{output}` exists already" in capsys.readouterr().err
 
 
+def test_an_input_that_changes_meanwhile_gives_no_output(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
+    append = part.PartialOutput.append
+
+    def appended(self: part.PartialOutput, data: bytes, rejected: bytes, progress: ScoringProgress) -> ScoringProgress:
+        if progress.place.row < 20:
+            with source.open("a") as file:
+                file.write('{"text": "good"}\n')
+        return append(self, data, rejected, progress)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(part.PartialOutput, "append", appended)
+        assert 1 == run(models, source, output)
+    assert 2 == run(models, source, output)
+    assert not output.exists()
+    assert 0 == run(models, source, output, "--restart")
+    assert len(read_lines(source)) == len(read_lines(output))
+
+
 def full_after(writes: int, write: Any) -> Any:
     """Returns a write to a disk that is full after so many."""
 
