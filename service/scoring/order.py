@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bertserve.service.errors import BertServeError, CallerError, RefusedError, UnavailableError
+from bertserve.service.errors import BertServeError, CallerError, RefusedError, SettingsError, UnavailableError
 from bertserve.service.scoring.columns import Columns, Empty, read_parameters, task_for
 from bertserve.service.scoring.row import Row, RowAnswer
 from bertserve.service.scoring.text_lines import DELIMITERS
@@ -218,5 +218,7 @@ class LoadedModel:
         has_one_label = TASKS[task].has_one_label(self.parameters, self.model.bundle.manifest)
         flat = order.output_format in DELIMITERS and not order.json_cells and has_one_label
         self.names = (f"{prediction}_label", f"{prediction}_score", warnings) if flat else order.names
+        if warnings in self.names[:-1]:
+            raise SettingsError(f"--warnings-column is `{warnings}`, which is a column of the prediction; give another name.")
         threads, max_batch_tokens = self.state.worker.threads, settings.max_batch_tokens
         self.scorer = Scorer(self.model, self.columns, threads=threads, max_batch_tokens=max_batch_tokens, taken=self.names)

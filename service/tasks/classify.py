@@ -296,7 +296,7 @@ def _has_one_label(parameters: Mapping[str, Any], config: ModelConfig) -> bool:
     if parameters.get("explain") or parameters.get("top_k") not in (None, 1):
         return False
     # with independent labels, any number of them may be right
-    return len(config.labels) == 1 or (parameters.get("function_to_apply") or config.activation) != "sigmoid"
+    return len(config.labels) == 1 or (lower(parameters.get("function_to_apply")) or config.activation) != "sigmoid"
 
 
 def require_labels(manifest: Manifest) -> str | None:

@@ -94,8 +94,11 @@ def test_the_best_label_has_columns_of_its_own(models: Path, tmp_path: Path) -> 
     assert [(each["label"], each["score"]) for each in best] == [(row["prediction_label"], float(row["prediction_score"])) for row in flat]
     assert {"p_label", "p_score"} < set(cells("--prediction-column", "p")[0])
     assert 2 == len(json.loads(cells("--parameters", '{"top_k": 2}')[0]["prediction"]))
-    sigmoid = cells("--parameters", '{"function_to_apply": "sigmoid"}')
-    assert len(json.loads(sigmoid[0]["prediction"])) > 1
+    for name in ("sigmoid", "SIGMOID"):
+        sigmoid = cells("--parameters", json.dumps({"function_to_apply": name}))
+        assert len(json.loads(sigmoid[0]["prediction"])) > 1
+    for name in ("prediction_label", "prediction_score"):
+        assert 2 == run(models, source, tmp_path / "twice.csv", "--warnings-column", name)
 
     assert 2 == run(models, source, tmp_path / "out.parquet", "--json-cells")
     source.write_text("prediction_label,text\n1,good\n")
