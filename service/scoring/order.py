@@ -195,6 +195,7 @@ class LoadedModel:
     """The model of an order, and the objects that answer rows.
 
     Attributes:
+        settings: The settings.
         state: The service without HTTP.
         model: The model.
         parameters: Parameters of each request.
@@ -209,7 +210,7 @@ class LoadedModel:
         Raises:
             StartError: The model cannot be loaded, or does not support the order.
         """
-        self.state = build(settings)
+        self.settings, self.state = settings, build(settings)
         (self.model,) = self.state.registry.models.values()
         self.parameters = read_parameters(order.parameters)
         task = task_for(self.model.tasks, order.task, self.parameters, order.columns)

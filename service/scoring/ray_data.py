@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any
 
 from bertserve.service import __version__
+from bertserve.service.backend import sessions
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import BertServeError, SettingsError, StartError, install_command, plural
@@ -239,12 +240,14 @@ def _facts(
     """Returns the facts that affect the output; their names are used in errors."""
     facts = {
         "model": [manifest.name, version, settings.provider, settings.precision],
-        "version": __version__,
+        "version": [__version__, sessions.VERSION],
         "task": columns.task,
         "columns": [columns.by_field, *order.names],
         "parameters": parameters,
         "--empty": order.empty,
         "limits": [settings.max_chars, settings.max_inputs, settings.max_batch_tokens],
+        "--max-queue-tokens": settings.max_queue_tokens,
+        "--batch-variant-graphs": settings.batch_variant_graphs,
     }
     return dict(json.loads(json.dumps(facts)))
 

@@ -200,6 +200,8 @@ class _Run:
             "--json-cells": self._order.json_cells,
             "format": self._kinds,
             "limits": [state.limits.max_chars, state.limits.max_inputs, state.max_body_bytes],
+            "--max-queue-tokens": loaded.settings.max_queue_tokens,
+            "--batch-variant-graphs": loaded.settings.batch_variant_graphs,
             "batches": [loaded.scorer.batch_tokens, WINDOW_ROWS, WINDOW_BYTES],
             "file for rejected rows": str(self._order.rejected),
         }

@@ -707,8 +707,13 @@ def test_another_input_model_or_option_does_not_go_on(
             assert run(models, source, output, *flags) == 1
         assert "32 rows" in (message := capsys.readouterr().err)
         assert bool(flags) == ("without --restart" in message)  # with it, the rows would be lost
-    assert run(models, source, output, "--parameters", '{"top_k": 1}') == 2
-    assert "different parameters" in capsys.readouterr().err
+    for difference, option in (
+        ("parameters", ("--parameters", '{"top_k": 1}')),
+        ("--max-queue-tokens", ("--max-queue-tokens", "100000")),
+        ("--batch-variant-graphs", ("--batch-variant-graphs",)),
+    ):
+        assert run(models, source, output, *option) == 2
+        assert f"different {difference};" in capsys.readouterr().err
     with source.open("a") as file:
         file.write('{"text": "good"}\n')
     assert run(models, source, output) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import sys
@@ -10,10 +11,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import onnxruntime
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bertserve.service import __version__
 from bertserve.service.cli import main
 from bertserve.service.errors import SettingsError, StartError
 from bertserve.service.scoring.order import ScoringOrder
@@ -169,6 +172,10 @@ def test_a_restart_counts_only_what_was_made_since(models: Path, tmp_path: Path,
         assert 0 == scored(models, *more, *command)
     assert [["a.parquet", "b.parquet"], ["b.parquet"], ["a.parquet", "b.parquet"], ["b.parquet"]] == asked
     assert 2 == scored(models, *command)
+    for option in (["--max-queue-tokens", "100000"], ["--batch-variant-graphs"]):
+        assert 2 == scored(models, "--parameters", '{"top_k": 1}', *option, *command)
+    facts = json.loads((tmp_path / "out/_bertserve.json").read_text())
+    assert [__version__, onnxruntime.__version__] == facts["version"]
 
 
 def test_a_file_that_changes_while_it_is_read_has_no_output(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
