@@ -46,7 +46,8 @@ class ParquetReader:
                 name.
         """
         try:
-            self._file = pq.ParquetFile(path, filesystem=filesystem)
+            # INT96 has days and nanoseconds: as 64-bit nanoseconds, times outside 1677 to 2262 would become other times
+            self._file = pq.ParquetFile(path, filesystem=filesystem, coerce_int96_timestamp_unit="us")
         except (pa.ArrowException, OSError) as error:
             raise StartError(f"the input `{path}` cannot be read as Parquet: {error}.") from error
         stored = self._file.schema_arrow

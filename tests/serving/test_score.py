@@ -12,6 +12,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Sequence
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -453,6 +454,14 @@ def test_each_type_of_parquet_comes_through(models: Path, tmp_path: Path, suffix
         assert {"binary view", "string view", "dictionary", "list of a dictionary"} == set(expected) - same
         assert before.select(sorted(same - {"not a number"})).equals(after.select(sorted(same - {"not a number"})))
         assert ["x", None] == after.column("dictionary").to_pylist()
+
+
+def test_old_timestamps_of_parquet_keep_their_year(models: Path, tmp_path: Path) -> None:
+    times = [datetime(1000, 1, 1), datetime(9999, 12, 31, 23, 59, 59, 999999)]
+    table = pa.table({"text": ["good", "bad"], "when": pa.array(times, pa.timestamp("us"))})
+    pq.write_table(table, tmp_path / "in.parquet", use_deprecated_int96_timestamps=True)
+    assert 0 == run(models, tmp_path / "in.parquet", tmp_path / "out.parquet")
+    assert times == pq.read_table(tmp_path / "out.parquet").column("when").to_pylist()
 
 
 @pytest.mark.parametrize(
