@@ -138,9 +138,13 @@ def _time_form(kind: Any) -> tuple[Any, Convert | None]:
     types = pa.types
     if types.is_duration(kind):
         return pa.int64(), lambda value: _duration(value, _DIGITS[kind.unit])
-    if types.is_timestamp(kind) and kind.unit == "ns":
-        zone = None if kind.tz is None else pa.lib.string_to_tzinfo(kind.tz)
-        return pa.int64(), lambda value: _timestamp(value, zone)
+    if types.is_timestamp(kind):
+        try:
+            zone = None if kind.tz is None else pa.lib.string_to_tzinfo(kind.tz)
+        except (pa.ArrowException, KeyError) as error:  # the zone is unknown
+            raise _NoFormError(kind) from error
+        if kind.unit == "ns":
+            return pa.int64(), lambda value: _timestamp(value, zone)
     if types.is_time64(kind) and kind.unit == "ns":
         return pa.int64(), _time
     if types.is_timestamp(kind) or types.is_time(kind) or types.is_date(kind):

@@ -125,7 +125,7 @@ def _is_text(kind: Any) -> bool:
 class ParquetWriter:
     """Converts rows and answers to an Arrow stream, and the stream to Parquet."""
 
-    def __init__(self, schema: Any, answer_types: Sequence[Any], prediction: str, warnings: str, *, known: bytes = b"") -> None:
+    def __init__(self, schema: Any, answer_types: Sequence[Any], prediction: str, warnings: str, *, known: Path | None) -> None:
         """Creates it.
 
         Args:
@@ -133,10 +133,13 @@ class ParquetWriter:
             answer_types: Possible types of an answer; the column has the first type that fits all answers of the first window.
             prediction: Name of the column for predictions.
             warnings: Name of the column for warnings.
-            known: The start of the stream, if it exists already.
+            known: The file of the stream, if it has rows already.
         """
         self._input, self._candidates, self._names = schema, answer_types, (prediction, warnings)
-        self._schema: Any = pa.ipc.read_schema(pa.py_buffer(known)) if known else None
+        self._schema: Any = None
+        if known is not None:
+            with pa.OSFile(str(known)) as file, pa.ipc.open_stream(file) as stream:
+                self._schema = stream.schema
 
     def begin(self) -> bytes:
         """Returns nothing, because the stream starts with its schema, which depends on the first window."""

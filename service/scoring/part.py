@@ -104,9 +104,9 @@ class PartialOutput:
                 part.
             StartError: Another run is writing it, or it is broken or cannot be written.
         """
-        for path, flag in ((self._output, "output"), (self._rejected_path, "--rejected")):
-            _refuse_special(path, flag=flag)
         try:
+            for path, flag in ((self._output, "output"), (self._rejected_path, "--rejected")):
+                _refuse_special(path, flag=flag)
             was_there = os.path.lexists(self.path)
             self._file = file = self.path.open("ab+", buffering=0)
             self._lock(file)
@@ -180,11 +180,6 @@ class PartialOutput:
                 "give --restart to start from the first row."
             )
         return progress
-
-    def head(self) -> bytes:
-        """Returns the start of the bytes that count."""
-        with self.path.open("rb") as file:
-            return file.read(_HEAD_BYTES)
 
     def append(self, data: bytes, rejected: bytes, progress: ScoringProgress) -> ScoringProgress:
         """Appends bytes, then records that they count; returns the progress with the new sizes.
@@ -320,7 +315,7 @@ def check_stream(stream: IO[Any], files: Mapping[str, Path]) -> None:
     except (OSError, ValueError):  # the stream is closed, or not a file
         return
     for name, path in files.items():
-        if path.is_file() and os.path.samestat(status, path.stat()):
+        if os.path.isfile(path) and os.path.samestat(status, path.stat()):
             raise SettingsError(f"stdout is {name} (`{path}`); redirect it to another file.")
 
 

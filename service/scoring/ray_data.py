@@ -118,7 +118,7 @@ class FileScorer:
         reader = work.source.reader(name, list(columns.by_field.values()))
         try:
             columns.check(reader.columns, order.names)
-            writer: Any = make_writer(PARQUET, reader, columns.task, order.names, known=b"")
+            writer: Any = make_writer(PARQUET, reader, columns.task, order.names, known=None)
             output = ParquetOutput(work.output, name, writer)
             rejected = Path(name + REJECTED_SUFFIX)
             bar = ProgressBar(None, 0)

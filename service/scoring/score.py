@@ -44,9 +44,9 @@ class StdoutSink:
         self._rejected = rejected
         if rejected is None:
             return
-        if not restart and (not rejected.exists() or rejected.is_file()):  # a device or a pipe has no content to lose
-            refuse_existing(rejected, flag="--rejected")
         try:
+            if not restart and (not rejected.exists() or rejected.is_file()):  # a device or a pipe has no content to lose
+                refuse_existing(rejected, flag="--rejected")
             rejected.write_bytes(b"")
         except OSError as error:
             raise StartError(f"`{rejected}` cannot be written ({error.strerror}).") from error
@@ -102,6 +102,8 @@ def _check_files(source: Path, output: Path, rejected: Path | None) -> None:
     if rejected is not None:
         files["--rejected"] = rejected
     check_distinct(files)
+    if sys.stdout is None:  # the process was started without it, as by `>&-`
+        raise SettingsError("the output is stdout, which is closed; give a file.")
     check_stream(sys.stdout, files)
 
 
@@ -160,8 +162,8 @@ class _Run:
         sink: Sink = StdoutSink(rejected, restart=order.restart) if part is None else part
         reader = self._reader(progress.place)
         try:
-            head = b"" if part is None else part.head()
-            writer = make_writer(self._kinds[1], reader, loaded.columns.task, loaded.names, known=head, json_cells=order.json_cells)
+            known = part.path if part is not None and progress.output_bytes else None
+            writer = make_writer(self._kinds[1], reader, loaded.columns.task, loaded.names, known=known, json_cells=order.json_cells)
             bar = ProgressBar(total_size(self._source, reader), progress.place.offset)
             run = ScoringRun(reader, loaded.scorer, writer, sink, progress, bar, order.max_rejected, rejected, window_rows=WINDOW_ROWS)
             try:

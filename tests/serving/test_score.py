@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import errno
+import io
 import json
 import os
 import signal
@@ -14,6 +16,7 @@ import tracemalloc
 from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ import pytest
 import tiny
 from application import LONG, play
 from bertserve.service.cli import main, score_command
+from bertserve.service.errors import StartError
 from bertserve.service.process import logs
 from bertserve.service.scoring import order as orders
 from bertserve.service.scoring import part, runner, score
@@ -32,7 +36,7 @@ from bertserve.service.scoring.columns import input_fields
 from bertserve.service.scoring.part import ScoringProgress
 from bertserve.service.scoring.row import Place, Row, RowAnswer
 from bertserve.service.scoring.runner import ProgressBar
-from bertserve.service.scoring.text_lines import JsonLinesReader, JsonLinesWriter
+from bertserve.service.scoring.text_lines import DelimitedReader, JsonLinesReader, JsonLinesWriter
 from bertserve.service.serving.build import build
 from bertserve.service.settings import ModelSettings, Settings
 from bertserve.service.tasks.catalog import TASKS
@@ -469,6 +473,8 @@ def test_old_timestamps_of_parquet_keep_their_year(models: Path, tmp_path: Path)
     [
         ({"text": pa.array([b"good"])}, "`text` has the type binary"),
         ({"text": pa.array([1])}, "`text` has the type int64"),
+        ({"text": pa.array(["good"]), "when": pa.array([1], pa.timestamp("ns", "Mars/Base"))}, "`when` has the type timestamp[ns, tz=Mars"),
+        ({"text": pa.array(["good"]), "when": pa.array([1], pa.timestamp("us", "Mars/Base"))}, "`when` has the type timestamp[us, tz=Mars"),
         ({"text": pa.array(["good"]), "when": pa.array([2**60], pa.timestamp("ms"))}, "`when` (timestamp[ms]) has a value"),
         ({"text": pa.array(["good"]), "when": pa.array([2**30], pa.date32())}, "`when` (date32[day]) has a value"),
         ({"text": pa.array(["good"]), "name": pa.array([b"\xff"]).view(pa.string())}, "`name` (string) has a value"),
@@ -802,6 +808,53 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     """Eight times as many rows take the same memory."""
     few = peak_bytes(tmp_path / "in.jsonl", 1500)
     assert peak_bytes(tmp_path / "in.jsonl", 12000) < 1.3 * few
+
+
+def test_an_error_of_the_disk_while_reading_is_a_message() -> None:
+    class Failing(io.BytesIO):
+        def readline(self, size: int | None = -1, /) -> bytes:
+            if self.tell():
+                raise OSError(errno.EIO, "Input/output error")
+            return super().readline(size)
+
+    for line, kind in ((b'{"text": "good"}\n', JsonLinesReader), (b"text\n", partial(DelimitedReader, delimiter=","))):
+        with pytest.raises(StartError, match=r"after line 1 \(Input/output error\)"):
+            kind(Failing(line), Place(), max_bytes=4096).window(16, 2**20)
+
+
+def test_a_folder_that_may_not_be_searched_is_a_message(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Simulated, because root may search every folder."""
+    source, closed, stat = write_lines(tmp_path / "in.jsonl", [{"text": "good"}]), tmp_path / "closed", Path.stat
+
+    def denied(self: Path, **options: Any) -> os.stat_result:
+        if self.parent == closed:
+            raise PermissionError(errno.EACCES, "Permission denied", str(self))
+        return stat(self, **options)
+
+    monkeypatch.setattr(Path, "stat", denied)
+    assert 1 == run(models, source, closed / "out.jsonl")
+    assert 1 == run(models, source, Path("-"), "--rejected", str(closed / "bad.jsonl"))
+    assert 2 == capsys.readouterr().err.count("(Permission denied)")
+
+
+def test_a_closed_stdout_is_refused(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}])
+    monkeypatch.setattr(sys, "stdout", None)
+    assert 2 == run(models, source, Path("-"))
+    assert 0 == run(models, source, tmp_path / "out.jsonl")
+
+
+def test_a_run_with_a_large_schema_goes_on(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than the first mebibyte of the part is its schema."""
+    source, output = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    pq.write_table(pa.table({"text": TEXTS}).replace_schema_metadata({"note": "n" * 2**21}), source)
+    with monkeypatch.context() as patch:
+        patch.setattr(part, "_write", full_after(2, part._write))
+        assert 1 == run(models, source, output)
+    assert 0 == run(models, source, output)
+    assert TEXTS == pq.read_table(output).column("text").to_pylist()
 
 
 @ALL
