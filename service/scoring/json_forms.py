@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from bertserve.service.errors import SettingsError, StartError
+from bertserve.service.errors import InvalidValueError, SettingsError, StartError
 
 Convert = Callable[[Any], Any]
 _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
@@ -49,7 +49,7 @@ class JsonColumn:
             ) from error
 
     def values(self, column: Any) -> list[Any]:
-        """Returns the values of a chunked array.
+        """Returns the values of a chunked array; instead of a value that is not UTF-8, its error.
 
         Raises:
             StartError: A value cannot be converted.
@@ -57,6 +57,11 @@ class JsonColumn:
         try:
             values: list[Any] = (column if self._stored == self._kind else column.cast(self._stored)).to_pylist()
             return values if self._convert is None else [None if value is None else self._convert(value) for value in values]
+        except UnicodeDecodeError:
+            if len(column) == 1:
+                return [InvalidValueError("the column `{column}` is not UTF-8; fix the text.", column=self._name)]
+            half = len(column) // 2
+            return [*self.values(column.slice(0, half)), *self.values(column.slice(half))]
         except (pa.ArrowException, ValueError, OverflowError) as error:
             raise StartError(
                 f"the column `{self._name}` ({self._kind}) has a value that JSON and CSV cannot represent: {error}; "

@@ -85,6 +85,7 @@ class ParquetReader:
         for name, column in self._values.items():
             for row, value in zip(rows, column.values(table.column(name)), strict=True):
                 row.values[name] = value
+                row.error = value if isinstance(value, InvalidValueError) else row.error
         return Window(rows, Place(self._row, self._row), table)
 
     def _json_columns(self, inputs: Sequence[str], whole: bool) -> dict[str, JsonColumn]:
