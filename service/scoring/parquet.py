@@ -101,13 +101,16 @@ class ParquetReader:
 
     def _pieces(self, max_rows: int, max_bytes: int) -> Iterator[Any]:
         for group in range(self._file.num_row_groups):
-            count = self._file.metadata.row_group(group).num_rows
+            metadata = self._file.metadata.row_group(group)
+            count = metadata.num_rows
             if self._row + count <= self._skip:
                 self._row += count
                 continue
-            for batch in self._file.iter_batches(max_rows, row_groups=[group]):
+            # batches and pieces depend only on the row group, so they are the same from any starting place
+            batch_rows = max(1, min(max_rows, max_bytes * count // max(metadata.total_byte_size, 1)))
+            for batch in self._file.iter_batches(batch_rows, row_groups=[group]):
                 table = pa.Table.from_batches([batch]).cast(self.schema)
-                piece_rows = max(1, max_rows * max_bytes // max(table.nbytes, max_bytes))  # same pieces from any starting place
+                piece_rows = max(1, table.num_rows * max_bytes // max(table.nbytes, max_bytes))  # repeated values are larger in memory
                 for start in range(0, table.num_rows, piece_rows):
                     piece = table.slice(start, piece_rows)
                     self._row += piece.num_rows

@@ -33,8 +33,9 @@ from bertserve.service.process import logs
 from bertserve.service.scoring import order as orders
 from bertserve.service.scoring import part, runner, score
 from bertserve.service.scoring.columns import input_fields
+from bertserve.service.scoring.parquet import ParquetReader
 from bertserve.service.scoring.part import ScoringProgress
-from bertserve.service.scoring.row import Place, Row, RowAnswer
+from bertserve.service.scoring.row import Place, Row, RowAnswer, Window
 from bertserve.service.scoring.runner import ProgressBar
 from bertserve.service.scoring.text_lines import DelimitedReader, JsonLinesReader, JsonLinesWriter
 from bertserve.service.serving.build import build
@@ -469,6 +470,27 @@ def test_a_row_of_parquet_that_is_not_utf8_is_rejected(models: Path, tmp_path: P
     assert [1, 41, 42] == [row["row"] for row in read_lines(tmp_path / "out.jsonl.rejected.jsonl")]
     assert [text for i, text in enumerate(TEXTS) if i not in (0, 40, 41)] == [row["text"] for row in read_lines(tmp_path / "out.jsonl")]
     assert (column == "text") == (3 == run(models, tmp_path / "in.parquet", tmp_path / "out.parquet"))
+
+
+@pytest.mark.parametrize("dictionary", [False, True])
+def test_windows_of_parquet_have_few_bytes(tmp_path: Path, dictionary: bool) -> None:
+    """Also in small row groups with long rows, and if a repeated value is stored once; any window is a place to start from."""
+    texts = [f"{'' if dictionary else i}{'x' * 10_000}" for i in range(100)]
+    table = pa.table({"text": texts})
+    pq.write_table(table, tmp_path / "in.parquet", row_group_size=40, use_dictionary=dictionary, compression="none")
+
+    def windows(place: Place) -> list[Window]:
+        reader = ParquetReader(tmp_path / "in.parquet", place, inputs=["text"])
+        try:
+            return list(iter(lambda: reader.window(4096, 100_000), None))
+        finally:
+            reader.close()
+
+    found = windows(Place())
+    assert texts == [row.values["text"] for window in found for row in window.rows]
+    assert max(len(window.rows) for window in found) <= 10
+    for index, window in enumerate(found):
+        assert [later.after for later in found[index + 1 :]] == [later.after for later in windows(window.after)]
 
 
 def test_old_timestamps_of_parquet_keep_their_year(models: Path, tmp_path: Path) -> None:
