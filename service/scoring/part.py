@@ -192,7 +192,7 @@ class PartialOutput:
                 if file is None:
                     raise OSError(errno.EBADF, "the run was stopped")
                 if added:
-                    _write(file, added)
+                    write_all(file, added)
                     os.fsync(file.fileno())
             progress = replace(
                 progress, output_bytes=progress.output_bytes + len(data), rejected_bytes=progress.rejected_bytes + len(rejected)
@@ -262,7 +262,8 @@ class PartialOutput:
         sync_path(self._state.parent)
 
 
-def _write(file: io.FileIO, data: bytes) -> None:
+def write_all(file: io.FileIO, data: bytes) -> None:
+    """Writes bytes to an unbuffered file."""
     rest = memoryview(data)
     while rest:  # an unbuffered file may accept only a part
         rest = rest[file.write(rest) :]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
 import sys
 import time
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,15 @@ from bertserve.service.errors import BertServeError, SettingsError, StartError, 
 from bertserve.service.scoring.columns import read_parameters
 from bertserve.service.scoring.formats import PARQUET, STREAM, Reader, format_of, make_writer, open_reader, total_size
 from bertserve.service.scoring.order import LoadedModel, ScoringOrder
-from bertserve.service.scoring.part import PartialOutput, ScoringProgress, check_distinct, check_stream, identity_of, refuse_existing
+from bertserve.service.scoring.part import (
+    PartialOutput,
+    ScoringProgress,
+    check_distinct,
+    check_stream,
+    identity_of,
+    refuse_existing,
+    write_all,
+)
 from bertserve.service.scoring.row import Place
 from bertserve.service.scoring.runner import WINDOW_BYTES, WINDOW_ROWS, ProgressBar, ScoringRun, Sink
 from bertserve.service.scoring.text_lines import DELIMITERS
@@ -41,6 +49,8 @@ class StdoutSink:
             SettingsError: The file exists.
             StartError: The file cannot be written.
         """
+        # unbuffered: a thread that waits for the consumer would hold the lock of a buffer, which the end of the process needs
+        self._stdout = io.FileIO(sys.stdout.fileno(), "wb", closefd=False)
         self._rejected = rejected
         if rejected is None:
             return
@@ -56,9 +66,7 @@ class StdoutSink:
         if self._rejected is not None and rejected:
             with self._rejected.open("ab") as file:
                 file.write(rejected)
-        with suppress(ValueError):  # stdout is closed
-            sys.stdout.buffer.write(data)
-            sys.stdout.buffer.flush()
+        write_all(self._stdout, data)
         return progress
 
 

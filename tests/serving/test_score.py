@@ -532,23 +532,23 @@ def test_columns_of_one_name_are_refused(models: Path, tmp_path: Path, capsys: p
 
 
 def test_stdout_ends_at_the_first_bad_row_unless_there_is_a_file_for_it(
-    models: Path, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+    models: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": 1}])
     assert run(models, source, Path("-")) == 1
-    assert b"row 2 cannot" in capsysbinary.readouterr().err
+    assert b"row 2 cannot" in capfdbinary.readouterr().err
     assert run(models, source, Path("-"), "--rejected", str(tmp_path / "bad.jsonl")) == 3
-    assert 1 == len(capsysbinary.readouterr().out.splitlines())
+    assert 1 == len(capfdbinary.readouterr().out.splitlines())
     assert [2] == [row["row"] for row in read_lines(tmp_path / "bad.jsonl")]
     assert run(models, source, Path("-"), "--output-format", "csv", "--rejected", str(tmp_path / "2.jsonl")) == 2
-    assert b"written as csv" in capsysbinary.readouterr().err
+    assert b"written as csv" in capfdbinary.readouterr().err
 
 
 class Killed(BaseException):
     """Stands for a kill."""
 
 
-def test_it_truncates_deletes_and_replaces_no_file_unasked(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_truncates_deletes_and_replaces_no_file_unasked(models: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": 1}])
     before = source.read_bytes()
     other = tmp_path / "other"
@@ -561,7 +561,7 @@ def test_it_truncates_deletes_and_replaces_no_file_unasked(models: Path, tmp_pat
     ):
         (tmp_path / name).write_text("mine")
         assert 2 == run(models, source, tmp_path / "out.jsonl", *flags)
-        assert f"`{tmp_path / name}` exists already" in capsys.readouterr().err
+        assert f"`{tmp_path / name}` exists already" in capfd.readouterr().err
         assert ("mine", {"in.jsonl", "models", name}) == ((tmp_path / name).read_text(), set(os.listdir(tmp_path)))
         (tmp_path / name).unlink()
     other.write_text("mine")
@@ -624,6 +624,18 @@ def test_files_of_a_run_are_different_files(
     assert names - {"in.jsonl"} | {"out.jsonl.part"} == set(os.listdir(tmp_path))
 
 
+def test_ctrl_c_ends_a_run_whose_stdout_is_not_read(models: Path, tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [{"text": "good", "note": "n" * 10_000}] * 100)
+    command = [sys.executable, "-m", "bertserve.service.cli", "score", "--models", str(models), "--model", "tiny", str(source), "-"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.read(1)  # and no more
+        process.send_signal(signal.SIGINT)
+        assert 130 == process.wait(60)
+        assert b"Fatal" not in process.stderr.read()
+
+
 def test_stdout_may_not_be_the_input(models: Path, tmp_path: Path) -> None:
     """As `score in.jsonl - >> in.jsonl` would never end."""
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}])
@@ -658,7 +670,7 @@ def test_an_output_that_others_made_meanwhile_is_not_replaced(
 def test_a_run_that_is_stopped_while_it_writes_goes_on(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C during the first write waits for it, and leaves a part and a state that belong together; before it, nothing stays."""
     source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
-    write, close, closing = part._write, part.PartialOutput.close, threading.Event()
+    write, close, closing = part.write_all, part.PartialOutput.close, threading.Event()
 
     def interrupted(file: Any, data: bytes) -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -670,9 +682,9 @@ def test_a_run_that_is_stopped_while_it_writes_goes_on(models: Path, tmp_path: P
         close(self)
 
     monkeypatch.setattr(part.PartialOutput, "close", noted)
-    monkeypatch.setattr(part, "_write", interrupted)
+    monkeypatch.setattr(part, "write_all", interrupted)
     assert 130 == run(models, source, output)
-    monkeypatch.setattr(part, "_write", write)
+    monkeypatch.setattr(part, "write_all", write)
     assert {"out.jsonl.part", "out.jsonl.state"} <= set(os.listdir(tmp_path))
     assert 0 == run(models, source, output)
     assert TEXTS == [row["text"] for row in read_lines(output)]
@@ -708,14 +720,14 @@ def test_a_run_that_was_killed_anywhere_goes_on(
             nonlocal count
             count += 1
             if count == last:
-                if call is part._write:  # half of it is written
+                if call is part.write_all:  # half of it is written
                     call(args[0], args[1][: len(args[1]) // 2])
                 raise Killed
             return call(*args, **options)
 
         return replaced
 
-    monkeypatch.setattr(part, "_write", counted(part._write))
+    monkeypatch.setattr(part, "write_all", counted(part.write_all))
     for name in ("fsync", "replace"):
         monkeypatch.setattr(part.os, name, counted(getattr(os, name)))
     monkeypatch.setattr(Path, "unlink", counted(Path.unlink))
@@ -750,7 +762,7 @@ def test_another_input_model_or_option_does_not_go_on(
     assert ["in.jsonl", "models"] == sorted(os.listdir(tmp_path))
     for flags in ((), ("--restart",)):
         with monkeypatch.context() as patch:
-            patch.setattr(part, "_write", full_after(2, part._write))
+            patch.setattr(part, "write_all", full_after(2, part.write_all))
             assert run(models, source, output, *flags) == 1
         assert "32 rows" in (message := capsys.readouterr().err)
         assert bool(flags) == ("without --restart" in message)  # with it, the rows would be lost
@@ -855,7 +867,7 @@ def test_an_error_of_the_disk_while_reading_is_a_message() -> None:
 
 
 def test_a_folder_that_may_not_be_searched_is_a_message(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Simulated, because root may search every folder."""
     source, closed, stat = write_lines(tmp_path / "in.jsonl", [{"text": "good"}]), tmp_path / "closed", Path.stat
@@ -868,7 +880,7 @@ def test_a_folder_that_may_not_be_searched_is_a_message(
     monkeypatch.setattr(Path, "stat", denied)
     assert 1 == run(models, source, closed / "out.jsonl")
     assert 1 == run(models, source, Path("-"), "--rejected", str(closed / "bad.jsonl"))
-    assert 2 == capsys.readouterr().err.count("(Permission denied)")
+    assert 2 == capfd.readouterr().err.count("(Permission denied)")
 
 
 def test_a_closed_stdout_is_refused(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -883,7 +895,7 @@ def test_a_run_with_a_large_schema_goes_on(models: Path, tmp_path: Path, monkeyp
     source, output = tmp_path / "in.parquet", tmp_path / "out.parquet"
     pq.write_table(pa.table({"text": TEXTS}).replace_schema_metadata({"note": "n" * 2**21}), source)
     with monkeypatch.context() as patch:
-        patch.setattr(part, "_write", full_after(2, part._write))
+        patch.setattr(part, "write_all", full_after(2, part.write_all))
         assert 1 == run(models, source, output)
     assert 0 == run(models, source, output)
     assert TEXTS == pq.read_table(output).column("text").to_pylist()
