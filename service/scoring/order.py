@@ -23,6 +23,8 @@ CHUNK_ROWS, CHUNK_CHARS = 256, 2**15
 # Padded tokens of a batch on a CPU: more rows save no time, and their activations do not fit the caches
 # (bench/results/2026-11-23-score.md).
 CPU_BATCH_TOKENS = 256
+# Rows of a window, and bytes of their answers as JSON: all answers of a window are in memory.
+WINDOW_ROWS, WINDOW_ANSWER_BYTES = 4096, 2**27
 # Rows have no deadline, but the scheduler needs one.
 DEADLINE_S = 86_400.0
 LEAST_WAIT_S, MOST_WAIT_S = 0.02, 1.0
@@ -201,6 +203,7 @@ class LoadedModel:
         parameters: Parameters of each request.
         columns: Builds requests from rows.
         names: The columns that the output adds; the last one is for warnings.
+        window_rows: Maximum rows of a window; it depends only on the order and the model, so that a run can resume.
         scorer: Answers rows.
     """
 
@@ -221,5 +224,6 @@ class LoadedModel:
         self.names = (f"{prediction}_label", f"{prediction}_score", warnings) if flat else order.names
         if warnings in self.names[:-1]:
             raise SettingsError(f"--warnings-column is `{warnings}`, which is a column of the prediction; give another name.")
+        self.window_rows = max(1, min(WINDOW_ROWS, WINDOW_ANSWER_BYTES // max(1, self.columns.answer_bytes(self.model.bundle.manifest))))
         threads, max_batch_tokens = self.state.worker.threads, settings.max_batch_tokens
         self.scorer = Scorer(self.model, self.columns, threads=threads, max_batch_tokens=max_batch_tokens, taken=self.names)

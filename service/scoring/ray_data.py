@@ -31,7 +31,7 @@ from bertserve.service.scoring.formats import PARQUET, make_writer
 from bertserve.service.scoring.order import LoadedModel, ScoringOrder
 from bertserve.service.scoring.parquet_folder import REJECTED_SUFFIX, FileFacts, ParquetFolder, ParquetOutput, undone
 from bertserve.service.scoring.part import ScoringProgress
-from bertserve.service.scoring.runner import WINDOW_ROWS, ProgressBar, ScoringRun, TooManyRejectedError
+from bertserve.service.scoring.runner import ProgressBar, ScoringRun, TooManyRejectedError
 from bertserve.service.scoring.score import REJECTED
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.body import Limits
@@ -122,7 +122,8 @@ class FileScorer:
             output = ParquetOutput(work.output, name, writer)
             rejected = Path(name + REJECTED_SUFFIX)
             bar = ProgressBar(None, 0)
-            run = ScoringRun(reader, self._loaded.scorer, writer, output, ScoringProgress(), bar, order.max_rejected, rejected, WINDOW_ROWS)
+            scorer, rows = self._loaded.scorer, self._loaded.window_rows
+            run = ScoringRun(reader, scorer, writer, output, ScoringProgress(), bar, order.max_rejected, rejected, rows)
             try:
                 await run()
                 if work.source.facts(name) != before:  # otherwise the output would count as newer than the changed file

@@ -23,7 +23,6 @@ from bertserve.service.scoring.part import ScoringProgress
 from bertserve.service.scoring.row import RowAnswer, Window
 from bertserve.service.wire.json_text import to_json
 
-WINDOW_ROWS = 4096
 # Maximum bytes of a window's rows in the file, so that long rows need no more memory than short ones.
 WINDOW_BYTES = 2**24
 # Windows at the same time: while the last rows of a window run, the next window starts.
@@ -97,7 +96,7 @@ class ScoringRun:
     bar: ProgressBar
     max_rejected: int
     rejected_to: Path | None
-    window_rows: int = WINDOW_ROWS
+    window_rows: int
 
     async def __call__(self) -> None:
         """Scores the input from the current progress to the end.

@@ -27,7 +27,7 @@ from bertserve.service.scoring.part import (
     write_all,
 )
 from bertserve.service.scoring.row import Place
-from bertserve.service.scoring.runner import WINDOW_BYTES, WINDOW_ROWS, ProgressBar, ScoringRun, Sink
+from bertserve.service.scoring.runner import WINDOW_BYTES, ProgressBar, ScoringRun, Sink
 from bertserve.service.scoring.text_lines import DELIMITERS
 from bertserve.service.serving.build import AppState
 from bertserve.service.settings import Settings
@@ -173,7 +173,7 @@ class _Run:
             known = part.path if part is not None and progress.output_bytes else None
             writer = make_writer(self._kinds[1], reader, loaded.columns.task, loaded.names, known=known, json_cells=order.json_cells)
             bar = ProgressBar(total_size(self._source, reader), progress.place.offset)
-            run = ScoringRun(reader, loaded.scorer, writer, sink, progress, bar, order.max_rejected, rejected, window_rows=WINDOW_ROWS)
+            run = ScoringRun(reader, loaded.scorer, writer, sink, progress, bar, order.max_rejected, rejected, loaded.window_rows)
             try:
                 stopped = await _until_signal(loaded.state, run, order.again)
             finally:
@@ -212,7 +212,7 @@ class _Run:
             "limits": [state.limits.max_chars, state.limits.max_inputs, state.max_body_bytes],
             "--max-queue-tokens": loaded.settings.max_queue_tokens,
             "--batch-variant-graphs": loaded.settings.batch_variant_graphs,
-            "batches": [loaded.scorer.batch_tokens, WINDOW_ROWS, WINDOW_BYTES],
+            "batches": [loaded.scorer.batch_tokens, loaded.window_rows, WINDOW_BYTES],
             "file for rejected rows": str(self._order.rejected),
         }
 

@@ -299,6 +299,12 @@ def _has_one_label(parameters: Mapping[str, Any], config: ModelConfig) -> bool:
     return len(config.labels) == 1 or (lower(parameters.get("function_to_apply")) or config.activation) != "sigmoid"
 
 
+def _answer_bytes(request: ClassifyRequest, manifest: Manifest) -> int:
+    count = min(request.parameters.top_k or len(manifest.labels), len(manifest.labels))
+    explained = min(count, MAX_EXPLAINED) if request.parameters.explain else 0
+    return count * (LABEL_BYTES + longest_label(manifest.labels)) + explained * occlusion.MAX_WORDS * occlusion.WORD_BYTES
+
+
 def require_labels(manifest: Manifest) -> str | None:
     """Returns the fields that a classification manifest lacks, or None."""
     return None if manifest.labels else f"`labels` must not be empty for {manifest.task}"
@@ -357,4 +363,5 @@ SPEC = TaskSpec(
     form=_FORM,
     tensors=labeled_form(lambda body, manifest: manifest.labels, INPUTS, TensorField("text_pair", optional=True)),
     has_one_label=_has_one_label,
+    answer_bytes=_answer_bytes,
 )

@@ -50,7 +50,7 @@ TEXTS = [" ".join(WORDS[(i * k) % 8] for k in range(1 + i * 7 % 19)) for i in ra
 
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(score, "WINDOW_ROWS", 16)
+    monkeypatch.setattr(orders, "WINDOW_ROWS", 16)
 
 
 def write_lines(path: Path, rows: Sequence[Any]) -> Path:
@@ -372,6 +372,39 @@ def test_parquet_keeps_the_columns_and_their_types(models: Path, tmp_path: Path,
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 no")
     assert run(models, tmp_path / "bad.parquet", tmp_path / "2.parquet") == 1
     assert "as Parquet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("task", "parameters", "rows"),
+    [
+        ("attention", {"layers": [0]}, 1),  # two heads of 32 x 32 numbers of 14 bytes
+        ("attention", {"layers": [0], "heads": [0]}, 2),
+        ("attention", {"layers": [100]}, 16),  # each row is rejected
+        ("feature-extraction", {"pooling": "none", "dimensions": 4}, 8),  # 32 vectors of 4 numbers and 64 bytes
+        ("feature-extraction", {"pooling": "mean"}, 16),
+        ("text-classification", {"explain": True}, 1),
+        ("text-classification", {}, 16),
+        ("zero-shot-classification", {"candidate_labels": [str(i) for i in range(100)]}, 6),
+        ("zero-shot-classification", {"candidate_labels": ["good", "bad"]}, 16),
+    ],
+)
+def test_windows_of_large_answers_have_fewer_rows(
+    tmp_path: Path, task: str, parameters: dict[str, Any], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = ({"labels": LABELS[task]} if task in LABELS else {}) | ({"attention_heads": (2, 2)} if task == "attention" else {})
+    tiny.bundle(tmp_path / "models", task=BASES.get(task, task), **more)
+    source, ends = write_lines(tmp_path / "in.jsonl", [{"text": "good"}] * 20), [0]
+    append = part.PartialOutput.append
+
+    def appended(self: part.PartialOutput, data: bytes, rejected: bytes, progress: ScoringProgress) -> ScoringProgress:
+        ends.append(progress.place.row)
+        return append(self, data, rejected, progress)
+
+    monkeypatch.setattr(part.PartialOutput, "append", appended)
+    monkeypatch.setattr(orders, "WINDOW_ANSWER_BYTES", 2**15)
+    flags = ("--parameters", json.dumps(parameters), "--task", task)
+    assert run(tmp_path / "models", source, tmp_path / "out.jsonl", *flags) in (0, 1, 3)
+    assert rows == ends[1]
 
 
 @pytest.mark.parametrize("delimiter", [",", "\t"])
