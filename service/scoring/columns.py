@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_or
 
 from pydantic import BaseModel
 
-from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, did_you_mean
-from bertserve.service.tasks.body import Limits
+from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.errors import BertServeError, CallerError, InvalidValueError, SettingsError, did_you_mean
+from bertserve.service.tasks.body import Limits, TaskBody
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.wire.reading import parse_json, validate_as
@@ -148,7 +149,7 @@ class Columns:
         self._beside = dict(parameters)
         if parameters and self._spec.body.parameters_type.model_fields:
             self._beside = {"parameters": dict(parameters)}
-        self._check_parameters()
+        self._example = self._with_parameters()
 
     @property
     def task(self) -> str:
@@ -197,6 +198,8 @@ class Columns:
                 raise InvalidValueError("the column `{column}` is empty, and --empty is `reject`.", column=column)
             if field.is_list and isinstance(value, str):
                 value = self._list(column, value)
+            elif isinstance(value, list) and not field.is_list:  # the endpoint reads it as several inputs
+                raise InvalidValueError("the column `{column}` must be a text, and it is a list; write a row for each text.", column=column)
             if field.needed or value not in (None, ""):
                 inputs[name] = value
         body = validate_as(self._spec.body, self._body(inputs), self._limits)
@@ -214,10 +217,20 @@ class Columns:
         except BertServeError as error:
             raise InvalidValueError("the column `{column}` must be a JSON list of texts, but is not JSON.", column=column) from error
 
-    def _check_parameters(self) -> None:
+    def answer_bytes(self, manifest: Manifest) -> int:
+        """Returns the maximum bytes of an answer of a model; 0 if answers are small, or if each row will be rejected."""
+        if self._spec.answer_bytes is None:
+            return 0
+        try:
+            return self._spec.answer_bytes(self._example.requests(manifest)[0], manifest)
+        except CallerError:  # the model lacks a layer, for example
+            return 0
+
+    def _with_parameters(self) -> TaskBody:
+        """Returns the example of the task with the parameters."""
         example = {name: value for name, value in self._spec.body.example().items() if name in required(self._spec.body)}
         try:
-            validate_as(self._spec.body, example | self._beside, Limits(max_inputs=2**14, max_chars=2**20))
+            return validate_as(self._spec.body, example | self._beside, Limits(max_inputs=2**14, max_chars=2**20))
         except BertServeError as error:
             raise SettingsError(f"--parameters does not fit /{self._spec.path}: {error.message}") from error
 

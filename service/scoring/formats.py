@@ -92,7 +92,7 @@ def open_reader(path: Path, kind: str, place: Place, *, max_bytes: int, inputs: 
         raise
 
 
-def make_writer(kind: str, reader: Reader, task: str, names: Sequence[str], *, known: bytes, json_cells: bool = False) -> Writer:
+def make_writer(kind: str, reader: Reader, task: str, names: Sequence[str], *, known: Path | None, json_cells: bool = False) -> Writer:
     """Returns the writer of the output.
 
     Args:
@@ -101,7 +101,7 @@ def make_writer(kind: str, reader: Reader, task: str, names: Sequence[str], *, k
         task: The task.
         names: Names of the columns for predictions and, as the last one, for warnings.
         json_cells: Whether CSV and TSV have warnings as JSON.
-        known: The start of an earlier run's output.
+        known: The part of an earlier run, if it has rows.
 
     Raises:
         SettingsError: The format has fixed columns, but the input does not.

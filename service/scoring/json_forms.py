@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from bertserve.service.errors import SettingsError, StartError
+from bertserve.service.errors import InvalidValueError, SettingsError, StartError
 
 Convert = Callable[[Any], Any]
 _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
@@ -49,7 +49,7 @@ class JsonColumn:
             ) from error
 
     def values(self, column: Any) -> list[Any]:
-        """Returns the values of a chunked array.
+        """Returns the values of a chunked array; instead of a value that is not UTF-8, its error.
 
         Raises:
             StartError: A value cannot be converted.
@@ -57,6 +57,11 @@ class JsonColumn:
         try:
             values: list[Any] = (column if self._stored == self._kind else column.cast(self._stored)).to_pylist()
             return values if self._convert is None else [None if value is None else self._convert(value) for value in values]
+        except UnicodeDecodeError:
+            if len(column) == 1:
+                return [InvalidValueError("the column `{column}` is not UTF-8; fix the text.", column=self._name)]
+            half = len(column) // 2
+            return [*self.values(column.slice(0, half)), *self.values(column.slice(half))]
         except (pa.ArrowException, ValueError, OverflowError) as error:
             raise StartError(
                 f"the column `{self._name}` ({self._kind}) has a value that JSON and CSV cannot represent: {error}; "
@@ -138,9 +143,13 @@ def _time_form(kind: Any) -> tuple[Any, Convert | None]:
     types = pa.types
     if types.is_duration(kind):
         return pa.int64(), lambda value: _duration(value, _DIGITS[kind.unit])
-    if types.is_timestamp(kind) and kind.unit == "ns":
-        zone = None if kind.tz is None else pa.lib.string_to_tzinfo(kind.tz)
-        return pa.int64(), lambda value: _timestamp(value, zone)
+    if types.is_timestamp(kind):
+        try:
+            zone = None if kind.tz is None else pa.lib.string_to_tzinfo(kind.tz)
+        except (pa.ArrowException, KeyError) as error:  # the zone is unknown
+            raise _NoFormError(kind) from error
+        if kind.unit == "ns":
+            return pa.int64(), lambda value: _timestamp(value, zone)
     if types.is_time64(kind) and kind.unit == "ns":
         return pa.int64(), _time
     if types.is_timestamp(kind) or types.is_time(kind) or types.is_date(kind):

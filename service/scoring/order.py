@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bertserve.service.errors import BertServeError, CallerError, RefusedError, UnavailableError
+from bertserve.service.errors import BertServeError, CallerError, RefusedError, SettingsError, UnavailableError
 from bertserve.service.scoring.columns import Columns, Empty, read_parameters, task_for
 from bertserve.service.scoring.row import Row, RowAnswer
 from bertserve.service.scoring.text_lines import DELIMITERS
@@ -23,6 +23,8 @@ CHUNK_ROWS, CHUNK_CHARS = 256, 2**15
 # Padded tokens of a batch on a CPU: more rows save no time, and their activations do not fit the caches
 # (bench/results/2026-11-23-score.md).
 CPU_BATCH_TOKENS = 256
+# Rows of a window, and bytes of their answers as JSON: all answers of a window are in memory.
+WINDOW_ROWS, WINDOW_ANSWER_BYTES = 4096, 2**27
 # Rows have no deadline, but the scheduler needs one.
 DEADLINE_S = 86_400.0
 LEAST_WAIT_S, MOST_WAIT_S = 0.02, 1.0
@@ -185,16 +187,23 @@ class ScoringOrder:
     actors: int | None = None
     actor_cpus: int | None = None
 
+    @property
+    def again(self) -> str:
+        """The command that continues the run, for messages after "run"."""
+        return "the same command without --restart" if self.restart else "the same command again"
+
 
 class LoadedModel:
     """The model of an order, and the objects that answer rows.
 
     Attributes:
+        settings: The settings.
         state: The service without HTTP.
         model: The model.
         parameters: Parameters of each request.
         columns: Builds requests from rows.
         names: The columns that the output adds; the last one is for warnings.
+        window_rows: Maximum rows of a window; it depends only on the order and the model, so that a run can resume.
         scorer: Answers rows.
     """
 
@@ -204,7 +213,7 @@ class LoadedModel:
         Raises:
             StartError: The model cannot be loaded, or does not support the order.
         """
-        self.state = build(settings)
+        self.settings, self.state = settings, build(settings)
         (self.model,) = self.state.registry.models.values()
         self.parameters = read_parameters(order.parameters)
         task = task_for(self.model.tasks, order.task, self.parameters, order.columns)
@@ -213,5 +222,8 @@ class LoadedModel:
         has_one_label = TASKS[task].has_one_label(self.parameters, self.model.bundle.manifest)
         flat = order.output_format in DELIMITERS and not order.json_cells and has_one_label
         self.names = (f"{prediction}_label", f"{prediction}_score", warnings) if flat else order.names
+        if warnings in self.names[:-1]:
+            raise SettingsError(f"--warnings-column is `{warnings}`, which is a column of the prediction; give another name.")
+        self.window_rows = max(1, min(WINDOW_ROWS, WINDOW_ANSWER_BYTES // max(1, self.columns.answer_bytes(self.model.bundle.manifest))))
         threads, max_batch_tokens = self.state.worker.threads, settings.max_batch_tokens
         self.scorer = Scorer(self.model, self.columns, threads=threads, max_batch_tokens=max_batch_tokens, taken=self.names)

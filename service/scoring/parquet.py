@@ -46,7 +46,8 @@ class ParquetReader:
                 name.
         """
         try:
-            self._file = pq.ParquetFile(path, filesystem=filesystem)
+            # INT96 has days and nanoseconds: as 64-bit nanoseconds, times outside 1677 to 2262 would become other times
+            self._file = pq.ParquetFile(path, filesystem=filesystem, coerce_int96_timestamp_unit="us")
         except (pa.ArrowException, OSError) as error:
             raise StartError(f"the input `{path}` cannot be read as Parquet: {error}.") from error
         stored = self._file.schema_arrow
@@ -84,6 +85,7 @@ class ParquetReader:
         for name, column in self._values.items():
             for row, value in zip(rows, column.values(table.column(name)), strict=True):
                 row.values[name] = value
+                row.error = value if isinstance(value, InvalidValueError) else row.error
         return Window(rows, Place(self._row, self._row), table)
 
     def _json_columns(self, inputs: Sequence[str], whole: bool) -> dict[str, JsonColumn]:
@@ -99,13 +101,16 @@ class ParquetReader:
 
     def _pieces(self, max_rows: int, max_bytes: int) -> Iterator[Any]:
         for group in range(self._file.num_row_groups):
-            count = self._file.metadata.row_group(group).num_rows
+            metadata = self._file.metadata.row_group(group)
+            count = metadata.num_rows
             if self._row + count <= self._skip:
                 self._row += count
                 continue
-            for batch in self._file.iter_batches(max_rows, row_groups=[group]):
+            # batches and pieces depend only on the row group, so they are the same from any starting place
+            batch_rows = max(1, min(max_rows, max_bytes * count // max(metadata.total_byte_size, 1)))
+            for batch in self._file.iter_batches(batch_rows, row_groups=[group]):
                 table = pa.Table.from_batches([batch]).cast(self.schema)
-                piece_rows = max(1, max_rows * max_bytes // max(table.nbytes, max_bytes))  # same pieces from any starting place
+                piece_rows = max(1, table.num_rows * max_bytes // max(table.nbytes, max_bytes))  # repeated values are larger in memory
                 for start in range(0, table.num_rows, piece_rows):
                     piece = table.slice(start, piece_rows)
                     self._row += piece.num_rows
@@ -124,7 +129,7 @@ def _is_text(kind: Any) -> bool:
 class ParquetWriter:
     """Converts rows and answers to an Arrow stream, and the stream to Parquet."""
 
-    def __init__(self, schema: Any, answer_types: Sequence[Any], prediction: str, warnings: str, *, known: bytes = b"") -> None:
+    def __init__(self, schema: Any, answer_types: Sequence[Any], prediction: str, warnings: str, *, known: Path | None) -> None:
         """Creates it.
 
         Args:
@@ -132,10 +137,13 @@ class ParquetWriter:
             answer_types: Possible types of an answer; the column has the first type that fits all answers of the first window.
             prediction: Name of the column for predictions.
             warnings: Name of the column for warnings.
-            known: The start of the stream, if it exists already.
+            known: The file of the stream, if it has rows already.
         """
         self._input, self._candidates, self._names = schema, answer_types, (prediction, warnings)
-        self._schema: Any = pa.ipc.read_schema(pa.py_buffer(known)) if known else None
+        self._schema: Any = None
+        if known is not None:
+            with pa.OSFile(str(known)) as file, pa.ipc.open_stream(file) as stream:
+                self._schema = stream.schema
 
     def begin(self) -> bytes:
         """Returns nothing, because the stream starts with its schema, which depends on the first window."""

@@ -99,6 +99,18 @@ class ParquetFolder:
             if name.endswith(SUFFIX) and not any(part.startswith(HIDDEN) for part in PurePosixPath(name).parts)
         }
 
+    def facts(self, name: str) -> FileFacts:
+        """Returns the properties of one of its files.
+
+        Raises:
+            StartError: They cannot be read.
+        """
+        try:
+            info = self.filesystem.get_file_info(f"{self.path}/{name}")
+        except (pa.ArrowException, OSError) as error:
+            raise StartError(f"`{self.uri}/{name}` cannot be read: {error}.") from error
+        return FileFacts(info.size or 0, info.mtime_ns or 0)
+
     def reader(self, name: str, inputs: Sequence[str]) -> ParquetReader:
         """Returns a reader at the start of one of its files, for a task that reads the columns `inputs`.
 
@@ -215,6 +227,9 @@ class ParquetOutput:
 
     def discard(self) -> None:
         """Removes the written files, unless they are finished."""
+        if self._parquet is not None:
+            with suppress(pa.ArrowException, OSError):  # the file is removed anyway
+                self._parquet.close()
         for file in (self._file, self._rejected):
             if file is not None:
                 file.discard()

@@ -52,9 +52,12 @@ def identity_of(path: Path) -> dict[str, Any]:
     """Returns the properties that identify a file: its size, the time of its last change, and a digest of its first mebibyte.
 
     Raises:
+        SettingsError: It is a pipe or a device.
         StartError: It cannot be read.
     """
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):  # to open a pipe waits, and to read it takes its rows away
+            raise SettingsError(f"the input `{path}` is not a regular file; give `-` to read from stdin.")
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
             head = hashlib.sha256(file.read(_HEAD_BYTES)).hexdigest()
@@ -101,9 +104,9 @@ class PartialOutput:
                 part.
             StartError: Another run is writing it, or it is broken or cannot be written.
         """
-        for path, flag in ((self._output, "output"), (self._rejected_path, "--rejected")):
-            _refuse_special(path, flag=flag)
         try:
+            for path, flag in ((self._output, "output"), (self._rejected_path, "--rejected")):
+                _refuse_special(path, flag=flag)
             was_there = os.path.lexists(self.path)
             self._file = file = self.path.open("ab+", buffering=0)
             self._lock(file)
@@ -141,7 +144,9 @@ class PartialOutput:
     def _check_output(self, progress: ScoringProgress) -> None:
         """Refuses an output that another program has written meanwhile; a complete one may have its name already."""
         if not progress.complete and self._replaces != _identity(self._output):
-            raise SettingsError(f"`{self._output}` was written after `{self.path}` was started; move it, and run the same command again.")
+            raise SettingsError(
+                f"`{self._output}` was written after `{self.path}` was started; move it, and run the command without --restart to continue."
+            )
 
     def _begin(self, file: io.FileIO, restart: bool) -> ScoringProgress:
         """Writes the state of a run without rows, unless a file of another run exists."""
@@ -176,11 +181,6 @@ class PartialOutput:
             )
         return progress
 
-    def head(self) -> bytes:
-        """Returns the start of the bytes that count."""
-        with self.path.open("rb") as file:
-            return file.read(_HEAD_BYTES)
-
     def append(self, data: bytes, rejected: bytes, progress: ScoringProgress) -> ScoringProgress:
         """Appends bytes, then records that they count; returns the progress with the new sizes.
 
@@ -192,7 +192,7 @@ class PartialOutput:
                 if file is None:
                     raise OSError(errno.EBADF, "the run was stopped")
                 if added:
-                    _write(file, added)
+                    write_all(file, added)
                     os.fsync(file.fileno())
             progress = replace(
                 progress, output_bytes=progress.output_bytes + len(data), rejected_bytes=progress.rejected_bytes + len(rejected)
@@ -262,7 +262,8 @@ class PartialOutput:
         sync_path(self._state.parent)
 
 
-def _write(file: io.FileIO, data: bytes) -> None:
+def write_all(file: io.FileIO, data: bytes) -> None:
+    """Writes bytes to an unbuffered file."""
     rest = memoryview(data)
     while rest:  # an unbuffered file may accept only a part
         rest = rest[file.write(rest) :]
@@ -315,7 +316,7 @@ def check_stream(stream: IO[Any], files: Mapping[str, Path]) -> None:
     except (OSError, ValueError):  # the stream is closed, or not a file
         return
     for name, path in files.items():
-        if path.is_file() and os.path.samestat(status, path.stat()):
+        if os.path.isfile(path) and os.path.samestat(status, path.stat()):
             raise SettingsError(f"stdout is {name} (`{path}`); redirect it to another file.")
 
 

@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any
 
 from bertserve.service import __version__
+from bertserve.service.backend import sessions
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import BertServeError, SettingsError, StartError, install_command, plural
@@ -30,7 +31,7 @@ from bertserve.service.scoring.formats import PARQUET, make_writer
 from bertserve.service.scoring.order import LoadedModel, ScoringOrder
 from bertserve.service.scoring.parquet_folder import REJECTED_SUFFIX, FileFacts, ParquetFolder, ParquetOutput, undone
 from bertserve.service.scoring.part import ScoringProgress
-from bertserve.service.scoring.runner import WINDOW_ROWS, ProgressBar, ScoringRun, TooManyRejectedError
+from bertserve.service.scoring.runner import ProgressBar, ScoringRun, TooManyRejectedError
 from bertserve.service.scoring.score import REJECTED
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.body import Limits
@@ -113,16 +114,20 @@ class FileScorer:
     async def _score(self, name: str) -> ScoringProgress:
         work = self._work
         columns, order = self._loaded.columns, work.order
+        before = work.source.facts(name)
         reader = work.source.reader(name, list(columns.by_field.values()))
         try:
             columns.check(reader.columns, order.names)
-            writer: Any = make_writer(PARQUET, reader, columns.task, order.names, known=b"")
+            writer: Any = make_writer(PARQUET, reader, columns.task, order.names, known=None)
             output = ParquetOutput(work.output, name, writer)
             rejected = Path(name + REJECTED_SUFFIX)
             bar = ProgressBar(None, 0)
-            run = ScoringRun(reader, self._loaded.scorer, writer, output, ScoringProgress(), bar, order.max_rejected, rejected, WINDOW_ROWS)
+            scorer, rows = self._loaded.scorer, self._loaded.window_rows
+            run = ScoringRun(reader, scorer, writer, output, ScoringProgress(), bar, order.max_rejected, rejected, rows)
             try:
                 await run()
+                if work.source.facts(name) != before:  # otherwise the output would count as newer than the changed file
+                    raise StartError("the input changed while it was read.")
                 await asyncio.to_thread(output.finish)
             except OSError as error:
                 raise StartError(f"the output cannot be written: {error}.") from error
@@ -181,11 +186,11 @@ def score_on_ray(settings: Settings, order: ScoringOrder) -> int:
             _connect(order.ray or LOCAL)
             bar = ProgressBar(sum(todo.values()), 0)
             try:
-                _collect(_results(work, list(todo), order), todo, total, bar, order.max_rejected)
+                _collect(_results(work, list(todo), order), todo, total, bar, order)
             finally:
                 seconds = bar.close()
         except (KeyboardInterrupt, _TerminatedError) as stop:
-            print(f"stopped after {plural(total.files, 'file')}; run the same command again to continue with the others.", file=sys.stderr)
+            print(f"stopped after {plural(total.files, 'file')}; run {order.again} to continue with the others.", file=sys.stderr)
             return 128 + (signal.SIGTERM if isinstance(stop, _TerminatedError) else signal.SIGINT)
         finally:
             signal.signal(signal.SIGTERM, handler)
@@ -196,7 +201,7 @@ def score_on_ray(settings: Settings, order: ScoringOrder) -> int:
     if total.broken:
         raise StartError(
             f"{len(total.broken)} of {len(todo)} files have no output. The first: {total.broken[0]} Fix or remove "
-            "them, and run the same command again to continue with these."
+            f"them, and run {order.again} to continue with these."
         )
     return REJECTED if total.rejected or any(name.endswith(REJECTED_SUFFIX) for name in work.output.files()) else 0
 
@@ -236,12 +241,14 @@ def _facts(
     """Returns the facts that affect the output; their names are used in errors."""
     facts = {
         "model": [manifest.name, version, settings.provider, settings.precision],
-        "version": __version__,
+        "version": [__version__, sessions.VERSION],
         "task": columns.task,
         "columns": [columns.by_field, *order.names],
         "parameters": parameters,
         "--empty": order.empty,
         "limits": [settings.max_chars, settings.max_inputs, settings.max_batch_tokens],
+        "--max-queue-tokens": settings.max_queue_tokens,
+        "--batch-variant-graphs": settings.batch_variant_graphs,
     }
     return dict(json.loads(json.dumps(facts)))
 
@@ -335,7 +342,7 @@ def _pool(order: ScoringOrder, count: int) -> tuple[int, int]:
     return cpus, min(order.actors or room, count)
 
 
-def _collect(results: Iterator[dict[str, Any]], sizes: Mapping[str, int], total: Totals, bar: ProgressBar, max_rejected: int) -> None:
+def _collect(results: Iterator[dict[str, Any]], sizes: Mapping[str, int], total: Totals, bar: ProgressBar, order: ScoringOrder) -> None:
     try:
         for result in results:
             if result["fatal"]:
@@ -348,16 +355,16 @@ def _collect(results: Iterator[dict[str, Any]], sizes: Mapping[str, int], total:
             total.rejected += result["rejected"]
             total.warned += result["warned"]
             bar.advance(sizes[result["file"]], result["rows"])
-            if total.rejected > max_rejected:
+            if total.rejected > order.max_rejected:
                 raise StartError(
-                    f"{plural(total.rejected, 'row')} of {plural(total.files, 'file')} cannot be answered, and --max-rejected is {max_rejected}. "
+                    f"{plural(total.rejected, 'row')} of {plural(total.files, 'file')} cannot be answered, and --max-rejected is {order.max_rejected}. "
                     f"The files *{REJECTED_SUFFIX} of the output say why. Fix the input or the flags, or raise --max-rejected "
                     "and start again."
                 )
     except ray.exceptions.RayError as error:
         raise StartError(
-            f"Ray gave up after {plural(total.files, 'file')}: {str(error).strip().splitlines()[-1]} Run the same command "
-            "again to continue with the others."
+            f"Ray gave up after {plural(total.files, 'file')}: {str(error).strip().splitlines()[-1]} Run {order.again} "
+            "to continue with the others."
         ) from error
 
 

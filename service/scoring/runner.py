@@ -23,7 +23,6 @@ from bertserve.service.scoring.part import ScoringProgress
 from bertserve.service.scoring.row import RowAnswer, Window
 from bertserve.service.wire.json_text import to_json
 
-WINDOW_ROWS = 4096
 # Maximum bytes of a window's rows in the file, so that long rows need no more memory than short ones.
 WINDOW_BYTES = 2**24
 # Windows at the same time: while the last rows of a window run, the next window starts.
@@ -96,14 +95,15 @@ class ScoringRun:
     bar: ProgressBar
     max_rejected: int
     rejected_to: Path | None
-    window_rows: int = WINDOW_ROWS
+    window_rows: int
 
     async def __call__(self) -> None:
         """Scores the input from the current progress to the end.
 
         Raises:
             TooManyRejectedError: More rows than allowed were rejected.
-            StartError: The input is broken, or the output cannot be written. Stored rows stay valid.
+            StartError: The input is broken. Stored rows stay valid.
+            OSError: The output cannot be written. Stored rows stay valid.
         """
         waiting: deque[tuple[Window, asyncio.Task[list[RowAnswer]]]] = deque()
         more = True
@@ -154,15 +154,7 @@ class ScoringRun:
         await self._append(data, b"".join(lines), progress)
 
     async def _append(self, data: bytes, rejected: bytes, progress: ScoringProgress) -> None:
-        try:
-            self.progress = await on_thread(lambda: self.sink.append(data, rejected, progress), name=THREAD)
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise StartError(
-                f"the output cannot be written ({error.strerror}); {self.progress.place.row} rows are done. Free disk "
-                "space, and run the same command again to continue."
-            ) from error
+        self.progress = await on_thread(lambda: self.sink.append(data, rejected, progress), name=THREAD)
 
 
 def _rejection(window: Window, index: int, answer: RowAnswer) -> bytes:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
 import sys
 import time
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,17 @@ from bertserve.service.errors import BertServeError, SettingsError, StartError, 
 from bertserve.service.scoring.columns import read_parameters
 from bertserve.service.scoring.formats import PARQUET, STREAM, Reader, format_of, make_writer, open_reader, total_size
 from bertserve.service.scoring.order import LoadedModel, ScoringOrder
-from bertserve.service.scoring.part import PartialOutput, ScoringProgress, check_distinct, check_stream, identity_of, refuse_existing
+from bertserve.service.scoring.part import (
+    PartialOutput,
+    ScoringProgress,
+    check_distinct,
+    check_stream,
+    identity_of,
+    refuse_existing,
+    write_all,
+)
 from bertserve.service.scoring.row import Place
-from bertserve.service.scoring.runner import WINDOW_BYTES, WINDOW_ROWS, ProgressBar, ScoringRun, Sink
+from bertserve.service.scoring.runner import WINDOW_BYTES, ProgressBar, ScoringRun, Sink
 from bertserve.service.scoring.text_lines import DELIMITERS
 from bertserve.service.serving.build import AppState
 from bertserve.service.settings import Settings
@@ -41,12 +49,14 @@ class StdoutSink:
             SettingsError: The file exists.
             StartError: The file cannot be written.
         """
+        # unbuffered: a thread that waits for the consumer would hold the lock of a buffer, which the end of the process needs
+        self._stdout = io.FileIO(sys.stdout.fileno(), "wb", closefd=False)
         self._rejected = rejected
         if rejected is None:
             return
-        if not restart and (not rejected.exists() or rejected.is_file()):  # a device or a pipe has no content to lose
-            refuse_existing(rejected, flag="--rejected")
         try:
+            if not restart and (not rejected.exists() or rejected.is_file()):  # a device or a pipe has no content to lose
+                refuse_existing(rejected, flag="--rejected")
             rejected.write_bytes(b"")
         except OSError as error:
             raise StartError(f"`{rejected}` cannot be written ({error.strerror}).") from error
@@ -56,9 +66,7 @@ class StdoutSink:
         if self._rejected is not None and rejected:
             with self._rejected.open("ab") as file:
                 file.write(rejected)
-        with suppress(ValueError):  # stdout is closed
-            sys.stdout.buffer.write(data)
-            sys.stdout.buffer.flush()
+        write_all(self._stdout, data)
         return progress
 
 
@@ -82,10 +90,9 @@ def score(settings: Settings, order: ScoringOrder) -> int:
     order = replace(order, output_format=out_kind)
     rejected = order.rejected if output == STREAM else order.rejected or output.with_name(output.name + ".rejected.jsonl")
     _check_files(source, output, rejected)
-    if source != STREAM:
-        identity_of(source)  # its name may be wrong, too
+    identity = None if source == STREAM else identity_of(source)  # before the model is loaded, because its name may be wrong, too
     try:
-        return asyncio.run(_Run(LoadedModel(settings, order), order, (kind, out_kind), rejected)())
+        return asyncio.run(_Run(LoadedModel(settings, order), order, (kind, out_kind), rejected, identity)())
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 
@@ -103,14 +110,18 @@ def _check_files(source: Path, output: Path, rejected: Path | None) -> None:
     if rejected is not None:
         files["--rejected"] = rejected
     check_distinct(files)
+    if sys.stdout is None:  # the process was started without it, as by `>&-`
+        raise SettingsError("the output is stdout, which is closed; give a file.")
     check_stream(sys.stdout, files)
 
 
 class _Run:
     """A run on this machine."""
 
-    def __init__(self, loaded: LoadedModel, order: ScoringOrder, kinds: tuple[str, str], rejected: Path | None) -> None:
-        self._loaded, self._order, self._kinds, self._rejected = loaded, order, kinds, rejected
+    def __init__(
+        self, loaded: LoadedModel, order: ScoringOrder, kinds: tuple[str, str], rejected: Path | None, identity: dict[str, Any] | None
+    ) -> None:
+        self._loaded, self._order, self._kinds, self._rejected, self._identity = loaded, order, kinds, rejected, identity
         self._source, self._output = Path(order.source), Path(order.output)
 
     async def __call__(self) -> int:
@@ -159,12 +170,12 @@ class _Run:
         sink: Sink = StdoutSink(rejected, restart=order.restart) if part is None else part
         reader = self._reader(progress.place)
         try:
-            head = b"" if part is None else part.head()
-            writer = make_writer(self._kinds[1], reader, loaded.columns.task, loaded.names, known=head, json_cells=order.json_cells)
+            known = part.path if part is not None and progress.output_bytes else None
+            writer = make_writer(self._kinds[1], reader, loaded.columns.task, loaded.names, known=known, json_cells=order.json_cells)
             bar = ProgressBar(total_size(self._source, reader), progress.place.offset)
-            run = ScoringRun(reader, loaded.scorer, writer, sink, progress, bar, order.max_rejected, rejected, window_rows=WINDOW_ROWS)
+            run = ScoringRun(reader, loaded.scorer, writer, sink, progress, bar, order.max_rejected, rejected, loaded.window_rows)
             try:
-                stopped = await _until_signal(loaded.state, run)
+                stopped = await _until_signal(loaded.state, run, order.again)
             finally:
                 seconds = bar.close()
         finally:
@@ -172,14 +183,16 @@ class _Run:
                 reader.close()
         if stopped is not None:
             again = (
-                "run the same command again to continue"
-                if part is not None and self._source != STREAM
-                else "the rows that were written are kept"
+                f"run {order.again} to continue" if part is not None and self._source != STREAM else "the rows that were written are kept"
             )
             print(f"stopped after {plural(run.progress.place.row, 'row')}; {again}.", file=sys.stderr)
             return 128 + stopped
+        if self._identity is not None and identity_of(self._source) != self._identity:
+            raise StartError(
+                f"the input `{self._source}` changed during the run, so the output may have rows of two versions; start again with --restart."
+            )
         if part is not None:
-            await _finish(part, run.progress, writer)
+            await _finish(part, run.progress, writer, order.again)
         return _end(run.progress, run.progress.place.row - progress.place.row, seconds, rejected)
 
     def _facts(self) -> dict[str, Any]:
@@ -187,7 +200,7 @@ class _Run:
         stream = {"stream of the process": os.getpid(), "since": time.time_ns()}  # unique for each stream
         loaded, state, model = self._loaded, self._loaded.state, self._loaded.model
         return {
-            "input": stream if self._source == STREAM else identity_of(self._source),
+            "input": self._identity or stream,
             "model": [model.name, model.bundle.version, model.graph.file, model.graph.provider],
             "version": [__version__, state.machine.onnxruntime, state.machine.cpu],
             "task": loaded.columns.task,
@@ -197,13 +210,15 @@ class _Run:
             "--json-cells": self._order.json_cells,
             "format": self._kinds,
             "limits": [state.limits.max_chars, state.limits.max_inputs, state.max_body_bytes],
-            "batches": [loaded.scorer.batch_tokens, WINDOW_ROWS, WINDOW_BYTES],
+            "--max-queue-tokens": loaded.settings.max_queue_tokens,
+            "--batch-variant-graphs": loaded.settings.batch_variant_graphs,
+            "batches": [loaded.scorer.batch_tokens, loaded.window_rows, WINDOW_BYTES],
             "file for rejected rows": str(self._order.rejected),
         }
 
 
-async def _until_signal(state: AppState, run: ScoringRun) -> int | None:
-    """Runs to the end, or to SIGINT or SIGTERM; returns the signal, if any."""
+async def _until_signal(state: AppState, run: ScoringRun, again: str) -> int | None:
+    """Runs to the end, or to SIGINT or SIGTERM; returns the signal, if any. `again` is the command that continues the run."""
     loop = asyncio.get_running_loop()
     state.scheduler.start()
     work = asyncio.create_task(run())
@@ -221,18 +236,24 @@ async def _until_signal(state: AppState, run: ScoringRun) -> int | None:
         if not stopped:
             raise
     except BertServeError as error:
-        raise error if isinstance(error, StartError) else StartError(f"{error.message} Run the same command again.") from error
+        raise error if isinstance(error, StartError) else StartError(f"{error.message} Run {again}.") from error
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise StartError(
+            f"the output cannot be written ({error.strerror}); {run.progress.place.row} rows are done. Free disk space, and run {again}."
+        ) from error
     finally:
         await state.scheduler.stop(0)
     return stopped[0] if stopped else None
 
 
-async def _finish(part: PartialOutput, progress: ScoringProgress, writer: Any) -> None:
+async def _finish(part: PartialOutput, progress: ScoringProgress, writer: Any, again: str) -> None:
     try:
         await asyncio.to_thread(part.finish, progress, getattr(writer, "finish", None))
     except OSError as error:
         raise StartError(
-            f"all rows are done, but the output cannot be renamed ({error.strerror}). Free disk space, and run the same command again."
+            f"all rows are done, but the output cannot be renamed ({error.strerror}). Free disk space, and run {again}."
         ) from error
 
 

@@ -40,20 +40,30 @@ class TextLines:
             file.seek(place.offset)
 
     def next(self) -> tuple[bytes, bool]:
-        """Returns the next line with its end, and whether it is complete; b"" at the end of the file. A line over the limit is cut."""
-        line = self._file.readline(self._max_bytes + 1)
+        """Returns the next line with its end, and whether it is complete; b"" at the end of the file. A line over the limit is cut.
+
+        Raises:
+            StartError: The file cannot be read.
+        """
+        line = self._readline(self._max_bytes + 1)
         self.offset += len(line)
         self.number += bool(line)
         whole = len(line) <= self._max_bytes
         piece = line
         while not whole and not piece.endswith(b"\n"):
-            piece = self._file.readline(2**20)
+            piece = self._readline(2**20)
             self.offset += len(piece)
             if not piece:
                 break
         if self.number == 1 and line.startswith(_BOM):
             line = line[len(_BOM) :]
         return line, whole
+
+    def _readline(self, max_bytes: int) -> bytes:
+        try:
+            return self._file.readline(max_bytes)
+        except OSError as error:
+            raise StartError(f"the input cannot be read after line {self.number} ({error.strerror}).") from error
 
     def close(self) -> None:
         """Closes the file."""

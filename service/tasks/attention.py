@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
+from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import InvalidValueError, TooLargeError
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun, copied
 from bertserve.service.tasks.body import TaskBody, TaskParameters, body_config
@@ -212,6 +213,10 @@ def _load_body(inputs: Sequence[Any]) -> dict[str, Any]:
     return inputs_body(inputs) | {"parameters": {"output_attentions": True, "layers": [-1]}}
 
 
+def _answer_bytes(request: AttentionRequest, manifest: Manifest) -> int:
+    return NUMBER_BYTES * min(MAX_VALUES, len(request.maps) * manifest.tokenizer.max_length**2)
+
+
 SPEC = TaskSpec(
     name=TASK,
     path="attention",
@@ -232,5 +237,6 @@ SPEC = TaskSpec(
         parameters={"output_attentions": True},
     ),
     derivation=Derivation(base=None, compatible=compatible, needs=NEEDS, discriminator=("parameters", "output_attentions")),
+    answer_bytes=_answer_bytes,
     load_body=_load_body,
 )

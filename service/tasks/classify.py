@@ -296,7 +296,13 @@ def _has_one_label(parameters: Mapping[str, Any], config: ModelConfig) -> bool:
     if parameters.get("explain") or parameters.get("top_k") not in (None, 1):
         return False
     # with independent labels, any number of them may be right
-    return len(config.labels) == 1 or (parameters.get("function_to_apply") or config.activation) != "sigmoid"
+    return len(config.labels) == 1 or (lower(parameters.get("function_to_apply")) or config.activation) != "sigmoid"
+
+
+def _answer_bytes(request: ClassifyRequest, manifest: Manifest) -> int:
+    count = min(request.parameters.top_k or len(manifest.labels), len(manifest.labels))
+    explained = min(count, MAX_EXPLAINED) if request.parameters.explain else 0
+    return count * (LABEL_BYTES + longest_label(manifest.labels)) + explained * occlusion.MAX_WORDS * occlusion.WORD_BYTES
 
 
 def require_labels(manifest: Manifest) -> str | None:
@@ -357,4 +363,5 @@ SPEC = TaskSpec(
     form=_FORM,
     tensors=labeled_form(lambda body, manifest: manifest.labels, INPUTS, TensorField("text_pair", optional=True)),
     has_one_label=_has_one_label,
+    answer_bytes=_answer_bytes,
 )

@@ -238,6 +238,16 @@ def estimate(request: EmbedRequest, max_length: int) -> int:
     return min(estimate_tokens(request.prompt) + estimate_tokens(request.text), max_length)
 
 
+def _vector_bytes(request: EmbedRequest) -> int:
+    width = request.parameters.dimensions or request.width
+    # base64 needs four bytes for three
+    return VECTOR_BYTES + (16 * width // 3 if request.parameters.encoding_format == "base64" else NUMBER_BYTES * width)
+
+
+def _answer_bytes(request: EmbedRequest, manifest: Manifest) -> int:
+    return _vector_bytes(request) * (manifest.tokenizer.max_length if request.parameters.pooling == "none" else 1)
+
+
 def embed(request: EmbedRequest, model: TaskModel) -> TaskRun:
     """Returns the vector, float32 [values] or base64; for the pooling `none`, one vector per token: float32 [length, values].
 
@@ -249,9 +259,7 @@ def embed(request: EmbedRequest, model: TaskModel) -> TaskRun:
     encoding, truncated = encode(request, model.tokenizer)
     count = len(encoding) if request.parameters.pooling == "none" else 1
     width = request.parameters.dimensions or request.width
-    # base64 needs four bytes for three
-    size = 16 * width // 3 if request.parameters.encoding_format == "base64" else NUMBER_BYTES * width
-    cost = Cost(answer_bytes=count * (size + VECTOR_BYTES), steps=count, memory_per_input=count * width)
+    cost = Cost(answer_bytes=count * _vector_bytes(request), steps=count, memory_per_input=count * width)
     [row] = yield Batch(
         [encoding], cost, lambda _, row: pooled_row(request, row), truncated=truncated, warnings=() if request.text.strip() else EMPTY
     )
@@ -377,6 +385,7 @@ SPEC = TaskSpec(
     answer=list[list[Annotated[float, Field(examples=[0.0412])]]] | list[list[list[float]]] | list[str] | list[list[str]],
     estimate=estimate,
     run=embed,
+    answer_bytes=_answer_bytes,
     form=Form(
         "Embed", "Turns a text into a vector.", (FormField("text", "Text", "inputs.text", value="A warm and funny film."),), "vectors"
     ),

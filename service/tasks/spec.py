@@ -255,6 +255,7 @@ class TaskSpec:
         tensors: Its tensors; None if the Open Inference Protocol does not support it.
         has_one_label: Returns whether the best label with its score is a sufficient answer for most readers, given `parameters` as JSON.
             If so, a result is a list of objects with `label` and `score`, the best first.
+        answer_bytes: Returns the maximum bytes of the answer of a request, given the manifest; None if answers are about as small as texts.
         load_body: Returns the body of a load test for one or more inputs.
         load_workload: The built-in workload of `bert-bench` with suitable inputs.
     """
@@ -272,5 +273,6 @@ class TaskSpec:
     form: Form | None = None
     tensors: TensorForm | None = None
     has_one_label: Callable[[Mapping[str, Any], ModelConfig], bool] = lambda parameters, config: False
+    answer_bytes: Callable[[Any, Manifest], int] | None = None
     load_body: Callable[[Sequence[Any]], dict[str, Any]] = inputs_body
     load_workload: str = "short"

@@ -214,5 +214,6 @@ SPEC = TaskSpec(
     tensors=labeled_form(lambda body, manifest: body.parameters.candidate_labels, INPUTS),
     derivation=Derivation(base=classify.TASK, compatible=compatible, needs=NEEDS, discriminator=("parameters", "candidate_labels")),
     has_one_label=lambda parameters, config: not parameters.get("multi_label"),
+    answer_bytes=lambda request, manifest: sum(LABEL_BYTES + text_bytes(label) for label in request.parameters.candidate_labels),
     load_body=_load_body,
 )

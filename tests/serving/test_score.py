@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import errno
+import io
 import json
 import os
 import signal
@@ -12,7 +14,9 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Sequence
+from datetime import datetime
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +28,16 @@ import pytest
 import tiny
 from application import LONG, play
 from bertserve.service.cli import main, score_command
+from bertserve.service.errors import StartError
 from bertserve.service.process import logs
 from bertserve.service.scoring import order as orders
 from bertserve.service.scoring import part, runner, score
 from bertserve.service.scoring.columns import input_fields
+from bertserve.service.scoring.parquet import ParquetReader
 from bertserve.service.scoring.part import ScoringProgress
-from bertserve.service.scoring.row import Place, Row, RowAnswer
+from bertserve.service.scoring.row import Place, Row, RowAnswer, Window
 from bertserve.service.scoring.runner import ProgressBar
-from bertserve.service.scoring.text_lines import JsonLinesReader, JsonLinesWriter
+from bertserve.service.scoring.text_lines import DelimitedReader, JsonLinesReader, JsonLinesWriter
 from bertserve.service.serving.build import build
 from bertserve.service.settings import ModelSettings, Settings
 from bertserve.service.tasks.catalog import TASKS
@@ -44,7 +50,7 @@ TEXTS = [" ".join(WORDS[(i * k) % 8] for k in range(1 + i * 7 % 19)) for i in ra
 
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(score, "WINDOW_ROWS", 16)
+    monkeypatch.setattr(orders, "WINDOW_ROWS", 16)
 
 
 def write_lines(path: Path, rows: Sequence[Any]) -> Path:
@@ -94,8 +100,11 @@ def test_the_best_label_has_columns_of_its_own(models: Path, tmp_path: Path) -> 
     assert [(each["label"], each["score"]) for each in best] == [(row["prediction_label"], float(row["prediction_score"])) for row in flat]
     assert {"p_label", "p_score"} < set(cells("--prediction-column", "p")[0])
     assert 2 == len(json.loads(cells("--parameters", '{"top_k": 2}')[0]["prediction"]))
-    sigmoid = cells("--parameters", '{"function_to_apply": "sigmoid"}')
-    assert len(json.loads(sigmoid[0]["prediction"])) > 1
+    for name in ("sigmoid", "SIGMOID"):
+        sigmoid = cells("--parameters", json.dumps({"function_to_apply": name}))
+        assert len(json.loads(sigmoid[0]["prediction"])) > 1
+    for name in ("prediction_label", "prediction_score"):
+        assert 2 == run(models, source, tmp_path / "twice.csv", "--warnings-column", name)
 
     assert 2 == run(models, source, tmp_path / "out.parquet", "--json-cells")
     source.write_text("prediction_label,text\n1,good\n")
@@ -259,6 +268,9 @@ BAD = [
     ("[1]", "not an object"),
     ({"txt": "good"}, "`text`; it has `txt`"),
     ({"text": 5}, "must be a text"),
+    ({"text": ["good", "bad"]}, "`text` must be a text"),
+    ({"text": ["good"]}, "`text` must be a text"),
+    ({"text": []}, "`text` must be a text"),
     ({"text": "good", "prediction": 1}, "`prediction`"),
     ({"text": LONG}, "`truncation`"),
     ('{"text": "\udcff"}', "UTF-8"),
@@ -362,6 +374,39 @@ def test_parquet_keeps_the_columns_and_their_types(models: Path, tmp_path: Path,
     assert "as Parquet" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("task", "parameters", "rows"),
+    [
+        ("attention", {"layers": [0]}, 1),  # two heads of 32 x 32 numbers of 14 bytes
+        ("attention", {"layers": [0], "heads": [0]}, 2),
+        ("attention", {"layers": [100]}, 16),  # each row is rejected
+        ("feature-extraction", {"pooling": "none", "dimensions": 4}, 8),  # 32 vectors of 4 numbers and 64 bytes
+        ("feature-extraction", {"pooling": "mean"}, 16),
+        ("text-classification", {"explain": True}, 1),
+        ("text-classification", {}, 16),
+        ("zero-shot-classification", {"candidate_labels": [str(i) for i in range(100)]}, 6),
+        ("zero-shot-classification", {"candidate_labels": ["good", "bad"]}, 16),
+    ],
+)
+def test_windows_of_large_answers_have_fewer_rows(
+    tmp_path: Path, task: str, parameters: dict[str, Any], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = ({"labels": LABELS[task]} if task in LABELS else {}) | ({"attention_heads": (2, 2)} if task == "attention" else {})
+    tiny.bundle(tmp_path / "models", task=BASES.get(task, task), **more)
+    source, ends = write_lines(tmp_path / "in.jsonl", [{"text": "good"}] * 20), [0]
+    append = part.PartialOutput.append
+
+    def appended(self: part.PartialOutput, data: bytes, rejected: bytes, progress: ScoringProgress) -> ScoringProgress:
+        ends.append(progress.place.row)
+        return append(self, data, rejected, progress)
+
+    monkeypatch.setattr(part.PartialOutput, "append", appended)
+    monkeypatch.setattr(orders, "WINDOW_ANSWER_BYTES", 2**15)
+    flags = ("--parameters", json.dumps(parameters), "--task", task)
+    assert run(tmp_path / "models", source, tmp_path / "out.jsonl", *flags) in (0, 1, 3)
+    assert rows == ends[1]
+
+
 @pytest.mark.parametrize("delimiter", [",", "\t"])
 def test_each_line_end_within_a_field_is_quoted(models: Path, tmp_path: Path, delimiter: str) -> None:
     """A carriage return alone as well, which csv leaves bare: the output has the rows and the fields of the input."""
@@ -449,14 +494,55 @@ def test_each_type_of_parquet_comes_through(models: Path, tmp_path: Path, suffix
         assert ["x", None] == after.column("dictionary").to_pylist()
 
 
+@pytest.mark.parametrize("column", ["text", "name"])
+def test_a_row_of_parquet_that_is_not_utf8_is_rejected(models: Path, tmp_path: Path, column: str) -> None:
+    columns = {"text": pa.array(TEXTS), "name": pa.array(TEXTS)}
+    texts = [b"\xff" if i in (0, 40, 41) else text.encode() for i, text in enumerate(TEXTS)]
+    pq.write_table(pa.table(columns | {column: pa.array(texts).view(pa.string())}), tmp_path / "in.parquet")
+    assert 3 == run(models, tmp_path / "in.parquet", tmp_path / "out.jsonl")
+    assert [1, 41, 42] == [row["row"] for row in read_lines(tmp_path / "out.jsonl.rejected.jsonl")]
+    assert [text for i, text in enumerate(TEXTS) if i not in (0, 40, 41)] == [row["text"] for row in read_lines(tmp_path / "out.jsonl")]
+    assert (column == "text") == (3 == run(models, tmp_path / "in.parquet", tmp_path / "out.parquet"))
+
+
+@pytest.mark.parametrize("dictionary", [False, True])
+def test_windows_of_parquet_have_few_bytes(tmp_path: Path, dictionary: bool) -> None:
+    """Also in small row groups with long rows, and if a repeated value is stored once; any window is a place to start from."""
+    texts = [f"{'' if dictionary else i}{'x' * 10_000}" for i in range(100)]
+    table = pa.table({"text": texts})
+    pq.write_table(table, tmp_path / "in.parquet", row_group_size=40, use_dictionary=dictionary, compression="none")
+
+    def windows(place: Place) -> list[Window]:
+        reader = ParquetReader(tmp_path / "in.parquet", place, inputs=["text"])
+        try:
+            return list(iter(lambda: reader.window(4096, 100_000), None))
+        finally:
+            reader.close()
+
+    found = windows(Place())
+    assert texts == [row.values["text"] for window in found for row in window.rows]
+    assert max(len(window.rows) for window in found) <= 10
+    for index, window in enumerate(found):
+        assert [later.after for later in found[index + 1 :]] == [later.after for later in windows(window.after)]
+
+
+def test_old_timestamps_of_parquet_keep_their_year(models: Path, tmp_path: Path) -> None:
+    times = [datetime(1000, 1, 1), datetime(9999, 12, 31, 23, 59, 59, 999999)]
+    table = pa.table({"text": ["good", "bad"], "when": pa.array(times, pa.timestamp("us"))})
+    pq.write_table(table, tmp_path / "in.parquet", use_deprecated_int96_timestamps=True)
+    assert 0 == run(models, tmp_path / "in.parquet", tmp_path / "out.parquet")
+    assert times == pq.read_table(tmp_path / "out.parquet").column("when").to_pylist()
+
+
 @pytest.mark.parametrize(
     ("columns", "word"),
     [
         ({"text": pa.array([b"good"])}, "`text` has the type binary"),
         ({"text": pa.array([1])}, "`text` has the type int64"),
+        ({"text": pa.array(["good"]), "when": pa.array([1], pa.timestamp("ns", "Mars/Base"))}, "`when` has the type timestamp[ns, tz=Mars"),
+        ({"text": pa.array(["good"]), "when": pa.array([1], pa.timestamp("us", "Mars/Base"))}, "`when` has the type timestamp[us, tz=Mars"),
         ({"text": pa.array(["good"]), "when": pa.array([2**60], pa.timestamp("ms"))}, "`when` (timestamp[ms]) has a value"),
         ({"text": pa.array(["good"]), "when": pa.array([2**30], pa.date32())}, "`when` (date32[day]) has a value"),
-        ({"text": pa.array(["good"]), "name": pa.array([b"\xff"]).view(pa.string())}, "`name` (string) has a value"),
     ],
 )
 def test_a_column_without_a_form_is_named(
@@ -479,23 +565,23 @@ def test_columns_of_one_name_are_refused(models: Path, tmp_path: Path, capsys: p
 
 
 def test_stdout_ends_at_the_first_bad_row_unless_there_is_a_file_for_it(
-    models: Path, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+    models: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": 1}])
     assert run(models, source, Path("-")) == 1
-    assert b"row 2 cannot" in capsysbinary.readouterr().err
+    assert b"row 2 cannot" in capfdbinary.readouterr().err
     assert run(models, source, Path("-"), "--rejected", str(tmp_path / "bad.jsonl")) == 3
-    assert 1 == len(capsysbinary.readouterr().out.splitlines())
+    assert 1 == len(capfdbinary.readouterr().out.splitlines())
     assert [2] == [row["row"] for row in read_lines(tmp_path / "bad.jsonl")]
     assert run(models, source, Path("-"), "--output-format", "csv", "--rejected", str(tmp_path / "2.jsonl")) == 2
-    assert b"written as csv" in capsysbinary.readouterr().err
+    assert b"written as csv" in capfdbinary.readouterr().err
 
 
 class Killed(BaseException):
     """Stands for a kill."""
 
 
-def test_it_truncates_deletes_and_replaces_no_file_unasked(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_truncates_deletes_and_replaces_no_file_unasked(models: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": 1}])
     before = source.read_bytes()
     other = tmp_path / "other"
@@ -508,7 +594,7 @@ def test_it_truncates_deletes_and_replaces_no_file_unasked(models: Path, tmp_pat
     ):
         (tmp_path / name).write_text("mine")
         assert 2 == run(models, source, tmp_path / "out.jsonl", *flags)
-        assert f"`{tmp_path / name}` exists already" in capsys.readouterr().err
+        assert f"`{tmp_path / name}` exists already" in capfd.readouterr().err
         assert ("mine", {"in.jsonl", "models", name}) == ((tmp_path / name).read_text(), set(os.listdir(tmp_path)))
         (tmp_path / name).unlink()
     other.write_text("mine")
@@ -529,6 +615,22 @@ def test_what_is_no_regular_file_is_neither_replaced_nor_removed(models: Path, t
         assert 2 == run(models, source, output, *flags, "--restart")
         assert special.is_symlink()
         assert {"in.jsonl", "models", "special.jsonl"} == set(os.listdir(tmp_path))
+
+
+def test_a_pipe_is_read_only_as_stdin(models: Path, tmp_path: Path) -> None:
+    """Its rows can be read only once, and to open one without a writer would wait for ever."""
+    os.mkfifo(tmp_path / "in.jsonl")
+    (tmp_path / "out.jsonl").write_text("mine")
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, b'{"text": "good"}\n')
+        os.close(writing)
+        for source in (tmp_path / "in.jsonl", Path(f"/dev/fd/{reading}")):
+            assert 2 == run(models, source, tmp_path / "out.jsonl", "--input-format", "jsonl", "--restart")
+        assert b'{"text": "good"}\n' == os.read(reading, 100)
+    finally:
+        os.close(reading)
+    assert "mine" == (tmp_path / "out.jsonl").read_text()
 
 
 @pytest.mark.parametrize("restart", [(), ("--restart",)])
@@ -553,6 +655,18 @@ def test_files_of_a_run_are_different_files(
     assert "the same file" in capsys.readouterr().err
     assert before == (tmp_path / "out.jsonl.part").read_bytes()
     assert names - {"in.jsonl"} | {"out.jsonl.part"} == set(os.listdir(tmp_path))
+
+
+def test_ctrl_c_ends_a_run_whose_stdout_is_not_read(models: Path, tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [{"text": "good", "note": "n" * 10_000}] * 100)
+    command = [sys.executable, "-m", "bertserve.service.cli", "score", "--models", str(models), "--model", "tiny", str(source), "-"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.read(1)  # and no more
+        process.send_signal(signal.SIGINT)
+        assert 130 == process.wait(60)
+        assert b"Fatal" not in process.stderr.read()
 
 
 def test_stdout_may_not_be_the_input(models: Path, tmp_path: Path) -> None:
@@ -589,7 +703,7 @@ def test_an_output_that_others_made_meanwhile_is_not_replaced(
 def test_a_run_that_is_stopped_while_it_writes_goes_on(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C during the first write waits for it, and leaves a part and a state that belong together; before it, nothing stays."""
     source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
-    write, close, closing = part._write, part.PartialOutput.close, threading.Event()
+    write, close, closing = part.write_all, part.PartialOutput.close, threading.Event()
 
     def interrupted(file: Any, data: bytes) -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -601,9 +715,9 @@ def test_a_run_that_is_stopped_while_it_writes_goes_on(models: Path, tmp_path: P
         close(self)
 
     monkeypatch.setattr(part.PartialOutput, "close", noted)
-    monkeypatch.setattr(part, "_write", interrupted)
+    monkeypatch.setattr(part, "write_all", interrupted)
     assert 130 == run(models, source, output)
-    monkeypatch.setattr(part, "_write", write)
+    monkeypatch.setattr(part, "write_all", write)
     assert {"out.jsonl.part", "out.jsonl.state"} <= set(os.listdir(tmp_path))
     assert 0 == run(models, source, output)
     assert TEXTS == [row["text"] for row in read_lines(output)]
@@ -639,14 +753,14 @@ def test_a_run_that_was_killed_anywhere_goes_on(
             nonlocal count
             count += 1
             if count == last:
-                if call is part._write:  # half of it is written
+                if call is part.write_all:  # half of it is written
                     call(args[0], args[1][: len(args[1]) // 2])
                 raise Killed
             return call(*args, **options)
 
         return replaced
 
-    monkeypatch.setattr(part, "_write", counted(part._write))
+    monkeypatch.setattr(part, "write_all", counted(part.write_all))
     for name in ("fsync", "replace"):
         monkeypatch.setattr(part.os, name, counted(getattr(os, name)))
     monkeypatch.setattr(Path, "unlink", counted(Path.unlink))
@@ -679,12 +793,19 @@ def test_another_input_model_or_option_does_not_go_on(
         assert run(models, source, output) == 1
     assert "(No space left on device)" in capsys.readouterr().err
     assert ["in.jsonl", "models"] == sorted(os.listdir(tmp_path))
-    with monkeypatch.context() as patch:
-        patch.setattr(part, "_write", full_after(2, part._write))
-        assert run(models, source, output) == 1
-    assert "32 rows" in capsys.readouterr().err
-    assert run(models, source, output, "--parameters", '{"top_k": 1}') == 2
-    assert "different parameters" in capsys.readouterr().err
+    for flags in ((), ("--restart",)):
+        with monkeypatch.context() as patch:
+            patch.setattr(part, "write_all", full_after(2, part.write_all))
+            assert run(models, source, output, *flags) == 1
+        assert "32 rows" in (message := capsys.readouterr().err)
+        assert bool(flags) == ("without --restart" in message)  # with it, the rows would be lost
+    for difference, option in (
+        ("parameters", ("--parameters", '{"top_k": 1}')),
+        ("--max-queue-tokens", ("--max-queue-tokens", "100000")),
+        ("--batch-variant-graphs", ("--batch-variant-graphs",)),
+    ):
+        assert run(models, source, output, *option) == 2
+        assert f"different {difference};" in capsys.readouterr().err
     with source.open("a") as file:
         file.write('{"text": "good"}\n')
     assert run(models, source, output) == 2
@@ -693,6 +814,25 @@ def test_another_input_model_or_option_does_not_go_on(
     assert "91 rows: 91 answered" in capsys.readouterr().err
     assert run(models, source, output) == 2
     assert f"`{output}` exists already" in capsys.readouterr().err
+
+
+def test_an_input_that_changes_meanwhile_gives_no_output(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
+    append = part.PartialOutput.append
+
+    def appended(self: part.PartialOutput, data: bytes, rejected: bytes, progress: ScoringProgress) -> ScoringProgress:
+        if progress.place.row < 20:
+            with source.open("a") as file:
+                file.write('{"text": "good"}\n')
+        return append(self, data, rejected, progress)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(part.PartialOutput, "append", appended)
+        assert 1 == run(models, source, output)
+    assert 2 == run(models, source, output)
+    assert not output.exists()
+    assert 0 == run(models, source, output, "--restart")
+    assert len(read_lines(source)) == len(read_lines(output))
 
 
 def full_after(writes: int, write: Any) -> Any:
@@ -745,6 +885,53 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     """Eight times as many rows take the same memory."""
     few = peak_bytes(tmp_path / "in.jsonl", 1500)
     assert peak_bytes(tmp_path / "in.jsonl", 12000) < 1.3 * few
+
+
+def test_an_error_of_the_disk_while_reading_is_a_message() -> None:
+    class Failing(io.BytesIO):
+        def readline(self, size: int | None = -1, /) -> bytes:
+            if self.tell():
+                raise OSError(errno.EIO, "Input/output error")
+            return super().readline(size)
+
+    for line, kind in ((b'{"text": "good"}\n', JsonLinesReader), (b"text\n", partial(DelimitedReader, delimiter=","))):
+        with pytest.raises(StartError, match=r"after line 1 \(Input/output error\)"):
+            kind(Failing(line), Place(), max_bytes=4096).window(16, 2**20)
+
+
+def test_a_folder_that_may_not_be_searched_is_a_message(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Simulated, because root may search every folder."""
+    source, closed, stat = write_lines(tmp_path / "in.jsonl", [{"text": "good"}]), tmp_path / "closed", Path.stat
+
+    def denied(self: Path, **options: Any) -> os.stat_result:
+        if self.parent == closed:
+            raise PermissionError(errno.EACCES, "Permission denied", str(self))
+        return stat(self, **options)
+
+    monkeypatch.setattr(Path, "stat", denied)
+    assert 1 == run(models, source, closed / "out.jsonl")
+    assert 1 == run(models, source, Path("-"), "--rejected", str(closed / "bad.jsonl"))
+    assert 2 == capfd.readouterr().err.count("(Permission denied)")
+
+
+def test_a_closed_stdout_is_refused(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}])
+    monkeypatch.setattr(sys, "stdout", None)
+    assert 2 == run(models, source, Path("-"))
+    assert 0 == run(models, source, tmp_path / "out.jsonl")
+
+
+def test_a_run_with_a_large_schema_goes_on(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than the first mebibyte of the part is its schema."""
+    source, output = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    pq.write_table(pa.table({"text": TEXTS}).replace_schema_metadata({"note": "n" * 2**21}), source)
+    with monkeypatch.context() as patch:
+        patch.setattr(part, "write_all", full_after(2, part.write_all))
+        assert 1 == run(models, source, output)
+    assert 0 == run(models, source, output)
+    assert TEXTS == pq.read_table(output).column("text").to_pylist()
 
 
 @ALL

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import onnxruntime
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bertserve.service import __version__
 from bertserve.service.cli import main
 from bertserve.service.errors import SettingsError, StartError
 from bertserve.service.scoring.order import ScoringOrder
@@ -168,6 +172,38 @@ def test_a_restart_counts_only_what_was_made_since(models: Path, tmp_path: Path,
         assert 0 == scored(models, *more, *command)
     assert [["a.parquet", "b.parquet"], ["b.parquet"], ["a.parquet", "b.parquet"], ["b.parquet"]] == asked
     assert 2 == scored(models, *command)
+    for option in (["--max-queue-tokens", "100000"], ["--batch-variant-graphs"]):
+        assert 2 == scored(models, "--parameters", '{"top_k": 1}', *option, *command)
+    facts = json.loads((tmp_path / "out/_bertserve.json").read_text())
+    assert [__version__, onnxruntime.__version__] == facts["version"]
+
+
+def test_a_file_that_changes_while_it_is_read_has_no_output(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bertserve.service.scoring import ray_data
+
+    append = ray_data.ParquetOutput.append
+
+    def replaced(self: ray_data.ParquetOutput, *args: Any) -> Any:
+        write(tmp_path / "in/a.parquet")
+        return append(self, *args)
+
+    def results(work: ray_data.ActorTask, names: Sequence[str], order: ScoringOrder) -> Iterator[dict[str, Any]]:
+        scorer = ray_data.FileScorer(work)
+        yield from ({key: value for key, (value,) in scorer({"file": [name]}).items()} for name in names)
+        scorer._runner.run(scorer._loaded.state.scheduler.stop(0))
+        scorer._runner.close()
+
+    resources = SimpleNamespace(get_assigned_resources=lambda: {"CPU": 1})
+    monkeypatch.setattr(ray_data.ray, "get_runtime_context", lambda: resources)
+    monkeypatch.setattr(ray_data, "_connect", lambda address: None)
+    monkeypatch.setattr(ray_data, "_results", results)
+    write(tmp_path / "in/a.parquet")
+    with monkeypatch.context() as patch:
+        patch.setattr(ray_data.ParquetOutput, "append", replaced)
+        assert 1 == scored(models, "--ray", "127.0.0.1:9", tmp_path / "in", tmp_path / "out")
+    assert ["_bertserve.json"] == os.listdir(tmp_path / "out")
+    assert 0 == scored(models, "--ray", "127.0.0.1:9", tmp_path / "in", tmp_path / "out")
+    assert ["_bertserve.json", "a.parquet"] == sorted(os.listdir(tmp_path / "out"))
 
 
 def test_without_the_extra_the_error_names_it(
