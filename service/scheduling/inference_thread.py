@@ -40,12 +40,14 @@ class InferenceThread:
         busy: Seconds of batches that have ended, and the start time of the current batch, None while it waits. Both are in one tuple,
             so that another thread reads two values that belong together.
         long_step: Whether it has started a long step that cannot be interrupted.
+        long_steps_only: Whether it takes nothing else, so that the only inference thread need not take any.
     """
 
     handle: threading.Thread = field(init=False)
     run: Run | None = None
     busy: tuple[float, float | None] = (0.0, None)
     long_step: bool = False
+    long_steps_only: bool = False
 
     def busy_s(self, now: float) -> float:
         """Returns the seconds for which it has had a batch, up to now."""

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from queue import SimpleQueue
 from typing import Any
 
 from bertserve.service.errors import EngineError, ExpiredError, UnavailableError
@@ -110,6 +111,7 @@ class Scheduler:
         self._dead = False
         self._submitted: set[ScheduledRequest] = set()
         self._threads: list[InferenceThread] = []
+        self._long_steps: SimpleQueue[list[Item] | None] = SimpleQueue()  # of a thread for them; each is a batch of one item
         self._watchdog = Watchdog(
             self._threads, clock=clock, pending=self._submitted, fail=self._fail, on_hang=self._note_hang, floor_s=hung_floor_s
         )
@@ -131,7 +133,7 @@ class Scheduler:
     def busy_s(self) -> float:
         """Seconds for which its inference threads have had a batch, up to now, in total."""
         now = self._clock()
-        return sum(thread.busy_s(now) for thread in self._threads)
+        return sum(thread.busy_s(now) for thread in self._threads if not thread.long_steps_only)
 
     @property
     def _accepts(self) -> bool:
@@ -151,7 +153,11 @@ class Scheduler:
         self._ended.cancel()
         for i in range(self._thread_count):
             thread = InferenceThread()
-            thread.handle = threading.Thread(target=self._serve, args=(thread,), name=f"inference-{i}", daemon=True)
+            thread.handle = threading.Thread(target=self._serve, args=(thread, self._serve_one), name=f"inference-{i}", daemon=True)
+            self._threads.append(thread)
+        if self._thread_count == 1:  # all other callers would wait for a long step
+            thread = InferenceThread(long_steps_only=True)
+            thread.handle = threading.Thread(target=self._serve, args=(thread, self._serve_long_step), name="long-steps", daemon=True)
             self._threads.append(thread)
         for thread in self._threads:
             thread.handle.start()
@@ -244,6 +250,7 @@ class Scheduler:
             self._stopped = True
             aborted_count = len(self._submitted)
             self._condition.notify_all()
+        self._long_steps.put(None)
         self._watchdog.end_hung()
         self._fail_all(self._unavailable())
         self._watchdog.sleep()
@@ -253,10 +260,10 @@ class Scheduler:
         sys.setswitchinterval(self._switch_s)
         return aborted_count
 
-    def _serve(self, thread: InferenceThread) -> None:
+    def _serve(self, thread: InferenceThread, serve_one: Callable[[InferenceThread], bool]) -> None:
         """Runs batches until the scheduler stops; it is the function of a thread."""
         try:
-            while self._serve_one(thread):
+            while serve_one(thread):
                 pass
         except BaseException as error:  # noqa: BLE001 - the boundary of a thread: no request may wait for this thread forever
             # An error of the scheduler itself; `_execute` and `_settle` handle errors of the work. The queue may be inconsistent, so no
@@ -282,13 +289,17 @@ class Scheduler:
                 self._waiting_threads -= 1
             else:
                 return False
-            thread.long_step = batch[0].request.long_step
+            runner = self._thread_for_long_steps(thread) if batch[0].request.long_step else thread
+            runner.long_step = batch[0].request.long_step
             self._changed()
             if self._waiting_threads and self._queue.queue_items:
                 self._condition.notify()  # the other thread found no item that it could start, and this may have changed
             peak = self._concurrency.record(1 + self._running + self._queue.queue_items, now)
             multi_threaded = peak == 1 or peak * self._multi_threads <= self._thread_count
             self._running += 1  # under the lock, so that a thread that takes the next batch sees this run
+        if runner is not thread:
+            self._long_steps.put(batch)
+            return True
         start = self._clock()
         thread.busy = (busy_s := thread.busy[0], start)
         self._execute(thread, batch, whole_batch=batch, multi_threaded=multi_threaded)
@@ -296,10 +307,27 @@ class Scheduler:
         thread.run = None
         return True
 
+    def _serve_long_step(self, thread: InferenceThread) -> bool:
+        """Waits for a long step that the only inference thread has taken, and runs it; returns false if the scheduler has stopped."""
+        batch = self._long_steps.get()
+        if batch is None:
+            return False
+        self._execute(thread, batch, whole_batch=batch, is_last=False)
+        thread.run = None
+        with self._condition:
+            thread.long_step = False
+            self._condition.notify()  # the next long step may start
+        return True
+
     def _may_begin_long_step(self) -> bool:
         """Returns whether a thread may start a long step that cannot be interrupted: one of several threads must have no long step."""
         alive = [thread for thread in self._threads if (run := thread.run) is None or not run.hung]
         return sum(thread.long_step for thread in alive) < max(1, len(alive) - 1)
+
+    def _thread_for_long_steps(self, thread: InferenceThread) -> InferenceThread:
+        """Returns the thread that runs a long step: the one for them, unless there is none or it hangs."""
+        last = self._threads[-1]
+        return last if last.long_steps_only and ((run := last.run) is None or not run.hung) else thread
 
     def _execute(
         self, thread: InferenceThread, batch: list[Item], *, whole_batch: Sequence[Item], multi_threaded: bool = False, is_last: bool = True

@@ -69,7 +69,7 @@ class Watchdog:
     @property
     def all_hung(self) -> bool:
         """Whether all inference threads hang."""
-        return self.hung > 0 and self.hung == len(self._threads)
+        return 0 < self.hung == sum(not thread.long_steps_only for thread in self._threads)
 
     def wake(self, loop: asyncio.AbstractEventLoop) -> None:
         """Starts ticking, until a tick finds no request and no run."""
@@ -102,7 +102,7 @@ class Watchdog:
                 )
                 self._on_hang()
             if run.hung:
-                hung += 1
+                hung += not thread.long_steps_only
                 self._end_overdue(run)
         self.hung = hung
 

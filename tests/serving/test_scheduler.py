@@ -853,28 +853,51 @@ class LongSteps:
         return list(results)
 
 
-@on_loop(threads=2)
-async def test_one_thread_begins_no_long_step_while_the_others_have_one(bench: Bench) -> None:
-    """Two long steps run one after the other, and a short text that comes meanwhile does not wait."""
-    steps = LongSteps(bench)
-    await asyncio.to_thread(steps.begun.acquire)
-    assert ["text"] == (await bench.submit("text")).value
-    assert not steps.begun.acquire(blocking=False)
-    for gate, request in zip(steps.gates, steps.requests, strict=True):
-        gate.set()
-        await request
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_short_text_does_not_wait_for_long_steps(threads: int) -> None:
+    """Two long steps run one after the other, and a short text that comes meanwhile does not wait, even for the only thread."""
+
+    async def check(bench: Bench) -> None:
+        steps = LongSteps(bench)
+        await asyncio.to_thread(steps.begun.acquire)
+        assert ["text"] == (await asyncio.wait_for(bench.submit("text"), 20)).value
+        assert not steps.begun.acquire(blocking=False)
+        for gate, request in zip(steps.gates, steps.requests, strict=True):
+            gate.set()
+            await request
+
+    play(check, threads=threads)
 
 
-@on_loop(Hanging, manual=True, hung_floor_s=10.0, threads=2)
-async def test_a_long_step_does_not_wait_for_one_that_hangs(bench: Hanging) -> None:
-    steps = LongSteps(bench)
-    await asyncio.to_thread(steps.begun.acquire)
-    bench.look(UNPREDICTED_FLOORS * TICKS_OF_FLOOR)
-    assert 1 == bench.hangs
-    await asyncio.to_thread(steps.begun.acquire)
-    for gate in steps.gates:
-        gate.set()
-    await asyncio.gather(*steps.requests)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_long_step_does_not_wait_for_one_that_hangs(threads: int) -> None:
+    async def check(bench: Hanging) -> None:
+        steps = LongSteps(bench)
+        await asyncio.to_thread(steps.begun.acquire)
+        bench.look(UNPREDICTED_FLOORS * TICKS_OF_FLOOR)
+        assert 1 == bench.hangs
+        assert bench.scheduler.ready
+        await asyncio.to_thread(steps.begun.acquire)
+        for gate in steps.gates:
+            gate.set()
+        await asyncio.gather(*steps.requests)
+
+    play(check, Hanging, manual=True, hung_floor_s=10.0, threads=threads)
+
+
+@on_loop()
+async def test_an_error_of_a_long_step_is_an_error_of_its_request(bench: Bench) -> None:
+    """The thread for these steps goes on, and ends with the scheduler."""
+
+    def fail(results: Sequence[Any]) -> Any:
+        raise InvalidValueError("no")
+
+    for _ in range(2):
+        with pytest.raises(InvalidValueError):
+            await bench.submit("a", key=None, finish=fail, long_step=True)
+    [thread] = [thread for thread in threading.enumerate() if thread.name == "long-steps"]
+    await bench.scheduler.stop(0)
+    assert not thread.is_alive()
 
 
 @on_loop(threads=2)
