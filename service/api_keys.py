@@ -73,6 +73,9 @@ class ApiKeys:
 
     def reload(self) -> None:
         """Reads the file again; after an error it logs the error and keeps the current keys."""
+        if self._path.exists() and not self._path.is_file():  # a pipe has its content only once, and to open it can wait for ever
+            logger.warning("%s `%s` is not a regular file, so it is not read again", self._flag, self._path)
+            return
         try:
             self._load()
         except SettingsError as error:

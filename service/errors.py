@@ -316,7 +316,7 @@ ERROR_STATUSES: dict[type[BertServeError], tuple[int, str]] = {
 INTERNAL = (500, "internal")
 
 
-def places(error: Exception) -> str:
+def traceback_places(error: Exception) -> str:
     """Returns the places in an exception's traceback for the log, the innermost first. They have no text of a request or a file."""
     frames = traceback.extract_tb(error.__traceback__)[::-1]
     return " < ".join(f"{frame.name} ({frame.filename.rpartition('/')[2]}:{frame.lineno})" for frame in frames)

@@ -159,7 +159,11 @@ class Metrics:
         self.queue_items = self._gauge("queue_items", "Items waiting in the queue.", "livesum")
         self.queue_tokens = self._gauge("queue_tokens", "Tokens waiting in the queue.", "livesum")
         self.threads = self._gauge("threads", "Inference threads: batches that can run at once.", "livesum")
-        self.thread_busy = self._counter("thread_busy_seconds_total", "Seconds that inference threads were busy, summed over threads.", ())
+        self.thread_busy = self._counter(
+            "thread_busy_seconds_total",
+            "Seconds that inference threads were busy, summed over threads; with one, a thread for long texts counts too.",
+            (),
+        )
         self.loop_cpu = self._counter("event_loop_cpu_seconds_total", "CPU seconds of the event loop, summed over workers.", ())
         self.loop_lag = Histogram(
             "bertserve_event_loop_lag_seconds",

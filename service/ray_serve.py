@@ -97,7 +97,8 @@ class Replica:
         (then, busy_then), now, busy_s = self._seen, time.monotonic(), self._state.scheduler.busy_s
         self._seen = (now, busy_s)
         threads = self._state.worker.threads
-        return {"queue_s": self._state.scheduler.wait_s, "busy": (busy_s - busy_then) / max(now - then, 1e-3) / threads}
+        busy = (busy_s - busy_then) / max(now - then, 1e-3) / threads
+        return {"queue_s": self._state.scheduler.wait_s, "busy": min(busy, 1.0)}  # an additional thread for long steps counts too
 
 
 def enough_replicas(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:

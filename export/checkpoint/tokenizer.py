@@ -76,12 +76,12 @@ def _use_written_steps(source: str, tokenizer: Any, folder: Path) -> None:
     reader = f"{type(tokenizer).__name__} of transformers {transformers.__version__}"
     if _encode(source, tokenizer, _COMPARED_TEXTS, **options)["input_ids"] != expected:
         raise CheckpointError(
-            f"{reader} gives texts other tokens than the `{TOKENIZER_FILE}` of `{source}`; if the file is right, set `tokenizer_class` in "
+            f"{reader} tokenizes some texts differently from the `{TOKENIZER_FILE}` of `{source}`; if the file is right, set `tokenizer_class` in "
             "tokenizer_config.json to `PreTrainedTokenizerFast`."
         )
     if read_by_class != expected:
         logger.warning(
-            "%s gives some texts other tokens than the `%s` of `%s`; the bundle has the tokens of the file.", reader, TOKENIZER_FILE, source
+            "%s tokenizes some texts differently from the `%s` of `%s`; the bundle uses the file.", reader, TOKENIZER_FILE, source
         )
 
 

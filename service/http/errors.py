@@ -121,7 +121,7 @@ class ErrorLog:
         extra = {**request, "status": status, "error_type": error_type}
         where = f"{request['request_id']} {request['method']} {request['path']}"
         if kind == INTERNAL:
-            logger.error("%s %s %s: %s", status, type(error).__name__, where, errors.places(error), extra=extra)
+            logger.error("%s %s %s: %s", status, type(error).__name__, where, errors.traceback_places(error), extra=extra)
         else:
             level = logging.ERROR if status >= _SERVER_ERROR and error_type not in _REFUSALS else logging.WARNING
             reason = printable(error.for_log) if isinstance(error, BertServeError) else type(error).__name__

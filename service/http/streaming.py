@@ -288,6 +288,7 @@ class LineAnswerer:
         self._admitting = 0  # number of the line that has the lock
         self._answered = asyncio.Event()
         self._capacity_at = 0.0  # when earlier lines last left capacity, on the event loop's clock
+        self._read_s = 0.0  # seconds in which lines were read, which do not count towards the deadlines of those behind them
 
     async def answer(self, line: bytes) -> bytes:
         """Returns the answer to a line as JSON, or its error in the usual JSON shape; counts both.
@@ -298,7 +299,8 @@ class LineAnswerer:
             UnauthorizedError: The caller's key was removed; the stream must end.
         """
         self._scope[AUTH].check_again(self._scope[CALLER])
-        start, timed_from = time.perf_counter(), asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        start, timed_from, read_before_s = time.perf_counter(), loop.time(), self._read_s
         trace = self._begin(start)
         number = self._lines
         labels, status = (self._route.task or UNKNOWN, UNKNOWN), _CLIENT_GONE
@@ -309,10 +311,12 @@ class LineAnswerer:
                     max_body_bytes=self._state.max_body_bytes,
                 )
             await self._admission.acquire()
-            self._admitting = number
+            self._admitting, reads_from = number, loop.time()
             call = await self._turns.read(self._route, self._incoming(line))
+            self._read_s += loop.time() - reads_from
             labels = (call.task, call.model.name)
-            content = await content_of(call, await self._predict(call, len(line), timed_from, trace))
+            timed_from += self._read_s - read_before_s
+            content = await content_of(call, await self._predict(call, number, len(line), timed_from, trace))
             body, status = content.data, _OK
         except Exception as error:  # noqa: BLE001 - the process boundary of a line
             if isinstance(error, BertServeError):
@@ -334,7 +338,7 @@ class LineAnswerer:
         return body
 
     def _end_admission(self) -> None:
-        if self._admitting:  # a line of several runs is admitted for each of them
+        if self._admitting:
             self._admitting = 0
             self._admission.release()
 
@@ -346,7 +350,7 @@ class LineAnswerer:
             return None
         return stream.tracer.begin_within(stream, "line", start)
 
-    async def _predict(self, call: Call, size: int, timed_from: float, trace: Trace | None) -> Prediction:
+    async def _predict(self, call: Call, number: int, size: int, timed_from: float, trace: Trace | None) -> Prediction:
         """Returns the prediction; while the queue is full, it waits and tries again until the line's deadline."""
         loop = asyncio.get_running_loop()
         timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
@@ -365,6 +369,10 @@ class LineAnswerer:
                     share=self._share,
                 )
             except RefusedError as error:
+                if self._admitting != number:  # it was admitted, but has more tokens, memory or answer than estimated
+                    self._answered.set()  # the line with the lock may wait for this one, which holds no capacity now
+                    await self._admission.acquire()
+                    self._admitting = number
                 if error.reason == SHARE_FULL:
                     await self._wait_for_own_lines()
                     continue

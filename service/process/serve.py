@@ -122,7 +122,9 @@ def _supervise(settings: Settings, listener: socket.socket, secrets: Secrets, on
     """Starts several workers that serve from one socket."""
 
     def on_all_ready(started: Started) -> None:
-        secrets.reload()  # for workers that start later; the first ones have done the same
+        secrets.reload()  # for workers that start later
+        for index in range(settings.workers):
+            supervisor.send(index, signal.SIGHUP)  # so all read them at the same time, also one that was replaced during the start
         on_ready(started)
 
     with shared_folder() as folder:

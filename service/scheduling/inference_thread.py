@@ -40,7 +40,7 @@ class InferenceThread:
         busy: Seconds of batches that have ended, and the start time of the current batch, None while it waits. Both are in one tuple,
             so that another thread reads two values that belong together.
         long_step: Whether it has started a long step that cannot be interrupted.
-        long_steps_only: Whether it takes nothing else, so that the only inference thread need not take any.
+        long_steps_only: Whether it is the additional thread for long steps, which exists if there is only one inference thread.
     """
 
     handle: threading.Thread = field(init=False)

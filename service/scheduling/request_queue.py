@@ -55,7 +55,8 @@ LATE_S = 0.1
 # Predicted seconds of late long requests for each second of the short ones that wait with them: their runs are up to twice as long.
 LATE_PER_SHORT = 2.0
 
-# A step that can take longer, such as tokenizing a long text, cannot be interrupted. At least one of several threads starts no such step.
+# A step that can take longer, such as tokenizing a long text, cannot be interrupted. At least one of several threads starts no such step,
+# and a single one leaves it to an additional thread.
 LONG_STEP_S = 0.02
 
 # Seconds by which a batch-mate may always overtake others: while waits are this short, the most efficient batch matters more.

@@ -131,9 +131,9 @@ class Scheduler:
 
     @property
     def busy_s(self) -> float:
-        """Seconds for which its inference threads have had a batch, up to now, in total."""
+        """Seconds for which its threads have had a batch, up to now, in total; an additional thread for long steps counts too."""
         now = self._clock()
-        return sum(thread.busy_s(now) for thread in self._threads if not thread.long_steps_only)
+        return sum(thread.busy_s(now) for thread in self._threads)
 
     @property
     def _accepts(self) -> bool:
@@ -312,10 +312,12 @@ class Scheduler:
         batch = self._long_steps.get()
         if batch is None:
             return False
+        start = self._clock()
+        thread.busy = (busy_s := thread.busy[0], start)
         self._execute(thread, batch, whole_batch=batch, is_last=False)
-        thread.run = None
+        thread.busy = (busy_s + self._clock() - start, None)
         with self._condition:
-            thread.long_step = False
+            thread.run, thread.long_step = None, False  # together, because both tell whether a long step may start
             self._condition.notify()  # the next long step may start
         return True
 

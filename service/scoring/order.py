@@ -188,7 +188,7 @@ class ScoringOrder:
     actor_cpus: int | None = None
 
     @property
-    def again(self) -> str:
+    def continue_command(self) -> str:
         """The command that continues the run, for messages after "run"."""
         return "the same command without --restart" if self.restart else "the same command again"
 

@@ -190,7 +190,9 @@ def score_on_ray(settings: Settings, order: ScoringOrder) -> int:
             finally:
                 seconds = bar.close()
         except (KeyboardInterrupt, _TerminatedError) as stop:
-            print(f"stopped after {plural(total.files, 'file')}; run {order.again} to continue with the others.", file=sys.stderr)
+            print(
+                f"stopped after {plural(total.files, 'file')}; run {order.continue_command} to continue with the others.", file=sys.stderr
+            )
             return 128 + (signal.SIGTERM if isinstance(stop, _TerminatedError) else signal.SIGINT)
         finally:
             signal.signal(signal.SIGTERM, handler)
@@ -201,7 +203,7 @@ def score_on_ray(settings: Settings, order: ScoringOrder) -> int:
     if total.broken:
         raise StartError(
             f"{len(total.broken)} of {len(todo)} files have no output. The first: {total.broken[0]} Fix or remove "
-            f"them, and run {order.again} to continue with these."
+            f"them, and run {order.continue_command} to continue with these."
         )
     return REJECTED if total.rejected or any(name.endswith(REJECTED_SUFFIX) for name in work.output.files()) else 0
 
@@ -363,7 +365,7 @@ def _collect(results: Iterator[dict[str, Any]], sizes: Mapping[str, int], total:
                 )
     except ray.exceptions.RayError as error:
         raise StartError(
-            f"Ray gave up after {plural(total.files, 'file')}: {str(error).strip().splitlines()[-1]} Run {order.again} "
+            f"Ray gave up after {plural(total.files, 'file')}: {str(error).strip().splitlines()[-1]} Run {order.continue_command} "
             "to continue with the others."
         ) from error
 

@@ -175,7 +175,7 @@ class _Run:
             bar = ProgressBar(total_size(self._source, reader), progress.place.offset)
             run = ScoringRun(reader, loaded.scorer, writer, sink, progress, bar, order.max_rejected, rejected, loaded.window_rows)
             try:
-                stopped = await _until_signal(loaded.state, run, order.again)
+                stopped = await _until_signal(loaded.state, run, order.continue_command)
             finally:
                 seconds = bar.close()
         finally:
@@ -183,16 +183,19 @@ class _Run:
                 reader.close()
         if stopped is not None:
             again = (
-                f"run {order.again} to continue" if part is not None and self._source != STREAM else "the rows that were written are kept"
+                f"run {order.continue_command} to continue"
+                if part is not None and self._source != STREAM
+                else "the rows that were written are kept"
             )
             print(f"stopped after {plural(run.progress.place.row, 'row')}; {again}.", file=sys.stderr)
             return 128 + stopped
         if self._identity is not None and identity_of(self._source) != self._identity:
             raise StartError(
-                f"the input `{self._source}` changed during the run, so the output may have rows of two versions; start again with --restart."
+                f"the input `{self._source}` changed during the run, so the output may have rows of two versions; start again"
+                + (" with --restart." if rejected is not None else ".")
             )
         if part is not None:
-            await _finish(part, run.progress, writer, order.again)
+            await _finish(part, run.progress, writer, order.continue_command)
         return _end(run.progress, run.progress.place.row - progress.place.row, seconds, rejected)
 
     def _facts(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from bertserve.service.errors import (
     ServerError,
     StartError,
     UnavailableError,
-    places,
+    traceback_places,
 )
 from bertserve.service.metrics import Metrics
 from bertserve.service.scheduling.daemon_thread import on_thread
@@ -141,7 +141,7 @@ class Reloader:
                 if model.name not in bundles:
                     self._remove(model)
             for name in [name for name in self._broken if name not in bundles]:
-                self._mend(name)
+                self._clear_error(name)
             await self._warn_of_next_start()
 
     async def _warn_of_next_start(self) -> None:
@@ -157,7 +157,7 @@ class Reloader:
     async def _forget_missing(self, name: str) -> None:
         """Removes the error of a broken bundle whose folder is gone."""
         if name in self._broken and not await on_thread(lambda: os.path.isdir(files.find_bundle(self._folders, name)), name=THREAD):
-            self._mend(name)
+            self._clear_error(name)
 
     async def _replace(self, path: Path, *, only_changed: bool = False) -> Model:
         name = path.name
@@ -165,7 +165,7 @@ class Reloader:
         try:
             bundle = await on_thread(lambda: verify(path, metrics=self._metrics), name=THREAD)
             if only_changed and old is not None and bundle.version == old.bundle.version:
-                self._mend(name)
+                self._clear_error(name)
                 return old
             model = await on_thread(lambda: self._load(bundle), name=THREAD)
         except Exception as error:  # such as MemoryError: a refresh must continue with the other bundles
@@ -173,14 +173,14 @@ class Reloader:
                 message = error.message
             else:
                 message = f"loading failed with {type(error).__name__}; check the free memory and the limit on threads, and load it again."
-                logger.error("loading the model %s failed with %s: %s", name, type(error).__name__, places(error))
+                logger.error("loading the model %s failed with %s: %s", name, type(error).__name__, traceback_places(error))
             self._broken[name] = without_folders(message, [*self._folders, path.parent])
             self._metrics.broken_models.labels(name).set(1)
             raise error if isinstance(error, StartError) else BundleError(message) from error
         if old is not None:
             self._hide(old, unless=model)
         self._registry.put(model)
-        self._mend(name)
+        self._clear_error(name)
         logger.info("the model %s is now served as version %s", name, model.bundle.version)
         return model
 
@@ -189,7 +189,7 @@ class Reloader:
         self._hide(model)
         logger.info("the model %s is no longer served", model.name)
 
-    def _mend(self, name: str) -> None:
+    def _clear_error(self, name: str) -> None:
         if self._broken.pop(name, None) is not None:
             self._metrics.broken_models.labels(name).set(0)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -274,6 +276,18 @@ def test_keys_are_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     made.reload()
     assert made.holder(b"two") == "default"
     assert "line 1" in caplog.text
+
+
+def test_a_pipe_is_read_once(tmp_path: Path) -> None:
+    """Its keys stay; to open it again would wait for a writer."""
+    pipe = tmp_path / "keys"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=("one",), daemon=True)
+    writer.start()
+    made = ApiKeys(pipe)
+    writer.join(20)
+    made.reload()
+    assert made.holder(b"one") == "default"
 
 
 STREAM = b"POST /classify HTTP/1.1\r\nhost: t\r\ncontent-type: application/jsonl\r\nauthorization: Bearer swordfish\r\n"

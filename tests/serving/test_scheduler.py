@@ -860,6 +860,7 @@ def test_a_short_text_does_not_wait_for_long_steps(threads: int) -> None:
     async def check(bench: Bench) -> None:
         steps = LongSteps(bench)
         await asyncio.to_thread(steps.begun.acquire)
+        assert bench.scheduler.busy_s > 0
         assert ["text"] == (await asyncio.wait_for(bench.submit("text"), 20)).value
         assert not steps.begun.acquire(blocking=False)
         for gate, request in zip(steps.gates, steps.requests, strict=True):

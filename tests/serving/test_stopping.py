@@ -205,7 +205,7 @@ load, loads = loading._load, []
 def long_load(*arguments):
     loads.append(1)
     if len(loads) > 1:
-        for _ in range(3000):
+        while True:  # only the end of the process ends it
             logging.warning("loading")
             load(*arguments)
     return load(*arguments)

@@ -20,7 +20,7 @@ import pytest
 
 import slow
 from application import assert_same, call, faked, play, queued, rejected
-from bertserve.service.errors import InvalidValueError, UnavailableError
+from bertserve.service.errors import InvalidValueError, RefusedError, UnavailableError
 from bertserve.service.http.app import create_app
 from bertserve.service.http.streaming import CUT_BYTES, LineCutter, LineStream
 from bertserve.service.http.turns import LINE_BYTES, LONG_BYTES, PAUSES, SMALL_BYTES, Turns
@@ -504,6 +504,32 @@ def test_one_line_of_a_stream_waits_for_room_in_the_queue(models: Path, monkeypa
 
     assert [list] * 20 == [type(answer) for answer in play(service, check)]
     assert len(parsed) == 20
+
+
+def test_one_line_of_a_stream_tries_again_after_it_was_admitted(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line can be refused after its admission, because it has more tokens than estimated. It too waits for its turn to try again."""
+    service = faked(models, FakeEngine())
+    attempts: Counter[str] = Counter()
+    trying, peak = 0, 0
+    predict = Model.predict
+
+    async def refused_once(self: Model, requests: Any, **options: Any) -> Any:
+        nonlocal trying, peak
+        attempts[requests[0].text] += 1
+        if attempts[requests[0].text] == 1:
+            options["share"].on_admitted()
+            raise RefusedError("full", reason="queue_full", retry_after_s=0.0)
+        trying += 1
+        peak = max(peak, trying)
+        await asyncio.sleep(0.001)
+        trying -= 1
+        return await predict(self, requests, **options)
+
+    monkeypatch.setattr(Model, "predict", refused_once)
+    content = written(*({"inputs": f"good {i}"} for i in range(10)))
+    answers = read(play(service, lambda client: client.post("/classify", content=content, headers=LINES)))
+    assert [list] * 10 == [type(answer) for answer in answers]
+    assert peak == 1
 
 
 def test_waiting_for_room_ends_at_the_deadline(models: Path) -> None:
