@@ -253,6 +253,29 @@ RETRY_LEAST_S, RETRY_MOST_S = 0.02, 1.0
 _OK, _CLIENT_GONE, _SERVER_ERROR = 200, 499, 500
 
 
+class _Admission:
+    """The lock of the line that is parsed and admitted.
+
+    Attributes:
+        line: Number of the line that has the lock; 0 for none.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self.line = 0
+
+    async def begin(self, line: int) -> None:
+        """Waits until earlier lines are admitted."""
+        await self._lock.acquire()
+        self.line = line
+
+    def end(self) -> None:
+        """Lets the next line begin."""
+        if self.line:
+            self.line = 0
+            self._lock.release()
+
+
 class LineAnswerer:
     """Answers the lines of one stream."""
 
@@ -283,9 +306,8 @@ class LineAnswerer:
         self._turns = turns
         self._timeout_s = timeout_s
         self._lines = 0
-        self._share = Share(on_admitted=self._end_admission)
-        self._admission = asyncio.Lock()
-        self._admitting = 0  # number of the line that has the lock
+        self._admission = _Admission()
+        self._share = Share(on_admitted=self._admission.end)
         self._answered = asyncio.Event()
         self._capacity_at = 0.0  # when earlier lines last left capacity, on the event loop's clock
         self._read_s = 0.0  # seconds in which lines were read, which do not count towards the deadlines of those behind them
@@ -310,8 +332,8 @@ class LineAnswerer:
                     "the line has more than {max_body_bytes} bytes; send less in one line; the operator can raise --max-body-bytes.",
                     max_body_bytes=self._state.max_body_bytes,
                 )
-            await self._admission.acquire()
-            self._admitting, reads_from = number, loop.time()
+            await self._admission.begin(number)
+            reads_from = loop.time()
             call = await self._turns.read(self._route, self._incoming(line))
             self._read_s += loop.time() - reads_from
             labels = (call.task, call.model.name)
@@ -326,8 +348,8 @@ class LineAnswerer:
             if status >= _SERVER_ERROR:  # errors of callers are only in the answers, because a stream can have millions of lines
                 self._scope[ERROR_LOG].write(error, of_request(self._scope))
         finally:
-            if self._admitting == number:
-                self._end_admission()
+            if self._admission.line == number:
+                self._admission.end()
             if trace is not None:
                 attributes = {"bertserve.task": labels[0], "bertserve.model": labels[1], "bertserve.line.status": str(status)}
                 trace.tracer.end(trace, time.perf_counter(), attributes=attributes, failed=status >= _SERVER_ERROR)
@@ -336,11 +358,6 @@ class LineAnswerer:
             if labels[1] != UNKNOWN:
                 self._state.metrics.model(*labels).request_seconds.observe(time.perf_counter() - start)
         return body
-
-    def _end_admission(self) -> None:
-        if self._admitting:
-            self._admitting = 0
-            self._admission.release()
 
     def _begin(self, start: float) -> Trace | None:
         """Returns the trace of a line. Only the first lines of a stream have one, because a stream can have millions."""
@@ -369,10 +386,9 @@ class LineAnswerer:
                     share=self._share,
                 )
             except RefusedError as error:
-                if self._admitting != number:  # it was admitted, but has more tokens, memory or answer than estimated
+                if self._admission.line != number:  # it was admitted, but has more tokens, memory or answer than estimated
                     self._answered.set()  # the line with the lock may wait for this one, which holds no capacity now
-                    await self._admission.acquire()
-                    self._admitting = number
+                    await self._admission.begin(number)
                 if error.reason == SHARE_FULL:
                     await self._wait_for_own_lines()
                     continue

@@ -8,6 +8,7 @@ import json
 import socket
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ import slow
 from application import assert_same, call, faked, play, queued, rejected
 from bertserve.service.errors import InvalidValueError, RefusedError, UnavailableError
 from bertserve.service.http.app import create_app
-from bertserve.service.http.streaming import CUT_BYTES, LineCutter, LineStream
+from bertserve.service.http.streaming import CUT_BYTES, LineAnswerer, LineCutter, LineStream
 from bertserve.service.http.turns import LINE_BYTES, LONG_BYTES, PAUSES, SMALL_BYTES, Turns
 from bertserve.service.serving.build import AppState, build
 from bertserve.service.serving.held_bytes import HeldBytes
@@ -464,6 +465,30 @@ def test_a_stream_leaves_room_in_the_queue(models: Path) -> None:
     assert [200] * 20 == statuses
     assert 0 < held <= 256
     assert [list] * 100 == [type(answer) for answer in answers]
+
+
+def test_a_stream_leaves_nothing_to_the_garbage_collector(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collection of what a thousand streams left would block the event loop for a fifth of a second."""
+    left: list[weakref.ref[Any]] = []
+    init = LineAnswerer.__init__
+
+    def noted(self: LineAnswerer, *args: Any, **options: Any) -> None:
+        left.append(weakref.ref(self))
+        init(self, *args, **options)
+
+    monkeypatch.setattr(LineAnswerer, "__init__", noted)
+    service = faked(models, FakeEngine())
+
+    async def check(client: httpx.AsyncClient) -> None:
+        gc.disable()
+        try:
+            read(await client.post("/classify", content=written(*[{"inputs": "good"}] * 3), headers=LINES))
+            await settle()
+            assert [None] == [answerer() for answerer in left]
+        finally:
+            gc.enable()
+
+    play(service, check)
 
 
 def test_one_line_of_a_stream_waits_for_room_in_the_queue(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
