@@ -23,6 +23,7 @@ import slow
 from application import assert_same, call, faked, play, queued, rejected
 from bertserve.service.errors import InvalidValueError, RefusedError, UnavailableError
 from bertserve.service.http.app import create_app
+from bertserve.service.http.auth import Authenticator
 from bertserve.service.http.streaming import CUT_BYTES, LineAnswerer, LineCutter, LineStream
 from bertserve.service.http.turns import LINE_BYTES, LONG_BYTES, PAUSES, SMALL_BYTES, Turns
 from bertserve.service.serving.build import AppState, build
@@ -33,6 +34,8 @@ from bertserve.service.wire import json_text, reading
 from bertserve.service.wire.call import Call, Incoming
 from bertserve.service.wire.routes import Route
 from fakes import FakeEngine
+from served_socket import client as socket_client
+from served_socket import listening, until
 
 LINES = {"content-type": "application/x-ndjson"}
 Serve = Callable[..., Any]
@@ -467,28 +470,40 @@ def test_a_stream_leaves_room_in_the_queue(models: Path) -> None:
     assert [list] * 100 == [type(answer) for answer in answers]
 
 
-def test_a_stream_leaves_nothing_to_the_garbage_collector(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_complete", [True, False])
+async def test_a_stream_leaves_nothing_to_the_garbage_collector(models: Path, is_complete: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A collection of what a thousand streams left would block the event loop for a fifth of a second."""
     left: list[weakref.ref[Any]] = []
-    init = LineAnswerer.__init__
+    for kind in (LineAnswerer, LineStream):
+        init = kind.__init__
 
-    def noted(self: LineAnswerer, *args: Any, **options: Any) -> None:
-        left.append(weakref.ref(self))
-        init(self, *args, **options)
+        def noted(self: Any, *args: Any, init: Any = init, **options: Any) -> None:
+            left.append(weakref.ref(self))
+            init(self, *args, **options)
 
-    monkeypatch.setattr(LineAnswerer, "__init__", noted)
-    service = faked(models, FakeEngine())
-
-    async def check(client: httpx.AsyncClient) -> None:
-        gc.disable()
-        try:
-            read(await client.post("/classify", content=written(*[{"inputs": "good"}] * 3), headers=LINES))
-            await settle()
-            assert [None] == [answerer() for answerer in left]
-        finally:
-            gc.enable()
-
-    play(service, check)
+        monkeypatch.setattr(kind, "__init__", noted)
+    engine = FakeEngine()
+    state = faked(models, engine, max_queue_tokens=64)  # only some of the lines fit into the queue
+    state.scheduler.start()
+    if not is_complete:
+        engine.gate.clear()
+    body = written(*[{"inputs": ["good"] * 10}] * 20)
+    head = (
+        f"POST /classify HTTP/1.1\r\nhost: t\r\ncontent-type: application/x-ndjson\r\ncontent-length: {len(body) + 1 - is_complete}\r\n\r\n"
+    )
+    gc.collect()
+    gc.disable()
+    try:
+        async with listening(create_app(state, auth=Authenticator(None))) as served:
+            async with socket_client(served, head.encode() + body) as (reader, _):
+                await asyncio.to_thread(engine.entered.acquire, timeout=20)
+                if is_complete:
+                    await reader.readuntil(b"0\r\n\r\n")
+            engine.gate.set()
+            await until(lambda: [None, None] == [each() for each in left])
+    finally:
+        gc.enable()
+        await state.scheduler.stop(1)
 
 
 def test_one_line_of_a_stream_waits_for_room_in_the_queue(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
