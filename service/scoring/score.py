@@ -220,8 +220,8 @@ class _Run:
         }
 
 
-async def _until_signal(state: AppState, run: ScoringRun, again: str) -> int | None:
-    """Runs to the end, or to SIGINT or SIGTERM; returns the signal, if any. `again` is the command that continues the run."""
+async def _until_signal(state: AppState, run: ScoringRun, continue_command: str) -> int | None:
+    """Runs to the end, or to SIGINT or SIGTERM; returns the signal, if any. `continue_command` continues the run."""
     loop = asyncio.get_running_loop()
     state.scheduler.start()
     work = asyncio.create_task(run())
@@ -239,24 +239,24 @@ async def _until_signal(state: AppState, run: ScoringRun, again: str) -> int | N
         if not stopped:
             raise
     except BertServeError as error:
-        raise error if isinstance(error, StartError) else StartError(f"{error.message} Run {again}.") from error
+        raise error if isinstance(error, StartError) else StartError(f"{error.message} Run {continue_command}.") from error
     except BrokenPipeError:
         raise
     except OSError as error:
         raise StartError(
-            f"the output cannot be written ({error.strerror}); {run.progress.place.row} rows are done. Free disk space, and run {again}."
+            f"the output cannot be written ({error.strerror}); {run.progress.place.row} rows are done. Free disk space, and run {continue_command}."
         ) from error
     finally:
         await state.scheduler.stop(0)
     return stopped[0] if stopped else None
 
 
-async def _finish(part: PartialOutput, progress: ScoringProgress, writer: Any, again: str) -> None:
+async def _finish(part: PartialOutput, progress: ScoringProgress, writer: Any, continue_command: str) -> None:
     try:
         await asyncio.to_thread(part.finish, progress, getattr(writer, "finish", None))
     except OSError as error:
         raise StartError(
-            f"all rows are done, but the output cannot be renamed ({error.strerror}). Free disk space, and run {again}."
+            f"all rows are done, but the output cannot be renamed ({error.strerror}). Free disk space, and run {continue_command}."
         ) from error
 
 

@@ -791,7 +791,7 @@ def test_other_settings_than_those_of_the_checkpoint_fail(exported: tuple[Path, 
 
 @pytest.mark.torch
 def test_other_settings_of_embeddings_fail(tmp_path: Path) -> None:
-    """What the user chose at the export, layers and their combination, is no difference."""
+    """Layers and their combination are choices at the export, so they do not count as differences."""
     from bertserve.export.verify.checkpoint_checks import compare_settings, load_checkpoint_of
     from test_embeddings import encoder, sentence_transformers
 

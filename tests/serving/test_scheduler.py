@@ -888,7 +888,7 @@ def test_a_long_step_does_not_wait_for_one_that_hangs(threads: int) -> None:
 
 @on_loop()
 async def test_an_error_of_a_long_step_is_an_error_of_its_request(bench: Bench) -> None:
-    """The thread for these steps goes on, and ends with the scheduler."""
+    """The thread for long steps continues after an error, and ends with the scheduler."""
 
     def fail(results: Sequence[Any]) -> Any:
         raise InvalidValueError("no")

@@ -500,7 +500,7 @@ async def test_a_stream_leaves_nothing_to_the_garbage_collector(models: Path, is
                 if is_complete:
                     await reader.readuntil(b"0\r\n\r\n")
             engine.gate.set()
-            await until(lambda: [None, None] == [each() for each in left])
+            await until(lambda: [None, None] == [reference() for reference in left])
     finally:
         gc.enable()
         await state.scheduler.stop(1)
