@@ -139,6 +139,9 @@ logger = logging.getLogger("bertserve.server")
 # After the scheduler has stopped, the server only sends finished answers and refuses late requests.
 FLUSH_S = 5
 HEARTBEAT_S = 0.2
+# Collections of young objects until one of all objects, which stops the process for 0.1 s or more while the queue is full. Python's default
+# is 10. Requests leave no cycles (tests/serving/test_streaming.py), so there is little to collect.
+RARE_COLLECTIONS = 10_000
 
 
 class Server(uvicorn.Server):
@@ -201,6 +204,7 @@ class Server(uvicorn.Server):
             assert sockets
             gc.collect()
             gc.freeze()  # the loaded objects stay, so later collections need not visit them; requests and messages must not wait for it
+            gc.set_threshold(*gc.get_threshold()[:2], RARE_COLLECTIONS)
             self._listen(sockets[0])
             host, port = sockets[0].getsockname()[:2]
             scheme = "http" if self.config.ssl is None else "https"
