@@ -196,7 +196,7 @@ def _add_data_flags(parser: argparse.ArgumentParser) -> None:
 
 def _metrics() -> dict[str, str]:
     """Returns the metrics for data with correct answers: their names in `--min-metric`, and their full names."""
-    names = [metric for task in TASKS.values() for metric in task.figures]
+    names = [metric for task in TASKS.values() for metric in task.metrics]
     return {name.removesuffix(" correlation").lower().replace(" ", "-"): name for name in names}
 
 

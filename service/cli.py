@@ -82,7 +82,10 @@ class Score(ModelSettings):
         description="New file for rejected rows and their errors (default: OUTPUT.rejected.jsonl, or none for stdout).",
     )
     max_rejected: int = Field(1000, ge=0, description="Maximum rejected rows; one more stops the run.")
-    empty: Literal["warn", "reject"] = Field("warn", description="Rows with an empty text: answer them with a warning, or reject them.")
+    empty: Literal["warn", "reject"] = Field(
+        "warn",
+        description="Rows with an empty text: answer them (in classification, zero-shot and embeddings with a warning), or reject them.",
+    )
     restart: bool = Field(False, description="Start from the first row, and replace the output and the rejected file.")
 
     ray: str | None = Field(
@@ -102,9 +105,9 @@ class Score(ModelSettings):
         configure_logging(self.log_format)
         logging.getLogger().setLevel(logging.WARNING)
         self._check_flags()
-        from bertserve.service.scoring.order import ScoringOrder
+        from bertserve.service.scoring.scorer import ScoringSpec
 
-        order = ScoringOrder(
+        spec = ScoringSpec(
             source=self.source,
             output=self.output,
             task=self.task,
@@ -125,10 +128,10 @@ class Score(ModelSettings):
         if self.ray is None:
             from bertserve.service.scoring.score import score
 
-            return score(_with_one_model(self), order)
+            return score(_with_one_model(self), spec)
         from bertserve.service.scoring.ray_data import score_on_ray
 
-        return score_on_ray(_with_one_model(self), order)
+        return score_on_ray(_with_one_model(self), spec)
 
     def _check_flags(self) -> None:
         if self.prediction_column == self.warnings_column:

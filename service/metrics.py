@@ -141,7 +141,9 @@ class Metrics:
         self.decode_seconds = self._histogram("decode_seconds", "Seconds to decode a request's outputs.")
         self.batch_rows = self._histogram("batch_rows", "Rows per run of the graph.", ROWS)
         self.tokens = self._counter("tokens_total", "Tokens run: tokens of texts (real) and padding (padded).", ("task", "model", "kind"))
-        self.multi_threaded_runs = self._counter("multi_threaded_runs_total", "Multi-threaded runs: nothing else ran or waited.")
+        self.multi_threaded_runs = self._counter(
+            "multi_threaded_runs_total", "Multi-threaded runs, which happen while other threads are idle."
+        )
         self.truncated = self._counter("truncated_total", "Inputs that were truncated.")
         self.expired = self._counter("expired_total", "Requests whose deadline passed in the queue.")
         self.cancelled = self._counter("cancelled_total", "Requests whose client disconnected while they waited.")

@@ -1,4 +1,4 @@
-"""The parts of the reference that are written by hand say all that the code has, and nothing else."""
+"""The handwritten parts of the documentation agree with the code."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from bertserve.export.graph import onnx_files
 from bertserve.service import errors
 from bertserve.service.bundle import validation_policy
 from bertserve.service.bundle.graph_spec import Record
-from bertserve.service.bundle.manifest import Manifest  # and with it all records
+from bertserve.service.bundle.manifest import Manifest  # its import defines all records
 from bertserve.service.http import errors as http_errors
 from bertserve.service.http import responses, streaming
 from bertserve.service.process import connections, logs, parsing, preparation, server, supervisor
 from bertserve.service.scheduling import request_queue, scheduled_request, watchdog
-from bertserve.service.scoring import order
+from bertserve.service.scoring import scorer
 from bertserve.service.serving import build, model
 from bertserve.service.tasks import cost, joint_masks, occlusion
 from bertserve.service.text import tokenizer, windows
@@ -32,7 +32,7 @@ RECORDS = sorted(Record.__subclasses__(), key=lambda record: record.__name__)
 
 
 def section(page: str, heading: str) -> str:
-    """Returns the text below a heading of a page, to the next heading."""
+    """Returns the text below a heading of a page, up to the next heading."""
     text = (REFERENCE / page).read_text(encoding="utf-8")
     found = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
     assert found is not None, f"{page} has no section `{heading}`"
@@ -40,7 +40,7 @@ def section(page: str, heading: str) -> str:
 
 
 def first_cells(text: str) -> list[str]:
-    """Returns the code in the first cell of each row of a text's tables."""
+    """Returns the code in the first cell of each table row."""
     return re.findall(r"^\| `([^`|]+)`", text, re.MULTILINE)
 
 
@@ -51,7 +51,7 @@ def test_every_error_is_described() -> None:
 
 
 def test_every_endpoint_is_described() -> None:
-    """Each path that takes a body has a heading of its own, a row in a table, or stands in the page of its protocol."""
+    """Each POST path has a heading, or is mentioned as `POST PATH`, in http-api.md or open-inference.md."""
     text = (REFERENCE / "http-api.md").read_text(encoding="utf-8") + (REFERENCE / "open-inference.md").read_text(encoding="utf-8")
     posted = [path for path, operations in facts.openapi()["paths"].items() if "post" in operations]
 
@@ -105,10 +105,10 @@ def test_every_endpoint_is_described() -> None:
         ("how-to/operations.md", f"takes {watchdog.HUNG_RATIO:g} times its predicted time, and at least {watchdog.HUNG_FLOOR_S:g} s."),
         ("how-to/operations.md", f"count as hung after {watchdog.HUNG_FLOOR_S * watchdog.UNPREDICTED_FLOORS:g} s."),
         ("how-to/operations.md", f"get 500 {watchdog.OVERDUE_S:g} s after their deadlines."),
-        ("how-to/operations.md", f"are closed after {connections.LINGER_S:g} s without traffic."),
+        ("how-to/operations.md", f"been idle for {connections.LINGER_S:g} s are closed"),
         ("how-to/operations.md", f"The service keeps {connections.PROBE_RESERVE} more connections for probes"),
         ("how-to/operations.md", f"whose event loop stops for {supervisor.HUNG_S:g} s is replaced."),
-        ("how-to/score.md", f"after the last window of {order.WINDOW_ROWS:,} rows"),
+        ("how-to/score.md", f"after the last window of {scorer.WINDOW_ROWS:,} rows"),
         ("how-to/score.md", f"After more than {facts.score_settings()['max_rejected'].default:,} (`--max-rejected`)"),
         ("how-to/serve-a-checkpoint.md", f"with more than {onnx_files.MAX_BYTES >> 20:,} MiB of weights"),
         ("reference/http-api.md", f"at most {parsing.MAX_HEADERS} headers; more is 431."),
@@ -125,8 +125,7 @@ def test_every_endpoint_is_described() -> None:
         ("tutorial/first-bundle.md", f"At {validation_policy.ENOUGH_AGREEMENT * 100:g} % or more the service uses int8 by default."),
     ],
 )
-def test_numbers_in_prose_are_those_of_the_code(page: str, sentence: str) -> None:
-    """A page that states a constant has its value."""
+def test_constants_on_a_page_have_the_values_of_the_code(page: str, sentence: str) -> None:
     assert sentence in " ".join((REFERENCE.parent / page).read_text(encoding="utf-8").split())
 
 
@@ -136,7 +135,7 @@ def test_every_manifest_field_is_specified(record: type[Record]) -> None:
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
-def test_manifest_fields_that_may_be_missing_are_marked(record: type[Record]) -> None:
+def test_optional_manifest_fields_are_marked(record: type[Record]) -> None:
     optional = {name for name, field in record.model_fields.items() if not field.is_required()}
     rows = section("manifest.md", record.__name__).splitlines()
     marked = {name for row in rows if "*Optional*" in row for name in first_cells(row)}
@@ -144,15 +143,15 @@ def test_manifest_fields_that_may_be_missing_are_marked(record: type[Record]) ->
     assert optional == marked
 
 
-def test_every_record_belongs_to_the_manifest() -> None:
+def test_every_manifest_record_has_a_section() -> None:
     headings = re.findall(r"^### (\w+)$", (REFERENCE / "manifest.md").read_text(encoding="utf-8"), re.MULTILINE)
 
     assert Manifest in RECORDS
     assert [record.__name__ for record in RECORDS] == sorted(headings)
 
 
-def test_every_metric_of_a_target_is_named() -> None:
-    """The figures that `--slo` takes stand under the bound that they have."""
+def test_every_slo_metric_is_described() -> None:
+    """Each metric of `--slo` is in the table column of its bound: a maximum or a minimum."""
     most, least = (
         set(re.findall(r"`(\w+)`", cell)) for cell in section("bench-flags.md", "Metrics for --slo").splitlines()[3].strip("|").split("|")
     )
@@ -161,7 +160,7 @@ def test_every_metric_of_a_target_is_named() -> None:
     assert {name for name, at_most in slo.METRICS.items() if not at_most} == least
 
 
-def test_every_mix_is_described() -> None:
+def test_every_workload_is_described() -> None:
     rows = [name for name in first_cells(section("bench-flags.md", "Workloads")) if not name.startswith("/")]
 
     assert sorted(workloads.NAMES) == sorted(rows)

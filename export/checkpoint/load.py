@@ -140,9 +140,10 @@ def _describe(
     source, fixed, record = files.source, fixed_labels(model), TASKS[task]
     _check_vocabulary(source, model, vocabulary_size(tokenizer))
     inputs = model_inputs(model, tokenizer)
-    templates = read_templates(source, tokenizer)
+    second_text_first = record.padding_decides_order and tokenizer.padding_side == "left"
+    templates = read_templates(source, tokenizer, second_text_first=second_text_first)
     pieces = (*templates[0], *templates[1])
-    _check_template(source, templates[1])
+    _check_template(source, templates[1], "ba" if second_text_first else "ab")
     _check_types(source, config, inputs, pieces)
     settle_pad_token(source, model, tokenizer, pieces)
     # sentence-transformers replaces the tokenizer's limit by its own
@@ -211,12 +212,12 @@ def _check_length(source: str, task: Task, max_length: int) -> None:
         )
 
 
-def _check_template(source: str, pair: tuple[Piece, ...]) -> None:
-    """Refuses a pair template in another order, because the service takes the last text of a template for the second one."""
+def _check_template(source: str, pair: tuple[Piece, ...], expected: str) -> None:
+    """Refuses a pair template that has the texts in another order than they are given in, or has one of them not exactly once."""
     texts = [piece.text for piece in pair if isinstance(piece, TextPiece)]
-    if texts != ["a", "b"]:
+    if texts != [*expected]:
         raise CheckpointError(
-            f"the tokenizer of `{source}` does not put the second text of a pair once after the first, but {texts}; "
+            f"the tokenizer of `{source}` does not put each text of a pair once and in order ({', '.join(expected)}), but {texts}; "
             "save it with another template."
         )
 

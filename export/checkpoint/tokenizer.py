@@ -49,10 +49,11 @@ def load_tokenizer(source: str, folder: Path) -> Any:
 
 
 def _use_written_steps(source: str, tokenizer: Any, folder: Path) -> None:
-    """Gives a tokenizer the normalizer and the pre-tokenizer in its `tokenizer.json`, with which the model was trained.
+    """Gives a tokenizer the normalizer, the pre-tokenizer and the template of pairs in its `tokenizer.json`, with which the model was trained.
 
-    Most tokenizer classes of transformers 5 replace them by their own. DeBERTa's, for example, drops SentencePiece's normalization. As in
-    transformers 4, `do_lower_case`, `add_prefix_space` and similar settings in `tokenizer_config.json` have priority.
+    Most tokenizer classes of transformers 5 replace them by their own. DeBERTa v2's, for example, drops SentencePiece's normalization, and
+    DeBERTa's has a second [SEP] between the texts of a pair. As in transformers 4, `do_lower_case`, `add_prefix_space`, `add_bos_token` and
+    similar settings in `tokenizer_config.json` have priority.
 
     Raises:
         CheckpointError: The two tokenizers also differ in other parts.
@@ -79,7 +80,14 @@ def _use_written_steps(source: str, tokenizer: Any, folder: Path) -> None:
             f"{reader} tokenizes some texts differently from the `{TOKENIZER_FILE}` of `{source}`; if the file is right, set `tokenizer_class` in "
             "tokenizer_config.json to `PreTrainedTokenizerFast`."
         )
-    if read_by_class != expected:
+    (single, pair), (written_single, written_pair) = (
+        [(encoding.ids, encoding.type_ids) for encoding in _encode(source, backend.encode_batch, ["a", ("a", "b")])]
+        for backend in (loaded, written)
+    )
+    uses_written_pair = written_single == single and written_pair != pair  # settings such as `add_bos_token` change both
+    if uses_written_pair:
+        loaded.post_processor = written.post_processor
+    if read_by_class != expected or uses_written_pair:
         logger.warning(
             "%s tokenizes some texts differently from the `%s` of `%s`; the bundle uses the file.", reader, TOKENIZER_FILE, source
         )
@@ -163,14 +171,19 @@ def vocabulary_size(tokenizer: Any) -> int:
     return max(len(tokenizer), *(id_ + 1 for id_ in ids.values()))
 
 
-def read_templates(source: str, tokenizer: Any) -> tuple[tuple[Piece, ...], tuple[Piece, ...]]:
+def read_templates(source: str, tokenizer: Any, *, second_text_first: bool = False) -> tuple[tuple[Piece, ...], tuple[Piece, ...]]:
     """Reads the special-token templates of one text and of a pair from encodings of short texts, for any post-processor.
+
+    Args:
+        source: The checkpoint, for the message.
+        tokenizer: The tokenizer.
+        second_text_first: Whether the model was trained on pairs whose second text is before the first one.
 
     Raises:
         CheckpointError: The tokenizer cannot encode them.
     """
     single, pair = (_encode(source, tokenizer, *texts, return_special_tokens_mask=True)[0] for texts in ("a", "ab"))
-    return _read_template(single), _read_template(pair)
+    return _read_template(single, "a"), _read_template(pair, "ba" if second_text_first else "ab")
 
 
 def _encode(source: str, encode: Callable[..., Any], *texts: Any, **options: Any) -> Any:
@@ -181,7 +194,8 @@ def _encode(source: str, encode: Callable[..., Any], *texts: Any, **options: Any
         raise CheckpointError(f"the tokenizer of `{source}` cannot encode texts: {error}; save a complete one and export again.") from error
 
 
-def _read_template(encoding: Any) -> tuple[Piece, ...]:
+def _read_template(encoding: Any, texts: str) -> tuple[Piece, ...]:
+    """Returns the template of an encoding; `texts` has the name of each of its texts."""
     pieces: list[Piece] = []
     for token, id_, type_id, sequence, special in zip(
         encoding.tokens, encoding.ids, encoding.type_ids, encoding.sequence_ids, encoding.special_tokens_mask, strict=True
@@ -189,7 +203,7 @@ def _read_template(encoding: Any) -> tuple[Piece, ...]:
         if special:
             pieces.append(SpecialPiece(special=token, id=id_, type_id=type_id))
             continue
-        piece = TextPiece(text="a" if sequence == 0 else "b", type_id=type_id)
+        piece = TextPiece(text="a" if texts[sequence] == "a" else "b", type_id=type_id)
         if not pieces or pieces[-1] != piece:
             pieces.append(piece)
     return tuple(pieces)

@@ -91,6 +91,6 @@ TASK = ExportTask(
     best_first=True,
     read_gold=_read_target,
     gold_keys=("target",),
-    figures=(TOP_1,),
+    metrics=(TOP_1,),
     score=_score,
 )

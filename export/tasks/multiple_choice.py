@@ -116,6 +116,6 @@ TASK = ExportTask(
     best_first=True,
     read_gold=_read_choice,
     gold_keys=("label",),
-    figures=(ACCURACY,),
+    metrics=(ACCURACY,),
     score=_score,
 )

@@ -44,7 +44,10 @@ def _ordinary_requests(texts: Texts, spec: TokenizerSpec) -> list[Any]:
 
 def _tokenizer_call(request: question_answering.AnswerRequest, spec: TokenizerSpec) -> TokenizerCall:
     length = min(request.parameters.max_seq_len or question_answering.DEFAULT_SEQ_LEN, spec.max_length)
-    return TokenizerCall((request.question, request.context), "only_second", min(length // 2, question_answering.DEFAULT_STRIDE), length)
+    stride = min(length // 2, question_answering.DEFAULT_STRIDE)
+    if spec.second_text_first:
+        return TokenizerCall((request.context, request.question), "only_first", stride, length)
+    return TokenizerCall((request.question, request.context), "only_second", stride, length)
 
 
 def _arrange(lines: Sequence[Text], passages: Sequence[Text], user_pairs: Pairs[Text], pairs_only: bool) -> Arranged[Text]:
@@ -107,11 +110,12 @@ TASK = ExportTask(
     takes_pairs=True,
     arrange=_arrange,
     first_is_question=True,
+    padding_decides_order=True,
     decision=_decision,
     best_first=True,
     read_gold=_read_answers,
     gold_keys=("answers",),
     data_parameters=_data_parameters,
-    figures=(EXACT_MATCH, F1),
+    metrics=(EXACT_MATCH, F1),
     score=_score,
 )

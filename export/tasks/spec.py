@@ -160,6 +160,8 @@ class ExportTask:
         arrange: Short texts, long ones (empty without short ones), the user's pairs, and whether the model takes only pairs -> the
             single texts and the pairs that calibrate int8.
         first_is_question: Whether the first text of a pair is short, and the second one fills the window.
+        padding_decides_order: Whether models whose tokenizer pads on the left were trained with the second text of a pair before the first
+            one, as by transformers' scripts and pipeline for question answering.
 
         measure: The measure of agreement.
         decision: A result -> the part that matters to a user: spans or a set of labels to count, numbers to rank, or a value to compare.
@@ -169,7 +171,7 @@ class ExportTask:
             task has no correct answers.
         gold_keys: The keys of a line that `read_gold` reads.
         data_parameters: The parameters of all lines and their correct answers -> the parameters of the requests.
-        figures: The names of the metrics of `score`, without those for which less is better.
+        metrics: The names of the metrics of `score`, without those for which less is better.
         score: Correct answers and results -> metric -> value.
         notes: Correct answers and results -> metric -> a remark for readers, for example that it has no value.
     """
@@ -196,6 +198,7 @@ class ExportTask:
     takes_pairs: bool = False
     arrange: Callable[[Sequence[Any], Sequence[Any], Pairs[Any], bool], Arranged[Any]] = read_alone
     first_is_question: bool = False
+    padding_decides_order: bool = False
 
     measure: Callable[[ModelConfig], Measure] = lambda config: "label"
     decision: Callable[[Any, ModelConfig], Any] = lambda result, config: result_spans(result) or result
@@ -204,7 +207,7 @@ class ExportTask:
     read_gold: Callable[[Document, ModelConfig], Any] | None = None
     gold_keys: tuple[str, ...] = ()
     data_parameters: Callable[[Sequence[Document], Sequence[Any]], Sequence[Document]] = lambda parameters, golds: parameters
-    figures: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
     score: Callable[[Sequence[Any], Sequence[Any], ModelConfig], dict[str, float]] | None = None
     notes: Callable[[Sequence[Any], Sequence[Any], ModelConfig], dict[str, str]] = lambda golds, results, config: {}
 

@@ -231,7 +231,7 @@ TASK = ExportTask(
     best_first=True,
     read_gold=_read_label,
     gold_keys=("label",),
-    figures=(ACCURACY, F1, MACRO_F1, MICRO_F1, MATTHEWS, PEARSON, SPEARMAN),
+    metrics=(ACCURACY, F1, MACRO_F1, MICRO_F1, MATTHEWS, PEARSON, SPEARMAN),
     score=_score,
     notes=_notes,
 )

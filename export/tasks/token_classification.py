@@ -109,7 +109,7 @@ TASK = ExportTask(
     read_gold=_read_entities,
     gold_keys=("entities", "tags"),
     data_parameters=_data_parameters,
-    figures=(ENTITY_F1,),
+    metrics=(ENTITY_F1,),
     score=_score,
     notes=_notes,
 )

@@ -147,7 +147,8 @@ def sample_attention(checkpoint: Checkpoint) -> list[AttentionSample]:
     all_heads = [(layer, head) for layer, count in enumerate(counts) for head in range(count)]
     samples: list[AttentionSample] = []
     for texts in attention_texts() if counts else ():
-        batch = checkpoint.tokenizer(*texts, return_tensors="pt", return_token_type_ids=True, return_attention_mask=True)
+        ordered = texts[::-1] if checkpoint.tokenizer_spec.second_text_first else texts
+        batch = checkpoint.tokenizer(*ordered, return_tensors="pt", return_token_type_ids=True, return_attention_mask=True)
         length = batch["input_ids"].shape[1]
         if not 0 < length <= max_length:
             continue

@@ -92,6 +92,11 @@ class TokenizerSpec(Record):
     added_tokens: Annotated[tuple[AddedToken, ...], Field(strict=False)] = ()
     truncation_side: Side = "right"
 
+    @property
+    def second_text_first(self) -> bool:
+        """Whether the second text of a pair is before the first one."""
+        return next(piece.text for piece in self.pair if isinstance(piece, TextPiece)) == "b"
+
 
 class Flops(Record):
     """The operations of a run: a text of S tokens takes `linear * S + quadratic * S**2` floating point operations."""

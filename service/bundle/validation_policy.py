@@ -102,14 +102,14 @@ def is_low(graph: GraphSpec) -> bool:
     return not agreement.value >= ENOUGH_AGREEMENT  # not `<`, which is false for NaN
 
 
-def is_measured_near(figures: Sequence[Metric], graph: str) -> bool:
+def is_measured_near(metrics: Sequence[Metric], graph: str) -> bool:
     """Returns whether metrics on labeled data, which are stronger evidence than agreement, show a graph as good as its checkpoint.
 
     Args:
-        figures: The metrics of the manifest.
+        metrics: The metrics of the manifest.
         graph: The graph as `provider/precision`.
     """
-    own = [(metric.checkpoint, metric.graphs[graph]) for metric in figures if graph in metric.graphs]
+    own = [(metric.checkpoint, metric.graphs[graph]) for metric in metrics if graph in metric.graphs]
     return bool(own) and all(abs(checkpoint - measured) <= NEAR for checkpoint, measured in own)
 
 

@@ -25,7 +25,7 @@ from bertserve.service.serving.held_bytes import UNCOUNTED_BYTES, ByteReservatio
 from bertserve.service.serving.model import Model
 from bertserve.service.serving.work import Prediction
 from bertserve.service.tasks.batch import MAX_SPANS, ReadSpan
-from bertserve.service.wire.call import Asked, Call, Content, Incoming
+from bertserve.service.wire.call import Call, Content, Incoming, RequestInputs
 from bertserve.service.wire.routes import Route
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
@@ -257,7 +257,7 @@ def _headers(call: Call, content: Content, prediction: Prediction) -> list[tuple
     return headers
 
 
-def _warnings(prediction: Prediction, body: Asked) -> Iterator[str]:
+def _warnings(prediction: Prediction, body: RequestInputs) -> Iterator[str]:
     """Yields each warning once, with its inputs unless it applies to all."""
     about: dict[str, list[int]] = {}
     for index, warning in zip(prediction.warned, prediction.warnings, strict=True):
@@ -266,7 +266,7 @@ def _warnings(prediction: Prediction, body: Asked) -> Iterator[str]:
         yield warning if len(indices) == len(prediction.results) else f"{warning}: {_named(indices, body)}"
 
 
-def _named(indices: Sequence[int], body: Asked) -> str:
+def _named(indices: Sequence[int], body: RequestInputs) -> str:
     """Returns inputs by the names that the caller knows: `inputs` for a single one, `inputs[i]` for items of a list."""
     if not body.is_list:
         return body.subject

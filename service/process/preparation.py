@@ -129,20 +129,20 @@ def raise_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
-def max_connections(asked: int | None) -> int:
+def max_connections(setting: int | None) -> int:
     """Returns the maximum number of open connections.
 
     Args:
-        asked: The setting; None for as many as descriptors allow, up to MOST_BY_DEFAULT.
+        setting: The setting; None for as many as descriptors allow, up to MOST_BY_DEFAULT.
 
     Raises:
         SettingsError: There are too few descriptors.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = MOST_RAISED if soft == resource.RLIM_INFINITY else soft - RESERVE
-    if max(asked or 1, 1) > allowed:
+    if max(setting or 1, 1) > allowed:
         raise SettingsError(
-            f"--max-connections is {asked or 'not set'}, but the process can open {soft} file descriptors, of "
+            f"--max-connections is {setting or 'not set'}, but the process can open {soft} file descriptors, of "
             f"which {RESERVE} are reserved; lower it, or raise the limit (`ulimit -n`)."
         )
-    return asked or min(allowed, MOST_BY_DEFAULT)
+    return setting or min(allowed, MOST_BY_DEFAULT)

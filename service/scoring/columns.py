@@ -82,22 +82,22 @@ def _kinds(annotation: Any) -> list[Any]:
     return [get_origin(option) or option for option in options(annotation)]
 
 
-def task_for(tasks: Sequence[str], asked: str | None, parameters: Mapping[str, Any], named: Mapping[str, str]) -> str:
+def task_for(tasks: Sequence[str], requested: str | None, parameters: Mapping[str, Any], named: Mapping[str, str]) -> str:
     """Returns the task to score by: the requested one, or one that parameters or columns identify, or the model's own.
 
     Args:
         tasks: The tasks that the model answers, its own task first.
-        asked: A task's name, or its path.
+        requested: A task's name, or its path.
         parameters: The parameters.
         named: Field -> column, as configured.
 
     Raises:
         SettingsError: The model does not support the task.
     """
-    if asked is not None:
-        task = next((name for name, spec in TASKS.items() if asked in (name, spec.path)), asked)
+    if requested is not None:
+        task = next((name for name, spec in TASKS.items() if requested in (name, spec.path)), requested)
         if task not in tasks:
-            raise SettingsError(f"--task is `{asked}`, but the model supports {', '.join(tasks)}.")
+            raise SettingsError(f"--task is `{requested}`, but the model supports {', '.join(tasks)}.")
         return task
     for name in tasks[1:]:
         derivation = TASKS[name].derivation
@@ -146,9 +146,11 @@ class Columns:
             raise SettingsError(f"--{_flag(missing[0])} is missing: {task} needs it, and columns are given only for {listed(list(named))}.")
         self.by_field = dict(named) or {name: name for name in fields}
         self._fields, self._optional = fields, not named
-        self._beside = dict(parameters)
+        if foreign := [name for name in parameters if name in ("model", *required(self._spec.body))]:
+            raise SettingsError(f"--parameters has `{foreign[0]}`, which is not a parameter of /{self._spec.path}; remove it.")
+        self._parameters = dict(parameters)
         if parameters and self._spec.body.parameters_type.model_fields:
-            self._beside = {"parameters": dict(parameters)}
+            self._parameters = {"parameters": dict(parameters)}
         self._example = self._with_parameters()
 
     @property
@@ -190,7 +192,7 @@ class Columns:
         for name, column in self.by_field.items():
             field = self._fields[name]
             value = values.get(column)
-            if column not in values and field.needed:
+            if column not in values and (field.needed or not self._optional):
                 raise InvalidValueError(
                     "the row has no column `{column}`; it has {columns}.", column=column, columns=listed(list(values)[:20])
                 )
@@ -208,14 +210,17 @@ class Columns:
 
     def _body(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         if required(self._spec.body) != ["inputs"]:
-            return {**inputs, **self._beside}
-        return {"inputs": inputs[TEXT] if list(inputs) == [TEXT] else inputs, **self._beside}
+            return {**inputs, **self._parameters}
+        return {"inputs": inputs[TEXT] if list(inputs) == [TEXT] else inputs, **self._parameters}
 
     def _list(self, column: str, value: str) -> Any:
         try:
-            return parse_json(value.encode())
+            texts = parse_json(value.encode())
         except BertServeError as error:
             raise InvalidValueError("the column `{column}` must be a JSON list of texts, but is not JSON.", column=column) from error
+        if not isinstance(texts, list):  # the endpoint's error would quote it
+            raise InvalidValueError("the column `{column}` must be a JSON list of texts, but is other JSON.", column=column)
+        return texts
 
     def answer_bytes(self, manifest: Manifest) -> int:
         """Returns the maximum bytes of an answer of a model; 0 if answers are small, or if each row will be rejected."""
@@ -230,7 +235,7 @@ class Columns:
         """Returns the example of the task with the parameters."""
         example = {name: value for name, value in self._spec.body.example().items() if name in required(self._spec.body)}
         try:
-            return validate_as(self._spec.body, example | self._beside, Limits(max_inputs=2**14, max_chars=2**20))
+            return validate_as(self._spec.body, example | self._parameters, Limits(max_inputs=2**14, max_chars=2**20))
         except BertServeError as error:
             raise SettingsError(f"--parameters does not fit /{self._spec.path}: {error.message}") from error
 

@@ -28,11 +28,11 @@ from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import BertServeError, SettingsError, StartError, install_command, plural
 from bertserve.service.scoring.columns import Columns, read_parameters, task_for
 from bertserve.service.scoring.formats import PARQUET, make_writer
-from bertserve.service.scoring.order import LoadedModel, ScoringOrder
 from bertserve.service.scoring.parquet_folder import REJECTED_SUFFIX, FileFacts, ParquetFolder, ParquetOutput, undone
 from bertserve.service.scoring.part import ScoringProgress
 from bertserve.service.scoring.runner import ProgressBar, ScoringRun, TooManyRejectedError
 from bertserve.service.scoring.score import REJECTED
+from bertserve.service.scoring.scorer import LoadedModel, ScoringSpec
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import tasks_of
@@ -51,14 +51,14 @@ class ActorTask:
     Attributes:
         settings: Settings with one model.
         version: Version of its bundle.
-        order: The order.
+        spec: The data and the options.
         source: The folder of the input files.
         output: The folder of the output files.
     """
 
     settings: Settings
     version: str
-    order: ScoringOrder
+    spec: ScoringSpec
     source: ParquetFolder
     output: ParquetFolder
 
@@ -77,7 +77,7 @@ class FileScorer:
 
     def _load(self, threads: int) -> None:
         work = self._work
-        self._loaded = loaded = LoadedModel(work.settings.model_copy(update={"threads": max(threads, 1)}), work.order)
+        self._loaded = loaded = LoadedModel(work.settings.model_copy(update={"threads": max(threads, 1)}), work.spec)
         if loaded.model.bundle.version != work.version:
             raise SettingsError(
                 f"node {socket.gethostname()} has another version of the model `{loaded.model.name}` than the driver: "
@@ -113,17 +113,17 @@ class FileScorer:
 
     async def _score(self, name: str) -> ScoringProgress:
         work = self._work
-        columns, order = self._loaded.columns, work.order
+        columns, spec = self._loaded.columns, work.spec
         before = work.source.facts(name)
         reader = work.source.reader(name, list(columns.by_field.values()))
         try:
-            columns.check(reader.columns, order.names)
-            writer: Any = make_writer(PARQUET, reader, columns.task, order.names, known=None)
+            columns.check(reader.columns, spec.names)
+            writer: Any = make_writer(PARQUET, reader, columns.task, spec.names, known=None)
             output = ParquetOutput(work.output, name, writer)
             rejected = Path(name + REJECTED_SUFFIX)
             bar = ProgressBar(None, 0)
             scorer, rows = self._loaded.scorer, self._loaded.window_rows
-            run = ScoringRun(reader, scorer, writer, output, ScoringProgress(), bar, order.max_rejected, rejected, rows)
+            run = ScoringRun(reader, scorer, writer, output, ScoringProgress(), bar, spec.max_rejected, rejected, rows)
             try:
                 await run()
                 if work.source.facts(name) != before:  # otherwise the output would count as newer than the changed file
@@ -167,87 +167,85 @@ class Totals:
     broken: list[str] = field(default_factory=list)
 
 
-def score_on_ray(settings: Settings, order: ScoringOrder) -> int:
+def score_on_ray(settings: Settings, spec: ScoringSpec) -> int:
     """Scores a folder; returns the exit code.
 
     Args:
         settings: Settings with one model, in a folder that exists on all nodes.
-        order: The order.
+        spec: The data and the options.
 
     Raises:
         StartError: Flags, the cluster, a file or the model are wrong, or too many rows were rejected; the message says what to do.
     """
-    work, todo, done = _plan(settings, order)
+    work, todo, done = _plan(settings, spec)
     total, seconds = Totals(), 0.0
     if todo:
         started = not ray.is_initialized()
         handler = signal.getsignal(signal.SIGTERM)
         try:
-            _connect(order.ray or LOCAL)
+            _connect(spec.ray or LOCAL)
             bar = ProgressBar(sum(todo.values()), 0)
             try:
-                _collect(_results(work, list(todo), order), todo, total, bar, order)
+                _collect(_results(work, list(todo), spec), todo, total, bar, spec)
             finally:
                 seconds = bar.close()
         except (KeyboardInterrupt, _TerminatedError) as stop:
-            print(
-                f"stopped after {plural(total.files, 'file')}; run {order.continue_command} to continue with the others.", file=sys.stderr
-            )
+            print(f"stopped after {plural(total.files, 'file')}; run {spec.continue_command} to continue with the others.", file=sys.stderr)
             return 128 + (signal.SIGTERM if isinstance(stop, _TerminatedError) else signal.SIGINT)
         finally:
             signal.signal(signal.SIGTERM, handler)
             if started:
                 ray.shutdown()
         work.output.tidy()
-    _say(total, done, seconds, order.output)
+    _say(total, done, seconds, spec.output)
     if total.broken:
         raise StartError(
             f"{len(total.broken)} of {len(todo)} files have no output. The first: {total.broken[0]} Fix or remove "
-            f"them, and run {order.continue_command} to continue with these."
+            f"them, and run {spec.continue_command} to continue with these."
         )
     return REJECTED if total.rejected or any(name.endswith(REJECTED_SUFFIX) for name in work.output.files()) else 0
 
 
-def _plan(settings: Settings, order: ScoringOrder) -> tuple[ActorTask, dict[str, int], int]:
+def _plan(settings: Settings, spec: ScoringSpec) -> tuple[ActorTask, dict[str, int], int]:
     """Returns the work, the files to score with their sizes, and the number of finished files."""
-    parameters = read_parameters(order.parameters)
-    source, output = ParquetFolder(order.source, "the input"), ParquetFolder(order.output, "the output")
+    parameters = read_parameters(spec.parameters)
+    source, output = ParquetFolder(spec.source, "the input"), ParquetFolder(spec.output, "the output")
     if output.overlaps(source):
         raise SettingsError("the output is the input, or one of them is inside the other, so files would be replaced; give another folder.")
     there = source.parquet_files()
     if not there:
         raise SettingsError(
-            f"the input `{order.source}` has no Parquet files; with --ray it must be a folder of files that end with .parquet."
+            f"the input `{spec.source}` has no Parquet files; with --ray it must be a folder of files that end with .parquet."
         )
     (bundle,) = files.find_bundles(settings.models)
     manifest, version = files.read_manifest(bundle)
-    task = task_for(tasks_of(manifest), order.task, parameters, order.columns)
-    columns = Columns(task, order.columns, parameters, Limits(max_inputs=settings.max_inputs, max_chars=settings.max_chars), order.empty)
+    task = task_for(tasks_of(manifest), spec.task, parameters, spec.columns)
+    columns = Columns(task, spec.columns, parameters, Limits(max_inputs=settings.max_inputs, max_chars=settings.max_chars), spec.empty)
     first = source.reader(next(iter(there)), list(columns.by_field.values()))
-    columns.check(first.columns, order.names)
+    columns.check(first.columns, spec.names)
     first.close()
-    facts = _facts(settings, manifest, version, columns, parameters, order)
-    undone_names = undone(there, {} if order.restart else _begun(output, facts))
-    if order.restart or output.read(FACTS_FILE) is None:
+    facts = _facts(settings, manifest, version, columns, parameters, spec)
+    undone_names = undone(there, {} if spec.restart else _begun(output, facts))
+    if spec.restart or output.read(FACTS_FILE) is None:
         output.write(FACTS_FILE, json.dumps(facts, indent=1).encode())
     return (
-        ActorTask(settings, version, order, source, output),
+        ActorTask(settings, version, spec, source, output),
         {name: there[name].size for name in undone_names},
         len(there) - len(undone_names),
     )
 
 
 def _facts(
-    settings: Settings, manifest: Manifest, version: str, columns: Columns, parameters: Mapping[str, Any], order: ScoringOrder
+    settings: Settings, manifest: Manifest, version: str, columns: Columns, parameters: Mapping[str, Any], spec: ScoringSpec
 ) -> dict[str, Any]:
     """Returns the facts that affect the output; their names are used in errors."""
     facts = {
         "model": [manifest.name, version, settings.provider, settings.precision],
         "version": [__version__, sessions.VERSION],
         "task": columns.task,
-        "columns": [columns.by_field, *order.names],
+        "columns": [columns.by_field, *spec.names],
         "parameters": parameters,
-        "--empty": order.empty,
+        "--empty": spec.empty,
         "limits": [settings.max_chars, settings.max_inputs, settings.max_batch_tokens],
         "--max-queue-tokens": settings.max_queue_tokens,
         "--batch-variant-graphs": settings.batch_variant_graphs,
@@ -309,9 +307,9 @@ def _connect(address: str) -> None:
     signal.signal(signal.SIGTERM, stop)
 
 
-def _results(work: ActorTask, names: Sequence[str], order: ScoringOrder) -> Iterator[dict[str, Any]]:
+def _results(work: ActorTask, names: Sequence[str], spec: ScoringSpec) -> Iterator[dict[str, Any]]:
     """Yields the counts of each file as it finishes."""
-    cpus, actors = _pool(order, len(names))
+    cpus, actors = _pool(spec, len(names))
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     logging.getLogger("ray.data").setLevel(logging.WARNING)
@@ -331,20 +329,20 @@ def _results(work: ActorTask, names: Sequence[str], order: ScoringOrder) -> Iter
     yield from scored.iter_rows()
 
 
-def _pool(order: ScoringOrder, count: int) -> tuple[int, int]:
+def _pool(spec: ScoringSpec, count: int) -> tuple[int, int]:
     """Returns the CPUs of an actor, and the number of actors for `count` files."""
     nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
     nodes = [cpus for cpus in nodes if cpus]
     if not nodes:
         raise StartError("no node of the cluster offers a CPU; start one with --num-cpus.")
-    cpus = order.actor_cpus or min(MOST_CPUS, *nodes)
+    cpus = spec.actor_cpus or min(MOST_CPUS, *nodes)
     room = sum(node // cpus for node in nodes)
     if not room:
         raise SettingsError(f"--actor-cpus is {cpus}, but the largest node of the cluster has {max(nodes)}; give at most that.")
-    return cpus, min(order.actors or room, count)
+    return cpus, min(spec.actors or room, count)
 
 
-def _collect(results: Iterator[dict[str, Any]], sizes: Mapping[str, int], total: Totals, bar: ProgressBar, order: ScoringOrder) -> None:
+def _collect(results: Iterator[dict[str, Any]], sizes: Mapping[str, int], total: Totals, bar: ProgressBar, spec: ScoringSpec) -> None:
     try:
         for result in results:
             if result["fatal"]:
@@ -357,15 +355,15 @@ def _collect(results: Iterator[dict[str, Any]], sizes: Mapping[str, int], total:
             total.rejected += result["rejected"]
             total.warned += result["warned"]
             bar.advance(sizes[result["file"]], result["rows"])
-            if total.rejected > order.max_rejected:
+            if total.rejected > spec.max_rejected:
                 raise StartError(
-                    f"{plural(total.rejected, 'row')} of {plural(total.files, 'file')} cannot be answered, and --max-rejected is {order.max_rejected}. "
+                    f"{plural(total.rejected, 'row')} of {plural(total.files, 'file')} cannot be answered, and --max-rejected is {spec.max_rejected}. "
                     f"The files *{REJECTED_SUFFIX} of the output say why. Fix the input or the flags, or raise --max-rejected "
                     "and start again."
                 )
     except ray.exceptions.RayError as error:
         raise StartError(
-            f"Ray gave up after {plural(total.files, 'file')}: {str(error).strip().splitlines()[-1]} Run {order.continue_command} "
+            f"Ray gave up after {plural(total.files, 'file')}: {str(error).strip().splitlines()[-1]} Run {spec.continue_command} "
             "to continue with the others."
         ) from error
 

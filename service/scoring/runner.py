@@ -18,9 +18,9 @@ from tqdm import tqdm
 from bertserve.service.errors import StartError, classify, plural
 from bertserve.service.scheduling.daemon_thread import on_thread
 from bertserve.service.scoring.formats import Reader, Writer
-from bertserve.service.scoring.order import Scorer
 from bertserve.service.scoring.part import ScoringProgress
 from bertserve.service.scoring.row import RowAnswer, Window
+from bertserve.service.scoring.scorer import Scorer
 from bertserve.service.wire.json_text import to_json
 
 # Maximum bytes of a window's rows in the file, so that long rows need no more memory than short ones.

@@ -1,4 +1,4 @@
-"""The command `bert-serve score`, which runs an order and returns an exit code. It is the composition root of offline scoring."""
+"""The command `bert-serve score`, which runs a spec and returns an exit code. It is the composition root of offline scoring."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from bertserve.service import __version__
 from bertserve.service.errors import BertServeError, SettingsError, StartError, plural
 from bertserve.service.scoring.columns import read_parameters
 from bertserve.service.scoring.formats import PARQUET, STREAM, Reader, format_of, make_writer, open_reader, total_size
-from bertserve.service.scoring.order import LoadedModel, ScoringOrder
 from bertserve.service.scoring.part import (
     PartialOutput,
     ScoringProgress,
@@ -28,6 +27,7 @@ from bertserve.service.scoring.part import (
 )
 from bertserve.service.scoring.row import Place
 from bertserve.service.scoring.runner import WINDOW_BYTES, ProgressBar, ScoringRun, Sink
+from bertserve.service.scoring.scorer import LoadedModel, ScoringSpec
 from bertserve.service.scoring.text_lines import DELIMITERS
 from bertserve.service.serving.build import AppState
 from bertserve.service.settings import Settings
@@ -70,29 +70,29 @@ class StdoutSink:
         return progress
 
 
-def score(settings: Settings, order: ScoringOrder) -> int:
+def score(settings: Settings, spec: ScoringSpec) -> int:
     """Scores an input; returns the exit code.
 
     Args:
         settings: Settings with one model.
-        order: The order.
+        spec: The data and the options.
 
     Raises:
         StartError: Flags, files or the model are wrong, or too many rows were rejected; the message says what to do.
     """
-    read_parameters(order.parameters)  # before the model is loaded, because they may be wrong
-    source, output = Path(order.source), Path(order.output)
-    kind = format_of(source, order.input_format, "--input-format")
-    out_kind = order.output_format or (kind if output == STREAM else format_of(output, None, "--output-format"))
+    read_parameters(spec.parameters)  # before the model is loaded, because they may be wrong
+    source, output = Path(spec.source), Path(spec.output)
+    kind = format_of(source, spec.input_format, "--input-format")
+    out_kind = spec.output_format or (kind if output == STREAM else format_of(output, None, "--output-format"))
     format_of(output, out_kind, "--output-format")
-    if order.json_cells and out_kind not in DELIMITERS:
+    if spec.json_cells and out_kind not in DELIMITERS:
         raise SettingsError(f"--json-cells is for CSV and TSV, and the output is {out_kind}; leave it out.")
-    order = replace(order, output_format=out_kind)
-    rejected = order.rejected if output == STREAM else order.rejected or output.with_name(output.name + ".rejected.jsonl")
+    spec = replace(spec, output_format=out_kind)
+    rejected = spec.rejected if output == STREAM else spec.rejected or output.with_name(output.name + ".rejected.jsonl")
     _check_files(source, output, rejected)
     identity = None if source == STREAM else identity_of(source)  # before the model is loaded, because its name may be wrong, too
     try:
-        return asyncio.run(_Run(LoadedModel(settings, order), order, (kind, out_kind), rejected, identity)())
+        return asyncio.run(_Run(LoadedModel(settings, spec), spec, (kind, out_kind), rejected, identity)())
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 
@@ -119,10 +119,10 @@ class _Run:
     """A run on this machine."""
 
     def __init__(
-        self, loaded: LoadedModel, order: ScoringOrder, kinds: tuple[str, str], rejected: Path | None, identity: dict[str, Any] | None
+        self, loaded: LoadedModel, spec: ScoringSpec, kinds: tuple[str, str], rejected: Path | None, identity: dict[str, Any] | None
     ) -> None:
-        self._loaded, self._order, self._kinds, self._rejected, self._identity = loaded, order, kinds, rejected, identity
-        self._source, self._output = Path(order.source), Path(order.output)
+        self._loaded, self._spec, self._kinds, self._rejected, self._identity = loaded, spec, kinds, rejected, identity
+        self._source, self._output = Path(spec.source), Path(spec.output)
 
     async def __call__(self) -> int:
         """Scores from the place where an earlier run stopped; returns the exit code."""
@@ -131,7 +131,7 @@ class _Run:
             self._reader(Place()).close()
         if self._output != STREAM and self._rejected is not None:
             part = PartialOutput(self._output, self._rejected, self._facts())
-        progress = ScoringProgress() if part is None else part.open(restart=self._order.restart)
+        progress = ScoringProgress() if part is None else part.open(restart=self._spec.restart)
         try:
             if part is not None and part.is_named(progress):
                 part.tidy(progress)
@@ -166,16 +166,16 @@ class _Run:
 
     async def _score(self, part: PartialOutput | None, progress: ScoringProgress) -> int:
         """Scores from the current progress; returns the exit code."""
-        loaded, order, rejected = self._loaded, self._order, self._rejected
-        sink: Sink = StdoutSink(rejected, restart=order.restart) if part is None else part
+        loaded, spec, rejected = self._loaded, self._spec, self._rejected
+        sink: Sink = StdoutSink(rejected, restart=spec.restart) if part is None else part
         reader = self._reader(progress.place)
         try:
             known = part.path if part is not None and progress.output_bytes else None
-            writer = make_writer(self._kinds[1], reader, loaded.columns.task, loaded.names, known=known, json_cells=order.json_cells)
+            writer = make_writer(self._kinds[1], reader, loaded.columns.task, loaded.names, known=known, json_cells=spec.json_cells)
             bar = ProgressBar(total_size(self._source, reader), progress.place.offset)
-            run = ScoringRun(reader, loaded.scorer, writer, sink, progress, bar, order.max_rejected, rejected, loaded.window_rows)
+            run = ScoringRun(reader, loaded.scorer, writer, sink, progress, bar, spec.max_rejected, rejected, loaded.window_rows)
             try:
-                stopped = await _until_signal(loaded.state, run, order.continue_command)
+                stopped = await _until_signal(loaded.state, run, spec.continue_command)
             finally:
                 seconds = bar.close()
         finally:
@@ -183,7 +183,7 @@ class _Run:
                 reader.close()
         if stopped is not None:
             again = (
-                f"run {order.continue_command} to continue"
+                f"run {spec.continue_command} to continue"
                 if part is not None and self._source != STREAM
                 else "the rows that were written are kept"
             )
@@ -195,7 +195,7 @@ class _Run:
                 + (" with --restart." if rejected is not None else ".")
             )
         if part is not None:
-            await _finish(part, run.progress, writer, order.continue_command)
+            await _finish(part, run.progress, writer, spec.continue_command)
         return _end(run.progress, run.progress.place.row - progress.place.row, seconds, rejected)
 
     def _facts(self) -> dict[str, Any]:
@@ -209,14 +209,14 @@ class _Run:
             "task": loaded.columns.task,
             "columns": [loaded.columns.by_field, *loaded.names],
             "parameters": loaded.parameters,
-            "--empty": self._order.empty,
-            "--json-cells": self._order.json_cells,
+            "--empty": self._spec.empty,
+            "--json-cells": self._spec.json_cells,
             "format": self._kinds,
             "limits": [state.limits.max_chars, state.limits.max_inputs, state.max_body_bytes],
             "--max-queue-tokens": loaded.settings.max_queue_tokens,
             "--batch-variant-graphs": loaded.settings.batch_variant_graphs,
             "batches": [loaded.scorer.batch_tokens, loaded.window_rows, WINDOW_BYTES],
-            "file for rejected rows": str(self._order.rejected),
+            "file for rejected rows": str(self._spec.rejected),
         }
 
 

@@ -1,4 +1,4 @@
-"""ScoringOrder: the data to score and the options; LoadedModel: its model, in this process or in an actor of Ray; Scorer: answers rows."""
+"""ScoringSpec: the data to score and the options; LoadedModel: its model, in this process or in an actor of Ray; Scorer: answers rows."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _chunks(requests: Sequence[_Item]) -> Iterator[list[_Item]]:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoringOrder:
+class ScoringSpec:
     """The data to score, and the options.
 
     Attributes:
@@ -194,7 +194,7 @@ class ScoringOrder:
 
 
 class LoadedModel:
-    """The model of an order, and the objects that answer rows.
+    """The model of a spec, and the objects that answer rows.
 
     Attributes:
         settings: The settings.
@@ -207,7 +207,7 @@ class LoadedModel:
         scorer: Answers rows.
     """
 
-    def __init__(self, settings: Settings, order: ScoringOrder) -> None:
+    def __init__(self, settings: Settings, spec: ScoringSpec) -> None:
         """Loads the model.
 
         Raises:
@@ -215,13 +215,13 @@ class LoadedModel:
         """
         self.settings, self.state = settings, build(settings)
         (self.model,) = self.state.registry.models.values()
-        self.parameters = read_parameters(order.parameters)
-        task = task_for(self.model.tasks, order.task, self.parameters, order.columns)
-        self.columns = Columns(task, order.columns, self.parameters, self.state.limits, order.empty)
-        prediction, warnings = order.names
+        self.parameters = read_parameters(spec.parameters)
+        task = task_for(self.model.tasks, spec.task, self.parameters, spec.columns)
+        self.columns = Columns(task, spec.columns, self.parameters, self.state.limits, spec.empty)
+        prediction, warnings = spec.names
         has_one_label = TASKS[task].has_one_label(self.parameters, self.model.bundle.manifest)
-        flat = order.output_format in DELIMITERS and not order.json_cells and has_one_label
-        self.names = (f"{prediction}_label", f"{prediction}_score", warnings) if flat else order.names
+        flat = spec.output_format in DELIMITERS and not spec.json_cells and has_one_label
+        self.names = (f"{prediction}_label", f"{prediction}_score", warnings) if flat else spec.names
         if warnings in self.names[:-1]:
             raise SettingsError(f"--warnings-column is `{warnings}`, which is a column of the prediction; give another name.")
         self.window_rows = max(1, min(WINDOW_ROWS, WINDOW_ANSWER_BYTES // max(1, self.columns.answer_bytes(self.model.bundle.manifest))))

@@ -76,20 +76,20 @@ def choose_provider(bundles: Sequence[Bundle], provider: Provider | Literal["aut
     return best if all(any(graph.provider == best for graph in bundle.manifest.graphs) for bundle in bundles) else "cpu"
 
 
-def obtain_provider(asked: Provider, *, allow_fallback: bool) -> Provider:
+def obtain_provider(requested: Provider, *, allow_fallback: bool) -> Provider:
     """Returns the provider that sessions will get: the requested one, or the CPU if the operator allowed that.
 
     Raises:
         ProviderError: Sessions do not get it and no fallback is allowed; the message says what is missing.
     """
-    if asked == "cpu" or (reason := why_not(asked)) is None:
-        return asked
+    if requested == "cpu" or (reason := why_not(requested)) is None:
+        return requested
     if not allow_fallback:
         raise ProviderError(
-            f"--provider {asked} is not available: {reason} Or serve on the CPU with --provider cpu, or allow "
+            f"--provider {requested} is not available: {reason} Or serve on the CPU with --provider cpu, or allow "
             "that with --allow-provider-fallback."
         )
-    logger.warning("SERVING ON THE CPU: --provider %s is not available, and --allow-provider-fallback is set: %s", asked, reason)
+    logger.warning("SERVING ON THE CPU: --provider %s is not available, and --allow-provider-fallback is set: %s", requested, reason)
     return "cpu"
 
 

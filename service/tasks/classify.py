@@ -285,8 +285,10 @@ class ClassifyBody(TaskBody):
         """Returns the request of a text or a pair.
 
         Raises:
-            InvalidValueError: `offset_unit` is set without `explain`.
+            InvalidValueError: `offset_unit` is set without `explain`, or `stride` without `window`.
         """
+        if parameters.stride is not None and parameters.window is None:
+            raise InvalidValueError("`stride` needs `window`; set `window` to `mean` or `max`, or remove `stride`.")
         if parameters.offset_unit is not None and not parameters.explain:
             raise InvalidValueError("`offset_unit` needs `explain`; set `explain` to true, or remove `offset_unit`.")
         return ClassifyRequest(item, None, parameters) if isinstance(item, str) else ClassifyRequest(item.text, item.text_pair, parameters)
@@ -295,8 +297,8 @@ class ClassifyBody(TaskBody):
 def _has_one_label(parameters: Mapping[str, Any], config: ModelConfig) -> bool:
     if parameters.get("explain") or parameters.get("top_k") not in (None, 1):
         return False
-    # with independent labels, any number of them may be right
-    return len(config.labels) == 1 or (lower(parameters.get("function_to_apply")) or config.activation) != "sigmoid"
+    # of independent labels any number may be right, and values of a regression have no best one
+    return len(config.labels) == 1 or (config.activation == "softmax" and lower(parameters.get("function_to_apply")) != "sigmoid")
 
 
 def _answer_bytes(request: ClassifyRequest, manifest: Manifest) -> int:

@@ -320,8 +320,10 @@ def _token_ids(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[list[int],
     if not ids:
         raise InvalidValueError("`targets` has no word of the model's vocabulary; give at least one.")
     some = ", ".join(piece[:32] for piece in cut[:5])
-    warnings = (f"targets; {len(cut)} of {len(targets)} are not in the vocabulary, so their first tokens are used: {some}",) if cut else ()
-    return list(dict.fromkeys(ids)), warnings
+    warnings = [f"targets; {len(cut)} of {len(targets)} are not in the vocabulary, so their first tokens are used: {some}"] if cut else []
+    if without_tokens := sum(not pieces for pieces in first):
+        warnings.append(f"targets; {without_tokens} of {len(targets)} have no tokens, so they are left out")
+    return list(dict.fromkeys(ids)), tuple(warnings)
 
 
 def _all_pieces(words: Sequence[str], tokenizer: Tokenizer) -> tuple[dict[Pieces, str], tuple[str, ...]]:
@@ -334,8 +336,7 @@ def _all_pieces(words: Sequence[str], tokenizer: Tokenizer) -> tuple[dict[Pieces
             targets.setdefault(word_pieces, word)
     if not targets:
         raise InvalidValueError("`targets` has no word of the model's vocabulary; give at least one.")
-    unknown_id = None if tokenizer.unknown is None else tokenizer.token_id(tokenizer.unknown)
-    unknown = [word for word, word_pieces in zip(words, pieces, strict=True) if not word_pieces or unknown_id in word_pieces]
+    unknown = [word for word, word_pieces in zip(words, pieces, strict=True) if not word_pieces or tokenizer.unknown_id in word_pieces]
     some = ", ".join(word[:32] for word in unknown[:5])
     return targets, (f"targets; {len(unknown)} of {len(words)} have tokens that are not in the vocabulary: {some}",) if unknown else ()
 

@@ -128,7 +128,7 @@ class Choices(Closed):
         return self
 
     @property
-    def asked(self) -> str:
+    def question_or_prompt(self) -> str:
         """The question or the prompt."""
         value = self.prompt if self.question is None else self.question
         assert value is not None, "it has been validated"
@@ -159,11 +159,12 @@ class ChooseBody(TaskBody):
 
     def texts_of(self, item: Any) -> Iterable[str]:
         """Returns the question, the context and the choices."""
-        return (item.asked, item.context or "", *item.choices)
+        return (item.question_or_prompt, item.context or "", *item.choices)
 
     def request(self, item: Any, parameters: ChooseParameters) -> ChooseRequest:
         """Returns the request of a question."""
-        return ChooseRequest(item.asked, tuple(item.choices), item.context, parameters)
+        # an empty context counts as missing, as in CSV files
+        return ChooseRequest(item.question_or_prompt, tuple(item.choices), item.context or None, parameters)
 
 
 class Chosen(BaseModel):

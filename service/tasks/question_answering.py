@@ -155,7 +155,10 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskRun:
     else:
         collector = BestAnswers(texts, top_k=parameters.top_k, count=len(passage_windows.passage), budget=model.budget)
     nulls = []
-    for encoding, cut, row in zip(passage_windows.encodings, passage_windows.cuts, rows, strict=True):
+    scored_windows = list(zip(passage_windows.encodings, passage_windows.cuts, rows, strict=True))
+    if parameters.duplicates == "sum" and model.tokenizer.truncation_side == "left":
+        scored_windows.reverse()  # of equal answers, the reference keeps the first one in transformers' order, which has the last window first
+    for encoding, cut, row in scored_windows:
         null, start, end = _probabilities(encoding, len(cut), row, passage_windows.cls_index)
         nulls.append(null)
         # the thousands of spans of a window are freed before those of the next one are created

@@ -114,7 +114,7 @@ def rerank(request: RerankRequest, model: TaskModel) -> TaskRun:
     if not rows:
         return []
     place = relevant(config.labels)
-    assert place is not None, "only compatible models are asked"
+    assert place is not None, "a derived task runs only on compatible models"
     logits = np.stack([row["logits"] for row in rows])
     odds = logits[:, place]
     if len(config.labels) == 2 and config.activation == "softmax":

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BeforeValidator, Field
 
+from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import embed
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import STOP, Closed, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config, lower
@@ -122,10 +123,17 @@ class SimilarityBody(TaskBody):
         return (item.source_sentence, *item.sentences)
 
     def requests(self, config: ModelConfig | None = None) -> list[Any]:
-        """Returns the only request, with the bundle's defaults for unset parameters."""
+        """Returns the only request, with the bundle's defaults for unset parameters.
+
+        Raises:
+            InvalidValueError: The model has no prompt of this name, or its own pooling returns a vector for each token.
+        """
         assert config is not None and config.embedding is not None, "every manifest of an embedding model has it"
         parameters = embed.EmbedParameters(**({} if self.parameters is None else self.parameters.model_dump(exclude_none=True)))
-        return [SimilarityRequest(self.inputs.source_sentence, tuple(self.inputs.sentences), embed.resolve(parameters, config.embedding))]
+        like = embed.resolve(parameters, config.embedding)
+        if like.parameters.pooling == "none":
+            raise InvalidValueError("this model returns a vector for each token; set `pooling` to `cls`, `mean` or `max` in `parameters`.")
+        return [SimilarityRequest(self.inputs.source_sentence, tuple(self.inputs.sentences), like)]
 
 
 def _load_body(inputs: Sequence[Any]) -> dict[str, Any]:

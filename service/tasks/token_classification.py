@@ -113,6 +113,7 @@ class _Scored:
     Attributes:
         text: The text.
         tokens: Its tokens.
+        first: Position of the first token, after the template's special tokens before it.
         scores: float32 [tokens, labels].
         labels: Names of the labels.
         parameters: The parameters of aggregation.
@@ -120,6 +121,7 @@ class _Scored:
 
     text: str
     tokens: Tokens
+    first: int
     scores: Floats
     labels: Sequence[str]
     parameters: NerParameters
@@ -168,7 +170,7 @@ def label_tokens(request: NerRequest, model: TaskModel) -> TaskRun:
     if not rows:
         return []
     scores = activate(merge(encodings, cuts, [row["logits"] for row in rows]), "softmax")
-    scored = _Scored(request.text, tokens, scores, labels, request.parameters)
+    scored = _Scored(request.text, tokens, encodings[0].start, scores, labels, request.parameters)
     items = _tokens(scored, tokenizer) if request.parameters.aggregation_strategy == "none" else _entities(scored, tokenizer)
     entities, size = [], ENTITY_BYTES + longest_label(labels)
     for item in items:
@@ -195,15 +197,15 @@ def _windows(request: NerRequest, count: int, tokenizer: Tokenizer) -> list[rang
 def _tokens(scored: _Scored, tokenizer: Tokenizer) -> Iterator[dict[str, Any] | None]:
     """Yields each token with its best label, for the strategy `none`; and None after each `TOKENS_PER_PAUSE` tokens."""
     scores, offsets, ignored = scored.scores, scored.tokens.spans(scored.text), set(scored.parameters.ignore_labels)
-    pieces = scored.tokens.pieces
+    pieces, ids = scored.tokens.pieces, scored.tokens.ids
     best = scores.argmax(axis=-1)
     for i, label in enumerate(best.tolist()):
         if scored.labels[label] not in ignored:
             yield {
                 "entity": scored.labels[label],
                 "score": float(scores[i, label]),
-                "index": i + 1,
-                "word": scored.text[slice(*offsets[i])] if pieces[i] == tokenizer.unknown else pieces[i],
+                "index": scored.first + i,
+                "word": scored.text[slice(*offsets[i])] if ids[i] == tokenizer.unknown_id else pieces[i],
                 "start": offsets[i][0],
                 "end": offsets[i][1],
             }
@@ -233,7 +235,7 @@ def _labeled(scored: _Scored, tokenizer: Tokenizer) -> Iterator[_Token]:
         for label, score, place in zip(best.tolist(), values, offsets, strict=True):
             yield _Token(scored.labels[label], score, *place)
         return
-    for unit in words(scored.text, scored.tokens, tokenizer.subword_prefix):
+    for unit in words(scored.text, scored.tokens, tokenizer):
         yield _label(scores[unit], [offsets[i] for i in unit], strategy, scored.labels)
 
 
@@ -259,15 +261,18 @@ def merge(encodings: Sequence[Encoding], cuts: Sequence[range], logits: Sequence
     return merged
 
 
-def words(text: str, tokens: Tokens, subword_prefix: str | None) -> Iterator[list[int]]:
-    """Yields the token indices of each word: its first token and the following tokens that continue it."""
+def words(text: str, tokens: Tokens, tokenizer: Tokenizer) -> Iterator[list[int]]:
+    """Yields the token indices of each word: its first token and the following tokens that continue it.
+
+    An unknown token begins a word, as in the pipeline.
+    """
     continues: Callable[[int], bool]
-    if subword_prefix is not None:
+    if (subword_prefix := tokenizer.subword_prefix) is not None:
         pieces = tokens.pieces
         continues = lambda i: pieces[i].startswith(subword_prefix)  # noqa: E731 - one of two rules, chosen once
     else:
-        offsets = tokens.offsets
-        continues = lambda i: not any(c.isspace() for c in text[max(offsets[i][0] - 1, 0) : offsets[i][0] + 1])  # noqa: E731
+        offsets, ids, unknown_id = tokens.offsets, tokens.ids, tokenizer.unknown_id
+        continues = lambda i: ids[i] != unknown_id and not any(c.isspace() for c in text[max(offsets[i][0] - 1, 0) : offsets[i][0] + 1])  # noqa: E731
     word: list[int] = []
     for i in range(len(tokens)):
         if word and not continues(i):

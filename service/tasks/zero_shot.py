@@ -134,7 +134,7 @@ def classify_zero_shot(request: ZeroShotRequest, model: TaskModel) -> TaskRun:
     )
     rows = yield Batch(encodings, cost, truncated=truncated, warnings=() if request.text.strip() else EMPTY)
     entails = entailment(config.labels)
-    assert entails is not None, "only compatible models are asked"
+    assert entails is not None, "a derived task runs only on compatible models"
     logits = np.stack([row["logits"] for row in rows])
     if request.parameters.multi_label or len(rows) == 1:
         contradicts = -1 if entails == 0 else 0

@@ -22,7 +22,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from bertserve.service.bundle.manifest import Piece, Side, SpecialPiece, TokenizerSpec
+from bertserve.service.bundle.manifest import Piece, Side, SpecialPiece, TextPiece, TokenizerSpec
 from bertserve.service.errors import BundleError, EngineError, InvalidValueError
 from bertserve.service.text.windows import kept_of_pair
 
@@ -91,7 +91,7 @@ class Encoding:
     Attributes:
         ids: Token ids, int64 [length].
         type_ids: Segment ids, int64 [length].
-        start: Position of the first token of the template's last text: of a pair, the second text.
+        start: Position of the first token of the text; of a pair, of the second text.
         masks: Positions of the masks to fill.
         maps: Layer and head, counted from 0, of each requested attention map, ascending.
     """
@@ -130,12 +130,13 @@ class Tokenizer:
         self.truncation_side = spec.truncation_side
         self.subword_prefix = spec.subword_prefix
         self.vocabulary_size: int = self._tokenizer.get_vocab_size()
-        self.unknown: str | None = getattr(self._tokenizer.model, "unk_token", None)
+        spelling: str | None = getattr(self._tokenizer.model, "unk_token", None)
         # The flag above has no effect for a spelling that the vocabulary itself has: pieces of SentencePiece, and whole words.
-        unknown = self._library.unknown_id if self.unknown is None else self.token_id(self.unknown)
-        self._stand_in = self._library.id_of_question_mark(path) if unknown is None else unknown
+        self.unknown_id: int | None = self._library.unknown_id if spelling is None else self.token_id(spelling)
+        self._stand_in = self._library.id_of_question_mark(path) if self.unknown_id is None else self.unknown_id
         self._reserved = _special_ids(self._tokenizer, spec) - {self._stand_in}
-        self._left_out = frozenset(token.id for token in spec.added_tokens if token.special)
+        special = [token.id for token in spec.added_tokens if token.special]
+        self._left_out = frozenset(special if spec.mask is None else [*special, spec.mask.id])
 
     def tokenize(self, texts: Sequence[str]) -> list[Tokens]:
         """Returns the tokens of each text, without the template's special tokens.
@@ -197,7 +198,7 @@ class Tokenizer:
         return strings
 
     def _kept(self, ids: TokenIds, skip_special: bool) -> list[int]:
-        """Returns ids without the added tokens that are special for the model but not for the library, if special tokens are skipped."""
+        """Returns ids without the mask and added tokens, which are special for the model but not for the library, if special ones are skipped."""
         return [id_ for id_ in ids if id_ not in self._left_out] if skip_special and self._left_out else list(ids)
 
     def room(self, *, pair: bool) -> int:
@@ -325,6 +326,7 @@ class _Template:
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self._pieces = pieces
+        self._second = max((piece.text for piece in pieces if isinstance(piece, TextPiece)), default="a")
         self.specials = sum(isinstance(piece, SpecialPiece) for piece in pieces)
 
     def fill(self, a: TokenIds, b: TokenIds, masks: Sequence[int]) -> Encoding:
@@ -335,21 +337,23 @@ class _Template:
             if isinstance(piece, SpecialPiece):
                 part: TokenIds = (piece.id,)
             else:
-                part, start = (a if piece.text == "a" else b), len(ids)
+                part = a if piece.text == "a" else b
+                if piece.text == self._second:
+                    start = len(ids)
             ids.extend(part)
             type_ids.extend([piece.type_id] * len(part))
         placed = tuple(start + mask for mask in masks)
         return Encoding(np.array(ids, dtype=np.int64), np.array(type_ids, dtype=np.int64), start, placed)
 
     def starts(self, lengths: Mapping[str, int]) -> list[int]:
-        positions, place = [], 0
+        positions, place = {}, 0
         for piece in self._pieces:
             if isinstance(piece, SpecialPiece):
                 place += 1
             else:
-                positions.append(place)
+                positions[piece.text] = place
                 place += lengths[piece.text]
-        return positions
+        return [positions[text] for text in sorted(positions)]
 
 
 def estimate_tokens(text: str) -> int:

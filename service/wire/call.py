@@ -13,7 +13,7 @@ from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.spec import TaskSpec
 
 
-class Asked(Protocol):
+class RequestInputs(Protocol):
     """The inputs of a request as a run needs them: the body of a task, or another object with these members."""
 
     @property
@@ -84,7 +84,7 @@ class Call:
 
     task: str
     model: Model
-    body: Asked
+    body: RequestInputs
     answer: Callable[[Prediction], Any]
     timeout_s: float | None = None
     spec: TaskSpec | None = None

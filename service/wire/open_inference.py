@@ -116,9 +116,9 @@ def check_version(name: str, version: str, path_version: str | None) -> None:
     """
     if path_version not in (None, version):
         raise NotFoundError(
-            "`{name}` has no version `{asked}`; the loaded version is `{version}`; remove `/versions/...` from the path to use it.",
+            "`{name}` has no version `{requested}`; the loaded version is `{version}`; remove `/versions/...` from the path to use it.",
             name=name,
-            asked=(path_version or "")[:64],
+            requested=(path_version or "")[:64],
             version=version,
         )
 

@@ -60,7 +60,9 @@ class EmbeddingsBody(ForeignBody):
             InvalidValueError: The model has fewer dimensions, or returns a vector per token.
         """
         assert config is not None and config.embedding is not None, "every manifest of an embedding model has it"
-        like = embed.resolve(embed.EmbedParameters(dimensions=self.dimensions, encoding_format=self.encoding_format), config.embedding)
+        # clients expect unit vectors, as from OpenAI and Text Embeddings Inference, and this format has no field for it
+        parameters = embed.EmbedParameters(dimensions=self.dimensions, encoding_format=self.encoding_format, normalize=True)
+        like = embed.resolve(parameters, config.embedding)
         if like.parameters.pooling == "none":
             raise InvalidValueError(
                 "this model returns a vector for each token, which this format does not support; send a POST to /embed instead."

@@ -29,7 +29,7 @@ def names_of(form: TensorForm) -> dict[str, str]:
 
 
 @functools.cache
-def _names_beside(form: TensorForm, other: TensorForm) -> frozenset[str]:
+def _names_not_in(form: TensorForm, other: TensorForm) -> frozenset[str]:
     """Returns the inputs of a form that another form does not have."""
     return frozenset(names_of(form)) - frozenset(names_of(other))
 
@@ -42,7 +42,7 @@ def task_of(task: str, names: Collection[str], parameters: Mapping[str, Any]) ->
             continue
         discriminator = spec.derivation.discriminator
         is_requested = discriminator[0] == "parameters" and discriminator[-1] in parameters
-        if is_requested or not _names_beside(spec.tensors, own).isdisjoint(names):
+        if is_requested or not _names_not_in(spec.tensors, own).isdisjoint(names):
             return name
     return task
 

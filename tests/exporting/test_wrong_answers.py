@@ -1,4 +1,4 @@
-"""Checkpoints that were once exported with other answers than PyTorch's, or refused for another cause: each is equal now, or refused by its cause."""
+"""Checkpoints that were once exported with other answers than PyTorch's, or refused with the wrong cause; now each is right."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ from bertserve.export.checkpoint.tokenizer import load_tokenizer
 from bertserve.export.errors import CheckpointError
 from bertserve.export.validation.samples import sample_requests
 from bertserve.service.bundle.files import Bundle
-from bertserve.service.tasks import classify
+from bertserve.service.tasks import classify, question_answering
+from bertserve.service.tasks.question_answering import windows_of
 from bertserve.service.text.tokenizer import Tokenizer
 from bundles import FAST, Run, Served, exported, refused
 from checkpoints import PyTorch, bert, edit_json, edit_weights
-from families import roberta_tokenizer
+from families import FAMILIES, roberta_tokenizer
 from test_embeddings import encoder, sentence_transformers
 
 pytestmark = pytest.mark.torch
@@ -51,7 +52,7 @@ INERT = ["good [SEP] bad", "[CLS] good", "good [PAD] [PAD]", "[MASK] film", "[UN
 
 
 def service_tokenizer(checkpoint: Checkpoint, folder: Path) -> Tokenizer:
-    """Returns the service's tokenizer of a checkpoint, as a bundle has it."""
+    """Returns the service's tokenizer of a checkpoint, as in its bundle."""
     path = folder / "tokenizer.json"
     path.write_text(checkpoint.tokenizer_json, encoding="utf-8")
     return Tokenizer(path, checkpoint.tokenizer_spec.model_copy(update={"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}))
@@ -59,7 +60,7 @@ def service_tokenizer(checkpoint: Checkpoint, folder: Path) -> Tokenizer:
 
 @pytest.fixture(name="marked", scope="module")
 def a_checkpoint_with_markers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A classifier whose tokenizer has markers of entities, as its training added them."""
+    """Returns a classifier whose tokenizer has additional tokens, such as entity markers."""
     source = bert(tmp_path_factory.mktemp("marked"))
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     tokenizer.add_special_tokens({"additional_special_tokens": list(MARKERS[:3])})
@@ -80,14 +81,14 @@ def its_tokenizer(loaded: Checkpoint, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_added_tokens_of_a_text_are_matched(marked: Path, tokenizer: Tokenizer, text: str) -> None:
-    """Markers of entities and placeholders have the ids that training gave them, special or not."""
+    """Entity markers and placeholders have the ids from the training, whether they are special or not."""
     expected = transformers.AutoTokenizer.from_pretrained(marked)(text, add_special_tokens=False)["input_ids"]
     assert expected == tokenizer.tokenize([text])[0].ids
 
 
 @pytest.mark.parametrize("text", INERT)
 def test_tokens_of_the_template_stay_text(loaded: Checkpoint, tokenizer: Tokenizer, text: str) -> None:
-    """A passage cannot smuggle in the end of a text, padding or a mask, next to markers neither."""
+    """A text cannot inject a separator, padding or a mask, even next to markers."""
     marker, *reserved = (loaded.tokenizer.convert_tokens_to_ids(token) for token in ("[E1]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"))
     [tokens] = tokenizer.tokenize([f"[E1] {text}"])
     assert marker == tokens.ids[0]
@@ -103,7 +104,7 @@ def test_the_manifest_and_the_samples_have_each_added_token(loaded: Checkpoint) 
     assert [] == [token for token in MARKERS if token not in texts]
 
 
-def test_a_decoded_text_leaves_special_added_tokens_out(marked: Path, tokenizer: Tokenizer) -> None:
+def test_decoding_can_skip_special_added_tokens(marked: Path, tokenizer: Tokenizer) -> None:
     reference = transformers.AutoTokenizer.from_pretrained(marked)
     ids = reference("the [E1] good [/E1] film CO2")["input_ids"]
     for skip in (True, False):
@@ -111,7 +112,7 @@ def test_a_decoded_text_leaves_special_added_tokens_out(marked: Path, tokenizer:
         assert [expected, expected] == [tokenizer.decode(ids, skip_special=skip), *tokenizer.decode_all([ids], skip_special=skip)]
 
 
-def test_a_bundle_with_markers_answers_as_pytorch_does(marked: Path, tmp_path: Path) -> None:
+def test_a_bundle_with_markers_answers_like_pytorch(marked: Path, tmp_path: Path) -> None:
     pytorch = PyTorch(marked)
     assert_answers(exported(marked, tmp_path), {text: pytorch.logits(text) for text in TEXTS})
 
@@ -122,11 +123,11 @@ def assert_answers(bundle: Bundle, logits: dict[str, Any]) -> None:
         np.testing.assert_allclose(expected, served.alone(classify.ClassifyRequest(text))[0]["logits"], rtol=0, atol=1e-4)
 
 
-# ---- a tokenizer.json that transformers reads with the steps of its class
+# ---- tokenizer.json, some of whose steps transformers replaces with those of its class
 
 
 def rewrite(source: Path, **parts: Any) -> tokenizers.Tokenizer:
-    """Replaces parts of a checkpoint's `tokenizer.json`, and returns the tokenizer as the library reads it, without truncation."""
+    """Replaces parts of a checkpoint's `tokenizer.json`; returns the tokenizer as the tokenizers library reads it, without truncation."""
     edit_json(source / "tokenizer.json", truncation=None, padding=None)
     made = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
     for name, part in parts.items():
@@ -136,7 +137,7 @@ def rewrite(source: Path, **parts: Any) -> tokenizers.Tokenizer:
 
 
 @pytest.mark.parametrize("text", ["ﬁne GOOD ﬁlm", "the (film)...", "ÀÉ"])
-def test_the_written_normalizer_and_pre_tokenizer_are_used(tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str) -> None:
+def test_the_normalizer_and_pre_tokenizer_of_the_file_are_used(tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str) -> None:
     source = bert(tmp_path)
     written = rewrite(
         source, normalizer=normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()]), pre_tokenizer=pre_tokenizers.Whitespace()
@@ -150,8 +151,8 @@ def test_the_written_normalizer_and_pre_tokenizer_are_used(tmp_path: Path, caplo
     assert ["WARNING"] == [record.levelname for record in caplog.records]
 
 
-def test_settings_of_the_configuration_win_over_the_file(tmp_path: Path) -> None:
-    """Lowercase is the configuration's for BERT's normalizer, and the space before the first word for pairs of bytes."""
+def test_settings_of_the_configuration_override_the_file(tmp_path: Path) -> None:
+    """The configuration sets lowercase for BERT, and the space before the first word for byte-level BPE."""
     source, bytes_ = bert(tmp_path), tmp_path / "bytes"
     edit_json(source / "tokenizer_config.json", do_lower_case=False)
     roberta_tokenizer().save_pretrained(bytes_)
@@ -164,7 +165,36 @@ def test_settings_of_the_configuration_win_over_the_file(tmp_path: Path) -> None
         assert expected != tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).encode("The Film").ids
 
 
-def test_a_tokenizer_with_another_model_than_the_written_one_is_refused(tmp_path: Path) -> None:
+def test_the_template_of_pairs_is_read_from_the_file(tmp_path: Path) -> None:
+    """Transformers 5 adds a second [SEP] between the texts of DeBERTa, although no model was trained with it."""
+    FAMILIES["DeBERTa"].tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "deberta"}')
+    template = json.loads((tmp_path / "tokenizer.json").read_text())["post_processor"]
+    first = next(place for place, piece in enumerate(template["pair"]) if "Sequence" in piece)
+    del template["pair"][first + 1]
+    edit_json(tmp_path / "tokenizer.json", post_processor=template)
+
+    expected = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("a", "b").ids
+    assert len(expected) < len(transformers.AutoTokenizer.from_pretrained(tmp_path)("a", "b")["input_ids"])
+    assert expected == load_tokenizer("x", tmp_path)("a", "b")["input_ids"]
+
+
+@pytest.mark.parametrize("family", ["XLNet", "LLaMA", "BERT"])
+def test_the_passage_is_before_the_question_if_the_tokenizer_pads_on_the_left(tmp_path: Path, family: str) -> None:
+    """Transformers' scripts and pipeline for question answering use this order."""
+    source = FAMILIES[family].save(tmp_path / "source", "question-answering")
+    edit_json(source / "tokenizer_config.json", padding_side="left")
+    question, passage = "who?", "the good film is bad"
+    request = question_answering.AnswerRequest(question, passage)
+    [encoding] = windows_of(request, service_tokenizer(load_checkpoint(str(source)), tmp_path)).encodings
+
+    reference = transformers.AutoTokenizer.from_pretrained(source)(passage, question)
+    assert reference["input_ids"] == encoding.ids.tolist()
+    assert reference.sequence_ids().index(0) == encoding.start
+    assert exported(source).manifest.tokenizer.second_text_first  # the export compared it with PyTorch
+
+
+def test_a_tokenizer_class_with_another_model_than_the_file_is_refused(tmp_path: Path) -> None:
     source = bert(tmp_path)
     edit_json(
         source / "tokenizer.json", model=json.loads((source / "tokenizer.json").read_text())["model"] | {"max_input_chars_per_word": 3}
@@ -175,11 +205,11 @@ def test_a_tokenizer_with_another_model_than_the_written_one_is_refused(tmp_path
     assert 1 in load_checkpoint(str(source)).tokenizer("film")["input_ids"]
 
 
-# ---- weights that the model leaves unused (test_unexpected_weights.py has all kinds)
+# ---- unused weights (test_unexpected_weights.py has all kinds)
 
 
-def test_a_user_can_say_that_weights_do_not_matter(tmp_path: Path) -> None:
-    """By a pattern, which the manifest then has, so that `verify` loads the checkpoint in the same way."""
+def test_a_user_can_ignore_weights(tmp_path: Path) -> None:
+    """A pattern selects them. The manifest records it, so that `verify` loads the checkpoint in the same way."""
     source = bert(tmp_path)
     edit_weights(source, lambda tensors: tensors.update({"crf.transitions": torch.zeros(3, 3)}))
     assert ("crf.*",) == load_checkpoint(str(source), ignored_weights=["crf.*"]).ignored_weights
@@ -190,8 +220,8 @@ def test_a_user_can_say_that_weights_do_not_matter(tmp_path: Path) -> None:
 # ---- which files are loaded
 
 
-def test_the_digest_is_of_the_files_that_are_loaded(tmp_path: Path) -> None:
-    """Another file of weights in the folder changes nothing; the parts of an index count."""
+def test_the_digest_covers_only_the_loaded_files(tmp_path: Path) -> None:
+    """An unused weights file in the folder does not change the digest; the files of an index are included."""
     source = bert(tmp_path)
     before = load_checkpoint(str(source)).weights_sha256
     shutil.copy(source / "model.safetensors", source / "optimizer.safetensors")
@@ -206,7 +236,7 @@ def test_the_digest_is_of_the_files_that_are_loaded(tmp_path: Path) -> None:
 
 
 def test_the_model_of_an_adapter_is_built_with_eager_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where only its shapes are looked at: its configuration may name a kernel of the hub."""
+    """This is also true if only its shapes are read, because its configuration can name a kernel of the Hub."""
     asked: list[Any] = []
     auto, original = transformers.AutoModelForSequenceClassification, transformers.AutoModelForSequenceClassification.from_config
 
@@ -226,8 +256,8 @@ def test_the_model_of_an_adapter_is_built_with_eager_attention(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("fields", [{"return_dict": False}, {"chunk_size_feed_forward": 2}], ids=str)
-def test_options_of_the_call_do_not_matter(tmp_path: Path, fields: dict[str, Any]) -> None:
-    """Layers that run in chunks and outputs without names are the same outputs, for texts of each length."""
+def test_options_of_the_forward_call_do_not_change_answers(tmp_path: Path, fields: dict[str, Any]) -> None:
+    """Chunked layers and outputs without names give the same logits, for texts of each length."""
     source = bert(tmp_path)
     pytorch = PyTorch(source)
     edit_json(source / "config.json", **fields)
@@ -235,8 +265,8 @@ def test_options_of_the_call_do_not_matter(tmp_path: Path, fields: dict[str, Any
 
 
 @pytest.mark.parametrize("special", [True, False])
-def test_a_special_token_that_is_a_word_stays_one_where_special_tokens_are_split(tmp_path: Path, special: bool) -> None:
-    """With `split_special_tokens` it is text, and has the id of the word; a plain added token is still matched, within a word too."""
+def test_split_special_tokens_only_affects_special_tokens(tmp_path: Path, special: bool) -> None:
+    """A special token that is a word gets the word's id. A plain added token is still matched, even within a word."""
     source = bert(tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     tokenizer.add_tokens(["good", "[E1]"], special_tokens=special)
@@ -258,7 +288,7 @@ def second_text_first(source: Path) -> None:
 @pytest.mark.parametrize(
     ("architecture", "change", "cause"),
     [
-        ("BertForQuestionAnswering", second_text_first, "second text"),
+        ("BertForQuestionAnswering", second_text_first, "each text of a pair"),
         ("BertForMaskedLM", lambda source: edit_json(source / "tokenizer_config.json", split_special_tokens=True), "split_special_tokens"),
         ("BertForMaskedLM", lambda source: edit_json(source / "tokenizer_config.json", model_max_length=20), "20 tokens"),
     ],
@@ -266,7 +296,7 @@ def second_text_first(source: Path) -> None:
 def test_a_tokenizer_that_the_task_cannot_use_is_refused(
     tmp_path: Path, architecture: str, change: Callable[[Path], object], cause: str
 ) -> None:
-    """The passage comes before the question, masks are split into characters, or texts have too few tokens."""
+    """Its template puts the second text first, it splits masks into characters, or texts get too few tokens."""
     source = bert(tmp_path, architecture=architecture, labels=("LABEL_0", "LABEL_1"))
     change(source)
     with pytest.raises(CheckpointError, match=cause):
@@ -278,16 +308,16 @@ def test_a_tokenizer_that_the_task_cannot_use_is_refused(
     [({"model_max_length": 40}, "window of 40 tokens"), ({"positions": 24}, "up to 24 tokens")],
 )
 def test_a_model_too_short_for_questions_is_refused(tmp_path: Path, length: dict[str, int], fact: str) -> None:
-    """The library panics where a window has no room for its overlap, or a question leaves none for a passage; that is an error of one line."""
+    """The library panics if a window is too short for its overlap or for a question and a passage. The error has one line."""
     source = bert(tmp_path, architecture="BertForQuestionAnswering", labels=("LABEL_0", "LABEL_1"), **length)
     assert fact in refused(source)
 
 
-# ---- once refused, or ended, with an error about something else
+# ---- once failed with an unrelated error
 
 
-def test_modules_json_decides_for_embeddings(tmp_path: Path) -> None:
-    """all-mpnet-base-v2's configuration names the class that its base was trained in, and its weights have no such head."""
+def test_modules_json_makes_a_checkpoint_an_embedding_model(tmp_path: Path) -> None:
+    """The configuration of all-mpnet-base-v2 names the class in which its base was trained, but its weights lack that head."""
     source = sentence_transformers(encoder(tmp_path), "Transformer", "Pooling", "Normalize")
     edit_json(source / "config.json", architectures=["BertForMaskedLM"])
     checkpoint = load_checkpoint(str(source))
@@ -296,8 +326,8 @@ def test_modules_json_decides_for_embeddings(tmp_path: Path) -> None:
     assert ("mean", True) == (checkpoint.embedding.pooling, checkpoint.embedding.normalize)
 
 
-def test_modules_without_pooling_decide_nothing(tmp_path: Path) -> None:
-    """A cross-encoder that lists its one module is a classifier still, and --task goes over both."""
+def test_modules_without_pooling_do_not_change_the_task(tmp_path: Path) -> None:
+    """A cross-encoder that lists its only module is still a classifier, and `--task` overrides `modules.json`."""
     source = bert(tmp_path)
     (source / "modules.json").write_text('[{"idx": 0, "path": "", "type": "sentence_transformers.models.Transformer"}]', encoding="utf-8")
     assert "text-classification" == load_checkpoint(str(source)).task
@@ -310,18 +340,18 @@ def response(status: int) -> Any:
 
 
 def uncached() -> Exception:
-    """Returns what huggingface_hub raises for a gated repository of which nothing is in the cache."""
+    """Returns the error of huggingface_hub for a gated repository without any cached files."""
     error = LocalEntryNotFoundError("not in the cache")
     error.__cause__ = GATED
     return error
 
 
 GATED = GatedRepoError("403 Client Error.", response=response(403))
-PRIVATE = RepositoryNotFoundError("401 Client Error.", response=response(401))  # or one that does not exist
+PRIVATE = RepositoryNotFoundError("401 Client Error.", response=response(401))  # or it does not exist
 
 
 @pytest.mark.parametrize(("error", "named"), [(GATED, "gated"), (uncached(), "gated"), (PRIVATE, "private")])
-def test_a_repository_that_needs_a_token_says_so(run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, named: str) -> None:
+def test_a_missing_hub_token_is_explained(run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, named: str) -> None:
     def download(*_: Any, **__: Any) -> None:
         raise error
 

@@ -1,4 +1,4 @@
-"""A task that bertserve does not have: the grade of a text, from 0 on. Its service's part, its exporter's part, and nothing else."""
+"""A task that bertserve does not have: the grade of a text, an integer from 0. It has only the service's and the exporter's parts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class GradeRequest:
 
 
 class GradeParameters(TaskParameters):
-    """There are none."""
+    """The task has no parameters."""
 
 
 class GradeBody(TaskBody):
@@ -86,6 +86,6 @@ TASK = ExportTask(
     decision=lambda result, config: result["grade"],
     read_gold=_read_grade,
     gold_keys=("grade",),
-    figures=("same grade",),
+    metrics=("same grade",),
     score=_score,
 )

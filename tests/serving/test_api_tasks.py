@@ -1,4 +1,4 @@
-"""The wire of /ner, /answer and /fill-mask over tiny bundles of all tasks: shapes, parameters, errors, long texts, pages."""
+"""The wire format of /ner, /answer and /fill-mask on tiny bundles: shapes, parameters, errors and long texts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NER, ANSWER, FILL = "/ner", "/answer", "/fill-mask"
 QUESTION = {"question": "good?", "context": "a great film and a dull book"}
 INPUTS: dict[str, Any] = {"/classify": "good", NER: "a good film was bad", ANSWER: QUESTION, FILL: "a [MASK] film"}
 EVERYTHING: dict[str, Any] = {"ignore_labels": []}
-ROOM = 30  # text tokens that a tiny bundle takes
+ROOM = 30  # maximum text tokens of a tiny bundle
 UNICODE = "a cafe\u0301 \U0001f600 日本語 was good\r\nfilm,\tbad\u200b book \U0001f469\u200d\U0001f469\u200d\U0001f467 x\ufe0f n\u0303o. "
 WINDOWED = UNICODE * 4  # several windows
 
@@ -49,7 +49,7 @@ def test_a_text_without_tokens_has_no_entities(api: Send, text: str) -> None:
     ],
 )
 def test_an_empty_question_or_passage_is_an_error(api: Send, inputs: Any, place: str) -> None:
-    """Without a question or a passage there is no answer, which is said, with the place in a list."""
+    """The error has the place of the input in a list, and the field that is empty."""
     assert refused(api, ANSWER, inputs).startswith(place)
 
 
@@ -73,7 +73,7 @@ def test_the_strategy_none_gives_tokens(api: Send) -> None:
 @pytest.mark.parametrize("strategy", ["none", "simple", "first", "average", "max"])
 @pytest.mark.parametrize("text", [UNICODE, WINDOWED], ids=["one window", "several windows"])
 def test_offsets_of_entities_are_slices(api: Send, strategy: str, text: str) -> None:
-    """Offsets count code points of the caller's text, in one window and in several, with emoji, marks, CJK and CRLF."""
+    """Offsets count code points of the caller's text, in one window and in several, with emoji, combining marks, CJK and CRLF."""
     entities = answered(api, NER, text, aggregation_strategy=strategy, **EVERYTHING)
     for entity in entities:
         part = text[entity["start"] : entity["end"]]
@@ -85,8 +85,8 @@ def test_offsets_of_entities_are_slices(api: Send, strategy: str, text: str) -> 
     assert (0, len(text.rstrip())) == (entities[0]["start"], entities[-1]["end"])
 
 
-def test_a_stride_that_leaves_no_room_names_the_numbers(api: Send) -> None:
-    """A stride of a window or more is refused for a text that needs windows, and does not matter for another."""
+def test_a_stride_as_long_as_the_window_is_refused_with_the_numbers(api: Send) -> None:
+    """A stride of at least one window is an error if a text needs windows; otherwise it has no effect."""
     assert ["1", "30", "30"] == re.findall(r"\d+", refused(api, NER, ["good", LONG], stride=ROOM))
     assert_same(answered(api, NER, "good"), answered(api, NER, "good", stride=ROOM))
 
@@ -100,8 +100,8 @@ def test_a_stride_that_leaves_no_room_names_the_numbers(api: Send) -> None:
         (ANSWER, {"question": "good " * 40, "context": LONG}, {}),
     ],
 )
-def test_what_has_no_room_is_not_refused_for_its_size(tmp_path: Path, path: str, inputs: Any, parameters: dict[str, Any]) -> None:
-    """A stride or a question that never fits is 422 and not 413 or 429, however small the queue: it would never run."""
+def test_a_stride_or_question_that_never_fits_is_invalid(tmp_path: Path, path: str, inputs: Any, parameters: dict[str, Any]) -> None:
+    """A stride or question that never fits is 422, not 413 or 429, even if the queue is small."""
     tiny.bundle(tmp_path, task="token-classification" if path == NER else "question-answering")
     settings = {"max_batch_tokens": 64, "max_queue_tokens": 512}
     response = classify(tmp_path, {"inputs": inputs, "parameters": parameters}, path=path, settings=settings)
@@ -112,8 +112,8 @@ def test_what_has_no_room_is_not_refused_for_its_size(tmp_path: Path, path: str,
 
 
 @pytest.mark.parametrize(("top_k", "kind"), [(None, dict), (1, dict), (2, list), (3, list), (1000, list)])
-def test_answers_are_a_list_if_more_than_one_is_asked_for(api: Send, top_k: int | None, kind: type) -> None:
-    """The answer is an object, and a list exactly if `top_k` is over 1; the same holds for each of a list."""
+def test_answers_are_a_list_if_top_k_is_over_one(api: Send, top_k: int | None, kind: type) -> None:
+    """The result is an object, or a list if `top_k` is over 1. The same holds for each question of a list."""
     parameters = {} if top_k is None else {"top_k": top_k}
     alone = answered(api, ANSWER, QUESTION, **parameters)
     assert isinstance(alone, kind)
@@ -123,14 +123,14 @@ def test_answers_are_a_list_if_more_than_one_is_asked_for(api: Send, top_k: int 
 
 
 @pytest.mark.parametrize("longest", [1, 64, None])
-def test_the_length_of_questions_has_no_effect(api: Send, longest: int | None) -> None:
+def test_max_question_len_has_no_effect(api: Send, longest: int | None) -> None:
     assert answered(api, ANSWER, QUESTION) == answered(api, ANSWER, QUESTION, max_question_len=longest)
 
 
 @pytest.mark.parametrize("text", [UNICODE, WINDOWED], ids=["one window", "several windows"])
 @pytest.mark.parametrize("longest", [1, 2, 15])
 def test_offsets_of_answers_are_slices(api: Send, text: str, longest: int) -> None:
-    """Offsets count the code points of the caller's passage, of one window and of several."""
+    """Offsets count code points of the caller's passage, in one window and in several."""
     found = answered(api, ANSWER, {"question": "wer 😀 e\u0301?", "context": text}, top_k=1000, max_answer_len=longest)
     assert {"日", "\U0001f600", "book"} <= {answer["answer"] for answer in found}
     for answer in found:
@@ -148,8 +148,8 @@ def test_offsets_of_answers_are_slices(api: Send, text: str, longest: int) -> No
         (5, {"max_seq_len": 1}, [0, 0, 1, 0, 5]),
     ],
 )
-def test_no_room_for_the_passage_names_the_numbers(api: Send, question: int, parameters: dict[str, Any], numbers: list[int]) -> None:
-    """The index of the input, the stride, the window, its room for the passage, and the question."""
+def test_a_window_without_passage_tokens_is_refused(api: Send, question: int, parameters: dict[str, Any], numbers: list[int]) -> None:
+    """The error has the index of the input, the stride, the window, the tokens left for the passage, and the tokens of the question."""
     fitting = [{"question": "who?", "context": "x y z"}] * numbers[0]
     message = refused(api, ANSWER, [*fitting, {"question": " ".join(["good"] * question), "context": LONG}], **parameters)
     assert numbers == [int(number) for number in re.findall(r"\d+", message)]
@@ -168,7 +168,7 @@ def test_a_window_over_the_models_length_is_an_error(api: Send, length: int, ok:
 
 @pytest.mark.parametrize("top_k", [1, 2, 5, 100_000])
 def test_top_k_limits_the_tokens(api: Send, top_k: int) -> None:
-    """The `top_k` best tokens come by falling score, at most all of the vocabulary; five by default."""
+    """The `top_k` best tokens are returned by descending score, at most the whole vocabulary; the default is five."""
     everything = answered(api, FILL, INPUTS[FILL], top_k=len(tiny.VOCABULARY))
     found = answered(api, FILL, INPUTS[FILL], top_k=top_k)
     assert_same(everything[:top_k], found)
@@ -179,15 +179,15 @@ def test_top_k_limits_the_tokens(api: Send, top_k: int) -> None:
 
 @pytest.mark.parametrize("targets", ["good", ["good"], ["good", "good"]])
 def test_one_target_gives_one_token(api: Send, targets: Any) -> None:
-    """A target, alone or in a list, once or twice, gives its token with the score that it has among all."""
+    """A target, as a text or in a list, once or twice, gives one token with its score from the full ranking."""
     everything = {item["token_str"]: item for item in answered(api, FILL, INPUTS[FILL], top_k=1000)}
     response = ask(api, FILL, INPUTS[FILL], targets=targets)
     assert_same([everything["good"]], response.json())
     assert "x-hf-warning" not in response.headers
 
 
-def test_targets_outside_the_vocabulary_are_warned_of(api: Send) -> None:
-    """A target outside the vocabulary is replaced by its first token; the warning has the number of such targets."""
+def test_targets_outside_the_vocabulary_get_a_warning(api: Send) -> None:
+    """Such a target is replaced by its first token; the warning has the number of replaced targets."""
     response = ask(api, FILL, INPUTS[FILL], targets=["zebra", "good", "Film"])
     assert {"z", "good", "film"} == {item["token_str"] for item in response.json()}
     [warning] = response.headers.get_list("x-hf-warning")
@@ -195,14 +195,14 @@ def test_targets_outside_the_vocabulary_are_warned_of(api: Send) -> None:
     assert "x-truncated" not in response.headers
 
 
-def test_the_warning_does_not_grow_with_the_list(api: Send) -> None:
-    """Targets belong to the whole request, so their warning comes once, however many inputs there are."""
+def test_the_warning_does_not_grow_with_the_number_of_inputs(api: Send) -> None:
+    """Targets belong to the whole request, so the warning appears once for any number of inputs."""
     response = ask(api, FILL, [INPUTS[FILL]] * 40, targets=["zebra"])
     assert 1 == response.headers["x-hf-warning"].count("targets; 1 of 1 ")
 
 
-def test_a_warning_is_a_header_whatever_the_target(api: Send) -> None:
-    """Targets of any characters, more than a few, make a header of ASCII that stays short."""
+def test_the_warning_is_a_valid_header_for_any_target(api: Send) -> None:
+    """Many targets with any characters still give a short ASCII header."""
     response = ask(api, FILL, INPUTS[FILL], targets=["日本", "\U0001f600", "é\r\nx-evil: 1", *(f"z{i}" for i in range(500))])
     assert 200 == response.status_code
     assert response.headers["x-hf-warning"].isascii()
@@ -211,7 +211,7 @@ def test_a_warning_is_a_header_whatever_the_target(api: Send) -> None:
 
 
 def test_headers_have_printable_ascii_only(models: Path) -> None:
-    """A piece of a vocabulary with a newline, or a letter of no Latin alphabet, does not end a header's line or break it."""
+    """A newline or a non-Latin letter in a vocabulary's piece is escaped, so that it cannot end or break a header line."""
     prediction = Prediction([[]], [], ["targets; the first pieces were used: \n\r\x00\x7f, é, 日, \U0001f600, a\\b"], warned=[0])
     model = build(Settings(models=models)).registry.models["tiny"]
     body = validate_as(TASKS["text-classification"].body, {"inputs": "good"}, Limits(1, 9))
@@ -219,6 +219,19 @@ def test_headers_have_printable_ascii_only(models: Path) -> None:
 
     assert r"targets; the first pieces were used: \n\r\x00\x7f, \xe9, \u65e5, \U0001f600, a\\b" == dict(headers)[b"x-hf-warning"].decode()
     assert all(32 <= byte < 127 for _, value in headers for byte in value)
+
+
+def test_targets_without_a_token_get_a_warning(api: Send) -> None:
+    response = ask(api, FILL, INPUTS[FILL], targets=["", "good", "\u200b", "zebra"])
+    assert {"z", "good"} == {item["token_str"] for item in response.json()}
+    unknown, without_tokens = response.headers.get_list("x-hf-warning")
+    assert unknown.startswith("targets; 1 of 4 ") and without_tokens.startswith("targets; 2 of 4 ")
+
+
+def test_the_mask_as_a_candidate_is_not_in_the_sequence(api: Send) -> None:
+    """The pipeline leaves out special tokens if a text has one mask, and the mask is special."""
+    [item] = ask(api, FILL, INPUTS[FILL], targets=["[MASK]"]).json()
+    assert ("[MASK]", "a film") == (item["token_str"], item["sequence"])
 
 
 @pytest.mark.parametrize("targets", ["", [""], ["", " \n", "\u200b"]])
@@ -241,8 +254,8 @@ def test_targets_without_a_token_are_an_error(api: Send, targets: Any) -> None:
         "a MASK film",
     ],
 )
-def test_a_mask_spelled_wrongly_shows_the_right_one(api: Send, text: str) -> None:
-    """A mask of another model, or with odd spacing, is not recognized; the message names the right one."""
+def test_a_misspelled_mask_is_refused_with_the_correct_mask(api: Send, text: str) -> None:
+    """Another model's mask, or a mask with wrong spaces or case, is not recognized; the error shows the correct mask."""
     message = refused(api, FILL, ["a [MASK] film", text])
     assert message.startswith("inputs[1]: ") and "`[MASK]`" in message
 
@@ -260,6 +273,3 @@ def test_an_answer_of_too_many_tokens_is_refused(api: Send, monkeypatch: pytest.
 def test_masks_have_a_limit(api: Send) -> None:
     assert [1] * 64 == [len(found) for found in answered(api, FILL, "[MASK]" * 64, top_k=1)]
     assert "65 masks and 64 " in refused(api, FILL, "[MASK] " * 65)
-
-
-# All three

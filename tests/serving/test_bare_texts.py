@@ -1,4 +1,4 @@
-"""Models that add no special tokens to a text, as GPT's do: what is asked of an empty text, and what stands for "no answer"."""
+"""Models whose tokenizers add no special tokens, as GPT's: empty texts, and question answering without a [CLS] token."""
 
 from __future__ import annotations
 
@@ -37,7 +37,13 @@ def test_an_empty_text_has_no_entities(tmp_path: Path) -> None:
     assert [] == call(bare(tmp_path, "token-classification"), "POST", "/ner", json={"inputs": ""}).json()
 
 
-def test_a_text_is_its_tokens(tmp_path: Path) -> None:
+def test_the_index_of_a_token_is_its_place_in_the_input(tmp_path: Path) -> None:
+    body = {"inputs": "good film", "parameters": {"aggregation_strategy": "none", "ignore_labels": []}}
+    tokens = call(bare(tmp_path, "token-classification"), "POST", "/ner", json=body).json()
+    assert [0, 1] == [token["index"] for token in tokens]
+
+
+def test_an_encoding_has_only_the_tokens_of_the_text(tmp_path: Path) -> None:
     loaded = load_bundle(bare(tmp_path, "text-classification") / "tiny")
     tokenizer = Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
     encoding = tokenizer.assemble([7, 8], [9])
@@ -46,15 +52,14 @@ def test_a_text_is_its_tokens(tmp_path: Path) -> None:
     assert ([7, 8, 9], 2) == (encoding.ids.tolist(), encoding.start)
 
 
-def test_a_passage_answers_without_cls(tmp_path: Path) -> None:
-    """The probabilities of its tokens sum up to 1, as nothing else is a candidate."""
+def test_a_model_without_cls_finds_answers(tmp_path: Path) -> None:
+    """The scores of all answers sum to at most 1, because only tokens of the passage are candidates."""
     answers = call(bare(tmp_path, "question-answering"), "POST", "/answer", json={"inputs": QUESTION, "parameters": {"top_k": 100}}).json()
 
     assert {"a", "good", "film", "a good", "good film", "a good film"} == {answer["answer"] for answer in answers}
     assert 0 < sum(answer["score"] for answer in answers) <= 1
 
 
-def test_no_answer_cannot_be_asked_for_where_nothing_stands_for_it(tmp_path: Path) -> None:
-    """The parameter needs a [CLS] token, and this model has none."""
+def test_handle_impossible_answer_needs_a_model_with_cls(tmp_path: Path) -> None:
     body = {"inputs": QUESTION, "parameters": {"handle_impossible_answer": True}}
     assert "[CLS]" in rejected(call(bare(tmp_path, "question-answering"), "POST", "/answer", json=body), 422, "invalid_value")

@@ -1,4 +1,4 @@
-"""The decoders of entities, answers and masks on random logits, each against its definition written as plain loops."""
+"""The decoders of entities, answers and masks on random logits, each compared with its definition in plain loops."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +26,7 @@ from golden.aggregation import Token, aggregate
 from task_runs import decode, encode
 
 MANY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-# Known words, words in pieces, unknown ones, punctuation that joins, white space of many kinds, marks that the tokenizer strips.
+# Known words, words in several pieces, unknown words, punctuation, and combining marks that the tokenizer strips.
 CHUNKS = ["good", "Film", "films", "quick", "x9", "看", "😴", "-", ",", "'", "é", "e\u0301x", "ñ\u0327", "\u200b", "ZÜRICH", "[SEP]", "##a"]
 TEXTS = st.lists(st.tuples(st.sampled_from(CHUNKS), st.sampled_from([" ", "", "\t", "\r\n", "  "])), min_size=1, max_size=24).map(
     lambda parts: "".join(a + b for a, b in parts)
@@ -42,16 +43,58 @@ def tokenizer_of(task: str, max_length: int) -> Tokenizer:
 
 
 def random_logits(seed: int, *shape: int, coarse: bool = False) -> Floats:
-    """Returns float32 logits; coarse ones are whole numbers, so that equal scores are common."""
+    """Returns float32 logits; coarse logits are whole numbers, so that equal scores are common."""
     values = np.random.default_rng(seed).normal(scale=2, size=shape)
     return (np.rint(values) if coarse else values).astype(np.float32)
+
+
+def sentencepiece(folder: Path) -> Tokenizer:
+    """Returns a Unigram tokenizer that has two words, lower-cases, and has no prefix for parts of words."""
+    made = tokenizers.Tokenizer(
+        tokenizers.models.Unigram(
+            [(token, 0.0) for token in ("<pad>", "<unk>", "<cls>", "<sep>", "<mask>")] + [("▁", -2.0), ("▁in", -3.0), ("▁london", -3.0)],
+            unk_id=1,
+        )
+    )
+    made.normalizer = tokenizers.normalizers.Lowercase()
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
+        [tokenizers.pre_tokenizers.WhitespaceSplit(), tokenizers.pre_tokenizers.Metaspace()]
+    )
+    made.save(str(folder / "tokenizer.json"))
+    spec = files.load_bundle(tiny.bundle(folder, task=fill_mask.TASK)).manifest.tokenizer
+    return Tokenizer(folder / "tokenizer.json", spec.model_copy(update={"subword_prefix": None}))
+
+
+# ---- unknown tokens of SentencePiece
+
+
+def test_an_unknown_token_begins_a_word(tmp_path: Path) -> None:
+    """Otherwise a symbol behind a name would be averaged with it, and be part of the entity."""
+    tokenizer, text = sentencepiece(tmp_path), "in London\U0001f389"
+    (tokens,) = tokenizer.tokenize([text])
+    assert [[0], [1], [2]] == list(token_classification.words(text, tokens, tokenizer))
+
+
+def test_the_word_of_an_unknown_token_is_the_text(tmp_path: Path) -> None:
+    """The library has the normalized spelling, which is not in the text."""
+    parameters = token_classification.NerParameters(aggregation_strategy="none", ignore_labels=[])
+    request, tokenizer = token_classification.NerRequest("in Ж", parameters), sentencepiece(tmp_path)
+    [encoding] = encode(token_classification, request, tokenizer, Head(LABELS)).encodings
+    rows = [{"logits": random_logits(0, len(encoding), len(LABELS))}]
+    tokens = decode(token_classification, request, rows, Head(LABELS), tokenizer)
+    assert ["▁in", "Ж"] == [token["word"] for token in tokens if token["word"] != "▁"]
+
+
+def test_joint_targets_with_unknown_tokens_get_a_warning(tmp_path: Path) -> None:
+    [warning] = fill_mask._all_pieces(["in", "\U0001f389"], sentencepiece(tmp_path))[1]
+    assert warning.startswith("targets; 1 of 2 ")
 
 
 # ---- entities: windows
 
 
 def plain_merge(cuts: Sequence[range], parts: Sequence[Floats]) -> Floats:
-    """Returns for each token the values of the first of the windows where it is farthest from an edge, token by token."""
+    """Returns the values of each token, from the first window in which the token is farthest from an edge."""
     count = cuts[-1].stop
     merged = []
     for token in range(count):
@@ -68,10 +111,10 @@ def plain_merge(cuts: Sequence[range], parts: Sequence[Floats]) -> Floats:
 
 @MANY
 @given(st.integers(1, 90), st.integers(1, 20), st.data(), SEEDS)
-def test_each_token_is_taken_from_the_window_where_it_lies_farthest_from_an_edge(
+def test_each_token_comes_from_the_window_in_which_it_is_farthest_from_an_edge(
     count: int, room: int, data: st.DataObject, seed: int
 ) -> None:
-    """Ends of the text are not edges, the earlier window wins at equal distances, and special tokens are left out."""
+    """The ends of the text are not edges. At equal distances, the earlier window wins. Special tokens are left out."""
     cuts = windows(count, room, data.draw(st.integers(0, room - 1)) if count > room else 0)
     before, after = data.draw(st.integers(0, 3)), data.draw(st.integers(0, 3))
     whole = [random_logits(seed + i, before + len(cut) + after, 3) for i, cut in enumerate(cuts)]
@@ -85,7 +128,10 @@ def test_each_token_is_taken_from_the_window_where_it_lies_farthest_from_an_edge
 
 
 def hugging_face(request: token_classification.NerRequest, text_tokens: Tokens, logits: Floats) -> list[dict[str, Any]]:
-    """Returns entities by the pipeline's rules without its two mistakes: the prefix decides about words, and their marks belong to them."""
+    """Returns entities by the rules of the transformers pipeline, without two mistakes of the pipeline.
+
+    The prefix `##` decides which pieces form a word, and a word includes its combining marks.
+    """
     text, offsets, pieces = request.text, text_tokens.offsets, text_tokens.pieces
     tokens = []
     for i, (start, end) in enumerate(offsets):
@@ -99,7 +145,7 @@ def hugging_face(request: token_classification.NerRequest, text_tokens: Tokens, 
 
 
 def assert_same(expected: list[dict[str, Any]], actual: list[dict[str, Any]]) -> None:
-    """Asserts that results are equal in everything, scores within a rounding."""
+    """Asserts that results are equal, except for rounding of the scores."""
     assert [{**item, "score": None} for item in expected] == [{**item, "score": None} for item in actual]
     assert pytest.approx([item["score"] for item in expected], abs=1e-6) == [item["score"] for item in actual]
 
@@ -112,8 +158,8 @@ def assert_same(expected: list[dict[str, Any]], actual: list[dict[str, Any]]) ->
     SEEDS,
     st.booleans(),
 )
-def test_aggregation_equals_the_rules_of_the_pipeline(text: str, strategy: Any, ignored: list[str], seed: int, coarse: bool) -> None:
-    """Every strategy, label form and ignored label gives the pipeline's entities, scores, offsets and order."""
+def test_aggregation_equals_the_pipeline(text: str, strategy: Any, ignored: list[str], seed: int, coarse: bool) -> None:
+    """Every strategy, label format and ignored label gives the pipeline's entities, scores, offsets and order."""
     request = token_classification.NerRequest(
         text, token_classification.NerParameters(aggregation_strategy=strategy, ignore_labels=list(ignored))
     )
@@ -127,10 +173,10 @@ def test_aggregation_equals_the_rules_of_the_pipeline(text: str, strategy: Any, 
 
 @MANY
 @given(TEXTS, st.sampled_from(["none", "simple", "first", "average", "max"]), st.integers(1, 9), st.data(), SEEDS)
-def test_windows_of_the_same_logits_give_the_entities_of_the_whole(
+def test_windows_with_equal_logits_give_the_entities_of_the_whole_text(
     text: str, strategy: Any, room: int, data: st.DataObject, seed: int
 ) -> None:
-    """Where every window says the same of a token, cutting and merging leaves no trace: no seam splits or doubles an entity."""
+    """If all windows have the same logits for a token, no entity is split or duplicated at the edge of a window."""
     stride = data.draw(st.integers(0, room - 1))
     request = token_classification.NerRequest(text, token_classification.NerParameters(aggregation_strategy=strategy, stride=stride))
     whole, cut = (tokenizer_of(token_classification.TASK, length) for length in (4096, room + 2))
@@ -148,7 +194,7 @@ def test_windows_of_the_same_logits_give_the_entities_of_the_whole(
     assert decode(token_classification, request, rows[0], head, whole) == decode(token_classification, request, rows[1], head, cut)
 
 
-def test_of_equal_maxima_in_a_word_the_first_token_counts() -> None:
+def test_the_first_token_wins_if_maxima_in_a_word_are_equal() -> None:
     request = token_classification.NerRequest("films", token_classification.NerParameters(aggregation_strategy="max", ignore_labels=[]))
     rows = [{"logits": np.array([[0, 0], [0, 3], [3, 0], [0, 0]], dtype=np.float32)}]
 
@@ -162,7 +208,7 @@ def test_of_equal_maxima_in_a_word_the_first_token_counts() -> None:
 
 
 def probabilities(read: question_answering.PassageWindows, rows: Sequence[dict[str, Floats]]) -> list[tuple[Floats, Floats]]:
-    """Returns start and end probabilities of each window over [CLS], at 0, and its part of the passage."""
+    """Returns start and end probabilities of each window over [CLS], at index 0, and the window's part of the passage."""
     found = []
     for encoding, cut, row in zip(read.encodings, read.cuts, rows, strict=True):
         allowed = [read.cls_index, *(encoding.start + i for i in range(len(cut)))]
@@ -172,7 +218,7 @@ def probabilities(read: question_answering.PassageWindows, rows: Sequence[dict[s
 
 
 def plain_text(request: question_answering.AnswerRequest, passage: Any, first: int, last: int, cut: range) -> tuple[int, int, str]:
-    """Returns start, end and text of a span of tokens, word by word where the request says so, within `cut`."""
+    """Returns start, end and text of a span of tokens, extended to whole words within `cut` if the request aligns to words."""
     words = passage.word_ids
     while request.parameters.align_to_words and first > cut.start and words[first - 1] == words[first]:
         first -= 1
@@ -180,21 +226,21 @@ def plain_text(request: question_answering.AnswerRequest, passage: Any, first: i
         last += 1
     start, end = passage.offsets[first][0], passage.offsets[last][1]
     following = passage.offsets[last + 1][0] if last + 1 < len(words) else len(request.context)
-    # the reference leaves out combining marks that the tokenizer strips
+    # the reference implementation omits combining marks that the tokenizer strips
     while request.parameters.duplicates == "best" and end < following and unicodedata.category(request.context[end]).startswith("M"):
         end += 1
     return start, end, request.context[start:end]
 
 
 def null_answer(pairs: Sequence[tuple[Floats, Floats]]) -> dict[str, Any]:
-    """Returns the answer that there is none: its score is the least over the windows."""
+    """Returns the empty answer, whose score is the minimum over the windows."""
     return {"answer": "", "score": min(float(start[0]) * float(end[0]) for start, end in pairs), "start": 0, "end": 0}
 
 
 def best_answers(
     request: question_answering.AnswerRequest, read: question_answering.PassageWindows, rows: Sequence[dict[str, Floats]]
 ) -> list[dict[str, Any]]:
-    """Returns all distinct answers by loops over windows, starts and ends: by falling score, then start, then end."""
+    """Returns all distinct answers, found by loops over windows, starts and ends: by descending score, then start, then end."""
     pairs = probabilities(read, rows)
     spans = []
     for cut, (start, end) in zip(read.cuts, pairs, strict=True):
@@ -212,7 +258,7 @@ def best_answers(
 
 
 def listed(result: Any, top_k: int) -> list[dict[str, Any]]:
-    """Returns a result as a list, having checked that it is one iff several answers were asked for."""
+    """Checks that a result is a list if and only if `top_k` is over 1, and returns it as a list."""
     assert isinstance(result, list) == (top_k > 1)
     return result if isinstance(result, list) else [result]
 
@@ -229,7 +275,7 @@ REQUESTS = st.builds(
 
 
 def asked(fields: dict[str, Any], room: int, stride: int, seed: int, *, coarse: bool = False, **more: Any) -> tuple[Any, Any, Any]:
-    """Returns a request whose windows have room for so many tokens of the passage, what the model reads of it, and random rows."""
+    """Returns a request whose windows have `room` tokens of the passage, these windows, and random rows."""
     how = {name: value for name, value in fields.items() if name != "context"}
     parameters = question_answering.AnswerParameters(**how, max_seq_len=room + 5, doc_stride=stride, **more)
     request = question_answering.AnswerRequest("good?", fields["context"], parameters)
@@ -247,8 +293,8 @@ def answered(request: question_answering.AnswerRequest, rows: Sequence[dict[str,
 
 @MANY
 @given(REQUESTS, st.integers(1, 40), st.data(), SEEDS)
-def test_the_best_answers_are_those_of_loops_over_all_spans(fields: dict[str, Any], room: int, data: st.DataObject, seed: int) -> None:
-    """Over all windows, with any `top_k`, answer length and alignment; equal texts once, and every score a probability."""
+def test_the_best_answers_equal_loops_over_all_spans(fields: dict[str, Any], room: int, data: st.DataObject, seed: int) -> None:
+    """This holds for any windows, `top_k`, answer length and alignment. Equal texts appear once, and every score is a probability."""
     request, read, rows = asked(fields, room, data.draw(st.integers(0, room - 1)), seed)
     expected = best_answers(request, read, rows)
     expected = sorted(expected, key=lambda item: -item["score"])[: request.parameters.top_k]
@@ -269,15 +315,15 @@ def test_answers_of_equal_score_are_ordered_by_start_then_end(fields: dict[str, 
 
 @MANY
 @given(st.lists(st.text("qxz", min_size=6, max_size=22), min_size=2, max_size=5), st.integers(1, 8), SEEDS, st.booleans())
-def test_few_texts_are_found_behind_many_spans_of_one(words: list[str], top_k: int, seed: int, coarse: bool) -> None:
+def test_all_answers_are_found_if_many_spans_have_the_same_text(words: list[str], top_k: int, seed: int, coarse: bool) -> None:
     fields = {"context": " ".join(words), "top_k": top_k, "max_answer_len": 30}
     request, read, rows = asked(fields, 200, 0, seed, coarse=coarse)
 
     assert best_answers(request, read, rows) == listed(answered(request, rows), top_k)
 
 
-def test_summed_scores_may_pass_one_and_best_ones_do_not() -> None:
-    """A text that two windows are sure of counts twice in the reference, and once by default."""
+def test_summed_scores_can_exceed_one_but_best_scores_cannot() -> None:
+    """An answer that is certain in two windows counts twice with `sum`, as in the reference implementation, and once with `best`."""
     fields = {"context": "bad good bad bad good bad", "align_to_words": True, "top_k": 1, "max_answer_len": 3}
     sums = {}
     for duplicates in ("sum", "best"):
@@ -291,6 +337,24 @@ def test_summed_scores_may_pass_one_and_best_ones_do_not() -> None:
 
     assert {"answer": "good", "score": pytest.approx(2, abs=1e-5), "start": 4, "end": 8} == sums["sum"]
     assert {"answer": "good", "score": pytest.approx(1, abs=1e-5), "start": 4, "end": 8} == sums["best"]
+
+
+def test_equal_answers_with_summed_scores_keep_the_place_of_the_reference() -> None:
+    """If the tokenizer cuts on the left, the reference reads the last window first, and keeps the place of the first of equal answers."""
+    fields = {"context": "good bad bad bad bad good", "align_to_words": True, "duplicates": "sum", "top_k": 1, "max_answer_len": 1}
+    tokenizer = tokenizer_of(question_answering.TASK, 4096)
+    places = {}
+    for side in ("right", "left"):
+        tokenizer.truncation_side = side
+        request, read, _ = asked(fields, 3, 0, 0)
+        rows = []
+        for encoding in read.encodings:
+            logits = np.where(encoding.ids == tiny.VOCABULARY.index("good"), 20, 0).astype(np.float32)
+            logits[: encoding.start] = 0
+            rows.append({"start_logits": logits, "end_logits": logits})
+        places[side] = answered(request, rows)["start"]
+    tokenizer.truncation_side = "right"
+    assert {"right": 0, "left": 21} == places
 
 
 # ---- masks
@@ -313,10 +377,10 @@ def plain_targets(targets: Sequence[str], tokenizer: Tokenizer) -> list[int]:
 
 
 def plain_fill(request: fill_mask.FillMaskRequest, tokenizer: Tokenizer, logits: Floats) -> list[Any]:
-    """Returns the fillings of each mask by a full sort of the vocabulary, and sequences put together token by token."""
+    """Returns the fillings of each mask by a full sort of the vocabulary, with sequences built token by token."""
     pieces = [tiny.VOCABULARY[id_] for id_ in tokenizer.tokenize([request.text])[0].ids]
     masks = [i for i, piece in enumerate(pieces) if piece == "[MASK]"]
-    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
     filled = []
     for mask, values in zip(masks, logits, strict=True):
         scores = activate(values, "softmax")
@@ -332,10 +396,10 @@ def plain_fill(request: fill_mask.FillMaskRequest, tokenizer: Tokenizer, logits:
 
 @MANY
 @given(MASKED, st.integers(1, 120), TARGETS, st.integers(3, 40), SEEDS, st.booleans())
-def test_fillings_are_those_of_a_full_sort(
+def test_mask_fillings_equal_a_full_sort_of_the_vocabulary(
     text: str, top_k: int, targets: list[str] | None, max_length: int, seed: int, coarse: bool
 ) -> None:
-    """Scores, tokens, ties by id, targets and whole sequences, for one mask and several, in one window and in many."""
+    """Scores, tokens, ties by id, targets and sequences are equal, for one mask and several, in one window and in many."""
     tokenizer = tokenizer_of(fill_mask.TASK, max_length)
     request = fill_mask.FillMaskRequest(text, fill_mask.FillMaskParameters(top_k=top_k, targets=None if targets is None else list(targets)))
     encodings = encode(fill_mask, request, tokenizer).encodings
@@ -358,7 +422,7 @@ def test_a_long_text_has_a_window_around_each_mask(text: str, max_length: int) -
     else:
         expected = []
         for mask in masks:
-            # the run whose middle is nearest to the mask, of two the left one
+            # the window whose middle is nearest to the mask, or the left one of two
             start = min(range(len(ids) - room + 1), key=lambda s: (abs(s + room // 2 - mask), s))
             expected.append(([2, *ids[start : start + room], 3], (mask - start + 1,)))
 
@@ -367,7 +431,7 @@ def test_a_long_text_has_a_window_around_each_mask(text: str, max_length: int) -
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=600), st.integers(1, 5))
 def test_every_span_is_yielded_once_best_first(scores: list[int], at_least: int) -> None:
-    """However many spans are asked for, none is skipped or repeated between the portions that they are sorted in."""
+    """For any requested number of spans, none is skipped or repeated between the portions that are sorted separately."""
     starts, ends = np.arange(len(scores)), np.arange(len(scores))
     found = list(decoding._best_first(starts, ends, np.array(scores, dtype=np.float32), at_least))
 

@@ -1,4 +1,4 @@
-"""Long texts over HTTP: cut and said so, refused, or scored window by window against a computation by hand."""
+"""Long texts over HTTP are truncated with a warning, refused, or scored in windows; expected scores are computed separately."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import tiny
 from application import LONG, call, classify, rejected, results
 
-ROOM = 30  # text tokens that a tiny bundle takes; 29 of a pair
+ROOM = 30  # text tokens that fit a tiny bundle; 29 for a pair
 
 
 def words(count: int) -> str:
@@ -22,7 +22,7 @@ def words(count: int) -> str:
 
 
 def scores_of(models: Path, sequences: list[list[str]]) -> list[dict[str, float]]:
-    """Returns softmax scores by label of each sequence of tokens, special ones included, computed without the service."""
+    """Returns softmax scores by label for each sequence of tokens with special tokens, computed without the service."""
     session = onnxruntime.InferenceSession(str(models / "tiny/model.cpu.fp32.onnx"))
     scores = []
     for sequence in sequences:
@@ -40,28 +40,32 @@ def by_label(result: list[dict[str, Any]]) -> dict[str, float]:
     return {item["label"]: item["score"] for item in result}
 
 
-def test_a_long_text_is_cut_and_the_cut_is_said(models: Path) -> None:
-    """By default a long text is scored by its beginning, and both headers say so."""
+def test_a_long_text_is_truncated_with_a_warning(models: Path) -> None:
+    """By default, only the beginning of a long text is scored, and two headers report it."""
     response = classify(models, {"inputs": LONG})
     assert response.json() == results(models, words(ROOM))
     assert response.headers["x-truncated"] == "1"
     assert re.fullmatch("truncation; .* 32 tokens: inputs", response.headers["x-hf-warning"])
 
 
-def test_the_cut_inputs_of_a_list_are_counted_and_named(models: Path) -> None:
+def test_truncated_inputs_of_a_list_are_counted_and_named(models: Path) -> None:
     response = classify(models, {"inputs": ["good", LONG, words(ROOM), {"text": "good", "text_pair": LONG}]})
     assert response.headers["x-truncated"] == "2"
     assert re.fullmatch(r"truncation; 2 of 4 inputs .* 32 tokens: inputs\[1\], inputs\[3\]", response.headers["x-hf-warning"])
 
 
-def test_many_cut_inputs_keep_the_warning_short(models: Path) -> None:
+def test_the_warning_stays_short_for_many_truncated_inputs(models: Path) -> None:
     response = classify(models, {"inputs": [LONG] * 40})
     assert response.headers["x-truncated"] == "40"
     assert response.headers["x-hf-warning"].endswith("inputs[8], inputs[9], ...")
 
 
+def test_a_stride_without_windows_is_an_error(models: Path) -> None:
+    assert "`window`" in rejected(classify(models, {"inputs": "good", "parameters": {"stride": 2}}), 422, "invalid_value")
+
+
 def test_an_empty_text_is_answered_with_a_warning(models: Path) -> None:
-    """As the pipeline answers it. Of a list the empty inputs are named."""
+    """The pipeline answers an empty text too. For a list, the warning names the empty inputs."""
     for text in ("", " \n"):
         response = classify(models, {"inputs": text})
         assert (200, True) == (response.status_code, response.headers["x-hf-warning"].startswith("empty; "))
@@ -71,14 +75,14 @@ def test_an_empty_text_is_answered_with_a_warning(models: Path) -> None:
 
 
 @pytest.mark.parametrize("parameters", [{}, {"truncation": False}, {"window": "mean"}])
-def test_a_text_that_just_fits_is_not_cut(models: Path, parameters: dict[str, Any]) -> None:
+def test_a_text_of_the_maximum_length_is_not_truncated(models: Path, parameters: dict[str, Any]) -> None:
     response = classify(models, {"inputs": words(ROOM), "parameters": parameters})
     assert response.status_code == 200
     assert "x-truncated" not in response.headers
     assert "x-hf-warning" not in response.headers
 
 
-def test_a_long_pair_is_cut_at_its_longer_text(models: Path) -> None:
+def test_truncation_of_a_pair_shortens_the_longer_text(models: Path) -> None:
     short, long = words(5).split(), words(50).split()
     response = classify(models, {"inputs": {"text": words(5), "text_pair": words(50)}})
     [expected] = scores_of(models, [["[CLS]", *short, "[SEP]", *long[: ROOM - 1 - 5], "[SEP]"]])
@@ -88,7 +92,7 @@ def test_a_long_pair_is_cut_at_its_longer_text(models: Path) -> None:
 
 @pytest.mark.parametrize(("inputs", "name"), [(LONG, "inputs"), ([LONG], "inputs[0]"), (["good", "bad", LONG], "inputs[2]")])
 def test_without_truncation_a_long_text_is_an_error(models: Path, inputs: Any, name: str) -> None:
-    """`truncation: false` refuses the request and names the input at fault."""
+    """With `truncation: false`, the error names the input that is too long."""
     message = rejected(classify(models, {"inputs": inputs, "parameters": {"truncation": False}}), 422, "invalid_value")
     assert message.startswith(f"{name}: ") and "60 tokens" in message
 
@@ -105,7 +109,7 @@ def test_windows_cover_the_whole_text(models: Path, combine: str) -> None:
     assert "x-truncated" not in response.headers
 
 
-def test_windows_of_a_pair_cut_the_second_text(models: Path) -> None:
+def test_windows_of_a_pair_split_only_the_second_text(models: Path) -> None:
     first, second, stride = words(4).split(), words(60).split(), 3
     room = ROOM - 1 - len(first)
     cuts = [second[start : start + room] for start in range(0, len(second) - stride, room - stride)]
@@ -115,13 +119,13 @@ def test_windows_of_a_pair_cut_the_second_text(models: Path) -> None:
     assert by_label(result) == pytest.approx(expected, abs=1e-5)
 
 
-def test_the_default_stride_suits_the_model(models: Path) -> None:
-    """Without a stride windows overlap by half where 128 tokens would leave no room."""
+def test_the_default_stride_fits_the_model(models: Path) -> None:
+    """By default, windows overlap by half if an overlap of 128 tokens does not fit."""
     assert results(models, LONG, window="max", stride=ROOM // 2) == results(models, LONG, window="max")
 
 
 def test_windows_of_one_text_do_not_change_the_answers_of_others(models: Path) -> None:
-    """Texts of one window and of several in one list each get what they get alone."""
+    """In a list of short and long texts, each text gets the same scores as in its own request."""
     parameters = {"window": "mean", "stride": 5}
     texts = ["good", words(100), "bad", words(45)]
     together = results(models, texts, **parameters)
@@ -129,8 +133,8 @@ def test_windows_of_one_text_do_not_change_the_answers_of_others(models: Path) -
         assert by_label(result) == pytest.approx(by_label(results(models, text, **parameters)[0]), abs=1e-5)
 
 
-def test_the_windows_of_a_text_are_told(tmp_path: Path) -> None:
-    """From the first to the last character, each with what it shares with its neighbor; of a text read at once nothing is said."""
+def test_the_windows_of_a_text_are_reported(tmp_path: Path) -> None:
+    """`x-windows` lists overlapping character ranges that cover the text. It is absent for a short text and for several texts."""
     tiny.bundle(tmp_path, "names", task="token-classification")
     text = "good film " * 40
     windows = [tuple(map(int, part.split("-"))) for part in told(tmp_path, text).split(", ")]

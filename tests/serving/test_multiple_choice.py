@@ -1,4 +1,4 @@
-"""Multiple choice at /choose: pairs, scores and their order against plain formulas, limits, errors, tensors."""
+"""Multiple choice at /choose: scores and their order checked against plain formulas, long texts, limits, errors and tensors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def told(api: Send, inputs: Any, **more: Any) -> str:
 
 
 def plain_logits(folder: Path, pairs: list[tuple[str, str]]) -> list[float]:
-    """Returns the graph's logit of each pair, put together by hand and run alone."""
+    """Returns the graph's logit for each pair; every pair is encoded and run separately."""
     path = folder / "choices"
     graph = load_bundle(path).manifest.graphs[0]
     engine = OnnxEngine(path / graph.file, graph, pad_id=0, padding_side="right")
@@ -80,20 +80,20 @@ def ranked(logits: list[float], choices: list[str]) -> list[dict[str, Any]]:
     [
         ({}, [("which one is good ?", choice) for choice in QUESTION["choices"]]),
         ({"context": "the book was dull"}, [("the book was dull", f"which one is good ? {choice}") for choice in QUESTION["choices"]]),
-        ({"context": ""}, [("", f"which one is good ? {choice}") for choice in QUESTION["choices"]]),
+        ({"context": ""}, [("which one is good ?", choice) for choice in QUESTION["choices"]]),
         ({"context": None}, [("which one is good ?", choice) for choice in QUESTION["choices"]]),
     ],
 )
 def test_choices_are_scored_as_pairs(api: Send, folder: Path, more: dict[str, Any], pairs: list[tuple[str, str]]) -> None:
-    """The question and the choice, or the context and both; the softmax runs over the choices of one question, best first."""
+    """A pair is the question and a choice, or the context and both. The softmax covers one question's choices; the best is first."""
     expected = ranked(plain_logits(folder, pairs), QUESTION["choices"])
 
     assert expected == result(api, QUESTION | more)
     assert 1 == pytest.approx(sum(item["score"] for item in result(api, QUESTION | more)))
 
 
-def test_a_list_in_is_a_list_out(api: Send) -> None:
-    """Each question has its own scores in any list; `prompt` is another name of `question`."""
+def test_a_list_of_questions_returns_a_list_of_results(api: Send) -> None:
+    """A question has the same scores in any list; `prompt` is an alias of `question`."""
     other = {"prompt": "a very", "choices": ["good film", "bad"]}
     same = {"question": "a very", "choices": ["good film", "bad"]}
 
@@ -105,8 +105,8 @@ def test_a_list_in_is_a_list_out(api: Send) -> None:
     assert [] == result(api, [])
 
 
-def test_models_and_tensors_answer_alike(api: Send) -> None:
-    """At the model's own path, at the base URL, as KServe's instances, and as tensors, whose scores are in the order of the choices."""
+def test_all_protocols_give_the_same_scores(api: Send) -> None:
+    """Covers the model's path, the base URL, KServe's instances, and tensors, whose scores are in the order of the choices."""
     expected = result(api, QUESTION)
     tensors = [
         {"name": "prompt", "shape": [1], "datatype": "BYTES", "data": [QUESTION["question"]]},
@@ -122,7 +122,7 @@ def test_models_and_tensors_answer_alike(api: Send) -> None:
     assert [expected] == [json.loads(text) for text in found[1]["data"]]
 
 
-def test_tensors_have_a_context_too(api: Send) -> None:
+def test_tensors_accept_a_context(api: Send) -> None:
     names = {"question": [QUESTION["question"]], "context": ["the book was dull"], "choices": QUESTION["choices"]}
     tensors = [{"name": name, "shape": [len(data)], "datatype": "BYTES", "data": data} for name, data in names.items()]
     (scores,) = post(api, {"inputs": tensors, "outputs": [{"name": "score"}]}, path="/v2/models/choices/infer").json()["outputs"]
@@ -151,7 +151,7 @@ def found_scores(found: list[dict[str, Any]]) -> dict[int, float]:
 # ---- long texts
 
 
-def test_a_pair_is_cut_as_in_transformers(tokenizer: Tokenizer) -> None:
+def test_a_pair_is_truncated_as_in_transformers(tokenizer: Tokenizer) -> None:
     encoded = encode(multiple_choice, multiple_choice.ChooseRequest("good", ("bad", LONG), LONG), tokenizer)
     context, short, long = (tokens.ids for tokens in tokenizer.tokenize([LONG, "good bad", f"good {LONG}"]))
 
@@ -161,7 +161,7 @@ def test_a_pair_is_cut_as_in_transformers(tokenizer: Tokenizer) -> None:
     assert not encode(multiple_choice, multiple_choice.ChooseRequest("good", ("bad", "film")), tokenizer).truncated
 
 
-def test_what_is_cut_is_said_or_refused(api: Send) -> None:
+def test_truncation_is_reported_or_refused(api: Send) -> None:
     body = {"inputs": [QUESTION, QUESTION | {"context": LONG}]}
     response = post(api, body, path=CHOOSE)
 
@@ -169,16 +169,16 @@ def test_what_is_cut_is_said_or_refused(api: Send) -> None:
     assert re.match(r"inputs\[1\]: `choices\[0\]` has 73 tokens .* 29;", told(api, body["inputs"], parameters={"truncation": False}))
 
 
-# ---- limits and mistakes
+# ---- limits and errors
 
 
-def test_most_choices_are_answered(api: Send) -> None:
-    """64, equal ones too."""
+def test_the_maximum_number_of_choices_is_answered(api: Send) -> None:
+    """64 choices are accepted, even if all are equal."""
     assert list(range(64)) == sorted(item["index"] for item in result(api, {"question": "a", "choices": ["good"] * 64}))
 
 
-def test_all_that_is_tokenized_is_counted_at_admission() -> None:
-    """The question is tokenized with each choice, the context once; every pair is estimated."""
+def test_admission_counts_all_tokenized_characters() -> None:
+    """With a context, the question is tokenized with each choice. The token estimate covers every pair."""
     assert 3 + 2 + 4 + 2 * TEXT_CHARS == multiple_choice.ChooseRequest("abc", ("de", "fghi")).chars
     assert 100 + (3 + 1) * 2 + 2 + 4 + 2 * TEXT_CHARS == multiple_choice.ChooseRequest("abc", ("de", "fghi"), "x" * 100).chars
     request = multiple_choice.ChooseRequest("a" * 400, ("b" * 400, "c" * 40, "d" * 4000))
@@ -188,8 +188,8 @@ def test_all_that_is_tokenized_is_counted_at_admission() -> None:
     )
 
 
-def test_second_texts_are_made_one_by_one(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long question is put before a choice only when the pair before has been tokenized."""
+def test_second_texts_are_built_one_by_one(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long question is joined with a choice only after the previous pair was tokenized."""
     made: list[str] = []
     tokenized: list[list[int]] = []
 
@@ -218,7 +218,7 @@ def test_a_request_larger_than_the_queue_is_refused(folder: Path) -> None:
     assert 413 == call_fresh(folder, "POST", CHOOSE, json=body, settings={"max_queue_tokens": 400, "max_batch_tokens": 400}).status_code
 
 
-def test_all_choices_of_a_request_are_scheduled_as_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_choices_of_a_request_are_admitted_as_one_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     admitted, runs = [], []
     admit, run = Scheduler.admit, OnnxEngine.run
     monkeypatch.setattr(Scheduler, "admit", lambda self, **given: admitted.append(given["tokens"]) or admit(self, **given))
@@ -227,4 +227,4 @@ def test_all_choices_of_a_request_are_scheduled_as_one(folder: Path, monkeypatch
 
     assert 200 == response.status_code
     assert 1 == len(admitted)
-    assert 6 in accumulate(reversed(runs))  # after those of the start; a slow machine may need more than one
+    assert 6 in accumulate(reversed(runs))  # the last runs, after those of the start; a slow machine can need several

@@ -1,4 +1,4 @@
-"""The paths below `/v1`, and the format of rerankers, as OpenAI's, Cohere's and Jina's clients ask them; tests/clients runs those themselves."""
+"""OpenAI's paths below `/v1`, and the rerank formats of Cohere and Jina; tests/clients runs the client libraries themselves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import tiny
-from application import Send, call, keys, play, post, posted, started
+from application import Send, call, keys, play, post, posted, rejected, started
 from bertserve.service.http.auth import Authenticator
 from bertserve.service.serving.build import build
 from bertserve.service.settings import Settings
@@ -23,7 +23,7 @@ RERANKS = ["/v1/rerank", "/v2/rerank"]
 
 @pytest.fixture(name="api", scope="module")
 def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
-    """A service with a model for vectors, one that ranks and one that classifies."""
+    """Yields a client of a service with two embedding models, a reranker and a classifier."""
     models = tmp_path_factory.mktemp("models")
     tiny.bundle(models, "vectors", task="feature-extraction")
     tiny.bundle(models, "tokens", task="feature-extraction", embedding=tiny.EMBEDDING | {"pooling": "none"})
@@ -34,7 +34,7 @@ def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
 
 
 def failed(response: httpx.Response, status: int, kind: str, code: str) -> str:
-    """Returns the message of an error after checking its status and OpenAI's shape."""
+    """Returns the message of an error after checking its status and OpenAI's format."""
     assert response.status_code == status, response.text
     body = response.json()
     message = body["error"].pop("message")
@@ -50,31 +50,45 @@ def wrong(api: Send, path: str = EMBEDDINGS, **body: Any) -> str:
     return failed(post(api, body, path=path), 400, "invalid_request_error", "invalid_value")
 
 
-def test_vectors_are_those_of_embed(api: Send) -> None:
-    """Each text's vector stands at its index, with the model's name and the tokens that were read, [CLS] and [SEP] included."""
-    expected = posted(api, "/embed", inputs=["good film", "bad"], model="vectors")
+def test_embeddings_equal_those_of_embed(api: Send) -> None:
+    """The response has each text's vector at its index, the model's name, and the number of tokens with [CLS] and [SEP]."""
+    expected = posted(api, "/embed", inputs=["good film", "bad"], normalize=True, model="vectors")
     found = posted(api, EMBEDDINGS, input=["good film", "bad"], model="vectors")
 
     data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(expected)]
     assert {"object": "list", "data": data, "model": "vectors", "usage": {"prompt_tokens": 7, "total_tokens": 7}} == found
 
 
-def test_one_text_makes_a_list_of_one(api: Send) -> None:
+def test_a_single_text_returns_a_list_of_one_embedding(api: Send) -> None:
     assert posted(api, EMBEDDINGS, input=["good"], model="vectors") == posted(api, EMBEDDINGS, input="good", model="vectors")
 
 
-def test_vectors_come_as_base64_and_shorter(api: Send) -> None:
-    """`encoding_format` gives the values as float32, `dimensions` the first of them; `user`, and keys that are null, change nothing."""
-    whole = posted(api, EMBEDDINGS, input="good", model="vectors")["data"][0]["embedding"]
+def test_embeddings_can_be_shortened_and_encoded_as_base64(api: Send) -> None:
+    """The base64 text has float32 values. `dimensions` keeps the first ones, with length 1. `user` and null keys have no effect."""
+    first = np.array(posted(api, EMBEDDINGS, input="good", model="vectors")["data"][0]["embedding"][:3])
     more = {"user": "me", "encoding_format": "base64", "dimensions": 3, "unknown": None}
     packed = posted(api, EMBEDDINGS, input="good", model="vectors", **more)["data"][0]["embedding"]
 
-    assert whole[:3] == pytest.approx(np.frombuffer(base64.b64decode(packed), "<f4"))
+    assert first / np.linalg.norm(first) == pytest.approx(np.frombuffer(base64.b64decode(packed), "<f4"), abs=1e-6)
+
+
+def test_vectors_have_length_one_whatever_the_models_own_setting(api: Send) -> None:
+    [own] = posted(api, "/embed", inputs="good", model="vectors")
+    assert np.linalg.norm(own) != pytest.approx(1, abs=0.01)
+    assert np.linalg.norm(posted(api, EMBEDDINGS, input="good", model="vectors")["data"][0]["embedding"]) == pytest.approx(1, abs=1e-6)
+
+
+def test_similarity_needs_a_pooling(api: Send) -> None:
+    """A model whose own pooling is `none` has no vector of a text, unless the request names a pooling."""
+    sentences = {"source_sentence": "good", "sentences": ["good", "bad film"]}
+    assert "`pooling`" in rejected(post(api, {"inputs": sentences, "model": "tokens"}, path="/similarity"), 422, "invalid_value")
+    scores = posted(api, "/similarity", inputs=sentences, parameters={"pooling": "mean"}, model="tokens")
+    assert 1 == pytest.approx(scores[0], abs=1e-6) and scores[1] < 1
 
 
 @pytest.mark.parametrize("ids", [[1, 2], [[1, 2], [3]], [[]]])
 def test_token_ids_are_refused(api: Send, ids: Any) -> None:
-    """Ids that a client made with a vocabulary of OpenAI's would be other words here; the message says what to set in LangChain."""
+    """Ids from an OpenAI vocabulary would be other words here. The message names the LangChain option to set."""
     assert "`check_embedding_ctx_length=False`" in wrong(api, input=ids, model="vectors")
 
 
@@ -95,12 +109,12 @@ def test_token_ids_are_refused(api: Send, ids: Any) -> None:
         ({"input": "good", "model": "classes"}, "for text-classification"),
     ],
 )
-def test_wrong_bodies_are_bad_requests(api: Send, body: dict[str, Any], message: str) -> None:
-    """What is 422 elsewhere is 400 in OpenAI's API, which its clients raise as BadRequestError; the message stands at `error.message`."""
+def test_invalid_bodies_are_bad_requests(api: Send, body: dict[str, Any], message: str) -> None:
+    """The status is 400 instead of 422, because OpenAI's clients raise BadRequestError for 400; the message is in `error.message`."""
     assert message in wrong(api, **body)
 
 
-def test_a_model_of_openai_is_not_found(api: Send) -> None:
+def test_an_openai_model_name_is_not_found(api: Send) -> None:
     message = failed(post(api, {"input": "a", "model": "text-embedding-3-small"}, path=EMBEDDINGS), 404, "not_found_error", "not_found")
 
     assert ": classes, ranker, tokens, vectors." in message
@@ -118,17 +132,17 @@ def test_a_model_of_openai_is_not_found(api: Send) -> None:
         ("POST", EMBEDDINGS, b'{"input": [' + b'"a",' * 600 + b'"a"]}', 413, "invalid_request_error", "too_large"),
     ],
 )
-def test_all_errors_below_v1_have_that_shape(api: Send, method: str, path: str, body: bytes, status: int, kind: str, code: str) -> None:
+def test_errors_below_v1_have_the_openai_format(api: Send, method: str, path: str, body: bytes, status: int, kind: str, code: str) -> None:
     failed(api(method, path, content=body), status, kind, code)
 
 
-def test_other_paths_keep_the_one_shape(api: Send) -> None:
-    """`error` is a text where clients of others read it: KServe's and Cohere's second version."""
+def test_errors_of_other_paths_have_the_service_format(api: Send) -> None:
+    """Clients of KServe and of Cohere's version 2 read `error` as a text."""
     for path in ("/v1/models/nowhere:predict", "/v2/rerank", "/v1beta", "/v1"):
         assert isinstance(post(api, {}, path=path).json()["error"], str), path
 
 
-def test_a_refused_key_has_that_shape(models: Path) -> None:
+def test_a_missing_key_has_an_error_in_the_openai_format(models: Path) -> None:
     auth = Authenticator(keys(models.parent, "swordfish"))
     answer = play(build(Settings(models=models)), lambda client: client.get("/v1/models"), auth=auth)
 
@@ -147,8 +161,8 @@ def test_models_are_listed(api: Send) -> None:
 
 
 @pytest.mark.parametrize("path", RERANKS)
-def test_documents_are_ranked_as_texts_are(api: Send, path: str) -> None:
-    """Scores and places are those of `/rerank`, the best `top_n` of them; other keys of a document come back."""
+def test_documents_are_ranked_like_the_texts_of_rerank(api: Send, path: str) -> None:
+    """Scores and indexes equal those of `/rerank`, limited to the best `top_n`. Other keys of a document are returned."""
     texts = ["bad", "good film", "film"]
     expected = posted(api, "/rerank", query="good", texts=texts)[:2]
     documents = [{"text": "bad", "id": 7}, {"text": "good film", "id": 8}, "film"]
@@ -157,7 +171,7 @@ def test_documents_are_ranked_as_texts_are(api: Send, path: str) -> None:
     shown = [{"text": "bad", "id": 7}, {"text": "good film", "id": 8}, {"text": "film"}]
     results = [{"index": each["index"], "relevance_score": each["score"], "document": shown[each["index"]]} for each in expected]
     assert results == found.pop("results")
-    tokens = 3 * 4 + 4  # [CLS] good [SEP] and [SEP] around the texts
+    tokens = 3 * 4 + 4  # [CLS] good [SEP] and a last [SEP] for each of 3 texts, which have 4 tokens
     assert {
         "model": "ranker",
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
@@ -185,13 +199,13 @@ def test_an_answer_has_the_id_of_its_request(api: Send) -> None:
         ({"query": "good", "documents": ["a"], "model": "vectors"}, "for feature-extraction"),
     ],
 )
-def test_wrong_rankings_are_refused(api: Send, body: dict[str, Any], message: str) -> None:
-    """A parameter that would be ignored, or an invalid document, is an error that names it."""
+def test_invalid_rerank_bodies_are_refused(api: Send, body: dict[str, Any], message: str) -> None:
+    """The error names the unsupported parameter or the invalid document."""
     assert message in wrong(api, "/v1/rerank", **body)
 
 
 @pytest.mark.parametrize("path", [EMBEDDINGS, *RERANKS])
-def test_limits_hold(tmp_path: Path, path: str) -> None:
+def test_input_limits_are_enforced(tmp_path: Path, path: str) -> None:
     tiny.bundle(tmp_path, "vectors", task="feature-extraction")
     tiny.bundle(tmp_path, "ranker", labels=("LABEL_0",), activation="none")
     field = "input" if path == EMBEDDINGS else "documents"

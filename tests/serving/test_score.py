@@ -1,4 +1,4 @@
-"""The command `bert-serve score`: what it writes for which files, what it refuses, and how a stopped run continues."""
+"""`bert-serve score` scores files in each format, refuses invalid input, and resumes an interrupted run."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ from application import LONG, play
 from bertserve.service.cli import main, score_command
 from bertserve.service.errors import StartError
 from bertserve.service.process import logs
-from bertserve.service.scoring import order as orders
-from bertserve.service.scoring import part, runner, score
+from bertserve.service.scoring import part, runner, score, scorer
 from bertserve.service.scoring.columns import input_fields
 from bertserve.service.scoring.parquet import ParquetReader
 from bertserve.service.scoring.part import ScoringProgress
@@ -50,7 +49,7 @@ TEXTS = [" ".join(WORDS[(i * k) % 8] for k in range(1 + i * 7 % 19)) for i in ra
 
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(orders, "WINDOW_ROWS", 16)
+    monkeypatch.setattr(scorer, "WINDOW_ROWS", 16)
 
 
 def write_lines(path: Path, rows: Sequence[Any]) -> Path:
@@ -73,10 +72,10 @@ def served(models: Path, path: str, body: dict[str, Any]) -> Any:
     return play(build(Settings(models=models)), ask)
 
 
-def test_an_unknown_bundle_is_not_asked_for_on_the_hub(
+def test_an_unknown_bundle_is_not_searched_on_the_hub(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "configure_logging", lambda _: None)  # the handlers are those of the test run
+    monkeypatch.setattr(logs, "configure_logging", lambda _: None)  # keeps the log handlers of the test run
     source = tmp_path / "in.csv"
     source.write_text("text\ngood\n")
     for folder, name, hint in ((tmp_path / "none", "tiny", "--models"), (models, "tinny", "did you mean `tiny`?")):
@@ -84,7 +83,7 @@ def test_an_unknown_bundle_is_not_asked_for_on_the_hub(
         assert f"`{name}` in `{folder}`; " in (message := capsys.readouterr().err) and hint in message
 
 
-def test_the_best_label_has_columns_of_its_own(models: Path, tmp_path: Path) -> None:
+def test_the_best_label_has_its_own_columns(models: Path, tmp_path: Path) -> None:
     source = tmp_path / "in.csv"
     source.write_text("label,text\n1,good\n0,bad\n")
 
@@ -111,6 +110,40 @@ def test_the_best_label_has_columns_of_its_own(models: Path, tmp_path: Path) -> 
     assert 2 == run(models, source, tmp_path / "out.csv")
 
 
+@pytest.mark.parametrize(
+    ("changes", "parameters"),
+    [
+        ({"activation": "none", "labels": ("warmth", "length")}, {}),
+        ({"activation": "sigmoid", "labels": ("good", "long")}, {"function_to_apply": "none"}),
+    ],
+)
+def test_a_csv_has_all_independent_values(tmp_path: Path, changes: dict[str, Any], parameters: dict[str, Any]) -> None:
+    """There is no best one of several regression values, or of labels that exclude no other."""
+    tiny.bundle(tmp_path, **changes)
+    source = tmp_path / "in.csv"
+    source.write_text("text\ngood\n")
+    assert 0 == run(tmp_path, source, tmp_path / "out.csv", "--parameters", json.dumps(parameters))
+    with (tmp_path / "out.csv").open(newline="") as file:
+        [row] = csv.DictReader(file)
+    assert set(changes["labels"]) == {item["label"] for item in json.loads(row["prediction"])}
+
+
+def test_a_row_without_a_column_of_a_flag_is_rejected(models: Path, tmp_path: Path) -> None:
+    """Such a row would otherwise be answered as a single text. An empty value still means that there is no second text."""
+    source = write_lines(tmp_path / "in.jsonl", ['{"a": "good", "b": "bad"}', '{"a": "good"}', '{"a": "good", "b": null}'])
+    assert 3 == run(models, source, tmp_path / "out.jsonl", "--text", "a", "--text-pair", "b")
+    assert [2] == [row["row"] for row in read_lines(tmp_path / "out.jsonl.rejected.jsonl")]
+    assert 2 == len(read_lines(tmp_path / "out.jsonl"))
+
+
+@pytest.mark.parametrize("name", ["query", "model"])
+def test_parameters_cannot_replace_a_column(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    tiny.bundle(tmp_path, labels=("relevant",))
+    source = write_lines(tmp_path / "in.jsonl", ['{"query": "a film", "texts": ["a book", "good"]}'])
+    assert 2 == run(tmp_path, source, tmp_path / "out.jsonl", "--task", "rerank", "--parameters", json.dumps({name: "tiny"}))
+    assert f"`{name}`" in capsys.readouterr().err
+
+
 def test_an_empty_cell_is_answered_with_a_warning(models: Path, tmp_path: Path) -> None:
     source = tmp_path / "in.csv"
     source.write_text("id,text\n1,good\n2,\n3,  \n")
@@ -125,8 +158,8 @@ def test_an_empty_cell_is_answered_with_a_warning(models: Path, tmp_path: Path) 
     assert [(2, "invalid_value"), (3, "invalid_value")] == [(row["row"], row["error_type"]) for row in rejected]
 
 
-def test_a_prediction_is_what_the_endpoint_answers(models: Path, tmp_path: Path) -> None:
-    """Each row keeps its columns as they stood and its place, and has the endpoint's answer to its text behind them."""
+def test_a_prediction_equals_the_answer_of_the_endpoint(models: Path, tmp_path: Path) -> None:
+    """Each row keeps its columns and its position, followed by the endpoint's answer to its text."""
     source = write_lines(tmp_path / "in.jsonl", [f'{{"id": {i}.10, "text": "{text}"}}' for i, text in enumerate(TEXTS)])
 
     assert run(models, source, tmp_path / "out.jsonl", "--parameters", '{"top_k": 2}') == 0
@@ -167,7 +200,7 @@ LABELS = {"text-ranking": ("relevant",), "zero-shot-classification": ("contradic
 
 ALL = pytest.mark.full_grid
 GRID = [(task, suffix) for task in TASKS for suffix in ("jsonl", "csv", "parquet")]
-# each format with what differs most, each task in one format
+# each task in one format, and the most different cases of each format
 SOME = {(task, "jsonl") for task in TASKS} | {
     ("sentence-similarity", "csv"),
     ("token-classification", "parquet"),
@@ -177,7 +210,7 @@ SOME = {(task, "jsonl") for task in TASKS} | {
 
 @pytest.mark.parametrize(("task", "suffix"), [case if case in SOME else pytest.param(*case, marks=ALL) for case in GRID])
 def test_each_task_scores_each_format(task: str, suffix: str, tmp_path: Path) -> None:
-    """The columns are the inputs of the task, and the answer is the endpoint's, as JSON or as nested columns."""
+    """The columns are the inputs of the task. The answer equals the endpoint's, as JSON or as nested columns."""
     row, parameters = CASES[task]
     body = row | parameters if task == "text-ranking" else {"inputs": row.get("text") if len(row) == 1 else row, "parameters": parameters}
     more = ({"labels": LABELS[task]} if task in LABELS else {}) | ({"attention_heads": (2, 2)} if task == "attention" else {})
@@ -209,7 +242,7 @@ def test_each_task_scores_each_format(task: str, suffix: str, tmp_path: Path) ->
 
 
 def without_nulls(value: Any) -> Any:
-    """Returns a value without the fields of structs that are null, which a column of one type has."""
+    """Returns a value without null fields of structs, because all rows of a Parquet column have the same fields."""
     if isinstance(value, list):
         return [without_nulls(item) for item in value]
     return {name: without_nulls(item) for name, item in value.items() if item is not None} if isinstance(value, dict) else value
@@ -238,7 +271,7 @@ def test_a_setting_without_effect_is_refused(
     assert 0 == run(models, source, tmp_path / "out.jsonl")
 
 
-def test_each_setting_that_is_taken_is_used(models: Path, tmp_path: Path) -> None:
+def test_each_accepted_setting_is_used(models: Path, tmp_path: Path) -> None:
     """An option without effect is refused, because the user would not notice it."""
     used: set[str] = set()
 
@@ -250,13 +283,13 @@ def test_each_setting_that_is_taken_is_used(models: Path, tmp_path: Path) -> Non
     settings = Watched(models=(models,))
     used.clear()
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}])
-    order = orders.ScoringOrder(str(source), str(tmp_path / "out.jsonl"), None, {}, "{}", ("prediction", "warnings"), 0, False)
-    assert 0 == score.score(settings, order)
-    # these are for what comes before: the file, the source of the model, and the log
+    spec = scorer.ScoringSpec(str(source), str(tmp_path / "out.jsonl"), None, {}, "{}", ("prediction", "warnings"), 0, False)
+    assert 0 == score.score(settings, spec)
+    # these are used earlier: for the settings file, the source of the model, and the log
     assert {"config", "model", "cache_dir", "log_format"} == set(ModelSettings.model_fields) - used
 
 
-def test_a_cut_text_is_said(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_truncated_text_gets_a_warning(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": LONG}])
     assert run(models, source, tmp_path / "out.jsonl") == 0
     assert [[], [True]] == [["32 tokens" in each for each in row["warnings"]] for row in read_lines(tmp_path / "out.jsonl")]
@@ -279,8 +312,8 @@ BAD = [
 ]
 
 
-def test_bad_rows_stand_in_a_file_of_their_own(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A row that cannot be read or answered is left out with its number and reason, the others are answered, and the exit code is 3."""
+def test_rejected_rows_are_written_to_a_separate_file(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each rejected row is listed with its number and reason. The other rows are answered, and the exit code is 3."""
     rows: list[Any] = [row for bad, _ in BAD for row in (bad, {"text": "good"})]
     text = "".join(f"{row if isinstance(row, str) else json.dumps(row)}\n\n" for row in rows)
     (tmp_path / "in.jsonl").write_bytes(text.encode(errors="surrogateescape"))
@@ -296,7 +329,7 @@ def test_bad_rows_stand_in_a_file_of_their_own(models: Path, tmp_path: Path, cap
 
 
 def test_a_run_without_an_answer_replaces_no_output(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With --restart and a wrong column, say; the reasons stay, and a run with answers replaces it."""
+    """The old output and the new reasons stay. A later run with an answer replaces the output."""
     output = tmp_path / "out.jsonl"
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}] * 3)
     assert run(models, source, output) == 0
@@ -310,8 +343,8 @@ def test_a_run_without_an_answer_replaces_no_output(models: Path, tmp_path: Path
     assert ["bad"] == [row["text"] for row in read_lines(output)]
 
 
-def test_too_many_bad_rows_end_the_run_and_more_may_be_allowed(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Over --max-rejected the run ends with the first reason; with a higher limit the same command continues."""
+def test_too_many_bad_rows_end_the_run_until_the_limit_is_raised(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run over `--max-rejected` ends. The same command with a higher limit continues."""
     source = write_lines(tmp_path / "in.jsonl", [*({"text": "good"} for _ in range(20)), *({"txt": 1} for _ in range(3))])
     assert run(models, source, tmp_path / "out.jsonl", "--max-rejected", "2") == 1
     assert "3 rows up to row 23 " in capsys.readouterr().err
@@ -336,18 +369,18 @@ def test_too_many_bad_rows_end_the_run_and_more_may_be_allowed(models: Path, tmp
         (b"text\na\n", ["--model", "other"], "names 2 models"),
     ],
 )
-def test_what_cannot_be_scored_is_refused(
+def test_an_invalid_file_or_flag_is_refused(
     models: Path, tmp_path: Path, content: bytes, flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A broken file or a wrong flag ends with one line that says what to do, and leaves nothing behind."""
+    """A broken file or an invalid flag ends the run with an error, and the run leaves no files."""
     (tmp_path / "in.csv").write_bytes(content)
     assert run(models, tmp_path / "in.csv", tmp_path / "out.csv", *flags) in (1, 2)
     assert words in capsys.readouterr().err
     assert ["in.csv", "models"] == sorted(os.listdir(tmp_path))
 
 
-def test_rows_of_csv_with_other_fields_or_bytes_are_rejected(models: Path, tmp_path: Path) -> None:
-    """Fields may hold delimiters, quotes and line ends; a row with a field too many, or that is not UTF-8, is rejected alone."""
+def test_csv_rows_with_too_many_fields_or_invalid_bytes_are_rejected(models: Path, tmp_path: Path) -> None:
+    """A row with too many fields, or that is not UTF-8, is rejected. Delimiters, quotes and line ends in fields are allowed."""
     (tmp_path / "in.csv").write_bytes(b'\xef\xbb\xbfid,text\r\n1,"good,\n""film"""\r\n2,bad,x\r\n3,\xff\r\n\r\n4,bad\r\n')
     assert run(models, tmp_path / "in.csv", tmp_path / "out.csv") == 3
     with (tmp_path / "out.csv").open(newline="") as file:
@@ -357,7 +390,7 @@ def test_rows_of_csv_with_other_fields_or_bytes_are_rejected(models: Path, tmp_p
 
 
 def test_parquet_keeps_the_columns_and_their_types(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Row groups, types that JSON lacks and nulls come through; a file without the column is refused."""
+    """Nulls and types that JSON lacks are kept over several row groups. A file without the input column is refused."""
     columns = {"when": pa.array([i * 10**9 for i in range(90)], pa.timestamp("ns")), "kind": pa.array(["x", None] * 45).dictionary_encode()}
     table = pa.table({"text": TEXTS, **columns})
     pq.write_table(table, tmp_path / "in.parquet", row_group_size=40)
@@ -377,10 +410,10 @@ def test_parquet_keeps_the_columns_and_their_types(models: Path, tmp_path: Path,
 @pytest.mark.parametrize(
     ("task", "parameters", "rows"),
     [
-        ("attention", {"layers": [0]}, 1),  # two heads of 32 x 32 numbers of 14 bytes
+        ("attention", {"layers": [0]}, 1),  # two heads of 32 x 32 numbers; each number takes 14 bytes
         ("attention", {"layers": [0], "heads": [0]}, 2),
         ("attention", {"layers": [100]}, 16),  # each row is rejected
-        ("feature-extraction", {"pooling": "none", "dimensions": 4}, 8),  # 32 vectors of 4 numbers and 64 bytes
+        ("feature-extraction", {"pooling": "none", "dimensions": 4}, 8),  # 32 vectors with 4 numbers and 64 bytes each
         ("feature-extraction", {"pooling": "mean"}, 16),
         ("text-classification", {"explain": True}, 1),
         ("text-classification", {}, 16),
@@ -401,7 +434,7 @@ def test_windows_of_large_answers_have_fewer_rows(
         return append(self, data, rejected, progress)
 
     monkeypatch.setattr(part.PartialOutput, "append", appended)
-    monkeypatch.setattr(orders, "WINDOW_ANSWER_BYTES", 2**15)
+    monkeypatch.setattr(scorer, "WINDOW_ANSWER_BYTES", 2**15)
     flags = ("--parameters", json.dumps(parameters), "--task", task)
     assert run(tmp_path / "models", source, tmp_path / "out.jsonl", *flags) in (0, 1, 3)
     assert rows == ends[1]
@@ -409,7 +442,7 @@ def test_windows_of_large_answers_have_fewer_rows(
 
 @pytest.mark.parametrize("delimiter", [",", "\t"])
 def test_each_line_end_within_a_field_is_quoted(models: Path, tmp_path: Path, delimiter: str) -> None:
-    """A carriage return alone as well, which csv leaves bare: the output has the rows and the fields of the input."""
+    """Also a single carriage return, which the csv module does not quote. The output has the rows and fields of the input."""
     rows = [["text", "no\rte"], ["good\rfilm", "a\r"], ["bad", "\r\n"], ["film", 'x"\n']]
     suffix = {",": "csv", "\t": "tsv"}[delimiter]
     with (tmp_path / f"in.{suffix}").open("w", newline="") as file:
@@ -428,7 +461,7 @@ def test_a_line_of_csv_that_is_too_long_ends_the_run(models: Path, tmp_path: Pat
 
 
 def columns_of_each_type() -> dict[str, tuple[Any, Any]]:
-    """Returns name -> an Arrow array of a value and null, and the value as JSON has it."""
+    """Returns name -> an Arrow array of a value and null, and the value in JSON."""
     codes = pa.array(["x"]).dictionary_encode()
     return {
         "decimal": (pa.array([Decimal("-1.50"), None], pa.decimal128(38, 2)), "-1.50"),
@@ -466,7 +499,7 @@ def columns_of_each_type() -> dict[str, tuple[Any, Any]]:
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
-def test_each_type_of_parquet_comes_through(models: Path, tmp_path: Path, suffix: str) -> None:
+def test_each_parquet_type_is_written_in_each_format(models: Path, tmp_path: Path, suffix: str) -> None:
     columns = columns_of_each_type()
     table = pa.table({"text": ["good", "bad"]} | {name: array for name, (array, _) in columns.items()})
     pq.write_table(table, tmp_path / "in.parquet")
@@ -488,7 +521,7 @@ def test_each_type_of_parquet_comes_through(models: Path, tmp_path: Path, suffix
     else:
         before, after = pq.read_table(tmp_path / "in.parquet"), pq.read_table(tmp_path / "out.parquet")
         same = {name for name in expected if before.schema.field(name).type == after.schema.field(name).type}
-        # which Parquet itself does not have: their values are stored as texts and bytes
+        # Parquet lacks these types, and stores their values as texts and bytes
         assert {"binary view", "string view", "dictionary", "list of a dictionary"} == set(expected) - same
         assert before.select(sorted(same - {"not a number"})).equals(after.select(sorted(same - {"not a number"})))
         assert ["x", None] == after.column("dictionary").to_pylist()
@@ -506,8 +539,8 @@ def test_a_row_of_parquet_that_is_not_utf8_is_rejected(models: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("dictionary", [False, True])
-def test_windows_of_parquet_have_few_bytes(tmp_path: Path, dictionary: bool) -> None:
-    """Also in small row groups with long rows, and if a repeated value is stored once; any window is a place to start from."""
+def test_windows_of_parquet_have_a_limit_of_bytes(tmp_path: Path, dictionary: bool) -> None:
+    """The limit also applies to dictionary-encoded values. Reading can resume after any window."""
     texts = [f"{'' if dictionary else i}{'x' * 10_000}" for i in range(100)]
     table = pa.table({"text": texts})
     pq.write_table(table, tmp_path / "in.parquet", row_group_size=40, use_dictionary=dictionary, compression="none")
@@ -545,26 +578,26 @@ def test_old_timestamps_of_parquet_keep_their_year(models: Path, tmp_path: Path)
         ({"text": pa.array(["good"]), "when": pa.array([2**30], pa.date32())}, "`when` (date32[day]) has a value"),
     ],
 )
-def test_a_column_without_a_form_is_named(
+def test_the_error_for_an_unsupported_column_names_the_column(
     models: Path, tmp_path: Path, columns: dict[str, Any], word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The message is one line, not a traceback; columns that are not inputs are copied to Parquet unchanged."""
+    """The run ends with an error, not a traceback. Columns that are not inputs are copied to Parquet unchanged."""
     pq.write_table(pa.table(columns), tmp_path / "in.parquet")
     assert run(models, tmp_path / "in.parquet", tmp_path / "out.jsonl") in (1, 2)
     assert word in capsys.readouterr().err
     assert (len(columns) > 1) == (run(models, tmp_path / "in.parquet", tmp_path / "out.parquet") == 0)
 
 
-def test_columns_of_one_name_are_refused(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_columns_with_the_same_name_are_refused(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pq.write_table(pa.table([pa.array(["good"]), pa.array([1]), pa.array([2])], ["text", "a", "a"]), tmp_path / "in.parquet")
     assert 2 == run(models, tmp_path / "in.parquet", tmp_path / "out.parquet")
     assert "`a` twice" in capsys.readouterr().err
-    names = [f"column {number}" for number in range(100_000)]  # to compare each with all others would take minutes
+    names = [f"column {number}" for number in range(100_000)]  # comparing each name with all others would take minutes
     (tmp_path / "in.csv").write_text(",".join(names) + "\n")
     assert 2 == run(models, tmp_path / "in.csv", tmp_path / "out.csv")
 
 
-def test_stdout_ends_at_the_first_bad_row_unless_there_is_a_file_for_it(
+def test_a_run_to_stdout_ends_at_a_bad_row_unless_rejected_names_a_file(
     models: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": 1}])
@@ -578,10 +611,10 @@ def test_stdout_ends_at_the_first_bad_row_unless_there_is_a_file_for_it(
 
 
 class Killed(BaseException):
-    """Stands for a kill."""
+    """Simulates a killed process."""
 
 
-def test_it_truncates_deletes_and_replaces_no_file_unasked(models: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_file_is_truncated_deleted_or_replaced_without_restart(models: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": 1}])
     before = source.read_bytes()
     other = tmp_path / "other"
@@ -606,8 +639,8 @@ def test_it_truncates_deletes_and_replaces_no_file_unasked(models: Path, tmp_pat
 
 
 @pytest.mark.parametrize("kind", ["device", "folder"])
-def test_what_is_no_regular_file_is_neither_replaced_nor_removed(models: Path, tmp_path: Path, kind: str) -> None:
-    """With --restart too: a run of root would remove /dev/null."""
+def test_only_regular_files_are_replaced_or_removed(models: Path, tmp_path: Path, kind: str) -> None:
+    """This also applies with `--restart`; otherwise a run by root would remove /dev/null."""
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}])
     special = tmp_path / "special.jsonl"
     special.symlink_to("/dev/null" if kind == "device" else tmp_path)
@@ -617,8 +650,8 @@ def test_what_is_no_regular_file_is_neither_replaced_nor_removed(models: Path, t
         assert {"in.jsonl", "models", "special.jsonl"} == set(os.listdir(tmp_path))
 
 
-def test_a_pipe_is_read_only_as_stdin(models: Path, tmp_path: Path) -> None:
-    """Its rows can be read only once, and to open one without a writer would wait for ever."""
+def test_a_pipe_is_accepted_only_as_stdin(models: Path, tmp_path: Path) -> None:
+    """A pipe can be read only once, and opening a named pipe without a writer would block forever."""
     os.mkfifo(tmp_path / "in.jsonl")
     (tmp_path / "out.jsonl").write_text("mine")
     reading, writing = os.pipe()
@@ -634,7 +667,7 @@ def test_a_pipe_is_read_only_as_stdin(models: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("restart", [(), ("--restart",)])
-def test_files_of_a_run_are_different_files(
+def test_files_of_a_run_must_be_different_files(
     models: Path, tmp_path: Path, restart: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}])
@@ -663,14 +696,14 @@ def test_ctrl_c_ends_a_run_whose_stdout_is_not_read(models: Path, tmp_path: Path
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
         assert process.stdout is not None and process.stderr is not None
-        assert process.stdout.read(1)  # and no more
+        assert process.stdout.read(1)  # reads no more
         process.send_signal(signal.SIGINT)
         assert 130 == process.wait(60)
         assert b"Fatal" not in process.stderr.read()
 
 
-def test_stdout_may_not_be_the_input(models: Path, tmp_path: Path) -> None:
-    """As `score in.jsonl - >> in.jsonl` would never end."""
+def test_stdout_must_not_be_the_input(models: Path, tmp_path: Path) -> None:
+    """Otherwise `score in.jsonl - >> in.jsonl` would never end."""
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}])
     with source.open("ab") as stdout:
         command = [sys.executable, "-m", "bertserve.service.cli", "score", "--models", str(models), "--model", "tiny", str(source), "-"]
@@ -678,10 +711,10 @@ def test_stdout_may_not_be_the_input(models: Path, tmp_path: Path) -> None:
     assert [{"text": "good"}] == read_lines(source)
 
 
-def test_an_output_that_others_made_meanwhile_is_not_replaced(
+def test_an_output_that_appears_during_the_run_is_not_replaced(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file may appear while the run lasts or is stopped; the run continues once that file is moved."""
+    """The file can appear during a run or between runs. After it is moved, the run continues."""
     source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
     append = part.PartialOutput.append
 
@@ -700,8 +733,8 @@ def test_an_output_that_others_made_meanwhile_is_not_replaced(
     assert 90 == len(read_lines(output))
 
 
-def test_a_run_that_is_stopped_while_it_writes_goes_on(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C during the first write waits for it, and leaves a part and a state that belong together; before it, nothing stays."""
+def test_a_run_that_is_interrupted_while_it_writes_can_resume(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C waits for the current write, then leaves a matching part and state. Before the first write, it leaves nothing."""
     source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
     write, close, closing = part.write_all, part.PartialOutput.close, threading.Event()
 
@@ -725,7 +758,7 @@ def test_a_run_that_is_stopped_while_it_writes_goes_on(models: Path, tmp_path: P
     def stopped(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(orders, "build", stopped)
+    monkeypatch.setattr(scorer, "build", stopped)
     assert 130 == run(models, source, tmp_path / "2.jsonl")
     assert {"in.jsonl", "models", "out.jsonl"} == set(os.listdir(tmp_path))
 
@@ -733,10 +766,10 @@ def test_a_run_that_is_stopped_while_it_writes_goes_on(models: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("suffix", "step"), [("jsonl", 7), ("parquet", 11), *(pytest.param(kind, 1, marks=ALL) for kind in ("jsonl", "parquet"))]
 )
-def test_a_run_that_was_killed_anywhere_goes_on(
+def test_a_run_that_was_killed_at_any_point_can_resume(
     models: Path, tmp_path: Path, suffix: str, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ended before any write, sync, rename or removal, the same command gives the bytes of a run that was not, and the same bad rows."""
+    """A kill can come before any write, sync, rename or removal. The same command then gives byte-identical outputs."""
     rows = [{"text": text} if i % 30 else {"txt": text} for i, text in enumerate(TEXTS[:50])]
     source = tmp_path / f"in.{suffix}"
     if suffix == "jsonl":
@@ -753,7 +786,7 @@ def test_a_run_that_was_killed_anywhere_goes_on(
             nonlocal count
             count += 1
             if count == last:
-                if call is part.write_all:  # half of it is written
+                if call is part.write_all:  # writes half of the data
                     call(args[0], args[1][: len(args[1]) // 2])
                 raise Killed
             return call(*args, **options)
@@ -783,10 +816,10 @@ def test_a_run_that_was_killed_anywhere_goes_on(
     assert all(outcomes)
 
 
-def test_another_input_model_or_option_does_not_go_on(
+def test_a_run_resumes_only_with_the_same_input_and_options(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run continues only with the same inputs; otherwise the message says what differs, and --restart begins again. A complete output stays."""
+    """The error says what differs, and `--restart` starts again. A complete output is not replaced."""
     source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
     with monkeypatch.context() as patch:
         patch.setattr(part.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
@@ -816,7 +849,7 @@ def test_another_input_model_or_option_does_not_go_on(
     assert f"`{output}` exists already" in capsys.readouterr().err
 
 
-def test_an_input_that_changes_meanwhile_gives_no_output(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_input_that_changes_during_the_run_gets_no_output(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
     append = part.PartialOutput.append
 
@@ -836,7 +869,7 @@ def test_an_input_that_changes_meanwhile_gives_no_output(models: Path, tmp_path:
 
 
 def full_after(writes: int, write: Any) -> Any:
-    """Returns a write to a disk that is full after so many."""
+    """Returns a write function for a disk that is full after a number of writes."""
 
     def replaced(file: Any, data: bytes) -> None:
         nonlocal writes
@@ -850,21 +883,21 @@ def full_after(writes: int, write: Any) -> Any:
 
 
 class Echo:
-    """A Scorer without a model."""
+    """A scorer without a model."""
 
     async def answer(self, rows: Sequence[Row], on_done: Any) -> list[RowAnswer]:
         return [RowAnswer(len(row.values["text"])) for row in rows]
 
 
 class Nowhere:
-    """A sink that counts."""
+    """A sink that only counts bytes."""
 
     def append(self, data: bytes, rejected: bytes, progress: ScoringProgress) -> ScoringProgress:
         return ScoringProgress(progress.place, output_bytes=progress.output_bytes + len(data))
 
 
 def peak_bytes(path: Path, rows: int) -> int:
-    """Returns the most memory that Python holds while it scores so many rows."""
+    """Returns the peak memory of Python while it scores a number of rows."""
     import asyncio
 
     path.write_text('{"text": "a good film and a bad book"}\n' * rows)
@@ -882,12 +915,12 @@ def peak_bytes(path: Path, rows: int) -> int:
 
 
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
-    """Eight times as many rows take the same memory."""
+    """Eight times as many rows need about the same memory."""
     few = peak_bytes(tmp_path / "in.jsonl", 1500)
     assert peak_bytes(tmp_path / "in.jsonl", 12000) < 1.3 * few
 
 
-def test_an_error_of_the_disk_while_reading_is_a_message() -> None:
+def test_a_disk_error_while_reading_is_an_error_message() -> None:
     class Failing(io.BytesIO):
         def readline(self, size: int | None = -1, /) -> bytes:
             if self.tell():
@@ -899,10 +932,10 @@ def test_an_error_of_the_disk_while_reading_is_a_message() -> None:
             kind(Failing(line), Place(), max_bytes=4096).window(16, 2**20)
 
 
-def test_a_folder_that_may_not_be_searched_is_a_message(
+def test_a_folder_without_permission_is_an_error_message(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Simulated, because root may search every folder."""
+    """The error is simulated, because root can search every folder."""
     source, closed, stat = write_lines(tmp_path / "in.jsonl", [{"text": "good"}]), tmp_path / "closed", Path.stat
 
     def denied(self: Path, **options: Any) -> os.stat_result:
@@ -923,8 +956,8 @@ def test_a_closed_stdout_is_refused(models: Path, tmp_path: Path, monkeypatch: p
     assert 0 == run(models, source, tmp_path / "out.jsonl")
 
 
-def test_a_run_with_a_large_schema_goes_on(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than the first mebibyte of the part is its schema."""
+def test_a_run_with_a_large_schema_can_resume(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The schema takes more than the first MiB of the partial file."""
     source, output = tmp_path / "in.parquet", tmp_path / "out.parquet"
     pq.write_table(pa.table({"text": TEXTS}).replace_schema_metadata({"note": "n" * 2**21}), source)
     with monkeypatch.context() as patch:
@@ -937,7 +970,7 @@ def test_a_run_with_a_large_schema_goes_on(models: Path, tmp_path: Path, monkeyp
 @ALL
 @pytest.mark.serial
 def test_streams_and_signals(models: Path, tmp_path: Path) -> None:
-    """Stdin goes to stdout; SIGTERM ends a run in order, and a killed run continues to the same bytes."""
+    """Rows from stdin are written to stdout. After SIGKILL or SIGTERM, the same command completes a byte-identical output."""
     command = [str(Path(sys.executable).with_name("bert-serve")), "score", "--models", str(models), "--model", "tiny"]
     lines = b'{"text": "good"}\n' * 3
     done = subprocess.run([*command, "--input-format", "jsonl", "-", "-"], input=lines, capture_output=True, check=True)
@@ -960,7 +993,7 @@ def test_streams_and_signals(models: Path, tmp_path: Path) -> None:
     assert (tmp_path / "whole.jsonl").read_bytes() == output.read_bytes()
 
 
-def test_a_wrong_column_costs_no_file(models: Path, tmp_path: Path) -> None:
+def test_an_unknown_column_replaces_no_file(models: Path, tmp_path: Path) -> None:
     source, output = tmp_path / "in.csv", tmp_path / "out.csv"
     source.write_text("text\ngood\n")
     assert 0 == run(models, source, output)

@@ -1,4 +1,4 @@
-"""Folders of Parquet files: what is listed, made and gone on with, and what `bert-serve score --ray` refuses before it asks a cluster."""
+"""Folders of Parquet files are listed, written and resumed. `bert-serve score --ray` refuses invalid flags and folders."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ import pytest
 from bertserve.service import __version__
 from bertserve.service.cli import main
 from bertserve.service.errors import SettingsError, StartError
-from bertserve.service.scoring.order import ScoringOrder
 from bertserve.service.scoring.parquet_folder import FileFacts, NewFile, ParquetFolder, undone
+from bertserve.service.scoring.scorer import ScoringSpec
 
 pytestmark = pytest.mark.usefixtures("logging_of_pytest")
 
@@ -31,7 +31,7 @@ def write(path: Path) -> Path:
     return path
 
 
-def test_a_folder_lists_what_readers_of_parquet_read(tmp_path: Path) -> None:
+def test_a_folder_lists_its_parquet_files_without_hidden_files(tmp_path: Path) -> None:
     for name in ("b.parquet", "a/c.parquet", "_a.parquet", ".b.parquet", "_a/c.parquet"):
         write(tmp_path / name)
     (tmp_path / "d.csv").write_text("")
@@ -45,7 +45,7 @@ def test_a_folder_lists_what_readers_of_parquet_read(tmp_path: Path) -> None:
         ParquetFolder("nope://x", "the output")
 
 
-def test_a_folder_goes_to_another_process(tmp_path: Path) -> None:
+def test_a_folder_can_be_pickled_for_another_process(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet")
     folder = pickle.loads(pickle.dumps(ParquetFolder(str(tmp_path), "the input")))
 
@@ -53,8 +53,8 @@ def test_a_folder_goes_to_another_process(tmp_path: Path) -> None:
     assert 1 == folder.reader("a.parquet", []).rows
 
 
-def test_a_file_has_its_name_when_it_is_whole(tmp_path: Path) -> None:
-    """Until then it is hidden, two makers do not meet, the last one counts, and what a maker left behind is removed."""
+def test_a_file_gets_its_name_when_it_is_complete(tmp_path: Path) -> None:
+    """Until then it is hidden. With two writers, the last one wins; `tidy` removes unfinished files."""
     folder = ParquetFolder(str(tmp_path), "the output")
     first, second, left = (NewFile(folder, "a/b.parquet") for _ in range(3))
     first.stream.write(b"1")
@@ -72,8 +72,8 @@ def test_a_file_has_its_name_when_it_is_whole(tmp_path: Path) -> None:
     assert ["b.parquet"] == os.listdir(tmp_path / "a")
 
 
-def test_what_is_given_up_leaves_nothing(tmp_path: Path) -> None:
-    """A file that is discarded was never there, and the one of its name stays."""
+def test_a_discarded_file_leaves_nothing(tmp_path: Path) -> None:
+    """An existing file with the same name stays."""
     folder = ParquetFolder(str(tmp_path), "the output")
     folder.write("a", b"before")
     new = NewFile(folder, "a")
@@ -85,7 +85,7 @@ def test_what_is_given_up_leaves_nothing(tmp_path: Path) -> None:
     assert None is folder.read("b")
 
 
-def test_an_output_older_than_its_input_is_made_again() -> None:
+def test_an_output_older_than_its_input_is_written_again() -> None:
     source = {"old": FileFacts(1, 50), "new": FileFacts(1, 50), "none": FileFacts(1, 50), "same": FileFacts(1, 50)}
     output = {"old": FileFacts(1, 40), "new": FileFacts(1, 60), "same": FileFacts(1, 50), "other": FileFacts(1, 10)}
 
@@ -93,7 +93,7 @@ def test_an_output_older_than_its_input_is_made_again() -> None:
 
 
 def scored(models: Path, *words: str | Path) -> int:
-    """Returns the exit code of a run by the model `tiny`."""
+    """Returns the exit code of a run with the model `tiny`."""
     return main(["score", "--models", str(models), "--model", "tiny", *map(str, words)])
 
 
@@ -111,7 +111,7 @@ def scored(models: Path, *words: str | Path) -> int:
         (["--warnings-column", "text"], "already has the column `text`"),
     ],
 )
-def test_flags_that_ray_cannot_follow_are_refused(
+def test_flags_that_are_invalid_with_ray_are_refused(
     models: Path, tmp_path: Path, flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path / "in/a.parquet")
@@ -121,7 +121,7 @@ def test_flags_that_ray_cannot_follow_are_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_an_address_without_a_cluster_is_said_at_once(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_address_without_a_cluster_is_an_error(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "in/a.parquet")
 
     assert 1 == scored(models, "--ray", "127.0.0.1:9", tmp_path / "in", tmp_path / "out")
@@ -150,15 +150,15 @@ def test_folders_that_cannot_be_scored_are_refused(models: Path, tmp_path: Path,
     assert "--actors needs --ray" in capsys.readouterr().err
 
 
-def test_a_restart_counts_only_what_was_made_since(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Results of an earlier run are not part of a run with --restart, also when that run is stopped and continued."""
+def test_a_restart_counts_only_files_written_since(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run with `--restart` ignores the results of earlier runs, even after it is interrupted and resumed."""
     from bertserve.service.scoring import ray_data
 
     asked: list[list[str]] = []
 
-    def results(work: ray_data.ActorTask, names: Sequence[str], order: ScoringOrder) -> Iterator[dict[str, Any]]:
+    def results(work: ray_data.ActorTask, names: Sequence[str], spec: ScoringSpec) -> Iterator[dict[str, Any]]:
         asked.append(list(names))
-        for name in names[:1]:  # and stops
+        for name in names[:1]:  # then the run stops
             write(tmp_path / "out" / name)
             yield {"file": name, "rows": 1, "rejected": 0, "warned": 0, "error": "", "fatal": False}
 
@@ -187,7 +187,7 @@ def test_a_file_that_changes_while_it_is_read_has_no_output(models: Path, tmp_pa
         write(tmp_path / "in/a.parquet")
         return append(self, *args)
 
-    def results(work: ray_data.ActorTask, names: Sequence[str], order: ScoringOrder) -> Iterator[dict[str, Any]]:
+    def results(work: ray_data.ActorTask, names: Sequence[str], spec: ScoringSpec) -> Iterator[dict[str, Any]]:
         scorer = ray_data.FileScorer(work)
         yield from ({key: value for key, (value,) in scorer({"file": [name]}).items()} for name in names)
         scorer._runner.run(scorer._loaded.state.scheduler.stop(0))
@@ -206,7 +206,7 @@ def test_a_file_that_changes_while_it_is_read_has_no_output(models: Path, tmp_pa
     assert ["_bertserve.json", "a.parquet"] == sorted(os.listdir(tmp_path / "out"))
 
 
-def test_without_the_extra_the_error_names_it(
+def test_the_error_without_ray_names_the_missing_package(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path / "in/a.parquet")

@@ -1,4 +1,4 @@
-"""Texts to encodings: templates, truncation and windows, compared with `tokenizers` itself."""
+"""Encodings of texts: templates, truncation and windows, compared with the library `tokenizers`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 import tiny
 from bertserve.service.bundle import files
+from bertserve.service.bundle.manifest import TextPiece
 from bertserve.service.errors import BundleError
 from bertserve.service.text.tokenizer import Tokenizer, _loaded, estimate_tokens
 from bertserve.service.text.windows import truncate_longest_first, windows
 
 
 @pytest.mark.parametrize(("text", "pair"), [("A good film.", None), ("", None), ("a film", "not good"), ("", "x"), ("x", "")])
-def test_the_template_gives_what_the_post_processor_gives(tokenizer: Tokenizer, text: str, pair: str | None) -> None:
+def test_the_template_gives_the_same_ids_as_the_post_processor(tokenizer: Tokenizer, text: str, pair: str | None) -> None:
     expected = tiny.tokenizer().encode(text, pair)
     a, *b = tokenizer.tokenize([text] if pair is None else [text, pair])
     actual = tokenizer.assemble(a.ids, b[0].ids if b else None)
@@ -29,7 +30,21 @@ def test_the_template_gives_what_the_post_processor_gives(tokenizer: Tokenizer, 
     assert expected.type_ids == actual.type_ids.tolist()
 
 
-def test_settings_of_the_training_do_not_count(models: Path) -> None:
+def test_a_template_can_have_the_second_text_first(models: Path) -> None:
+    """Positions are those of the texts, not of the template."""
+    loaded = files.load_bundle(models / "tiny")
+    spec, other = loaded.manifest.tokenizer, {"a": "b", "b": "a"}
+    pair = tuple(piece.model_copy(update={"text": other[piece.text]}) if isinstance(piece, TextPiece) else piece for piece in spec.pair)
+    swapped = spec.model_copy(update={"pair": pair})
+    tokenizer = Tokenizer(loaded.tokenizer_path, swapped)
+
+    encoding = tokenizer.assemble([7], [8, 9])
+    assert ([2, 8, 9, 3, 7, 3], [0, 0, 0, 0, 1, 1]) == (encoding.ids.tolist(), encoding.type_ids.tolist())
+    assert (1, [4, 1]) == (encoding.start, tokenizer.starts(1, 2))
+    assert (False, True) == (spec.second_text_first, swapped.second_text_first)
+
+
+def test_truncation_and_padding_of_the_tokenizer_file_are_ignored(models: Path) -> None:
     loaded = files.load_bundle(models / "tiny")
     made = tiny.tokenizer()
     made.enable_truncation(4)
@@ -39,8 +54,8 @@ def test_settings_of_the_training_do_not_count(models: Path) -> None:
     assert 20 == len(Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer).tokenize(["good " * 20])[0])
 
 
-def test_models_of_one_vocabulary_share_it(models: Path, tmp_path: Path) -> None:
-    """Files of the same content are loaded once, as long as someone uses it; lengths stay each model's own."""
+def test_models_with_the_same_tokenizer_share_it(models: Path, tmp_path: Path) -> None:
+    """Files with the same content are loaded once and freed after their last use. Each model keeps its own maximum length."""
     loaded = files.load_bundle(models / "tiny")
     copy = tmp_path / "copy.json"
     copy.write_bytes(loaded.tokenizer_path.read_bytes())
@@ -58,11 +73,11 @@ def test_models_of_one_vocabulary_share_it(models: Path, tmp_path: Path) -> None
     assert before == len(_loaded)
 
 
-def test_room_is_what_the_special_tokens_leave(tokenizer: Tokenizer) -> None:
+def test_special_tokens_reduce_the_room_for_text(tokenizer: Tokenizer) -> None:
     assert (30, 29) == (tokenizer.room(pair=False), tokenizer.room(pair=True))
 
 
-def test_a_broken_file_is_named(models: Path) -> None:
+def test_a_broken_tokenizer_file_is_named(models: Path) -> None:
     loaded = files.load_bundle(models / "tiny")
     loaded.tokenizer_path.write_text("{}")
 
@@ -77,12 +92,12 @@ def test_a_broken_file_is_named(models: Path) -> None:
         {
             "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []},
             "pre_tokenizer": {"type": "FixedLength", "length": 0},
-        },  # or at the first text
+        },  # the library panics at the first text
         {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}},  # a question mark has no token
     ],
 )
-def test_a_file_that_the_library_fails_on_is_named(models: Path, changes: dict[str, Any]) -> None:
-    """A panic of the library is an error of the bundle too, so a reload of it leaves all other models as they are."""
+def test_a_tokenizer_file_that_makes_the_library_fail_is_named(models: Path, changes: dict[str, Any]) -> None:
+    """A panic of the library is also a `BundleError`, so a failed reload does not affect other models."""
     loaded = files.load_bundle(models / "tiny")
     content = json.loads(loaded.tokenizer_path.read_bytes())
     loaded.tokenizer_path.write_text(json.dumps(content | {"added_tokens": [], "post_processor": None} | changes))
@@ -92,8 +107,8 @@ def test_a_file_that_the_library_fails_on_is_named(models: Path, changes: dict[s
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(2, 40))
-def test_longest_first_is_that_of_tokenizers(a: int, b: int, room: int) -> None:
-    """The arithmetic keeps what `tokenizers`' own longest_first truncation keeps."""
+def test_longest_first_matches_tokenizers(a: int, b: int, room: int) -> None:
+    """`truncate_longest_first` keeps as many tokens of each text as the library's truncation."""
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     made.enable_truncation(room, strategy="longest_first")
@@ -104,7 +119,7 @@ def test_longest_first_is_that_of_tokenizers(a: int, b: int, room: int) -> None:
 
 @given(st.integers(0, 300), st.integers(1, 40), st.data())
 def test_windows_cover_every_token_and_overlap_by_the_stride(count: int, room: int, data: st.DataObject) -> None:
-    """Windows are full but the last, share `stride` tokens with their neighbor, and end with the last token."""
+    """All windows but the last are full. Neighbors share `stride` tokens, and only the last window has the last token."""
     stride = data.draw(st.integers(0, room - 1))
     found = windows(count, room, stride)
 
@@ -115,7 +130,7 @@ def test_windows_cover_every_token_and_overlap_by_the_stride(count: int, room: i
 
 
 @given(st.integers(1, 200), st.integers(3, 30), st.data())
-def test_windows_are_those_of_tokenizers(count: int, room: int, data: st.DataObject) -> None:
+def test_windows_match_tokenizers(count: int, room: int, data: st.DataObject) -> None:
     stride = data.draw(st.integers(0, room - 1))
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel({str(i): i for i in range(200)}, unk_token="0"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
@@ -126,5 +141,5 @@ def test_windows_are_those_of_tokenizers(count: int, room: int, data: st.DataObj
 
 
 @pytest.mark.parametrize(("text", "tokens"), [("", 1), ("a good film", 3), ("很好看的电影", 5)])
-def test_the_estimate_is_cheap_and_near(text: str, tokens: int) -> None:
+def test_the_estimate_is_close_to_the_number_of_tokens(text: str, tokens: int) -> None:
     assert tokens == estimate_tokens(text)
