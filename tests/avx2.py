@@ -1,8 +1,8 @@
-"""Runs a command on this machine as on one with AVX2 alone: `python tests/avx2.py COMMAND...` (make avx2).
+"""Runs a command as on a CPU without AVX-512: `python tests/avx2.py COMMAND...` (make avx2).
 
-Kernels are chosen by what the CPU can do, and int8 ones round differently. A copy of the installed onnxruntime, first on the
-import path, is told that the operating system does not save AVX-512 registers: in it each `xgetbv` instruction, which asks,
-becomes a constant answer. At full speed; on the same inputs its results were bit for bit those of an emulated Haswell.
+Kernels depend on the CPU, and int8 kernels round differently. The script puts a patched copy of onnxruntime first on the import path.
+In the copy, each `xgetbv` instruction becomes a constant: the operating system does not save AVX-512 registers. It runs at full speed.
+On the same inputs, its results were bit-identical to the results of an emulated Haswell CPU.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-# `xor ecx, ecx; xgetbv`, or `xgetbv; mov eax, eax; shl rdx, 32`: the forms in which compilers use it
+# the instructions that compilers emit: `xor ecx, ecx; xgetbv`, or `xgetbv; mov eax, eax; shl rdx, 32`
 ASK = re.compile(rb"(?<=\x31\xc9)\x0f\x01\xd0|\x0f\x01\xd0(?=\x89\xc0\x48\xc1\xe2\x20)")
-ANSWER = b"\xb0\x07\x90"  # `mov al, 7; nop`: x87, SSE and AVX state are saved, AVX-512's is not
+ANSWER = b"\xb0\x07\x90"  # `mov al, 7; nop`: x87, SSE and AVX state is saved, AVX-512 state is not
 
 
 def main(command: list[str]) -> int:

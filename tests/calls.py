@@ -1,7 +1,7 @@
-"""Counts the service's own function calls for one `/classify`, from the bytes of the request to those of the answer: `make calls`.
+"""Counts the service's own function calls for one `/classify` request, from its bytes to the bytes of the response: `make calls`.
 
-The request comes through HttpProtocol on a socket, and runs on an inference thread. A coroutine counts once, however often it resumes.
-Comprehensions, libraries, what the interpreter generates and the watchdog, which has a timer of its own, do not count.
+The request arrives through HttpProtocol on a socket, and runs on an inference thread. A coroutine counts once, even if it resumes.
+Comprehensions, libraries, generated code, and the watchdog with its own timer do not count.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from served_socket import client, listening, play
 
 ROOT = Path(__file__).parents[1]
 SERVICE = str(ROOT / "bertserve/service")
-WARM_UP = 3  # requests before the one that counts
+WARM_UP = 3  # requests before the counted request
 BODY = b'{"inputs": "A warm, funny and thoroughly engaging film."}'
 REQUEST = b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(BODY), BODY)
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call: the function as `file:line name`, and whether the thread of the event loop made it."""
+    """A call: the function as `file:line name`, and whether it ran on the thread of the event loop."""
 
     function: str
     on_loop: bool
 
 
 class Calls:
-    """The calls of all threads, in the order in which they began."""
+    """The calls of all threads, in order of their start."""
 
     def __init__(self) -> None:
-        self.frames: dict[FrameType, Call] = {}  # a frame is one call: while it is kept, no other has its identity
+        self.frames: dict[FrameType, Call] = {}  # one frame per call; the identity of a kept frame is not reused
         self.counting = False
 
     def note(self, frame: FrameType, event: str, _: Any) -> None:
-        """Notes a call; a profile function."""
+        """Records a call, as a profile function."""
         code = frame.f_code
         if not self.counting or event != "call" or not code.co_filename.startswith(SERVICE):
             return
@@ -54,13 +54,13 @@ class Calls:
 
 
 def count_calls(models: Path) -> list[Call]:
-    """Returns the calls of one request to a service with these models, which was warmed up."""
+    """Returns the calls of one request to a warmed-up service with these models."""
     calls = Calls()
 
     async def run() -> None:
         settings = Settings(models=(models,), allow_implicit_default=True)
         state = build(settings)
-        threading.setprofile(calls.note)  # of the threads that start now
+        threading.setprofile(calls.note)  # for threads that start from now on
         state.scheduler.start()
         async with listening(application(settings, state, Secrets.read(settings))) as served, client(served) as (reader, writer):
             for i in range(WARM_UP + 1):
@@ -70,7 +70,7 @@ def count_calls(models: Path) -> list[Call]:
                 head = await reader.readuntil(b"\r\n\r\n")
                 assert head.startswith(b"HTTP/1.1 200"), head
                 await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]))
-                await asyncio.sleep(0.05)  # what follows the answer, such as its metrics
+                await asyncio.sleep(0.05)  # for the work after the response, such as metrics
             calls.counting = False
         sys.setprofile(None)
         threading.setprofile(None)
@@ -81,7 +81,7 @@ def count_calls(models: Path) -> list[Call]:
 
 
 def main() -> None:
-    """Prints the calls of each thread, and how many there are."""
+    """Prints the calls of each thread and their number."""
     calls = count_calls(Path(sys.argv[1]) if sys.argv[1:] else ROOT / "models")
     for name, made in (("event loop", [c for c in calls if c.on_loop]), ("inference thread", [c for c in calls if not c.on_loop])):
         print(f"{name}: {len(made)} calls", *(call.function for call in made), "", sep="\n")

@@ -27,26 +27,26 @@ from bertserve.service.process import logs
 from bertserve.service.text.tokenizer import Tokenizer
 
 BERT_SERVE = "import sys; from bertserve.service.cli import main; sys.exit(main())"
-# the same, without the pause between two runs of a `Throttled` function, and with patience for a worker that the machine keeps from running
+# the same command without the interval between runs of a `Throttled` function, and with a longer timeout for workers of a busy machine
 UNTHROTTLED = (
     "from bertserve.service.http import throttled; from bertserve.service.process import supervisor; "
     f"throttled.INTERVAL_S, supervisor.HUNG_S = 0.0, 5.0; {BERT_SERVE}"
 )
 ROOT = Path(__file__).parent.parent
-# An example takes as long as the machine makes it: what else runs there must not fail a test.
+# Other load on the machine slows the examples down. This must not fail a test.
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("untimed")
 
 
 def pytest_collection_finish() -> None:
-    """Takes libraries and tests, which stay to the end, out of what the garbage collector looks at: a fifteenth of the time."""
+    """Excludes libraries and tests from garbage collection, because they live until the end; this saves a fifteenth of the time."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Runs a test that is a coroutine in uvloop, within 20 seconds."""
+    """Runs a coroutine test in uvloop, with a timeout of 20 s."""
     test = pyfuncitem.obj
     if not inspect.iscoroutinefunction(test):
         return None
@@ -58,7 +58,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture(autouse=True, scope="session")
 def no_settings_from_outside() -> Iterator[None]:
-    """A BERT_SERVE_* variable of the caller's must not change a test."""
+    """Removes the BERT_SERVE_* variables of the environment, so that they cannot change a test."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
             if name.startswith("BERT_SERVE_"):
@@ -68,7 +68,7 @@ def no_settings_from_outside() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def metrics_need_no_wait() -> Iterator[None]:
-    """Tests read /metrics often, and not for its cost; tests/serving/test_throttled.py is about that."""
+    """Disables the throttling of /metrics, because tests read it often; tests/serving/test_throttled.py tests the throttling."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(throttled, "INTERVAL_S", 0.0)
         yield
@@ -76,17 +76,17 @@ def metrics_need_no_wait() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def exports_stay_offline(request: pytest.FixtureRequest) -> Iterator[None]:
-    """An export test must not look for what is missing on the network; the official client, elsewhere, must reach loopback."""
+    """Sets export tests offline, so that they download nothing. Other tests use the official client on loopback."""
     with pytest.MonkeyPatch.context() as patch:
         if "exporting" in request.path.parts:
-            # HF_HUB_OFFLINE itself is read at the first import only
+            # the variable HF_HUB_OFFLINE is only read at the first import
             patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         yield
 
 
 @pytest.fixture(autouse=True, scope="module")
 def exports_trace_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A tiny model takes dynamo 3 s and TorchScript 0.2 s; tests/exporting/test_tracers.py is about what both give, and asks for either."""
+    """Makes export tests use TorchScript (0.2 s per tiny model) instead of dynamo (3 s); tests/exporting/test_tracers.py tests both."""
     with pytest.MonkeyPatch.context() as patch:
         if "exporting" in request.path.parts:
             patch.setattr("bertserve.export.trace.TRACERS", ("torchscript",))
@@ -102,14 +102,14 @@ def models_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(name="tokenizer", scope="session")
 def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """The tokenizer of the tiny bundle: room for 30 tokens of a text, 29 of a pair."""
+    """Returns the tokenizer of the tiny bundle, with a limit of 30 tokens for a text and 29 for a pair."""
     loaded = load_bundle(tiny.bundle(tmp_path_factory.mktemp("tokenizer")))
     return Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
 
 
 @pytest.fixture
 def logging_of_pytest(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A command must not replace the log handlers of the test run, nor their level."""
+    """Prevents a command from replacing the log handlers and the log level of the test run."""
     monkeypatch.setattr(logs, "configure_logging", lambda _: None)
     level = logging.getLogger().level
     yield
@@ -118,7 +118,7 @@ def logging_of_pytest(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(name="api", scope="session")
 def service_of_every_task(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
-    """Sends requests to a service with a tiny model of every kind; files that need other models have their own `api`."""
+    """Yields a function that sends requests to a service with a tiny model of every kind. Some test files define their own `api`."""
     from application import started
 
     with started(tiny.every_kind(tmp_path_factory.mktemp("models"))) as send:
@@ -126,7 +126,7 @@ def service_of_every_task(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def wait_until(holds: Callable[[], bool], limit_s: float = 60) -> None:
-    """Waits until something holds, and fails when that never happens: a minute is far more than it takes on a busy machine."""
+    """Waits until a condition holds, and fails after the limit. A minute is far more than a busy machine needs."""
     end = time.monotonic() + limit_s
     while not holds():
         assert time.monotonic() < end, "it never came true"
@@ -134,13 +134,13 @@ def wait_until(holds: Callable[[], bool], limit_s: float = 60) -> None:
 
 
 def metric(page: str, name: str, **labels: str) -> float:
-    """Returns the sum of the samples of one of the service's metrics that have these labels."""
+    """Returns the sum of the samples of a service metric that have these labels."""
     samples = re.findall(rf"^bertserve_{name}(?:\{{(.*)\}})? (\S+)$", page, re.MULTILINE)
     return sum(float(value) for given, value in samples if all(f'{label}="{text}"' in given for label, text in labels.items()))
 
 
 def without_shutdown(log: str) -> list[str]:
-    """Returns the lines of a log that are not about the start and the end of a shutdown."""
+    """Returns the lines of a log without the start and the end of a shutdown."""
     return [line for line in log.splitlines() if "shutdown started" not in line and "shutdown finished" not in line]
 
 
@@ -158,7 +158,7 @@ class Served:
         return host, int(port)
 
     def lines(self) -> list[str]:
-        """Returns the lines of its log without the lines of an ordinary shutdown."""
+        """Returns the lines of the log without the lines of a normal shutdown."""
         return without_shutdown(self.log.read_text())
 
 

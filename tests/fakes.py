@@ -1,4 +1,4 @@
-"""Test doubles: a clock that is moved by hand, an engine that can block and fail, and a session with every fault of a graph."""
+"""Test doubles: a manual clock, engines that block, fail or record, and a session with the faults of a graph."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bertserve.service.text.tokenizer import Encoding
 
 
 class ManualClock:
-    """Monotonic seconds that move only when told."""
+    """A monotonic clock that changes only when a test sets `now`."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -27,7 +27,7 @@ class ManualClock:
 
 
 class FakeEngine:
-    """Answers each text with logits of its first text token and its length; waits at `gate` while that is cleared."""
+    """Returns logits that depend on the first token and the length of each text; waits while `gate` is cleared."""
 
     def __init__(self, labels: int = 3, *, guilty_token: int | None = None) -> None:
         self.labels = labels
@@ -53,7 +53,7 @@ class FakeEngine:
 
 @dataclass(frozen=True)
 class Head:
-    """What decoding needs of a manifest."""
+    """The fields of a manifest that decoding needs."""
 
     labels: tuple[str, ...] = ()
     activation: Activation = "softmax"
@@ -63,7 +63,7 @@ class Head:
 
 
 class RecordingEngine:
-    """An engine in front of another one that notes the encodings of each run."""
+    """Wraps an engine and records the encodings of each run."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -75,9 +75,10 @@ class RecordingEngine:
 
 
 class FaultySession:
-    """An ONNX Runtime session that does something wrong with each batch that has a certain token, and waits at `gate` while that is cleared.
+    """An ONNX Runtime session that fails for each batch with a certain token, and waits while `gate` is cleared.
 
-    Faults: `raise` an error of a graph, `panic`, `memory` of Python and `allocation` of onnxruntime, `nan` scores, `short` by a row.
+    Faults: `raise` and `allocation` (errors of onnxruntime), `panic` (SystemExit), `memory` (MemoryError), `nan` (scores),
+    and `short` (one row is missing).
     """
 
     def __init__(self, session: Any, token: int, fault: str) -> None:
@@ -90,7 +91,7 @@ class FaultySession:
         self.batches: list[int] = []
 
     def run(self, names: list[str], feed: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
-        """Returns the outputs of the session, or what the fault makes of them."""
+        """Returns the outputs of the session, or applies the fault."""
         self.entered.release()
         assert self.gate.wait(20), "the test never opened the gate"
         ids = feed["input_ids"]

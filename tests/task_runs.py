@@ -1,4 +1,4 @@
-"""Runs task functions on outputs that a test gives, without a scheduler and a graph."""
+"""Runs task functions on model outputs that a test provides, without a scheduler and a graph."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fakes import Head
 
 
 class OneToken:
-    """A tokenizer for tests of decoding, to which a text is one token whatever it says."""
+    """A tokenizer for decoding tests that makes one token of any text."""
 
     pairs_only = False
     truncation_side = "right"
@@ -48,13 +48,13 @@ class _Tokens:
 
 @dataclass(frozen=True)
 class Begun:
-    """A task under way, with the first batch that it yielded."""
+    """A started task and its first batch."""
 
     run: TaskRun
     batch: Batch
 
     def finish(self, rows: Sequence[Row]) -> Any:
-        """Returns the task's result; `rows` has the outputs of its only batch."""
+        """Returns the task's result, given the outputs of its only batch."""
         result = self.advance(rows)
         assert not isinstance(result, Batch), "the task runs more than one batch"
         return result
@@ -64,7 +64,7 @@ class Begun:
 
 
 def send(run: TaskRun, batch: Batch, rows: Sequence[Row]) -> Any:
-    """Returns a task's batch after the outputs of another one, or its result; pauses are skipped."""
+    """Sends the outputs of a batch to a task. Returns the task's next batch or its result, and skips pauses."""
     try:
         following = run.send(kept(batch, rows))
         while following is PAUSE:
@@ -79,9 +79,9 @@ def begin(task: Any, request: Any, tokenizer: Any = None, config: ModelConfig | 
 
     Args:
         task: A module with a `SPEC`, or a `TaskSpec`.
-        request: A request of it.
-        tokenizer: The model's; None for one to which every text is a token.
-        config: The model's labels and activation.
+        request: A request of the task.
+        tokenizer: The model's tokenizer; None for `OneToken`.
+        config: The model's labels and activation; None for `Head()`.
     """
     spec = getattr(task, "SPEC", task)
     run = spec.run(request, TaskModel(tokenizer or OneToken(), config or Head(), Budget()))
@@ -93,5 +93,5 @@ def encode(task: Any, request: Any, tokenizer: Any, config: ModelConfig | None =
 
 
 def decode(task: Any, request: Any, rows: Sequence[Row], config: ModelConfig | None = None, tokenizer: Any = None) -> Any:
-    """Returns the result of a task whose only batch has these outputs."""
+    """Returns the result of a task, given the outputs of its only batch."""
     return begin(task, request, tokenizer, config).finish(rows)

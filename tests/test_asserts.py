@@ -1,4 +1,4 @@
-"""Asserts that cannot fail: what ruff does not find."""
+"""Finds asserts that cannot fail and that ruff does not report."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 TESTS = Path(__file__).parent
 
 
-def test_no_assert_is_a_choice() -> None:
-    """`assert a if b else c == d` reads `a if b else (c == d)`, and holds whenever `b` does and `a` is not empty."""
+def test_no_assert_is_a_conditional_expression() -> None:
+    """`assert a if b else c == d` means `a if b else (c == d)`: it passes if `b` and `a` are true, whatever `d` is."""
     found = [
         f"{path.relative_to(TESTS)}:{node.lineno}"
         for path in sorted(TESTS.rglob("*.py"))

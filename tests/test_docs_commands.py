@@ -1,4 +1,4 @@
-"""Commands that documentation shows do what it says: requests get their answers, the image gets its files."""
+"""Commands in the documentation work: requests get the answers that pages show, and the image gets its files."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def document(name: str) -> str:
 
 
 def test_requests_get_the_answers_that_pages_show(serve: Serve) -> None:
-    """Each curl line with JSON below it, sent to the embedded models, gives that JSON, scores within 0.05: they are rounded, and int8's."""
-    # no embedded model answers /choose
+    """The embedded models answer each curl command with the JSON below it. Scores differ by at most 0.05: they are rounded, and int8."""
+    # no embedded model serves /choose
     pattern = r"```bash\ncurl -s localhost:8000(?!/choose)(\S+) -d '([^\n]+?)'\n```\n\n```json\n(.+?)\n```"
     shown = {name: re.findall(pattern, document(name), re.DOTALL) for name in ("README.md", "docs/reference/http-api.md")}
     assert {"README.md": 1, "docs/reference/http-api.md": 8} == {name: len(found) for name, found in shown.items()}
@@ -38,8 +38,7 @@ def test_requests_get_the_answers_that_pages_show(serve: Serve) -> None:
                     assert difference(json.loads(answer), json.load(response), 0.05) is None, (name, path)
 
 
-def test_the_readme_quotes_metrics_that_were_measured() -> None:
-    """The figure of quality stands in the model's card, for the graph and for its checkpoint."""
+def test_the_readme_has_the_accuracies_of_the_model_card() -> None:
     graph, checkpoint = re.findall(
         r"accuracy (0\.\d{4}) on SST-2 dev, and its checkpoint in PyTorch has (0\.\d{4})", document("README.md")
     )[0]
@@ -59,7 +58,7 @@ def test_check_passes_on_the_embedded_models() -> None:
 
 
 def test_containers_and_make_serve_set_the_same_memory_settings() -> None:
-    """They are settings that this machine's C library knows, and the ones that docs/how-to/operations.md shows."""
+    """They are also the settings in docs/how-to/operations.md, and this machine's C library supports them."""
     made = re.findall(r"glibc\.malloc\.\S+", document("Makefile"))
     assert made == re.findall(r"glibc\.malloc\.\S+", document("Dockerfile"))
     assert f"GLIBC_TUNABLES={made[0]}" in document("docs/how-to/operations.md")
@@ -69,8 +68,8 @@ def test_containers_and_make_serve_set_the_same_memory_settings() -> None:
     assert {setting.partition("=")[0] for setting in made[0].split(":")} <= {line.partition(":")[0] for line in known.splitlines()}
 
 
-def test_the_image_gets_what_it_copies() -> None:
-    """The build context leaves out everything but what `.dockerignore` names: all that the Dockerfile copies must be there."""
+def test_the_build_context_has_all_files_that_the_dockerfile_copies() -> None:
+    """`.dockerignore` excludes all files except the paths that it lists with `!`."""
     kept = {line.removeprefix("!") for line in document(".dockerignore").splitlines() if line.startswith("!")}
     lines = [line for line in document("Dockerfile").splitlines() if line.startswith("COPY ") and "--from=" not in line]
     copied = [source.partition("/")[0] for line in lines for source in line.split()[1:-1]]

@@ -1,4 +1,4 @@
-"""The programs of docs/how-to/retry.md, run as they stand there, against a service that refuses first."""
+"""Runs the programs of docs/how-to/retry.md against a service that first refuses requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 PAGE = (Path(__file__).parent.parent / "docs/how-to/retry.md").read_text(encoding="utf-8")
 NODE = shutil.which("node")
 ANSWER = [[{"label": "positive", "score": 1.0}]]
-# Before each program: its pauses are noted, and take no time. In JavaScript for the program alone: fetch has timers of its own.
+# Code before each program: it records and skips the pauses. In JavaScript, it does not replace the global timers, because fetch uses them.
 PYTHON = """
 import json, time
 pauses, moved = [], 0.0
@@ -45,7 +45,7 @@ each_language = pytest.mark.parametrize(
 
 
 class Refusing(ThreadingHTTPServer):
-    """A service that gives each of some statuses once, with `Retry-After: 2` where it is busy, and then the answer; 0 hangs up."""
+    """A service that answers once with each of `statuses`, then with 200. 429 and 503 have `Retry-After: 2`; 0 closes the connection."""
 
     def __init__(self, statuses: Sequence[int]) -> None:
         super().__init__(("127.0.0.1", 0), Answering)
@@ -54,7 +54,7 @@ class Refusing(ThreadingHTTPServer):
 
 
 class Answering(BaseHTTPRequestHandler):
-    """Answers one request."""
+    """Answers requests to `Refusing`."""
 
     server: Refusing
 
@@ -72,7 +72,7 @@ class Answering(BaseHTTPRequestHandler):
             self.wfile.write(answer)
 
     def log_message(self, *_: object) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
 
 @pytest.fixture(name="refusing")
@@ -84,7 +84,7 @@ def refusing_service(request: pytest.FixtureRequest) -> Iterator[Refusing]:
 
 
 def run(language: str, server: Refusing) -> tuple[int, str, list[float]]:
-    """Runs the page's program; returns its exit code, what it printed, and its pauses in seconds."""
+    """Runs the page's program in a language. Returns its exit code, its output, and its pauses in seconds."""
     [program] = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
     program = program.replace("http://127.0.0.1:8000", f"http://127.0.0.1:{server.server_port}")
     if language == "python":
@@ -98,8 +98,8 @@ def run(language: str, server: Refusing) -> tuple[int, str, list[float]]:
 
 @each_language
 @pytest.mark.parametrize("refusing", [[429, 503, 0, 429]], indirect=True, ids=["busy"])
-def test_a_busy_service_is_asked_again(language: str, refusing: Refusing) -> None:
-    """After its `Retry-After`, or a pause that grows where the connection broke, and at most half as long again; with the time that is left."""
+def test_requests_to_a_busy_service_are_retried(language: str, refusing: Refusing) -> None:
+    """A pause takes `Retry-After`, or 1 s after a lost connection, plus at most 50 %. Each retry sends the remaining time as timeout."""
     code, printed, pauses = run(language, refusing)
 
     assert (0, True) == (code, "positive" in printed)
@@ -112,7 +112,7 @@ def test_a_busy_service_is_asked_again(language: str, refusing: Refusing) -> Non
 
 @each_language
 @pytest.mark.parametrize("refusing", [[422], [504], [500]], indirect=True, ids=str)
-def test_what_would_fail_again_is_not_repeated(language: str, refusing: Refusing) -> None:
+def test_errors_without_retry_after_are_not_retried(language: str, refusing: Refusing) -> None:
     code, _, pauses = run(language, refusing)
 
     assert (1, [], 1) == (code, pauses, len(refusing.asked))
@@ -120,8 +120,8 @@ def test_what_would_fail_again_is_not_repeated(language: str, refusing: Refusing
 
 @each_language
 @pytest.mark.parametrize("refusing", [[429] * 40], indirect=True, ids=["always"])
-def test_patience_ends(language: str, refusing: Refusing) -> None:
-    """Within the 30 seconds that the program has, none of which it waits for in vain at the end."""
+def test_retries_end_at_the_deadline(language: str, refusing: Refusing) -> None:
+    """All pauses together take less than the program's deadline of 30 s, and a request follows each pause."""
     code, _, pauses = run(language, refusing)
 
     assert 1 == code

@@ -1,4 +1,4 @@
-"""Functions that are too long to read at once: ruff limits their statements, not their lines."""
+"""Limits the lines of functions; ruff limits only their statements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_LINES = 60
 
 
 def test_no_function_is_too_long() -> None:
-    """Lines count from `def` to the end of the body: with the docstring and inner functions, without decorators."""
+    """All lines from `def` to the end of the body count, including docstrings and inner functions. Decorators do not count."""
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
         for folder in ("service", "export", "bench", "tests")

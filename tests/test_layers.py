@@ -1,4 +1,4 @@
-"""The house's rules that import-linter does not hold: which library has which home, and what the serving install holds."""
+"""Import rules that import-linter does not check: which modules can import which library, and what the serving install contains."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILES = {
     for path in sorted((ROOT / package).rglob("*.py"))
 }
 
-# Library or package of ours -> modules that may import it. import-linter checks the other imports between our modules: `make lint`.
+# Library or own package -> modules that can import it. `make lint` checks the other imports between our modules with import-linter.
 HOMES = {
     "bertserve.export": {"bertserve.export"},
     "bertserve.bench": {"bertserve.bench"},
@@ -94,7 +94,7 @@ HOMES = {
 
 
 def imports(path: Path) -> set[str]:
-    """Returns the modules that a file imports; `from a import b` is `a.b` where that is a module of ours."""
+    """Returns the modules that a file imports. `from a import b` imports `a.b` if that is one of our modules, otherwise `a`."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -106,12 +106,12 @@ def imports(path: Path) -> set[str]:
 
 
 def within(module: str, homes: set[str]) -> bool:
-    """Returns whether a module is one of these or below one of them."""
+    """Returns whether a module is one of `homes`, or below one of them."""
     return any(module == home or module.startswith(f"{home}.") for home in homes)
 
 
 @pytest.mark.parametrize("module", FILES)
-def test_libraries_stay_in_their_homes(module: str) -> None:
+def test_a_library_is_imported_only_in_its_permitted_modules(module: str) -> None:
     names = imports(FILES[module])
     imported = {library for library in HOMES if any(within(name, {library}) for name in names)}
 
@@ -119,16 +119,16 @@ def test_libraries_stay_in_their_homes(module: str) -> None:
 
 
 def test_no_message_installs_bertserve_from_an_index() -> None:
-    """The index has no package of this name, so that anybody can publish one: `install_command` names the packages of an extra."""
+    """The index has no package of this name, so anyone can publish one. `install_command` names the packages of an extra instead."""
     assert [] == [str(path) for path in FILES.values() if "bertserve[" in path.read_text(encoding="utf-8")]
 
 
-def test_no_file_is_a_drawer() -> None:
+def test_no_module_has_a_catch_all_name() -> None:
     assert [] == [name for name in FILES if re.search(r"util(?!ization)|helper|common|base$|manager", name)]
 
 
-def test_no_two_test_files_have_one_name() -> None:
-    """Pytest imports them by their names, and `make grid` collects them all; tests/clients runs by itself."""
+def test_names_of_test_files_are_unique() -> None:
+    """Pytest imports test files by name, and `make grid` collects all of them. tests/clients runs separately."""
     names = sorted(path.name for path in (ROOT / "tests").glob("**/test_*.py") if "clients" not in path.parts)
 
     assert sorted(set(names)) == names
@@ -146,8 +146,8 @@ def test_the_serving_install_has_no_torch() -> None:
     assert 0 == subprocess.run([python.with_name("bert-serve"), "check"], cwd=ROOT, capture_output=True, check=False).returncode
 
 
-def test_importing_the_service_imports_neither_torch_nor_the_sdk_of_traces() -> None:
-    """Serving does not load them where they are installed; it loads the latter only for traces."""
+def test_importing_the_service_imports_neither_torch_nor_the_tracing_sdk() -> None:
+    """This is true even if they are installed. The service imports the tracing SDK only for traces."""
     unwanted = ("torch", "transformers", "bertserve.export", "opentelemetry.sdk")
     code = f"import sys, bertserve.service.http.app, bertserve.service.cli, bertserve.service.process.work; print([m for m in {unwanted} if m in sys.modules])"
 

@@ -1,4 +1,4 @@
-"""locks/, what the image installs: every pin has its hashes, is the one that the tests ran with, and nothing is missing."""
+"""The files in locks/, which the image installs: every pin has hashes and the tested version, and no requirement is missing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PIN = re.compile(r"([A-Za-z0-9._-]+)==([^ ;]+)")
-# only in an image, never where tests run: packages that markers leave out on Linux, and those of torch's wheel other than NVIDIA's libraries
+# only in locks, not in test environments: packages that markers exclude on Linux, and packages of torch's wheel except NVIDIA's libraries
 UNTESTED = {"onnxruntime-gpu", "colorama", "httpx2-jsfetch"}
 UNTESTED |= {"cuda-bindings", "cuda-pathfinder", "cuda-toolkit", "setuptools", "triton"}
 
@@ -21,7 +21,7 @@ def normal(name: str) -> str:
 
 
 def pins(path: Path) -> dict[str, tuple[str, int]]:
-    """Returns version and number of hashes of each pin of a file."""
+    """Returns the version and the number of hashes of each pin in a file."""
     found: dict[str, tuple[str, int]] = {}
     for line in path.read_text().replace("\\\n", "").splitlines():
         if not line.startswith("#"):
@@ -36,8 +36,8 @@ def asked(requirements: list[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("lock", ["cpu", "gpu", "cpu,export", "cpu,otel", "gpu,otel", "build"])
-def test_every_pin_of_the_image_is_the_tested_one_and_has_hashes(lock: str) -> None:
-    """Run `make lock` after a change of constraints.txt."""
+def test_every_pin_of_the_image_has_the_tested_version_and_hashes(lock: str) -> None:
+    """If this fails after a change of constraints.txt, run `make lock`."""
     tested = {name: version for name, (version, _) in pins(ROOT / "constraints.txt").items()}
     locked = pins(ROOT / "locks" / f"{lock}.txt")
     assert [] == [name for name, (_, hashes) in locked.items() if hashes == 0]
@@ -49,13 +49,13 @@ def test_every_pin_of_the_image_is_the_tested_one_and_has_hashes(lock: str) -> N
 
 
 @pytest.mark.parametrize("extras", ["cpu", "gpu", "cpu,export", "cpu,otel", "gpu,otel"])
-def test_the_image_gets_all_that_the_service_needs(extras: str) -> None:
+def test_the_image_installs_every_dependency_of_the_service(extras: str) -> None:
     optional = PROJECT["project"]["optional-dependencies"]
     wanted = PROJECT["project"]["dependencies"] + [requirement for extra in extras.split(",") for requirement in optional[extra]]
     assert asked(wanted) - set(pins(ROOT / "locks" / f"{extras}.txt")) == set()
 
 
-def test_the_image_is_built_with_what_the_package_asks_for() -> None:
+def test_the_build_lock_has_every_build_requirement() -> None:
     assert PROJECT["build-system"]["requires"] == PROJECT["dependency-groups"]["build"]
     assert asked(PROJECT["build-system"]["requires"]) <= set(pins(ROOT / "locks/build.txt"))
 
@@ -66,14 +66,14 @@ def test_the_image_installs_nothing_without_a_hash() -> None:
     assert [] == [step for step in steps if "--require-hashes" not in step and not step.endswith("--no-deps /app/wheels/*.whl")]
 
 
-def test_the_base_of_the_image_has_a_digest() -> None:
+def test_the_base_image_has_a_digest() -> None:
     text = (ROOT / "Dockerfile").read_text()
     assert re.search(r"^ARG BASE=python:3\.11-slim@sha256:[0-9a-f]{64}$", text, re.MULTILINE)
     assert ["${BASE}", "${BASE}"] == re.findall(r"^FROM (\S+)", text, re.MULTILINE)
 
 
-def test_a_changed_line_installs_no_dependency_again() -> None:
-    """In both stages of the Dockerfile dependencies come before sources, and models before the wheel; BASE is one argument for both."""
+def test_a_source_change_does_not_reinstall_dependencies() -> None:
+    """Both stages of the Dockerfile install dependencies first. Then the first copies the sources, the second the models and the wheel."""
     stages = [stage.splitlines() for stage in (ROOT / "Dockerfile").read_text().split("FROM ${BASE}")[1:]]
     firsts = [
         next(i for i, line in enumerate(lines) if line.startswith(start))

@@ -17,7 +17,7 @@ FILES = (
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "examples/README.md")),
     *sorted((ROOT / "docs").glob("**/*.md")),
 )
-CODE = [path for folder in ("service", "export", "bench") for path in sorted((ROOT / folder).rglob("*.py"))]
+CODE = [path for folder in ("service", "export", "bench", "tests") for path in sorted((ROOT / folder).rglob("*.py"))]
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 # pattern -> what to write
 PATTERNS = {
@@ -37,7 +37,7 @@ PATTERNS = {
     r", for (it|its|there|they|this|what) [a-z]": "because",
     r"\b(make|makes) room\b": "free disk space, or wait",
 }
-# Parts of lines that have a pattern and are right: texts of examples.
+# Parts of lines that match a pattern but are correct: example texts.
 EXCEPTIONS = ("Nobody had seen it before.", "Nobody had been inside for years.")
 
 
@@ -53,7 +53,7 @@ def findings(path: Path) -> Iterator[str]:
 
 
 def lines_of_prose(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields the lines of a page outside its code blocks, or the messages, each with its number."""
+    """Yields the lines of a page outside its code blocks, or the messages, each with its line number."""
     is_code = False
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if line.lstrip().startswith("```"):
@@ -63,7 +63,7 @@ def lines_of_prose(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def sentences_of_code(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields the docstrings and comments of a module, each on one line with the number of its first."""
+    """Yields the docstrings and comments of a module, each as one line, with its first line number."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, DOCUMENTED) and (docstring := ast.get_docstring(node)):
             yield node.body[0].lineno, " ".join(docstring.split())
@@ -95,7 +95,7 @@ def test_docstrings_and_comments_are_plain() -> None:
         "it takes 30 s a test.",
     ],
 )
-def test_patterns_find_what_they_are_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_patterns_match_unclear_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr("test_prose.ROOT", tmp_path)
     page = tmp_path / "page.md"
     page.write_text(f"{text}\n", encoding="utf-8")

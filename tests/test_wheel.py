@@ -1,4 +1,4 @@
-"""The wheel: it installs `bertserve` and no other package, and its commands work without this repository."""
+"""The wheel installs only the package `bertserve`, and its commands work without this repository."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture(name="wheel", scope="module")
 def built_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this repository."""
+    """Builds the wheel of this repository and returns its path."""
     folder = tmp_path_factory.mktemp("wheel")
     build = [
         sys.executable,
@@ -44,12 +44,12 @@ def built_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="run", scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Returns `run(command, ...)`, which runs a command of an environment with the wheel and its dependencies, and no path here."""
+    """Returns `run(command, ...)`. It runs in an environment with the wheel and its dependencies, without this repository."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder / "venv")
     python = folder / "venv/bin/python"
     site = Path(sysconfig.get_path("purelib", vars={"base": str(folder / "venv")}))
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))  # .pth files in there are not read: no editable install
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))  # .pth files there are not read, so no editable install
     install = ["-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check", wheel]
     subprocess.run([sys.executable, *install], check=True)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -64,7 +64,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.full_grid
 def test_the_wheel_has_one_package(wheel: Path) -> None:
-    """The wheel has `bertserve` and its data files, without measurements and models."""
+    """The wheel contains `bertserve` and its data files, but no measurements and no models."""
     names = zipfile.ZipFile(wheel).namelist()
 
     assert {"bertserve", "bertserve-0.1.0.dist-info"} == {name.split("/")[0] for name in names}
@@ -73,7 +73,7 @@ def test_the_wheel_has_one_package(wheel: Path) -> None:
 
 
 @pytest.mark.full_grid
-def test_no_other_name_is_taken(run: Run) -> None:
+def test_the_wheel_installs_no_other_top_level_package(run: Run) -> None:
     code = (
         "import importlib.util as u; print([n for n in ('bertserve', 'bertserve.service', 'service', 'export', 'bench') if u.find_spec(n)])"
     )
@@ -97,8 +97,8 @@ def test_the_embedded_models_answer(run: Run) -> None:
 
 
 @pytest.mark.full_grid
-def test_without_models_one_line_says_where_to_get_some(run: Run) -> None:
-    """The wheel has none: they would be a hundred times its size."""
+def test_a_start_without_models_says_where_to_get_models(run: Run) -> None:
+    """The wheel has no models, because they would be a hundred times its size."""
     started = run("bert-serve", "serve", "--port", "0")
 
     assert 1 == started.returncode
@@ -108,8 +108,8 @@ def test_without_models_one_line_says_where_to_get_some(run: Run) -> None:
 
 
 @pytest.mark.full_grid
-def test_a_bundle_is_exported_verified_and_served(run: Run, tmp_path: Path) -> None:
-    """`--model` finds the exporter under the name that it is installed by."""
+def test_a_bundle_is_exported_checked_and_verified(run: Run, tmp_path: Path) -> None:
+    """`--model` finds the exporter under its installed name."""
     sys.path.insert(0, str(ROOT / "tests/exporting"))
     from checkpoints import bert
 
@@ -146,6 +146,6 @@ def test_an_editable_install_runs_from_the_repository(tmp_path: Path) -> None:
     assert str(ROOT) == archive.read(link).decode().strip()
 
 
-def test_the_links_are_in_the_repository() -> None:
-    """A checkout on a system without symbolic links would have files in their place."""
+def test_the_package_folders_are_symbolic_links() -> None:
+    """A checkout on a system without symbolic links has files instead."""
     assert {"service", "export", "bench"} == {path.name for path in (ROOT / "bertserve").iterdir() if path.is_symlink() and path.is_dir()}

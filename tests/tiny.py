@@ -1,4 +1,4 @@
-"""Tiny bundles built in code, without torch: a real tokenizer, a real ONNX graph, a valid manifest. Deterministic."""
+"""Builds tiny, deterministic bundles without torch: each has a real tokenizer, a real ONNX graph and a valid manifest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HIDDEN = 8
 
 
 def tokenizer() -> tokenizers.Tokenizer:
-    """Returns a WordPiece tokenizer over VOCABULARY, lower-casing, with BERT's special tokens."""
+    """Returns a lower-casing WordPiece tokenizer with VOCABULARY and BERT's special tokens."""
     made = tokenizers.Tokenizer(tokenizers.models.WordPiece({w: i for i, w in enumerate(VOCABULARY)}, unk_token="[UNK]"))
     made.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
     made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
@@ -33,7 +33,7 @@ def tokenizer() -> tokenizers.Tokenizer:
 
 
 def graph(task: str = "text-classification", *, labels: int = len(LABELS), seed: int = 0) -> onnx.ModelProto:
-    """Returns a graph of a task: embeddings with their masked mean, then a linear layer. Row-independent, any length."""
+    """Returns a graph of a task: embeddings with their masked mean, then a linear layer. Rows are independent and have any length."""
     rng = np.random.default_rng(seed)
     counts = {"text-classification": labels, "token-classification": labels, "question-answering": 2, "fill-mask": len(VOCABULARY)}
     counts["multiple-choice"] = 1
@@ -74,7 +74,7 @@ def graph(task: str = "text-classification", *, labels: int = len(LABELS), seed:
 
 
 def per_token_nodes(task: str, values: int) -> tuple[list[onnx.NodeProto], dict[str, list[str | int]]]:
-    """Returns the last nodes of a graph that has values for each token or mask, and the shapes of its outputs."""
+    """Returns the last nodes of a graph with outputs per token or mask, and the shapes of the outputs."""
     nodes = [helper.make_node("Unsqueeze", ["mean", "axis"], ["mean3"]), helper.make_node("Add", ["token", "mean3"], ["hidden"])]
     source = "hidden"
     if task == "fill-mask":
@@ -103,7 +103,7 @@ def per_token_nodes(task: str, values: int) -> tuple[list[onnx.NodeProto], dict[
 
 
 def give_attention(model: onnx.ModelProto, heads: tuple[int, ...], *, seed: int = 0) -> None:
-    """Adds an attention of so many heads a layer to a graph: a token's query is its vector times the head's matrix, keys are the vectors."""
+    """Adds attention with `heads[i]` heads in layer i. A query is a token's vector times the head's matrix; a key is the vector."""
     rng, graph = np.random.default_rng(seed), model.graph
     constants = {"att/zero": np.array(0), "att/one": np.array([1]), "att/three": np.array([3]), "att/axes": np.array([1, 2])}
     constants |= {"att/full": np.array(1, np.float32), "att/low": np.array(-1e4, np.float32)}
@@ -152,7 +152,7 @@ EXAMPLES = {
 
 
 def tokenizer_fields(file: Path, task: str, max_length: int) -> dict[str, Any]:
-    """Returns the tokenizer of a manifest."""
+    """Returns the field `tokenizer` of a manifest."""
     cls, sep = {"special": "[CLS]", "id": 2, "type_id": 0}, {"special": "[SEP]", "id": 3, "type_id": 0}
     a, b = {"text": "a", "type_id": 0}, {"text": "b", "type_id": 1}
     return {
@@ -169,7 +169,7 @@ def tokenizer_fields(file: Path, task: str, max_length: int) -> dict[str, Any]:
 
 
 def graph_fields(file: Path, task: str, *, with_attention: bool, batch_invariant: bool) -> dict[str, Any]:
-    """Returns the graph of a manifest."""
+    """Returns one item of the field `graphs` of a manifest."""
     return {
         "file": file.name,
         "sha256": digest(file),
@@ -206,10 +206,10 @@ def bundle(
     Args:
         folder: The models folder.
         name: The bundle's name.
-        task: Its task.
+        task: The bundle's task.
         max_length: Usable length in tokens.
-        seed: Of the weights.
-        changes: Fields of the manifest to replace; `batch_invariant` is that of the graph.
+        seed: Seed of the random weights.
+        changes: Fields of the manifest to replace; `batch_invariant` replaces the field of the graph.
     """
     path = folder / name
     path.mkdir(parents=True)
@@ -245,7 +245,7 @@ def bundle(
 
 
 def every_kind(folder: Path, *, max_length: int = 32) -> Path:
-    """Writes a bundle of every kind to a models folder and returns that."""
+    """Writes a bundle of every kind to a models folder and returns the folder."""
     for name, task in (
         ("names", "token-classification"),
         ("passages", "question-answering"),

@@ -1,4 +1,4 @@
-"""A small HTTP server to load, in a thread of its own. The test gives the function that answers each request."""
+"""A small HTTP server for load tests, in its own thread. The test passes the function that answers each request."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 2\r\n\r\n[]"
 
 
 class Server:
-    """Counts what it receives.
+    """An HTTP server that counts its connections and requests.
 
     Attributes:
         port: TCP port.
         connections: Connections accepted so far.
         requests: Requests received so far.
         bodies: Bodies of these requests.
-        over: Set on the server's loop to close the server and all its connections.
+        over: Event that closes the server and all its connections; set it on the server's event loop.
     """
 
     def __init__(self, answer: Answer, requests_per_connection: int | None) -> None:
@@ -36,7 +36,7 @@ class Server:
         self._requests_per_connection = requests_per_connection
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answers the requests of a connection; None from the test closes it."""
+        """Answers the requests of a connection; closes it if the test's function returns None."""
         self.connections += 1
         try:
             for _ in itertools.count() if self._requests_per_connection is None else range(self._requests_per_connection):
@@ -56,11 +56,11 @@ class Server:
 
 @contextmanager
 def listening(answer: Answer, requests_per_connection: int | None = None) -> Iterator[Server]:
-    """Runs a server on a free port of loopback until the block ends.
+    """Runs a server on a free loopback port until the block ends.
 
     Args:
         answer: Gets the index of a request and returns the whole response, or None to close the connection.
-        requests_per_connection: After so many responses the server closes a connection; None never does.
+        requests_per_connection: The server closes a connection after this many responses; None means never.
     """
     server = Server(answer, requests_per_connection)
     ready = threading.Event()
@@ -85,7 +85,7 @@ def listening(answer: Answer, requests_per_connection: int | None = None) -> Ite
     try:
         yield server
     finally:
-        with contextlib.suppress(RuntimeError):  # the test has closed it, and its loop is closed
+        with contextlib.suppress(RuntimeError):  # the test has already closed the server and its event loop
             loop.call_soon_threadsafe(server.over.set)
         thread.join(5)
 

@@ -1,4 +1,4 @@
-"""bert-bench as a command, against a small server: exit codes, reports, flags."""
+"""The bert-bench command against a small server: exit codes, reports and flags."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from bertserve.bench.report import measurement, report, slo
 from listening import BUSY, OK, listening, ok, unused_port
 
 ROOT = Path(__file__).parent.parent.parent
-# a file that bert-bench 0.1.0 wrote, when `tail-latency` was called `tail`
+# a report of bert-bench 0.1.0, in which `tail-latency` was called `tail`
 EARLIER_REPORT = Path(__file__).parent / "report_of_0_1_0.json"
 
 
@@ -32,18 +32,18 @@ def run(*given: object) -> int:
 
 
 def load(port: int, *given: object, command: str = "closed") -> int:
-    """Runs a short load on loopback; its first requests are sent at once, so that a slow machine has some too."""
+    """Returns the exit code of a short load on loopback. It has no warm-up, so that a slow machine also measures requests."""
     return run(command, "--target", f"http://127.0.0.1:{port}/classify=short", "--seconds", 0.05, "--warmup-s", 0, "--quiet", *given)
 
 
 @pytest.fixture(autouse=True)
 def arrivals_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An open loop sends all its requests at its start: a machine that stands still later must not leave some out."""
+    """Sends all requests of an open loop at its start, so that a stalled machine cannot miss any."""
     monkeypatch.setattr(load_test, "poisson_arrivals", lambda rate, seconds, *, seed: [0.0] * round(rate * seconds))
 
 
 class Written(NamedTuple):
-    """What a closed loop wrote."""
+    """The exit code, the output and both reports of a closed loop."""
 
     code: int
     stdout: str
@@ -54,7 +54,7 @@ class Written(NamedTuple):
 
 @pytest.fixture(name="written", scope="module")
 def written_by_a_closed_loop(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """A closed loop with an objective, a header and a key, and both kinds of report."""
+    """Returns the results of a closed loop with an objective, a header, an API key and both reports."""
     folder = tmp_path_factory.mktemp("written")
     (folder / "key").write_text("secret-1\n")
     out, err = io.StringIO(), io.StringIO()
@@ -65,7 +65,7 @@ def written_by_a_closed_loop(tmp_path_factory: pytest.TempPathFactory) -> Writte
     return Written(code, out.getvalue(), err.getvalue(), *texts)
 
 
-def test_a_load_reports_and_exits_with_0(written: Written) -> None:
+def test_a_successful_load_writes_a_report_and_exits_with_0(written: Written) -> None:
     document = json.loads(written.json)
     target = document["runs"][0]["targets"][0]
 
@@ -77,8 +77,8 @@ def test_a_load_reports_and_exits_with_0(written: Written) -> None:
     assert [{"condition": "error_rate <= 0", "measured": 0.0, "passed": True}] == document["verdicts"]
 
 
-def test_a_page_stands_alone(written: Written) -> None:
-    """The HTML report has five plots without clashing ids, and refers to nothing outside itself."""
+def test_the_html_report_is_self_contained(written: Written) -> None:
+    """The page has five plots with unique ids, and loads nothing from outside."""
     ids = re.findall(r' id="([^"]+)"', written.html)
 
     assert 5 == written.html.count("<svg")
@@ -88,25 +88,25 @@ def test_a_page_stands_alone(written: Written) -> None:
     assert [] == re.findall(r"min-width|[^-]width: \d{3,}px", written.html.partition("</style>")[0])
 
 
-def test_keys_stay_out_of_the_report(written: Written) -> None:
+def test_secrets_do_not_appear_in_reports_or_output(written: Written) -> None:
     assert "x-token" in written.json
     assert "secret" not in written.json + written.html + written.stdout
 
 
-def test_a_report_survives_json() -> None:
-    """What is written is what is read, and holds no value that JSON does not have."""
+def test_a_report_survives_a_json_round_trip() -> None:
+    """The document has only values that JSON can represent."""
     made = report.BenchReport("closed", {"html": None, "texts": 1}, figures={"ratio": 0.5})
 
     assert made.document() == json.loads(json.dumps(made.document(), allow_nan=False))
     assert {"ratio": 0.5} == made.document()["figures"]
 
 
-def test_an_empty_report_has_a_page() -> None:
+def test_an_empty_report_renders_as_a_page() -> None:
     assert 5 == html_report.render_page([report.BenchReport("closed", {}).document()]).count("nothing was measured")
 
 
-def test_reports_are_drawn_together(written: Written, tmp_path: Path) -> None:
-    """`report` puts the runs of several files on one page, also of a file from before the commands had their present names."""
+def test_the_report_command_puts_several_files_on_one_page(written: Written, tmp_path: Path) -> None:
+    """`report` also reads a file of bert-bench 0.1.0, in which commands had older names."""
     (tmp_path / "a.json").write_text(written.json, encoding="utf-8")
 
     assert 0 == run("report", tmp_path / "a.json", EARLIER_REPORT, "--html", tmp_path / "all.html")
@@ -118,8 +118,8 @@ def test_reports_are_drawn_together(written: Written, tmp_path: Path) -> None:
     assert "nothing was measured" not in page
 
 
-def test_open_loops_stand_by_their_rates(written: Written) -> None:
-    """They stand after the closed ones, in ascending order of rate; each has the offered and the answered rate."""
+def test_the_page_sorts_open_loops_by_rate(written: Written) -> None:
+    """Open loops follow the closed loops, in ascending order of rate. Each has an offered and an answered rate."""
     document = json.loads(written.json)
     (closed,) = document["runs"]
     closed["generator"]["warnings"] = []
@@ -136,22 +136,22 @@ def test_open_loops_stand_by_their_rates(written: Written) -> None:
     assert f": open 300, open 100, open 200, {closed['name']}</summary>" in page
 
 
-def test_the_report_can_take_the_place_of_the_summary(capsys: pytest.CaptureFixture[str]) -> None:
-    """`--json -` prints JSON and nothing else."""
+def test_json_on_stdout_replaces_the_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--json -` prints only JSON."""
     with listening(ok) as server:
         assert 0 == load(server.port, "--json", "-")
 
     assert "closed" == json.loads(capsys.readouterr().out)["command"]
 
 
-def test_a_missed_target_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missed_objective_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     with listening(ok) as server:
         assert 1 == load(server.port, "--slo", "p99_ms=0.0001")
     assert "MISSED: p99_ms <= 0.0001" in capsys.readouterr().out
 
 
 def test_a_load_with_errors_exits_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """More than one request in a hundred: the line is red on a terminal, and the page says it first. A given objective takes its place."""
+    """By default, an error rate over 1 % is a miss, in red on a terminal and in the HTML report. `--slo` replaces this default."""
 
     async def sometimes(index: int) -> bytes:
         return BUSY if index % 4 == 3 else OK
@@ -168,8 +168,8 @@ def test_a_load_with_errors_exits_with_1(tmp_path: Path, monkeypatch: pytest.Mon
         assert "\x1b[31mMISSED: error_rate <= 0.01, measured " in capsys.readouterr().out
 
 
-def test_a_page_says_what_a_sweep_found(written: Written) -> None:
-    """In a sentence, with the target in the plot; several runs at a rate are one point of its curve. Each cell of the table has its name."""
+def test_the_page_states_the_result_of_a_sweep(written: Written) -> None:
+    """A sentence states the highest rate, and a plot shows the objective. Runs at nearly the same rate become one point."""
     document = json.loads(written.json)
     (closed,) = document["runs"]
     (target,) = closed["targets"]
@@ -191,9 +191,7 @@ def test_a_page_says_what_a_sweep_found(written: Written) -> None:
     assert [(1.0, ["a", "b"]), (2.0, ["c"])] == html_report._merged([(2.0, "c"), (1.0, "a"), (1.02, "b")])
 
 
-def test_a_service_that_answers_nothing_exits_with_1() -> None:
-    """A load that gets only 503 has an error instead of a result, with and without an objective."""
-
+def test_a_load_with_only_503_responses_exits_with_1() -> None:
     async def busy(_: int) -> bytes:
         return BUSY
 
@@ -201,8 +199,8 @@ def test_a_service_that_answers_nothing_exits_with_1() -> None:
         assert 1 == load(server.port)
 
 
-def test_a_server_that_leaves_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests after the server has gone are errors by kind, and what was measured before is reported."""
+def test_requests_after_a_server_exit_count_as_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors are counted by kind. The report also has the requests from before the exit."""
 
     async def until_a_connection_is_refused(run: Any, *_: float) -> None:
         async with asyncio.timeout(20):
@@ -226,13 +224,13 @@ def test_a_server_that_leaves_is_counted(tmp_path: Path, monkeypatch: pytest.Mon
     assert {"refused"} <= set(target["errors"]) <= {"closed", "refused", "unreachable"}
 
 
-def test_nobody_there_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_without_a_server_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert 2 == load(unused_port())
     assert re.fullmatch(r"bert-bench: nothing listens at http://127\.0\.0\.1:\d+/classify; .*\n", capsys.readouterr().err)
 
 
 def test_a_refused_request_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
-    """A path that does not exist cannot be loaded; the service's own message is shown."""
+    """For an unknown path, the error has the service's own message."""
 
     async def missing(_: int) -> bytes:
         body = b'{"error": "there is no path"}'
@@ -255,13 +253,13 @@ def test_a_refused_request_exits_with_2(capsys: pytest.CaptureFixture[str]) -> N
         ["closed", "--api-key-file", "no-such-file"],
     ],
 )
-def test_wrong_usage_exits_with_2(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_usage_exits_with_2(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert 2 == run(*wrong)
     assert re.fullmatch(r"bert-bench: .+\n", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("wrong", [["open"], ["compare"], ["closed", "--seconds", "0"], ["closed", "--connections", "1.5"], ["x"], []])
-def test_wrong_flags_exit_with_2(wrong: list[str]) -> None:
+def test_invalid_flags_exit_with_2(wrong: list[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         run(*wrong)
 
@@ -286,20 +284,20 @@ def test_an_open_loop_sends_at_its_rate(tmp_path: Path) -> None:
 
 @pytest.fixture(name="in_time")
 def generator_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However busy the machine of the tests is, the generator counts as being in time."""
+    """Disables the check for a late generator, so that a busy machine cannot fail a test."""
     monkeypatch.setattr(measurement, "MAX_LATENESS_MS", 1e9)
 
 
 def sweep(folder: Path, *given: object) -> tuple[int, dict[str, Any]]:
-    """Runs a sweep against a server that answers at once; returns the exit code and the report."""
+    """Returns the exit code and the report of a sweep against a server that answers immediately."""
     with listening(ok) as server:
         code = load(server.port, "--seconds", 0.15, *given, "--json", folder / "a.json", command="sweep")
     return code, report.read(folder / "a.json")
 
 
 @pytest.mark.usefixtures("in_time")
-def test_a_sweep_finds_the_top_rate_or_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where all rates hold, summary and report say that higher ones may too; where none holds, the exit code is 1 after the allowed steps."""
+def test_a_sweep_finds_the_highest_rate_or_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """If all rates hold, the result is a lower bound. If no rate holds within the allowed steps, the exit code is 1."""
     code, document = sweep(tmp_path, "--slo", "p99_ms=10000", "--max-rate", 40)
     assert (0, {"max_rate": 40.0}, True) == (code, document["figures"], document["is_lower_bound"])
     assert ["p99_ms <= 10000", "error_rate <= 0.01"] == [verdict["condition"] for verdict in document["verdicts"]]
@@ -314,7 +312,7 @@ def test_a_sweep_finds_the_top_rate_or_none(tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.usefixtures("in_time")
-def test_a_sweep_has_a_target_of_its_own_only_where_none_is_given(tmp_path: Path) -> None:
+def test_a_sweep_uses_default_objectives_only_without_the_slo_flag(tmp_path: Path) -> None:
     given = ("--max-rate", 40, "--steps", 1)
     conditions = [
         [verdict["condition"] for verdict in sweep(tmp_path, *given, *slos)[1]["verdicts"]]
@@ -327,7 +325,7 @@ def test_a_sweep_has_a_target_of_its_own_only_where_none_is_given(tmp_path: Path
 def test_a_sweep_whose_generator_is_late_is_inconclusive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each step is repeated once; the exit code is another than that of a miss, no rate is taken, and nothing is called passed."""
+    """Each step runs twice. The exit code is 4, the report has no rate, and no objective passes."""
     monkeypatch.setattr(measurement, "MAX_LATENESS_MS", -1.0)
     code, document = sweep(tmp_path, "--slo", "p99_ms=10000", "--steps", 2, "--max-rate", 40)
 
@@ -340,7 +338,7 @@ def test_a_sweep_whose_generator_is_late_is_inconclusive(
     assert "passed" not in printed
 
 
-def test_a_sweep_that_is_late_once_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_continues_after_one_late_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     late = iter([True, False])
     monkeypatch.setattr(measurement.GeneratorStats, "was_late", property(lambda _: next(late, False)))
     code, document = sweep(tmp_path, "--slo", "p99_ms=10000", "--max-rate", 40)
@@ -348,9 +346,9 @@ def test_a_sweep_that_is_late_once_goes_on(tmp_path: Path, monkeypatch: pytest.M
     assert (0, 40.0, []) == (code, document["figures"]["max_rate"], document["inconclusive"])
 
 
-def test_a_sweep_that_is_late_at_the_top_has_a_lower_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rate that held is reported, and the exit code says that a higher one may too."""
-    late = iter([True, True, True])  # the first try, the second, and what the search sees of that
+def test_a_sweep_that_is_late_at_the_top_rate_reports_a_lower_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report has the highest rate that held. The exit code 4 means that a higher rate may also hold."""
+    late = iter([True, True, True])  # read after the first run at 40/s, by the search, and after the first run at 20/s
     monkeypatch.setattr(measurement.GeneratorStats, "was_late", property(lambda _: next(late, False)))
     code, document = sweep(tmp_path, "--slo", "p99_ms=10000", "--steps", 2, "--max-rate", 40)
 
@@ -358,8 +356,8 @@ def test_a_sweep_that_is_late_at_the_top_has_a_lower_bound(tmp_path: Path, monke
     assert [True, True] == [verdict["passed"] for verdict in document["verdicts"]]
 
 
-def test_ctrl_c_prints_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
-    """The first SIGINT ends the command with 130 and the metrics of what was measured."""
+def test_ctrl_c_prints_partial_results(capsys: pytest.CaptureFixture[str]) -> None:
+    """After the first SIGINT, the command prints the metrics so far and exits with 130."""
 
     async def interrupt(i: int) -> bytes:
         if i == 100:

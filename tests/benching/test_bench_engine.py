@@ -1,4 +1,4 @@
-"""The raw ONNX Runtime loop: bodies encoded as the service encodes them, and graphs that are not ours."""
+"""The raw ONNX Runtime loop: it encodes bodies like the service, and accepts graphs from other sources."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sentiment_engine() -> OnnxLoop:
 @pytest.mark.parametrize(
     ("workload", "low", "mean", "high"), [("short", 15, 23, 30), ("long", 135, 162, 190), ("mixed", 5, 48, 320), ("uniform", 12, 260, 512)]
 )
-def test_workloads_have_the_lengths_that_they_promise(sentiment: OnnxLoop, workload: str, low: int, mean: int, high: int) -> None:
+def test_workloads_have_the_expected_token_counts(sentiment: OnnxLoop, workload: str, low: int, mean: int, high: int) -> None:
     tokens = sentiment.encode(bodies.build_bodies(workload)).tokens
 
     assert mean == pytest.approx(fmean(tokens), rel=0.05)
@@ -36,13 +36,13 @@ def test_workloads_have_the_lengths_that_they_promise(sentiment: OnnxLoop, workl
 
 
 def test_passages_take_about_five_windows() -> None:
-    """Of 384 tokens that share 128, as the service cuts them."""
+    """Windows have 384 tokens and overlap by 128, as in the service."""
     work = OnnxLoop(ROOT / "models/qa").encode(bodies.build_bodies("qa"))
 
     assert 5 == pytest.approx(fmean(map(len, work.feeds)), abs=0.2)
 
 
-def test_a_body_of_another_task_that_the_model_can_do_is_run_as_that(tmp_path: Path) -> None:
+def test_zero_shot_and_rerank_bodies_run_on_classifiers(tmp_path: Path) -> None:
     tiny.bundle(tmp_path, "nli", labels=("contradiction", "entailment"))
     tiny.bundle(tmp_path, "ranker", labels=("LABEL_0",))
     zero_shot = bodies.Body(b'{"inputs": "good", "parameters": {"candidate_labels": ["a", "b", "c"]}}', 1)
@@ -52,8 +52,8 @@ def test_a_body_of_another_task_that_the_model_can_do_is_run_as_that(tmp_path: P
     assert [[6, 5]] == OnnxLoop(tmp_path / "ranker").encode([rerank]).lengths
 
 
-def test_the_raw_loop_feeds_what_a_graph_declares(tmp_path: Path) -> None:
-    """Of a question about a passage each window is a run; another graph of the model takes the same tokens by its own inputs."""
+def test_the_raw_loop_feeds_only_the_inputs_of_the_graph(tmp_path: Path) -> None:
+    """Each window of a passage is one run. A graph without `token_type_ids` does not get them."""
     path = tiny.bundle(tmp_path, "qa", task="question-answering", max_length=32)
     file = tmp_path / "other.onnx"
     other = tiny.graph("question-answering")
@@ -72,7 +72,7 @@ def test_the_raw_loop_feeds_what_a_graph_declares(tmp_path: Path) -> None:
     assert [feed["input_ids"].shape[1] for feed in encoded.feeds[0]] == list(encoded.lengths[0])
 
 
-def test_a_graph_that_cannot_be_fed_is_refused(models: Path, tmp_path: Path) -> None:
+def test_a_graph_with_an_unknown_input_is_refused(models: Path, tmp_path: Path) -> None:
     made = tiny.graph()
     made.graph.input.append(onnx.helper.make_tensor_value_info("pixels", onnx.TensorProto.FLOAT, [1]))
     onnx.save(made, str(tmp_path / "odd.onnx"))
@@ -81,7 +81,7 @@ def test_a_graph_that_cannot_be_fed_is_refused(models: Path, tmp_path: Path) -> 
         OnnxLoop(models / "tiny", tmp_path / "odd.onnx")
 
 
-def test_a_bundles_own_mask_is_what_its_texts_have(tmp_path: Path) -> None:
+def test_the_engine_reads_the_mask_token_of_the_bundle(tmp_path: Path) -> None:
     made = [OnnxLoop(tiny.bundle(tmp_path, task, task=task)) for task in ("fill-mask", "text-classification")]
 
     assert ["[MASK]", None] == [engine.mask for engine in made]

@@ -1,6 +1,6 @@
-"""The load generator against a small server: every request ends in one record, and latency counts from when it was due.
+"""The load generator against a small server: each request gives one record, and latency counts from the scheduled time.
 
-A load lasts until the server has received a number of requests, never for a number of seconds that a slow machine could miss.
+A load ends after a number of requests, not after a number of seconds, so that results do not depend on the machine's speed.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def test_a_closed_loop_keeps_its_connections() -> None:
     assert b"tokenize;dur=0.5, inference;dur=2.0" == load.records[0][0].server_timing
 
 
-def test_a_record_says_whether_the_answer_said_when_to_come_again() -> None:
+def test_a_record_tells_whether_the_response_had_retry_after() -> None:
     async def every_other(i: int) -> bytes:
         return OK if i % 2 else BUSY.replace(b"\r\n\r\n", b"\r\nRetry-After: 2\r\n\r\n")
 
@@ -86,15 +86,15 @@ def test_a_record_says_whether_the_answer_said_when_to_come_again() -> None:
 
 
 def test_one_connection_has_one_request_in_flight() -> None:
-    """A closed loop of one connection sends a request only after the last one was answered."""
+    """A closed loop with one connection sends a request only after the previous response."""
     load, _ = closed_loop(ok, 20)
     records = sorted(load.records[0])
 
     assert [] == [pair for pair in itertools.pairwise(records) if pair[1].sent < pair[0].ended]
 
 
-def test_a_stall_counts_for_all_that_it_delays() -> None:
-    """Requests that become due while the only connection waits are sent later, and their latency begins when they were due."""
+def test_a_stall_adds_to_the_latency_of_all_delayed_requests() -> None:
+    """Requests that are due while the only connection is busy are sent late. Their latency starts at the scheduled time."""
     arrivals = [0.0, 0.001, 0.002, 0.003]
 
     async def stall_first(i: int) -> bytes:
@@ -110,8 +110,8 @@ def test_a_stall_counts_for_all_that_it_delays() -> None:
     assert 1 == server.connections
 
 
-def test_an_open_loop_takes_as_many_connections_as_it_needs() -> None:
-    """While all connections are busy another one is opened, up to the limit, so that no request waits for one."""
+def test_an_open_loop_opens_connections_as_needed() -> None:
+    """If all connections are busy, the loop opens another, up to the limit, so that no request waits."""
     seen = []
 
     async def when_all_are_there(i: int) -> bytes:
@@ -139,7 +139,7 @@ def test_answers_other_than_200_are_counted_by_status() -> None:
 
 
 def test_a_closed_connection_is_an_error_and_replaced() -> None:
-    """A request whose connection closes before its answer is counted as `closed`; the loop then continues."""
+    """If the connection closes before the response, the request counts as `closed` and the loop continues."""
 
     async def close_second(i: int) -> bytes | None:
         return None if i == 1 else OK
@@ -151,8 +151,8 @@ def test_a_closed_connection_is_an_error_and_replaced() -> None:
     assert 200 == load.records[0][-1].outcome
 
 
-def test_a_connection_that_the_server_ends_politely_is_no_error() -> None:
-    """After `connection: close` the next request takes another connection."""
+def test_a_connection_close_header_is_not_an_error() -> None:
+    """After `connection: close`, the next request uses a new connection."""
 
     async def close_all(_: int) -> bytes:
         return OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
@@ -163,8 +163,8 @@ def test_a_connection_that_the_server_ends_politely_is_no_error() -> None:
     assert server.connections >= server.requests >= 5
 
 
-def test_no_answer_in_time_is_a_timeout() -> None:
-    """A request that gets no answer ends after the timeout, in a closed loop and in an open one, also while it waits for a connection."""
+def test_a_request_without_a_response_times_out() -> None:
+    """The timeout applies in closed and open loops, and also while a request waits for a connection."""
 
     async def never(_: int) -> bytes:
         await asyncio.sleep(60)
@@ -178,7 +178,7 @@ def test_no_answer_in_time_is_a_timeout() -> None:
     assert ["timeout"] * 3 == [record.outcome for record in load.records[0]]
 
 
-def test_nonsense_is_malformed() -> None:
+def test_a_response_that_is_not_http_is_malformed() -> None:
     async def nonsense(_: int) -> bytes:
         return b"NONSENSE\r\n\r\n"
 
@@ -206,7 +206,7 @@ def test_the_end_of_a_response_is_found(answer: bytes, status: int) -> None:
 
 
 @pytest.mark.parametrize(("head", "outcome"), [(b"", 200), (b"content-length: 3\r\n", "closed")], ids=["no length", "too short"])
-def test_the_end_of_the_connection_ends_only_a_body_without_a_length(head: bytes, outcome: int | str) -> None:
+def test_a_closed_connection_ends_only_a_body_without_a_length(head: bytes, outcome: int | str) -> None:
     async def one(_: int) -> bytes:
         return b"HTTP/1.1 200 OK\r\n" + head + b"\r\n[]"
 
@@ -216,7 +216,7 @@ def test_the_end_of_the_connection_ends_only_a_body_without_a_length(head: bytes
     assert server.connections >= server.requests >= 3
 
 
-def test_an_answer_in_pieces_is_read_whole() -> None:
+def test_a_large_response_is_read_completely() -> None:
     long = b"x" * 3_000_000
 
     async def big(_: int) -> bytes:
@@ -228,13 +228,13 @@ def test_an_answer_in_pieces_is_read_whole() -> None:
     assert server.requests == len(load.records[0])
 
 
-def test_a_port_without_a_server_is_one_sentence() -> None:
+def test_a_port_without_a_server_is_an_error() -> None:
     with pytest.raises(BenchError, match="nothing listens"):
         generator.run_closed_loop([target(unused_port())], 2, UNTIL_STOPPED, stop=threading.Event(), progress=BenchProgress(quiet=True))
 
 
-def test_ctrl_c_ends_with_what_there_is() -> None:
-    """Once stopped, a load sends nothing more and returns the records of all its requests."""
+def test_a_stopped_load_returns_all_its_records() -> None:
+    """After the stop, the load sends no more requests."""
     load, server = closed_loop(ok, 5)
 
     assert load.interrupted

@@ -1,4 +1,4 @@
-"""The comparison of candidates: each gets each load in each round, and ratios are of one round. Real ones are tests/deploying's."""
+"""The overhead comparison: rounds, ratios and thresholds with fake candidates, and the helpers for replicas and ports."""
 
 from __future__ import annotations
 
@@ -37,11 +37,12 @@ def candidate(name: str, answer: bytes = OK, addresses: int = 1) -> Candidate:
 
 
 def comparison(*candidates: Candidate) -> Comparison:
-    durations = Durations(0.1, 0, 5)  # the first requests count: if the machine stands still after them, there are no others
+    durations = Durations(0.1, 0, 5)  # no warm-up: on a stalled machine, the first requests may be the only ones
     return Comparison(candidates, [ONE, TWO], durations, models=Path(), threads=2, progress=BenchProgress(quiet=True))
 
 
-def test_each_candidate_gets_each_load_in_each_round() -> None:
+def test_each_round_runs_each_load_against_each_candidate() -> None:
+    """A load is skipped if its connections cannot be divided equally among the addresses of the candidate."""
     made = comparison(candidate("one"), candidate("two", addresses=2))
     for _ in range(2):
         made.run_round()
@@ -49,12 +50,12 @@ def test_each_candidate_gets_each_load_in_each_round() -> None:
     assert {("one", ONE): 2, ("one", TWO): 2, ("two", TWO): 2} == {key: len(results) for key, results in made.results.items()}
     results = [result for found in made.results.values() for result in found]
     assert [True] * 6 == [result.rps > 0 and 0 < result.p50_ms <= result.p99_ms for result in results]
-    assert sum(result.cpu_ms for result in results) > 0  # a load of few requests may take less than a tick of the clock
+    assert sum(result.cpu_ms for result in results) > 0  # a load of few requests can take less CPU time than one clock tick
     assert {0} == {result.failed for result in results}
     assert made.ratio("two", "one", ONE) is None
 
 
-def test_a_ratio_is_of_one_round() -> None:
+def test_the_ratio_is_the_median_over_the_rounds() -> None:
     made = comparison()
     for name, speeds in {"one": (100, 200, 400), "two": (50, 200, 800)}.items():
         made.results[name, ONE] = [Result(speed, 1, 1, 0, 1, 0) for speed in speeds]
@@ -63,18 +64,18 @@ def test_a_ratio_is_of_one_round() -> None:
     assert 200 == made.median("two", ONE, "rps")
 
 
-def test_a_candidate_that_answers_nothing_is_an_error() -> None:
+def test_a_candidate_without_successful_responses_is_an_error() -> None:
     with pytest.raises(BenchError, match=r"busy .* short texts over 1 connections"):
         comparison(candidate("busy", BUSY)).run_round()
 
 
-def test_thresholds_are_for_candidates_that_there_are() -> None:
+def test_thresholds_name_existing_candidates() -> None:
     assert {threshold.candidate for threshold in THRESHOLDS} | {threshold.of for threshold in THRESHOLDS} == {
         candidate.name for candidate in CANDIDATES
     }
 
 
-def test_the_configuration_has_other_ports_and_any_number_of_replicas() -> None:
+def test_the_haproxy_configuration_takes_ports_and_replicas() -> None:
     text = replica.configuration(1, 2, [3, 4, 5])
 
     assert ["1", "2"] == [line.split(":")[1].split()[0] for line in text.splitlines() if line.strip().startswith("bind ")]
@@ -89,8 +90,8 @@ def test_a_replica_that_does_not_start_says_why(tmp_path: Path) -> None:
         Replica(tmp_path / "nowhere", free_ports(1)[0], tmp_path / "log").start()
 
 
-def test_free_ports_are_those_that_the_system_gives_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All different, none that something listens on, and below the range of which connections and port 0 take theirs."""
+def test_free_ports_are_unused_and_below_the_ephemeral_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ports are distinct. The system uses the ephemeral range for connections and for port 0."""
     range_file = Path("/proc/sys/net/ipv4/ip_local_port_range")
     lowest = int(range_file.read_text().split()[0]) if range_file.exists() else 32_768
     assert 1024 < replica.PORTS.start < replica.PORTS.stop <= lowest - 100

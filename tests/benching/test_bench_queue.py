@@ -15,7 +15,7 @@ from bertserve.bench.load.generator import poisson_arrivals
 
 
 def test_arrivals_are_a_poisson_process() -> None:
-    """Their number is near rate x seconds, and their gaps spread like an exponential: deviation as large as the mean."""
+    """Their number is near rate x seconds. The gaps have a standard deviation equal to their mean, like an exponential distribution."""
     times = poisson_arrivals(100, 200, seed=1)
     gaps = [b - a for a, b in itertools.pairwise(times)]
 
@@ -34,15 +34,15 @@ def test_arrivals_are_the_same_for_a_seed() -> None:
     assert [t / 2 for t in times] == pytest.approx(poisson_arrivals(20, 2.5, seed=3))
 
 
-def test_the_queue_by_hand() -> None:
-    """Two servers, four requests: the third and the fourth wait for whoever is free first."""
+def test_the_queue_matches_a_calculation_by_hand() -> None:
+    """With two servers, the third and the fourth request wait for the first free server."""
     requests = [[3.0], [1.0], [1.0], [1.0]]
 
     assert [3.0, 1.0, 1.5, 2.0] == simulate_queue([0.0, 0.0, 0.5, 1.0], requests, 2)
 
 
-def test_parts_of_a_job_run_side_by_side() -> None:
-    """A request of three parts on two servers is done when its last part is."""
+def test_parts_of_a_request_run_in_parallel() -> None:
+    """A request of three parts on two servers ends with its last part."""
     assert [2.0, 1.0] == simulate_queue([0.0, 1.0], [[1.0, 1.0, 1.0], [1.0]], 2)
 
 
@@ -54,7 +54,7 @@ def test_parts_of_a_job_run_side_by_side() -> None:
         pytest.param(1.4, 2, random.Random(99).expovariate, 1 / (1 - 0.49), id="M/M/2 at 70 %, by Erlang's formula"),
     ],
 )
-def test_the_queue_gives_the_known_mean(load: float, servers: int, run_s: Callable[[float], float], mean_s: float) -> None:
+def test_the_queue_has_the_theoretical_mean(load: float, servers: int, run_s: Callable[[float], float], mean_s: float) -> None:
     times = poisson_arrivals(load, 50_000, seed=servers - 1)
 
     assert mean_s == pytest.approx(fmean(simulate_queue(times, [[run_s(1.0)] for _ in times], servers)), rel=0.03)

@@ -11,13 +11,13 @@ from bertserve.bench.report.measurement import latency_distribution, percentile
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 5.0), (0.9, 9.0), (0.99, 10.0), (1.0, 10.0), (0.01, 1.0), (0.1, 1.0)])
-def test_percentiles_are_values_that_occurred(share: float, expected: float) -> None:
-    """By nearest rank, of 1 to 10."""
+def test_percentiles_are_measured_values(share: float, expected: float) -> None:
+    """Percentiles of the numbers 1 to 10 use the nearest rank."""
     assert expected == percentile([float(i) for i in range(1, 11)], share)
 
 
 def test_a_distribution_keeps_its_tail() -> None:
-    """The curve rises from the least to the greatest value, and the percentiles lie on it."""
+    """The curve rises from the smallest to the largest value."""
     spread = latency_distribution(map(float, range(1000, 0, -1)))
     assert spread is not None
 
@@ -33,12 +33,12 @@ def test_a_distribution_keeps_its_tail() -> None:
     assert ([0.0, 1.0], [1.0, 1000.0]) == (spread.curve[0], spread.curve[-1])
 
 
-def test_nothing_has_no_distribution() -> None:
+def test_an_empty_list_has_no_distribution() -> None:
     assert None is latency_distribution([])
 
 
-def test_latency_counts_from_when_a_request_was_due() -> None:
-    """A request sent 3 s late and answered after 1 s took 4 s; failures are in the error rate, not in the latencies."""
+def test_latency_counts_from_the_scheduled_time() -> None:
+    """A request sent 3 s late and answered 1 s later took 4 s. Failures count in the error rate, not in the latencies."""
     records = [
         RequestRecord(0.0, 3.0, 4.0, 200, 0, b""),
         RequestRecord(0.5, 0.5, 0.6, "timeout", 0, b""),
@@ -53,15 +53,15 @@ def test_latency_counts_from_when_a_request_was_due() -> None:
     assert (0.1, 0.4, 3.0) == (found.rps, found.texts_per_s, found.tokens_per_s)
 
 
-def test_rates_do_not_come_in_waves() -> None:
-    """Three requests at a time of 4 s each are 0.75 a second, wherever the measured time begins and ends."""
+def test_rates_do_not_depend_on_the_measured_interval() -> None:
+    """Three concurrent requests of 4 s each are 0.75 requests per second in every interval."""
     records = [RequestRecord(at, at, at + 4.0, 200, 0, b"") for at in (0.0, 4.0, 8.0, 12.0, 16.0) for _ in range(3)]
     for start, end in ((0.0, 20.0), (2.0, 9.0), (3.9, 8.1), (9.0, 10.0)):
         found = measurement.measure("t", records, (start, end), texts=[2], tokens=[8])
         assert pytest.approx((0.75, 1.5, 6.0)) == (found.rps, found.texts_per_s, found.tokens_per_s)
 
 
-def test_what_is_not_answered_is_no_work() -> None:
+def test_only_successful_requests_count_in_the_rate() -> None:
     records = [
         RequestRecord(0.5, 0.5, 0.9, 503, 0, b""),
         RequestRecord(1.0, 1.0, 1.0, 200, 0, b""),
@@ -70,8 +70,8 @@ def test_what_is_not_answered_is_no_work() -> None:
     assert 0.5 == measurement.measure("t", records, (0.0, 2.0), texts=[1]).rps
 
 
-def test_overhead_is_what_the_service_did_not_spend_in_the_graph() -> None:
-    """Median latency less the median of `inference` in the server-timing header."""
+def test_overhead_is_the_time_outside_inference() -> None:
+    """Overhead is the median latency minus the median `inference` time of the server-timing header."""
     records = [RequestRecord(float(i), float(i), i + 0.010, 200, 0, b" tokenize;dur=1.000, inference;dur=7.500") for i in range(3)]
     found = measurement.measure("t", records, (0.0, 5.0), texts=[1])
 
@@ -90,21 +90,21 @@ def test_overhead_is_what_the_service_did_not_spend_in_the_graph() -> None:
         ("p99_ms=50", None, False),
     ],
 )
-def test_targets_bound_from_the_right_side(given: str, measured: float | None, passed: bool) -> None:
-    """Latencies and errors must not exceed their targets, rates must reach them, and what was not measured misses."""
+def test_objectives_are_upper_or_lower_limits(given: str, measured: float | None, passed: bool) -> None:
+    """Latencies must not exceed their objective, and rates must reach it. A missing measurement is a miss."""
     condition = slo.parse_objectives([given])[0]
 
     assert [passed] == [verdict.passed for verdict in slo.evaluate([condition], {condition.metric: measured})]
 
 
-def test_targets_are_read_from_lists_and_bound_errors_too() -> None:
+def test_parsed_objectives_include_a_default_error_rate() -> None:
     assert ["p99_ms <= 50", "rps >= 10", "error_rate <= 0.01"] == [str(c) for c in slo.parse_objectives(["p99_ms=50, rps=10"])]
     assert ["error_rate <= 0.5"] == [str(c) for c in slo.parse_objectives(["error_rate=0.5"])]
     assert () == slo.parse_objectives([])
 
 
 @pytest.mark.parametrize("text", ["p99_ms", "p99=50", "p99_ms=fast", "p99_ms=-1", "p99_ms=nan", ""])
-def test_a_wrong_target_is_refused(text: str) -> None:
+def test_an_invalid_objective_is_refused(text: str) -> None:
     with pytest.raises(BenchError, match="p99_ms"):
         slo.parse_objectives([text])
 

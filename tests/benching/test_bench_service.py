@@ -1,4 +1,4 @@
-"""bert-bench against a real service of tiny bundles: every command, every kind of endpoint, and the keys of its reports."""
+"""bert-bench against a real service with tiny bundles: commands, kinds of endpoints, and the keys of reports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bertserve.bench import cli, engine, load_test
 from bertserve.bench.report import report
 from conftest import running
 
-# without a warm-up, so that the first requests count: if the machine stands still after them, there are no others
+# no warm-up: on a stalled machine, the first requests may be the only ones
 SHORT = ("--seconds", 0.1, "--warmup-s", 0, "--quiet")
 
 
@@ -21,9 +21,9 @@ class Service(NamedTuple):
     """A service under load.
 
     Attributes:
-        url: Its address.
+        url: Base URL.
         models: Folder of its bundles.
-        texts: A file of texts in their vocabulary.
+        texts: A file of texts in the vocabulary of the bundles.
     """
 
     url: str
@@ -33,7 +33,7 @@ class Service(NamedTuple):
 
 @pytest.fixture(name="service", scope="module")
 def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """One service of five bundles; by name, so /classify takes `classifier`."""
+    """Yields a service with six bundles. `/classify` uses `classifier`, which is the first bundle by name."""
     folder = tmp_path_factory.mktemp("service")
     models = folder / "models"
     tiny.bundle(models, "classifier", max_length=64)
@@ -49,7 +49,7 @@ def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture(autouse=True)
 def everything_starts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The raw loop has no warm-up either, and an open loop's first request is due at its start."""
+    """Removes the warm-up of the raw loop, and schedules the first request of an open loop at its start."""
     monkeypatch.setattr(engine, "_WARMUP_SHARE", 0.0)
     monkeypatch.setattr(load_test, "poisson_arrivals", lambda rate, seconds, *, seed: [i * seconds / 10 for i in range(10)])
 
@@ -67,7 +67,7 @@ def structure(value: Any) -> Any:
 
 
 def test_a_closed_loop_reports_the_service_and_its_model(service: Service, tmp_path: Path) -> None:
-    """Parts of the latency, runs and tokens come from the service, and the engine throughput from the bundle."""
+    """Latency parts, runs and tokens come from the service; the engine throughput comes from the bundle."""
     given = ("--target", f"{service.url}/classify={service.texts}", "--connections", 2)
     document = measure(tmp_path, "closed", *SHORT, *given, "--bundle", service.models / "classifier")
     target = document["runs"][0]["targets"][0]
@@ -81,7 +81,7 @@ def test_a_closed_loop_reports_the_service_and_its_model(service: Service, tmp_p
     assert document["figures"]["ratio"] > 0
 
 
-def test_compare_has_both_sides_of_each_round(service: Service, tmp_path: Path) -> None:
+def test_compare_measures_service_and_engine_in_each_round(service: Service, tmp_path: Path) -> None:
     given = ("--target", f"{service.url}/classify={service.texts}", "--connections", 2, "--texts", 32, "--rounds", 2)
     document = measure(tmp_path, "compare", *SHORT, *given, "--bundle", service.models / "classifier")
 
@@ -90,8 +90,8 @@ def test_compare_has_both_sides_of_each_round(service: Service, tmp_path: Path) 
     assert document["figures"]["ratio"] > 0
 
 
-def test_tail_latency_is_held_against_an_ideal_queue(service: Service, tmp_path: Path) -> None:
-    """The report has the ratio, and its keys are those of a report of bert-bench 0.1.0, and one that came later."""
+def test_tail_latency_is_compared_with_an_ideal_queue(service: Service, tmp_path: Path) -> None:
+    """The report has the ratio. It keeps the keys of bert-bench 0.1.0 and adds two."""
     given = ("--target", f"{service.url}/classify={service.texts}", "--connections", 2)
     document = measure(tmp_path, "tail-latency", *SHORT, *given, "--bundle", service.models / "classifier")
     earlier = report.read(Path(__file__).parent / "report_of_0_1_0.json")
@@ -104,7 +104,7 @@ def test_tail_latency_is_held_against_an_ideal_queue(service: Service, tmp_path:
         assert structure(earlier[name]) == structure(document[name]), name
 
 
-def test_concurrent_targets_are_loaded_alone_and_at_once(service: Service, tmp_path: Path) -> None:
+def test_concurrent_targets_are_loaded_separately_and_together(service: Service, tmp_path: Path) -> None:
     targets = [f"{service.url}/{path}={service.texts}" for path in ("classify", "ner")]
     given = ("--target", targets[0], "--target", targets[1], "--connections", 2, "--rounds", 1)
     document = measure(tmp_path, "concurrent-targets", *SHORT, *given)
@@ -114,7 +114,7 @@ def test_concurrent_targets_are_loaded_alone_and_at_once(service: Service, tmp_p
     assert document["figures"]["ratio"] > 0
 
 
-# path, bundle, texts of a request, and how many texts the model reads for them
+# path, bundle, texts per request, and texts that the model reads per request
 @pytest.mark.parametrize(
     ("path", "name", "texts", "each"),
     [
@@ -126,8 +126,8 @@ def test_concurrent_targets_are_loaded_alone_and_at_once(service: Service, tmp_p
         pytest.param("attention", "names", 2, 2, marks=pytest.mark.full_grid),
     ],
 )
-def test_heads_are_loaded_by_their_endpoints(service: Service, tmp_path: Path, path: str, name: str, texts: int, each: int) -> None:
-    """Vectors, cosines, ranks, candidate labels and attention are loaded from the workloads; what the service ran is what was counted."""
+def test_each_kind_of_endpoint_can_be_loaded(service: Service, tmp_path: Path, path: str, name: str, texts: int, each: int) -> None:
+    """The report counts the texts that the service ran."""
     given = ("--target", f"{service.url}/{path}=short", "--connections", 1, "--texts", texts, "--bundle", service.models / name)
     document = measure(tmp_path, "closed", *SHORT, *given)
     (target,) = document["runs"][0]["targets"]
@@ -140,8 +140,8 @@ def test_heads_are_loaded_by_their_endpoints(service: Service, tmp_path: Path, p
     assert limit["texts_per_s"] == pytest.approx(limit["runs_per_s"])
 
 
-def test_a_bundle_that_is_not_served_is_told(service: Service, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A ratio of two different models is of no use, so a warning says so."""
+def test_a_bundle_that_is_not_served_causes_a_warning(service: Service, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A ratio of two different models has no meaning."""
     other = tiny.bundle(tmp_path / "other", "classifier", seed=1)
     given = ("--target", f"{service.url}/classify={service.texts}", "--seconds", 0.1, "--warmup-s", 0)
     warned = []
@@ -152,8 +152,8 @@ def test_a_bundle_that_is_not_served_is_told(service: Service, tmp_path: Path, c
     assert [True, False] == warned
 
 
-def test_the_limit_needs_no_service(service: Service, tmp_path: Path) -> None:
-    """`engine-limit` runs a bundle's graph alone, on a workload or on the user's file."""
+def test_engine_limit_needs_no_service(service: Service, tmp_path: Path) -> None:
+    """`engine-limit` runs only the graph of a bundle, here on the texts of a file."""
     given = ("--workload", service.texts, "--seconds", 0.1, "--quiet", "--slo", "rps=1")
     document = measure(tmp_path, "engine-limit", "--bundle", service.models / "classifier", *given)
 

@@ -1,4 +1,4 @@
-"""How a sweep looks for the highest rate, against a service that is a number: up to it all is well."""
+"""How a sweep searches for the highest rate, with a fake service that meets its objective up to a fixed rate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CAPACITY = 1000  # requests per second
 
 
 class Service:
-    """A load test of a service that keeps the objective up to CAPACITY; its closed loop gets `closed` requests per second."""
+    """A fake load test: the service meets the objective up to CAPACITY, and a closed loop reaches `closed` requests per second."""
 
     def __init__(self, *, closed: float, late_above: float = float("inf")) -> None:
         self.closed, self.late_above = closed, late_above
@@ -27,7 +27,7 @@ class Service:
         self.rates: list[float] = []
 
     def run_closed_loop(self, connections: int) -> Any:
-        """Returns a run at the rate that its connections ask for."""
+        """Returns a run with the rate `closed`."""
         return SimpleNamespace(rate=self.closed, generator=SimpleNamespace(was_late=False))
 
     def run_open_loop(self, rate: float) -> tuple[Any, None, None]:
@@ -35,7 +35,7 @@ class Service:
         return SimpleNamespace(name=f"open, {rate:g}/s", rate=rate, generator=SimpleNamespace(was_late=rate > self.late_above)), None, None
 
     def sweep(self, *, steps: int = 6, max_rate: float | None = None) -> BenchReport:
-        """Returns the report of a sweep to a p99 of 50 ms."""
+        """Returns the report of a sweep with a p99 objective of 50 ms."""
         report = BenchReport("sweep", {})
         module.sweep(self, report, parse_objectives(["p99_ms=50"]), connections=16, steps=steps, max_rate=max_rate)  # type: ignore[arg-type]
         return report
@@ -65,16 +65,16 @@ def test_the_search_goes_up_or_down_from_the_closed_loop(closed: float, steps: i
 
 
 @pytest.mark.parametrize(("max_rate", "rates", "found", "bound"), [(400, [400], 400, True), (1600, [1600, 800, 1200], 800, False)])
-def test_no_rate_is_higher_than_was_allowed(max_rate: float, rates: list[float], found: float, bound: bool) -> None:
-    """`--max-rate` is where the search begins, and where it ends if that holds."""
+def test_no_rate_exceeds_max_rate(max_rate: float, rates: list[float], found: float, bound: bool) -> None:
+    """The search begins at `--max-rate`, and ends there if that rate holds."""
     service = Service(closed=50)
     report = service.sweep(steps=3, max_rate=max_rate)
 
     assert (rates, found, bound) == (service.rates, report.figures["max_rate"], report.is_lower_bound)
 
 
-def test_a_generator_that_is_late_ends_the_search_upward() -> None:
-    """A rate that the generator cannot send is inconclusive: the search continues at lower rates and reports the step."""
+def test_a_late_generator_ends_the_upward_search() -> None:
+    """A rate that the generator cannot send is inconclusive. The search continues at lower rates, and the report names the step."""
     service = Service(closed=200, late_above=500)
     report = service.sweep(steps=4)
 
@@ -86,6 +86,6 @@ def test_a_generator_that_is_late_ends_the_search_upward() -> None:
     )
 
 
-def test_a_closed_loop_without_an_answer_is_an_error() -> None:
+def test_a_closed_loop_without_responses_is_an_error() -> None:
     with pytest.raises(BenchError):
         Service(closed=0).sweep()

@@ -1,4 +1,4 @@
-"""Targets: addresses, requests, and the metrics of the service behind them."""
+"""Load test targets: their URLs, their requests, and the metrics of their service."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from listening import listening
     ("model", "mask"),
     [
         ({"task": "fill-mask", "mask_token": "<mask>"}, "<mask>"),
-        ({"task": "fill-mask"}, "[MASK]"),  # an earlier service
-        (None, "[MASK]"),  # of another make
+        ({"task": "fill-mask"}, "[MASK]"),  # a service of an earlier version
+        (None, "[MASK]"),  # a different server
     ],
 )
-def test_masks_are_those_of_the_model_that_is_asked(model: dict[str, str] | None, mask: str) -> None:
+def test_texts_contain_the_mask_token_of_the_target_model(model: dict[str, str] | None, mask: str) -> None:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200 if model and self.path == "/fill-mask/info" else 404)
@@ -35,7 +35,7 @@ def test_masks_are_those_of_the_model_that_is_asked(model: dict[str, str] | None
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
-            """Says nothing."""
+            """Logs nothing."""
 
     asked: list[str] = []
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
@@ -47,7 +47,7 @@ def test_masks_are_those_of_the_model_that_is_asked(model: dict[str, str] | None
     assert {1} == {json.loads(body.content)["inputs"].count(mask) for body in target.bodies}
 
 
-def test_batches_are_the_growth_of_the_metrics() -> None:
+def test_batch_statistics_are_differences_of_metrics() -> None:
     name = "bertserve_batch_rows"
     before = {(f"{name}_count", "m", ""): 10.0, (f"{name}_sum", "m", ""): 10.0, (f"{name}_bucket", "m", "1.0"): 10.0}
     before |= {(f"{name}_bucket", "m", bound): 10.0 for bound in ("2.0", "4.0", "+Inf")}
@@ -68,8 +68,8 @@ def test_batches_are_the_growth_of_the_metrics() -> None:
     assert None is batch_stats(before, after, "another")
 
 
-def test_metrics_are_read_from_the_page_of_prometheus() -> None:
-    """Series of runs and tokens by model; those of several tasks of one model are added up, and all others are left out."""
+def test_metrics_are_parsed_from_the_prometheus_format() -> None:
+    """Batch and token series are kept per model and summed over tasks; other series are ignored."""
     page = """# HELP bertserve_batch_rows Rows of a run.
 # TYPE bertserve_batch_rows histogram
 bertserve_batch_rows_bucket{le="1.0",model="m",task="a"} 2.0
@@ -96,9 +96,7 @@ bertserve_queue_seconds_count{model="m"} 5.0
 
 
 @pytest.mark.parametrize("answer", [b"200 OK", b"404 Not Found"])
-def test_a_service_without_metrics_has_none(answer: bytes) -> None:
-    """A page that is missing, or is not one of Prometheus, gives no metrics and no error."""
-
+def test_a_missing_or_invalid_metrics_page_gives_no_metrics(answer: bytes) -> None:
     async def page(_: int) -> bytes:
         return b"HTTP/1.1 %s\r\ncontent-length: 9\r\n\r\n{nonsense" % answer
 
@@ -108,12 +106,12 @@ def test_a_service_without_metrics_has_none(answer: bytes) -> None:
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://a/b", "http://", "http://a:b/", "http://a b/", "http://[::1/x"])
-def test_a_wrong_address_is_refused(url: str) -> None:
+def test_an_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(BenchError, match=r"http://127\.0\.0\.1:8000/classify"):
         parse_url(url)
 
 
-def test_a_request_is_whole_http() -> None:
+def test_a_request_is_complete_http() -> None:
     address = parse_url("http://[::1]:8000/classify?a=b")
     made = build_target(address, "m", [bodies.Body(b"{}", 1)], {"x-a": "1"})
     expected = b"POST /classify?a=b HTTP/1.1\r\nHost: [::1]:8000\r\nContent-Type: application/json\r\nx-a: 1\r\nContent-Length: 2\r\n\r\n{}"

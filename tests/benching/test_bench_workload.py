@@ -1,4 +1,4 @@
-"""What is sent: workloads, the bodies of each endpoint, and files of the user."""
+"""The data that a load test sends: workloads, the bodies of each endpoint, and files of the user."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from bertserve.bench import bodies, workloads
 from bertserve.bench.errors import BenchError
 
-# keys of the tasks' own files that are not inputs of a load test
+# fixed parts of the bodies, in addition to the texts of a workload
 QUERY, SOURCE = "Who built the bridge over the river?", "The bridge was opened in the summer of 1886."
 LAST_LAYER = {"output_attentions": True, "layers": [-1]}
 CHOICES = ["It was late.", "The bridge was closed.", "Nobody had seen it before.", "They sold it for ten times the price."]
@@ -28,7 +28,7 @@ def test_workloads_are_the_same_for_a_seed(name: str) -> None:
     assert len(made) == len({str(item) for item in made}) >= 24
 
 
-def test_a_mask_is_spelled_as_the_model_spells_it() -> None:
+def test_texts_use_the_mask_token_of_the_model() -> None:
     bert, roberta = (workloads.workload_inputs("mask", **mask) for mask in ({}, {"mask": "<mask>"}))
 
     assert {1} == {text.count("[MASK]") for text in bert}
@@ -37,8 +37,8 @@ def test_a_mask_is_spelled_as_the_model_spells_it() -> None:
     assert {"inputs": roberta[0]} == json.loads(bodies.build_bodies("mask", path="/fill-mask", mask="<mask>")[0].content)
 
 
-def test_several_texts_in_a_request_all_take_turns() -> None:
-    """Groups of 24 out of 64 use every text equally often."""
+def test_groups_of_texts_use_every_text_equally_often() -> None:
+    """Eight groups of 24 contain each of the 64 texts three times."""
     made = bodies.build_bodies("short", texts=24)
 
     assert {24} == {body.texts for body in made}
@@ -63,7 +63,7 @@ def test_several_texts_in_a_request_all_take_turns() -> None:
         ("/zero-shot", 2, {"inputs": ["a", "b"], "parameters": {"candidate_labels": LABELS}}, 8),
     ],
 )
-def test_texts_stand_in_the_body_of_their_endpoint(path: str, texts: int, expected: dict[str, Any], count: int, tmp_path: Path) -> None:
+def test_each_endpoint_gets_its_own_body_format(path: str, texts: int, expected: dict[str, Any], count: int, tmp_path: Path) -> None:
     file = tmp_path / "texts.jsonl"
     file.write_text("".join(f'"{letter}"\n' for letter in "abcdef"), encoding="utf-8")
     made = bodies.build_bodies(str(file), path=path, texts=texts)
@@ -74,7 +74,7 @@ def test_texts_stand_in_the_body_of_their_endpoint(path: str, texts: int, expect
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/similarity", "/zero-shot"])
-def test_every_text_of_a_mix_is_sent_equally_often(path: str) -> None:
+def test_every_text_of_a_workload_is_sent_equally_often(path: str) -> None:
     made = [json.loads(body.content) for body in bodies.build_bodies("short", path=path, texts=5)]
     given = [body.get("texts") or body["inputs"] for body in made]
     flat = [text for item in given for text in (item if isinstance(item, list) else item["sentences"])]
@@ -83,13 +83,13 @@ def test_every_text_of_a_mix_is_sent_equally_often(path: str) -> None:
     assert 64 == len(set(flat))
 
 
-def test_questions_with_passages_are_no_texts_to_rank() -> None:
-    """The workload and the endpoint do not fit, which is said before anything is sent."""
+def test_a_question_workload_cannot_be_sent_to_rerank() -> None:
+    """The error comes before any request is sent."""
     with pytest.raises(BenchError, match="/rerank takes texts"):
         bodies.build_bodies("qa", path="/rerank")
 
 
-def test_whole_bodies_count_what_the_model_reads(tmp_path: Path) -> None:
+def test_bodies_of_a_file_count_the_texts_that_the_model_reads(tmp_path: Path) -> None:
     file = tmp_path / "bodies.jsonl"
     lines: list[dict[str, Any]] = [
         {"query": "a", "texts": ["b", "c", "d"]},
@@ -104,14 +104,14 @@ def test_whole_bodies_count_what_the_model_reads(tmp_path: Path) -> None:
     assert [3, 3, 2, 6, 3, 1] == [body.texts for body in bodies.build_bodies(str(file), path="/rerank")]
 
 
-def test_a_long_file_is_sent_whole(tmp_path: Path) -> None:
+def test_a_long_file_is_sent_completely(tmp_path: Path) -> None:
     file = tmp_path / "texts.jsonl"
     file.write_text("".join(f'"text {i}"\n' for i in range(2001)), encoding="utf-8")
 
     assert [2001, 1000] == [len(bodies.build_bodies(str(file), texts=texts)) for texts in (1, 2)]
 
 
-def test_a_file_of_bodies(tmp_path: Path) -> None:
+def test_a_file_can_mix_bodies_and_texts(tmp_path: Path) -> None:
     file = tmp_path / "bodies.jsonl"
     file.write_text('{"inputs": ["a", "b"], "parameters": {}}\n\n"c"\n', encoding="utf-8")
 
@@ -131,7 +131,7 @@ def test_only_a_newline_ends_a_line(tmp_path: Path, character: str) -> None:
 
 
 @pytest.mark.parametrize(("content", "message"), [("", "no body"), ("{", "line 1"), ("1", "neither"), (None, "neither a workload")])
-def test_a_wrong_file_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
+def test_an_invalid_file_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
     file = tmp_path / "bodies.jsonl"
     if content is not None:
         file.write_text(content, encoding="utf-8")
@@ -140,7 +140,7 @@ def test_a_wrong_file_is_refused(tmp_path: Path, content: str | None, message: s
         bodies.build_bodies(str(file))
 
 
-def test_whole_bodies_are_not_grouped(tmp_path: Path) -> None:
+def test_complete_bodies_cannot_be_grouped(tmp_path: Path) -> None:
     file = tmp_path / "bodies.jsonl"
     file.write_text('{"inputs": "a"}\n', encoding="utf-8")
 

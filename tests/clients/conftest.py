@@ -1,4 +1,4 @@
-"""What tests of clients share: the service of `make serve`, with a tiny model in addition to the embedded ones, and a browser."""
+"""Fixtures and helpers for client tests: a service with the embedded models and a tiny model, and a browser."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ needs_browser = pytest.mark.skipif(
 
 
 def in_browser(script: str, url: str, *more: str) -> dict[str, Any]:
-    """Returns what a script sees of a page in Chromium."""
+    """Returns the JSON output of a script that visits a page in Chromium."""
     visit = subprocess.run(
         [str(NODE), str(HERE / script), url, str(CHROMIUM), *more], capture_output=True, text=True, timeout=240, check=False
     )
@@ -37,7 +37,7 @@ def in_browser(script: str, url: str, *more: str) -> dict[str, Any]:
 
 @contextmanager
 def running(tiny_models: Path, *flags: str) -> Iterator[str]:
-    """Runs a service with the embedded models and those of a folder; yields its address."""
+    """Yields the URL of a service with the embedded models and the models of a folder."""
     command = [ROOT / ".venv/bin/bert-serve", "serve", "--port", "0", "--models", ROOT / "models", "--models", tiny_models]
     process = subprocess.Popen([*command, *flags], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
@@ -52,7 +52,7 @@ def running(tiny_models: Path, *flags: str) -> Iterator[str]:
 
 @pytest.fixture(name="tiny_models", scope="session")
 def tiny_models_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the tiny model `rank`: none of the embedded ones is a cross-encoder, or gives its attention out."""
+    """Returns a folder with the tiny model `rank`. No embedded model is a cross-encoder or outputs its attention."""
     folder = tmp_path_factory.mktemp("models")
     subprocess.run([ROOT / ".venv-dev/bin/python", ROOT / "tests/clients/tiny_models.py", folder], env=ENVIRONMENT, check=True)
     return folder
@@ -60,6 +60,6 @@ def tiny_models_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="url", scope="session")
 def service_url(tiny_models: Path) -> Iterator[str]:
-    """The address of a service with the embedded models and the tiny one `rank`."""
+    """Yields the URL of a service with the embedded models and the tiny model `rank`."""
     with running(tiny_models) as url:
         yield url

@@ -1,4 +1,4 @@
-"""cohere, whose two clients ask `/v1/rerank` and `/v2/rerank`, and what Jina's users send."""
+"""The clients of cohere: `Client` calls `/v1/rerank`, and `ClientV2` calls `/v2/rerank`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cohere.errors import NotFoundError, UnprocessableEntityError
 DOCUMENTS = ["a bad film", "a good film", "the bridge"]
 
 
-def test_the_second_client_ranks(url: str) -> None:
+def test_client_v2_ranks_documents(url: str) -> None:
     found = cohere.ClientV2(api_key="none", base_url=url).rerank(model="rank", query="good", documents=DOCUMENTS, top_n=2)
 
     assert 2 == len(found.results)
@@ -17,7 +17,7 @@ def test_the_second_client_ranks(url: str) -> None:
     assert found.meta is not None and found.meta.tokens is not None and found.meta.tokens.input_tokens
 
 
-def test_the_first_client_ranks_and_gets_documents(url: str) -> None:
+def test_client_v1_ranks_and_returns_documents(url: str) -> None:
     documents = [DOCUMENTS[0], {"text": DOCUMENTS[1], "title": "one"}]
     found = cohere.Client(api_key="none", base_url=url).rerank(model="rank", query="good", documents=documents, return_documents=True)
 
@@ -26,8 +26,8 @@ def test_the_first_client_ranks_and_gets_documents(url: str) -> None:
     assert "one" == shown[1].title
 
 
-def test_errors_are_those_of_the_client(url: str) -> None:
-    """An unknown model, and a value that is not allowed; the message is in what is printed."""
+def test_errors_raise_the_exceptions_of_the_client(url: str) -> None:
+    """The exceptions for an unknown model and an invalid value contain the message of the service."""
     client = cohere.ClientV2(api_key="none", base_url=url)
     with pytest.raises(NotFoundError, match=r"no model `rerank-v3\.5` is loaded"):
         client.rerank(model="rerank-v3.5", query="good", documents=DOCUMENTS)

@@ -1,4 +1,4 @@
-"""The examples of `/docs`, against the embedded models: what "Try it out" sends as it stands."""
+"""The examples in `/docs`, which "Try it out" sends unchanged, against the embedded models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def read(url: str, body: Any = None) -> Any:
-    """Returns the JSON that an address answers with, or the status of an error."""
+    """Returns the JSON of a response, or the status of an error."""
     data = None if body is None else json.dumps(body).encode()
     try:
         with urllib.request.urlopen(urllib.request.Request(url, data), timeout=30) as answer:
@@ -19,8 +19,8 @@ def read(url: str, body: Any = None) -> Any:
             return error.code
 
 
-def test_each_example_is_answered(url: str) -> None:
-    """But for multiple choice, of which no model is embedded; the first example of a path goes with the name that stands in it."""
+def test_the_first_example_of_each_path_succeeds(url: str) -> None:
+    """`/choose` is the exception, because no embedded model does multiple choice."""
     document = read(f"{url}/openapi.json")
     answers = {}
     for path, operations in document["paths"].items():

@@ -1,4 +1,4 @@
-"""huggingface_hub: every method for the tasks of encoders, with the version that LangChain brings and one of before the classes changed.
+"""huggingface_hub: every method for encoder tasks, with the version that LangChain installs and with an older version.
 
 Version 2 is tested in tests/serving/test_client.py.
 """
@@ -31,7 +31,7 @@ CALLS = [
 
 
 def shape(value: Any) -> Any:
-    """Returns the names of all fields that are not None, or the kinds of values, of what a client parsed."""
+    """Returns the names of the fields that are not None in a parsed response, or the type names of its values."""
     if isinstance(value, list):
         return [shape(item) for item in value]
     return sorted(name for name, found in vars(value).items() if found is not None) if hasattr(value, "__dict__") else type(value).__name__
@@ -54,8 +54,8 @@ SHAPES = [
 @pytest.mark.parametrize(
     ("path", "method", "arguments", "named", "expected"), [(*call, of) for call, of in zip(CALLS, SHAPES, strict=True)]
 )
-def test_the_answer_is_parsed(url: str, path: str, method: str, arguments: tuple[Any, ...], named: dict[str, Any], expected: Any) -> None:
-    """Each field that the client's class has is filled, by the synchronous client and the asynchronous one."""
+def test_responses_are_parsed(url: str, path: str, method: str, arguments: tuple[Any, ...], named: dict[str, Any], expected: Any) -> None:
+    """The synchronous and the asynchronous client fill every field of their classes."""
     found = getattr(InferenceClient(model=url + path), method)(*arguments, **named)
 
     async def ask() -> Any:
@@ -66,15 +66,15 @@ def test_the_answer_is_parsed(url: str, path: str, method: str, arguments: tuple
     assert expected == shape(asyncio.run(ask()))
 
 
-def test_answers_of_one_text_are_as_many_as_asked_for(url: str) -> None:
+def test_top_k_limits_the_labels_of_one_text(url: str) -> None:
     parameters = {} if OLD else {"top_k": 1}
     found = InferenceClient(model=f"{url}/classify").text_classification(TEXT, **parameters)
 
     assert ["positive", "negative"][: 2 if OLD else 1] == [element.label for element in found]
 
 
-def test_the_message_of_an_error_is_shown(url: str) -> None:
-    """With the request's id, so that the operator can find it in the log."""
+def test_an_error_has_the_message_of_the_service(url: str) -> None:
+    """The message includes the request id, so that the operator can find the request in the log."""
     with pytest.raises(huggingface_hub.errors.HfHubHTTPError) as caught:
         InferenceClient(model=f"{url}/fill-mask").fill_mask("no mask")
 
@@ -82,8 +82,8 @@ def test_the_message_of_an_error_is_shown(url: str) -> None:
     assert "Request ID" in str(caught.value)
 
 
-def test_the_base_url_of_several_models_needs_a_body_for_one_task(url: str) -> None:
-    """As the page on clients says: a question with its passage is answered, and a text that several tasks take is refused with their paths."""
+def test_the_base_url_accepts_only_bodies_that_fit_one_task(url: str) -> None:
+    """A question with its passage is answered. A text that fits several tasks is refused with their paths."""
     client = InferenceClient(model=url)
     assert "London" in client.question_answering(question="Where did Ada live?", context="Ada Lovelace lived in London.").answer
     with pytest.raises(huggingface_hub.errors.HfHubHTTPError, match="fits several tasks, /classify, /ner"):
@@ -91,8 +91,8 @@ def test_the_base_url_of_several_models_needs_a_body_for_one_task(url: str) -> N
 
 
 @pytest.mark.parametrize("path", ["/classify", "/models/sentiment"])
-def test_health_and_info(url: str, path: str) -> None:
-    """Below each base; from version 0.29 on the client asks only where it is told that the provider is hf-inference."""
+def test_each_model_url_has_health_and_info(url: str, path: str) -> None:
+    """Since version 0.29, the client sends these requests only with the provider hf-inference."""
     client = InferenceClient(model=url + path) if OLD else InferenceClient(model=url + path, provider="hf-inference")
 
     assert client.health_check() is True

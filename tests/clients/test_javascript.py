@@ -1,4 +1,4 @@
-"""@huggingface/inference for JavaScript: each of its methods for the tasks of the service, run by node (`calls.mjs`)."""
+"""@huggingface/inference for JavaScript: all its methods for the tasks of the service, run by node (`calls.mjs`)."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def result(said: dict[str, Any], name: str) -> Any:
     return said["results"][name]["result"]
 
 
-def test_its_requests_are_told_by_their_user_agent(said: dict[str, Any]) -> None:
-    """It posts, and asks for nothing else first: one request a call, to the address as it is."""
+def test_each_call_is_one_post_with_the_clients_user_agent(said: dict[str, Any]) -> None:
+    """The service recognizes the client by this user agent."""
     assert {"POST"} == {request["method"] for request in said["sent"]}
     assert len(said["results"]) == len(said["sent"])
     assert all(request["agent"].startswith("@huggingface/inference/") for request in said["sent"])
@@ -56,7 +56,7 @@ def test_questions_are_answered(said: dict[str, Any]) -> None:
 
 
 def test_one_mask_and_two_are_filled(said: dict[str, Any], url: str) -> None:
-    """Two give one flat list, which is all that the client reads: the candidates of the first mask, then those of the second."""
+    """Two masks give one flat list, because the client reads no other: candidates of the first mask, then of the second."""
     body = {"inputs": "The [MASK] of [MASK] died in 1066.", "parameters": {"top_k": 2}}
     apart = httpx.post(f"{url}/fill-mask", json=body, trust_env=False, timeout=30).json()
 
@@ -75,8 +75,8 @@ def test_sentences_are_compared(said: dict[str, Any]) -> None:
     assert pytest.approx(1.0, abs=1e-5) == result(said, "similarity")[1]
 
 
-def test_labels_of_the_callers_own_are_scored(said: dict[str, Any]) -> None:
-    """Also in the form that the client's own README has: a list of one text."""
+def test_candidate_labels_are_scored(said: dict[str, Any]) -> None:
+    """A list of one text, as in the client's README, gives the same scores."""
     assert {"film", "bridge"} == {item["label"] for item in result(said, "zeroShot")}
     assert result(said, "zeroShot") == result(said, "zeroShotList") == result(said, "zeroShotByModel")
 
@@ -99,7 +99,7 @@ def test_labels_of_the_callers_own_are_scored(said: dict[str, Any]) -> None:
     ],
 )
 def test_errors_reach_the_caller(said: dict[str, Any], name: str, status: int, message: str) -> None:
-    """With their sentence; what the client would drop, as all answers but the first, is an error too."""
+    """The caller gets the message of the service. A request whose answers the client cannot read is also an error."""
     error = said["results"][name]["error"]
     assert ("ProviderApiError", status) == (error["kind"], error["status"])
     assert message in error["message"]

@@ -1,4 +1,4 @@
-"""LangChain: embeddings of an endpoint, by the client of huggingface_hub and by that of OpenAI."""
+"""LangChain: embeddings through the huggingface_hub client and through the OpenAI client."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from langchain_openai import OpenAIEmbeddings
 TEXTS = ["a good film", "a bad\nfilm"]
 
 
-def test_embeddings_of_huggingface(url: str) -> None:
-    """The class takes no address of its own since version 1, but the clients that it asks with may have one."""
+def test_the_huggingface_class_returns_embeddings(url: str) -> None:
+    """Since version 1, the class has no URL parameter, so the test replaces its clients."""
     embeddings = HuggingFaceEndpointEmbeddings(model="any/name", huggingfacehub_api_token="hf_x")
     embeddings.client = InferenceClient(model=f"{url}/embed")
     embeddings.async_client = AsyncInferenceClient(model=f"{url}/embed")
@@ -24,8 +24,8 @@ def test_embeddings_of_huggingface(url: str) -> None:
     assert vectors[1] == pytest.approx(asyncio.run(embeddings.aembed_documents(TEXTS))[1])
 
 
-def test_embeddings_of_openai(url: str) -> None:
-    """It must be told to send texts: by default it sends the token ids of OpenAI's vocabulary."""
+def test_the_openai_class_returns_embeddings(url: str) -> None:
+    """By default, the class sends token ids of OpenAI's vocabulary; `check_embedding_ctx_length=False` makes it send texts."""
     embeddings = OpenAIEmbeddings(base_url=f"{url}/v1", api_key="x", model="embed", check_embedding_ctx_length=False)
     raw = InferenceClient(model=f"{url}/embed").feature_extraction(TEXTS)
 

@@ -1,4 +1,4 @@
-"""LlamaIndex: its classes that take the address of an endpoint, of the Hub's API and of Text Embeddings Inference."""
+"""LlamaIndex: the classes that take an endpoint URL, for the Hub API and for Text Embeddings Inference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llama_index.postprocessor.tei_rerank import TextEmbeddingInference
 TEXTS = ["a good film", "a bad film"]
 
 
-def test_embeddings_of_the_hub_and_of_text_embeddings_inference(url: str) -> None:
+def test_both_embedding_classes_return_the_same_vectors(url: str) -> None:
     hub = HuggingFaceInferenceAPIEmbedding(model_name=f"{url}/embed", token="hf_x")
     inference = TextEmbeddingsInference(base_url=url, model_name="embed")
     vectors = inference.get_text_embedding_batch(TEXTS)

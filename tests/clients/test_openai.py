@@ -1,4 +1,4 @@
-"""openai: vectors, models, and its own exception for each error."""
+"""The openai client: embeddings, models, and an exception for each error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def its_client(url: str) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(name="locked", scope="module")
 def locked_service(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a service whose one key may have one request under way."""
+    """Yields the URL of a service with one API key, which allows one request at a time."""
     keys = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text(KEY)
     flags = ["--api-key-file", str(keys), "--max-concurrent-per-key", "1"]
@@ -34,7 +34,7 @@ def locked_service(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def test_vectors_are_the_same_in_both_formats(client: openai.OpenAI) -> None:
-    """The client asks for base64 unless it is told otherwise, and reads both."""
+    """By default, the client requests base64; it reads both formats."""
     packed = client.embeddings.create(model="embed", input=TEXTS)
     listed = client.embeddings.create(model="embed", input=TEXTS, encoding_format="float")
 
@@ -45,13 +45,13 @@ def test_vectors_are_the_same_in_both_formats(client: openai.OpenAI) -> None:
     assert "embed" == packed.model
 
 
-def test_one_text_of_fewer_dimensions(client: openai.OpenAI) -> None:
+def test_dimensions_shorten_the_vector(client: openai.OpenAI) -> None:
     found = client.embeddings.create(model="embed", input=TEXTS[0], dimensions=3, user="me")
 
     assert [3] == [len(item.embedding) for item in found.data]
 
 
-def test_the_async_client(url: str) -> None:
+def test_the_async_client_returns_embeddings(url: str) -> None:
     async def ask() -> int:
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
             return len((await client.embeddings.create(model="embed", input=TEXTS)).data)
@@ -74,7 +74,7 @@ def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"dimensions": 10_000}, {"input": [1, 2]}, {"extra_body": {"truncation": True}}])
-def test_wrong_values_are_bad_requests(client: openai.OpenAI, wrong: dict[str, object]) -> None:
+def test_invalid_values_are_bad_requests(client: openai.OpenAI, wrong: dict[str, object]) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.embeddings.create(**{"model": "embed", "input": "a"} | wrong)
     assert "invalid_request_error" == caught.value.type
@@ -92,14 +92,14 @@ def test_a_wrong_key_is_an_authentication_error(locked: str) -> None:
         assert client.models.list().data
 
 
-def test_a_refusal_is_retried_when_it_says(locked: str) -> None:
+def test_the_client_retries_a_refused_request(locked: str) -> None:
     host, _, port = locked.removeprefix("http://").rpartition(":")
     with socket.create_connection((host, int(port))) as other:
         head = f"POST /classify HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {KEY}\r\ncontent-length: 2\r\n\r\n{{"
         other.sendall(head.encode())
         with openai.OpenAI(base_url=f"{locked}/v1", api_key=KEY) as client:
             with pytest.raises(openai.RateLimitError) as caught:
-                while True:  # until the other request is under way
+                while True:  # until the other request is in progress
                     client.with_options(max_retries=0).embeddings.create(model="embed", input="a")
             assert "1" == caught.value.response.headers["retry-after"]
             threading.Timer(0.2, lambda: other.sendall(b"}")).start()

@@ -1,4 +1,4 @@
-"""The playground in a real Chromium, driven by playwright-core (`playground.mjs`): by keyboard alone, every task that is loaded."""
+"""The playground in a real Chromium, driven by playwright-core (`playground.mjs`): each loaded task, by keyboard."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def what_the_page_shows(url: str, *key: str) -> dict[str, Any]:
 
 
 def test_every_task_is_run_and_shown(url: str) -> None:
-    """Each with its answer, the time that it took by part, and the request to take along."""
+    """Each task shows its answer, the time of each stage, and the request as a curl command."""
     seen = what_the_page_shows(url)
     tasks = seen["tasks"]
 
@@ -33,8 +33,8 @@ def test_every_task_is_run_and_shown(url: str) -> None:
     assert all(f"curl -s '{url}" in shown["code"] for shown in tasks.values())
 
 
-def test_the_stages_of_a_request_are_shown_apart(url: str) -> None:
-    """Each with its time and what it is; the many runs of `explain` are inference, since nothing waits in an idle service."""
+def test_the_stages_of_a_request_are_shown_separately(url: str) -> None:
+    """Each stage has a time and a description. All runs of `explain` count as inference, because an idle service has no queue."""
     seen = what_the_page_shows(url)
     stages = ["tokenize", "queue", "inference", "decode", "rest"]
     explained = {name: (ms, about) for name, ms, about in seen["explained"]}
@@ -46,7 +46,7 @@ def test_the_stages_of_a_request_are_shown_apart(url: str) -> None:
 
 
 def test_attention_is_drawn_by_layer_and_head(url: str) -> None:
-    """A head is chosen among those of a layer, and each cell says its share in words too."""
+    """The user selects a layer and a head, and each cell also has its share as text."""
     seen = what_the_page_shows(url)["attention"]
 
     assert 3 == seen["heads"]
@@ -54,8 +54,8 @@ def test_attention_is_drawn_by_layer_and_head(url: str) -> None:
     assert "%" in seen["row"]
 
 
-def test_what_callers_send_does_nothing_but_be_shown(url: str) -> None:
-    """Markup is text, a cut text is said to be cut, an error is shown as the service put it, and a phone need not scroll sideways."""
+def test_user_input_and_errors_are_shown_as_text(url: str) -> None:
+    """Markup is not executed, a truncated text has a notice, and errors keep their message. The page fits a phone."""
     seen = what_the_page_shows(url)
 
     assert "onerror" in seen["markup"][0]
@@ -69,7 +69,7 @@ def test_what_callers_send_does_nothing_but_be_shown(url: str) -> None:
 
 
 def test_the_windows_of_a_long_text_are_drawn(url: str) -> None:
-    """As many as the service read, with the answer scrolled to; who pressed Enter keeps the focus."""
+    """The page draws all windows that the service read, and scrolls to the answer. The run button keeps the focus."""
     seen = what_the_page_shows(url)["windows"]
 
     assert ("Read in 4 windows", 4, 4) == (seen["read"], seen["drawn"], seen["rows"])
@@ -78,16 +78,16 @@ def test_the_windows_of_a_long_text_are_drawn(url: str) -> None:
     assert ("run", False) == (seen["focus"], seen["wide"])
 
 
-def test_the_words_that_drove_an_answer_are_marked(url: str) -> None:
-    """In question and passage, but for those of the answer; a character beyond 16 bits does not move them."""
+def test_the_words_that_explain_an_answer_are_marked(url: str) -> None:
+    """The marks are in the question and the passage, but not in the answer. A character beyond 16 bits does not shift them."""
     seen = what_the_page_shows(url)["why"]
 
     assert ("Why “1886”?", ["Passage", "Question"]) == (seen["title"], seen["texts"])
-    assert ["𝒜", "bridge", "was", "built", "in", "Porto", "in", "."] == seen["words"][2:10]  # after the two of the legend
+    assert ["𝒜", "bridge", "was", "built", "in", "Porto", "in", "."] == seen["words"][2:10]  # the first two belong to the legend
 
 
-def test_a_key_is_asked_for(tiny_models: Path, tmp_path: Path) -> None:
-    """The page opens without it, says what is missing, and works once it is given."""
+def test_the_page_asks_for_an_api_key(tiny_models: Path, tmp_path: Path) -> None:
+    """Without a key, the page opens and says that it needs one. With the key, it works."""
     (tmp_path / "key").write_text("swordfish")
     with running(tiny_models, "--default", "text-classification=sentiment", "--api-key-file", str(tmp_path / "key")) as url:
         seen = what_the_page_shows(url, "swordfish")

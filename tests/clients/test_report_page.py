@@ -13,8 +13,8 @@ pytestmark = needs_browser
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_a_report_needs_no_sideways_scrolling(width: int, tmp_path: Path) -> None:
-    """On a phone and on a screen, with the table, the plots and the settings open."""
+def test_a_report_needs_no_horizontal_scrolling(width: int, tmp_path: Path) -> None:
+    """The table, the plots and the open settings fit a phone and a desktop screen."""
     report, page = ROOT / "tests/benching/report_of_0_1_0.json", tmp_path / "report.html"
     command = [ROOT / ".venv-dev/bin/bert-bench", "report", report, "--html", page]
     subprocess.run(command, env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)

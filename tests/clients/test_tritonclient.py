@@ -55,7 +55,7 @@ def test_texts_are_classified(client: triton.InferenceServerClient, url: str, bi
     assert ("7", "sentiment") == (found.get_response()["id"], found.get_response()["model_name"])
 
 
-def test_outputs_as_they_are_asked_for(client: triton.InferenceServerClient) -> None:
+def test_outputs_have_the_requested_form(client: triton.InferenceServerClient) -> None:
     asked = [
         triton.InferRequestedOutput("label", binary_data=False),
         triton.InferRequestedOutput("scores", class_count=1),
@@ -68,7 +68,7 @@ def test_outputs_as_they_are_asked_for(client: triton.InferenceServerClient) -> 
     assert "1" == index
 
 
-def test_questions_and_vectors(client: triton.InferenceServerClient) -> None:
+def test_questions_are_answered_and_texts_are_embedded(client: triton.InferenceServerClient) -> None:
     context = "The bridge was built in Porto in 1886."
     inputs = [text_input("question", "Where was the bridge built?"), text_input("context", context)]
     found = client.infer("qa", inputs, parameters={"top_k": 2})
@@ -90,7 +90,7 @@ def test_token_ids_give_logits(client: triton.InferenceServerClient) -> None:
     np.testing.assert_allclose(padded, bare, atol=1e-4)
 
 
-def test_errors_are_shown(client: triton.InferenceServerClient) -> None:
+def test_errors_have_a_message_and_a_status(client: triton.InferenceServerClient) -> None:
     for call, said, status in (
         (lambda: client.infer("sentiment", [text_input("input", "a")]), "did you mean `inputs`?", "422"),
         (lambda: client.infer("sentimental", [text_input("inputs", "a")]), "did you mean `sentiment`?", "404"),
@@ -115,14 +115,13 @@ def test_timeouts_are_deadlines(client: triton.InferenceServerClient) -> None:
         client.infer("sentiment", [text_input("inputs", "a")], timeout=1)
 
 
-def test_answers_may_be_compressed_or_not(client: triton.InferenceServerClient) -> None:
-    """A client that would take compressed answers reads ours."""
+def test_a_client_that_accepts_gzip_reads_the_response(client: triton.InferenceServerClient) -> None:
     found = client.infer("sentiment", [text_input("inputs", *TEXTS)], response_compression_algorithm="gzip")
 
     assert [b"positive", b"negative"] == found.as_numpy("label").tolist()
 
 
-def test_the_routes_beside_infer(client: triton.InferenceServerClient) -> None:
+def test_the_other_routes_of_the_protocol_answer(client: triton.InferenceServerClient) -> None:
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("sentiment")
@@ -139,7 +138,7 @@ def test_the_routes_beside_infer(client: triton.InferenceServerClient) -> None:
     assert len(client.get_inference_statistics()["model_stats"]) > 1
 
 
-def test_calls_beside_each_other(client: triton.InferenceServerClient, url: str) -> None:
+def test_concurrent_calls_are_answered(client: triton.InferenceServerClient, url: str) -> None:
     handle = client.async_infer("sentiment", [text_input("inputs", *TEXTS)])
 
     async def ask() -> list[Any]:
@@ -160,11 +159,11 @@ def ask_raw(url: str, path: str, body: bytes | None = None, headers: dict[str, s
         return response.read(), response.headers
 
 
-def test_the_requests_of_perf_analyzer(url: str) -> None:
-    """The wheel of that name holds no program, so its requests were read from its source code (263c5f6e) and stand here.
+def test_the_requests_of_perf_analyzer_are_answered(url: str) -> None:
+    """The perf_analyzer wheel contains no program, so these requests follow its source code (263c5f6e).
 
-    It asks for the metadata, the configuration and the statistics, fills every input that is not optional in the shape that the
-    metadata leave of it, without the batch's axis and with one of its own, and asks for every output, all of them binary.
+    It reads the metadata, the configuration and the statistics. It fills each required input in the shape of the metadata, but with
+    its own batch axis. It requests every output as binary data.
     """
     assert "statistics" in json.loads(ask_raw(url, "/v2")[0])["extensions"]
     metadata, config = (json.loads(ask_raw(url, f"/v2/models/sentiment{suffix}")[0]) for suffix in ("", "/config"))

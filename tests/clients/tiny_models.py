@@ -1,4 +1,4 @@
-"""Writes tiny bundles of the kinds that are not among the embedded models: `python tiny_models.py FOLDER`."""
+"""Writes tiny bundles of the kinds that the embedded models lack: `python tiny_models.py FOLDER`."""
 
 import sys
 from pathlib import Path

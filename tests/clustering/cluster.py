@@ -1,4 +1,4 @@
-"""The application of deploy/ray on a cluster of this machine, and callers that load it."""
+"""The application of deploy/ray on a Ray cluster of this machine, and a load on it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BODY = {"inputs": "good film"}
 
 
 class Cluster(RayCluster):
-    """A cluster whose application has a folder of models."""
+    """A Ray cluster that serves a folder of models."""
 
     def __init__(self, models: Path) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Cluster(RayCluster):
         scaling: dict[str, Any] | None = None,
         **deployment: Any,
     ) -> None:
-        """Deploys, or changes, the application of deploy/ray/serve.yaml with fixed replicas, or its autoscaling with changes."""
+        """Deploys or updates the application of deploy/ray/serve.yaml, with fixed replicas or, with `scaling`, changed autoscaling."""
         config = yaml.safe_load((ROOT / "deploy/ray/serve.yaml").read_text(encoding="utf-8"))
         config["http_options"] |= {"port": self.http}
         (application,) = config["applications"]
@@ -51,7 +51,7 @@ class Cluster(RayCluster):
             scaled = deployed["autoscaling_config"]
             scaled |= scaling
             scaled["policy"]["policy_function"] = scaled["policy"]["policy_function"].removeprefix("bertserve.")
-        deployed |= {"graceful_shutdown_wait_loop_s": 0.2} | deployment  # of 2 seconds, for which a replica that ends waits at least
+        deployed |= {"graceful_shutdown_wait_loop_s": 0.2} | deployment  # instead of 2 s, which each stopping replica waits at least
         self.put(config)
         if wait:
             self.wait(route_prefix)
@@ -61,7 +61,7 @@ class Cluster(RayCluster):
         return states.count("RUNNING")
 
     def worker_pids(self) -> list[int]:
-        """Returns the process ids of the replicas, by asking forty times who answers."""
+        """Returns the process ids of the replicas that answer forty requests."""
         found: list[int] = []
         for _ in range(40):
             with httpx.Client(trust_env=False) as client:
@@ -73,15 +73,15 @@ class Cluster(RayCluster):
 
 @dataclass
 class Load:
-    """Callers that each send their next request when the last one was answered, or a while after it.
+    """Callers that each send a request, wait for the response, pause, and repeat.
 
     Attributes:
-        url: Of the service.
-        body: Of each request.
-        callers: How many.
-        pause_s: Seconds between an answer and the next request.
-        statuses: How many answers had each status.
-        broken: What connections ended with instead.
+        url: URL of the service.
+        body: Body of each request.
+        callers: Number of callers.
+        pause_s: Seconds between a response and the next request.
+        statuses: Number of responses by status.
+        broken: Error names of the requests without a response.
     """
 
     url: str
@@ -106,7 +106,7 @@ class Load:
 
     @property
     def failed(self) -> int:
-        """How many requests had no answer, or another one than 200."""
+        """The number of requests without a response, or with a status other than 200."""
         return len(self.broken) + sum(count for status, count in self.statuses.items() if status != 200)
 
     def _call(self) -> None:

@@ -1,4 +1,4 @@
-"""bertserve under Ray Serve with HAProxy in front: what clients see is what one process shows them, also while replicas come, go and die."""
+"""bertserve under Ray Serve behind HAProxy: clients see the same as from one process, even while replicas start, stop and die."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def full(test: Callable[..., None]) -> Callable[..., None]:
 
 @pytest.fixture(name="cluster", scope="module")
 def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A head with two replicas of a tiny model."""
+    """Yields a Ray cluster with two replicas of a tiny model."""
     models = tmp_path_factory.mktemp("ray") / "models"
     tiny.bundle(models)
     cluster = Cluster(models)
@@ -61,15 +61,15 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def shown(answer: httpx.Response) -> Any:
-    """Returns what a caller sees of an answer, without what differs from request to request."""
+    """Returns the status, the relevant headers and the body of a response, without the request id."""
     body = answer.json()
     if isinstance(body, dict):
         body.pop("request_id", None)
     return answer.status_code, {name: answer.headers.get(name) for name in SHOWN}, body
 
 
-def test_replicas_answer_as_one_process(cluster: Cluster, tmp_path: Path) -> None:
-    """Answers, errors, warnings and headers; each answer has one request id, the caller's where it named one, and the error has the same."""
+def test_replicas_answer_like_one_process(cluster: Cluster, tmp_path: Path) -> None:
+    """Responses are equal to those of one process. Each has one request id, which is the caller's if the caller sent one."""
     with running(cluster.models, tmp_path / "log", "--max-body-bytes", "1000000") as served, httpx.Client(trust_env=False) as client:
         for name, (method, path, body, headers) in REQUESTS.items():
             one, many = (client.request(method, f"{url}{path}", content=body, headers=headers) for url in (served.url, cluster.url))
@@ -83,7 +83,7 @@ def test_replicas_answer_as_one_process(cluster: Cluster, tmp_path: Path) -> Non
 
 
 @full
-def test_prometheus_has_every_replica(cluster: Cluster, tmp_path: Path) -> None:
+def test_prometheus_scrapes_every_replica(cluster: Cluster, tmp_path: Path) -> None:
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("prometheus is not installed (Debian: apt-get install prometheus)")
@@ -94,7 +94,7 @@ def test_prometheus_has_every_replica(cluster: Cluster, tmp_path: Path) -> None:
     assert [f"127.0.0.1:{30000 + i}" for i in range(4)] == targets["targets"]
     targets["targets"] = [
         f"127.0.0.1:{cluster.replica_port + i}" for i in range(30)
-    ]  # those of earlier replicas are not used again at once
+    ]  # the ports of earlier replicas are not reused immediately
     (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
     (port,) = free_ports(1)
     flags = [f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data", f"--web.listen-address=127.0.0.1:{port}"]
@@ -106,21 +106,21 @@ def test_prometheus_has_every_replica(cluster: Cluster, tmp_path: Path) -> None:
 
 
 @full
-def test_a_body_in_pieces_is_refused_when_it_is_too_long(cluster: Cluster) -> None:
+def test_a_chunked_body_that_is_too_large_is_refused(cluster: Cluster) -> None:
     with httpx.Client(trust_env=False) as client:
         answer = client.post(f"{cluster.url}/classify", content=(b" " * 65536 for _ in range(40)))
     assert (413, "too_large") == (answer.status_code, answer.json()["error_type"])
 
 
 @full
-def test_a_setting_of_rays_ends_the_deployment_with_its_name(cluster: Cluster) -> None:
+def test_a_setting_that_ray_controls_fails_the_deployment(cluster: Cluster) -> None:
     cluster.deploy(wait=False, args={"workers": 2})
     until(lambda: "num_replicas" in str(cluster.status()["message"]), "it is said")
     assert 200 == httpx.post(f"{cluster.url}/classify", json={"inputs": "good"}, trust_env=False).status_code
 
 
 @full
-def test_a_rolling_update_loses_nothing(cluster: Cluster) -> None:
+def test_a_rolling_update_fails_no_request(cluster: Cluster) -> None:
     before = cluster.worker_pids()
     with Load(cluster.url) as load:
         cluster.deploy(args={"max_inputs": 100})
@@ -129,7 +129,7 @@ def test_a_rolling_update_loses_nothing(cluster: Cluster) -> None:
 
 
 @full
-def test_replicas_come_and_go_unseen(cluster: Cluster) -> None:
+def test_scaling_up_and_down_fails_no_request(cluster: Cluster) -> None:
     cluster.add_node(cpus=2)
     cluster.deploy(num_replicas=1)
     with Load(cluster.url) as load:
@@ -143,7 +143,7 @@ def test_replicas_come_and_go_unseen(cluster: Cluster) -> None:
 
 @full
 def test_a_killed_replica_is_replaced(cluster: Cluster) -> None:
-    """What it had in hand is lost, and a little more; the other one answers, and soon there are two again."""
+    """Its running requests and a few more fail. The other replica answers until there are two again."""
     cluster.deploy(num_replicas=2)
     until(lambda: len(cluster.worker_pids()) == 2, "two answer")
     victim = cluster.worker_pids()[0]
@@ -157,7 +157,7 @@ def test_a_killed_replica_is_replaced(cluster: Cluster) -> None:
 
 
 @full
-def test_a_killed_raylet_is_survived(cluster: Cluster) -> None:
+def test_the_service_survives_a_killed_raylet(cluster: Cluster) -> None:
     node = cluster.nodes[1] if len(cluster.nodes) > 1 else cluster.add_node(cpus=2)
     cluster.deploy(num_replicas=4)
     until(lambda: len(cluster.worker_pids()) == 4, "four answer")
@@ -171,8 +171,8 @@ def test_a_killed_raylet_is_survived(cluster: Cluster) -> None:
 
 
 @full
-def test_a_prefix_leads_to_the_same_paths(cluster: Cluster) -> None:
-    """Those that run models are answered in front of FastAPI, which only documents them and would fail."""
+def test_a_route_prefix_serves_the_same_paths(cluster: Cluster) -> None:
+    """Paths that run models are handled before FastAPI, which only documents them."""
     cluster.deploy(route_prefix="/bert", num_replicas=2)
     with httpx.Client(base_url=f"{cluster.url}/bert", trust_env=False) as client:
         assert 200 == client.post("/classify", json={"inputs": "good"}).status_code
@@ -182,8 +182,8 @@ def test_a_prefix_leads_to_the_same_paths(cluster: Cluster) -> None:
 
 
 @full
-def test_there_are_more_replicas_while_there_is_work_for_more(cluster: Cluster) -> None:
-    """The policy of deploy/ray/serve.yaml starts a second replica while the inference threads are busy and stops it later; all requests succeed."""
+def test_the_number_of_replicas_follows_the_load(cluster: Cluster) -> None:
+    """The policy of deploy/ray/serve.yaml starts a second replica under load and stops it later. All requests succeed."""
     quick = {"upscale_delay_s": 1, "downscale_delay_s": 2, "look_back_period_s": 2, "metrics_interval_s": 0.5}
     cluster.deploy(args=_slow(cluster), scaling={"min_replicas": 1, "max_replicas": 2, **quick})
     until(lambda: _model(cluster) == "slow" and cluster.replicas() == 1, "one is there")
@@ -195,8 +195,8 @@ def test_there_are_more_replicas_while_there_is_work_for_more(cluster: Cluster) 
 
 
 @full
-def test_a_full_queue_is_said_and_who_hangs_up_leaves_it(cluster: Cluster) -> None:
-    """429 with `retry-after` as from one process; a caller that is gone costs nothing more."""
+def test_a_full_queue_answers_429_and_a_disconnect_empties_it(cluster: Cluster) -> None:
+    """The responses have `retry-after`. The queued work of a disconnected caller is dropped."""
     cluster.deploy(num_replicas=1, args=_slow(cluster))
     until(lambda: _model(cluster) == "slow", "it is there")
     body = json.dumps({"inputs": ["good"] * 90}).encode()
@@ -211,7 +211,7 @@ def test_a_full_queue_is_said_and_who_hangs_up_leaves_it(cluster: Cluster) -> No
 
 
 def _slow(cluster: Cluster) -> dict[str, Any]:
-    """Returns settings of a replica whose runs are long and whose queue is short."""
+    """Returns settings for a replica with long runs and a short queue."""
     models = cluster.models.with_name("slow")
     if not models.exists():
         slow.bundle(models)
@@ -219,7 +219,7 @@ def _slow(cluster: Cluster) -> dict[str, Any]:
 
 
 def _ready(port: int) -> int:
-    """Returns how many ready replicas Prometheus has seen; none while it starts."""
+    """Returns the number of ready replicas in Prometheus, or 0 while Prometheus starts."""
     query = {"query": "count by (instance) (bertserve_ready_workers == 1)"}
     try:
         answer = httpx.get(f"http://127.0.0.1:{port}/api/v1/query", params=query, trust_env=False)

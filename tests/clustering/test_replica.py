@@ -1,4 +1,4 @@
-"""What a replica takes of the settings, and how many replicas are enough, without Ray running."""
+"""The settings of a Ray Serve replica and the autoscaling policy, without a running Ray."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from conftest import ROOT
 
 @pytest.fixture(name="replica", scope="module")
 def module() -> ModuleType:
-    """`bertserve.service.ray_serve`, which nothing else imports: Ray takes half a second, and warns of its own code."""
+    """Returns `bertserve.service.ray_serve`. Only this fixture imports it, because Ray takes half a second and emits warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return import_module("bertserve.service.ray_serve")
 
 
 @pytest.mark.parametrize("name", ["port", "workers", "tls_cert", "shutdown_timeout_s", "admin_key_file", "forwarded_allow_ips"])
-def test_what_ray_decides_is_no_setting(replica: ModuleType, name: str) -> None:
+def test_a_setting_that_ray_controls_is_refused(replica: ModuleType, name: str) -> None:
     value: Any = {"port": 1, "workers": 1, "shutdown_timeout_s": 1.0, "forwarded_allow_ips": ["127.0.0.1"]}.get(name, "a")
     with pytest.raises(ValidationError) as caught:
         replica.ReplicaSettings.model_validate({name: value, "models": "."})
-    if name not in ("tls_cert", "config"):  # which say more: of what is missing
+    if name not in ("tls_cert", "config"):  # their errors say what is missing
         assert f"`{name}` has no effect" in str(caught.value) and replica.LEFT_TO_RAY[name] in str(caught.value)
 
 
-def test_all_that_is_left_to_ray_is_a_setting(replica: ModuleType) -> None:
-    """A name that is none would refuse nothing."""
+def test_every_setting_left_to_ray_exists(replica: ModuleType) -> None:
+    """An unknown name in the list would have no effect."""
     assert set(replica.LEFT_TO_RAY) <= set(replica.ReplicaSettings.model_fields)
 
 
-def test_others_are_settings_as_everywhere(replica: ModuleType) -> None:
+def test_other_settings_are_read_as_by_the_command(replica: ModuleType) -> None:
     settings = replica.ReplicaSettings.model_validate({"models": ".", "max_inputs": 7})
     assert (7, 8192) == (settings.max_inputs, settings.max_batch_tokens)
     with pytest.raises(ValidationError, match="modle"):
         replica.ReplicaSettings.model_validate({"modle": "a"})
 
 
-def test_variables_are_settings_as_everywhere(replica: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_are_read_as_by_the_command(replica: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BERT_SERVE_PORT", "tcp://10.0.0.1:8000")
     monkeypatch.setenv("BERT_SERVE_MAX_INPUTS", "7")
     assert 7 == replica.ReplicaSettings.model_validate({"models": "."}).max_inputs
@@ -55,8 +55,8 @@ def test_variables_are_settings_as_everywhere(replica: ModuleType, monkeypatch: 
         replica.ReplicaSettings.model_validate({"models": "."})
 
 
-def test_the_address_of_the_image_is_ignored(replica: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its variables for the command do not fail a deployment; the same setting as an argument does, and so does another variable."""
+def test_the_variables_of_the_image_are_ignored(replica: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables from the Dockerfile do not fail a deployment. The argument `host` does, and so does BERT_SERVE_WORKERS."""
     for line in re.findall(r"^ENV (.+)$", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE):
         for name, value in (variable.split("=", 1) for variable in line.split()):
             monkeypatch.setenv(name, value)
@@ -70,8 +70,8 @@ def test_the_address_of_the_image_is_ignored(replica: ModuleType, monkeypatch: p
         replica.ReplicaSettings.model_validate({"models": "."})
 
 
-def test_a_replica_uses_each_setting_that_it_takes(replica: ModuleType, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that had no effect would have to be left to Ray; traces are sent as by the command."""
+def test_a_replica_uses_each_setting_that_it_accepts(replica: ModuleType, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A setting without an effect belongs in `LEFT_TO_RAY`. A deleted replica closes its tracer."""
     context = SimpleNamespace(get_assigned_resources=lambda: {"CPU": 1.0})
     monkeypatch.setattr(replica.ray, "get_runtime_context", lambda: context)
     monkeypatch.setattr(replica, "configure_logging", lambda _: None)
@@ -84,9 +84,9 @@ def test_a_replica_uses_each_setting_that_it_takes(replica: ModuleType, models: 
 
     settings = Watched.model_validate({"models": models, "otlp_endpoint": "http://127.0.0.1:9"})
     used.clear()
-    made = replica.Replica.func_or_class.__mro__[1](settings)  # ours, below the class that Ray makes of it
+    made = replica.Replica.func_or_class.__mro__[1](settings)  # our class, which Ray's class inherits from
     made.__serve_build_asgi_app__()
-    # the file was read with the settings, and the cache is for what `model` names
+    # `config` is read with the settings, and `cache_dir` is only for the models in `model`
     assert {"config", "cache_dir"} == set(replica.ReplicaSettings.model_fields) - used - set(replica.LEFT_TO_RAY)
     closed: list[str] = []
     monkeypatch.setattr(type(made._state.tracer), "close", lambda _: closed.append("closed"))
@@ -99,10 +99,10 @@ def test_a_replica_uses_each_setting_that_it_takes(replica: ModuleType, models: 
     [
         ([], [], 1),
         ([0, 0, 0], [0, 0, 0], 1),
-        ([0, 0], [0.5, 0.5], 2),  # 1.0 of one is more than the 0.8 that one should be
+        ([0, 0], [0.5, 0.5], 2),  # a total of 1.0 is more than the limit of 0.8 per replica
         ([0, 0, 0], [0.2, 0.3, 0.2], 1),
-        ([0.4, 0.4], [1, 1], 3),  # no queue to speak of, but no reserve either
-        ([2, 3], [1, 1], 5),  # five seconds of work, a second for each
+        ([0.4, 0.4], [1, 1], 3),  # a short queue, but no reserve
+        ([2, 3], [1, 1], 5),  # 5 s of queued work, 1 s per replica
     ],
 )
 def test_enough_replicas_have_short_queues_and_a_reserve(replica: ModuleType, queue_s: list[float], busy: list[float], enough: int) -> None:

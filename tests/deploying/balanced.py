@@ -1,4 +1,4 @@
-"""Replicas behind a real HAProxy, with a load in a thread and a record of what its clients saw."""
+"""Replicas behind a real HAProxy, and a load in a thread that records the responses of its clients."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ LIMIT_S = 60
 
 
 class Balanced(NamedTuple):
-    """Replicas and what stands in front of them."""
+    """Replicas and the HAProxy in front of them."""
 
     proxy: HAProxy
     replicas: list[Replica]
 
     def states(self) -> list[str]:
-        """Returns what HAProxy thinks of each replica: `UP`, `DOWN`, or on the way from one to the other."""
+        """Returns the state of each replica in HAProxy: `UP`, `DOWN`, or a transition between them."""
         page = httpx.get(f"{self.proxy.stats_url}/;csv", trust_env=False).text.removeprefix("# ")
         return [row["status"] for row in csv.DictReader(io.StringIO(page)) if row["svname"].startswith("replica")]
 
 
 @contextmanager
 def balanced(models: Path, folder: Path, *flags: str, count: int = 2) -> Iterator[Balanced]:
-    """Runs replicas of one thread each behind HAProxy until the block ends."""
+    """Runs replicas with one thread each behind HAProxy until the block ends."""
     with replicas(models, count, folder, ["--threads", "1", *flags]) as made, haproxy([each.port for each in made], folder) as proxy:
         yield Balanced(proxy, made)
 
 
 @dataclass
 class Seen:
-    """What the clients of a load saw.
+    """The results of the clients of a load.
 
     Attributes:
-        outcomes: How often each status came, or each kind of failure without one.
-        waits: Seconds of each request.
+        outcomes: Number of requests by status, or by kind of failure for requests without a response.
+        waits: Duration of each request in seconds.
     """
 
     outcomes: Counter[int | str] = field(default_factory=Counter)
@@ -59,7 +59,7 @@ class Seen:
 
     @property
     def failed(self) -> dict[int | str, int]:
-        """Everything but answers, without the requests that the load itself left open at its end."""
+        """The outcomes other than 200, without the requests that the end of the load interrupted."""
         return {outcome: times for outcome, times in self.outcomes.items() if outcome not in (200, "interrupted")}
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class Seen:
 
 @contextmanager
 def load(url: str, clients: int, text: str = "good", headers: Mapping[str, str] | None = None) -> Iterator[Seen]:
-    """Has clients ask without a pause while the block runs; what they saw is filled in when it ends."""
+    """Runs clients that send requests without a pause; their results are complete when the block ends."""
     stop, seen = threading.Event(), Seen()
     body = Body(b'{"inputs":"%s"}' % text.encode(), texts=1)
     target = build_target(parse_url(f"{url}/classify"), "test", [body], headers or {})

@@ -1,4 +1,4 @@
-"""Reads `deploy/`: documents of YAML files, and where containers, labels and durations stand in them. Knows no rule that they must keep."""
+"""Reads the files in `deploy/`: YAML documents, pods, containers, durations and the systemd unit. The tests check the rules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Document = dict[str, Any]
 
 
 class Container(NamedTuple):
-    """A container as a file has it, and the pod that it is in."""
+    """A container's definition, its file and its pod."""
 
     path: Path
     pod: Document
@@ -40,7 +40,7 @@ def files() -> list[Path]:
 
 
 def pods() -> Iterator[tuple[Path, Document]]:
-    """Yields each pod, or the part of one that a patch has."""
+    """Yields the file and the definition of each pod, which is partial in a patch."""
     for path in files():
         for found in documents(path):
             if found.get("kind") == "Deployment":
@@ -59,7 +59,7 @@ def seconds(duration: str) -> int:
 
 
 def unit() -> dict[str, list[str]]:
-    """Returns the settings of the systemd unit; one that stands several times has several values."""
+    """Returns the settings of the systemd unit; a repeated setting has several values."""
     found: dict[str, list[str]] = {}
     for line in UNIT.read_text(encoding="utf-8").splitlines():
         name, equals, value = line.partition("=")

@@ -1,4 +1,4 @@
-"""deploy/compose and deploy/systemd fit the service: ports, mounts, settings and the time that it takes to stop."""
+"""deploy/compose and deploy/systemd match the service: ports, mounts, settings and shutdown time."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ CONFIGURED = ("prometheus/prometheus.yml", "prometheus/alerts.yml", "grafana/pro
 
 
 def mounted() -> dict[str, str]:
-    """Returns what is mounted from `deploy/`, with the place within the container."""
+    """Returns the paths that are mounted from `deploy/`, each with its path in the container."""
     found = [volume.split(":") for service in SERVICES.values() for volume in service.get("volumes", []) if volume.startswith("..")]
     return {source.removeprefix("../"): place for source, place, *_ in found}
 
 
-def test_the_composition_builds_the_image_of_the_repository() -> None:
+def test_compose_builds_the_image_of_the_repository() -> None:
     assert (COMPOSE.parent / SERVICES["bertserve"]["build"]["context"] / "Dockerfile").resolve() == ROOT / "Dockerfile"
 
 
-def test_nothing_is_published_beyond_loopback() -> None:
+def test_ports_are_published_only_on_loopback() -> None:
     ports = [port for service in SERVICES.values() for port in service["ports"]]
     assert ["127.0.0.1:8000:8000", "127.0.0.1:9090:9090", "127.0.0.1:3000:3000"] == ports
 
 
-def test_the_service_has_the_time_that_it_takes_to_stop() -> None:
-    """In the composition and as a unit of systemd, with the settings that it has by default there."""
+def test_compose_and_systemd_wait_for_the_shutdown() -> None:
+    """Their stop timeouts fit the default shutdown settings of the service."""
     assert "environment" not in SERVICES["bertserve"]
     assert DEFAULT_STOP_S == manifests.seconds(SERVICES["bertserve"]["stop_grace_period"])
     assert [str(int(DEFAULT_STOP_S))] == manifests.unit()["TimeoutStopSec"]
 
 
-def test_containers_of_the_composition_have_no_rights() -> None:
-    """No capabilities, none to be gained, and the service writes to nothing but the memory for metrics."""
+def test_compose_containers_have_no_privileges() -> None:
+    """Containers have no capabilities and cannot gain any. The service can write only to /dev/shm."""
     assert [["ALL"]] * 3 == [service["cap_drop"] for service in SERVICES.values()]
     assert [["no-new-privileges:true"]] * 3 == [service["security_opt"] for service in SERVICES.values()]
     assert (True, ["/dev/shm"]) == (SERVICES["bertserve"]["read_only"], SERVICES["bertserve"]["tmpfs"])
@@ -61,7 +61,7 @@ def test_prometheus_and_grafana_find_each_other() -> None:
     assert f"{provider['options']['path']}/bertserve.json" == mounted()["grafana/bertserve.json"]
 
 
-def test_the_unit_runs_a_command_of_ours() -> None:
+def test_the_unit_runs_bert_serve_with_known_settings() -> None:
     program, command, *flags = shlex.split(manifests.unit()["ExecStart"][0])
     assert ("bert-serve", "serve") == (program.rpartition("/")[2], command)
     assert {flag for flag in flags if flag.startswith("--")} <= {f"--{name.replace('_', '-')}" for name in Settings.model_fields}
@@ -71,25 +71,25 @@ def test_the_unit_runs_a_command_of_ours() -> None:
 
 
 def test_the_unit_sets_the_memory_settings_of_the_image() -> None:
-    """Those that docs/how-to/operations.md explains."""
+    """docs/how-to/operations.md explains these settings."""
     [made] = [word for line in manifests.unit()["Environment"] for word in shlex.split(line) if word.startswith("GLIBC_TUNABLES=")]
     assert re.findall(r"GLIBC_TUNABLES=\S+", (ROOT / "Dockerfile").read_text(encoding="utf-8")) == [made]
 
 
 def test_the_unit_signals_the_main_process() -> None:
-    """It tells its workers; a wrong setting, which is exit code 2, is not tried again; SIGHUP reads keys again."""
+    """The main process signals its workers. Exit code 2 (invalid setting) causes no restart, and SIGHUP reloads the keys."""
     unit = manifests.unit()
     assert (["mixed"], ["2"], ["on-failure"]) == (unit["KillMode"], unit["RestartPreventExitStatus"], unit["Restart"])
     assert ["/bin/kill -HUP $MAINPID"] == unit["ExecReload"]
 
 
-def test_the_unit_expects_what_the_service_reports() -> None:
+def test_the_unit_uses_the_notifications_of_the_service() -> None:
     unit = manifests.unit()
     assert (["notify"], ["main"], ["30"]) == (unit["Type"], unit["NotifyAccess"], unit["WatchdogSec"])
 
 
-def test_the_page_of_the_unit_can_be_pasted() -> None:
-    """Its first block calls the program by its path, and copies the unit before it is enabled."""
+def test_the_commands_of_the_systemd_guide_can_be_pasted() -> None:
+    """The first block calls the program by its path, and copies the unit before it enables it."""
     page = (ROOT / "docs/how-to/systemd.md").read_text(encoding="utf-8")
     lines = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)[0].splitlines()
     copied = [line.startswith("cp deploy/systemd/bertserve.service ") for line in lines].index(True)

@@ -1,4 +1,4 @@
-"""The service as the first process of a container, which no signal ends that it does not handle."""
+"""The service as the first process of a container, which ignores each signal without a handler."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ UNSHARE = shutil.which("unshare")
 
 
 def may_unshare() -> bool:
-    """Returns whether this user may make a process the first one of a namespace."""
+    """Returns whether this user can create a PID namespace."""
     return UNSHARE is not None and subprocess.run([UNSHARE, "--pid", "--fork", "true"], capture_output=True, check=False).returncode == 0
 
 
 @pytest.mark.skipif(not may_unshare(), reason="needs unshare, and the right to make a namespace of processes")
-def test_sigterm_ends_it_before_it_serves(tmp_path: Path) -> None:
-    """It ends with the exit code of the signal while it reads its settings (here from a pipe without a writer) and while models load."""
+def test_sigterm_ends_the_service_during_its_start(tmp_path: Path) -> None:
+    """The service exits with the code of the signal, here while it reads its settings from a pipe without data."""
     pipe = tmp_path / "settings.toml"
     os.mkfifo(pipe)
     command = [str(Path(sys.executable).with_name("bert-serve")), "serve", "--config", str(pipe)]
@@ -39,7 +39,7 @@ def test_sigterm_ends_it_before_it_serves(tmp_path: Path) -> None:
 
 
 def _opened(pipe: Path) -> int:
-    """Waits until somebody reads a pipe, and returns its other end."""
+    """Waits until a process reads a pipe, and returns the write end."""
     for _ in range(2000):
         try:
             return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)

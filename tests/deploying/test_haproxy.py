@@ -1,4 +1,4 @@
-"""deploy/haproxy: HAProxy reads it, its times fit those of the service, and requests come through it as they are."""
+"""deploy/haproxy: HAProxy accepts the configuration, its timeouts match the service, and requests pass unchanged."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ needs_haproxy = pytest.mark.skipif(not replica.installed(), reason="haproxy is n
 
 
 def seconds(name: str) -> float:
-    """Returns a time of the configuration, such as that of `timeout server` or `inter`."""
+    """Returns the seconds of a duration in the configuration, such as `timeout server` or `inter`."""
     [(value, unit)] = re.findall(rf"^ .*\b{name} (\d+)(ms|s|m)\b", TEXT, re.MULTILINE)
     return float(value) * {"ms": 0.001, "s": 1, "m": 60}[unit]
 
@@ -42,19 +42,19 @@ def default(name: str) -> float:
 
 
 @needs_haproxy
-def test_haproxy_reads_it() -> None:
+def test_haproxy_accepts_the_configuration() -> None:
     done = subprocess.run(["haproxy", "-c", "-f", CONFIGURATION], capture_output=True, text=True, check=False)
     assert (0, "") == (done.returncode, done.stderr.replace("Configuration file is valid\n", ""))
 
 
-def test_nothing_listens_beyond_loopback() -> None:
-    """Neither the service, which has no key there, nor the page for whoever runs it."""
+def test_haproxy_listens_only_on_loopback() -> None:
+    """This includes the service, which has no API key there, and the statistics page."""
     assert ["127.0.0.1:8000", "127.0.0.1:8404"] == re.findall(r"^ +bind (\S+)", TEXT, re.MULTILINE)
     assert 2 == len(re.findall(r"^ +server replica\d 127\.0\.0\.1:\d+$", TEXT, re.MULTILINE))
 
 
-def test_its_times_fit_those_of_the_service() -> None:
-    """The service ends requests first, and keeps connections for longer; a margin for the last run goes over each deadline."""
+def test_timeouts_match_the_timeouts_of_the_service() -> None:
+    """The service ends requests first and keeps connections longer. HAProxy adds a margin for the last run to each deadline."""
     [margin] = re.findall(r"x-request-timeout-ms\),add\((\d+)\)", TEXT)
     assert default("timeout_ms") / 1000 + int(margin) / 1000 == seconds("timeout server")
     [digits] = re.findall(r"x-request-timeout-ms\) -m reg \^\[1-9\]\[0-9\]\{0,(\d)\}\$", TEXT)
@@ -64,23 +64,23 @@ def test_its_times_fit_those_of_the_service() -> None:
     assert default("body_timeout_s") == seconds("wait-for-body time")
 
 
-def test_it_holds_what_the_service_does() -> None:
-    """A head of any length that the service takes, and streams of each name that it knows."""
+def test_haproxy_accepts_the_headers_and_streams_of_the_service() -> None:
+    """The buffer holds the largest headers of the service, and the rule for streams matches all its media types."""
     [size] = re.findall(r"tune\.bufsize (\d+)", TEXT)
     assert 2 * default("max_header_bytes") <= int(size)
     [names] = re.findall(r"acl stream req\.hdr\(content-type\) -i -m sub (.+)$", TEXT, re.MULTILINE)
     assert all(any(name in kind for name in names.split()) for kind in streaming.MEDIA_TYPES)
 
 
-def test_a_replica_drains_for_longer_than_it_takes_to_notice() -> None:
+def test_a_replica_drains_longer_than_haproxy_needs_to_notice() -> None:
     assert "fall 2" in TEXT
     notice = seconds("inter") + seconds("fastinter") + 2 * seconds("timeout check")
     assert f"inter + fastinter + 2 x timeout check = {notice:g} s" in TEXT
     assert {True} == {notice < settings.pre_stop_delay_s for settings in shown()}
 
 
-def test_the_guide_starts_the_replicas_that_it_names() -> None:
-    """On the ports of the configuration, and with the balancer's address as one to be believed."""
+def test_the_guide_starts_the_replicas_of_the_configuration() -> None:
+    """The commands use the ports of the configuration, and trust the address of the proxy."""
     [*ports] = re.findall(r"^ +server \S+ 127\.0\.0\.1:(\d+)$", TEXT, re.MULTILINE)
     assert set(map(int, ports)) == {settings.port for settings in shown()}
     assert {"127.0.0.1"} == {str(address) for settings in shown() for address in settings.forwarded_allow_ips}
@@ -94,13 +94,13 @@ def shown() -> list[Settings]:
     return [parse(Settings, line.split()) for line in lines]
 
 
-def test_probes_are_paths_of_the_service() -> None:
+def test_the_health_check_uses_the_readiness_path() -> None:
     [uri] = re.findall(r"http-check send meth GET uri (\S+)", TEXT)
     assert uri == "/health/ready"
     assert uri in auth.PROBES
 
 
-def test_its_errors_have_the_shape_of_the_service() -> None:
+def test_errors_of_haproxy_have_the_format_of_the_service() -> None:
     documents = [json.loads(text) for text in re.findall(r"lf-string '([^']+)'", TEXT)]
     assert 6 == len(documents)
     for document in documents:
@@ -111,7 +111,7 @@ def test_its_errors_have_the_shape_of_the_service() -> None:
 
 @pytest.fixture(name="service", scope="module")
 def replicas_behind_haproxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Balanced]:
-    """Two replicas with a quick and a slow model, which believe the proxy and log each request."""
+    """Yields two replicas with a fast and a slow model. They trust the proxy and log each request."""
     folder = tmp_path_factory.mktemp("balanced")
     tiny.bundle(folder / "models")
     slow.bundle(folder / "models")
@@ -127,7 +127,7 @@ def client_of_the_proxy(service: Balanced) -> Iterator[httpx.Client]:
 
 
 def logged(service: Balanced, request_id: str) -> list[str]:
-    """Returns the lines of all replicas with an id, once there is one."""
+    """Waits for log lines with a request id, and returns them from all replicas."""
 
     def lines() -> list[str]:
         return [line for replica in service.replicas for line in replica.log.read_text().splitlines() if request_id in line]
@@ -145,14 +145,14 @@ def test_both_replicas_answer(service: Balanced, client: httpx.Client) -> None:
     def shares() -> list[int]:
         return [replica.log.read_text().count(" POST /classify 200 ") for replica in service.replicas]
 
-    wait_until(lambda: sum(shares()) >= 40)  # a thread writes the log
+    wait_until(lambda: sum(shares()) >= 40)  # a thread writes the log, with a delay
     assert (40, True) == (sum(shares()), min(shares()) > 0)
 
 
 @needs_haproxy
 @pytest.mark.serial
-def test_the_log_has_the_caller_and_one_id(service: Balanced, client: httpx.Client) -> None:
-    """The id is the caller's, or one that proxy and replica share; an address that a caller claims is not believed."""
+def test_the_log_has_the_address_of_the_caller_and_one_id(service: Balanced, client: httpx.Client) -> None:
+    """A valid id of the caller is kept; otherwise, proxy and replica share a new one. An address in a caller's header is ignored."""
     named = client.post("/classify", json=BODY, headers={"x-request-id": "mine-1", "x-forwarded-for": "203.0.113.7"})
     made = client.post("/classify", json=BODY, headers={"x-request-id": 'not "one"'})
 
@@ -166,8 +166,8 @@ def test_the_log_has_the_caller_and_one_id(service: Balanced, client: httpx.Clie
 
 @needs_haproxy
 @pytest.mark.serial
-def test_answers_come_through_as_they_are(client: httpx.Client) -> None:
-    """Errors, headers and bodies over any size at which the proxy would look at them."""
+def test_responses_pass_unchanged(client: httpx.Client) -> None:
+    """This includes errors, a header of 30 kB, and large bodies."""
     wrong = client.post("/classify", json={"inputs": 3}, headers={"x": "a" * 30_000})
     large = client.post("/classify", json={"inputs": ["good " * 200] * 32})
 
@@ -187,7 +187,7 @@ def test_answers_come_through_as_they_are(client: httpx.Client) -> None:
         ("POST", "/v2/repository/models/tiny/load"),
     ],
 )
-def test_what_one_replica_alone_would_do_is_refused(client: httpx.Client, method: str, path: str) -> None:
+def test_paths_that_affect_only_one_replica_are_refused(client: httpx.Client, method: str, path: str) -> None:
     answer = client.request(method, path)
 
     assert (404, "not_found") == (answer.status_code, answer.json()["error_type"])
@@ -196,22 +196,22 @@ def test_what_one_replica_alone_would_do_is_refused(client: httpx.Client, method
 
 @needs_haproxy
 @pytest.mark.serial
-def test_a_line_is_answered_before_the_next_one_is_sent(service: Balanced) -> None:
+def test_a_stream_answers_each_line_before_the_next_line_is_sent(service: Balanced) -> None:
     host, port = service.proxy.url.removeprefix("http://").split(":")
     head = "POST /classify HTTP/1.1\r\nhost: test\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n"
     line = json.dumps(BODY) + "\n"
     chunk = f"{len(line):x}\r\n{line}\r\n"
     with socket.create_connection((host, int(port)), timeout=20) as connection, connection.makefile("rb") as answers:
         connection.sendall((head + chunk).encode())
-        assert any(b'"label"' in read for read in answers)  # the caller has not ended its own body yet
+        assert any(b'"label"' in read for read in answers)  # the request body has not ended yet
         connection.sendall(f"{chunk}0\r\n\r\n".encode())
         assert any(b'"label"' in read for read in answers)
 
 
 @needs_haproxy
 @pytest.mark.serial
-def test_who_hangs_up_is_not_waited_for(service: Balanced) -> None:
-    """The replica hears of it through the proxy, and drops what it has not begun."""
+def test_a_disconnect_drops_the_queued_work(service: Balanced) -> None:
+    """The proxy forwards the disconnect, and the replica drops the items that have not started."""
     body = json.dumps({"inputs": ["good"] * 100}).encode()
     request = b"POST /models/slow HTTP/1.1\r\nhost: test\r\nx-request-id: gone-1\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
     host, port = service.proxy.url.removeprefix("http://").split(":")
@@ -225,8 +225,8 @@ def test_who_hangs_up_is_not_waited_for(service: Balanced) -> None:
 @needs_haproxy
 @pytest.mark.serial
 @pytest.mark.full_grid
-def test_without_replicas_errors_have_the_shape_of_all_errors(tmp_path: Path, models: Path) -> None:
-    """The answer has Retry-After and the caller's id; monitors of the proxy see failed health checks."""
+def test_errors_without_replicas_have_the_usual_format(tmp_path: Path, models: Path) -> None:
+    """The response has Retry-After and the caller's id. The health check of the proxy fails."""
     with balanced(models, tmp_path, count=1) as service, httpx.Client(base_url=service.proxy.url, trust_env=False) as client:
         service.replicas[0].stop()
         answer = client.post("/classify", json=BODY, headers={"x-request-id": "mine-2"})

@@ -1,4 +1,4 @@
-"""The manifests of Kubernetes and KServe fit the service: its paths, port, settings, metrics and the time that it takes to stop."""
+"""The Kubernetes and KServe manifests match the service: paths, port, settings, metrics and shutdown time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCALED = document("components/keda/scaledobject.yaml")["spec"]
 LABELS = {"app.kubernetes.io/name": "bertserve"}
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-# What a stopping service does behind its grace takes less: it joins threads and sends what was produced (test_stopping.py ends within it).
+# After its shutdown timeout, the service joins threads and sends finished responses. This takes less time (see test_stopping.py).
 MARGIN_S = 10
 
 each_pod = pytest.mark.parametrize(("path", "pod"), list(manifests.pods()), ids=lambda value: value.name if hasattr(value, "name") else "")
@@ -44,7 +44,7 @@ def settings_of_the_config_map() -> Settings:
 
 
 def stop_s(container: Container, settings: Settings) -> float:
-    """Returns the seconds that a container's service may take to stop, without the margin."""
+    """Returns the seconds that a container's service can need to stop, without the margin."""
     values = {item["name"]: item["value"] for item in container.spec["env"]}
     drain = float(values.get(f"{PREFIX}PRE_STOP_DELAY_S", settings.pre_stop_delay_s))
     return drain + float(values.get(f"{PREFIX}SHUTDOWN_TIMEOUT_S", settings.shutdown_timeout_s))
@@ -62,15 +62,15 @@ def test_every_file_is_used() -> None:
     assert {path.name for path in (KUBERNETES / "components").iterdir()} == set(re.findall(r"- components/([\w-]+)", top))
 
 
-def test_no_component_is_on() -> None:
-    """A plain cluster takes the manifests as they are: nothing in them needs an operator or a controller."""
+def test_no_component_is_enabled_by_default() -> None:
+    """The base manifests work on a plain cluster: they need no operator and no controller."""
     assert None is document("kustomization.yaml")["components"]
     kinds = {document(path.relative_to(KUBERNETES).as_posix())["kind"] for path in (KUBERNETES / "base").glob("*.yaml")}
     assert {"Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy", "Kustomization"} == kinds
 
 
-def test_the_ingress_leads_to_the_service(settings: Settings) -> None:
-    """By the name of its port, for bodies and for requests as large and as long as the service takes."""
+def test_the_ingress_routes_to_the_service(settings: Settings) -> None:
+    """The ingress uses the name of the port. Its body size and its read timeout allow everything that the service accepts."""
     ingress, service = document("components/ingress/ingress.yaml"), document("base/service.yaml")
     [rule] = ingress["spec"]["rules"]
     [_, path] = rule["http"]["paths"]
@@ -86,7 +86,7 @@ def test_the_ingress_leads_to_the_service(settings: Settings) -> None:
 
 
 def test_the_ingress_hides_metrics() -> None:
-    """Its path leads to a Service without pods; all other paths lead to the service."""
+    """The path of the metrics leads to a Service without pods; all other paths lead to the service."""
     [hidden, path] = document("components/ingress/ingress.yaml")["spec"]["rules"][0]["http"]["paths"]
     service = document("components/ingress/service.yaml")
     assert (auth.METRICS, "Exact", "/", "Prefix") == (hidden["path"], hidden["pathType"], path["path"], path["pathType"])
@@ -95,8 +95,8 @@ def test_the_ingress_hides_metrics() -> None:
     assert service["metadata"]["name"] != path["backend"]["service"]["name"]
 
 
-def test_a_predictor_of_kserve_asks_for_a_key() -> None:
-    """As the Deployment does: from the same Secret, without which no pod starts."""
+def test_the_kserve_predictor_requires_an_api_key() -> None:
+    """The predictor reads the key from the same Secret as the Deployment."""
     [(_, pod)] = [(path, pod) for path, pod in manifests.pods() if path == manifests.KSERVE]
     [container] = pod["containers"]
     variables = {item["name"]: item["value"] for item in container["env"]}
@@ -106,7 +106,7 @@ def test_a_predictor_of_kserve_asks_for_a_key() -> None:
     assert pod["securityContext"]["fsGroup"] == POD["securityContext"]["fsGroup"]
 
 
-def test_probes_ask_for_paths_that_there_are() -> None:
+def test_probes_use_existing_paths() -> None:
     paths = {path for path, methods in facts.openapi()["paths"].items() if "get" in methods}
     assert 2 == len(probed())
     for container in probed():
@@ -116,7 +116,7 @@ def test_probes_ask_for_paths_that_there_are() -> None:
         assert {True} == {probe["port"] in (port["name"], port["containerPort"]) for probe in asked}
 
 
-def test_all_speak_of_the_port_of_the_image() -> None:
+def test_all_manifests_use_the_port_of_the_image() -> None:
     [port] = re.findall(rf"{PREFIX}PORT=(\d+)", DOCKERFILE)
     assert [port] == re.findall(r"^EXPOSE (\d+)$", DOCKERFILE, re.MULTILINE)
     assert {int(port)} == {each["containerPort"] for container in probed() for each in container.spec["ports"]}
@@ -128,15 +128,15 @@ def test_all_speak_of_the_port_of_the_image() -> None:
     assert (http["name"], True) == (endpoint["port"], endpoint["path"] in facts.openapi()["paths"])
 
 
-def test_variables_are_settings() -> None:
-    """Each BERT_SERVE_* variable of a container is one that the service knows; others would end its start."""
+def test_environment_variables_are_known_settings() -> None:
+    """An unknown BERT_SERVE_* variable would stop the start of the service."""
     named = [item["name"] for container in manifests.containers() for item in container.spec.get("env", [])]
     assert 6 == len(named)
     assert set(named) <= {PREFIX + name.upper() for name in Settings.model_fields}
 
 
-def test_the_file_of_settings_is_read(settings: Settings) -> None:
-    """Where the variable says, and the keys stand where it says: in the folder of the Secret."""
+def test_the_paths_of_the_config_file_and_the_keys_are_mounted(settings: Settings) -> None:
+    """The variable names the mounted config file, and this file names the key file in the mounted Secret."""
     mounts = {mount["name"]: mount["mountPath"] for mount in SERVICE["volumeMounts"]}
     [config] = document("base/kustomization.yaml")["configMapGenerator"]
     [variable] = SERVICE["env"]
@@ -145,16 +145,16 @@ def test_the_file_of_settings_is_read(settings: Settings) -> None:
     assert "--from-file=keys.txt" in (KUBERNETES / "base/deployment.yaml").read_text(encoding="utf-8")
 
 
-def test_a_pod_has_the_time_that_the_service_takes_to_stop(settings: Settings) -> None:
-    """Draining, the grace, and a margin that is longer than what the service does behind them."""
+def test_the_grace_period_covers_the_shutdown_of_the_service(settings: Settings) -> None:
+    """The grace period is the sum of the pre-stop delay, the shutdown timeout, and a margin for the last steps of the service."""
     assert supervisor.MARGIN_S < MARGIN_S
     assert server.FLUSH_S < supervisor.MARGIN_S
     for container in probed():
         assert stop_s(container, settings) + MARGIN_S == container.pod["terminationGracePeriodSeconds"]
 
 
-def test_a_pod_that_stops_is_not_restarted_and_gets_no_requests(settings: Settings) -> None:
-    """Readiness is seen to be red while the service drains; liveness, which asks for the same, waits for longer than a stop takes."""
+def test_a_stopping_pod_is_not_restarted_and_gets_no_requests(settings: Settings) -> None:
+    """The readiness probe fails within the pre-stop delay. The liveness probe waits longer than a shutdown."""
     for container in probed():
         ready, live = container.spec["readinessProbe"], container.spec["livenessProbe"]
         assert ready["periodSeconds"] * ready["failureThreshold"] <= settings.pre_stop_delay_s
@@ -162,7 +162,7 @@ def test_a_pod_that_stops_is_not_restarted_and_gets_no_requests(settings: Settin
 
 
 def test_selectors_find_the_pods() -> None:
-    """Each selector is made of labels that the pods have, and none is empty, which would be every pod of the namespace."""
+    """Each selector has the labels of the pods. An empty selector would match every pod of the namespace."""
     assert LABELS == DEPLOYMENT["spec"]["template"]["metadata"]["labels"]
     selectors: list[Any] = [
         DEPLOYMENT["spec"]["selector"]["matchLabels"],
@@ -175,12 +175,12 @@ def test_selectors_find_the_pods() -> None:
     assert [LABELS] * 6 == selectors
 
 
-def test_alerts_know_the_job() -> None:
-    """The PodMonitor takes the job's name from a label of the pods, and that is `bertserve`."""
+def test_the_podmonitor_sets_the_job_that_alerts_use() -> None:
+    """The PodMonitor takes the job name `bertserve` from a label of the pods."""
     assert "bertserve" == LABELS[document("components/monitoring/podmonitor.yaml")["spec"]["jobLabel"]]
 
 
-def test_patches_meet_the_deployment() -> None:
+def test_patches_and_the_autoscaler_target_the_deployment() -> None:
     names = {path.parent.name: pod["containers"][0]["name"] for path, pod in manifests.pods() if "components" in path.parts}
     assert {"gpu": SERVICE["name"], "models-volume": SERVICE["name"]} == names
     assert ("Deployment", "bertserve") == (DEPLOYMENT["kind"], DEPLOYMENT["metadata"]["name"])
@@ -188,8 +188,8 @@ def test_patches_meet_the_deployment() -> None:
     assert ("apps/v1", "Deployment", "bertserve") == (target["apiVersion"], target["kind"], target["name"])
 
 
-def test_the_autoscaler_does_its_arithmetic() -> None:
-    """Inference threads, which follow the limit of CPUs, times an inference thread's speed times the wait is its target, which is far below what the queue may hold."""
+def test_the_autoscaler_target_matches_its_calculation() -> None:
+    """The target is the product of threads (one per CPU), tokens/s per thread, and wait. It is far below the queue limit."""
     text = (KUBERNETES / "components/autoscaling/horizontalpodautoscaler.yaml").read_text(encoding="utf-8")
     [(threads, speed, wait, target)] = re.findall(r"(\d+) threads \* (\d+) tokens/s \* ([\d.]+) s = (\d+) tokens", text)
     pods = next(metric["pods"] for metric in AUTOSCALER["spec"]["metrics"] if metric["type"] == "Pods")
@@ -199,7 +199,7 @@ def test_the_autoscaler_does_its_arithmetic() -> None:
     assert int(target) < Settings.model_fields["max_queue_tokens"].default / 10
 
 
-def test_the_autoscaler_asks_for_a_metric_that_there_is() -> None:
+def test_the_autoscaler_uses_an_existing_metric() -> None:
     [rule] = document("prometheus-adapter.yaml")["rules"]["custom"]
     asked = next(metric["pods"]["metric"]["name"] for metric in AUTOSCALER["spec"]["metrics"] if metric["type"] == "Pods")
     shown = Metrics().page().decode()
@@ -212,8 +212,8 @@ def test_the_autoscaler_asks_for_a_metric_that_there_is() -> None:
     assert [] == [name for name in named if not re.search(rf"^# TYPE {re.sub('_sum$', '', name)} ", shown, re.MULTILINE)]
 
 
-def test_keda_keeps_to_the_rules_of_the_autoscaler() -> None:
-    """The same pods at the least and at the most, the same target for the queue and for CPUs, and the same haste."""
+def test_keda_scales_like_the_autoscaler() -> None:
+    """Both have the same minimum and maximum of pods, the same targets for queue and CPU, and the same scaling behavior."""
     scaler = AUTOSCALER["spec"]
     queue, cpu = SCALED["triggers"]
     pods, resource = scaler["metrics"]
@@ -231,8 +231,8 @@ def test_keda_keeps_to_the_rules_of_the_autoscaler() -> None:
     assert re.findall(arithmetic, texts[0]) == re.findall(arithmetic, texts[1])
 
 
-def test_keda_asks_prometheus_for_what_the_podmonitor_brings() -> None:
-    """The service's queue, by the job that the PodMonitor makes and the namespace of all, as often as it is scraped."""
+def test_keda_queries_the_metric_that_the_podmonitor_collects() -> None:
+    """The query uses the job of the PodMonitor and the common namespace. The polling interval is the scrape interval."""
     monitor = document("components/monitoring/podmonitor.yaml")["spec"]
     queue, _ = SCALED["triggers"]
     [(metric, namespace, job)] = re.findall(r'(\w+)\{namespace="([^"]+)",job="([^"]+)"\}\[1m\]', queue["metadata"]["query"])
@@ -245,10 +245,10 @@ def test_keda_asks_prometheus_for_what_the_podmonitor_brings() -> None:
 
 
 @each_pod
-def test_pods_keep_to_the_restricted_standard(path: Any, pod: Any) -> None:
-    """They run as the image's user, without a token of the API, with the runtime's filter of system calls."""
+def test_pods_follow_the_restricted_security_standard(path: Any, pod: Any) -> None:
+    """Pods run as the image's user, without an API token, and with the seccomp profile of the runtime."""
     if "components" in path.parts:
-        assert "securityContext" not in pod  # it stays as in the base
+        assert "securityContext" not in pod  # the base has it
         return
     [user] = re.findall(r"^USER (\d+)$", DOCKERFILE, re.MULTILINE)
     context = pod["securityContext"]
@@ -258,9 +258,9 @@ def test_pods_keep_to_the_restricted_standard(path: Any, pod: Any) -> None:
 
 
 @each_container
-def test_containers_have_no_rights(container: Container) -> None:
+def test_containers_have_no_privileges(container: Container) -> None:
     if container.path.parent.name == "gpu" or (container.path.parent.name == "models-volume" and container.spec["name"] == "bertserve"):
-        assert "securityContext" not in container.spec  # it stays as in the base
+        assert "securityContext" not in container.spec  # the base has it
         return
     assert {
         "allowPrivilegeEscalation": False,
@@ -270,8 +270,8 @@ def test_containers_have_no_rights(container: Container) -> None:
     assert "memory" in container.spec["resources"]["limits"]
 
 
-def test_images_stand_at_one_place() -> None:
-    """A kustomization in the same folder, or the top one, gives each image of a manifest a registry and a tag."""
+def test_each_image_has_its_registry_and_tag_in_one_place() -> None:
+    """The kustomization of a component, or the top one for the base, gives each image a registry and a tag."""
     for kustomization, *patches in [
         [KUBERNETES / "kustomization.yaml", KUBERNETES / "base/deployment.yaml"],
         *[
@@ -286,8 +286,8 @@ def test_images_stand_at_one_place() -> None:
         assert {True} == {bool(image["newTag"]) for image in read["images"]}
 
 
-def test_the_order_of_probes() -> None:
-    """The startup probe gives up only after minutes, and the others come more often than they may fail."""
+def test_probes_wait_in_the_right_order() -> None:
+    """The startup probe waits 300 s before it fails, which is longer than liveness. Liveness waits longer than readiness."""
     for container in probed():
         waits = [container.spec[name]["periodSeconds"] * container.spec[name]["failureThreshold"] for name in PROBES]
         assert 300 == waits[0]

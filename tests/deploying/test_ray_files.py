@@ -1,4 +1,4 @@
-"""deploy/ray: what Ray's own schema takes, the same in each file, and settings that there are."""
+"""deploy/ray: the files match Ray's schema, each other, and the settings of the service."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ ON_KUBERNETES: dict[str, Any] = yaml.safe_load(SERVICE["spec"]["serveConfigV2"])
 
 
 def ray(module: str) -> Any:
-    """Returns a module of Ray's, which warns of its own code as it is imported."""
+    """Returns an imported module, without the warnings that Ray emits at import."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return import_module(module)
 
 
-def test_ray_takes_both_configurations() -> None:
-    """By its schema, which refuses unknown keys, and with an application and a policy that there are."""
+def test_ray_accepts_both_configurations() -> None:
+    """Ray's schema refuses unknown keys. The application and the policy in the files exist."""
     schema = ray("ray.serve.schema").ServeDeploySchema
     replica = ray("bertserve.service.ray_serve")
     for path in ("ray/serve.yaml", "ray/rayservice.yaml"):
@@ -42,7 +42,7 @@ def test_ray_takes_both_configurations() -> None:
         assert replica.Replica.name == deployment.name
 
 
-def test_arguments_are_settings_that_a_replica_takes() -> None:
+def test_arguments_are_settings_of_a_replica() -> None:
     settings = ray("bertserve.service.ray_serve").ReplicaSettings
     for config in (SERVE, ON_KUBERNETES):
         (application,) = config["applications"]
@@ -53,7 +53,7 @@ def test_arguments_are_settings_that_a_replica_takes() -> None:
 
 
 def test_kubernetes_has_the_same_configuration() -> None:
-    """But for the address, the models, the key, the form of the log, and the CPUs of a replica."""
+    """Only the host, the arguments and the CPUs of a replica differ."""
     here, there = yaml.safe_load(yaml.safe_dump(SERVE)), yaml.safe_load(yaml.safe_dump(ON_KUBERNETES))
     for config in (here, there):
         config["http_options"].pop("host")

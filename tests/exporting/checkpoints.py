@@ -1,4 +1,4 @@
-"""Tiny checkpoints as a user would have them: deterministic, random, written by transformers itself; and their answers."""
+"""Writes tiny, deterministic random checkpoints with transformers, and computes their logits in PyTorch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from transformers import BertConfig, PreTrainedTokenizerFast
 import tiny
 from bertserve.export.calibration import BUILT_IN
 
-# two shared cores, and tiny matrices: more threads only wait for each other
+# with tiny matrices on two shared cores, more threads only wait for each other
 torch.set_num_threads(1)
 transformers.utils.logging.disable_progress_bar()
 
 CLASSIFICATION = "BertForSequenceClassification"
-ROWS = 1100  # the int8 stage quantizes embeddings of 1024 rows and more
+ROWS = 1100  # the int8 stage quantizes only embeddings with at least 1024 rows
 POSITIONS = 160
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 
@@ -41,14 +41,14 @@ def bert(
     """Writes a BERT checkpoint to `folder/name` and returns its path.
 
     Args:
-        folder: Where the checkpoint's folder is made.
+        folder: Parent of the checkpoint's folder.
         name: Name of the checkpoint's folder.
         labels: Label names by id.
         positions: Rows of the position table.
-        model_max_length: What the tokenizer's configuration admits.
+        model_max_length: Maximum length in the tokenizer's configuration.
         architecture: Name of the model's class in transformers.
         rows: Rows of the word embedding.
-        config: Further fields of the configuration, such as `problem_type`.
+        config: Other fields of the configuration, such as `problem_type`.
     """
     return save(
         folder / name,
@@ -63,15 +63,15 @@ def naming(labels: tuple[str, ...]) -> dict[str, Any]:
 
 
 def save(path: Path, architecture: str, config: Any, *, model_max_length: int = 512, tokenizer_class: str = "BertTokenizer") -> Path:
-    """Writes a random model of a configuration, with its tokenizer, and returns the path."""
+    """Writes a random model with this configuration and its tokenizer, and returns the path."""
     torch.manual_seed(0)
-    # spread as a trained model's weights are, not as a fresh one's, so that logits differ between texts
+    # the weight spread of a trained model, so that logits differ between texts
     config.initializer_range = 0.3
     model = getattr(transformers, architecture)(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
-                # fresh biases are 0 and norms 1, which would hide their loss
+                # initial biases are 0 and initial norms are 1; with these values, a test would not notice their loss
                 parameter.add_(0.1 * torch.randn_like(parameter))
     model.save_pretrained(path)
     _save_tokenizer(path, model_max_length, tokenizer_class)
@@ -79,7 +79,7 @@ def save(path: Path, architecture: str, config: Any, *, model_max_length: int = 
 
 
 def _save_tokenizer(path: Path, model_max_length: int, tokenizer_class: str) -> None:
-    """Writes the files of a fast tokenizer, with truncation and padding left in as training leaves them."""
+    """Writes the files of a fast tokenizer, which still contain the truncation and padding of training."""
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tiny.tokenizer(),
         unk_token="[UNK]",
@@ -106,7 +106,7 @@ def _save_tokenizer(path: Path, model_max_length: int, tokenizer_class: str) -> 
 
 
 def few_texts(folder: Path, count: int = 20) -> Path:
-    """Writes the first of the built-in calibration texts to a file and returns its path: most tiny models need no more."""
+    """Writes the first `count` built-in calibration texts to a file and returns its path; they are enough for most tiny models."""
     path = folder / "texts.txt"
     path.write_text("".join(BUILT_IN.read_text(encoding="utf-8").splitlines(keepends=True)[:count]), encoding="utf-8")
     return path
@@ -123,7 +123,7 @@ def edit_weights(path: Path, edit: Callable[[dict[str, torch.Tensor]], object]) 
 
 
 class PyTorch:
-    """A checkpoint in transformers, as its user runs it: nothing of the exporter takes part."""
+    """Runs a checkpoint in transformers as its user does, without the exporter."""
 
     def __init__(self, path: Path) -> None:
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(path)

@@ -1,7 +1,7 @@
-"""Size, speed and error of compressed forms of a BERT classifier against the classifier: `python tests/exporting/compressed_table.py TEACHER`.
+"""Compares compressed BERT classifiers with the original in size, speed and error: `python tests/exporting/compressed_table.py TEACHER`.
 
-Each is a checkpoint that is exported in fp32 and int8. The trained ones are distilled: they learn the teacher's logits on the
-calibration texts that come with the exporter, two of three; all are judged on the others. Prints the rows of a table.
+Each variant is a checkpoint that is exported in fp32 and int8. Distilled variants learn the teacher's logits on the calibration split of
+the built-in texts. All variants are evaluated on the report split. Prints the rows of a table.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STEPS, BATCH, LENGTH, TURNS = 120, 16, 64, 31
 
 
 def distill(path: Path, teacher: Path, texts: Sequence[str]) -> None:
-    """Trains a student, in place, to give the teacher's logits."""
+    """Trains a student checkpoint in place to reproduce the teacher's logits."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(teacher)
     models = [AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32) for folder in (teacher, path)]
     taught, student = models[0].eval(), models[1].train()
@@ -53,7 +53,7 @@ def distill(path: Path, teacher: Path, texts: Sequence[str]) -> None:
 
 
 def least_heads(path: Path, count: int) -> dict[int, list[int]]:
-    """Returns of each layer so many heads, those whose values what reads them weighs least."""
+    """Returns for each layer the `count` heads with the smallest weights in the attention output matrix."""
     model = AutoModelForSequenceClassification.from_pretrained(path)
     heads = model.config.num_attention_heads
     weights = [layer.attention.output.dense.weight.detach() for layer in model.bert.encoder.layer]
@@ -61,7 +61,7 @@ def least_heads(path: Path, count: int) -> dict[int, list[int]]:
 
 
 def share_layers(path: Path) -> None:
-    """Makes an ALBERT of a BERT, in place: all layers are the middle one, and the embedding is not factorized."""
+    """Converts a BERT checkpoint to ALBERT in place: all layers share the middle layer's weights; the embedding is not factorized."""
     whole = AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.float32)
     fields = whole.config.to_dict()
     names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "max_position_embeddings")
@@ -95,7 +95,7 @@ def share_layers(path: Path) -> None:
 
 
 def speed(engines: Sequence[OnnxEngine], ids: NDArray[np.int64]) -> list[float]:
-    """Returns milliseconds of processor time of a text for each engine, measured in turn."""
+    """Returns the median CPU time per text of each engine in milliseconds; the engines run in turn."""
     encoding = Encoding(ids, np.zeros_like(ids))
     taken: list[list[float]] = [[] for _ in engines]
     for _ in range(TURNS):
@@ -113,7 +113,7 @@ def logits(bundle: Bundle, engine: OnnxEngine, texts: Sequence[str]) -> NDArray[
 
 
 def main(teacher: Path) -> int:
-    """Makes, exports and measures each form."""
+    """Creates, exports and measures each variant."""
     split = calibration.read_split(calibration.BUILT_IN)
     seen, unseen = split.calibration.lines, split.report.lines
     layers = range(transformers.AutoConfig.from_pretrained(teacher).num_hidden_layers)

@@ -1,4 +1,4 @@
-"""A BERT checkpoint made smaller: heads pruned, layers dropped, each as a checkpoint of its own, as the papers' code writes them."""
+"""Prunes heads and drops layers of BERT checkpoints, in the format that the code of the papers writes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ PARTS = ("query", "key", "value")
 
 
 def prune_heads(path: Path, pruned: Mapping[int, Sequence[int]], *, heads: int) -> None:
-    """Removes heads from a checkpoint in place, as transformers 4 saves it.
+    """Removes heads from a checkpoint in place, in the format of transformers 4.
 
     Args:
         path: The checkpoint.
-        pruned: Layer -> heads.
-        heads: How many a layer has.
+        pruned: Heads to remove, by layer.
+        heads: Number of heads per layer before pruning.
     """
     tensors = load_file(path / "model.safetensors")
     for layer, gone in pruned.items():
@@ -37,7 +37,7 @@ def prune_heads(path: Path, pruned: Mapping[int, Sequence[int]], *, heads: int) 
 
 
 def silence_heads(model: torch.nn.Module, pruned: Mapping[int, Sequence[int]], *, heads: int) -> None:
-    """Gives nothing of some heads to what reads them: what a model without them computes, in one that has them."""
+    """Zeroes the output weights of some heads, so that the model computes the same as a model without these heads."""
     with torch.no_grad():
         for layer, gone in pruned.items():
             weight = model.get_parameter(f"bert.encoder.layer.{layer}.attention.output.dense.weight")
@@ -45,11 +45,11 @@ def silence_heads(model: torch.nn.Module, pruned: Mapping[int, Sequence[int]], *
 
 
 def drop_layers(path: Path, kept: Sequence[int]) -> None:
-    """Leaves these layers of a checkpoint, in place, and numbers them anew.
+    """Keeps only some layers of a checkpoint, in place, and renumbers them.
 
     Args:
         path: The checkpoint.
-        kept: Numbers of the layers.
+        kept: Numbers of the layers to keep.
     """
     tensors = load_file(path / "model.safetensors")
     prefix = "bert.encoder.layer."

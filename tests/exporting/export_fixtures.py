@@ -1,4 +1,4 @@
-"""Fixtures of several files of tests, which name this module in their `pytest_plugins`. Imports no torch by itself."""
+"""Fixtures for test modules that name this module in `pytest_plugins`. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def source_checkpoint(tmp_path: Path) -> Path:
 
 @pytest.fixture(name="played_back")
 def slow_stages_played_back(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An export of the usual checkpoint, unchanged, writes what its slow stages wrote once, and does not run them."""
+    """Replaces the slow stages in exports of the unchanged default checkpoint with recordings."""
     from playback import play_back
 
     play_back(monkeypatch, source)
@@ -36,7 +36,7 @@ def output_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(name="run")
 def run_export(output: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Returns `run(source, *flags)`, which gives the exit code and the one line, if no warning, that the command itself ended with."""
+    """Returns `run(source, *flags)`, which returns the exit code and the command's only error line, empty on success."""
 
     def run(source: object, *flags: object) -> tuple[int, str]:
         code = cli.main([str(source), "--output", str(output), *map(str, flags)])
@@ -50,7 +50,7 @@ def run_export(output: Path, capsys: pytest.CaptureFixture[str]) -> Run:
 
 @pytest.fixture(name="verify")
 def run_verify(capsys: pytest.CaptureFixture[str]) -> Verify:
-    """Returns `verify(bundle, *flags)`, which gives the exit code and the checks by name."""
+    """Returns `verify(bundle, *flags)`, which returns the exit code and the checks by name."""
 
     def run(path: object, *flags: object) -> tuple[int, dict[str, Any]]:
         capsys.readouterr()
@@ -64,7 +64,7 @@ def run_verify(capsys: pytest.CaptureFixture[str]) -> Verify:
 
 @pytest.fixture(name="all_staged", scope="session")
 def all_staged_graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The graphs of a checkpoint of each task after each stage before quantization."""
+    """Returns for each task the graphs of a checkpoint after each stage before quantization."""
     from staged import checkpoint_of, stage
 
     folder = tmp_path_factory.mktemp("staged")
@@ -78,7 +78,7 @@ def staged_graphs(request: pytest.FixtureRequest, all_staged: dict[str, Any]) ->
 
 @pytest.fixture(name="analyze")
 def run_analyze(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Analyze:
-    """Returns `analyze(source, *flags)`, which gives the JSON and what was printed."""
+    """Returns `analyze(source, *flags)`, which returns the JSON report and the printed output."""
 
     def run(source: object, *flags: str) -> tuple[dict[str, Any], str]:
         output = tmp_path / "report"

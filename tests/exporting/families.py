@@ -1,4 +1,4 @@
-"""Every encoder family as a tiny random checkpoint, with a fast tokenizer in the form that the family uses."""
+"""Tiny random checkpoints of every encoder family, each with a fast tokenizer of the family's type."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ import tiny
 from bertserve.export.calibration import BUILT_IN
 from checkpoints import naming
 
-LENGTH = 144  # usable, so that no question of the parity samples is too long for a window
-PIECES = 1100  # the int8 stage quantizes embeddings of 1024 rows and more
+LENGTH = 144  # usable tokens; enough for a window with any question of the parity samples
+PIECES = 1100  # the int8 stage quantizes only embeddings with at least 1024 rows
 SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 HEADS: dict[str, tuple[dict[str, str], type]] = {
     "text-classification": (modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES, transformers.AutoModelForSequenceClassification),
@@ -33,7 +33,7 @@ HEADS: dict[str, tuple[dict[str, str], type]] = {
     "multiple-choice": (modeling_auto.MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES, transformers.AutoModelForMultipleChoice),
 }
 PRETRAINING: dict[str, tuple[dict[str, str], type]] = {
-    # heads of pretraining, which few families have
+    # pretraining heads, which few families have
     "next-sentence": (modeling_auto.MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING_NAMES, transformers.AutoModelForNextSentencePrediction),
     "sentence-order": ({"albert": "AlbertForPreTraining"}, transformers.AutoModelForPreTraining),
     "replaced-tokens": ({"electra": "ElectraForPreTraining"}, transformers.AutoModelForPreTraining),
@@ -47,20 +47,20 @@ LABELS = {
     "multiple-choice": ("LABEL_0",),
     **dict.fromkeys(PRETRAINING, ("LABEL_0", "LABEL_1")),
 }
-# A random model's one logit of a text hardly differs from text to text, and next to that rounding would be large: its words weigh more.
+# A random model's single logit hardly differs between texts. Larger word embeddings make these differences larger than rounding.
 WORD_SCALES = {"multiple-choice": 4}
 
 
 @dataclass(frozen=True)
 class Family:
-    """How a family's checkpoints are made.
+    """Describes how a family's checkpoints are created.
 
     Attributes:
-        config: Class of its configuration.
-        tokenizer: Makes its tokenizer.
-        fields: Fields of the configuration that are not the usual sizes, or not under their usual names; None for one that it has not.
-        offset: Rows of the position table that texts do not use.
-        word_scale: How much larger its words are, where a text's random vector would hardly differ from another's.
+        config: Class of the configuration.
+        tokenizer: Function that creates the tokenizer.
+        fields: Configuration fields with an unusual size or name; None removes a usual field that the family does not have.
+        offset: Number of rows of the position table that texts do not use.
+        word_scale: Factor of the word embeddings, for families whose random vectors would hardly differ between texts.
     """
 
     config: type
@@ -70,11 +70,11 @@ class Family:
     word_scale: float = 1
 
     def architecture(self, task: str) -> str | None:
-        """Returns the class that transformers has for a head, or None."""
+        """Returns the name of the transformers class with a task's head, or None."""
         return ALL_HEADS[task][0].get(self.config.model_type)  # type: ignore[attr-defined]
 
     def save(self, path: Path, task: str, **fields: Any) -> Path:
-        """Writes a random checkpoint with a head, and returns its path."""
+        """Writes a random checkpoint with a task's head and returns its path."""
         tokenizer = self.tokenizer()
         ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos", "cls", "sep")}
         sizes = {"max_position_embeddings": LENGTH + self.offset, **SIZES, **naming(LABELS[task]), **ids}
@@ -88,14 +88,14 @@ class Family:
 
 
 def save_random(path: Path, architecture: Any, config: Any, *, word_scale: float = 1) -> Path:
-    """Writes a random model of a configuration, its weights spread as a trained one's are, and returns the path; its words as much larger."""
+    """Writes a random model with the weight spread of a trained one and returns the path; `word_scale` multiplies the word embeddings."""
     torch.manual_seed(0)
     config.initializer_range = 0.2 * (32 / config.hidden_size) ** 0.5
     model = architecture(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1 or "bias" in name:
-                # fresh biases are 0 and norms 1, which would hide their loss
+                # initial biases are 0 and initial norms are 1; with these values, a test would not notice their loss
                 parameter.add_(0.1 * torch.randn_like(parameter))
         if word_scale != 1:
             model.get_input_embeddings().weight.mul_(word_scale)
@@ -103,7 +103,7 @@ def save_random(path: Path, architecture: Any, config: Any, *, word_scale: float
     return path
 
 
-# ---- tokenizers: made once of the built-in texts, then given each family's special tokens
+# ---- tokenizers: built once from the built-in texts, then combined with each family's special tokens
 
 
 @functools.cache
@@ -112,13 +112,13 @@ def _texts() -> list[str]:
 
 
 def _parts(words: Iterable[str], *, inner: str = "") -> Counter[str]:
-    """Returns the pieces that stand for most of the words, with how often each occurs: all characters, then by length times count.
+    """Returns the best pieces of the words and their counts: first all characters, then the others by length times count.
 
-    The library's trainers of word pieces and unigrams are not used: they give others in every process, and with them other measurements.
+    The library's WordPiece and unigram trainers are not used because their vocabularies, and so all measurements, differ between processes.
 
     Args:
         words: The words.
-        inner: What marks a part that does not begin a word.
+        inner: Prefix of a piece that does not begin a word.
     """
     counts: Counter[str] = Counter()
     for word, times in Counter(words).items():
@@ -147,7 +147,7 @@ def _byte_pairs() -> tuple[tuple[str, ...], list[tuple[str, str]]]:
 
 @functools.cache
 def _lower_pairs() -> tuple[tuple[str, ...], list[tuple[str, str]]]:
-    """Returns the pieces and merges of words in lower case, whose last letter has `</w>`."""
+    """Returns the pieces and merges of lowercase words; the last letter of a word has the suffix `</w>`."""
     trained = tokenizers.Tokenizer(tokenizers.models.BPE(end_of_word_suffix="</w>"))
     trained.normalizer, trained.pre_tokenizer = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
     trained.train_from_iterator(_texts(), trainers.BpeTrainer(vocab_size=PIECES, end_of_word_suffix="</w>", show_progress=False))
@@ -166,13 +166,13 @@ def word_piece(made_by: Any, specials: Sequence[str]) -> Any:
 
 
 def byte_pair(made_by: Any, specials: Sequence[str], last: Sequence[str] = ()) -> Any:
-    """Returns a tokenizer of byte-level BPE; `last` are special tokens behind the others."""
+    """Returns a byte-level BPE tokenizer; `last` are special tokens with the highest ids."""
     pieces, merges = _byte_pairs()
     return made_by(vocab={piece: i for i, piece in enumerate([*specials, *pieces, *last])}, merges=merges, model_max_length=512)
 
 
 def unigram(made_by: Any, specials: Sequence[str], last: Sequence[str] = (), **options: Any) -> Any:
-    """Returns a SentencePiece tokenizer of unigrams; `last` are special tokens behind the others."""
+    """Returns a SentencePiece unigram tokenizer; `last` are special tokens with the highest ids."""
     vocabulary = [*((token, 0.0) for token in specials), *_unigrams(), *((token, 0.0) for token in last)]
     return made_by(vocab=vocabulary, **{"model_max_length": 512, **options})
 
@@ -192,7 +192,7 @@ def roberta_tokenizer() -> Any:
 
 
 def modernbert_tokenizer() -> Any:
-    """Returns a tokenizer of bytes with BERT's special tokens behind the others, in the library's general class."""
+    """Returns a byte-level BPE tokenizer in the library's generic class; BERT's special tokens have the highest ids."""
     pieces, merges = _byte_pairs()
     specials = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
     ids = {piece: i for i, piece in enumerate([*pieces, *specials])}
@@ -218,21 +218,21 @@ def modernbert_tokenizer() -> Any:
 
 
 def gpt_tokenizer(side: str = "right", pad: str | None = "<unk>") -> Any:
-    """Returns GPT's tokenizer, which puts no special tokens around a text."""
+    """Returns GPT's tokenizer, which adds no special tokens to a text."""
     vocabulary = ["<unk>", *_lower_pairs()[0]]
     ids = {piece: i for i, piece in enumerate(vocabulary)}
     return transformers.OpenAIGPTTokenizer(vocab=ids, merges=_lower_pairs()[1], pad_token=pad, padding_side=side, model_max_length=512)
 
 
 def gpt2_tokenizer(side: str = "right", pad: str | None = "<|endoftext|>") -> Any:
-    """Returns GPT-2's tokenizer, which puts no special tokens around a text; its own has no padding token."""
+    """Returns GPT-2's tokenizer, which adds no special tokens to a text; the original has no padding token."""
     pieces, merges = _byte_pairs()
     ids = {piece: i for i, piece in enumerate([*pieces, "<|endoftext|>"])}
     return transformers.GPT2Tokenizer(vocab=ids, merges=merges, pad_token=pad, padding_side=side, model_max_length=512)
 
 
 def llama_tokenizer(side: str = "left") -> Any:
-    """Returns a tokenizer of bytes with Llama 3's special tokens, one before each text."""
+    """Returns a byte-level BPE tokenizer with Llama 3's special tokens, one before each text."""
     pieces, merges = _byte_pairs()
     specials = ["<|begin_of_text|>", "<|end_of_text|>", "<|pad|>"]
     ids = {piece: i for i, piece in enumerate([*pieces, *specials])}
@@ -256,7 +256,7 @@ def llama_tokenizer(side: str = "left") -> Any:
 
 
 def xlm_tokenizer() -> Any:
-    """Returns a tokenizer in the form of XLM's, whose own is written in Python: its pairs of letters, and `</s>` at both ends."""
+    """Returns a fast equivalent of XLM's Python tokenizer: BPE, with `</s>` at both ends of a text."""
     specials = ["<s>", "</s>", "<pad>", "<unk>", "<special0>", "<special1>"]
     ids = {piece: i for i, piece in enumerate([*specials, *_lower_pairs()[0]])}
     made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=ids, merges=_lower_pairs()[1], end_of_word_suffix="</w>", unk_token="<unk>"))
@@ -346,7 +346,7 @@ FAMILIES: dict[str, Family] = {
             transformers.XLNetTokenizer,
             ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"],
             padding_side="left",
-            model_max_length=LENGTH,  # its positions are relative: nothing else bounds a text
+            model_max_length=LENGTH,  # positions are relative, so only this limits the length
         ),
         {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64, "max_position_embeddings": None},
     ),
@@ -381,10 +381,10 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 CASES = [(name, task) for name, family in FAMILIES.items() for task in ALL_HEADS if family.architecture(task)]
-# Behind these an export is slow, or test_export_decoders.py has its graphs, or another has the same class: `make test` leaves them out.
+# `make test` skips the families named here: their export is slow, or test_export_decoders.py or a family of the same class covers them.
 SAMPLED = [name for name in FAMILIES if name not in ("DeBERTa v2", "XLM", "GPT", "LLaMA", "BART", "T5")]
-SAME_CLASSES = ("ERNIE", "XLM-RoBERTa", "CamemBERT")  # BERT's code and RoBERTa's, line by line
-# What `make test` exports, where `make test-all` exports all cases: each other family with one head, in turn, so that each head has two.
+SAME_CLASSES = ("ERNIE", "XLM-RoBERTa", "CamemBERT")  # copies of the BERT and RoBERTa classes
+# Cases of `make test`: one head for each remaining family, in turn, so that each head has two families. `make test-all` has all cases.
 SAMPLE = {
     (name, heads[4 * i % len(heads)])
     for i, name in enumerate(name for name in SAMPLED if name not in SAME_CLASSES)

@@ -1,4 +1,4 @@
-"""The table of families in bench/results/model-families.md: read by a test, and written by `make families`."""
+"""Reads the table of families in bench/results/model-families.md for a test, and writes it for `make families`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ HEADER = (
     "| family | head | fp32: worst logit error | int8: error over spread, validation texts | int8: the same, other texts | attention |",
     "|---|---|---|---|---|---|",
 )
-# below this an error is rounding, and changes with the machine
+# a smaller error is rounding and differs between machines
 ROUNDING = 1e-6
 
 
 def rounded_up(error: float) -> float:
-    """Returns the next of 1, 2 and 5 times a power of ten, which stays the same where measurements differ a little."""
+    """Returns the error rounded up to 1, 2 or 5 times a power of ten, which hides small differences between measurements."""
     power = 10.0 ** math.floor(math.log10(max(error, ROUNDING)))
     return next(step * power for step in (1, 2, 5, 10) if max(error, ROUNDING) <= step * power * (1 + 1e-9))
 
@@ -34,7 +34,7 @@ def line(family: str, task: str, measured: Measured) -> str:
 
 
 def read(document: str) -> dict[tuple[str, str], tuple[list[float], str]]:
-    """Returns the errors and the form of attention that a document claims, by family and head.
+    """Returns the errors and the attention variant in a document's table, by family and head.
 
     Raises:
         ValueError: The document has no table between the two comments.
@@ -47,7 +47,7 @@ def read(document: str) -> dict[tuple[str, str], tuple[list[float], str]]:
 
 
 def write(document: str, rows: Sequence[str]) -> str:
-    """Returns the document with these rows in place of its table's."""
+    """Returns the document with these rows as its table."""
     before, rest = document.split(BEGIN)
     return "\n".join([before + BEGIN, *HEADER, *rows, END]) + rest.split(END)[1]
 

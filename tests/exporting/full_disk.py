@@ -1,4 +1,4 @@
-"""A disk that is full, in this process."""
+"""Simulates a full disk in this process."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """Makes writing more than `size` bytes to any file an error, as a full disk does (EFBIG in the place of ENOSPC).
+    """Makes writes beyond `size` bytes of any file fail as on a full disk, but with EFBIG instead of ENOSPC.
 
-    To any file: pytest must not write its own within, which may be longer.
+    The limit also applies to pytest's own files, which can be larger: pytest must not write within the block.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

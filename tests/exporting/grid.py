@@ -1,4 +1,4 @@
-"""A family's checkpoint exported, and its bundle compared with PyTorch over a grid of lengths, alone and in a padded batch."""
+"""Exports a family's checkpoint and compares the bundle with PyTorch over a grid of lengths, unbatched and in a padded batch."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from bundles import engine_of, exported
 from checkpoints import few_texts
 from families import ALL_HEADS, FAMILIES
 
-# tokens of text; what the special tokens leave of the whole length comes last
+# numbers of text tokens; the grid also has the largest number that fits
 COUNTS = (0, 1, 2, 5, 13, 31, 64)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What was found of a family with a head.
+    """Measurements of a family with a task's head.
 
     Attributes:
-        bundle: In fp32 and int8.
-        error: Largest difference of an fp32 logit to PyTorch, over the grid.
-        int8: Root mean square difference of the int8 logits to PyTorch over their standard deviation, over the grid.
+        bundle: The bundle, in fp32 and int8.
+        error: Largest difference between an fp32 logit and PyTorch's, over the grid.
+        int8: Root mean square difference between the int8 logits and PyTorch's over the grid, divided by the spread of PyTorch's.
     """
 
     bundle: Bundle
@@ -48,7 +48,7 @@ class Measured:
 
     @property
     def errors(self) -> tuple[float, float, float]:
-        """What the table says: in fp32, in int8 on the validation texts, and in int8 on others."""
+        """Errors in the table: fp32, int8 on the validation texts, and int8 on the texts of the grid."""
         return self.error, self.int8_graph.evidence.quantization_error, self.int8
 
     @property
@@ -57,7 +57,7 @@ class Measured:
 
 
 def measure(name: str, task: str, folder: Path, **fields: Any) -> Measured:
-    """Makes a checkpoint, exports it in fp32 and int8, and compares both graphs with PyTorch."""
+    """Creates a checkpoint, exports it in fp32 and int8, and compares both graphs with PyTorch."""
     source, bundle = save_bundle(name, task, folder, **fields)
     encodings, expected = compared(source, bundle, task)
     int8 = rows(bundle, "int8", encodings)[0]
@@ -66,31 +66,31 @@ def measure(name: str, task: str, folder: Path, **fields: Any) -> Measured:
 
 
 def fp32_error(name: str, task: str, folder: Path, **fields: Any) -> float:
-    """Makes a checkpoint, exports it in fp32 alone, and returns the largest difference of a logit to PyTorch, over the grid."""
+    """Creates a checkpoint, exports it in fp32 only, and returns the largest difference from PyTorch's logits, over the grid."""
     source, bundle = save_bundle(name, task, folder, precisions=("fp32",), **fields)
     encodings, expected = compared(source, bundle, task)
     return worst_error(expected, rows(bundle, "fp32", encodings))
 
 
 def most_of_int8(task: str) -> float:
-    """Returns how far int8 may move the outputs of random weights, over their spread: one logit differs from text to text alone."""
+    """Returns the maximum int8 error of random weights, relative to the spread of the outputs; a single logit has little spread."""
     return 1.5 if task == "multiple-choice" else 0.5  # random logits have no margins; the embedded models are at 0.006 to 0.033
 
 
 def task_flag(name: str, task: str) -> str:
-    """Returns what `--task` must say: the head is not always the one that the architecture's name says first."""
+    """Returns the value of `--task`; for some architectures, `auto` does not select the head of the task."""
     if task == "sentence-order":
-        return "text-classification"  # not the other head of its class
-    # what writes texts is only taken for what is asked for
+        return "text-classification"  # its class has a second head
+    # a text generation model is exported only for an explicit task
     return task if "ForConditionalGeneration" in str(FAMILIES[name].architecture(task)) else "auto"
 
 
 def save_bundle(
     name: str, task: str, folder: Path, *, precisions: Sequence[Precision] = ("fp32", "int8"), **fields: Any
 ) -> tuple[Path, Bundle]:
-    """Makes a checkpoint and exports it; returns the checkpoint and its bundle.
+    """Creates a checkpoint, exports it, and returns the checkpoint and its bundle.
 
-    Random logits have no labels that int8 could keep, and their spread is small: the gate on int8 is wide open here.
+    Random logits have a small spread, so int8 changes many labels. Therefore the int8 gate accepts any error here.
     """
     source = FAMILIES[name].save(folder / "checkpoint", task, **fields)
     options = {"task": task_flag(name, task), "name": "bundle", "precisions": precisions, "calibration": few_texts(folder)}
@@ -104,12 +104,12 @@ def compared(source: Path, bundle: Bundle, task: str) -> tuple[list[Encoding], l
 
 
 def worst_error(expected: Sequence[Row], found: Sequence[Sequence[Row]]) -> float:
-    """Returns the largest difference of an output, alone or in a batch."""
+    """Returns the largest difference from the expected outputs, over all runs."""
     return max(float(np.abs(a[key] - b[key]).max()) for side in found for a, b in zip(expected, side, strict=True) for key in a)
 
 
 def grid(tokenizer: Tokenizer, task: str) -> list[Encoding]:
-    """Returns encodings of every length of the grid, cut out of one long text; for fill-mask the first and last token is masked."""
+    """Returns encodings of every length of the grid, cut from one long text; for fill-mask, the first and last tokens are masked."""
     (whole,) = tokenizer.tokenize([" ".join(BUILT_IN.read_text(encoding="utf-8").splitlines()[:20])])
     pair = task in ("question-answering", "multiple-choice", "next-sentence", "sentence-order")
     made = []
@@ -121,21 +121,21 @@ def grid(tokenizer: Tokenizer, task: str) -> list[Encoding]:
                 ids[mask] = tokenizer.mask.id
             made += [tokenizer.assemble(ids, masks=masks)] if masks else []
         else:
-            if count or tokenizer.room(pair=pair) < tokenizer.max_length:  # where no special tokens are added an empty text has none
+            if count or tokenizer.room(pair=pair) < tokenizer.max_length:  # without special tokens, an empty text has no tokens
                 made.append(tokenizer.assemble(ids[: count // 3], ids[count // 3 :]) if pair else tokenizer.assemble(ids))
     assert len(made[-1]) == tokenizer.max_length
     return made
 
 
 def reference(source: Path, task: str, bundle: Bundle, encodings: Sequence[Encoding]) -> list[Row]:
-    """Returns the outputs of the checkpoint in transformers, with the attention that it has by default, each text alone."""
+    """Returns the checkpoint's outputs in transformers with its default attention implementation, one text at a time."""
     model = ALL_HEADS[task][1].from_pretrained(source, dtype=torch.float32).eval()  # type: ignore[attr-defined]
     taken = [spec for spec in bundle.manifest.graphs[0].inputs if spec.fill != "mask_index"]
     made = []
     for encoding in encodings:
         values = {"token_ids": encoding.ids, "attention_mask": np.ones_like(encoding.ids), "type_ids": encoding.type_ids}
         with torch.no_grad():
-            # a question of one choice, where the model takes several
+            # for multiple choice, a question with one choice
             inputs = {spec.name: torch.tensor(values[spec.fill])[None] for spec in taken}
             outputs = model(**{name: value[None] if task == "multiple-choice" else value for name, value in inputs.items()})
         if task == "sentence-order":
@@ -148,6 +148,6 @@ def reference(source: Path, task: str, bundle: Bundle, encodings: Sequence[Encod
 
 
 def rows(bundle: Bundle, precision: Precision, encodings: Sequence[Encoding]) -> tuple[list[Row], list[Row]]:
-    """Returns a graph's outputs for each encoding alone, and for all of them in one padded batch."""
+    """Returns a graph's outputs for each encoding without batching, and for all encodings in one padded batch."""
     engine = engine_of(bundle, bundle.graph("cpu", precision))
     return [engine.run([encoding])[0] for encoding in encodings], engine.run(encodings)

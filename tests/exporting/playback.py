@@ -1,4 +1,4 @@
-"""The slow stages of an export, played back: for tests of what happens around a stage, in which the others need not run again."""
+"""Replaces the slow stages of an export with recordings, for tests that do not depend on the results of these stages."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ STAGES = ("trace.trace", "cpu.fuse", "validation.reference.Reference", "int8.qua
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a stage returned, and the files that it wrote, by the places of their paths among its arguments."""
+    """The result of a stage and the files that it wrote, by the index of the argument with the path."""
 
     result: Any
     files: dict[int, bytes]
 
 
 def play_back(patch: pytest.MonkeyPatch, source: Path) -> None:
-    """Puts recordings in the place of the slow stages of an export of the usual checkpoint, in fp32 or in fp32 and int8."""
+    """Replaces the slow stages in exports of the default checkpoint, in fp32 with or without int8, with recordings."""
     weights, recordings = _recordings()
     assert weights == digest(source / "model.safetensors"), "what was recorded is the usual checkpoint's"
     for stage, recorded in recordings.items():
@@ -43,7 +43,7 @@ def _played(recorded: Recorded, *args: Any, **_: Any) -> Any:
 
 @functools.cache
 def _recordings() -> tuple[str, dict[str, Recorded]]:
-    """Returns the digest of the usual checkpoint's weights, and its slow stages, from one export that ran."""
+    """Returns the digest of the default checkpoint's weights and the recordings of its slow stages, from one real export."""
     recordings: dict[str, Recorded] = {}
 
     def recording(stage: str, run: Callable[..., Any]) -> Callable[..., Any]:

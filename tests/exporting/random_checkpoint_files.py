@@ -1,4 +1,4 @@
-"""Writes the files of a random checkpoint, as its training would have."""
+"""Writes the files of a random checkpoint in the format of a trained one."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from random_checkpoints import ACTIVATION_FIELDS, AUTO, EMBED, FAULTS, LAYER_FIE
 
 
 def write(case: Case, folder: Path) -> Path:
-    """Writes the checkpoint as its training would have, and returns the path to export."""
+    """Writes the checkpoint of a case and returns the path to export."""
     path, family = folder / "checkpoint", FAMILIES[case.family]
     variant = {} if case.variant is None else VARIANTS[case.family][case.variant]
     fields: dict[str, Any] = {LAYER_FIELDS.get(case.family, "num_hidden_layers"): case.layers}
-    if case.family != "XLNet":  # whose positions are relative
+    if case.family != "XLNet":  # XLNet's positions are relative
         fields["max_position_embeddings"] = case.positions + max(family.offset, variant.get("pad_token_id", -1) + 1)
     if case.activation:
         fields[ACTIVATION_FIELDS.get(case.family, "hidden_act")] = case.activation
@@ -37,7 +37,7 @@ def write(case: Case, folder: Path) -> Path:
     replace(family, tokenizer=lambda: tokenizer_of(case)).save(path, "text-classification" if case.task == EMBED else case.task, **fields)
     if case.task == EMBED:
         AUTO[EMBED].from_pretrained(path).save_pretrained(path)
-    if case.template:  # a family's own class has a fixed one
+    if case.template:  # the family's own tokenizer class has a fixed template
         edit_json(path / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
     for change in (QUIRKS.get(case.quirk or ""), FAULTS.get(case.fault or "")):
         if change:
@@ -54,7 +54,7 @@ def write(case: Case, folder: Path) -> Path:
 
 
 def tokenizer_of(case: Case) -> Any:
-    """Returns the family's tokenizer with what was drawn of it."""
+    """Returns the family's tokenizer with the settings of a case."""
     made = FAMILIES[case.family].tokenizer()
     made.model_max_length, made.truncation_side = case.model_max_length, case.truncation_side
     made.padding_side = case.padding_side or made.padding_side
@@ -98,7 +98,7 @@ def _write_pooling(path: Path, case: Case) -> None:
 
 
 def _write_adapter(case: Case, base: Path, folder: Path) -> Path:
-    """Writes an adapter as peft trains and saves one, its tensors random, and returns its folder."""
+    """Writes a random adapter with peft and returns its folder."""
     from peft import LoraConfig, get_peft_model
 
     model = AUTO[case.task].from_pretrained(base, dtype=torch.float32)
@@ -115,7 +115,7 @@ def _write_adapter(case: Case, base: Path, folder: Path) -> Path:
             if parameter.requires_grad:
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=rng))
     adapted.save_pretrained(folder / "adapter")
-    if case.adapter == "pissa":  # which changes the base model too
+    if case.adapter == "pissa":  # PiSSA also changes the base model
         edit_json(folder / "adapter" / "adapter_config.json", init_lora_weights="pissa")
     for file in base.glob("tokenizer*"):
         shutil.copy(file, folder / "adapter")

@@ -1,4 +1,4 @@
-"""Random checkpoints as a hypothesis strategy: what is drawn of each, and what must be refused."""
+"""A hypothesis strategy for random checkpoints, some of which the export must refuse."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from families import CASES, HEADS
 EMBED = "feature-extraction"
 STEP = "sentence_transformers.models."
 AUTO = {task: auto for task, (_, auto) in HEADS.items()} | {EMBED: transformers.AutoModel}
-# Families whose export is quick. The other families differ from these by their tokenizers only, or have tests of their own.
+# Families with a quick export. The other families differ only in their tokenizers, or have their own tests.
 QUICK = (
     "BERT",
     "RoBERTa",
@@ -34,7 +34,7 @@ QUICK = (
     "GPT-2",
 )
 MODELS = [(family, task) for family, task in CASES if family in QUICK and task in HEADS] + [(family, EMBED) for family in QUICK]
-# Name of the activation in each family's configuration; `hidden_act` in the others.
+# Name of the activation field in a family's configuration; the other families have `hidden_act`.
 ACTIVATION_FIELDS = {
     "DistilBERT": "activation",
     "XLNet": "ff_activation",
@@ -42,7 +42,7 @@ ACTIVATION_FIELDS = {
     "GPT-2": "activation_function",
 }
 LAYER_FIELDS = {"DistilBERT": "n_layers", "XLNet": "n_layer", "GPT-2": "n_layer"}
-# Templates of one text and of a pair: C and S are the tokenizer's own first and last special token.
+# Templates of a single text and of a pair; C and S are the tokenizer's first and last special tokens.
 TEMPLATES = {
     "bare": ("$A", "$A $B:1"),
     "first": ("C $A", "C $A $B:1"),
@@ -51,7 +51,7 @@ TEMPLATES = {
     "double": ("C $A S S", "C $A S S $B:1 S:1"),
     "second text first": ("C $A S", "C $B:1 S:1 $A S"),
 }
-# Fields of the configuration that change how a family's model computes.
+# Configuration fields that change a model's computation.
 _BERT = ({"type_vocab_size": 3}, {"num_attention_heads": 2}, {"intermediate_size": 40})
 VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     "BERT": _BERT,
@@ -118,7 +118,7 @@ class Added:
 
 @dataclass(frozen=True)
 class Case:
-    """What is drawn of a checkpoint; the defaults are what most checkpoints have."""
+    """Properties of a random checkpoint; most real checkpoints have the defaults."""
 
     family: str
     task: str
@@ -146,27 +146,27 @@ class Case:
 
     @property
     def limit(self) -> int:
-        """The longest text in tokens that the user of this checkpoint runs."""
+        """Maximum length of a text in tokens when the checkpoint runs in transformers."""
         limit = self.sentence_length if self.pooling else self.model_max_length
         return limit if self.family == "XLNet" else min(self.positions, limit)
 
     @property
     def must_be_refused(self) -> bool:
-        """Whether a bundle could not answer as the trained model does."""
+        """Whether a bundle could not reproduce the results of the trained model."""
         return self.fault is not None or self.adapter == "pissa"
 
     @property
     def reasons(self) -> list[str]:
-        """What the message of a refusal may name; nothing for a checkpoint that must be exported."""
+        """Words that the error can contain; empty for a checkpoint that must be exported."""
         found = {
             FAULTS[self.fault].word if self.fault else None: True,
             QUIRKS[self.quirk].word if self.quirk else None: True,
             "init_lora_weights": self.adapter == "pissa",
-            # of GPT-2's small vocabulary the token is a parenthesis
+            # in GPT-2's small vocabulary, the token is a parenthesis
             "padding token": self.quirk == "another padding token" and self.family == "GPT-2",
             "second text": self.template == "second text first",
             "usable length": self.limit < (32 if self.task == "fill-mask" else 16),
-            # that has no room for a question of the samples
+            # too short for a question of the samples
             "a window of": self.task == "question-answering" and self.limit < 80,
         }
         return [word for word, applies in found.items() if word and applies]
@@ -174,12 +174,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Change:
-    """A change of a checkpoint that the exporter refuses, or may refuse.
+    """A change of a written checkpoint.
 
     Attributes:
-        word: What the message of the refusal names; None where the checkpoint must be exported.
-        make: Changes the written checkpoint.
-        fits: Tells whether it is a change of such a checkpoint.
+        word: Word in the error message of the export; None if the checkpoint must be exported.
+        make: Function that changes the files.
+        fits: Whether the change applies to a case.
     """
 
     word: str | None
@@ -229,7 +229,7 @@ def _classifies(case: Case) -> bool:
     return case.task.endswith("-classification")
 
 
-# What must be refused: the answers of transformers would not be those of the trained model, or there are none.
+# Changes that the export must refuse: transformers would fail, or give other results than the trained model.
 FAULTS: dict[str, Change] = {
     "CRF": Change("crf.transitions", _weights(crf__transitions=torch.zeros(3, 3))),
     "LSTM": Change("lstm.weight_ih_l0", _weights(lstm__weight_ih_l0=torch.zeros(64, 32))),
@@ -260,7 +260,7 @@ FAULTS: dict[str, Change] = {
     "own code": Change("`auto_map`", _config(auto_map={"AutoConfig": "code.Config"}, model_type="zorp")),
     "dense module": Change("Dense", _module("Dense"), lambda case: case.task == EMBED),
 }
-# What is equal to PyTorch, or refused because of it.
+# Changes after which the bundle must match PyTorch, or the export must fail with one of the `reasons`.
 QUIRKS: dict[str, Change] = {
     "chunked layers": Change(None, _config(chunk_size_feed_forward=1), lambda case: case.family in ("BERT", "RoBERTa", "ELECTRA")),
     "causal": Change(None, _config(is_decoder=True), lambda case: case.family in ("BERT", "RoBERTa", "ELECTRA")),
@@ -300,7 +300,7 @@ def _add_tokens(path: Path, count: int) -> None:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Draws a checkpoint: about one in five with a fault."""
+    """Draws a checkpoint; about one in five has a fault."""
     family, task = draw(st.sampled_from(MODELS))
     often = lambda usual, *others: draw(st.sampled_from((usual,) * max(1, len(others)) + others))  # noqa: E731
     classifies = task == "text-classification"
@@ -314,7 +314,7 @@ def cases(draw: st.DrawFn) -> Case:
         activation=often(None, "relu", "gelu_new", "silu", "gelu_pytorch_tanh"),
         layers=often(1, 2),
         positions=often(96, 20, 40, 64, 131),
-        # an XLNet has no other limit
+        # XLNet has no other length limit
         model_max_length=often(*((100,) if family == "XLNet" else (512, 10**30)), 15, 33, 64),
         template=often(None, *TEMPLATES),
         padding_side=often(None, "left", "right"),
@@ -338,7 +338,7 @@ def cases(draw: st.DrawFn) -> Case:
     if case.pooling:
         case = replace(case, normalize=draw(st.booleans()), sentence_length=often(512, 30))
     if draw(st.integers(0, 4)) == 4:
-        case = replace(case, adapter=None, shards=1)  # whose files a fault would not find
+        case = replace(case, adapter=None, shards=1)  # a fault changes only a single weights file without an adapter
         return replace(case, fault=draw(st.sampled_from([name for name, fault in FAULTS.items() if fault.fits(case)])))
     quirks = [name for name, quirk in QUIRKS.items() if quirk.fits(case)]
     return replace(case, quirk=draw(st.sampled_from(quirks)) if draw(st.booleans()) else None)

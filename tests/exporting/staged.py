@@ -1,4 +1,4 @@
-"""A tiny checkpoint's graph after each stage before quantization, and what the tests feed it."""
+"""A tiny checkpoint's graph after each stage before quantization, and helpers that create and run graphs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LABELS = {"question-answering": ("LABEL_0", "LABEL_1")}
 
 @dataclass(frozen=True)
 class Staged:
-    """A checkpoint, its tokenizer, its graph after each stage, and what the stages counted."""
+    """A checkpoint, its tokenizer, its graph after each stage, and the counts that the stages returned."""
 
     loaded: Checkpoint
     tokenizer: Tokenizer
@@ -56,12 +56,12 @@ def checkpoint_of(folder: Path, task: str) -> Path:
 
 
 def stage(source: Path, folder: Path) -> Staged:
-    """Runs the stages up to quantization on a checkpoint."""
+    """Runs all stages before quantization on a checkpoint."""
     folder.mkdir()
     raw = folder / "raw.onnx"
     after = {name: folder / f"{name}.onnx" for name in ("fused", "unfused", "cls_only", "packed")}
     loaded = load_checkpoint(str(source))
-    trace.trace(loaded, raw, "torchscript")  # said here: fixtures of a session are made before those of a module
+    trace.trace(loaded, raw, "torchscript")  # explicit, because session fixtures are created before module fixtures
     cpu.fuse(raw, after["fused"], loaded)
     cpu_passes.unfuse(after["fused"], after["unfused"])
     nodes_restricted = cpu_passes.restrict_to_cls(after["unfused"], after["cls_only"])
@@ -78,7 +78,7 @@ def graph_of(
     outputs: Sequence[str] = ("y",),
     kind: int = TensorProto.FLOAT,
 ) -> onnx.ModelProto:
-    """Returns a graph of nodes in order, with constants and the shapes of inputs of one kind by name, and float32 outputs."""
+    """Returns a model of these nodes in order, with constants and input shapes by name; `kind` is the type of the inputs."""
     made = helper.make_graph(
         list(nodes),
         "handmade",
@@ -115,6 +115,6 @@ def assert_equal_outputs(expected: Path, actual: Path, feed: Feed, mask: Any = N
     """Asserts that two graphs give the same outputs; rows of padding tokens are not compared."""
     for a, b in zip(run(expected, feed), run(actual, feed), strict=True):
         assert a.shape == b.shape
-        assert np.abs(a).max() > 0.1  # of zeros nothing could be told
+        assert np.abs(a).max() > 0.1  # zeros would hide a difference
         kept = ... if mask is None or a.shape[:2] != mask.shape else mask.astype(bool)
         np.testing.assert_allclose(a[kept], b[kept], rtol=0, atol=atol)

@@ -1,4 +1,4 @@
-"""What is seen of the tensors that linear layers read: bounds over all rows, a sample of these, and what becomes of both."""
+"""Observations of the inputs of linear layers: bounds over all rows, and a sample of the rows."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from staged import Staged, run
 pytestmark = pytest.mark.torch
 pytest_plugins = ("export_fixtures",)
 
-EMPTY = "\u200b"  # a text of which the tokenizer leaves nothing
+EMPTY = "\u200b"  # the tokenizer removes this character
 TEXTS = ["a good film", "the book was very dull !", EMPTY, "long " * 300, "a bad film"]
 
 
 def giving_out(staged: Staged, path: Path, *operators: str) -> list[str]:
-    """Writes the graph with the outputs of all its nodes of these kinds, and returns their names."""
+    """Writes a graph that also outputs the results of all nodes with these operators, and returns the outputs' names."""
     model = rewrite.load(staged.packed)
     names = [node.outputs[0].name for node in model.graph if node.op_type in operators]
     rewrite.save(model, path, outputs=names)
     return names
 
 
-def test_bounds_are_those_of_all_rows(all_staged: dict[str, Staged], tmp_path: Path) -> None:
-    """Highest and lowest value of each channel are numpy's over every row of every text; the peak is the larger of the two."""
+def test_bounds_cover_all_rows(all_staged: dict[str, Staged], tmp_path: Path) -> None:
+    """The bounds of each channel equal numpy's over every row of every text; the peak is the larger absolute value."""
     staged, path = all_staged["text-classification"], tmp_path / "more.onnx"
     names = giving_out(staged, path, "Gelu", "LayerNormalization")
     feeds = staged.feeds(TEXTS)
@@ -44,8 +44,8 @@ def test_bounds_are_those_of_all_rows(all_staged: dict[str, Staged], tmp_path: P
         np.testing.assert_array_equal(np.maximum(seen[name].high, -seen[name].low), seen[name].peak)
 
 
-def test_the_sample_has_some_rows_of_each_text(all_staged: dict[str, Staged], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as it has a share of all tokens, first and last among them; all where there are few; twice the same."""
+def test_the_sample_has_rows_of_each_text(all_staged: dict[str, Staged], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of rows is proportional to the tokens. The first and last rows and all rows of small tensors are in the sample."""
     staged, path = all_staged["token-classification"], tmp_path / "more.onnx"
     name = giving_out(staged, path, "Gelu")[0]
     feeds = staged.feeds(TEXTS[2:4])
@@ -63,8 +63,8 @@ def test_the_sample_has_some_rows_of_each_text(all_staged: dict[str, Staged], tm
     np.testing.assert_array_equal(sample, observe_tensors(path, [name], feeds, tmp_path / "again")[name].rows())
 
 
-def test_a_large_model_sees_fewer_texts(all_staged: dict[str, Staged], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its products may cost so much, but its widest matrix gets the rows that GPTQ needs."""
+def test_a_large_model_is_observed_on_fewer_texts(all_staged: dict[str, Staged], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`FLOPS` limits the texts, but the widest matrix still gets the rows that GPTQ needs."""
     staged = all_staged["text-classification"]
     model = rewrite.load(staged.packed)
     layers, feeds = rewrite.find_linears(model.graph), staged.feeds([f"{TEXTS[1]} {i}" for i in range(400)])
@@ -76,8 +76,8 @@ def test_a_large_model_sees_fewer_texts(all_staged: dict[str, Staged], tmp_path:
     assert 2 * part[name].sample.channels < len(part[name].sample) < len(whole[name].sample)
 
 
-def test_channels_are_scaled_and_taken_out(tmp_path: Path) -> None:
-    """Rows, bounds and peak of what is left are those of the changed rows, in either order."""
+def test_channels_can_be_scaled_and_selected(tmp_path: Path) -> None:
+    """Rows, bounds and peak match those of the changed rows, in either order of the two operations."""
     rows = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
     rows.tofile(tmp_path / "sample")
     seen = Activations(Sample(tmp_path / "sample", rows.shape[1]), rows.max(axis=0), rows.min(axis=0))
@@ -93,7 +93,7 @@ def test_channels_are_scaled_and_taken_out(tmp_path: Path) -> None:
     np.testing.assert_allclose(rows * factors * factors, seen.scaled(factors).scaled(factors).rows())
 
 
-def test_texts_of_a_batch_keep_their_first_and_last_tokens(all_staged: dict[str, Staged], tmp_path: Path) -> None:
+def test_the_sample_has_the_first_and_last_token_of_each_text_in_a_batch(all_staged: dict[str, Staged], tmp_path: Path) -> None:
     staged, path = all_staged["token-classification"], tmp_path / "more.onnx"
     name = giving_out(staged, path, "Gelu")[0]
     feeds = staged.feeds([TEXTS[0], TEXTS[4]] * 8)

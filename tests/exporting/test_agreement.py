@@ -1,4 +1,4 @@
-"""Results reduced to decisions, which lower ranks and scores do not change; and their agreement with a reference's, by a measure that can fail."""
+"""Results reduced to decisions, which exclude scores and lower ranks, and their agreement with the decisions of a reference."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def span(start: int, end: int, **fields: Any) -> dict[str, Any]:
         ("feature-extraction", {"what": 1}, {"what": 2}, False),
     ],
 )
-def test_two_results_agree_where_their_choices_do(task: str, one: Any, other: Any, expected: bool) -> None:
+def test_results_agree_if_their_decisions_are_equal(task: str, one: Any, other: Any, expected: bool) -> None:
     assert expected is equal_but_for_scores(*(TASKS[task].decision(result, Config(("a", "b", "c"))) for result in (one, other)))
 
 
-def test_of_independent_labels_those_that_are_sure_count() -> None:
-    """From one half on, in any order; the best alone is not enough, and none may be sure."""
+def test_a_multi_label_decision_has_all_labels_that_score_at_least_one_half() -> None:
+    """The order does not matter. The best label does not count below one half, so the set can be empty."""
     config = Config(("a", "b", "c"), "sigmoid")
 
     assert frozenset({"a", "b"}) == TASKS["text-classification"].decision(scored(b=0.9, a=0.5, c=0.49), config)
@@ -94,8 +94,8 @@ def test_of_independent_labels_those_that_are_sure_count() -> None:
         ([ADA | {"start": False}], False),
     ],
 )
-def test_results_are_the_same_but_for_their_scores(actual: Any, expected: bool) -> None:
-    """Floats may differ, and nothing else; a result of another form is another result, no error."""
+def test_results_that_differ_only_in_scores_are_equal(actual: Any, expected: bool) -> None:
+    """Only floats can differ. A result of another type is unequal and raises no error."""
     assert expected is equal_but_for_scores([ADA], actual)
 
 
@@ -109,7 +109,7 @@ def test_results_are_the_same_but_for_their_scores(actual: Any, expected: bool) 
         ([{"label": "positive", "score": 0.5}], set()),
     ],
 )
-def test_spans_of_a_result(result: Any, expected: set[Span]) -> None:
+def test_spans_are_read_from_results_of_every_type(result: Any, expected: set[Span]) -> None:
     assert expected == result_spans(result)
 
 
@@ -123,21 +123,21 @@ def test_spans_of_a_result(result: Any, expected: set[Span]) -> None:
         (scored(a=0.5, b=0.3, d=0.2), True),
     ],
 )
-def test_labels_whose_scores_are_nearly_equal_may_be_in_either_order(actual: Any, expected: bool) -> None:
-    """Rounding may swap equal scores, in the middle of a list and at its end; scores that differ by more keep their order."""
+def test_labels_with_nearly_equal_scores_can_be_in_either_order(actual: Any, expected: bool) -> None:
+    """Rounding can swap equal scores in the middle and at the end of a list. Scores that differ by more must keep their order."""
     reference = scored(a=0.5, b=0.3, c=0.20005)
     assert expected is equal_but_for_ties("text-classification", reference, actual, 1e-4)
     assert equal_but_for_ties("text-classification", [scored(a=0.50004, b=0.49996)], [scored(b=0.50003, a=0.49997)], 1e-4)
 
 
-def test_entities_have_their_place_and_no_order_by_score() -> None:
+def test_entities_with_equal_scores_and_different_spans_are_unequal() -> None:
     assert not equal_but_for_ties("token-classification", [ADA | {"score": 0.5}], [ADA | {"end": 4, "score": 0.5}], 1e-4)
 
 
 # ---- agreement
 
 
-def test_labels_agree_by_their_share() -> None:
+def test_agreement_of_labels_is_the_share_of_equal_labels() -> None:
     found = measure(
         "text-classification", Config(), (scored(a=0.9, b=0.1), scored(a=0.6, b=0.4)), (scored(a=0.9, b=0.1), scored(a=0.4, b=0.6))
     )
@@ -145,8 +145,8 @@ def test_labels_agree_by_their_share() -> None:
     assert Agreement(measure="label", value=0.5, decisions=2) == found
 
 
-def test_vectors_agree_by_their_cosine() -> None:
-    """Another vector of the same length once agreed fully, because vectors have no label; the token that is farthest off counts for a text."""
+def test_agreement_of_vectors_is_their_cosine() -> None:
+    """The share of equal labels would be 1 for any vectors, because vectors have no labels. For token vectors, the worst token counts."""
     found = measure(
         "feature-extraction", Config(()), ([1.0, 0.0], [2.0, 0.0]), ([1.0, 0.0], [0.0, 1.0]), ([[1.0, 0.0]] * 2, [[1.0, 0.0], [0.6, 0.8]])
     )
@@ -155,8 +155,8 @@ def test_vectors_agree_by_their_cosine() -> None:
     assert (pytest.approx((1 + 0 + 0.6) / 3), pytest.approx(0.0)) == (found.value, found.worst)
 
 
-def test_single_scores_agree_by_their_ranks() -> None:
-    """A graph that orders texts the other way once agreed fully, because the only label is always the best one."""
+def test_agreement_of_single_scores_is_their_rank_correlation() -> None:
+    """The share of equal best labels would be 1 even for a reversed order, because there is only one label."""
     scores = (0.1, 0.5, 0.9)
     same = measure("text-classification", SCORE, *((scored(score=value), scored(score=value / 2)) for value in scores))
     reversed_ = measure("text-classification", SCORE, *((scored(score=value), scored(score=1 - value)) for value in scores))
@@ -166,8 +166,8 @@ def test_single_scores_agree_by_their_ranks() -> None:
     assert (1.0, -1.0, 0.0) == pytest.approx((same.value, reversed_.value, constant.value))
 
 
-def test_several_values_agree_as_the_worst_of_them() -> None:
-    """Not by the label with the largest value, which may be the same for all texts."""
+def test_agreement_of_several_values_is_that_of_the_worst_value() -> None:
+    """The label with the largest value is not compared because it can be the same for all texts."""
     values = Config(("a", "b", "c"), "none")
     pairs = [(scored(a=9.0, b=value, c=1.0), scored(a=9.0 + value, b=2 * value, c=1.0)) for value in (0.1, 0.5, 0.9)]
     reversed_ = [(expected, scored(a=9.0, b=1 - expected[2]["score"], c=1.0)) for expected, _ in pairs]
@@ -180,22 +180,22 @@ def test_several_values_agree_as_the_worst_of_them() -> None:
         TASKS["text-classification"].read_gold({"label": "a"}, values)  # type: ignore[misc]
 
 
-def test_ranks_within_rounding_are_equal() -> None:
-    """Scores near 1 differ from PyTorch's in the seventh digit, and so would their order."""
+def test_scores_that_differ_by_rounding_have_equal_ranks() -> None:
+    """Scores near 1 differ from PyTorch's in the seventh digit, which would change their order."""
     expected, actual = (0.9999999, 0.9999998, 1.0, 0.2), (0.9999998, 1.0, 0.9999999, 0.2)
     found = measure("text-classification", SCORE, *((scored(score=a), scored(score=b)) for a, b in zip(expected, actual, strict=True)))
 
     assert pytest.approx(1.0) == found.value
 
 
-def test_label_sets_agree_by_their_f1() -> None:
+def test_agreement_of_label_sets_is_their_f1() -> None:
     none, one, both = scored(a=0.1, b=0.1), scored(a=0.9, b=0.1), scored(a=0.9, b=0.9)
     found = measure("text-classification", SETS, (none, none), (one, both), (none, one), (both, both))
 
     assert Agreement(measure="set_f1", value=0.75, decisions=3) == found
 
 
-def test_taggers_agree_by_the_f1_of_their_spans() -> None:
+def test_agreement_of_taggers_is_the_f1_of_their_spans() -> None:
     found = measure("token-classification", Config(), ([], []), ([ADA, ROME], [ADA]), ([], [ROME]))
 
     assert Agreement(measure="span_f1", value=0.5, decisions=2) == found
@@ -209,8 +209,8 @@ def test_taggers_agree_by_the_f1_of_their_spans() -> None:
         ("text-classification", SCORE, scored(score=0.5), "spearman"),
     ],
 )
-def test_without_a_decision_nothing_is_measured(task: str, config: Config, result: Any, expected: str) -> None:
-    """No entity, no label, one score for all: equal results, of which each once counted as agreement."""
+def test_results_without_a_decision_have_no_agreement(task: str, config: Config, result: Any, expected: str) -> None:
+    """Results without entities, without labels, or with one score for all texts are equal, but do not count as agreement."""
     assert Agreement(measure=expected, value=None, decisions=0) == measure(task, config, *[(result, result)] * 18)
 
 
@@ -223,12 +223,12 @@ def test_without_a_decision_nothing_is_measured(task: str, config: Config, resul
         ("text-classification", SCORE),
     ],
 )
-def test_no_inputs_are_no_agreement(task: str, config: Config) -> None:
+def test_agreement_without_inputs_is_none(task: str, config: Config) -> None:
     assert (None, 0) == (measure(task, config).value, measure(task, config).decisions)
 
 
-def test_errors_that_are_no_number_stay_visible() -> None:
-    """The largest of some errors is NaN where one is, in any order; `max` would leave it out."""
+def test_a_nan_error_is_not_ignored() -> None:
+    """The largest error is NaN if any error is NaN; Python's `max` could ignore it."""
     error = SpreadError()
     for name in ("start", "end"):
         values = np.float32([1, 2, np.nan if name == "end" else 3])
@@ -238,7 +238,7 @@ def test_errors_that_are_no_number_stay_visible() -> None:
     assert np.isnan(error.worst)
 
 
-def test_a_row_without_neighbors_shows_nothing() -> None:
-    """No rows would be batch-invariant by construction."""
+def test_batch_invariance_needs_at_least_two_rows() -> None:
+    """A measurement without batch-mates would always find a batch-invariant graph."""
     with pytest.raises(ValueError, match="at least 2"):
         measure_row_errors(None, [], [])  # type: ignore[arg-type]

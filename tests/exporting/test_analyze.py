@@ -1,4 +1,4 @@
-"""bert-export analyze: shapes, layers, and bundles. Without torch."""
+"""`bert-export analyze` without torch: shapes, layers and bundles."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ pytest_plugins = ("export_fixtures",)
 MODELS = Path(__file__).parent.parent.parent / "models"
 
 
-def test_variants_differ_in_one_thing() -> None:
-    """Fewer layers; other heads of the same matrices; a smaller hidden size with heads of the same size and its block in proportion."""
+def test_variants_differ_in_one_dimension() -> None:
+    """Variants have fewer layers, other heads in matrices of the same size, or a smaller hidden size with the same proportions."""
     base = NAMED["bert-base"]
 
     assert [3, 6, 12] == [shape.layers for shape in variants(base, "layers")]
@@ -31,15 +31,15 @@ def test_variants_differ_in_one_thing() -> None:
 
 
 @pytest.mark.parametrize("shape", [Shape(1, 1, 7, None), Shape(1, 3, 48, 10), *NAMED.values()])
-def test_every_variant_can_be_made(shape: Shape) -> None:
-    """Heads divide the hidden size, nothing is 0, and the base is there, whatever its numbers."""
+def test_every_variant_is_a_valid_shape(shape: Shape) -> None:
+    """The heads divide the hidden size, no layers or heads are 0, and the base shape is one of the variants."""
     for axis in ("layers", "heads", "hidden"):
         found = variants(shape, axis)
         assert shape in found
         assert all(v.layers and v.heads and v.hidden % v.heads == 0 for v in found)
 
 
-def test_lengths_beyond_the_model_are_an_error_where_asked_for() -> None:
+def test_an_explicit_length_beyond_the_model_is_an_error() -> None:
     assert [16, 64] == choose_lengths(None, (16, 64, 128), 100)
     assert [10] == choose_lengths(None, (16, 64), 10)
     assert [16, 100] == choose_lengths((16, 100), (64,), 100)
@@ -55,14 +55,14 @@ def chain(*ops: str) -> list[Node]:
 LAYER = ("MatMul", "MultiHeadAttention", "MatMul", "LayerNormalization", "MatMul", "Gelu", "MatMul", "LayerNormalization")
 
 
-def test_a_layer_begins_with_what_attention_reads() -> None:
+def test_a_layer_begins_with_the_inputs_of_its_attention() -> None:
     nodes = chain("Gather", "LayerNormalization", *LAYER, *LAYER, "MatMul", "LayerNormalization", "MatMul")
 
     assert ["embeddings"] * 2 + ["layer 1"] * 8 + ["layer 2"] * 8 + ["head"] * 3 == find_parts(nodes)
 
 
-def test_attention_that_is_not_fused_has_a_softmax() -> None:
-    """Values are multiplied behind it, and belong to its layer too; a mask that all layers read belongs to none."""
+def test_unfused_attention_is_found_by_its_softmax() -> None:
+    """The value projection and the product after the softmax belong to the same layer. A mask that all layers read belongs to no layer."""
     norm = Node("LayerNormalization", ["x"], ["n"])
     mask = Node("Cast", ["attention_mask"], ["mask"])
     layer = [
@@ -85,7 +85,7 @@ def test_a_graph_without_attention_has_no_layers() -> None:
 
 
 def test_a_bundle_is_analyzed_by_layer_and_operator(analyze: Analyze) -> None:
-    """Each kernel belongs to a part; six layers of twelve heads, of which the last computes the first token alone."""
+    """Each kernel belongs to a part. The model has six layers with twelve heads; the last layer computes only the first token."""
     report, printed = analyze(MODELS / "sentiment", "--lengths", "16,64", "--seconds", "0.5")
     [graph] = report["graphs"]
     lines = [line.split() for line in printed.splitlines()]
@@ -108,13 +108,13 @@ def test_a_bundle_is_analyzed_without_torch(tmp_path: Path) -> None:
     import subprocess
     import sys
 
-    code = "import sys; from export import cli; print(cli.main(['analyze', *sys.argv[1:]]), 'torch' in sys.modules)"
+    code = "import sys; from bertserve.export import cli; print(cli.main(['analyze', *sys.argv[1:]]), 'torch' in sys.modules)"
     command = [sys.executable, "-c", code, str(MODELS / "sentiment"), "--lengths", "8", "--seconds", "0.1"]
 
     assert "0 False" == subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
 
 
-def test_plots_are_left_out_where_matplotlib_is_missing(
+def test_plots_are_omitted_if_matplotlib_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("bertserve.export.analyze.report.find_spec", lambda name: None)
@@ -137,7 +137,7 @@ def test_plots_are_left_out_where_matplotlib_is_missing(
         (("bert-tiny", "--seconds", "nan"), "--seconds: `nan`"),
     ],
 )
-def test_a_wrong_flag_of_analyze_is_a_usage_error(flags: tuple[str, ...], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_flag_of_analyze_is_a_usage_error(flags: tuple[str, ...], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         cli.main(["analyze", *flags])
 
@@ -152,14 +152,14 @@ def test_a_wrong_flag_of_analyze_is_a_usage_error(flags: tuple[str, ...], reason
         (("--precision", "fp32"), "cpu/int8"),
     ],
 )
-def test_what_a_bundle_does_not_have_is_an_error(flags: tuple[str, ...], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unsupported_length_or_precision_is_an_error(flags: tuple[str, ...], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert 512 == load_bundle(MODELS / "sentiment").manifest.tokenizer.max_length
     assert 1 == cli.main(["analyze", str(MODELS / "sentiment"), *flags])
 
     assert reason in capsys.readouterr().err
 
 
-def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("bertserve.export.flags.find_spec", lambda name: None)
 
     assert 3 == cli.main(["analyze", "bert-tiny"])

@@ -1,4 +1,4 @@
-"""bert-export analyze of models: from a tiny configuration to the report, within its budget."""
+"""`bert-export analyze` of models: from a tiny configuration to the report, within the time budget."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ TIMES = {"latency_p90_ms": 2.0, "runs": 3, "batch": 8, "latency_cpu_ms": 1.0, "c
 
 
 def config(folder: Path, **fields: Any) -> Path:
-    """Writes the configuration of a tiny model of which nothing else exists."""
+    """Writes the configuration of a tiny model without weights, and returns its path."""
     path = folder / "config.json"
     path.write_text(json.dumps({"model_type": "bert", "max_position_embeddings": 40} | TINY | fields), encoding="utf-8")
     return path
 
 
 @pytest.mark.full_grid
-def test_a_configuration_is_measured_with_others_that_differ_in_one_thing(tmp_path: Path, analyze: Analyze) -> None:
-    """fp32 and int8 at two lengths, and at one of them half the layers; weights, arithmetic and size follow the shape."""
+def test_a_configuration_is_measured_with_its_variants(tmp_path: Path, analyze: Analyze) -> None:
+    """fp32 and int8 run at two lengths, and a variant with half the layers at one. FLOPs follow the shape."""
     report, printed = analyze(config(tmp_path), "--lengths", "8,40", "--by", "layers", "--batch", "2", "--seconds", "1000")
     points = [(point["axis"], point["shape"]["layers"], point["precision"]) for point in report["points"]]
 
@@ -50,7 +50,7 @@ def test_a_configuration_is_measured_with_others_that_differ_in_one_thing(tmp_pa
     assert "by layers" in printed
 
 
-def test_a_configuration_of_no_encoder_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_configuration_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for fields, reason in (
         ({"model_type": "nothing"}, "`nothing`"),
         ({"num_attention_heads": 3}, "BertConfig (2 layers, 3 heads, hidden 32"),
@@ -60,7 +60,7 @@ def test_a_configuration_of_no_encoder_is_an_error(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.full_grid
-def test_a_variant_that_cannot_be_measured_is_said(tmp_path: Path, analyze: Analyze, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variant_that_fails_is_listed_as_omitted(tmp_path: Path, analyze: Analyze, monkeypatch: pytest.MonkeyPatch) -> None:
     def timings(path: Any, graph: Any, pad_id: Any, lengths: Any, **_: Any) -> list[AnalysisTiming]:
         return [AnalysisTiming(length=length, latency_ms=2.0, texts_per_s=9.0, **TIMES) for length in lengths]
 
@@ -93,8 +93,8 @@ def test_a_checkpoint_is_measured_with_its_own_weights(tmp_path: Path, monkeypat
     assert all(torch.isfinite(parameter).all() for parameter in drawn.model.parameters())
 
 
-def test_the_budget_ends_what_would_not_be_done() -> None:
-    """The first step is always begun; another one only where one as long as the longest so far would be done."""
+def test_steps_that_would_exceed_the_budget_are_skipped() -> None:
+    """The first step always starts. Another step starts only if the duration of the longest step so far still fits."""
     clock = ManualClock()
     begun = []
     for name, fits in sweep.steps_within(10, "abcde", clock):

@@ -1,4 +1,4 @@
-"""Calibration: which texts are read, and how each task's graph is fed with them."""
+"""Calibration: the texts that are read, and the inputs that each task's graph gets from them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from staged import Staged
 pytestmark = pytest.mark.torch
 pytest_plugins = ("export_fixtures",)
 
-EMPTY = "\u200b"  # a text of which the tokenizer leaves nothing
+EMPTY = "\u200b"  # the tokenizer removes this character
 TEXTS = ["a good film", "the book was very dull !", EMPTY, "long " * 300]
 
 
 def numbered(count: int, path: Path) -> Path:
-    """Writes a file of so many short texts, and returns its path."""
+    """Writes a file of `count` short texts and returns its path."""
     path.write_bytes(b"".join(b"text %d\n" % i for i in range(count)))
     return path
 
@@ -39,21 +39,21 @@ def assert_encoded(expected: list[Any], feeds: list[Feed]) -> None:
 # ---- texts
 
 
-def test_the_built_in_texts_are_700_distinct_ones() -> None:
+def test_there_are_700_distinct_built_in_texts() -> None:
     texts = calibration.read_texts(calibration.BUILT_IN)
 
     assert (700, 700) == (len(texts), len(set(texts)))
 
 
-def test_a_file_has_a_text_on_each_line(tmp_path: Path) -> None:
+def test_each_nonblank_line_of_a_file_is_a_text(tmp_path: Path) -> None:
     lines = [f"täxt {i} " for i in range(calibration.MAX_TEXTS + 5)]
     (tmp_path / "texts.txt").write_text("\n \n".join(lines), encoding="utf-8")
 
     assert lines == calibration.read_texts(tmp_path / "texts.txt")
 
 
-def test_a_sorted_file_gives_texts_of_all_classes(tmp_path: Path) -> None:
-    """Of more texts than are used, each split has about as many of both halves of the file; the same ones every time."""
+def test_each_split_of_a_sorted_file_has_all_classes(tmp_path: Path) -> None:
+    """If a file has too many texts, each split takes about as many from both halves of the file. The selection is deterministic."""
     (tmp_path / "texts.txt").write_bytes(b"".join(b"%s %d\n" % (b"bad" if i < 2000 else b"good", i) for i in range(4000)))
     split = calibration.read_split(tmp_path / "texts.txt")
 
@@ -64,8 +64,8 @@ def test_a_sorted_file_gives_texts_of_all_classes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [600, 2000, 3000])
-def test_classes_that_take_turns_are_in_all_splits(tmp_path: Path, count: int) -> None:
-    """As in data of inference between sentences, where each premise has a line for each label."""
+def test_each_split_of_alternating_classes_has_all_classes(tmp_path: Path, count: int) -> None:
+    """In NLI data sets, each premise has one line for each label."""
     (tmp_path / "texts.txt").write_bytes(b"".join(b"class%d text %d\n" % (i % 3, i) for i in range(count)))
     split = calibration.read_split(tmp_path / "texts.txt")
 
@@ -83,7 +83,7 @@ PAIRS = [
 
 
 def test_json_lines_hold_pairs_and_texts(tmp_path: Path) -> None:
-    """In the fields of a request, or as the data sets of GLUE name them."""
+    """The fields have the names of a request or of the GLUE data sets."""
     path = json_lines(tmp_path / "pairs.jsonl", *PAIRS, *({"text": "a", "text_pair": str(i)} for i in range(16)))
     expected = [
         ("A man eats.", "Someone eats."),
@@ -141,7 +141,7 @@ def sizes(split: calibration.Split) -> tuple[int, int, int]:
 
 
 def test_every_third_text_is_held_out() -> None:
-    """The gate, which chooses matrices, runs other texts than the report's metrics are measured on; no text is in two splits."""
+    """The gate, which selects matrices, and the report use different held-out texts. No text is in two splits."""
     texts = calibration.read_texts(calibration.BUILT_IN)
     split = calibration.read_split(calibration.BUILT_IN)
     lines = [line for side in (split.calibration, split.gate, split.report) for line in side.lines]
@@ -152,16 +152,16 @@ def test_every_third_text_is_held_out() -> None:
 
 
 @pytest.mark.parametrize(("count", "expected"), [(16, (11, 2, 3)), (30, (20, 5, 5))])
-def test_a_text_that_stands_there_twice_is_in_one_split(tmp_path: Path, count: int, expected: tuple[int, int, int]) -> None:
-    """What was calibrated on is judged on by no copy of it, with other white space either. Sixteen texts are enough for all splits."""
+def test_a_duplicate_text_is_in_only_one_split(tmp_path: Path, count: int, expected: tuple[int, int, int]) -> None:
+    """A copy with other white space is also a duplicate. Sixteen texts are enough for all splits."""
     content = numbered(count, tmp_path / "texts.txt").read_bytes()
     (tmp_path / "texts.txt").write_bytes(content * 2 + content.replace(b" ", b"  "))
 
     assert expected == sizes(calibration.read_split(tmp_path / "texts.txt"))
 
 
-def test_with_texts_for_validation_the_report_is_on_these(tmp_path: Path) -> None:
-    """Of the others only those of the gate are held out, and the rest is calibrated on."""
+def test_a_validation_file_gives_the_texts_of_the_report(tmp_path: Path) -> None:
+    """The first file is split between calibration and the gate."""
     own = numbered(40, tmp_path / "own.txt")
     (tmp_path / "validation.txt").write_bytes(b"".join(b"text %d\n" % i for i in range(41, 60)))
     split = calibration.read_split(own, tmp_path / "validation.txt")
@@ -184,8 +184,8 @@ def test_too_few_texts_for_validation_are_an_error(tmp_path: Path) -> None:
         calibration.read_split(calibration.BUILT_IN, numbered(3, tmp_path / "validation.txt"))
 
 
-def test_of_very_many_texts_some_hundred_are_judged_on(tmp_path: Path) -> None:
-    """With passages 350 at most, from the whole file."""
+def test_the_report_has_at_most_a_few_hundred_texts(tmp_path: Path) -> None:
+    """The report has at most 350 texts, including passages, from the whole file."""
     lines = calibration.read_split(calibration.BUILT_IN, numbered(1000, tmp_path / "validation.txt")).report.lines
     numbers = [int(line.split()[1]) for line in lines]
 
@@ -193,8 +193,8 @@ def test_of_very_many_texts_some_hundred_are_judged_on(tmp_path: Path) -> None:
     assert (True, True) == (numbers[0] < 4, numbers[-1] > 995)
 
 
-def test_passages_are_neighboring_texts_of_one_side(all_staged: dict[str, Staged]) -> None:
-    """Each is longer than what a text is cut to and as long as the model takes at most, and no text of the other side is in it."""
+def test_passages_join_neighboring_texts_of_one_split(all_staged: dict[str, Staged]) -> None:
+    """Each passage is longer than a truncated text, fits the model, and contains no text of the other split."""
     staged = all_staged["text-classification"]
     split = calibration.read_split(calibration.BUILT_IN).with_passages(staged.tokenizer)
     room = staged.tokenizer.room(pair=False)
@@ -208,8 +208,8 @@ def test_passages_are_neighboring_texts_of_one_side(all_staged: dict[str, Staged
         assert not any(line in passage for passage in joined for line in other.lines if len(line) > 40)
 
 
-def test_passages_of_a_usual_model_have_two_lengths(all_staged: dict[str, Staged]) -> None:
-    """Twelve of up to 256 tokens and six of up to 512, where the model has so many positions."""
+def test_passages_of_a_model_with_512_positions_have_two_lengths(all_staged: dict[str, Staged]) -> None:
+    """Twelve passages have up to 256 tokens, and six have up to 512."""
     staged = all_staged["text-classification"]
     path = staged.packed.with_name(TOKENIZER_FILE)
     tokenizer = Tokenizer(
@@ -230,7 +230,7 @@ def test_few_short_texts_have_no_passages(all_staged: dict[str, Staged]) -> None
 
 
 def test_a_text_is_fed_as_the_checkpoints_tokenizer_encodes_it(all_staged: dict[str, Staged]) -> None:
-    """Each text is a batch of one without padding, a long one cut to the most tokens that calibration takes."""
+    """Each text is a batch of one without padding. A long text is truncated to `MAX_TOKENS`."""
     staged = all_staged["token-classification"]
     expected = [
         staged.loaded.tokenizer(text, truncation=True, max_length=calibration.MAX_TOKENS + 2, return_tensors="np") for text in TEXTS
@@ -243,8 +243,8 @@ def test_a_text_is_fed_as_the_checkpoints_tokenizer_encodes_it(all_staged: dict[
     assert_encoded(expected, feeds)
 
 
-def test_a_question_is_a_text_and_the_next_one(all_staged: dict[str, Staged]) -> None:
-    """Segments are those of a pair, the last text is followed by the first, and a long one leaves room for the other."""
+def test_the_context_of_a_question_is_the_next_text(all_staged: dict[str, Staged]) -> None:
+    """The type ids are those of a pair, the first text follows the last, and a long text leaves space for the other text."""
     staged = all_staged["question-answering"]
     texts = [TEXTS[0], TEXTS[1], TEXTS[3]]
     feeds = staged.feeds(texts)
@@ -260,12 +260,12 @@ def test_a_question_is_a_text_and_the_next_one(all_staged: dict[str, Staged]) ->
 
 
 def segments(feed: Feed) -> set[int]:
-    """Returns the type ids of a text, or of a pair."""
+    """Returns the distinct type ids of a feed."""
     return set(feed["token_type_ids"][0].tolist())
 
 
-def test_a_classifier_is_fed_half_of_the_texts_as_pairs_too(all_staged: dict[str, Staged]) -> None:
-    """First texts alone, then every second one with the next, as the checkpoint's tokenizer encodes them; passages too."""
+def test_a_classifier_also_gets_half_of_the_texts_as_pairs(all_staged: dict[str, Staged]) -> None:
+    """Single texts come first, then every second text paired with the next. Every second passage is also paired with a text."""
     staged = all_staged["text-classification"]
     lines = [f"a good film {i}" for i in range(4)]
     feeds = calibration.make_feeds(Texts(tuple(lines), ("long " * 150, "long " * 140)), staged.loaded, staged.tokenizer)
@@ -278,7 +278,7 @@ def test_a_classifier_is_fed_half_of_the_texts_as_pairs_too(all_staged: dict[str
 
 
 @pytest.mark.parametrize(("task", "expected"), [("text-classification", [{0}, {0, 1}]), ("question-answering", [{0, 1}, {0, 1}])])
-def test_pairs_of_the_file_are_fed_as_they_are(all_staged: dict[str, Staged], task: str, expected: list[set[int]]) -> None:
+def test_pairs_of_a_file_are_fed_as_pairs(all_staged: dict[str, Staged], task: str, expected: list[set[int]]) -> None:
     staged = all_staged[task]
     feeds = calibration.make_feeds(Texts(("a good film",), pairs=(("a book", "long " * 200),)), staged.loaded, staged.tokenizer)
     pair = staged.loaded.tokenizer("a book", "long " * 200, truncation="longest_first", max_length=staged.loaded.tokenizer_spec.max_length)
@@ -287,16 +287,16 @@ def test_pairs_of_the_file_are_fed_as_they_are(all_staged: dict[str, Staged], ta
     assert pair["input_ids"] == feeds[1]["input_ids"][0].tolist()
 
 
-def test_passages_come_after_the_texts_and_are_not_cut_so_early(all_staged: dict[str, Staged]) -> None:
-    """A passage has the model's length; for questions it is the context of a text."""
+def test_passages_follow_the_texts_and_can_be_longer(all_staged: dict[str, Staged]) -> None:
+    """A passage can have the model's maximum length. In question answering, it is the context."""
     for task, expected in (("token-classification", [130, 160]), ("question-answering", [160, 160])):
         staged = all_staged[task]
         feeds = calibration.make_feeds(Texts((TEXTS[3],), (TEXTS[3],)), staged.loaded, staged.tokenizer)
         assert expected == [feed["input_ids"].shape[1] for feed in feeds]
 
 
-def test_masks_are_one_token_in_eight(all_staged: dict[str, Staged]) -> None:
-    """`mask_index` is where the mask stands in the flattened batch of one; which of the eight it is goes round."""
+def test_one_token_in_eight_is_masked(all_staged: dict[str, Staged]) -> None:
+    """`mask_index` has the positions of the masks in the flattened batch. The first position changes from text to text."""
     staged = all_staged["fill-mask"]
     assert staged.loaded.mask is not None
     feeds = staged.feeds([TEXTS[3]] * 9)
@@ -308,8 +308,8 @@ def test_masks_are_one_token_in_eight(all_staged: dict[str, Staged]) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1, 2, 9])
-def test_a_short_text_has_a_mask_too(all_staged: dict[str, Staged], place: int) -> None:
-    """Also a text of one token, or of none, gives the projection something to project, wherever it stands."""
+def test_a_short_text_also_has_a_mask(all_staged: dict[str, Staged], place: int) -> None:
+    """A text of one token or none also gives the projection an input, at any place among the texts."""
     staged = all_staged["fill-mask"]
     texts = [TEXTS[0]] * 10
     texts[place] = "good" if place == 1 else EMPTY

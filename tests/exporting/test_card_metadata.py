@@ -1,4 +1,4 @@
-"""The front matter of a checkpoint's card: what is read of it, and what is left out with a note."""
+"""The front matter of a checkpoint's card: the fields that are read, and the values that are ignored with a warning."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def front(matter: str) -> str:
             front("language:\n- 'no'\n- zh\ndatasets:\n- stanfordnlp/sst2"),
             CardMetadata(language=("no", "zh"), datasets=("stanfordnlp/sst2",)),
         ),
-        # other fields, and those without a value; no front matter at the beginning
+        # unknown fields, fields without a value, and no front matter at the beginning
         (front("license:\nlanguage: []\ntags: {a: 1}\n5: x"), CardMetadata()),
         (front(""), CardMetadata()),
         ("", CardMetadata()),
@@ -44,8 +44,8 @@ def front(matter: str) -> str:
         ("---\nlicense: mit", CardMetadata()),
     ],
 )
-def test_what_a_card_says_is_read(tmp_path: Path, content: str | bytes, expected: CardMetadata, caplog: pytest.LogCaptureFixture) -> None:
-    """A text is a list of one; what a card does not say is nothing to note, nor is a checkpoint without a card."""
+def test_card_fields_are_read(tmp_path: Path, content: str | bytes, expected: CardMetadata, caplog: pytest.LogCaptureFixture) -> None:
+    """A string is read as a list of one. A missing field or a missing card causes no warning."""
     assert expected == read_card_metadata(card(tmp_path, content))
     assert CardMetadata() == read_card_metadata(tmp_path / "none.md")
     assert "" == caplog.text
@@ -63,7 +63,7 @@ def test_what_a_card_says_is_read(tmp_path: Path, content: str | bytes, expected
         (f"datasets: {list(range(1000))}", "datasets", f"{str(list(range(1000)))[:80]}…"),
     ],
 )
-def test_a_value_that_is_no_text_is_left_out_and_noted(
+def test_a_value_that_is_not_a_string_is_ignored_with_a_warning(
     tmp_path: Path, line: str, key: str, shown: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = "license" if key != "license" else "language"
@@ -73,7 +73,7 @@ def test_a_value_that_is_no_text_is_left_out_and_noted(
     assert [key, tmp_path / "README.md", shown] == list(record.args or ())[:3]
 
 
-# Gigabytes once they are written out: nine lists of ten aliases each are 10^9 values, and merged keys multiply while they are read.
+# Both expand to gigabytes: nine levels of ten aliases are 10^9 values, and merged keys multiply while YAML is parsed.
 LISTS = ["a0: &a0 [x, x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)), "license: *a9"]
 MERGED = ["a0: &a0 {x: 1}", *(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}" for i in range(1, 10))]
 
@@ -95,14 +95,14 @@ MERGED = ["a0: &a0 {x: 1}", *(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 1
     ],
     ids=range(11),
 )
-def test_broken_front_matter_is_noted(tmp_path: Path, content: str | bytes, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever YAML makes of it ends no export; bytes that are not UTF-8 are not guessed at."""
+def test_broken_front_matter_causes_a_warning(tmp_path: Path, content: str | bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """Invalid YAML does not make the export fail. Bytes that are not UTF-8 are not decoded with another encoding."""
     assert CardMetadata() == read_card_metadata(card(tmp_path, content))
     [record] = caplog.records
-    assert [tmp_path / "README.md"] == list(record.args or ())[:1]  # a field that is left out would come first
+    assert [tmp_path / "README.md"] == list(record.args or ())[:1]  # if a field were ignored, its name would come first
 
 
-def test_a_card_without_end_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_card_that_is_too_large_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = card(tmp_path, front("license: mit"))
     with path.open("r+b") as file:
         file.truncate(MAX_CARD_BYTES + 1)
@@ -121,10 +121,10 @@ def test_a_card_without_end_is_left_out(tmp_path: Path, caplog: pytest.LogCaptur
         ("a", "../card.md", False),
     ],
 )
-def test_a_link_out_of_the_checkpoint_is_left_out(
+def test_a_link_out_of_the_checkpoint_is_ignored(
     tmp_path: Path, checkpoint: str, target: str, is_read: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The cache of the hub has links to its blobs."""
+    """Links from the hub's cache to its blobs are followed."""
     folder = tmp_path / checkpoint
     folder.mkdir(parents=True)
     (folder / target).resolve().parent.mkdir(exist_ok=True, parents=True)

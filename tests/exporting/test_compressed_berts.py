@@ -1,4 +1,4 @@
-"""BERTs that were made smaller, as checkpoints: pruned heads, dropped layers, shared layers, distilled."""
+"""Checkpoints of compressed BERTs: pruned heads, dropped layers, shared layers and distillation."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ PRUNED = {0: (1, 3), 1: (0,)}
 
 
 def bert(folder: Path, **fields: Any) -> tuple[Path, Any]:
-    """Returns a checkpoint, and its model, which stays as it is."""
+    """Returns a checkpoint and its model, which later changes of the checkpoint do not affect."""
     source = FAMILIES["BERT"].save(folder / "checkpoint", CLASSIFIES, **fields)
     return source, transformers.AutoModelForSequenceClassification.from_pretrained(source, dtype=torch.float32).eval()
 
 
 def error(bundle: Bundle, model: Any, precision: Any = "fp32") -> float:
-    """Returns the largest difference of a logit to a model, alone and in a padded batch."""
+    """Returns the largest difference between the logits of a bundle and a model, unbatched and in a padded batch."""
     encodings = grid(Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer), CLASSIFIES)
     with torch.no_grad():
         expected = [{"logits": model(torch.tensor(encoding.ids)[None]).logits[0].numpy()} for encoding in encodings]
@@ -42,8 +42,8 @@ def error(bundle: Bundle, model: Any, precision: Any = "fp32") -> float:
 
 
 @FULL
-def test_pruned_heads_are_gone(tmp_path: Path) -> None:
-    """Each layer has its own number of heads, fused as ever; the answers are those of all heads, of which some say nothing."""
+def test_a_checkpoint_with_pruned_heads_is_exported(tmp_path: Path) -> None:
+    """Layers with different numbers of heads are still fused. The logits equal those of the full model with zeroed heads."""
     source, whole = bert(tmp_path)
     prune_heads(source, PRUNED, heads=HEADS)
     silence_heads(whole, PRUNED, heads=HEADS)
@@ -60,11 +60,11 @@ def test_pruned_heads_are_gone(tmp_path: Path) -> None:
     [
         # a layer without heads, a head that does not exist, a name that is not a layer, a value that is not a list
         *((pruned, "`pruned_heads`") for pruned in ({"0": [0, 1, 2, 3]}, {"0": [4]}, {"layer": [1]}, {"0": 1})),
-        # whole matrices, which are not cut
+        # matrices that are not pruned
         ({"0": [1]}, r"\[32, 24\]"),
     ],
 )
-def test_pruned_heads_that_make_no_sense_are_refused(tmp_path: Path, pruned: dict[str, Any], message: str) -> None:
+def test_invalid_pruned_heads_are_refused(tmp_path: Path, pruned: dict[str, Any], message: str) -> None:
     source, _ = bert(tmp_path)
     edit_json(source / "config.json", pruned_heads=pruned)
 
@@ -72,7 +72,7 @@ def test_pruned_heads_that_make_no_sense_are_refused(tmp_path: Path, pruned: dic
         load_checkpoint(str(source))
 
 
-def test_distilbert_without_heads_is_loaded(tmp_path: Path) -> None:
+def test_distilbert_with_a_pruned_head_is_loaded(tmp_path: Path) -> None:
     source = FAMILIES["DistilBERT"].save(tmp_path / "checkpoint", CLASSIFIES)
     size = 32 // HEADS
 
@@ -91,7 +91,7 @@ def test_distilbert_without_heads_is_loaded(tmp_path: Path) -> None:
     ).shape
 
 
-def test_dropped_layers_are_gone(tmp_path: Path) -> None:
+def test_a_checkpoint_with_dropped_layers_is_exported(tmp_path: Path) -> None:
     source, whole = bert(tmp_path, num_hidden_layers=3)
     drop_layers(source, (0, 2))
     whole.bert.encoder.layer = torch.nn.ModuleList([whole.bert.encoder.layer[i] for i in (0, 2)])
@@ -100,8 +100,8 @@ def test_dropped_layers_are_gone(tmp_path: Path) -> None:
 
 
 @FULL
-def test_a_distilled_student_brings_what_its_training_needed(tmp_path: Path) -> None:
-    """TinyBERT's checkpoints keep matrices that compared its layers with the teacher's; the export ignores them."""
+def test_leftover_weights_of_distillation_are_ignored(tmp_path: Path) -> None:
+    """TinyBERT's checkpoints still contain the matrices that compared its layers with the teacher's."""
     source, student = bert(tmp_path, hidden_size=24, num_hidden_layers=1, num_attention_heads=3, intermediate_size=40)
     edit_weights(source, lambda tensors: tensors.update({"fit_dense.weight": torch.ones(48, 24), "fit_dense.bias": torch.ones(48)}))
 
@@ -109,7 +109,7 @@ def test_a_distilled_student_brings_what_its_training_needed(tmp_path: Path) -> 
 
 
 @FULL
-def test_layers_share_weights_in_groups(tmp_path: Path) -> None:
+def test_albert_with_groups_of_shared_layers_is_exported(tmp_path: Path) -> None:
     for i, fields in enumerate(({"num_hidden_groups": 2, "num_hidden_layers": 4}, {"inner_group_num": 2, "num_hidden_layers": 2})):
         (tmp_path / str(i)).mkdir()
         assert fp32_error("ALBERT", CLASSIFIES, tmp_path / str(i), **fields) <= 1e-4

@@ -1,4 +1,4 @@
-"""Embedding models and models of inference from checkpoint to answer: as PyTorch and the pipelines of transformers have it."""
+"""Embedding, zero-shot and reranking models, from checkpoint to response, match PyTorch and the pipelines of transformers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def sentence_transformers(path: Path, *steps: str, pooling: dict[str, Any] | Non
 
 
 class PyTorch:
-    """A checkpoint's encoder in transformers, with pooling written out over the attention mask of a padded batch."""
+    """Runs a checkpoint's encoder in transformers, with explicit pooling over the attention mask of a padded batch."""
 
     def __init__(self, path: Path, max_length: int) -> None:
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(path)
@@ -106,7 +106,7 @@ def encoder_in_pytorch(source: Path) -> PyTorch:
 
 
 def assert_vectors(expected: Any, served: Served, **body: Any) -> None:
-    """Asserts that the service answers with these vectors to all texts in one padded batch."""
+    """Asserts that the service returns these vectors for `TEXTS` in one padded batch."""
     found = np.array(served.answer({"inputs": TEXTS, **body}, embed.TASK))
     assert np.array(expected).shape == found.shape
     np.testing.assert_allclose(expected, found, rtol=0, atol=1e-4)
@@ -117,8 +117,8 @@ def assert_vectors(expected: Any, served: Served, **body: Any) -> None:
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
 @pytest.mark.parametrize(("layers", "count"), [("last", 1), ("last_four", 4)])
-def test_vectors_are_pytorchs(pytorch: PyTorch, served: Served, pooling: str, layers: str, count: int) -> None:
-    """Of short, long, empty and unicode texts, with pooling of our own; they have length 1, or with `normalize` false their own."""
+def test_vectors_match_pytorch(pytorch: PyTorch, served: Served, pooling: str, layers: str, count: int) -> None:
+    """The service pools short, long, empty and Unicode texts like PyTorch, with vectors of length 1 unless `normalize` is false."""
     raw = pytorch.vectors(TEXTS, pooling, layers=count, normalize=False)
     assert (len(TEXTS), 32 * count) == raw.shape
     assert np.abs(np.linalg.norm(raw, axis=1) - 1).min() > 0.1
@@ -127,7 +127,7 @@ def test_vectors_are_pytorchs(pytorch: PyTorch, served: Served, pooling: str, la
     assert_vectors(raw, served, pooling=pooling, layers=layers, normalize=False)
 
 
-def test_the_bundle_pools_as_sentence_transformers_says(pytorch: PyTorch, served: Served) -> None:
+def test_the_bundle_has_the_pooling_of_sentence_transformers(pytorch: PyTorch, served: Served) -> None:
     assert_vectors(pytorch.vectors(TEXTS, "mean"), served)
     assert_vectors(pytorch.vectors([PROMPTS["query"] + text for text in TEXTS], "mean"), served, prompt_name="query")
     spec = {"pooling": "mean", "normalize": True, "dimensions": 32, "layers": "last_four", "default_layers": None, "combine": "concat"}
@@ -136,7 +136,7 @@ def test_the_bundle_pools_as_sentence_transformers_says(pytorch: PyTorch, served
     assert (64, spec) == (served.manifest.tokenizer.max_length, served.manifest.embedding.model_dump())
 
 
-def test_the_agreement_is_that_of_the_vectors_that_are_served(source: Path, bundle: Bundle) -> None:
+def test_the_reported_agreement_is_that_of_the_served_vectors(source: Path, bundle: Bundle) -> None:
     fp32, int8 = (bundle.graph("cpu", precision).evidence for precision in ("fp32", "int8"))
     texts = [request.prompt + request.text for request in sample_reference(load_checkpoint(str(source))).requests[: int8.samples]]
     one, other = (np.array(Served(bundle, precision).answer({"inputs": texts}, embed.TASK)) for precision in ("fp32", "int8"))
@@ -151,7 +151,7 @@ def test_the_agreement_is_that_of_the_vectors_that_are_served(source: Path, bund
     assert f"{int8.agreement.value:.4f} on {len(texts)}" in (bundle.path / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_bundle_is_served_and_checked(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_bundle_passes_the_check_and_its_card_describes_the_vectors(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
     assert 0 == bertserve.service.cli.main(["check", "--models", str(bundle.path.parent)])
     assert "vectors: feature-extraction, cpu/int8: ok" in capsys.readouterr().out
     card = (bundle.path / "README.md").read_text(encoding="utf-8")
@@ -159,7 +159,7 @@ def test_the_bundle_is_served_and_checked(bundle: Bundle, capsys: pytest.Capture
 
 
 def test_an_embedding_bundle_is_verified_on_data(source: Path, bundle: Bundle, tmp_path: Path, verify: Verify) -> None:
-    """`bert-export verify` runs its example and compares vectors with the checkpoint's; there is no right answer to score."""
+    """`bert-export verify` runs the bundle's example and compares vectors with the checkpoint's; the data has no gold answers."""
     body = {"inputs": "dull", "parameters": {"pooling": "none", "encoding_format": "base64"}}
     code, checks = verify(bundle.path, "--checkpoint", source, "--data", json_lines(tmp_path / "data.jsonl", {"text": "a good film"}, body))
 
@@ -170,11 +170,11 @@ def test_an_embedding_bundle_is_verified_on_data(source: Path, bundle: Bundle, t
         assert 1 - worst < metrics["worst"] <= metrics["agreement"] <= 1
 
 
-# ---- what checkpoints say, and lack
+# ---- settings of checkpoints, and missing parts
 
 
 @pytest.mark.full_grid
-def test_an_encoder_without_files_is_pooled_by_its_first_token(tmp_path: Path) -> None:
+def test_an_encoder_without_pooling_settings_uses_its_first_token(tmp_path: Path) -> None:
     source = encoder(tmp_path, layers=2)
     served = Served(exported(source))
     embedding = served.manifest.embedding
@@ -210,13 +210,13 @@ def test_an_encoder_that_lacks_weights_is_refused(tmp_path: Path) -> None:
         (("Transformer", "Pooling"), POOLING | {"include_prompt": False}, "prompt"),
     ],
 )
-def test_what_cannot_be_served_is_refused(tmp_path: Path, steps: tuple[str, ...], pooling: dict[str, Any] | None, named: str) -> None:
-    """Steps and poolings that would give other vectors end the export, with their name."""
+def test_unsupported_modules_are_refused(tmp_path: Path, steps: tuple[str, ...], pooling: dict[str, Any] | None, named: str) -> None:
+    """The error names the module or pooling mode that would change the vectors."""
     assert named in refused(sentence_transformers(encoder(tmp_path, layers=1), *steps, pooling=pooling))
 
 
-def test_a_step_with_code_of_its_own_is_refused(tmp_path: Path) -> None:
-    """Only sentence-transformers' own classes are known, not others with the same last name."""
+def test_a_module_with_its_own_code_is_refused(tmp_path: Path) -> None:
+    """Only classes of sentence-transformers are supported, not classes with the same name in other packages."""
     source = sentence_transformers(encoder(tmp_path, layers=1), "Transformer", "Pooling")
     modules = json.loads((source / "modules.json").read_text(encoding="utf-8"))
     write(source / "modules.json", [modules[0] | {"type": "custom_st.Transformer"}, modules[1]])
@@ -236,7 +236,7 @@ def test_a_step_with_code_of_its_own_is_refused(tmp_path: Path) -> None:
         ({"processor_kwargs": {"padding_side": "left"}}, "`padding_side`"),
     ],
 )
-def test_options_of_loading_that_change_vectors_are_refused(tmp_path: Path, options: dict[str, Any], named: str | None) -> None:
+def test_loading_options_that_change_vectors_are_refused(tmp_path: Path, options: dict[str, Any], named: str | None) -> None:
     source = sentence_transformers(encoder(tmp_path, layers=1), "Transformer", "Pooling")
     edit_json(source / "sentence_bert_config.json", **options)
     if named is None:
@@ -246,7 +246,7 @@ def test_options_of_loading_that_change_vectors_are_refused(tmp_path: Path, opti
 
 
 @pytest.mark.parametrize(("given", "pooling"), [({"pooling_mode": "max"}, "max"), ({"pooling_mode_cls_token": True}, "cls")])
-def test_both_forms_of_the_pooling_file_are_read(tmp_path: Path, given: dict[str, Any], pooling: str) -> None:
+def test_both_formats_of_the_pooling_file_are_read(tmp_path: Path, given: dict[str, Any], pooling: str) -> None:
     embedding = load_checkpoint(str(sentence_transformers(encoder(tmp_path, layers=1), "Transformer", "Pooling", pooling=given))).embedding
     assert embedding is not None
     assert (pooling, False) == (embedding.pooling, embedding.normalize)
@@ -267,7 +267,7 @@ def test_both_forms_of_the_pooling_file_are_read(tmp_path: Path, given: dict[str
         ("config_sentence_transformers.json", '{"prompts": {"query": ""}, "default_prompt_name": ["query"]}', "`default_prompt_name`"),
         ("1_Pooling/config.json", '["mean"]', "1_Pooling/config.json` is not"),
         ("1_Pooling/config.json", '{"pooling_mode": [{}]}', "pools by {}"),
-        # steps that lead nowhere: a missing, foreign or second folder, and a file that is not a list
+        # invalid modules: a missing, outside or second folder, and a file that is not a list of objects
         ("modules.json", '[{"path": "0_Transformer", "type": "Transformer"}]', "0_Transformer`, which modules.json"),
         ("modules.json", '[{"path": "../other", "type": "Transformer"}]', "`../other`"),
         ("modules.json", '[{"path": "/other", "type": "sentence_transformers.models.Pooling"}]', "`/other`"),
@@ -276,14 +276,14 @@ def test_both_forms_of_the_pooling_file_are_read(tmp_path: Path, given: dict[str
         ("modules.json", '["Transformer"]', "modules.json` is not"),
     ],
 )
-def test_broken_files_are_named(tmp_path: Path, file: str, content: str | None, named: str) -> None:
+def test_a_broken_file_or_field_is_named(tmp_path: Path, file: str, content: str | None, named: str) -> None:
     source = sentence_transformers(encoder(tmp_path, layers=1), "Transformer", "Pooling")
     (source / file).unlink() if content is None else (source / file).write_text(content)
     assert named in refused(source)
 
 
-def test_the_length_of_sentence_transformers_replaces_the_tokenizers(tmp_path: Path) -> None:
-    """Not the table of positions, which no text can exceed."""
+def test_the_maximum_length_of_sentence_transformers_replaces_the_tokenizers(tmp_path: Path) -> None:
+    """It does not replace the number of positions, which no text can exceed."""
     source = sentence_transformers(encoder(tmp_path), "Transformer", "Pooling", max_length=120)
     edit_json(source / "tokenizer_config.json", model_max_length=48)
     assert 120 == load_checkpoint(str(source)).tokenizer_spec.max_length
@@ -295,11 +295,11 @@ def test_the_length_of_sentence_transformers_replaces_the_tokenizers(tmp_path: P
     assert 48 == load_checkpoint(str(source)).tokenizer_spec.max_length
 
 
-# ---- a model in a folder of its own, as older files of sentence-transformers have it
+# ---- a model in a subfolder, as in older checkpoints of sentence-transformers
 
 
 def moved(source: Path, folder: str = "0_Transformer", length_file: str = "sentence_bert_config.json") -> Path:
-    """Moves a checkpoint's model, tokenizer and length into a folder of their own, and returns the checkpoint's path."""
+    """Moves a checkpoint's model, tokenizer and length into a subfolder, and returns the checkpoint's path."""
     rooted = ("modules.json", "1_Pooling", "config_sentence_transformers.json")
     kept = [path for path in source.iterdir() if path.name not in rooted]
     (source / folder).mkdir()
@@ -308,7 +308,7 @@ def moved(source: Path, folder: str = "0_Transformer", length_file: str = "sente
     (source / folder / "sentence_bert_config.json").rename(source / folder / length_file)
     steps = json.loads((source / "modules.json").read_text(encoding="utf-8"))
     write(source / "modules.json", [step | {"path": folder} if step["type"].endswith(".Transformer") else step for step in steps])
-    write(source / "config.json", {"__version__": "0.2.5"})  # theirs, which says nothing of a model
+    write(source / "config.json", {"__version__": "0.2.5"})  # a file of sentence-transformers, without model settings
     (source / "README.md").write_text("What it was trained on.", encoding="utf-8")
     return source
 
@@ -316,7 +316,7 @@ def moved(source: Path, folder: str = "0_Transformer", length_file: str = "sente
 @pytest.mark.parametrize(
     "length_file", ["sentence_bert_config.json", pytest.param("sentence_distilbert_config.json", marks=pytest.mark.full_grid)]
 )
-def test_a_model_in_its_own_folder_is_found(tmp_path: Path, length_file: str) -> None:
+def test_a_model_in_a_subfolder_is_found(tmp_path: Path, length_file: str) -> None:
     flat = sentence_transformers(encoder(tmp_path), "Transformer", "Pooling", "Normalize", max_length=48)
     digest = load_checkpoint(str(flat)).weights_sha256
     source = moved(flat, length_file=length_file)
@@ -330,10 +330,10 @@ def test_a_model_in_its_own_folder_is_found(tmp_path: Path, length_file: str) ->
     assert_vectors(PyTorch(source / "0_Transformer", 48).vectors(TEXTS, "mean"), Served(bundle))
 
 
-def test_the_files_of_such_a_model_are_asked_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is fetched, by the hub's own filter, is the top folder and the modules', at one commit, and enough to export it.
+def test_only_the_needed_files_are_fetched_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's filter fetches the top folder and the module folders at one commit, which are enough for the export.
 
-    Pickles are not, nor what a training left in other folders, of the top and of a module.
+    It fetches no pickles and no other folders, such as those of training checkpoints.
     """
     source = moved(sentence_transformers(encoder(tmp_path, layers=1), "Transformer", "Pooling"))
     (source / "0_Transformer" / "pytorch_model.bin").write_bytes(b"pickle")
@@ -361,20 +361,20 @@ def test_the_files_of_such_a_model_are_asked_of_the_hub(tmp_path: Path, monkeypa
     assert (64, "mean", "org/vectors") == (manifest.tokenizer.max_length, manifest.embedding.pooling, manifest.source.checkpoint)
 
 
-def test_a_pickle_in_such_a_folder_is_not_loaded(tmp_path: Path) -> None:
-    """Old checkpoints have `pytorch_model.bin` there; the message says what to do."""
+def test_a_pickle_in_a_subfolder_is_not_loaded(tmp_path: Path) -> None:
+    """Old checkpoints have `pytorch_model.bin` in the subfolder; the error names it a pickle."""
     source = moved(sentence_transformers(encoder(tmp_path, layers=1), "Transformer", "Pooling"))
     (source / "0_Transformer" / "model.safetensors").rename(source / "0_Transformer" / "pytorch_model.bin")
     assert "Pickled" in refused(source)
 
 
-def test_four_layers_need_four_layers_and_vectors(tmp_path: Path) -> None:
+def test_last_four_layers_need_four_layers_and_an_embedding_task(tmp_path: Path) -> None:
     assert "3 layers" in refused(encoder(tmp_path, layers=3), layers="last_four")
     assert "is for text-classification" in refused(bert(tmp_path), layers="last_four")
 
 
-def test_a_language_model_is_no_bare_encoder(tmp_path: Path) -> None:
-    """A name that ends in `LMHeadModel` is not taken for an encoder's."""
+def test_a_language_model_is_not_exported_as_an_encoder(tmp_path: Path) -> None:
+    """Its class name ends in `Model`, like the name of an encoder, but has a head."""
     source = encoder(tmp_path, layers=1, architecture="BertLMHeadModel", is_decoder=True)
     assert "['BertLMHeadModel']; give --task" in refused(source)
 
@@ -391,17 +391,17 @@ def exported_inference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, S
 @pytest.mark.parametrize("multi_label", [False, True])
 @pytest.mark.parametrize("labels", [["good"], ["good", "bad", "a dull book"], "film, book , great"])
 @pytest.mark.parametrize("template", ["This example is {}.", "the {} film !"])
-def test_zero_shot_labels_are_those_of_the_pipeline(inference: tuple[Any, Served], multi_label: bool, labels: Any, template: str) -> None:
+def test_zero_shot_labels_match_the_pipeline(inference: tuple[Any, Served], multi_label: bool, labels: Any, template: str) -> None:
     pipeline, served = inference
     parameters = {"candidate_labels": labels, "hypothesis_template": template, "multi_label": multi_label}
-    for text in filter(None, TEXTS):  # the pipeline refuses an empty one
+    for text in filter(None, TEXTS):  # the pipeline refuses an empty text
         expected = pipeline(text, labels, hypothesis_template=template, multi_label=multi_label)
         found = served.answer({"inputs": text, "parameters": parameters}, zero_shot.TASK)
         assert expected["labels"] == [item["label"] for item in found]
         assert pytest.approx(expected["scores"], abs=1e-5) == [item["score"] for item in found]
 
 
-def test_ranks_are_the_sigmoids_of_pytorchs_logits(tmp_path: Path) -> None:
+def test_rerank_scores_match_pytorch(tmp_path: Path) -> None:
     source = bert(tmp_path, "ranker", labels=("LABEL_0",), model_max_length=POSITIONS)
     tokenizer, served = transformers.AutoTokenizer.from_pretrained(source), Served(exported(source))
     model = transformers.AutoModelForSequenceClassification.from_pretrained(source, dtype=torch.float32).eval()

@@ -1,4 +1,4 @@
-"""The example in examples/ and the tutorial, run as their pages say: from training to the load test."""
+"""Runs all commands of the page in examples/ and of the tutorial, from training to the load test."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bertserve.service.check import difference
 pytestmark = [pytest.mark.torch, pytest.mark.full_grid]
 
 ROOT = Path(__file__).parents[2]
-TOLERANCE = 0.3  # training gives other weights on another machine
+TOLERANCE = 0.3  # trained weights differ between machines
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Page:
     """A page whose commands run in an empty folder.
 
     Attributes:
-        text: Its text.
+        text: The page's text.
         folder: The folder that the commands run in.
-        port: The port that stands in for 8000.
+        port: The port that replaces 8000.
     """
 
     text: str
@@ -62,7 +62,7 @@ class Page:
 
     @contextmanager
     def serving(self, command: str) -> Iterator[None]:
-        """Runs the command of the service until the end of the block."""
+        """Runs the service until the end of the block."""
         with subprocess.Popen(
             f"exec {command} --port {self.port}", shell=True, cwd=self.folder, env=environment(), stdout=subprocess.PIPE
         ) as service:
@@ -73,7 +73,7 @@ class Page:
                 service.terminate()
 
     def assert_answer(self, shown: str, ask: str) -> None:
-        """Compares the answer to a request with the one that the page shows: the same best labels, and about the same scores."""
+        """Asserts that a response has the same best labels and about the same scores as the response on the page."""
         expected, answer = json.loads(shown), json.loads(self.run(ask))
         assert [row[0]["label"] for row in expected] == [row[0]["label"] for row in answer]
         for one, other in zip(expected, answer, strict=True):
@@ -86,15 +86,15 @@ def environment() -> dict[str, str]:
 
 
 def assert_accuracy(trained: str, verified: str) -> None:
-    """Both graphs have the accuracy that training printed, int8 within 0.01."""
+    """Asserts that the fp32 graph has the accuracy that training printed, and that int8 is within 0.01 of it."""
     (expected,) = re.findall(r"accuracy (\S+) on 720", trained)
     fp32, int8 = re.findall(r"accuracy cpu/\w+ +(\S+)", verified)
     assert expected == fp32
     assert float(fp32) == pytest.approx(float(int8), abs=0.01)
 
 
-def test_the_page_is_true(tmp_path: Path) -> None:
-    """Each command ends well; the exported graphs have the accuracy that training printed, and the answer is the one that is shown."""
+def test_the_commands_of_the_example_work(tmp_path: Path) -> None:
+    """Each command succeeds, the graphs have the accuracy that training printed, and the response matches the page."""
     page = Page.read("examples/README.md", tmp_path)
     train, export, verify, serve, ask, load = page.commands
 
@@ -108,8 +108,8 @@ def test_the_page_is_true(tmp_path: Path) -> None:
     assert (tmp_path / "load.html").is_file()
 
 
-def test_the_tutorial_is_true(tmp_path: Path) -> None:
-    """Each command after the installation ends well and gives the answer that is shown, and the wrong request is refused."""
+def test_the_commands_of_the_tutorial_work(tmp_path: Path) -> None:
+    """Each command after the installation succeeds, the responses match the page, and the invalid request is refused."""
     page = Page.read("docs/tutorial/first-bundle.md", tmp_path)
     _, train, export, check, serve, ask, ask_two, ask_wrong, export_again, verify = page.commands
 

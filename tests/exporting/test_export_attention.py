@@ -1,4 +1,4 @@
-"""`--attentions`: the weights that a graph gives out are those of PyTorch's eager attention, of every family that returns them."""
+"""`--attentions`: the weights that a graph returns match PyTorch's eager attention for every family that returns them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ GIVE = [name for name in MODELS if name not in REFUSED]
 
 
 def checkpoint(name: str, task: str, folder: Path, **fields: Any) -> Path:
-    """Writes a random checkpoint of a family with a head, and returns its path."""
+    """Writes a random checkpoint of a family with a task's head and returns its path."""
     family, own = MODELS[name]
     return family.save(folder / "checkpoint", task, **own, **fields)
 
@@ -68,12 +68,12 @@ def with_attention(source: Path, **options: Any) -> Bundle:
 
 
 def in_pytorch(source: Path, task: str = CLASSIFIES) -> Any:
-    """Returns the model as its user loads it for its attention."""
+    """Returns the model in PyTorch with eager attention, which returns the weights."""
     return ALL_HEADS[task][1].from_pretrained(source, dtype=torch.float32, attn_implementation="eager").eval()  # type: ignore[attr-defined]
 
 
 def worst_error(model: Any, bundle: Bundle, *, batched: bool = True, precision: Any = "fp32") -> float:
-    """Returns the largest difference of a weight to PyTorch, of each text alone and, where batches move nothing, of all in one batch."""
+    """Returns the largest difference of an attention weight from PyTorch's, unbatched and, if `batched`, also in one batch."""
     manifest, graph = bundle.manifest, bundle.graph("cpu", precision)
     tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
     engine = engine_of(bundle, graph)
@@ -111,15 +111,15 @@ def checkpoint_and_bundle_with_int8(tmp_path_factory: pytest.TempPathFactory) ->
 
 
 class Uniform:
-    """An engine that gives out equal weights."""
+    """An engine that returns equal attention weights."""
 
     def run(self, encodings: Sequence[Encoding]) -> list[Row]:
         return [{attention.OUTPUT: np.full((1, len(each), len(each)), 1 / len(each), np.float32)} for each in encodings]
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_weight_of_pytorch_that_is_no_number_is_caught(tmp_path: Path, place: int) -> None:
-    """A comparison with NaN is false, and the largest of several errors must not leave it out."""
+def test_a_nan_weight_of_pytorch_fails_the_validation(tmp_path: Path, place: int) -> None:
+    """A comparison with NaN is false, and the largest of several errors must not ignore NaN."""
     loaded = load_bundle(tiny.bundle(tmp_path))
     maps = [np.full((1, 3, 3), 1 / 3, np.float32) for _ in range(2)]
     maps[place][0, 0, 0] = np.nan
@@ -130,8 +130,8 @@ def test_a_weight_of_pytorch_that_is_no_number_is_caught(tmp_path: Path, place: 
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "BERT" else pytest.mark.full_grid) for name in GIVE])
-def test_weights_are_pytorchs(name: str, tmp_path: Path) -> None:
-    """Of each layer and head of texts and a pair, alone and in a padded batch; the manifest says how many there are, and the worst error."""
+def test_attention_weights_match_pytorch(name: str, tmp_path: Path) -> None:
+    """All layers and heads match, unbatched and in a padded batch. The manifest has the number of heads and the worst error."""
     source = checkpoint(name, CLASSIFIES, tmp_path)
     bundle = with_attention(source)
     graph = bundle.manifest.graphs[0]
@@ -147,15 +147,15 @@ def test_weights_are_pytorchs(name: str, tmp_path: Path) -> None:
 @pytest.mark.full_grid
 @pytest.mark.parametrize("task", [task for task in HEADS if task != CLASSIFIES])
 @pytest.mark.parametrize("tracer", ["dynamo", "torchscript"])
-def test_weights_of_every_head_and_tracer(task: str, tracer: Any, tmp_path: Path) -> None:
-    """Taggers, readers, fillers of masks, which give it for texts without a mask too, choosers."""
+def test_attention_weights_match_pytorch_for_every_task_and_tracer(task: str, tracer: Any, tmp_path: Path) -> None:
+    """Fill-mask models also return weights for texts without a mask."""
     source = checkpoint("BERT", task, tmp_path)
 
     assert worst_error(in_pytorch(source, task), with_attention(source, tracer=tracer)) <= 1e-4
 
 
 @pytest.mark.full_grid
-def test_vectors_of_layers_stand_beside_it(tmp_path: Path) -> None:
+def test_a_graph_returns_attention_weights_and_hidden_states(tmp_path: Path) -> None:
     source = checkpoint("BERT", CLASSIFIES, tmp_path)
     prune_heads(source, {0: (1, 3), 1: (0,)}, heads=SIZES["num_attention_heads"])
     bundle = with_attention(source, task="feature-extraction", layers=(0, 1))
@@ -166,13 +166,13 @@ def test_vectors_of_layers_stand_beside_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "BART" else pytest.mark.full_grid) for name in REFUSED])
-def test_a_model_without_such_weights_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_model_without_full_attention_weights_is_refused(name: str, tmp_path: Path) -> None:
     assert REFUSED[name] in refused(checkpoint(name, CLASSIFIES, tmp_path), attentions=True)
 
 
 @pytest.mark.full_grid
-def test_without_the_flag_all_is_as_ever(tmp_path: Path) -> None:
-    """The graph is fused, and neither it nor the manifest knows of attention maps; the endpoint says how to have them."""
+def test_a_bundle_without_the_flag_has_no_attention_weights(tmp_path: Path) -> None:
+    """The graph is fused, graph and manifest have no attention maps, and the endpoint's error names the flag."""
     source = checkpoint("BERT", CLASSIFIES, tmp_path)
     bundle = exported(source)
     graph = bundle.manifest.graphs[0]
@@ -185,8 +185,8 @@ def test_without_the_flag_all_is_as_ever(tmp_path: Path) -> None:
 
 
 @pytest.mark.full_grid
-def test_int8_is_near_pytorch_and_said_to_be(both: tuple[Path, Bundle], capsys: pytest.CaptureFixture[str]) -> None:
-    """As far off as rounding takes it: the card has the errors of both graphs, verify measures them again, and the service gives the stored answer."""
+def test_the_attention_error_of_int8_is_small_and_reported(both: tuple[Path, Bundle], capsys: pytest.CaptureFixture[str]) -> None:
+    """The card has the errors of both graphs, `verify` measures them again, and the bundle passes the service's check."""
     source, bundle = both
     fp32, int8 = (graph.evidence for graph in bundle.manifest.graphs)
 
@@ -205,10 +205,10 @@ def test_int8_is_near_pytorch_and_said_to_be(both: tuple[Path, Bundle], capsys: 
 
 
 @pytest.mark.parametrize("made", ["bert", pytest.param("both", marks=pytest.mark.full_grid)])
-def test_a_layers_weights_go_before_the_next_come(
+def test_a_layers_maps_are_selected_before_the_next_layer_runs(
     made: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """The session picks a layer's maps before it computes the next layer's weights, so that those of all layers are never held at once."""
+    """The session selects a layer's maps before it computes the next layer, so that memory never holds the weights of all layers."""
     bundle, options = request.getfixturevalue(made)[1], sessions.session_options
 
     def profiled(threads: int) -> Any:
@@ -234,7 +234,7 @@ def test_a_layers_weights_go_before_the_next_come(
         (["--module", "FILE:make", "--trust-module"], "--module"),
     ],
 )
-def test_what_has_no_attention_is_wrong_usage(
+def test_attentions_with_an_incompatible_flag_is_a_usage_error(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
@@ -243,13 +243,13 @@ def test_what_has_no_attention_is_wrong_usage(
 
 
 @pytest.mark.full_grid
-def test_other_weights_than_pytorchs_are_no_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_differ_from_pytorch_fail_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bertserve.export.validation.reference.MAX_ERROR", -1.0)
     assert "-1e+00" in refused(checkpoint("BERT", CLASSIFIES, tmp_path), attentions=True)
 
 
-def test_a_manifest_of_other_heads_is_refused(tmp_path: Path) -> None:
-    """The service asks a graph for all that its manifest says, when it loads it."""
+def test_a_manifest_with_other_heads_than_the_graph_is_refused(tmp_path: Path) -> None:
+    """When the service loads a graph, it requests all heads that the manifest lists."""
     tiny.bundle(tmp_path, attention_heads=(2, 3))
     manifest = json.loads((tmp_path / "tiny" / "manifest.json").read_text())
     for heads in ([2, 4], [2, 3, 1]):

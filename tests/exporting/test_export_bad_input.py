@@ -1,4 +1,4 @@
-"""Hostile and half-written checkpoints, full disks and signals: one line, the right exit code, nothing left."""
+"""Invalid checkpoints, full disks and signals: the export prints one line, returns the right exit code and leaves no files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from playback import play_back
 pytestmark = pytest.mark.torch
 pytest_plugins = ("export_fixtures",)
 
-Change = Callable[[Path], object]  # of a checkpoint, in place
+Change = Callable[[Path], object]  # changes a checkpoint in place
 
 
 # ---- checkpoints
@@ -61,7 +61,7 @@ def fill(name: str, value: float) -> Change:
 
 
 def replace(**options: Any) -> Change:
-    """Returns a change that puts another checkpoint in the place of a classifier, and claims that it is one."""
+    """Returns a change that replaces a classifier with another checkpoint that claims to be a classifier."""
 
     def change(path: Path) -> None:
         shutil.rmtree(path)
@@ -72,7 +72,7 @@ def replace(**options: Any) -> Change:
 
 
 def index(name: str) -> Change:
-    """Returns a change that gives the weights' file this name, and an index."""
+    """Returns a change that renames the weights file and adds an index."""
 
     def change(path: Path) -> None:
         names = list(load_file(path / "model.safetensors"))
@@ -89,14 +89,14 @@ def pickle_weights(path: Path) -> None:
 
 
 def drop_pad_token(path: Path) -> None:
-    """Leaves tokenizer and configuration without a padding token, and no special token that no text gets."""
+    """Removes the padding token and all unused special tokens from tokenizer and configuration."""
     edit_json(path / "config.json", pad_token_id=None)
     edit_json(path / "tokenizer.json", padding=None)
     (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "cls_token": "[CLS]"}))
 
 
 def other_weights(path: Path) -> None:
-    """Names another file of weights than the one of the digest."""
+    """Makes the configuration name a weights file that the digest does not cover."""
     shutil.copy(path / "model.safetensors", path / "other.safetensors")
     edit_json(path / "config.json", transformers_weights="other.safetensors")
 
@@ -114,19 +114,19 @@ def fill_in(*inputs: str) -> Change:
 
 
 def truncate(path: Path) -> None:
-    """Cuts the weights off in the middle, as an interrupted copy does."""
+    """Truncates the weights file in the middle, like an interrupted copy."""
     file = path / "model.safetensors"
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
 def declare_code(path: Path) -> None:
-    """Makes configuration and tokenizer ask for code in the same folder."""
+    """Makes the configuration require code from the checkpoint's folder."""
     (path / "code.py").write_text("import pathlib; pathlib.Path(__file__).with_name('ran').touch()\n", encoding="utf-8")
     edit_json(path / "config.json", model_type="zorp", auto_map={"AutoConfig": "code.Config", "AutoModel": "code.Model"})
 
 
 def declare_head(path: Path) -> None:
-    """Makes the configuration of a known architecture ask for the code of its task's class."""
+    """Makes the configuration of a known architecture require code for the class of its task."""
     declare_code(path)
     edit_json(path / "config.json", model_type="bert", auto_map={"AutoModelForSequenceClassification": "code.Model"})
 
@@ -137,7 +137,7 @@ def slow_tokenizer(path: Path) -> None:
 
 
 def change_model(edit: Callable[[dict[str, Any]], dict[str, Any]]) -> Change:
-    """Returns a change of the model in `tokenizer.json`, which the library's general class reads as it is."""
+    """Returns a change of the model in `tokenizer.json`, which the library's generic class reads without changes."""
 
     def change(path: Path) -> None:
         edit_json(path / "tokenizer.json", model=edit(json.loads((path / "tokenizer.json").read_text(encoding="utf-8"))["model"]))
@@ -147,7 +147,7 @@ def change_model(edit: Callable[[dict[str, Any]], dict[str, Any]]) -> Change:
 
 
 def gap_in_the_vocabulary(path: Path) -> None:
-    """Gives the last token an id beyond the embedding, where the number of tokens would fit."""
+    """Gives the last token an id beyond the embedding, although the number of tokens fits."""
     document = json.loads((path / "tokenizer.json").read_text(encoding="utf-8"))
     vocabulary = document["model"]["vocab"]
     vocabulary[max(vocabulary, key=vocabulary.get)] = 5000
@@ -155,7 +155,7 @@ def gap_in_the_vocabulary(path: Path) -> None:
 
 
 def adapter(tensors: dict[str, torch.Tensor]) -> None:
-    """Adds weights that the architecture does not know, as from a library of adapters."""
+    """Adds weights that the architecture does not have, like those of an adapter library."""
     tensors["bert.encoder.layer.0.adapter.down.weight"] = tensors["classifier.weight"].clone()
 
 
@@ -235,7 +235,7 @@ def test_a_checkpoint_that_cannot_be_exported_is_refused_in_one_line(source: Pat
 
 
 class Trap:
-    """An object whose unpickling leaves a trace."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = trace
@@ -259,7 +259,7 @@ def test_a_pickle_is_never_opened(source: Path, output: Path, tmp_path: Path, ru
 
 
 def test_code_that_is_not_needed_is_not_run(source: Path, run: Run) -> None:
-    """A known architecture is exported with the classes of transformers, if its configuration offers code for other classes only."""
+    """A known architecture is exported with the classes of transformers if the configuration has code only for other classes."""
     declare_code(source)
     edit_json(source / "config.json", model_type="bert")
 
@@ -270,7 +270,7 @@ def test_code_that_is_not_needed_is_not_run(source: Path, run: Run) -> None:
 # ---- folders that are not checkpoints, or do not fit the flags
 
 
-def test_a_bundle_is_not_exported(tmp_path: Path, run: Run) -> None:
+def test_a_bundle_is_refused_as_a_source(tmp_path: Path, run: Run) -> None:
     bundle = tiny.bundle(tmp_path)
     code, message = run(bundle)
 
@@ -278,7 +278,7 @@ def test_a_bundle_is_not_exported(tmp_path: Path, run: Run) -> None:
 
 
 @pytest.mark.parametrize("where", ["./nowhere", "/nowhere/at/all", "../nowhere", "a/b/c"])
-def test_a_folder_that_does_not_exist_is_said_not_to(where: str, run: Run) -> None:
+def test_a_missing_folder_is_named(where: str, run: Run) -> None:
     code, message = run(where)
 
     assert (1, True, False) == (code, f"`{where}`" in message, "network" in message)
@@ -300,8 +300,8 @@ def test_a_task_that_does_not_fit_the_checkpoint_is_refused(source: Path, output
     assert not output.exists()
 
 
-def test_a_source_whose_name_cannot_be_a_bundles_is_refused_early(tmp_path: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A folder name that no model may have asks for --name, before any stage runs."""
+def test_a_source_with_an_invalid_bundle_name_is_refused_early(tmp_path: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names `--name` before any stage runs."""
     code = cli.main([str(bert(tmp_path, "my checkpoint")), "--output", str(output), *FAST])
 
     err = capsys.readouterr().err
@@ -318,7 +318,7 @@ def test_a_source_whose_name_cannot_be_a_bundles_is_refused_early(tmp_path: Path
 def test_calibration_texts_that_cannot_be_used_are_refused(
     source: Path, output: Path, run: Run, tmp_path: Path, content: bytes | None, fact: str
 ) -> None:
-    """The line names the file; test_calibration.py has all that can be wrong with it."""
+    """The error names the file. test_calibration.py tests all other errors of the file."""
     if content is not None:
         (tmp_path / "own.txt").write_bytes(content)
     code, message = run(source, "--calibration", tmp_path / "own.txt")
@@ -330,7 +330,7 @@ def test_calibration_texts_that_cannot_be_used_are_refused(
 # ---- the output
 
 
-def test_an_output_that_is_a_file_is_said_to_be(source: Path, output: Path, run: Run) -> None:
+def test_an_output_that_is_a_file_is_refused(source: Path, output: Path, run: Run) -> None:
     output.write_text("not a folder")
     code, message = run(source, *FAST)
 
@@ -359,10 +359,10 @@ SIZES = [1_000, 20_000, 100_000, 180_000]
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_file_that_cannot_be_written_ends_in_one_line(
+def test_an_export_that_cannot_write_a_file_fails_with_one_line(
     source: Path, output: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    """Wherever the writing stops, the exit code is 1, the message names the folder, and only the old bundle is left; one case runs all stages."""
+    """At every size, the exit code is 1, the error names the folder, and only the old bundle is left. One case runs all stages."""
     existing = contents(tiny.bundle(output, "tiny-bert"))
     texts = few_texts(tmp_path)
     if size != SIZES[-1]:
@@ -393,7 +393,7 @@ STAGES = [
 @pytest.mark.parametrize("overwrite", [True, False])
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))], ids=["Ctrl-C", "a full disk"])
-def test_an_export_that_is_ended_in_any_stage_leaves_nothing(
+def test_an_export_that_is_interrupted_in_any_stage_leaves_no_files(
     source: Path,
     output: Path,
     tmp_path: Path,
@@ -403,9 +403,9 @@ def test_an_export_that_is_ended_in_any_stage_leaves_nothing(
     stage: str,
     overwrite: bool,
 ) -> None:
-    """No bundle and no temporary folder; an old bundle is as it was. Once with every stage before it real.
+    """There is no new bundle and no temporary folder, and an old bundle is unchanged. One case runs all earlier stages.
 
-    A failed write knows no file name; the output folder is named instead, with what to do.
+    The error of a failed write has no file name, so the message names the output folder.
     """
     existing = contents(tiny.bundle(output, "tiny-bert")) if overwrite else {}
     if (stage, overwrite) != (STAGES[-1], True):
@@ -427,13 +427,13 @@ def test_an_export_that_is_ended_in_any_stage_leaves_nothing(
 
 # ---- signals
 
-# Processes of their own, from one that has imported torch once: each would need seconds for that.
+# The fork server imports torch once; an import in each process would take seconds.
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["checkpoints", "bertserve.export.pipeline"])
 
 
 class Hanging:
-    """An overwriting export, in a process of its own, that stays in a stage."""
+    """An export with `--overwrite`, in its own process, that hangs in a stage."""
 
     def __init__(self, source: Path, output: Path, stage: str) -> None:
         self.log = output.with_name("log")
@@ -445,7 +445,7 @@ class Hanging:
         assert "hanging" == self._ready.recv()
 
     def ended_by(self, number: int) -> tuple[int | None, str]:
-        """Sends a signal; returns the exit code, and what was written to stderr."""
+        """Sends a signal and returns the exit code and stderr."""
         assert self.process.pid is not None
         os.kill(self.process.pid, number)
         self.process.join(60)
@@ -454,7 +454,7 @@ class Hanging:
 
 
 def hang(arguments: list[str], stage: str, log: Path, ready: Connection) -> None:
-    """Runs the command with a stage that says when it begins and does not end; its stderr goes to a file."""
+    """Runs the command with a stage that reports its start and never ends; stderr goes to a file."""
     errors = log.open("w")
     os.dup2(errors.fileno(), sys.stderr.fileno())
     module, _, function = stage.rpartition(".")
@@ -473,10 +473,10 @@ def hang(arguments: list[str], stage: str, log: Path, ready: Connection) -> None
     ("stage", "number"), [("cpu.fuse", signal.SIGINT), ("cpu.fuse", signal.SIGTERM), ("bundle.model_card", signal.SIGTERM)]
 )
 def test_a_signal_stops_a_running_export(source: Path, output: Path, stage: str, number: signal.Signals) -> None:
-    """In a process of its own: the shell's exit code, one line and no traceback, no temporary folder, the old bundle untouched."""
+    """The exit code is 128 plus the signal, stderr has one error line and no traceback, and only the unchanged old bundle is left."""
     existing = contents(tiny.bundle(output, "tiny-bert"))
     export = Hanging(source, output, stage)
-    assert 2 == len(left_in(output))  # the bundle, and the hidden folder of the work
+    assert 2 == len(left_in(output))  # the bundle and the hidden work folder
 
     code, errors = export.ended_by(number)
     assert 128 + number == code
@@ -488,7 +488,7 @@ def test_a_signal_stops_a_running_export(source: Path, output: Path, stage: str,
 
 
 def test_a_second_export_of_a_name_fails_at_once(source: Path, output: Path, run: Run) -> None:
-    """It is refused before it loads anything, also with --overwrite, and leaves no files; an export of another name runs."""
+    """It fails before it loads the source, also with `--overwrite`, and leaves no files. An export with another name runs."""
     others = (".tiny-bert.12345678", ".tiny-bert.extra.12345678", ".git")
     for name in others:
         (output / name).mkdir(parents=True)
@@ -525,8 +525,8 @@ def test_a_bundle_that_appears_during_an_export_stays(source: Path, output: Path
 
 
 @pytest.mark.usefixtures("played_back")
-def test_an_export_that_cannot_lock_its_folder_is_left_alone(source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a file system without locks an export works, and another export does not delete its folder."""
+def test_without_locks_the_folder_of_another_export_is_kept(source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a file system without locks, an export works and does not delete the work folder of another export."""
 
     def none(*_: Any) -> None:
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
@@ -541,7 +541,7 @@ def test_an_export_that_cannot_lock_its_folder_is_left_alone(source: Path, outpu
 
 
 def test_a_link_in_place_of_the_hidden_folder_is_refused(source: Path, output: Path, tmp_path: Path, run: Run) -> None:
-    """The export would empty the folder that the link names."""
+    """Otherwise, the export would delete all files in the folder that the link names."""
     (tmp_path / "elsewhere" / "inside").mkdir(parents=True)
     output.mkdir()
     (output / ".tiny-bert.export").symlink_to(tmp_path / "elsewhere")
@@ -552,10 +552,10 @@ def test_a_link_in_place_of_the_hidden_folder_is_refused(source: Path, output: P
 
 
 @pytest.mark.usefixtures("played_back")
-def test_signals_are_held_off_while_the_bundles_change_places(
+def test_signals_are_deferred_while_the_new_bundle_replaces_the_old_one(
     source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A signal between the two renames does not leave the name without a bundle; the export ends as if it had come later."""
+    """A signal between the two renames does not leave the name without a bundle, and the export succeeds."""
     tiny.bundle(output, "tiny-bert")
     rename = Path.rename
 
@@ -575,16 +575,16 @@ def handlers() -> list[object]:
     return [signal.getsignal(number) for number in workspace.STOP_SIGNALS]
 
 
-def test_handlers_are_put_back() -> None:
+def test_signal_handlers_are_restored() -> None:
     before = handlers()
     with pytest.raises(workspace.Stopped) as stopped, workspace.raise_on_signals():
-        os.kill(os.getpid(), signal.SIGTERM)  # runs the handlers of what it has sent to itself
+        os.kill(os.getpid(), signal.SIGTERM)  # also runs the handler because the signal is for this process
 
     assert (143, "SIGTERM") == (stopped.value.exit_code, stopped.value.signal.name)
     assert before == handlers()
 
 
-def test_outside_of_the_main_thread_nothing_changes() -> None:
+def test_signal_handlers_stay_unchanged_outside_the_main_thread() -> None:
     seen: list[object] = []
 
     def work() -> None:

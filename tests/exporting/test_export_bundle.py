@@ -1,4 +1,4 @@
-"""From checkpoint to bundle: the files, what the manifest says, and that the service answers as PyTorch does."""
+"""Exports of a checkpoint to a bundle: files, manifest, model card, and scores that match PyTorch."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ LONG = "the film was not very good , but the book is great ! " * 40
 
 
 def words(tokens: int) -> str:
-    """Returns a text that encodes to `tokens` tokens with [CLS] and [SEP]."""
+    """Returns a text that encodes to `tokens` tokens, including [CLS] and [SEP]."""
     some = "the a film book was is good bad fine dull great poor".split()
     return " ".join(some[i % len(some)] for i in range(tokens - 2))
 
 
 @dataclass(frozen=True)
 class Usual:
-    """The usual checkpoint and its bundle."""
+    """The default test checkpoint and its bundle."""
 
     source: Path
     bundle: Bundle
@@ -93,7 +93,7 @@ def pytorch_checkpoint(usual: Usual) -> PyTorch:
 
 
 def test_a_bundle_holds_manifest_tokenizer_card_and_graphs(usual: Usual) -> None:
-    """The folder is alone, may be read by other users, and no file of it holds a path of the machine that it was made on."""
+    """The output folder has only the bundle. Other users can read it, and no file contains a path of the exporting machine."""
     secrets = [str(usual.source.parent).encode(), b"site-packages"]
 
     assert {CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, "model.cpu.fp32.onnx", "model.cpu.int8.onnx"} == {
@@ -104,7 +104,7 @@ def test_a_bundle_holds_manifest_tokenizer_card_and_graphs(usual: Usual) -> None
     assert [] == [path.name for path in usual.path.iterdir() for secret in secrets if secret in path.read_bytes()]
 
 
-def test_the_tokenizer_is_that_of_the_checkpoint_without_its_training(usual: Usual) -> None:
+def test_the_tokenizer_keeps_templates_but_not_truncation_and_padding(usual: Usual) -> None:
     document = json.loads((usual.path / TOKENIZER_FILE).read_text(encoding="utf-8"))
     cls, sep = {"special": "[CLS]", "id": 2, "type_id": 0}, {"special": "[SEP]", "id": 3, "type_id": 0}
     a, b = {"text": "a", "type_id": 0}, {"text": "b", "type_id": 1}
@@ -124,10 +124,10 @@ def test_the_manifest_says_where_the_bundle_came_from(usual: Usual) -> None:
 
 
 @pytest.mark.full_grid
-def test_int8_that_answers_otherwise_is_no_default_unless_asked_for(
+def test_int8_with_low_agreement_is_not_the_default(
     usual: Usual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """fp32 is the default then and answers the stored example; command and card warn of int8, which a request can still name."""
+    """fp32 is the default instead and answers the stored example; command and card warn about int8."""
     play_back(monkeypatch, usual.source)
     monkeypatch.setattr("bertserve.service.bundle.validation_policy.ENOUGH_AGREEMENT", 1.01)
     models = tmp_path / "models"
@@ -141,14 +141,14 @@ def test_int8_that_answers_otherwise_is_no_default_unless_asked_for(
     assert 0 == asyncio.run(check(Settings(models=(models,))))
 
 
-def test_int8_is_compared_on_ordinary_texts_too(usual: Usual) -> None:
-    """int8 is compared on the samples of fp32 and on texts outside its calibration."""
+def test_int8_is_also_compared_on_ordinary_texts(usual: Usual) -> None:
+    """int8 is compared on the samples of fp32 and on texts that its calibration did not use."""
     tokenizer = Tokenizer(usual.bundle.tokenizer_path, usual.manifest.tokenizer)
     split = calibration.read_split(usual.source.parent / "texts.txt").with_passages(tokenizer)
     requests = text_requests("text-classification", split.report, usual.manifest.tokenizer)
 
     assert 3 == len(split.report.lines)
-    assert 3 + 1 <= len(requests)  # every second text as a pair too
+    assert 3 + 1 <= len(requests)  # every second text is also sent as a pair
     assert [19, 19 + len(requests)] == [usual.graph(precision).evidence.samples for precision in ("fp32", "int8")]
 
 
@@ -160,7 +160,7 @@ BROKEN: dict[str, tuple[int, Callable[[NDArray[Any]], NDArray[Any]]]] = {
 
 @pytest.mark.parametrize("kind", BROKEN)
 def test_int8_with_one_broken_matrix_is_refused(usual: Usual, tmp_path: Path, kind: str) -> None:
-    """Whichever of the ten it is; the graph as it was made is within the bound, which is relative to the spread of the outputs."""
+    """Each of the ten matrices is broken in turn. The unbroken graph passes the same comparison."""
     graph = usual.graph("int8")
     tokenizer = Tokenizer(usual.bundle.tokenizer_path, usual.manifest.tokenizer)
     checkpoint = replace(load_checkpoint(str(usual.source)), inputs=graph.inputs)
@@ -191,7 +191,7 @@ def test_int8_with_one_broken_matrix_is_refused(usual: Usual, tmp_path: Path, ki
 def test_the_last_precision_is_the_default_graph(
     usual: Usual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precisions: tuple[str, ...]
 ) -> None:
-    """The bundle has the requested graphs; without fp32 that graph is compared but not kept."""
+    """The bundle has only the requested graphs; fp32 is not stored unless it is requested."""
     play_back(monkeypatch, usual.source)
     bundle = exported(usual.source, tmp_path, precisions=precisions, calibration=few_texts(tmp_path))
 
@@ -201,7 +201,7 @@ def test_the_last_precision_is_the_default_graph(
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_a_graph_stands_in_the_manifest_with_its_validation(usual: Usual, precision: str) -> None:
+def test_the_manifest_has_each_graph_with_its_validation(usual: Usual, precision: str) -> None:
     graph = usual.graph(precision)
     validation, lengths = graph.evidence, graph.evidence.lengths
     opsets = {opset.domain: opset.version for opset in onnx.load(str(usual.path / graph.file)).opset_import}
@@ -212,7 +212,7 @@ def test_a_graph_stands_in_the_manifest_with_its_validation(usual: Usual, precis
     assert all(fact in graph.form for fact in ("torchscript opset 17", "packed MultiHeadAttention", "first token"))
     assert (True, True) == (graph.batch_invariant, validation.worst_row_error <= MAX_ROW_ERROR)
     assert opsets[""] == validation.opset
-    # ranges of lengths double up to the model's, hold all rows, and the worst of them is the worst of all
+    # length ranges double up to the model's length and contain all rows; the worst range has the overall worst error
     assert [16, 32, 64, 128, 160] == [entry.up_to for entry in lengths]
     assert sum(entry.rows for entry in lengths) > validation.samples  # some samples have several windows
     assert validation.worst_abs_error == max(entry.worst_abs_error for entry in lengths)
@@ -225,7 +225,7 @@ def test_a_graph_stands_in_the_manifest_with_its_validation(usual: Usual, precis
 
 
 def test_validation_of_fp32_is_complete(usual: Usual) -> None:
-    """All samples within the bound, all labels agreeing, attention fused in both layers, nothing quantized."""
+    """All samples are within the limit, all labels agree, attention is fused in both layers, and nothing is quantized."""
     validation = usual.graph("fp32").evidence
 
     assert (19, 1.0, 2, {}) == (validation.samples, validation.label_agreement, validation.fusions["Attention"], validation.quantized)
@@ -234,7 +234,7 @@ def test_validation_of_fp32_is_complete(usual: Usual) -> None:
 
 
 def untimed(target: Path) -> dict[str, Any]:
-    """Returns the manifest of a bundle without the times of its graphs."""
+    """Returns the manifest of a bundle without the timings of its graphs."""
     manifest = json.loads((target / MANIFEST_FILE).read_text(encoding="utf-8"))
     for graph in manifest["graphs"]:
         del graph["evidence"]["speed"]["timings"]
@@ -242,7 +242,7 @@ def untimed(target: Path) -> dict[str, Any]:
 
 
 def test_the_same_checkpoint_gives_the_same_files(usual: Usual, tmp_path: Path) -> None:
-    """An export is repeatable to the byte, but for the times that it measured."""
+    """A repeated export is byte-identical, except for measured times."""
     again = exported(usual.source, tmp_path, precisions=("fp32", "int8"), calibration=few_texts(tmp_path)).path
     digests = [
         {path.name: path.name in (MANIFEST_FILE, CARD_FILE) or digest(path) for path in folder.iterdir()} for folder in (usual.path, again)
@@ -263,7 +263,7 @@ def test_every_stage_reports_in_order(tmp_path: Path, monkeypatch: pytest.Monkey
     assert manifest == load_bundle(target).manifest
 
 
-# ---- checkpoints that differ
+# ---- other checkpoints
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ IDENTITY, SIGMOID, TANH = "torch.nn.modules.linear.Identity", "torch.nn.modules.
         (("value",), {"sentence_transformers": {"activation_fn": "own.Identity"}}, None),
     ],
 )
-def test_the_activation_of_a_cross_encoder_is_the_declared_one(
+def test_a_cross_encoder_uses_its_declared_activation(
     tmp_path: Path, labels: tuple[str, ...], fields: dict[str, Any], expected: str | None
 ) -> None:
     source = bert(tmp_path, labels=labels)
@@ -315,7 +315,7 @@ def test_the_activation_of_a_cross_encoder_is_the_declared_one(
     ("labels", "problem_type"),
     [(("negative", "positive"), None), (("toxic", "spam", "rude"), "multi_label_classification"), (("stars",), "regression")],
 )
-def test_scores_are_those_of_the_transformers_pipeline(tmp_path: Path, labels: tuple[str, ...], problem_type: str | None) -> None:
+def test_scores_match_the_transformers_pipeline(tmp_path: Path, labels: tuple[str, ...], problem_type: str | None) -> None:
     source = bert(tmp_path, labels=labels, problem_type=problem_type)
     pipeline = transformers.pipeline("text-classification", model=str(source), top_k=None, device="cpu")
     [expected] = pipeline(["the film was not very good"])
@@ -328,7 +328,7 @@ def test_scores_are_those_of_the_transformers_pipeline(tmp_path: Path, labels: t
 @pytest.mark.parametrize(
     ("positions", "model_max_length", "expected"), [(160, 512, 160), (160, 140, 140), (160, 160, 160), (512, int(1e30), 512)]
 )
-def test_the_usable_length_is_the_smaller_of_positions_and_tokenizer(
+def test_the_maximum_length_is_the_smaller_of_positions_and_tokenizer_limit(
     tmp_path: Path, positions: int, model_max_length: int, expected: int
 ) -> None:
     source = bert(tmp_path, positions=positions, model_max_length=model_max_length)
@@ -337,12 +337,12 @@ def test_the_usable_length_is_the_smaller_of_positions_and_tokenizer(
 
 
 @pytest.mark.parametrize("positions", [16, pytest.param(64, marks=pytest.mark.full_grid), pytest.param(130, marks=pytest.mark.full_grid)])
-def test_a_short_checkpoint_is_exported(tmp_path: Path, positions: int) -> None:
+def test_a_checkpoint_with_few_positions_is_exported(tmp_path: Path, positions: int) -> None:
     assert positions == exported(bert(tmp_path, positions=positions)).manifest.tokenizer.max_length
 
 
-def test_half_precision_weights_are_widened(tmp_path: Path) -> None:
-    """A checkpoint stored in float16 is exported from, and compared with, its weights in float32."""
+def test_float16_weights_are_converted_to_float32(tmp_path: Path) -> None:
+    """The graph of a float16 checkpoint gives the same logits as PyTorch with the same weights in float32."""
     source = bert(tmp_path)
     transformers.AutoModelForSequenceClassification.from_pretrained(source).half().save_pretrained(source)
     [actual] = Served(exported(source)).alone(classify.ClassifyRequest("a good film"))
@@ -363,7 +363,7 @@ def test_sharded_weights_are_read(tmp_path: Path) -> None:
     assert digest(whole / "model.cpu.fp32.onnx") == digest(shards / "model.cpu.fp32.onnx")
 
 
-def test_a_vocabulary_file_is_tokenizer_enough(served: Served, tmp_path: Path) -> None:
+def test_a_checkpoint_with_only_vocab_txt_gets_the_same_tokenizer(served: Served, tmp_path: Path) -> None:
     source = bert(tmp_path)
     (source / "tokenizer.json").unlink()
     (source / "vocab.txt").write_text("\n".join(tiny.VOCABULARY) + "\n", encoding="utf-8")
@@ -376,7 +376,7 @@ def test_a_vocabulary_file_is_tokenizer_enough(served: Served, tmp_path: Path) -
     assert expected[0].ids.tolist() == actual[0].ids.tolist()
 
 
-def test_the_task_can_be_given_where_the_architecture_does_not_say(tmp_path: Path) -> None:
+def test_a_given_task_replaces_missing_architectures(tmp_path: Path) -> None:
     source = bert(tmp_path)
     document = json.loads((source / "config.json").read_text())
     del document["architectures"]
@@ -412,8 +412,8 @@ def requests_of(inputs: list[tuple[str, str | None]]) -> list[classify.ClassifyR
     return [classify.ClassifyRequest(*texts) for texts in inputs]
 
 
-def test_texts_and_pairs_are_answered_as_in_pytorch(served: Served, pytorch: PyTorch) -> None:
-    """From the empty text to the last position, unknown, unicode and truncated: alone, and padded in one batch in either order."""
+def test_logits_of_texts_and_pairs_match_pytorch(served: Served, pytorch: PyTorch) -> None:
+    """Inputs include empty, unknown, Unicode and truncated texts. Each runs alone, and in a padded batch in both orders."""
     encodings = served.encodings(*requests_of(INPUTS))
     expected = [pytorch.logits(*texts) for texts in INPUTS]
     alone = [served.engine.run([encoding])[0]["logits"] for encoding in encodings]
@@ -444,11 +444,8 @@ Trained on films.
 """
 
 
-def test_what_the_checkpoints_own_card_says_is_kept(tmp_path: Path) -> None:
-    """License, languages and data stand in the manifest, and in the new card as the hub reads them; the rest of it is quoted.
-
-    In the quote, headings are a level lower.
-    """
+def test_the_checkpoints_own_card_is_kept(tmp_path: Path) -> None:
+    """Manifest and new card have its license, languages and datasets. Its text is quoted, with headings one level lower."""
     source = bert(tmp_path)
     (source / "README.md").write_text(OWN_CARD, encoding="utf-8")
     target = exported(source).path
@@ -463,7 +460,7 @@ def test_what_the_checkpoints_own_card_says_is_kept(tmp_path: Path) -> None:
 
 
 def test_the_card_has_the_tables_of_the_manifest(usual: Usual) -> None:
-    """A row for each graph, range of lengths and timed length, the digests and versions; without a license it begins with its title."""
+    """It has a row per graph, length range and timed length. Without a license, it starts with its title."""
     fp32, int8 = usual.graph("fp32").evidence, usual.graph("int8").evidence
     assert fp32.speed is not None
     assert int8.speed is not None
@@ -486,7 +483,7 @@ def test_the_card_has_the_tables_of_the_manifest(usual: Usual) -> None:
         assert fact in usual.card
 
 
-def test_a_card_of_a_manifest_without_the_later_fields_has_no_empty_tables(usual: Usual) -> None:
+def test_a_manifest_without_optional_fields_gives_a_card_without_empty_tables(usual: Usual) -> None:
     bare = {"lengths": (), "speed": None, "span_agreement": None, "opset": None}
     graphs = tuple(g.model_copy(update={"evidence": g.evidence.model_copy(update=bare)}) for g in usual.manifest.graphs)
     card = model_card(usual.manifest.model_copy(update={"graphs": graphs}), usual.path, None)

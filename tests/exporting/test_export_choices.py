@@ -1,4 +1,4 @@
-"""Multiple choice from checkpoint to service: all choices of a question in one forward of PyTorch are what each gets as a row of its own."""
+"""Exports of multiple-choice models: each choice of a question becomes a separate row of the graph."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def exported_bundle(source: Path) -> Bundle:
     return exported(source)
 
 
-def test_the_manifest_says_what_it_is(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
-    """No labels, one logit for each text, and a head on [CLS], so that the last layer is computed for that alone; the example is stored."""
+def test_the_manifest_describes_a_multiple_choice_model(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has no labels and one logit per text. The last layer is computed only for [CLS], and `check` passes on the example."""
     manifest, graph = bundle.manifest, bundle.manifest.graphs[0]
 
     assert (multiple_choice.TASK, (), "softmax") == (manifest.task, manifest.labels, manifest.activation)
@@ -44,16 +44,16 @@ def test_the_manifest_says_what_it_is(bundle: Bundle, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out.endswith("cpu/fp32: ok\n")
 
 
-def test_nothing_is_left_of_the_axis_of_choices(bundle: Bundle) -> None:
-    """The graph reads rows as they come: its token ids go into the embedding, not through a reshape."""
+def test_the_graph_has_no_axis_of_choices(bundle: Bundle) -> None:
+    """Token ids go directly into the embedding, without a reshape."""
     graph = onnx.load(str(bundle.path / bundle.manifest.graphs[0].file)).graph
     readers = {node.op_type for node in graph.node if "input_ids" in node.input}
 
     assert readers <= {"Gather", "Shape", "EmbedLayerNormalization"}
 
 
-def test_a_model_of_choices_reads_rows(source: Path) -> None:
-    """Loaded, it takes [rows, length] like every other model, again and again, and counts as many operations as a classifier."""
+def test_a_loaded_multiple_choice_model_takes_rows(source: Path) -> None:
+    """Its inputs are [rows, length] in repeated calls, and it has as many operations as a classifier."""
     loaded = load_checkpoint(str(source))
     ids = torch.tensor([[2, 5, 6, 3], [2, 7, 3, 0]])
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": (ids > 0).long(), "token_type_ids": torch.zeros_like(ids)}
@@ -68,7 +68,7 @@ def test_a_model_of_choices_reads_rows(source: Path) -> None:
 
 @pytest.mark.full_grid
 @pytest.mark.parametrize("tracer", ["dynamo", "torchscript"])
-def test_both_tracers_read_rows(source: Path, tmp_path: Path, tracer: Tracer) -> None:
+def test_both_tracers_export_a_multiple_choice_model(source: Path, tmp_path: Path, tracer: Tracer) -> None:
     graph = exported(source, tmp_path, tracer=tracer).manifest.graphs[0]
 
     assert graph.form.startswith(tracer)

@@ -1,4 +1,4 @@
-"""The command bert-export: flags, exit codes, and what it does with a bundle that exists."""
+"""The command `bert-export`: flags, exit codes, and existing bundles."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ pytest_plugins = ("export_fixtures",)
 
 @pytest.fixture(name="existing")
 def existing_bundle(output: Path) -> dict[str, bytes]:
-    """A models folder that has a bundle of the checkpoint's name; returns its files."""
+    """Writes a bundle with the checkpoint's name into the models folder, and returns its files."""
     return contents(tiny.bundle(output, "tiny-bert"))
 
 
 def usage_error(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """Returns what the command says of wrong arguments, and asserts that it ends with exit code 2."""
+    """Returns the command's error message for wrong arguments, and asserts exit code 2."""
     with pytest.raises(SystemExit) as exit_:
         cli.main(list(map(str, arguments)))
     assert 2 == exit_.value.code
@@ -55,7 +55,7 @@ def test_the_validation_is_printed(source: Path, output: Path, tmp_path: Path, c
 
 @pytest.mark.usefixtures("played_back")
 def test_progress_goes_to_stderr(source: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each stage's line is on stderr, so that stdout holds the validation report alone; --verbose adds what was measured of each graph."""
+    """Stage lines go to stderr, and only the validation report to stdout; `--verbose` adds each graph's measurements."""
     cli.main([str(source), "--output", str(output), *FAST, "--verbose"])
 
     captured = capsys.readouterr()
@@ -68,7 +68,7 @@ def test_progress_goes_to_stderr(source: Path, output: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("given", "flags", "name"), [("{}/", (), "tiny-bert"), (".", (), "tiny-bert"), ("{}", ("--name", "sentiment"), "sentiment")]
 )
-def test_a_bundle_has_the_name_of_its_source_or_the_one_given(
+def test_the_bundle_is_named_after_its_source_or_by_the_name_flag(
     source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch, given: str, flags: tuple[str, ...], name: str
 ) -> None:
     monkeypatch.chdir(source)
@@ -102,8 +102,8 @@ def test_a_hub_id_is_downloaded_without_pickles_and_code(source: Path, output: P
 
 
 @pytest.mark.usefixtures("played_back")
-def test_metrics_stand_in_manifest_and_card(source: Path, output: Path, run: Run, tmp_path: Path) -> None:
-    """A file of metrics is stored and shown as given; a README.md in another encoding does not make the export fail."""
+def test_manifest_and_card_contain_the_given_metrics(source: Path, output: Path, run: Run, tmp_path: Path) -> None:
+    """Metrics from a file are stored and shown unchanged. A README.md that is not UTF-8 does not stop the export."""
     figures = [{"name": "accuracy, SST-2", "checkpoint": 0.8784, "graphs": {"cpu/fp32": 0.8784, "cpu/int8": 0.8761}}]
     (tmp_path / "figures.json").write_text(json.dumps(figures))
     (source / "README.md").write_bytes("# Café".encode("latin-1"))
@@ -115,8 +115,8 @@ def test_metrics_stand_in_manifest_and_card(source: Path, output: Path, run: Run
 
 
 @pytest.mark.full_grid
-def test_texts_of_ones_own_choose_the_scales(source: Path, output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--calibration replaces the built-in texts: the numbers that are reported are the file's, and the graph another."""
+def test_calibration_texts_determine_the_scales(source: Path, output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--calibration` replaces the built-in texts: the reported counts are those of the file, and other texts give another graph."""
     digests = set()
     for text in ("a very good film !", "1 2 3"):
         (tmp_path / "own.txt").write_text("".join(f"{text} {i}\n" for i in range(20)), encoding="utf-8")
@@ -129,8 +129,8 @@ def test_texts_of_ones_own_choose_the_scales(source: Path, output: Path, tmp_pat
 
 
 @pytest.mark.full_grid
-def test_int8_of_a_small_vocabulary_keeps_its_table_in_float(tmp_path: Path, output: Path) -> None:
-    """Where no embedding is large enough to be worth the lost precision the matrices alone are quantized."""
+def test_int8_keeps_a_small_embedding_in_float(tmp_path: Path, output: Path) -> None:
+    """Without a large embedding, only matrices are quantized."""
     source = bert(tmp_path, rows=200)
     flags = ("--precision", "int8", "--max-int8-error", "1", "--calibration", str(few_texts(tmp_path)))
     assert 0 == cli.main([str(source), "--output", str(output), *flags])
@@ -151,11 +151,11 @@ def test_a_checkpoint_is_exported_once_and_served(tmp_path: Path) -> None:
     assert "reviews: text-classification, cpu/fp32: ok\n" == first.stdout == second.stdout
     assert "parity    cpu/fp32" in first.stderr
     assert "" == second.stderr
-    assert "dynamo opset 18" in first.stderr  # the tracer of the command itself; other tests have their own default
+    assert "dynamo opset 18" in first.stderr  # the command's default tracer; other tests override it
     assert [".lock", "reviews"] == sorted(path.name for path in tmp_path.glob("cache/*/*"))
 
 
-# ---- wrong usage
+# ---- usage errors
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_a_wrong_flag_is_a_usage_error(
         "[{}]",
         '[{"name": "f1", "checkpoint": "high", "graphs": {}}]',
         '[{"name": "f1", "checkpoint": 1.0, "graphs": {}, "extra": 1}]',
-        # an object is not a list, also where it has nothing in it; NaN could be written to a manifest but not read back
+        # an empty object is not a list either; a manifest with NaN could be written but not read
         "{}",
         '[{"name": "f1", "checkpoint": NaN, "graphs": {}}]',
     ],
@@ -210,7 +210,7 @@ def test_malformed_metrics_are_a_usage_error(
         ("x --output y --presicion int8", " --precision?"),
         ("--presicion int8", " --precision?"),
         ("verify x --presicion int8", " --precision?"),
-        # a renamed flag, not the one whose spelling is nearest
+        # the message has the flag's new name, not the most similar flag
         ("x --figures f", " --metrics-file now."),
         ("verify x --min-figure=f1=1", " --min-metric now."),
         ("x", "--output"),
@@ -239,14 +239,14 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(
     assert not output.exists()
 
 
-# ---- what has the bundle's name already
+# ---- existing files with the bundle's name
 
 
 @pytest.mark.usefixtures("played_back")
 @pytest.mark.parametrize(
     "kind", ["bundle", "bundle that a killed export put aside", "file", "link to a file", "link to a folder", "dangling link"]
 )
-def test_overwrite_replaces_whatever_has_the_name(source: Path, output: Path, tmp_path: Path, run: Run, kind: str) -> None:
+def test_overwrite_replaces_a_bundle_file_or_link(source: Path, output: Path, tmp_path: Path, run: Run, kind: str) -> None:
     target, elsewhere = output / "tiny-bert", tmp_path / "elsewhere"
     output.mkdir()
     if kind.startswith("bundle"):
@@ -276,7 +276,7 @@ def test_overwrite_replaces_whatever_has_the_name(source: Path, output: Path, tm
 @pytest.mark.parametrize(
     "kind", ["the source", "the source in a bundle", "a bundle with a file of the user's", "a bundle under version control", "other graphs"]
 )
-def test_a_folder_with_files_that_are_not_a_bundles_is_never_replaced(
+def test_a_folder_that_contains_foreign_files_is_never_replaced(
     source: Path, output: Path, run: Run, kind: str, overwrite: tuple[str, ...]
 ) -> None:
     target = output / "tiny-bert"
@@ -302,7 +302,7 @@ def test_a_folder_with_files_that_are_not_a_bundles_is_never_replaced(
 
 
 @pytest.mark.usefixtures("played_back")
-def test_a_bundle_that_cannot_be_put_in_place_keeps_the_existing_one(
+def test_a_failed_rename_keeps_the_existing_bundle(
     source: Path, output: Path, existing: dict[str, bytes], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rename = Path.rename

@@ -1,6 +1,6 @@
-"""Classifiers, taggers and readers on decoders: which token they read, what padding they bear, and what no text can fill.
+"""Exports of decoder models: classifiers, taggers and question answering, their padding, and refused checkpoints.
 
-Each row of a padded batch is compared with transformers' own answer to that text alone.
+Each row of a padded batch is compared with transformers' outputs for the same text alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FULL = pytest.mark.full_grid
 
 
 def engine(checkpoint: Checkpoint, folder: Path) -> OnnxEngine:
-    """Returns the float32 graph of a checkpoint, as a bundle has it."""
+    """Returns an engine with the optimized float32 graph of a checkpoint."""
     folder.mkdir()
     traced = trace.trace(checkpoint, folder / "raw.onnx", "torchscript")
     optimized = cpu.optimize(folder / "raw.onnx", checkpoint, traced.form)
@@ -48,7 +48,7 @@ def encoding_of(feed: Any) -> Encoding:
 
 
 def alone(source: Path, task: str, tokenizer: Any, texts: Any = TEXTS) -> tuple[list[Encoding], list[Row]]:
-    """Returns each text as transformers' tokenizer encodes it, and what the unchanged checkpoint answers to it alone."""
+    """Returns each text's encoding and the unchanged checkpoint's outputs for it alone, both from transformers."""
     model = HEADS[task][1].from_pretrained(source, dtype=torch.float32).eval()  # type: ignore[attr-defined]
     encodings, rows = [], []
     for text in texts:
@@ -67,7 +67,7 @@ def assert_equal(expected: list[Row], found: list[Row]) -> None:
 
 
 def assert_answers(source: Path, folder: Path, task: str, tokenizer: Any, texts: Any = TEXTS) -> TokenizerSpec:
-    """Asserts that a row of a batch is what transformers says of that text alone; returns what was found of the tokenizer."""
+    """Asserts that batch rows match transformers' outputs for each text alone, and returns the tokenizer's spec."""
     loaded = load_checkpoint(str(source))
     encodings, expected = alone(source, task, tokenizer, texts)
     assert_equal(expected, engine(loaded, folder).run(encodings))
@@ -87,22 +87,22 @@ def assert_answers(source: Path, folder: Path, task: str, tokenizer: Any, texts:
         pytest.param("T5", CLASSIFIES, marks=FULL),
     ],
 )
-def test_padding_moves_no_answer(tmp_path: Path, family: str, task: str, declared: str) -> None:
-    """Whatever side the tokenizer pads on, a row of a batch is what transformers says of that text alone."""
+def test_padding_does_not_change_outputs(tmp_path: Path, family: str, task: str, declared: str) -> None:
+    """Batch rows match transformers' outputs for each text alone, whichever side the tokenizer declares."""
     source = FAMILIES[family].save(tmp_path / "checkpoint", task)
     edit_json(source / "tokenizer_config.json", padding_side=declared)
     assert_answers(source, tmp_path / "graph", task, FAMILIES[family].tokenizer())
 
 
-EOS, OTHER = 1100, 7  # of the tokenizer below: its only special token, and one that texts have not
+EOS, OTHER = 1100, 7  # token ids: the only special token of the tokenizer below, and a token that no text contains
 
 
 @pytest.mark.parametrize(
     ("configured", "declared"),
     [(None, None), *(pytest.param(*ids, marks=FULL) for ids in ((OTHER, EOS), (None, EOS), (EOS, None)))],
 )
-def test_a_padding_token_is_found_where_none_is_said(tmp_path: Path, configured: int | None, declared: int | None) -> None:
-    """Without one transformers reads the last position of a single text, and refuses batches; with two the model's own counts."""
+def test_a_padding_token_is_found_if_none_is_declared(tmp_path: Path, configured: int | None, declared: int | None) -> None:
+    """Without a padding token, transformers reads the last position and refuses batches. With two, the configuration's is used."""
     source = FAMILIES["GPT-2"].save(tmp_path / "checkpoint", CLASSIFIES)
     tokenizer = gpt2_tokenizer(pad=None if declared is None else "<|endoftext|>")
     tokenizer.save_pretrained(source)
@@ -113,7 +113,7 @@ def test_a_padding_token_is_found_where_none_is_said(tmp_path: Path, configured:
 
 
 @pytest.mark.full_grid
-def test_a_token_that_ends_each_text_is_no_padding(tmp_path: Path) -> None:
+def test_the_closing_token_of_texts_is_not_used_as_padding(tmp_path: Path) -> None:
     source = FAMILIES["LLaMA"].save(tmp_path / "checkpoint", CLASSIFIES)
     tokenizer = llama_tokenizer()
     begin, end = tokenizer.bos_token, tokenizer.eos_token
@@ -132,15 +132,15 @@ def test_a_token_that_ends_each_text_is_no_padding(tmp_path: Path) -> None:
 @pytest.mark.full_grid
 @pytest.mark.parametrize("family", ["BART", "T5"])
 def test_texts_and_pairs_share_a_batch(tmp_path: Path, family: str) -> None:
-    """A pair ends in its second `</s>`, or its third; transformers refuses rows with different numbers of them."""
+    """A pair ends at its second or third `</s>`; transformers refuses rows with different numbers of `</s>`."""
     source = FAMILIES[family].save(tmp_path / "checkpoint", CLASSIFIES)
     texts = (*TEXTS, ("Someone eats.", "A man is eating food."), TEXTS[1:3])
 
     assert_answers(source, tmp_path / "graph", CLASSIFIES, FAMILIES[family].tokenizer(), texts)
 
 
-def test_the_embedding_decides_what_can_be_padding(tmp_path: Path) -> None:
-    """A padding id of -1 is ignored: LLaMA is padded on the left with the tokenizer's token."""
+def test_a_padding_id_outside_the_embedding_is_ignored(tmp_path: Path) -> None:
+    """With `pad_token_id` -1, LLaMA is padded on the left with the tokenizer's token."""
     source = FAMILIES["LLaMA"].save(tmp_path / "checkpoint", CLASSIFIES)
     edit_json(source / "config.json", pad_token_id=-1)
     loaded = load_checkpoint(str(source))
@@ -148,16 +148,16 @@ def test_the_embedding_decides_what_can_be_padding(tmp_path: Path) -> None:
     assert ("left", llama_tokenizer().pad_token_id) == (loaded.tokenizer_spec.padding_side, loaded.tokenizer_spec.pad_id)
 
 
-def test_what_writes_texts_is_taken_for_nothing_else(tmp_path: Path) -> None:
-    """A summarizer can fill masks in transformers; it is not taken for a masked language model without being asked."""
+def test_a_text_generation_model_needs_an_explicit_task(tmp_path: Path) -> None:
+    """BART can fill masks in transformers, but it is not exported for fill-mask by default."""
     source = FAMILIES["BART"].save(tmp_path / "bart", "fill-mask")
 
     assert "['BartForConditionalGeneration']; give --task" in refused(source)
     assert "fill-mask" == load_checkpoint(str(source), task="fill-mask").task
 
 
-def test_a_decoder_that_no_text_fills_is_refused(tmp_path: Path) -> None:
-    """Marian's decoder needs the words that were written so far; the message has transformers' own."""
+def test_a_decoder_that_needs_generated_tokens_is_refused(tmp_path: Path) -> None:
+    """Marian's decoder needs the tokens generated so far; the error contains transformers' own message."""
     tokenizer = FAMILIES["BERT"].tokenizer()
     sizes = {"d_model": 32, "max_position_embeddings": LENGTH, "pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 3}
     config = transformers.MarianConfig(vocab_size=len(tokenizer), encoder_layers=1, decoder_layers=1, **sizes)
@@ -169,8 +169,8 @@ def test_a_decoder_that_no_text_fills_is_refused(tmp_path: Path) -> None:
 
 
 @FULL
-def test_the_encoder_of_t5_gives_features(tmp_path: Path) -> None:
-    """Of a checkpoint with a decoder, which is left out, though its embedding is the encoder's too."""
+def test_t5_feature_extraction_uses_only_the_encoder(tmp_path: Path) -> None:
+    """The decoder is left out, although encoder and decoder share an embedding."""
     tokenizer = FAMILIES["T5"].tokenizer()
     config = transformers.T5Config(
         vocab_size=len(tokenizer), d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0

@@ -1,4 +1,4 @@
-"""Encoder families with the heads that transformers has for them: exported in fp32 and int8, and served as PyTorch answers.
+"""Model families with each head of transformers: exports in fp32 and int8, and outputs that match PyTorch.
 
 `make test` runs a sample, `make test-all` every family with every head.
 """
@@ -19,21 +19,21 @@ pytestmark = pytest.mark.torch
 
 
 def parameter(case: tuple[str, str]) -> Any:
-    """Returns a case as a parameter, which `make test` runs where it is of the sample."""
+    """Returns a case as a parameter; `make test` runs only the cases of the sample."""
     return pytest.param(case, id="-".join(case).replace(" ", "-"), marks=() if case in SAMPLE else pytest.mark.full_grid)
 
 
 @pytest.fixture(name="measured", params=map(parameter, CASES), scope="module")
 def measured_case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, Measured]:
-    """A family with a head, and what was measured of it."""
+    """Returns a family, a task, and their measurements."""
     family, task = request.param
     return family, task, measure(family, task, tmp_path_factory.mktemp("family"))
 
 
-def test_a_bundle_answers_as_pytorch(measured: tuple[str, str, Measured]) -> None:
-    """Logits of every length, alone and padded, are within 1e-4 of PyTorch's, and every decoded answer of the samples is equal.
+def test_fp32_outputs_match_pytorch(measured: tuple[str, str, Measured]) -> None:
+    """Logits of all lengths, alone and padded, are within 1e-4 of PyTorch's, and the decoded results of the samples agree.
 
-    The usable length is that of the position table, or of the tokenizer where positions are relative.
+    The maximum length is the size of the position table, or the tokenizer's limit if positions are relative.
     """
     found = measured[2]
     validation = found.fp32_graph.evidence
@@ -46,8 +46,8 @@ def test_a_bundle_answers_as_pytorch(measured: tuple[str, str, Measured]) -> Non
     assert LENGTH == found.bundle.manifest.tokenizer.max_length
 
 
-def test_int8_stays_near(measured: tuple[str, str, Measured]) -> None:
-    """Products are in int8, and what that does to the outputs is a part of what they vary by, on other texts too."""
+def test_int8_errors_are_within_the_limit(measured: tuple[str, str, Measured]) -> None:
+    """Matrix products run in int8; the error relative to the outputs' standard deviation is limited, also on other texts."""
     found, most = measured[2], most_of_int8(measured[1])
     validation = found.int8_graph.evidence
 
@@ -56,27 +56,27 @@ def test_int8_stays_near(measured: tuple[str, str, Measured]) -> None:
     assert 0 < found.int8 < most
 
 
-def test_the_service_gives_the_stored_answer(measured: tuple[str, str, Measured], capsys: pytest.CaptureFixture[str]) -> None:
-    """`bert-serve check` knows nothing of the family; both graphs give a row in a padded batch what they give the row alone."""
+def test_the_service_reproduces_the_stored_answer(measured: tuple[str, str, Measured], capsys: pytest.CaptureFixture[str]) -> None:
+    """`bert-serve check` passes, and both graphs are batch-invariant."""
     assert all(graph.batch_invariant for graph in measured[2].bundle.manifest.graphs)
     assert 0 == bertserve.service.cli.main(["check", "--models", str(measured[2].bundle.path.parent)])
     assert capsys.readouterr().out.endswith("cpu/int8: ok\n")
 
 
-def test_the_table_is_true(measured: tuple[str, str, Measured]) -> None:
-    """bench/results/model-families.md claims errors of the order of those measured, and the form that the graph has: else run `make families`."""
+def test_the_documented_errors_match_the_measured_ones(measured: tuple[str, str, Measured]) -> None:
+    """Errors in bench/results/model-families.md are within a factor of 10 of the measured ones; otherwise, run `make families`."""
     family, task, found = measured
     errors, form = read(DOCUMENT.read_text(encoding="utf-8"))[family, task]
 
     assert form == found.attention
-    # a choice has one logit, whose spread over few texts is chance: int8 has a bound of its own in the test above
+    # a choice has one logit, whose spread over few texts is random; the int8 test above has a separate limit
     compared = 1 if task == "multiple-choice" else 3
     for claimed, actual in zip(errors[:compared], found.errors[:compared], strict=True):
         assert max(actual, ROUNDING) / 10 <= claimed <= max(actual, ROUNDING) * 10
 
 
 def test_the_table_is_complete() -> None:
-    """The table of errors has a row for each family and head, and no other; docs/reference/supported-models.md names each family."""
+    """The error table has exactly one row per family and head, and docs/reference/supported-models.md names each family."""
     page = (DOCUMENT.parents[2] / "docs/reference/supported-models.md").read_text(encoding="utf-8")
 
     assert CASES == list(read(DOCUMENT.read_text(encoding="utf-8")))
@@ -98,14 +98,14 @@ def test_every_family_has_every_head_that_transformers_has() -> None:
 
 
 def test_the_sample_has_every_family_and_every_head() -> None:
-    """What `make test` exports leaves out no family of `SAMPLED` but those of the same classes, and no head; each is tried on two families."""
+    """Each family of `SAMPLED`, except those with the same classes as another, occurs once, and each head at least twice."""
     families = [name for name in SAMPLED if name not in SAME_CLASSES]
 
     assert families == [family for family, task in CASES if (family, task) in SAMPLE]
     assert [True] * len(HEADS) == [len([case for case in SAMPLE if case[1] == task]) >= 2 for task in HEADS]
 
 
-def test_a_table_that_is_written_is_read() -> None:
+def test_a_written_table_can_be_read() -> None:
     document = "before\n" + "\n".join(["<!-- families: written by `make families` -->", "<!-- end of families -->"]) + "\nafter\n"
     written = write(document, ["| BERT | fill-mask | 2e-06 | 5e-02 | 1e-01 | as traced |"])
 

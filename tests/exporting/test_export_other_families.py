@@ -1,4 +1,4 @@
-"""Encoders outside the table of families: most are exported, and the others are refused with a message that says what was not understood."""
+"""Encoders outside the family table: most are exported, and the others are refused with the reason."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNGROUPED = dict.fromkeys(("q_groups", "k_groups", "v_groups", "post_attention_g
 BIG_BIRD = Family(transformers.BigBirdConfig, bert_tokenizer, {"block_size": 4, "num_random_blocks": 1})
 XMOD = Family(transformers.XmodConfig, roberta_tokenizer, {**ONE_TYPE, "languages": ["en_XX", "de_DE"]}, offset=2)
 OTHERS: dict[str, tuple[Family, dict[str, Any]]] = {
-    # with the fields without which it is refused, or is something else
+    # with the configuration fields that each family needs
     "BigBird": (BIG_BIRD, {"attention_type": "original_full"}),
     "ConvBERT": (Family(transformers.ConvBertConfig, bert_tokenizer, {"embedding_size": 16}), {}),
     "Data2Vec": (Family(transformers.Data2VecTextConfig, roberta_tokenizer, ONE_TYPE, offset=2), {}),
@@ -41,13 +41,13 @@ OTHERS: dict[str, tuple[Family, dict[str, Any]]] = {
     "YOSO": (Family(transformers.YosoConfig, bert_tokenizer), {"type_vocab_size": 2}),
 }
 NOT_INVARIANT = {"ConvBERT", "Nyströmformer", "YOSO"}
-# What `make test` exports of these: one that batches move, one that needs a field.
+# `make test` exports only this encoder, whose outputs depend on padding.
 SAMPLE = {"ConvBERT"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in SAMPLE else pytest.mark.full_grid) for name in OTHERS])
-def test_an_encoder_that_is_not_in_the_table_answers_as_pytorch_does(name: str, tmp_path: Path) -> None:
-    """Over the grid of lengths each text alone, and all in one batch where padding leaves the model's own answers as they are."""
+def test_outputs_of_an_encoder_outside_the_table_match_pytorch(name: str, tmp_path: Path) -> None:
+    """Each text of the length grid runs alone; batch-invariant models also run all texts in one padded batch."""
     family, fields = OTHERS[name]
     source = family.save(tmp_path / "checkpoint", CLASSIFIES, **fields)
     bundle = exported(source)
@@ -67,7 +67,7 @@ POOLER = {
     "pooler_size_per_head": 128,
     "pooler_type": "first_token_transform",
 }
-# the fields of their configurations that say no size, and whether the tokenizer keeps case
+# task, configuration fields other than sizes, and whether the tokenizer is cased
 PUBLISHED: dict[str, tuple[str, dict[str, Any], bool]] = {
     "SpanBERT": ("question-answering", {**POOLER, "gradient_checkpointing": False, "position_embedding_type": "absolute"}, True),
     "multilingual BERT": ("fill-mask", {**POOLER, "classifier_dropout": None, "use_cache": True}, True),
@@ -78,8 +78,8 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], bool]] = {
 @pytest.mark.parametrize(
     "name", ["SpanBERT", *(pytest.param(name, marks=pytest.mark.full_grid) for name in PUBLISHED if name != "SpanBERT")]
 )
-def test_a_bert_of_another_name_is_a_bert(name: str, tmp_path: Path) -> None:
-    """Configurations as they are published, with fields that transformers has no use for, and tokenizers that keep case."""
+def test_published_variants_of_bert_are_exported(name: str, tmp_path: Path) -> None:
+    """Their configurations have fields that transformers does not use, and most of their tokenizers are cased."""
     task, fields, cased = PUBLISHED[name]
     source = FAMILIES["BERT"].save(tmp_path / "checkpoint", task)
     edit_json(source / "config.json", **fields)
@@ -94,8 +94,8 @@ def test_a_bert_of_another_name_is_a_bert(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.full_grid
-def test_an_encoder_that_calls_its_pooler_gives_vectors(tmp_path: Path) -> None:
-    """SqueezeBERT does so without looking whether there is one; its vectors are those of the whole model."""
+def test_a_model_that_always_calls_its_pooler_gives_vectors(tmp_path: Path) -> None:
+    """SqueezeBERT calls its pooler even if it has none; its vectors match those of the whole model."""
     family, fields = OTHERS["SqueezeBERT"]
     source = family.save(tmp_path / "checkpoint", CLASSIFIES, **fields)
     bundle = exported(source, task="feature-extraction")
@@ -108,7 +108,7 @@ def test_an_encoder_that_calls_its_pooler_gives_vectors(tmp_path: Path) -> None:
 
 
 def test_a_model_that_changes_itself_is_refused(tmp_path: Path) -> None:
-    """Sparse BigBird takes full attention for good after a short text; the message names the setting, with which it is exported."""
+    """Sparse BigBird switches permanently to full attention after a short text. The error names the setting that allows an export."""
     source = BIG_BIRD.save(tmp_path / "sparse", CLASSIFIES, attention_type="block_sparse")
     message = refused(source)
 
@@ -118,13 +118,13 @@ def test_a_model_that_changes_itself_is_refused(tmp_path: Path) -> None:
     assert exported(source).manifest.graphs[0].batch_invariant
 
 
-def test_a_model_that_wants_a_language_is_refused(tmp_path: Path) -> None:
+def test_a_model_that_needs_a_language_is_refused(tmp_path: Path) -> None:
     assert "ValueError: Input language" in refused(XMOD.save(tmp_path / "languages", CLASSIFIES))
 
 
 @pytest.mark.full_grid
-def test_a_graph_of_convolutions_has_no_int8(tmp_path: Path) -> None:
-    """What SqueezeBERT computes in place of matrix products is not quantized; the bundle has fp32, and says what to ask for."""
+def test_a_model_of_convolutions_gets_no_int8_graph(tmp_path: Path) -> None:
+    """SqueezeBERT has convolutions instead of matrix products. Its bundle has only fp32, and names the flag for that."""
     family, fields = OTHERS["SqueezeBERT"]
     source = family.save(tmp_path / "checkpoint", "token-classification", **fields)
     manifest = exported(source, precisions=None, calibration=few_texts(tmp_path)).manifest
@@ -135,10 +135,10 @@ def test_a_graph_of_convolutions_has_no_int8(tmp_path: Path) -> None:
 
 
 @pytest.mark.full_grid
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # models have it all the same
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # some models use it
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is not supported:DeprecationWarning")
-def test_a_model_that_decides_while_it_runs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled code within a model keeps its branches in the traced graph, in graphs of their own."""
+def test_a_model_with_compiled_branches_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled code keeps its branches in the traced graph, as subgraphs of `If`."""
 
     def decide(mask: torch.Tensor) -> torch.Tensor:
         if bool(mask.sum() > 9):
@@ -158,8 +158,8 @@ def test_a_model_that_decides_while_it_runs_is_refused(tmp_path: Path, monkeypat
 
 
 @pytest.mark.full_grid
-def test_a_length_that_the_tracer_kept_is_an_error_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Code that computes with the length as a number, as Longformer's does, has a graph for one length; that is said with the text that fails."""
+def test_a_model_traced_with_a_fixed_length_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that uses the length as a number, like Longformer's, gives a graph for one length. The error names a text that fails."""
     forward = transformers.BertForSequenceClassification.forward
 
     def counting(self: Any, input_ids: Any, attention_mask: Any = None, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Heads of pretraining from checkpoint to service, against transformers' own classes: which text follows, both heads of a class, replaced tokens."""
+"""Exports of pretraining heads, compared with transformers: next sentence, both heads of `ForPreTraining`, and replaced tokens."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def save_bundle(source: Path, folder: Path, task: str = "auto") -> Bundle:
 
 
 def outputs(source: Path, architecture: str, *texts: str) -> Any:
-    """Returns what transformers' own class gives for a text or a pair."""
+    """Returns the outputs of transformers' own class for a text or a pair."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     model = getattr(transformers, architecture).from_pretrained(source, dtype=torch.float32).eval()
     with torch.no_grad():
@@ -60,19 +60,19 @@ def in_order(result: list[dict[str, Any]], labels: tuple[str, ...]) -> list[floa
     return [{item["label"]: item["score"] for item in result}[label] for label in labels]
 
 
-# ---- next sentences
+# ---- next sentence
 
 
 @pytest.fixture(name="following", scope="module")
 def next_sentence_bundle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Bundle]:
-    """A BERT of next sentences, whose config.json names other labels; and its bundle."""
+    """Returns a next-sentence BERT, whose config.json has other labels, and its bundle."""
     folder = tmp_path_factory.mktemp("next")
     source = bert(folder, architecture="BertForNextSentencePrediction", labels=("LABEL_0", "LABEL_1", "LABEL_2"), problem_type="regression")
     return source, save_bundle(source, folder / "models")
 
 
-def test_the_manifest_of_next_sentences(following: tuple[Path, Bundle]) -> None:
-    """A classifier of pairs, with the labels of the head and a softmax, whatever config.json says."""
+def test_a_next_sentence_model_is_a_classifier_of_pairs(following: tuple[Path, Bundle]) -> None:
+    """The labels and softmax are those of the head, whatever config.json contains."""
     manifest = following[1].manifest
 
     assert ("text-classification", FOLLOWS, "softmax") == (manifest.task, manifest.labels, manifest.activation)
@@ -84,18 +84,18 @@ def test_the_manifest_of_next_sentences(following: tuple[Path, Bundle]) -> None:
 
 @pytest.mark.parametrize("path", ["/classify", "/models/bundle", "/"])
 @pytest.mark.parametrize("alone", ["good", {"text": "good"}, {"text": "good", "text_pair": ""}])
-def test_a_text_without_a_second_one_is_refused(following: tuple[Path, Bundle], path: str, alone: Any) -> None:
+def test_a_text_without_a_pair_is_refused(following: tuple[Path, Bundle], path: str, alone: Any) -> None:
     assert "inputs[1]" in refuse(following[1], path, inputs=[{"text": "a", "text_pair": "b"}, alone])
 
 
-def test_a_single_sequence_is_refused_too(following: tuple[Path, Bundle]) -> None:
+def test_predict_and_infer_refuse_a_single_text(following: tuple[Path, Bundle]) -> None:
     refuse(following[1], "/predict", inputs=[["a"]])
     refuse(following[1], "/v2/models/bundle/infer", inputs=[{"name": "inputs", "shape": [1], "datatype": "BYTES", "data": ["good"]}])
     assert ask(following[1], "/predict", inputs=[["a", "b"]])
 
 
-def test_bundles_of_pairs_check_and_verify(following: tuple[Path, Bundle], tmp_path: Path, verify: Verify) -> None:
-    """The stored example is a pair, the batches that are compared are of pairs, and data of pairs are scored by the labels."""
+def test_bundles_of_pair_models_pass_check_and_verify(following: tuple[Path, Bundle], tmp_path: Path, verify: Verify) -> None:
+    """The example, the compared batches and the data are pairs; accuracy is 1 for the labels that transformers predicts."""
     source, bundle = following
     best = [FOLLOWS[int(outputs(source, "BertForNextSentencePrediction", *pair).logits.argmax())] for pair in PAIRS[:2]]
     lines = json_lines(tmp_path / "data.jsonl", *(inputs | {"label": label} for inputs, label in zip(INPUTS, best, strict=False)))
@@ -105,7 +105,7 @@ def test_bundles_of_pairs_check_and_verify(following: tuple[Path, Bundle], tmp_p
     assert (0, {"graph": 1.0, "reference": 1.0}) == (code, checks["accuracy cpu/fp32"]["metrics"])
 
 
-# ---- both heads of a class of pretraining
+# ---- both heads of `ForPreTraining`
 
 
 @pytest.fixture(name="pretrained", scope="module")
@@ -123,7 +123,7 @@ def pretraining_albert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("kind", "architecture"),
     [("pretrained", "BertForPreTraining"), pytest.param("albert", "AlbertForPreTraining", marks=pytest.mark.full_grid)],
 )
-def test_a_class_of_pretraining_fills_masks(request: pytest.FixtureRequest, tmp_path: Path, kind: str, architecture: str) -> None:
+def test_a_pretraining_model_fills_masks(request: pytest.FixtureRequest, tmp_path: Path, kind: str, architecture: str) -> None:
     source = request.getfixturevalue(kind)
     bundle = save_bundle(source, tmp_path)
     manifest, text = bundle.manifest, "the [MASK] was not very good"
@@ -143,10 +143,10 @@ def test_a_class_of_pretraining_fills_masks(request: pytest.FixtureRequest, tmp_
         pytest.param("albert", "AlbertForPreTraining", "sop_logits", ("in_order", "swapped"), marks=pytest.mark.full_grid),
     ],
 )
-def test_a_class_of_pretraining_judges_pairs(
+def test_a_pretraining_model_classifies_pairs(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str, architecture: str, output: str, labels: tuple[str, ...]
 ) -> None:
-    """When `--task text-classification` asks for its other head; the head of masks costs no more then than where it runs on masks alone."""
+    """`--task text-classification` exports the other head; the linear operation count is the same as for fill-mask."""
     source = request.getfixturevalue(kind)
     bundle = save_bundle(source, tmp_path, "text-classification")
     manifest = bundle.manifest
@@ -161,14 +161,14 @@ def test_a_class_of_pretraining_judges_pairs(
     assert load_checkpoint(str(source)).flops.linear == load_checkpoint(str(source), task="text-classification").flops.linear
 
 
-def test_other_tasks_are_refused_with_both_that_fit(pretrained: Path) -> None:
-    """The first is what `auto` takes."""
+def test_the_error_for_another_task_lists_both_possible_tasks(pretrained: Path) -> None:
+    """The error lists the task of `auto` first. Feature extraction is accepted."""
     with pytest.raises(CheckpointError, match="fill-mask and text-classification; --task question-answering"):
         load_checkpoint(str(pretrained), task="question-answering")
     assert "feature-extraction" == load_checkpoint(str(pretrained), task="feature-extraction").task
 
 
-def test_classes_of_pretraining_that_are_not_understood_are_refused(pretrained: Path, tmp_path: Path) -> None:
+def test_unsupported_pretraining_models_are_refused(pretrained: Path, tmp_path: Path) -> None:
     other = shutil.copytree(pretrained, tmp_path / "other")
     edit_json(other / "config.json", architectures=["RoCBertForPreTraining"])
     with pytest.raises(CheckpointError, match=r"\['RoCBertForPreTraining'\]; give --task"):
@@ -193,8 +193,8 @@ SENTENCE = "the film was not very good , but a book"
 
 
 @pytest.mark.full_grid
-def test_replaced_tokens_have_the_sigmoid_of_their_logit(discriminator: tuple[Path, Bundle]) -> None:
-    """Of each token the better of both tags: p of replaced, 1 - p of original, with the token's own place."""
+def test_scores_of_replaced_tokens_are_the_sigmoid_of_the_logit(discriminator: tuple[Path, Bundle]) -> None:
+    """Each token gets the more likely label, with the score p for `replaced` or 1 - p for `original`, and its place in the text."""
     source, bundle = discriminator
     manifest = bundle.manifest
     found = ask(bundle, "/ner", inputs=SENTENCE, parameters={"aggregation_strategy": "none"})
@@ -207,15 +207,14 @@ def test_replaced_tokens_have_the_sigmoid_of_their_logit(discriminator: tuple[Pa
     assert {"original", "replaced"} == {item["entity"] for item in found}
 
 
-def test_a_discriminator_fills_no_masks(discriminator: tuple[Path, Bundle]) -> None:
+def test_a_discriminator_is_refused_for_fill_mask(discriminator: tuple[Path, Bundle]) -> None:
     with pytest.raises(CheckpointError, match=r"ElectraForPreTraining, .* token-classification; --task fill-mask"):
         load_checkpoint(str(discriminator[0]), task="fill-mask")
 
 
 @pytest.mark.full_grid
 @pytest.mark.parametrize(("kind", "task"), [("pretrained", "auto"), ("albert", "text-classification"), ("discriminator", "auto")])
-def test_dynamo_gives_the_same(request: pytest.FixtureRequest, tmp_path: Path, kind: str, task: str) -> None:
-    """The graph of the exporter that stays is within 1e-4 too, and every answer of the samples is PyTorch's."""
+def test_graphs_of_dynamo_match_pytorch(request: pytest.FixtureRequest, tmp_path: Path, kind: str, task: str) -> None:
     found = request.getfixturevalue(kind)
     graph = exported(found[0] if kind == "discriminator" else found, tmp_path, task=task, tracer="dynamo").manifest.graphs[0]
 

@@ -1,4 +1,4 @@
-"""The stages one by one: what trace, optimize and quantize write and refuse, and which faults parity catches."""
+"""Single stages of an export: results and errors of trace, optimize and quantize, and the faults that parity catches."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Array = NDArray[Any]
 
 
 class Faulty:
-    """An engine whose logits `fault` changes, given the batch and each encoding's place in it."""
+    """An engine with faulty logits: `fault` gets the logits, the batch, and the index in the batch."""
 
     def __init__(self, engine: OnnxEngine, fault: Callable[[Array, Sequence[Encoding], int], Array]) -> None:
         self.engine = engine
@@ -55,7 +55,7 @@ class Faulty:
 
 @dataclass(frozen=True)
 class Stages:
-    """A checkpoint, its graph after each stage, and what parity compares them with."""
+    """A checkpoint, its graph after each stage, and the reference outputs for parity."""
 
     loaded: Checkpoint
     raw: Path
@@ -78,7 +78,7 @@ class Stages:
         quantization_error: float = 0.0,
         reference: Reference | None = None,
     ) -> Parity:
-        """Compares the fp32 graph, or what is given in its place, with the checkpoint."""
+        """Compares the fp32 graph, or the given engine, with the checkpoint."""
         tokenizer, reference = tokenizer or self.tokenizer(), reference or self.reference
         return measure_parity(engine or self.engine(), tokenizer, reference, self.loaded, precision, quantization_error)
 
@@ -103,7 +103,7 @@ def initializers(path: Path) -> dict[str, Array]:
 
 
 def perturbed(source: Path, target: Path, name: str, edit: Callable[[Array], object]) -> Path:
-    """Writes a graph in which `edit` changed one constant, found by the end of its name."""
+    """Writes a graph in which `edit` changed the constant with this suffix of its name, and returns its path."""
     model = onnx.load(str(source))
     [tensor] = [tensor for tensor in model.graph.initializer if tensor.name.endswith(name)]
     values = numpy_helper.to_array(tensor).copy()
@@ -116,8 +116,8 @@ def perturbed(source: Path, target: Path, name: str, edit: Callable[[Array], obj
 # ---- trace and optimize
 
 
-def test_a_traced_graph_has_standard_operators_and_any_size(stages: Stages) -> None:
-    """It runs in any ONNX runtime at the opset that the manifest names; inputs are [rows, length] in the checkpoint's order."""
+def test_a_traced_graph_has_standard_operators_and_dynamic_axes(stages: Stages) -> None:
+    """It uses only the standard opset of the tracer. Inputs are [rows, length], in the checkpoint's order."""
     model = onnx.load(str(stages.raw))
     shapes = {value.name: [axis.dim_param for axis in value.type.tensor_type.shape.dim] for value in model.graph.input}
 
@@ -129,7 +129,7 @@ def test_a_traced_graph_has_standard_operators_and_any_size(stages: Stages) -> N
 
 
 @pytest.mark.parametrize("name", ["token_type_ids", "attention_mask"])
-def test_an_input_that_the_model_does_not_use(stages: Stages, tmp_path: Path, name: str) -> None:
+def test_unused_type_ids_are_dropped_and_an_unused_mask_is_an_error(stages: Stages, tmp_path: Path, name: str) -> None:
     class Deaf(type(stages.loaded.model)):  # type: ignore[misc]
         def forward(self, **inputs: Any) -> Any:
             return super().forward(**{key: value for key, value in inputs.items() if key != name})
@@ -143,7 +143,7 @@ def test_an_input_that_the_model_does_not_use(stages: Stages, tmp_path: Path, na
 
 
 def test_attention_is_fused_in_every_layer(stages: Stages, tmp_path: Path) -> None:
-    """The counts are those of the written graph, none of the unfused attention is left, and the stage's input is left alone."""
+    """The counts match the written graph, no unfused attention is left, and the input file is unchanged."""
     counts, before = operators(stages.fused), digest(stages.raw)
     fuse(stages.raw, tmp_path / "fused.onnx", stages.loaded)
 
@@ -155,14 +155,13 @@ def test_attention_is_fused_in_every_layer(stages: Stages, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("fused", "form"), [(3, "packed MultiHeadAttention"), (2, "2 of 3 layers"), (0, "as traced")])
 def test_the_form_says_in_how_many_layers_attention_was_fused(fused: int, form: str) -> None:
-    """The manifest tells a graph that is as fast as it can be from one that is not."""
     loaded: Any = SimpleNamespace(attentions=3, attention_heads=())
 
     assert form in attention_form({"Attention": fused} if fused else {}, loaded)
 
 
-def test_a_graph_without_attention_is_left_as_it_is(stages: Stages, tmp_path: Path) -> None:
-    """A graph with nothing to fuse answers as before, and the count is 0."""
+def test_a_graph_without_attention_is_unchanged(stages: Stages, tmp_path: Path) -> None:
+    """A graph with nothing to fuse keeps its operators, and there are no counts."""
     onnx.save(tiny.graph(), str(tmp_path / "raw.onnx"))
 
     assert {} == fuse(tmp_path / "raw.onnx", tmp_path / "fused.onnx", stages.loaded)
@@ -176,7 +175,7 @@ Quantized = tuple[Path, Path, dict[str, int]]
 
 
 def edit_rows(words: Array) -> None:
-    """Gives the word embedding rows as training leaves some: all zero, huge, tiny, and with one outlier."""
+    """Sets rows of the word embedding to extreme values: all zero, huge, tiny, and with one outlier."""
     words[0] = 0
     words[1] *= 1e4
     words[2] *= 1e-6
@@ -185,7 +184,7 @@ def edit_rows(words: Array) -> None:
 
 @pytest.fixture(name="quantized", scope="module")
 def quantized_graph(all_staged: dict[str, Staged], tmp_path_factory: pytest.TempPathFactory) -> Quantized:
-    """A float32 graph with rows of very different size, its int8 graph, and the reported counts."""
+    """Returns a float32 graph with rows of very different sizes, its int8 graph, and the reported counts."""
     folder, staged = tmp_path_factory.mktemp("quantized"), all_staged["text-classification"]
     source = perturbed(staged.packed, folder / "source.onnx", "word_embeddings.weight", edit_rows)
     before = digest(source)
@@ -195,8 +194,8 @@ def quantized_graph(all_staged: dict[str, Staged], tmp_path_factory: pytest.Temp
     return source, folder / "int8.onnx", counts
 
 
-def test_rows_of_the_embedding_have_scales_of_their_own(quantized: Quantized) -> None:
-    """The largest element of a row is 127 steps, and each is off by half a step at most, however large other rows are; zeros stay zero."""
+def test_each_row_of_the_embedding_has_its_own_scale(quantized: Quantized) -> None:
+    """A row's largest element is 127 steps, and errors are at most half a step, whatever other rows contain. Zeros stay zero."""
     before, after = initializers(quantized[0]), initializers(quantized[1])
     [name] = [name for name in before if name.endswith("word_embeddings.weight")]
     values, rows, scales = before[name], after[f"{name}/rows"], after[f"{name}/row_scales"]
@@ -210,7 +209,7 @@ def test_rows_of_the_embedding_have_scales_of_their_own(quantized: Quantized) ->
     assert (False, True) == (bool(rows[0].any()), bool(np.isfinite(scales).all()))
 
 
-def test_the_reported_counts_are_those_of_the_graph(quantized: Quantized) -> None:
+def test_the_reported_counts_match_the_graph(quantized: Quantized) -> None:
     _, target, counts = quantized
     found = operators(target)
     gathers = [node for node in onnx.load(str(target)).graph.node if node.op_type == "Gather"]
@@ -233,8 +232,8 @@ def test_small_tables_stay_in_float(quantized: Quantized) -> None:
     assert {True} == {len(values) >= MIN_ROWS for values in tables.values() if values.dtype == np.int8}
 
 
-def test_a_graph_in_which_nothing_is_quantized_is_an_error(tmp_path: Path) -> None:
-    """A small embedding and no matrix of any size end the stage instead of calling a float graph int8."""
+def test_a_graph_with_nothing_to_quantize_is_an_error(tmp_path: Path) -> None:
+    """A graph with only a small embedding is not written as int8."""
     onnx.save(tiny.graph(), str(tmp_path / "source.onnx"))
 
     with pytest.raises(GraphError, match="no matrix"):
@@ -260,14 +259,14 @@ def test_a_graph_in_which_nothing_is_quantized_is_an_error(tmp_path: Path) -> No
     ],
 )
 def test_a_fault_in_the_weights_is_caught(stages: Stages, tmp_path: Path, name: str, edit: Callable[[Array], object]) -> None:
-    """One wrong constant, even one that few texts reach, is a ParityError that names a text."""
+    """A single wrong constant, even if few texts use it, raises a ParityError that names a text."""
     path = perturbed(stages.fused, tmp_path / "faulty.onnx", name, edit)
 
     with pytest.raises(ParityError, match=r"fp32 .* 1e-04 or 2e-05 .* \(\d+ characters\); .* -?\d.*, .* -?\d"):
         stages.compare(stages.engine(path))
 
 
-def test_the_worst_case_is_named(stages: Stages) -> None:
+def test_the_error_names_the_worst_text(stages: Stages) -> None:
     [good] = stages.tokenizer().tokenize(["good"])
 
     def fault(logits: Array, encodings: Sequence[Encoding], place: int) -> Array:
@@ -283,8 +282,8 @@ def scaled(reference: Reference) -> Reference:
     return made
 
 
-def test_large_logits_may_be_off_in_proportion(stages: Stages) -> None:
-    """Of logits in the hundreds two thousandths are rounding, and a half is not."""
+def test_the_limit_grows_with_large_logits(stages: Stages) -> None:
+    """For logits of several hundred, an error of 0.002 passes and an error of 0.5 fails."""
     reference = scaled(stages.reference)
     assert 300 < min(float(np.abs(row["logits"]).max()) for rows in reference.rows for row in rows)
 
@@ -296,7 +295,7 @@ def test_large_logits_may_be_off_in_proportion(stages: Stages) -> None:
         stages.compare(off(0.5), reference=reference)
 
 
-def test_a_row_of_large_logits_hides_no_other(stages: Stages) -> None:
+def test_a_row_of_large_logits_does_not_hide_errors_of_others(stages: Stages) -> None:
     [good] = stages.tokenizer().tokenize(["good"])
     reference = copy.copy(stages.reference)
     place = [getattr(request, "text", "") for request in reference.requests].index("good")
@@ -311,8 +310,8 @@ def test_a_row_of_large_logits_hides_no_other(stages: Stages) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_an_output_of_the_checkpoint_that_is_no_number_is_caught(stages: Stages, precision: Precision) -> None:
-    """A comparison with NaN is false, whichever bound it is: of the logits, or of int8 over their spread."""
+def test_a_nan_output_of_the_checkpoint_is_caught(stages: Stages, precision: Precision) -> None:
+    """The fp32 limit and the int8 limit both fail for NaN, although every comparison with NaN is false."""
     reference = copy.copy(stages.reference)
     reference.rows = [*stages.reference.rows[:-1], [{"logits": row["logits"] * np.float32("nan")} for row in stages.reference.rows[-1]]]
 
@@ -321,8 +320,8 @@ def test_an_output_of_the_checkpoint_that_is_no_number_is_caught(stages: Stages,
 
 
 @pytest.mark.full_grid
-def test_a_checkpoint_of_large_logits_is_exported(tmp_path: Path) -> None:
-    """As one without a norm before its head has them: rounding in PyTorch and in ONNX Runtime differs by more than 1e-4 then."""
+def test_a_checkpoint_with_large_logits_is_exported(tmp_path: Path) -> None:
+    """Without a norm before the head, logits can be so large that rounding alone differs by more than 1e-4."""
     source = bert(tmp_path)
     edit_weights(source, lambda tensors: (tensors["classifier.weight"].mul_(1000), tensors["classifier.bias"].mul_(1000)))
     validation = exported(source).manifest.graphs[0].evidence
@@ -339,7 +338,7 @@ def test_a_checkpoint_of_large_logits_is_exported(tmp_path: Path) -> None:
         pytest.param(lambda spec: {"max_length": spec.max_length - 1}, id="a token less of room"),
     ],
 )
-def test_a_fault_in_the_tokenizers_facts_is_caught(stages: Stages, change: Callable[[TokenizerSpec], dict[str, Any]]) -> None:
+def test_a_fault_in_the_tokenizer_spec_is_caught(stages: Stages, change: Callable[[TokenizerSpec], dict[str, Any]]) -> None:
     with pytest.raises(ParityError, match="characters"):
         stages.compare(tokenizer=stages.tokenizer(**change(stages.bundle.manifest.tokenizer)))
 
@@ -353,7 +352,7 @@ def test_a_fault_in_the_tokenizer_itself_is_caught(stages: Stages, tmp_path: Pat
         stages.compare(tokenizer=Tokenizer(tmp_path / TOKENIZER_FILE, stages.bundle.manifest.tokenizer))
 
 
-def test_another_number_of_windows_is_caught(stages: Stages) -> None:
+def test_a_different_number_of_windows_is_caught(stages: Stages) -> None:
     reference = Reference.__new__(Reference)
     windowed = [i for i, request in enumerate(stages.reference.requests) if request.parameters.window]
     reference.requests = [stages.reference.requests[i] for i in windowed]
@@ -364,15 +363,15 @@ def test_another_number_of_windows_is_caught(stages: Stages) -> None:
         stages.compare(reference=reference)
 
 
-def test_neighbors_that_move_a_row_are_measured(stages: Stages) -> None:
-    """An engine whose rows depend on the size of the batch is found not to be batch-invariant."""
+def test_the_effect_of_batch_mates_on_a_row_is_measured(stages: Stages) -> None:
+    """An engine that adds 0.25 to rows in a batch has a row error of 0.25."""
     leaky = stages.faulty(lambda logits, encodings, place: logits + np.float32(0.25 * (len(encodings) > 1)))
 
     assert pytest.approx(0.25, abs=1e-4) == stages.compare(leaky).row_errors.worst
 
 
-def test_int8_may_be_off_and_its_labels_disagree(stages: Stages) -> None:
-    """As far as its gate was told to allow int8 passes, and the validation report counts the labels that changed."""
+def test_int8_passes_with_changed_labels(stages: Stages) -> None:
+    """The error is within the gate's limit, and the validation report counts the changed labels."""
     turned = stages.faulty(lambda logits, encodings, place: logits[::-1].copy())
     found = stages.compare(turned, precision="int8", quantization_error=1.0)
 
@@ -380,8 +379,8 @@ def test_int8_may_be_off_and_its_labels_disagree(stages: Stages) -> None:
     assert MAX_ABS_ERROR["fp32"] < found.worst_abs_error
 
 
-def test_int8_may_be_off_by_a_small_part_of_the_spread(stages: Stages) -> None:
-    """A fault of a tenth of what logits vary by is rounding; one of half of it is not, nor are logits beyond any rounding."""
+def test_int8_passes_with_errors_that_are_small_relative_to_the_spread(stages: Stages) -> None:
+    """An error of 0.1 standard deviations passes. An error of 0.5 fails, and so do logits that are 1000 times too large."""
     spread = float(np.concatenate([row["logits"] for rows in stages.reference.rows for row in rows]).std())
 
     def off(share: float) -> Faulty:
@@ -395,8 +394,8 @@ def test_int8_may_be_off_by_a_small_part_of_the_spread(stages: Stages) -> None:
 
 
 @pytest.mark.full_grid
-def test_a_fault_of_the_trace_is_caught_where_fp32_is_not_kept(stages: Stages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exporting int8 alone still compares the float32 graph, so that int8's wide bound hides nothing."""
+def test_a_float32_fault_is_caught_if_only_int8_is_exported(stages: Stages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The float32 graph is always compared, because int8's wide limit would hide its faults."""
 
     def faulty(source: Path, target: Path, loaded: Checkpoint) -> dict[str, int]:
         counts = fuse(source, target, loaded)

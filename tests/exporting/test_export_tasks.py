@@ -1,4 +1,4 @@
-"""Entities, answers and masks from checkpoint to bundle: graphs and manifests. test_export_families.py compares answers with PyTorch."""
+"""Exports for token classification, question answering and fill-mask. test_export_families.py compares outputs with PyTorch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ARCHITECTURES = {
     fill_mask.TASK: "BertForMaskedLM",
 }
 LABELS = {token_classification.TASK: ENTITIES, question_answering.TASK: ("LABEL_0", "LABEL_1"), fill_mask.TASK: tiny.LABELS}
-# So long that no sample of the export is cut, and under the 1024 rows of a table that int8 quantizes; short ones have their own test.
+# Long enough for all samples of the export, and less than the 1024 rows from which int8 quantizes a table.
 LENGTHS = {token_classification.TASK: POSITIONS, question_answering.TASK: POSITIONS, fill_mask.TASK: 1000}
 
 
@@ -63,7 +63,7 @@ class Exported:
 
 @pytest.fixture(name="all_exported", scope="module")
 def all_exported_bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
-    """A checkpoint of each task, exported as fp32 and int8 into one models folder."""
+    """Returns a checkpoint of each task, exported in fp32 and int8 into one models folder."""
     folder = tmp_path_factory.mktemp("tasks")
     made = {}
     for task in ARCHITECTURES:
@@ -77,7 +77,7 @@ def exported_bundle(request: pytest.FixtureRequest, all_exported: dict[str, Expo
     return all_exported[request.param]
 
 
-def test_the_stored_examples_check(all_exported: dict[str, Exported], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_stored_examples_pass_the_check(all_exported: dict[str, Exported], capsys: pytest.CaptureFixture[str]) -> None:
     ner, qa, mask = (all_exported[task].bundle.manifest.example for task in ARCHITECTURES)
 
     for item in ner.result:
@@ -91,8 +91,8 @@ def test_the_stored_examples_check(all_exported: dict[str, Exported], capsys: py
     assert [True] * 3 == [f"tiny-{task}: {task}, cpu/int8: ok" in out for task in ARCHITECTURES]
 
 
-def test_the_manifest_has_what_its_task_needs(each: Exported) -> None:
-    """Labels for entities alone, the mask for fill-mask alone; [CLS] first, and BERT's prefix of pieces."""
+def test_the_manifest_has_the_fields_of_its_task(each: Exported) -> None:
+    """Only token classification has labels, and only fill-mask has a mask. [CLS] is first, and `##` marks subwords."""
     manifest, spec = each.bundle.manifest, each.bundle.manifest.tokenizer
     mask = {"token": "[MASK]", "id": 4} if each.task == fill_mask.TASK else None
     labels = ENTITIES if each.task == token_classification.TASK else ()
@@ -101,7 +101,7 @@ def test_the_manifest_has_what_its_task_needs(each: Exported) -> None:
     assert (0, "##", mask) == (spec.cls_index, spec.subword_prefix, spec.mask.model_dump() if spec.mask else None)
 
 
-def test_only_the_mask_is_no_special_token_and_only_for_fill_mask(each: Exported) -> None:
+def test_added_tokens_are_special_except_the_mask_of_fill_mask(each: Exported) -> None:
     fills = each.task == fill_mask.TASK
     document = json.loads(each.bundle.tokenizer_path.read_text(encoding="utf-8"))
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -115,7 +115,7 @@ def test_only_the_mask_is_no_special_token_and_only_for_fill_mask(each: Exported
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_inputs_and_outputs_have_their_kinds(each: Exported, precision: str) -> None:
+def test_inputs_and_outputs_have_the_kinds_of_their_task(each: Exported, precision: str) -> None:
     inputs = {"input_ids": "token_ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
     if each.task == fill_mask.TASK:
         inputs["mask_index"] = "mask_index"
@@ -133,9 +133,9 @@ def test_inputs_and_outputs_have_their_kinds(each: Exported, precision: str) -> 
 
 
 def test_int8_reports_what_was_quantized(each: Exported) -> None:
-    """Four products a layer, of fill-mask the two of its head too, and one embedding; narrow heads stay in float.
+    """Four products per layer, the two products of fill-mask's head, and one embedding are quantized; narrow heads stay in float.
 
-    No float32 tensor of the vocabulary's rows is left but for scales, biases and a projection's few outlying channels.
+    The only float32 tensors with the vocabulary's size are scales, biases, and a projection's few outlying channels.
     """
     quantized, graph = each.graph("int8").evidence.quantized, each.model("int8")
     products = {token_classification.TASK: 8, question_answering.TASK: 8, fill_mask.TASK: 10}[each.task]
@@ -147,10 +147,10 @@ def test_int8_reports_what_was_quantized(each: Exported) -> None:
 
 
 def test_int8_keeps_the_tied_projection(all_exported: dict[str, Exported]) -> None:
-    """Embedding and projection of the int8 graph are both the checkpoint's one table, as near as their rounding keeps them.
+    """Embedding and projection of the int8 graph both match the checkpoint's shared table, except for rounding.
 
-    The embedding's rows are the nearest ones; of the projection a few channels are in float and exact, and the rest is rounded for
-    its products, not weight by weight.
+    The embedding is rounded to nearest. The projection has a few exact channels in float; the others are rounded for a small error of
+    its products, not of each weight.
     """
     each = all_exported[fill_mask.TASK]
     graph, model = each.model("int8"), transformers.BertForMaskedLM.from_pretrained(each.source)
@@ -173,16 +173,16 @@ def test_int8_keeps_the_tied_projection(all_exported: dict[str, Exported]) -> No
     assert error.std() < 0.02 * table.std()
 
 
-def test_an_untied_projection_is_exported_too(tmp_path: Path) -> None:
-    """The export itself would refuse logits that are not PyTorch's."""
+def test_an_untied_projection_is_exported(tmp_path: Path) -> None:
+    """The export itself compares the logits with PyTorch's."""
     source = random_checkpoint(tmp_path, fill_mask.TASK, tie_word_embeddings=False)
     model = transformers.BertForMaskedLM.from_pretrained(source)
     assert not torch.equal(model.get_input_embeddings().weight, model.get_output_embeddings().weight)
     exported(source)
 
 
-def test_the_graph_projects_masks_only(all_exported: dict[str, Exported]) -> None:
-    """A batch without a full logits tensor: the output has a row per mask, whatever the batch is padded to."""
+def test_the_graph_projects_only_masks(all_exported: dict[str, Exported]) -> None:
+    """The output has one row per mask, whatever the padded length of the batch."""
     served = Served(all_exported[fill_mask.TASK].bundle)
     encodings = served.encodings(*(fill_mask.FillMaskRequest(text) for text in ("[MASK]", f"a [MASK] [MASK] {LONG[:300]}")))
 
@@ -193,13 +193,12 @@ def test_the_graph_projects_masks_only(all_exported: dict[str, Exported]) -> Non
     ("task", "length"),
     [(question_answering.TASK, 64), (fill_mask.TASK, 32), pytest.param(token_classification.TASK, 64, marks=pytest.mark.full_grid)],
 )
-def test_a_short_checkpoint_is_exported(tmp_path: Path, task: str, length: int) -> None:
-    """The samples are longer than it, and the export compares their logits with PyTorch's."""
+def test_a_checkpoint_with_few_positions_is_exported(tmp_path: Path, task: str, length: int) -> None:
+    """The samples are longer than the model's positions; the export compares their logits with PyTorch's."""
     assert length == exported(random_checkpoint(tmp_path, task, positions=length)).manifest.tokenizer.max_length
 
 
 def test_a_checkpoint_without_a_mask_token_is_refused(tmp_path: Path) -> None:
-    """A masked language model whose tokenizer names no mask ends with an error that says where it is set."""
     source = random_checkpoint(tmp_path, fill_mask.TASK)
     edit_json(source / "tokenizer_config.json", mask_token=None, tokenizer_class="PreTrainedTokenizerFast")
 

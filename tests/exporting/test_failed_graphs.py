@@ -1,4 +1,4 @@
-"""A graph that fails costs no other one: the bundle has the rest, and command, manifest and card say which one is missing and why."""
+"""If a graph fails, the bundle has the other graphs; command, manifest and card name the omitted graph and the reason."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Fault:
         self._patch = patch
 
     def build(self, module: Any, name: str, error: Exception) -> None:
-        """Lets a function that makes a graph leave half a file and fail."""
+        """Makes a function that creates a graph write half a file and fail."""
 
         def fail(_: Path, path: Path, *__: Any) -> None:
             path.write_bytes(b"half a graph")
@@ -45,7 +45,7 @@ class Fault:
         self._patch.setattr(provider_graphs, "measure_graph", self._measuring(key, lambda path: path.write_bytes(b"no graph")))
 
     def agree(self, key: Key) -> None:
-        """Lets a graph answer otherwise than the checkpoint."""
+        """Makes the comparison of a graph with the checkpoint fail."""
 
         def disagree(_: Path) -> None:
             raise ParityError("its logits are off by 3.0.")
@@ -77,7 +77,7 @@ Export = Callable[..., tuple[int, str, Bundle]]
 
 @pytest.fixture(name="export")
 def export_command(run: Run, source: Path, output: Path, tmp_path: Path) -> Export:
-    """Returns `export(*flags)`, which gives exit code and last line of an export of the usual checkpoint, and its bundle."""
+    """Returns `export(*flags)`, which exports the default test checkpoint and returns exit code, message and bundle."""
 
     def export(*flags: str) -> tuple[int, str, Bundle]:
         code, message = run(source, *flags, "--calibration", few_texts(tmp_path))
@@ -91,8 +91,8 @@ def graphs(bundle: Bundle) -> set[Key]:
 
 
 @pytest.mark.parametrize("stage", ["build", "crash", "load", "agree"])
-def test_half_precision_that_fails_costs_no_other_graph(export: Export, fault: Fault, stage: str) -> None:
-    """Whatever stage fails and whatever it raises: exit code 4, the other graphs, and fp32 as CUDA's default."""
+def test_a_failed_fp16_graph_is_omitted_and_the_others_are_kept(export: Export, fault: Fault, stage: str) -> None:
+    """Whichever stage fails, the exit code is 4, the bundle has the other graphs, and fp32 is CUDA's default."""
     if stage == "load":
         fault.load(("cuda", "fp16"))
     elif stage == "agree":
@@ -114,22 +114,22 @@ def test_half_precision_that_fails_costs_no_other_graph(export: Export, fault: F
         assert "RuntimeError: bad node" == omitted.reason
 
 
-def test_half_precision_that_was_the_only_one_is_replaced_by_float(export: Export, fault: Fault) -> None:
-    """As for int8: whoever asks for fp16 alone gets the verified float32 graph, and exit code 4."""
+def test_a_failed_fp16_graph_is_replaced_by_fp32_if_it_is_the_only_one(export: Export, fault: Fault) -> None:
+    """An export of only fp16 gives the verified fp32 graph and exit code 4, as for int8."""
     fault.agree(("cuda", "fp16"))
     code, _, bundle = export("--provider", "cuda", "--precision", "fp16")
     assert (4, [("cuda", "fp32", True)]) == (code, [(graph.provider, graph.precision, graph.default) for graph in bundle.manifest.graphs])
 
 
-def test_tensorrt_shares_a_file_that_stays(export: Export, fault: Fault) -> None:
-    """Its fp16 is made of the float32 file, which belongs to the graph that passed."""
+def test_a_failed_tensorrt_fp16_graph_keeps_the_shared_file(export: Export, fault: Fault) -> None:
+    """TensorRT's fp16 uses the file of the fp32 graph, which passed."""
     fault.agree(("tensorrt", "fp16"))
     code, _, bundle = export(*ALL)
     assert (4, "model.tensorrt.fp32.onnx") == (code, bundle.graph("tensorrt").file)
 
 
-def test_a_provider_that_fails_costs_no_other_one(export: Export, fault: Fault) -> None:
-    """Its float32 graph is what its others are made of; a service that wants the provider is told why it is not there."""
+def test_a_failed_provider_does_not_affect_the_others(export: Export, fault: Fault) -> None:
+    """All graphs of a provider need its fp32 graph. The error for the missing provider has the reason."""
     fault.build(gpu, "fuse", RuntimeError("an operator is missing"))
     code, message, bundle = export(*ALL)
 
@@ -143,28 +143,28 @@ def test_a_provider_that_fails_costs_no_other_one(export: Export, fault: Fault) 
 
 
 @pytest.mark.parametrize("provider", ["cpu", "cuda", "tensorrt"])
-def test_without_a_float_graph_there_is_no_bundle(source: Path, output: Path, run: Run, fault: Fault, provider: str) -> None:
-    """The CPU's, or that of the only provider: exit code 1, the reason, and nothing left behind."""
+def test_a_failed_required_fp32_graph_leaves_no_bundle(source: Path, output: Path, run: Run, fault: Fault, provider: str) -> None:
+    """If the fp32 graph of the CPU or of the only provider fails, the exit code is 1 and no file is left."""
     fault.agree((provider, "fp32"))
     code, message = run(source, "--provider", provider if provider != "cpu" else "cpu,cuda", *FAST)
     assert (1, [], True) == (code, left_in(output), "its logits are off by 3.0." in message)
 
 
-def test_no_provider_is_left(source: Path, output: Path, run: Run, fault: Fault) -> None:
+def test_an_export_fails_if_all_providers_fail(source: Path, output: Path, run: Run, fault: Fault) -> None:
     fault.build(gpu, "fuse", GraphError("no CUDA."))
     fault.build(gpu, "write_standard", GraphError("no TensorRT."))
     assert ((1, "bert-export: no TensorRT."), []) == (run(source, "--provider", "cuda,tensorrt", *FAST), left_in(output))
 
 
-def test_a_full_disk_is_no_fault_of_a_graph(source: Path, output: Path, run: Run, fault: Fault) -> None:
-    """The export ends: the other files would not be written either."""
+def test_a_full_disk_ends_the_export(source: Path, output: Path, run: Run, fault: Fault) -> None:
+    """The graph is not omitted, because the other files could not be written either."""
     fault.build(gpu, "convert_to_fp16", OSError(28, "No space left on device"))
     code, message = run(source, *ALL)
     assert (1, [], True) == (code, left_in(output), "No space left on device" in message)
 
 
-def test_the_session_of_another_default_graph_opens_where_it_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A graph for CUDA that was measured on the CPU, because there is no GPU, answers the stored example there."""
+def test_the_session_of_a_new_default_graph_opens_where_it_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without a GPU, a CUDA graph is measured on the CPU, so its session for the stored example opens there."""
     bundle = load_bundle(tiny.bundle(tmp_path))
     [graph] = bundle.manifest.graphs
     for_cuda = graph.model_copy(update={"provider": "cuda", "evidence": graph.evidence.model_copy(update={"provider": "cpu"})})

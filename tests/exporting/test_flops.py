@@ -1,4 +1,4 @@
-"""The arithmetic of a text: counted while the model runs, against formulas of its layers and against longer runs."""
+"""Floating-point operations of a text: counts from runs of the model, compared with formulas and with longer texts."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from families import CASES, FAMILIES, LENGTH, SIZES
 pytestmark = pytest.mark.torch
 
 HIDDEN, LAYERS, INNER = (SIZES[name] for name in ("hidden_size", "num_hidden_layers", "intermediate_size"))
-# of one layer: four matrices around attention and two of the block behind it; scores and what they weigh
+# per layer: four matrices of attention and two of the feed-forward block; attention scores and weighted values
 LINEAR, QUADRATIC = 2 * (4 * HIDDEN**2 + 2 * HIDDEN * INNER), 4 * HIDDEN
 
 
 def counted(path: Path, family: str, task: str) -> tuple[Checkpoint, float, float]:
-    """Returns a family's random checkpoint with the two terms of its arithmetic."""
+    """Returns a family's random checkpoint and the two terms of its operation count."""
     loaded = load_checkpoint(str(FAMILIES[family].save(path / "model", task)), task=task)
     return loaded, loaded.flops.linear, loaded.flops.quadratic
 
@@ -30,26 +30,26 @@ def counted(path: Path, family: str, task: str) -> tuple[Checkpoint, float, floa
 @pytest.mark.parametrize(
     ("family", "task", "linear", "quadratic"),
     [
-        # a layer on [CLS] and the labels behind it do not grow with the text
+        # the pooler and the labels read only [CLS], so they do not grow with the text
         ("BERT", "text-classification", LAYERS * LINEAR, LAYERS * QUADRATIC),
         ("BERT", "token-classification", LAYERS * LINEAR + 2 * HIDDEN * 5, LAYERS * QUADRATIC),
         ("BERT", "question-answering", LAYERS * LINEAR + 2 * HIDDEN * 2, LAYERS * QUADRATIC),
-        # nor does the vocabulary, which is for masks alone
+        # the projection to the vocabulary does not grow either, because it runs only for masks
         ("BERT", "fill-mask", LAYERS * LINEAR, LAYERS * QUADRATIC),
-        # one layer, three times, behind a factorized embedding
+        # one layer runs three times, after a factorized embedding
         ("ALBERT", "text-classification", 3 * LINEAR + 2 * 16 * HIDDEN, 3 * QUADRATIC),
-        # not linear layers: twice as many relative positions as tokens are projected and scored, and half of the scores is kept
+        # no linear layers; twice as many relative positions as tokens are projected and scored, and half of the scores are kept
         ("XLNet", "text-classification", LAYERS * (LINEAR + 2 * 2 * HIDDEN**2), LAYERS * (QUADRATIC + 2 * 2 * HIDDEN)),
     ],
 )
-def test_the_terms_are_those_of_the_layers(tmp_path: Path, family: str, task: str, linear: float, quadratic: float) -> None:
+def test_the_terms_match_the_formulas_of_the_layers(tmp_path: Path, family: str, task: str, linear: float, quadratic: float) -> None:
     _, *found = counted(tmp_path, family, task)
 
     assert [linear, quadratic] == found
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
-def test_longer_texts_take_what_the_terms_say(tmp_path: Path, family: str) -> None:
+def test_the_terms_predict_the_operations_of_longer_texts(tmp_path: Path, family: str) -> None:
     task = next(task for name, task in CASES if name == family)
     loaded, linear, quadratic = counted(tmp_path, family, task)
     short, long = (checkpoint._count_operations(loaded.model, loaded.inputs, loaded.example_ids(length)) for length in (24, LENGTH))
@@ -62,17 +62,17 @@ def test_longer_texts_take_what_the_terms_say(tmp_path: Path, family: str) -> No
     [
         ([32, 64, 128], [7 + 5 * n + 3 * n**2 for n in (32, 64, 128)], (5.0, 3.0)),
         ([1, 2, 3], [10, 20, 30], (10.0, 0.0)),
-        ([1, 2, 4], [10, 20, 30], (20 / 3, 0.0)),  # growing ever less: the slope from end to end
-        ([1, 2, 3], [10, 10, 10], (1.0, 0.0)),  # nothing that was counted: a manifest needs more than nothing
+        ([1, 2, 4], [10, 20, 30], (20 / 3, 0.0)),  # growth slows down: the slope from first to last
+        ([1, 2, 3], [10, 10, 10], (1.0, 0.0)),  # no growth: the manifest needs a positive term
     ],
 )
-def test_terms_through_three_points(lengths: list[int], counts: list[int], expected: tuple[float, float]) -> None:
+def test_terms_are_fitted_through_three_points(lengths: list[int], counts: list[int], expected: tuple[float, float]) -> None:
     found = checkpoint.fit_terms(lengths, counts)
 
     assert expected == (pytest.approx(found.linear), pytest.approx(found.quadratic))
 
 
-def test_counting_leaves_a_model_as_it_was(tmp_path: Path) -> None:
+def test_counting_does_not_change_the_model(tmp_path: Path) -> None:
     loaded, *_ = counted(tmp_path, "BERT", "fill-mask")
     with torch.no_grad():
         logits = loaded.model(input_ids=torch.ones(1, 7, dtype=torch.int64))["logits"]
@@ -80,8 +80,7 @@ def test_counting_leaves_a_model_as_it_was(tmp_path: Path) -> None:
     assert (1, 7, loaded.model.config.vocab_size) == tuple(logits.shape)
 
 
-def test_a_model_of_few_tokens_is_counted_at_these() -> None:
-    """Never longer than it can read."""
+def test_counting_stays_within_a_short_maximum_length() -> None:
     config = transformers.BertConfig(vocab_size=8, max_position_embeddings=5, attn_implementation="eager", **SIZES)
     model = transformers.BertModel(config, add_pooling_layer=False).eval()
     found = checkpoint.count_flops(model, [InputSpec(name="input_ids", fill="token_ids")], lambda length: [1] * length, max_length=5)

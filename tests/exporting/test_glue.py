@@ -1,6 +1,6 @@
-"""The nine tasks of GLUE, each in its real form: the service answers as transformers does, and verify has the metric that GLUE asks for.
+"""The nine tasks of GLUE in their original format: scores match transformers, and `verify` has the metrics that GLUE uses.
 
-Beside them a model of independent labels, which GLUE has none of. Metrics are those of scipy and scikit-learn, on transformers' own answers.
+A multi-label model is also tested. The expected metrics are from scipy and scikit-learn, for the outputs of transformers.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ OTHERS = [*TEXTS[5:], *TEXTS[:5]]
 
 @dataclass(frozen=True)
 class GlueTask:
-    """A task as GLUE has it.
+    """A task of GLUE.
 
     Attributes:
-        columns: The columns of its data: a text's, or those of a pair.
-        labels: Its labels by id; a regression has one without a name.
-        figures: What GLUE asks for.
+        columns: Columns of its data, for a text or a pair.
+        labels: Its labels in the order of their ids; a regression has one unnamed label.
+        figures: Metrics that GLUE uses.
     """
 
     columns: tuple[str, ...]
@@ -56,12 +56,12 @@ GLUE = {
     "RTE": GlueTask(("sentence1", "sentence2"), ("entailment", "not_entailment"), ("accuracy",)),
     "WNLI": GlueTask(("sentence1", "sentence2"), ("not_entailment", "entailment"), ("accuracy",)),
 }
-# of one text and two labels, a pair and a value, a pair and three labels; the others have two labels and other names
+# `make test` runs these: a pair with a value, and a pair with three labels; the others have two labels
 EACH_FORM = ("STS-B", "MNLI")
 
 
 class Exported:
-    """A random checkpoint of a task, its bundle, and what transformers says to the texts of `TEXTS`."""
+    """A random checkpoint of a task, its bundle, and transformers' logits for `TEXTS`."""
 
     def __init__(self, folder: Path, labels: tuple[str, ...], problem_type: str, *, pair: bool) -> None:
         self.source = bert(folder, labels=labels, problem_type=problem_type, **SIZES)
@@ -71,7 +71,7 @@ class Exported:
         self.logits = np.stack([model.logits(*texts, max_length=POSITIONS) for texts in self.texts]).astype(np.float64)
 
     def assert_answers(self, expected: NDArray[np.float64], labels: Sequence[str]) -> None:
-        """Asserts that the service gives these scores, one row a text, of the labels in the order of their ids."""
+        """Asserts the scores of the service: a row per text, with labels in the order of their ids."""
         served = Served(self.bundle)
         actual = []
         for texts in self.texts:
@@ -90,8 +90,8 @@ class Exported:
         (("joy", "anger", "fear"), "single_label_classification", "label"),
     ],
 )
-def test_the_validation_has_the_measure_of_the_head(tmp_path: Path, labels: tuple[str, ...], problem_type: str, measure: str) -> None:
-    """Full agreement by a measure that could fail, with what it rests on; the share of equal labels only where there is a best label."""
+def test_the_validation_uses_the_measure_of_the_head(tmp_path: Path, labels: tuple[str, ...], problem_type: str, measure: str) -> None:
+    """Agreement is 1 with at least one decision. Label agreement is reported only if there is a best label."""
     [graph] = Exported(tmp_path, labels, problem_type, pair=False).bundle.manifest.graphs
     validation = graph.evidence
 
@@ -107,7 +107,7 @@ def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def expected_metrics(gold: NDArray[np.float64], logits: NDArray[np.float64]) -> dict[str, float]:
-    """Returns the metrics of scipy and scikit-learn by our names."""
+    """Returns the metrics of scipy and scikit-learn under the names of `verify`."""
     if logits.shape[1] == 1:
         values = logits[:, 0]
         return {
@@ -124,15 +124,15 @@ def expected_metrics(gold: NDArray[np.float64], logits: NDArray[np.float64]) -> 
 
 
 @pytest.mark.parametrize("name", [name if name in EACH_FORM else pytest.param(name, marks=pytest.mark.full_grid) for name in GLUE])
-def test_a_task_of_glue(tmp_path: Path, verify: Verify, name: str) -> None:
-    """Its data as GLUE has them, through export and verify; right answers are the model's own, every third one another."""
+def test_scores_and_metrics_of_a_glue_task_match(tmp_path: Path, verify: Verify, name: str) -> None:
+    """Gold labels are the model's predictions with every third label changed; gold values are the ranks of its outputs, shifted."""
     task = GLUE[name]
     regression = task.labels == VALUE
     kind = "regression" if regression else "single_label_classification"
     model = Exported(tmp_path, task.labels, kind, pair=len(task.columns) == 2)
     model.assert_answers(model.logits if regression else softmax(model.logits), task.labels)
 
-    if regression:  # to 0..5 as people judged, with ties
+    if regression:  # 0 to 5 like human ratings, with ties
         ranks = model.logits[:, 0].argsort().argsort()
         gold = np.round(5 * np.roll(ranks, 1) / ranks.max())
         assert len(set(gold)) < len(gold)
@@ -155,8 +155,8 @@ def test_a_task_of_glue(tmp_path: Path, verify: Verify, name: str) -> None:
 
 
 @pytest.mark.full_grid
-def test_labels_that_exclude_no_other(tmp_path: Path, verify: Verify) -> None:
-    """Scores through a sigmoid each; the set from one half on against the right one, and micro F1 over all labels of all texts."""
+def test_scores_and_metrics_of_a_multi_label_model_match(tmp_path: Path, verify: Verify) -> None:
+    """Each score is a sigmoid. Accuracy and micro F1 compare the labels with scores of at least 0.5 with the gold labels."""
     labels = ("joy", "anger", "fear", "surprise")
     model = Exported(tmp_path, labels, "multi_label_classification", pair=False)
     scores = 1 / (1 + np.exp(-model.logits))
@@ -165,7 +165,7 @@ def test_labels_that_exclude_no_other(tmp_path: Path, verify: Verify) -> None:
     chosen = scores >= 0.5
     gold = chosen.copy()
     gold[::4, 1] ^= True
-    assert {0, 1} < set(gold.sum(axis=1))  # no label, one, several
+    assert {0, 1} < set(gold.sum(axis=1))  # texts with no label, one label and several labels
     lines = [{"text": text, "label": [labels[i] for i in np.flatnonzero(row)]} for (text,), row in zip(model.texts, gold, strict=True)]
     code, checks = verify(model.bundle.path, "--data", json_lines(tmp_path / "data.jsonl", *lines), "--min-metric", "micro-f1=0.99")
 

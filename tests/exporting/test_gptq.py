@@ -1,4 +1,4 @@
-"""Weights to int8: scales that no CPU saturates with, rounding to nearest, and rounding by GPTQ."""
+"""Rounding of weights to int8: scales without saturation on any CPU, rounding to nearest, and GPTQ."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Floats = NDArray[np.float32]
 
 
 def random_weight(seed: int, rows: int, columns: int, outliers: float = 0.0) -> Floats:
-    """Returns weights spread as trained ones are, some of them much larger when asked."""
+    """Returns normally distributed weights; the share `outliers` of them is 8 times as large."""
     rng = np.random.default_rng(seed)
     weight = rng.normal(size=(rows, columns))
     return (weight * np.where(rng.random(weight.shape) < outliers, 8, 1)).astype(np.float32)
@@ -25,9 +25,9 @@ def random_peak(seed: int, rows: int) -> NDArray[np.uint8]:
 
 
 def largest_sums(quantized: NDArray[np.int8], peak: NDArray[np.uint8]) -> list[int]:
-    """Returns, by brute force, the largest magnitude of two adjacent products that activations up to `peak` can add up to.
+    """Returns, by brute force, each column's largest magnitude of two added adjacent products, for activations up to `peak`.
 
-    The extremes are at the corners: each activation of a pair is zero or its peak.
+    The sum is extreme if each activation of the pair is zero or its peak.
     """
     found = []
     for column in quantized.astype(int).T:
@@ -38,7 +38,7 @@ def largest_sums(quantized: NDArray[np.int8], peak: NDArray[np.uint8]) -> list[i
 
 
 def correlated_inputs(seed: int, count: int, rows: int) -> Floats:
-    """Returns a sample of inputs that a few hidden causes explain, as those of a trained layer."""
+    """Returns correlated inputs with a few latent factors, like those of a trained layer."""
     rng = np.random.default_rng(seed)
     return (rng.normal(size=(count, 8)) @ rng.normal(size=(8, rows)) + 0.1 * rng.normal(size=(count, rows))).astype(np.float32)
 
@@ -49,10 +49,10 @@ def round_gptq(weight: Floats, scales: Floats, inputs: Floats, peak: NDArray[np.
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 64, 65])
 @pytest.mark.parametrize("outliers", [0.0, 0.3, 1.0])
-def test_no_pair_of_products_leaves_16_bits(rows: int, outliers: float) -> None:
-    """With the column's scale weights rounded to nearest never add up to more than int16 holds, whatever activations meet them.
+def test_no_pair_of_products_exceeds_16_bits(rows: int, outliers: float) -> None:
+    """With the column scales, sums for weights rounded to nearest stay within int16 for all activations up to the peak.
 
-    With scales of the largest weight alone, of 64 rows some would.
+    With scales from only the largest weight, some sums would exceed int16.
     """
     for seed in range(20):
         weight, peak = random_weight(seed, rows, 24, outliers), random_peak(seed, rows)
@@ -61,8 +61,8 @@ def test_no_pair_of_products_leaves_16_bits(rows: int, outliers: float) -> None:
     assert rows < 64 or max(largest_sums(round_to_nearest(weight, unwidened), peak)) > MAX_INT16
 
 
-def test_two_largest_weights_of_one_pair_are_room_enough() -> None:
-    """The worst case, both of a pair at the end of int8 and both activations at the end of uint8, of either sign."""
+def test_a_pair_of_largest_weights_stays_within_16_bits() -> None:
+    """In the worst case, both weights of a pair are at the limit of int8 and both activations at the limit of uint8."""
     for sign in (1, -1):
         weight = np.full((2, 1), sign, dtype=np.float32)
         peak = np.full(2, 255, dtype=np.uint8)
@@ -70,8 +70,8 @@ def test_two_largest_weights_of_one_pair_are_room_enough() -> None:
         assert 0.97 * MAX_INT16 < largest <= MAX_INT16
 
 
-def test_a_column_without_danger_keeps_the_finest_steps() -> None:
-    """Where activations are small, or a pair's signs differ, the largest weight is 127 steps, as without widening."""
+def test_a_column_that_cannot_saturate_keeps_the_finest_steps() -> None:
+    """If activations are small, or if a pair's signs differ, the largest weight is 127 steps."""
     weight = np.array([[1.0, 1.0], [-1.0, 0.5]], dtype=np.float32)
     small, large = np.full(2, 100, dtype=np.uint8), np.full(2, 250, dtype=np.uint8)
 
@@ -80,8 +80,8 @@ def test_a_column_without_danger_keeps_the_finest_steps() -> None:
     assert column_scales(weight, large)[1] > 1 / MAX_INT8
 
 
-def test_the_order_of_rows_makes_the_pairs() -> None:
-    """Rows 0 and 1 are a pair, 1 and 2 are not; the last of an odd number stands alone."""
+def test_adjacent_rows_are_pairs() -> None:
+    """Rows 0 and 1 are a pair, rows 1 and 2 are not. The last row of an odd number is not in a pair."""
     peak = np.full(4, 250, dtype=np.uint8)
     apart = np.array([[1.0], [0.0], [1.0], [0.0]], dtype=np.float32)
     together = np.array([[0.0], [0.0], [1.0], [1.0]], dtype=np.float32)
@@ -99,8 +99,7 @@ def test_a_column_of_zeros_has_a_finite_scale() -> None:
     assert not round_to_nearest(weight, scales).any()
 
 
-def test_the_nearest_step_is_off_by_half_a_step_at_most() -> None:
-    """Every weight is within half its column's scale of what is stored."""
+def test_rounding_to_nearest_is_off_by_at_most_half_a_step() -> None:
     weight, peak = random_weight(1, 33, 16, 0.1), random_peak(1, 33)
     scales = column_scales(weight, peak)
     quantized = round_to_nearest(weight, scales)
@@ -109,18 +108,18 @@ def test_the_nearest_step_is_off_by_half_a_step_at_most() -> None:
     assert (np.abs(weight - quantized * scales) <= scales * (0.5 + 1e-4)).all()
 
 
-def test_steps_beyond_int8_are_its_ends() -> None:
-    """A weight that its scale cannot hold stays at 127 steps and does not wrap around; -128 is not used."""
+def test_steps_beyond_int8_are_clipped() -> None:
+    """A weight beyond the range of its scale becomes 127 or -127 steps and does not wrap around."""
     assert [[127], [-127]] == round_to_nearest(np.array([[1e3], [-1e3]], dtype=np.float32), np.ones(1, dtype=np.float32)).tolist()
 
 
-@pytest.mark.parametrize("rows", [32, 200])  # less and more than a block
+@pytest.mark.parametrize("rows", [32, 200])  # one block, and several blocks
 def test_gptq_gives_less_error_on_correlated_inputs(rows: int) -> None:
     weight = random_weight(2, rows, 48)
     inputs = correlated_inputs(3, 6 * rows, rows)
     sample, other = inputs[::2], inputs[1::2]
     peak = np.full(rows, 255, dtype=np.uint8)
-    scales = column_scales(weight, peak) * 8  # coarse steps, as of few bits, show the difference best
+    scales = column_scales(weight, peak) * 8  # coarse steps, like those of few bits, show the difference best
     nearest, by_gptq = round_to_nearest(weight, scales), round_gptq(weight, scales, sample, peak)
 
     for x in (sample, other):
@@ -128,8 +127,8 @@ def test_gptq_gives_less_error_on_correlated_inputs(rows: int) -> None:
         assert errors[1] < 0.25 * errors[0]
 
 
-def test_blocks_change_nothing_but_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Errors reach the rows of later blocks as they reach those of their own; weights differ by float rounding at most."""
+def test_the_block_size_does_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors also reach the rows of later blocks; only float rounding differs."""
     weight, inputs, peak = random_weight(7, 96, 48), correlated_inputs(7, 400, 96), np.full(96, 255, dtype=np.uint8)
     scales = column_scales(weight, peak)
     whole = round_gptq(weight, scales, inputs, peak)
@@ -139,8 +138,8 @@ def test_blocks_change_nothing_but_the_speed(monkeypatch: pytest.MonkeyPatch) ->
     assert np.mean(whole != in_blocks) < 0.01
 
 
-def test_gptq_needs_an_input_for_each_row() -> None:
-    """A sample too small to tell what moves together is rounded to nearest; one input more changes the result."""
+def test_gptq_needs_as_many_inputs_as_rows() -> None:
+    """With fewer inputs than rows, weights are rounded to nearest. One more input changes the result."""
     weight, inputs, peak = random_weight(4, 32, 8), correlated_inputs(4, 32, 32), np.full(32, 255, dtype=np.uint8)
     scales = column_scales(weight, peak)
     nearest = round_to_nearest(weight, scales)
@@ -152,11 +151,11 @@ def test_gptq_needs_an_input_for_each_row() -> None:
 @pytest.mark.parametrize(
     ("inputs", "peak"),
     [
-        pytest.param(np.eye(16, dtype=np.float32).repeat(4, 0), 255, id="without correlation"),  # no row can make up for another
-        pytest.param(np.zeros((64, 16), dtype=np.float32), 0, id="zeros"),  # as after a head that training left at zero
+        pytest.param(np.eye(16, dtype=np.float32).repeat(4, 0), 255, id="without correlation"),  # no row can compensate for another
+        pytest.param(np.zeros((64, 16), dtype=np.float32), 0, id="zeros"),  # like the outputs of a head that training left at zero
     ],
 )
-def test_inputs_that_say_nothing_are_rounded_to_nearest(inputs: Floats, peak: int) -> None:
+def test_inputs_without_correlation_lead_to_rounding_to_nearest(inputs: Floats, peak: int) -> None:
     weight, peaks = random_weight(5, 16, 8), np.full(16, peak, dtype=np.uint8)
     scales = column_scales(weight, peaks)
 
@@ -164,11 +163,11 @@ def test_inputs_that_say_nothing_are_rounded_to_nearest(inputs: Floats, peak: in
 
 
 @pytest.mark.parametrize("rows", [32, 33])
-def test_gptq_saturates_no_pair(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A column that GPTQ, which moves weights by more than a step, would take out of 16 bits is rounded to nearest."""
+def test_a_column_that_gptq_would_saturate_is_rounded_to_nearest(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPTQ changes some weights by more than a step, so their products can exceed 16 bits."""
     weight = np.random.default_rng(6).uniform(0.9, 1, size=(rows, 200)).astype(np.float32)
     peak, inputs = np.full(rows, 255, dtype=np.uint8), correlated_inputs(6, 4 * rows, rows)
-    scales = column_scales(weight, peak) * np.float32(0.985)  # without the slack that makes such columns rare
+    scales = column_scales(weight, peak) * np.float32(0.985)  # without the margin that makes such columns rare
     quantized, nearest = round_gptq(weight, scales, inputs, peak), round_to_nearest(weight, scales)
     with monkeypatch.context() as patch:
         patch.setattr("bertserve.export.int8.gptq.MAX_INT16", 2**31)
@@ -181,7 +180,7 @@ def test_gptq_saturates_no_pair(rows: int, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("rows", [32, 33])
-def test_no_pair_leaves_16_bits_after_gptq(rows: int) -> None:
+def test_no_pair_exceeds_16_bits_after_gptq(rows: int) -> None:
     changed = 0
     for seed in range(10):
         weight, peak = random_weight(seed, rows, 64, 0.1), random_peak(seed + 100, rows)
@@ -192,8 +191,8 @@ def test_no_pair_leaves_16_bits_after_gptq(rows: int) -> None:
     assert changed > 10 * 64 / 2
 
 
-def test_inputs_that_float32_cannot_invert_are_rounded_too() -> None:
-    """Channels of very unlike sizes that move together leave a Hessian without a factor in float32; more digits have one."""
+def test_gptq_works_if_float32_cannot_factor_the_hessian() -> None:
+    """Correlated channels of very different sizes have a Hessian that can only be factored in float64."""
     weight = random_weight(9, 64, 16)
     inputs = np.outer(np.random.default_rng(9).normal(size=256), np.geomspace(1, 1e6, 64)).astype(np.float32)
     peak = np.full(64, 255, dtype=np.uint8)

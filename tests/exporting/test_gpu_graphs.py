@@ -1,4 +1,4 @@
-"""Graphs for GPUs, as far as a machine without one can tell: made, compared with PyTorch on the CPU, and served in their shapes."""
+"""Graphs for GPUs, tested on the CPU: their export, outputs that match PyTorch, and their planned shapes."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ REQUESTS: dict[str, Any] = {
     "question-answering": question_answering.AnswerRequest,
     "fill-mask": fill_mask.FillMaskRequest,
 }
-# What `make test` exports for all providers: one output a text, and outputs for masks alone.
+# `make test` exports these for all providers: one has an output per text, the other an output per mask.
 SAMPLE = {"text-classification", "fill-mask"}
 GRAPHS = [("cuda", "fp32"), ("cuda", "fp16"), ("tensorrt", "fp32"), ("tensorrt", "fp16")]
 
 
 def save_bundle(source: Path, folder: Path, **changes: Any) -> Bundle:
-    """Returns the bundle of a checkpoint with graphs for all providers."""
+    """Exports a checkpoint with graphs for all providers, and returns the bundle."""
     options: dict[str, Any] = {"precisions": ("fp32", "fp16"), "providers": ("cpu", "cuda", "tensorrt")} | changes
     return exported(source, folder, calibration=few_texts(folder.parent), **options)
 
 
 class All:
-    """A checkpoint of each task, and its bundle with graphs for all providers; each is made when it is first asked for."""
+    """A checkpoint of each task and its bundle with graphs for all providers; both are created on first use."""
 
     def __init__(self, folder: Path) -> None:
         self.source = functools.cache(lambda task: checkpoint_of(folder, task))
@@ -72,7 +72,7 @@ def model_of(bundle: Bundle, provider: Any, precision: Any) -> onnx.ModelProto:
     return onnx.load(str(bundle.path / bundle.graph(provider, precision).file))
 
 
-# ---- what is made
+# ---- exported graphs
 
 
 def test_the_bundle_lists_each_graph_with_its_plan(bundle: Bundle) -> None:
@@ -86,12 +86,12 @@ def test_the_bundle_lists_each_graph_with_its_plan(bundle: Bundle) -> None:
         assert graph.shapes == gpu.plan_shapes(POSITIONS, masks=masks, rectangle=graph.provider == "tensorrt")
         assert graph.batch_invariant
         assert "cpu" == graph.evidence.provider
-    # TensorRT converts itself, so that one file serves both
+    # TensorRT converts to fp16 itself, so both precisions share a file
     assert graphs[3].file == graphs[4].file == "model.tensorrt.fp32.onnx"
 
 
-def test_float32_forms_answer_as_pytorch(bundle: Bundle) -> None:
-    """The validation report, measured through the service's engine in planned shapes, holds the bound of float32; half precision its own."""
+def test_reported_errors_of_gpu_graphs_are_within_the_limits(bundle: Bundle) -> None:
+    """The limit depends on the precision of the file, and TensorRT's fp16 uses the float32 file."""
     for provider, precision in GRAPHS:
         validation = bundle.graph(provider, precision).evidence  # type: ignore[arg-type]
 
@@ -104,8 +104,8 @@ def test_float32_forms_answer_as_pytorch(bundle: Bundle) -> None:
 
 
 @pytest.mark.parametrize(("provider", "precision"), GRAPHS)
-def test_logits_are_those_of_pytorch(all_: All, provider: Any, precision: Any) -> None:
-    """Alone and in one batch, from short to cut, nothing of the exporter takes part in the comparison."""
+def test_logits_match_pytorch(all_: All, provider: Any, precision: Any) -> None:
+    """The texts run alone and in one batch; the longest is truncated. The comparison uses no code of the exporter."""
     pytorch = PyTorch(all_.source(CLASSIFIES))
     served = Served(all_.bundle(CLASSIFIES), precision, provider)
     encodings = served.encodings(*map(classify.ClassifyRequest, TEXTS))
@@ -115,17 +115,17 @@ def test_logits_are_those_of_pytorch(all_: All, provider: Any, precision: Any) -
         np.testing.assert_allclose(expected, [row["logits"] for row in rows], rtol=0, atol=BOUNDS.get((provider, precision), 1e-4))
 
 
-def test_cuda_is_fused_and_takes_lengths(bundle: Bundle) -> None:
+def test_the_cuda_graph_is_fused_and_takes_lengths(bundle: Bundle) -> None:
     graph = bundle.graph("cuda", "fp32")
     model = model_of(bundle, "cuda", "fp32")
     counts = operators(bundle.path / graph.file)
     attention = [node for node in model.graph.node if node.op_type == "Attention"]
 
     assert f"torchscript opset 17, {FUSED_FORM}" == graph.form
-    # a language model's head has an activation of its own
+    # the head of a masked language model has another activation
     activations = LAYERS + (bundle.manifest.task == "fill-mask")
     assert [LAYERS, activations, 1] == [counts[name] for name in ("Attention", "BiasGelu", "EmbedLayerNormalization")]
-    # of each layer both, of which a fused embedding has the first
+    # both norms of each layer; the embedding's norm is part of its fused operator
     assert 2 * LAYERS == counts["SkipLayerNormalization"]
     assert ["lengths"] * LAYERS == [node.input[3] for node in attention]
     types = {value.name: (value.type.tensor_type.elem_type, len(value.type.tensor_type.shape.dim)) for value in model.graph.input}
@@ -139,8 +139,8 @@ def test_cuda_is_fused_and_takes_lengths(bundle: Bundle) -> None:
     assert "Cast" not in counts
 
 
-def test_half_precision_is_in_the_weights(bundle: Bundle) -> None:
-    """Matrices are float16 and so take half the space; the outputs are still float32."""
+def test_fp16_weights_are_stored_in_half_precision(bundle: Bundle) -> None:
+    """Matrices are float16, so the file has about half the size; outputs stay float32."""
     model = model_of(bundle, "cuda", "fp16")
     large = {tensor.data_type for tensor in model.graph.initializer if len(tensor.dims) == 2}
     sizes = [(bundle.path / bundle.graph("cuda", precision).file).stat().st_size for precision in ("fp32", "fp16")]  # type: ignore[arg-type]
@@ -152,7 +152,7 @@ def test_half_precision_is_in_the_weights(bundle: Bundle) -> None:
     assert bundle.graph("cuda", "fp16").evidence.quantized["Float16"] > 5 * LAYERS
 
 
-def test_tensorrt_gets_standard_operators(bundle: Bundle) -> None:
+def test_the_tensorrt_graph_has_only_standard_operators(bundle: Bundle) -> None:
     model = model_of(bundle, "tensorrt", "fp16")
 
     assert {""} == {node.domain for node in model.graph.node} == {entry.domain for entry in model.opset_import}
@@ -168,8 +168,8 @@ INPUTS = {
 
 
 @pytest.mark.parametrize(("provider", "precision"), GRAPHS)
-def test_masks_and_spans_and_tags_are_decoded_alike(bundle: Bundle, provider: Any, precision: Any) -> None:
-    """Each task's outputs have the shapes that its decoder reads, in batches filled up to the plan."""
+def test_outputs_of_all_tasks_match_the_cpu_graph(bundle: Bundle, provider: Any, precision: Any) -> None:
+    """Outputs have the same shapes and values, although batches are padded to the shape plan."""
     task = bundle.manifest.task
     served, on_cpu = Served(bundle, precision, provider), Served(bundle)
     encodings = served.encodings(*(REQUESTS[task](*texts) for texts in INPUTS[task] * 3))
@@ -181,8 +181,8 @@ def test_masks_and_spans_and_tags_are_decoded_alike(bundle: Bundle, provider: An
 
 
 @pytest.mark.full_grid
-def test_a_gpu_alone_is_enough(all_: All, tmp_path: Path) -> None:
-    """Without the CPU among the providers the stored example is answered by the first GPU graph, and only what was asked for is kept."""
+def test_a_bundle_can_be_exported_for_only_a_gpu(all_: All, tmp_path: Path) -> None:
+    """The stored example is answered by the GPU graph, and the bundle has only the requested graph."""
     bundle = save_bundle(all_.source(CLASSIFIES), tmp_path / "models", providers=("cuda",), precisions=("fp16",))
 
     assert ["model.cuda.fp16.onnx"] == sorted(path.name for path in bundle.path.glob("*.onnx"))
@@ -191,16 +191,16 @@ def test_a_gpu_alone_is_enough(all_: All, tmp_path: Path) -> None:
 
 
 @pytest.mark.full_grid
-def test_the_cpu_graph_is_the_same_beside_others(all_: All, tmp_path: Path) -> None:
-    """What is made for GPUs changes no byte of what is made for the CPU."""
+def test_gpu_graphs_do_not_change_the_cpu_graph(all_: All, tmp_path: Path) -> None:
+    """The CPU graph is byte-identical with and without GPU graphs."""
     alone = save_bundle(all_.source(CLASSIFIES), tmp_path / "models", providers=("cpu",), precisions=("fp32",))
 
     assert alone.graph("cpu").sha256 == all_.bundle(CLASSIFIES).graph("cpu").sha256
 
 
 @pytest.mark.full_grid
-def test_attention_that_is_not_fused_keeps_its_mask(all_: All, tmp_path: Path) -> None:
-    """Padding on the left cannot be told by lengths: attention stays in standard operators, in half precision with its mask in float32."""
+def test_unfused_attention_keeps_its_mask(all_: All, tmp_path: Path) -> None:
+    """Lengths cannot describe padding on the left, so attention stays unfused; in fp16, its mask stays in float32."""
     bundle = all_.bundle(CLASSIFIES)
     made = stage(all_.source(CLASSIFIES), tmp_path / "stages")
     left = replace(made.loaded, tokenizer_spec=made.loaded.tokenizer_spec.model_copy(update={"padding_side": "left"}))
@@ -213,7 +213,7 @@ def test_attention_that_is_not_fused_keeps_its_mask(all_: All, tmp_path: Path) -
     assert PARTLY_FUSED_FORM == fused.form
     assert [0, LAYERS] == [fused.fusions.get(name, 0) for name in ("Attention", "BiasGelu")]
     assert ["token_ids", "attention_mask", "type_ids"] == [spec.fill for spec in fused.inputs]
-    # what a mask adds to the scores of padding is only large where there is padding
+    # the mask adds large values to attention scores only if there is padding
     assert halved["KeptFloat"] >= unpadded["KeptFloat"]
     assert halved["KeptFloat"] >= LAYERS
     assert [0, 0] == padded[0]["attention_mask"][0, -2:].tolist()
@@ -227,8 +227,8 @@ def test_attention_that_is_not_fused_keeps_its_mask(all_: All, tmp_path: Path) -
 
 
 @pytest.mark.full_grid
-def test_padding_that_would_move_positions_goes_to_the_right(tmp_path: Path) -> None:
-    """A model with absolute positions whose tokenizer says left is padded on the right, so a GPU's planned lengths do not move its answers."""
+def test_a_model_with_absolute_positions_is_padded_on_the_right(tmp_path: Path) -> None:
+    """The tokenizer declares the left side, but then planned lengths would shift the positions and change outputs."""
     source = bert(tmp_path, "left")
     edit_json(source / "tokenizer_config.json", padding_side="left")
     bundle = save_bundle(source, tmp_path / "models", providers=("tensorrt",))
@@ -237,12 +237,12 @@ def test_padding_that_would_move_positions_goes_to_the_right(tmp_path: Path) -> 
     assert bundle.graph("tensorrt").batch_invariant
 
 
-# ---- what overflows
+# ---- overflow
 
 
 @pytest.mark.full_grid
-def test_what_overflows_stays_in_float32(tmp_path: Path) -> None:
-    """A feed-forward block with values beyond half precision, scaled back behind it, still answers as PyTorch."""
+def test_operators_that_overflow_fp16_stay_in_float32(tmp_path: Path) -> None:
+    """A feed-forward block with inner values beyond the range of fp16 still matches PyTorch."""
     scale = 3e5
 
     def blow_up(tensors: dict[str, torch.Tensor]) -> None:
@@ -262,8 +262,8 @@ def test_what_overflows_stays_in_float32(tmp_path: Path) -> None:
     np.testing.assert_allclose(PyTorch(source).logits(TEXTS[1]), row["logits"], rtol=0, atol=0.05)
 
 
-def test_writers_and_readers_of_a_large_tensor_are_kept() -> None:
-    """A tensor over the limit passes through no half; a fused sum counts what it adds up; a large constant keeps its reader."""
+def test_writers_and_readers_of_a_large_tensor_stay_in_float32() -> None:
+    """A fused sum is checked with the sum of its inputs' magnitudes. The reader of a large constant also stays in float32."""
     nodes = [
         helper.make_node("Mul", ["x", "big"], ["a"], name="constant"),
         helper.make_node("Relu", ["x"], ["b"], name="writer"),
@@ -281,13 +281,13 @@ def test_writers_and_readers_of_a_large_tensor_are_kept() -> None:
     assert {"constant", "writer", "reader", "sum", "not_finite"} == gpu.overflowing(model, peaks)
 
 
-# ---- the plan, and what may be asked for
+# ---- shape plans and precisions
 
 
 @pytest.mark.parametrize("max_length", [16, 20, 128, 512, 514, 8192])
 @pytest.mark.parametrize("rectangle", [False, True])
-def test_plans_reach_the_models_length_within_their_tokens(max_length: int, rectangle: bool) -> None:
-    """Lengths end with the model's and are multiples of 8 before; no step wastes over a half, but for the first; batches are bounded."""
+def test_plans_reach_the_maximum_length_within_the_token_limit(max_length: int, rectangle: bool) -> None:
+    """All lengths but the last are multiples of 8, each is at most twice the previous one, and batches have limited sizes."""
     plan = gpu.plan_shapes(max_length, masks=True, rectangle=rectangle)
     lengths = [bucket.length for bucket in plan.buckets]
 
@@ -304,8 +304,8 @@ def test_plans_reach_the_models_length_within_their_tokens(max_length: int, rect
         assert plan.shape(1, tokens) is not None
 
 
-def test_providers_choose_among_the_precisions() -> None:
-    """Each provider makes the graphs that it supports, in the given order; without a choice it makes all."""
+def test_each_provider_gets_the_precisions_that_it_supports() -> None:
+    """The requested order is kept. Without a request, each provider gets all its precisions."""
     assert {"cpu": ("fp32", "int8"), "cuda": ("fp32", "fp16")} == choose_precisions(("cpu", "cuda"), None)
     assert {"cpu": ("int8",), "cuda": ("fp16",), "tensorrt": ("fp16",)} == choose_precisions(("cpu", "cuda", "tensorrt"), ("int8", "fp16"))
     assert {"cuda": ("fp16", "fp32")} == choose_precisions(("cuda",), ("fp16", "fp32"))

@@ -1,4 +1,4 @@
-"""Surgery on graphs: what the stages between fusing and quantizing change, and that answers stay as they were."""
+"""Graph passes between fusing and quantizing: what they change, and that outputs stay the same."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def staged_classifier(all_staged: dict[str, Staged]) -> Staged:
 
 
 def batches(staged: Staged) -> list[tuple[Feed, Array]]:
-    """Returns batches and their masks: each text alone, and all of them with padding."""
+    """Returns batches and their masks: each text alone, and all texts in one padded batch."""
     feeds = staged.feeds(TEXTS)
     together = padded(feeds, 40)
     return [(feed, feed["attention_mask"]) for feed in [*feeds, together]]
@@ -57,7 +57,7 @@ def handmade(
     outputs: Sequence[str] = ("y",),
     inputs: Sequence[str] = ("x",),
 ) -> Path:
-    """Writes a graph on float32 inputs [rows, LENGTH, WIDTH] and returns its path."""
+    """Writes a graph with float32 inputs [rows, LENGTH, WIDTH] and returns its path."""
     onnx.save(graph_of(nodes, constants, dict.fromkeys(inputs, ("rows", LENGTH, WIDTH)), outputs), str(path))
     return path
 
@@ -89,7 +89,7 @@ def graph_constant(path: Path, name: str) -> Array:
 
 
 def giving_out(source: Path, path: Path, names: Sequence[str]) -> Path:
-    """Writes a graph that gives out further tensors, and returns its path."""
+    """Writes a graph with these tensors as additional outputs, and returns its path."""
     rewrite.save(rewrite.load(source), path, outputs=names)
     return path
 
@@ -114,15 +114,15 @@ def test_constants_are_found_in_nodes_and_initializers(tmp_path: Path) -> None:
 
 
 def branch(value: str, output: str) -> onnx.GraphProto:
-    """Returns a branch of `If` that reads a value of the graph around it."""
+    """Returns a branch of `If` that reads a value of the outer graph."""
     return helper.make_graph(
         [helper.make_node("Neg", [value], [output])], output, [], [helper.make_tensor_value_info(output, TensorProto.FLOAT, None)]
     )
 
 
 @pytest.mark.parametrize("rewriting", [unfuse, restrict_to_cls, pack_qkv], ids=lambda rewriting: rewriting.__name__)
-def test_a_graph_with_graphs_in_it_is_refused(tmp_path: Path, rewriting: Callable[[Path, Path], object]) -> None:
-    """No pass sees what the branches of `If` read, so each would change it as if nothing did."""
+def test_a_graph_with_subgraphs_is_refused(tmp_path: Path, rewriting: Callable[[Path, Path], object]) -> None:
+    """Passes ignore the readers in branches of `If`, so they could change values that a branch needs."""
     nodes = [
         helper.make_node("Gather", ["x", "zero"], ["first"], axis=1),
         helper.make_node("ReduceMax", ["first"], ["largest"], keepdims=0),
@@ -137,8 +137,8 @@ def test_a_graph_with_graphs_in_it_is_refused(tmp_path: Path, rewriting: Callabl
     assert not (tmp_path / "other.onnx").exists()
 
 
-def test_a_graph_that_is_loaded_and_saved_answers_the_same(staged: Staged, tmp_path: Path) -> None:
-    """Nothing that is needed gets lost, and the file that was loaded is left alone."""
+def test_loading_and_saving_does_not_change_a_graph(staged: Staged, tmp_path: Path) -> None:
+    """The loaded file is unchanged, and the saved graph has equal outputs."""
     before = digest(staged.fused)
     rewrite.save(rewrite.load(staged.fused), tmp_path / "saved.onnx")
 
@@ -148,7 +148,7 @@ def test_a_graph_that_is_loaded_and_saved_answers_the_same(staged: Staged, tmp_p
             np.testing.assert_array_equal(a, b)
 
 
-def test_new_names_collide_with_nothing_after_saving_and_loading(tmp_path: Path) -> None:
+def test_new_names_are_unique_after_saving_and_loading(tmp_path: Path) -> None:
     nodes = [helper.make_node("Add", ["val_0", "val_1"], ["val_2"], name="a"), helper.make_node("Neg", ["val_2"], ["y"], name="b")]
     path = handmade(tmp_path / "graph.onnx", nodes, {"val_1": np.float32([1])}, inputs=["val_0"])
     for _ in range(3):
@@ -165,7 +165,7 @@ def test_new_names_collide_with_nothing_after_saving_and_loading(tmp_path: Path)
     np.testing.assert_array_equal(-(X + 1 + 1 + 1 + 1), run(path, {"val_0": X})[0])
 
 
-def test_a_constants_name_is_made_distinct_where_another_value_has_it(tmp_path: Path) -> None:
+def test_a_constant_gets_a_unique_name_if_its_name_is_taken(tmp_path: Path) -> None:
     path = handmade(tmp_path / "graph.onnx", [helper.make_node("Add", ["x", "one"], ["y"])], {"one": np.float32([1])})
     graph = rewrite.load(path).graph
     known = graph.initializers["one"]
@@ -176,8 +176,8 @@ def test_a_constants_name_is_made_distinct_where_another_value_has_it(tmp_path: 
     assert [1, 2, 3, 1] == [int(np.asarray(rewrite.constant(value))[0]) for value in (known, *added[:3])]
 
 
-def test_what_nothing_reads_is_not_saved(tmp_path: Path) -> None:
-    """Unread nodes are removed, with their unread inputs, constants, and the shapes of the earlier graph."""
+def test_unread_nodes_are_not_saved(tmp_path: Path) -> None:
+    """The saved graph also lacks unread constants and the shapes of the earlier graph."""
     nodes = [
         helper.make_node("Mul", ["x", "unread"], ["a"]),
         helper.make_node("Neg", ["a"], ["b"]),
@@ -196,8 +196,8 @@ def test_what_nothing_reads_is_not_saved(tmp_path: Path) -> None:
     np.testing.assert_array_equal(1 - X, run(tmp_path / "saved.onnx", {"x": X})[0])
 
 
-def test_further_outputs_come_after_the_graphs_own(tmp_path: Path) -> None:
-    """Additional outputs follow the graph's own, in the requested order and without duplicates; the model itself is unchanged."""
+def test_additional_outputs_follow_the_graphs_own(tmp_path: Path) -> None:
+    """They are in the requested order and without duplicates; the model itself is unchanged."""
     nodes = [helper.make_node("Neg", ["x"], ["a"]), helper.make_node("Abs", ["x"], ["b"]), helper.make_node("Add", ["a", "one"], ["y"])]
     model = rewrite.load(handmade(tmp_path / "graph.onnx", nodes, {"one": np.float32([1])}))
     rewrite.save(model, tmp_path / "more.onnx", outputs=["b", "y", "a"])
@@ -214,14 +214,14 @@ def test_further_outputs_come_after_the_graphs_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [("fused", "unfused"), ("unfused", "cls_only"), ("cls_only", "packed")])
-def test_a_pass_keeps_the_answers(staged: Staged, before: str, after: str) -> None:
-    """With padding and without, outputs of every task are within 1e-5."""
+def test_each_pass_keeps_the_outputs(staged: Staged, before: str, after: str) -> None:
+    """Outputs of all tasks are within 1e-5, with and without padding."""
     for feed, mask in batches(staged):
         assert_equal_outputs(getattr(staged, before), getattr(staged, after), feed, mask)
 
 
 def test_no_slow_operator_is_left(staged: Staged) -> None:
-    """Attention, norms with a skip connection and activations with a bias are taken apart, and plain products with a bias too."""
+    """Attention, norms with a skip connection, and activations and products with a bias are split into faster operators."""
     before, after = operators(staged.fused), operators(staged.unfused)
     slow = {"Attention", "SkipLayerNormalization", "BiasGelu", "Gemm"}
 
@@ -231,7 +231,7 @@ def test_no_slow_operator_is_left(staged: Staged) -> None:
 
 
 def test_attention_keeps_its_attributes(classifier: Staged, tmp_path: Path) -> None:
-    """Another scale of the scores, and another value of masked ones, mean the same after unfusing as before."""
+    """Unfusing keeps a changed scale of the scores and a changed value of masked scores."""
     model = onnx.load(str(classifier.fused))
     for node in model.graph.node:
         if node.op_type == "Attention":
@@ -255,10 +255,10 @@ def test_attention_keeps_its_attributes(classifier: Staged, tmp_path: Path) -> N
         pytest.param("SkipLayerNormalization", lambda node: node.output.extend(["mean"]), id="a norm that gives out its mean"),
     ],
 )
-def test_a_node_of_another_kind_is_refused(
+def test_an_unsupported_node_is_refused(
     classifier: Staged, tmp_path: Path, operator: str, change: Callable[[onnx.NodeProto], object]
 ) -> None:
-    """What the rewriting would get wrong is an error that names the node, and no graph is written."""
+    """If unfusing would give a wrong graph, the error names the node or its output, and no graph is written."""
     model = onnx.load(str(classifier.fused))
     node = next(node for node in model.graph.node if node.op_type == operator)
     change(node)
@@ -270,8 +270,8 @@ def test_a_node_of_another_kind_is_refused(
 
 
 @pytest.mark.parametrize("shifted", [True, False])
-def test_a_norm_that_gives_out_its_sum_becomes_an_addition_and_a_norm(tmp_path: Path, shifted: bool) -> None:
-    """As in a model that norms before its blocks: the sum is read too, and the norm may have no shift."""
+def test_a_skip_norm_with_its_sum_as_output_becomes_an_addition_and_a_norm(tmp_path: Path, shifted: bool) -> None:
+    """Pre-norm models also read the sum, and their norms may have no shift."""
     inputs = ["x", "skip", "gamma", *(["beta"] if shifted else [])]
     node = helper.make_node("SkipLayerNormalization", inputs, ["y", "", "", "sum"], domain=CONTRIB, epsilon=1e-5)
     constants = {"skip": normal(1, LENGTH, WIDTH, seed=5), "gamma": normal(WIDTH, seed=6), "beta": normal(WIDTH, seed=7)}
@@ -287,7 +287,7 @@ def test_a_norm_that_gives_out_its_sum_becomes_an_addition_and_a_norm(tmp_path: 
 
 
 def gemm(shape: tuple[int, ...], *bias: str, **attributes: Any) -> tuple[list[onnx.NodeProto], dict[str, Array]]:
-    """Returns the nodes and constants of a product of all rows of `x`."""
+    """Returns the nodes and constants of a `Gemm` of all rows of `x`."""
     nodes = [
         helper.make_node("Reshape", ["x", "flat"], ["rows"]),
         helper.make_node("Gemm", ["rows", "w", *bias], ["y"], **attributes),
@@ -314,7 +314,7 @@ JOINED = [
         pytest.param(einsum("ibh,hk->bik", WIDTH, 5), {"Einsum": 1}, id="turned axes"),
         pytest.param(einsum("ibh,bk->ihk", LENGTH, 5), {"Einsum": 1}, id="another axis"),
         pytest.param(einsum("ibh,ih->ibh", 3, WIDTH), {"Einsum": 1}, id="no sum"),
-        # a sum over two axes, heads and what is in them, is a product with both taken for one
+        # a sum over two axes, heads and their values, is a product with both axes merged
         pytest.param((JOINED, {"w": normal(5, 2, 4), "heads": np.array([0, 0, 2, 4])}), {"MatMul": 1, "Reshape": 2}, id="joined heads"),
         pytest.param(gemm((WIDTH, 5), "b", transB=0), {"Reshape": 1, "MatMul": 1, "Add": 1}, id="with a bias"),
         pytest.param(gemm((5, WIDTH), "b", transB=1), {"Reshape": 1, "MatMul": 1, "Add": 1}, id="transposed with a bias"),
@@ -322,10 +322,10 @@ JOINED = [
         pytest.param(gemm((WIDTH, 5), "b", alpha=2.0), {"Reshape": 1, "Gemm": 1}, id="scaled"),
     ],
 )
-def test_a_sum_of_products_with_a_constant_becomes_a_product(
+def test_einsum_and_gemm_with_a_constant_become_a_matmul(
     tmp_path: Path, graph: tuple[list[onnx.NodeProto], dict[str, Array]], left: dict[str, int]
 ) -> None:
-    """Whatever shape a matrix is kept in, XLNet's has three axes; an operator that is not a plain product is left alone."""
+    """The matrix can have more than two axes, like XLNet's. Operators that are not plain products are unchanged."""
     path = handmade(tmp_path / "graph.onnx", *graph)
     unfuse(path, tmp_path / "unfused.onnx")
 
@@ -333,11 +333,11 @@ def test_a_sum_of_products_with_a_constant_becomes_a_product(
     assert_same(path, tmp_path / "unfused.onnx")
 
 
-# ---- the last layer for [CLS] alone
+# ---- the last layer only for [CLS]
 
 
 def test_a_classifiers_last_layer_is_computed_for_one_token(classifier: Staged, tmp_path: Path) -> None:
-    """Query, attention's output, feed-forward block and both norms have one row; keys, values and all before have all."""
+    """Attention output, feed-forward block and both norms of the last layer have one row; tensors before it have all rows."""
     names = [
         node.outputs[0].name
         for node in ir.load(classifier.cls_only).graph
@@ -351,18 +351,18 @@ def test_a_classifiers_last_layer_is_computed_for_one_token(classifier: Staged, 
     assert [length] * 5 + [1] * 4 == [value.shape[1] for value in run(tmp_path / "more.onnx", feed)[1:]]
 
 
-def test_other_tasks_are_not_restricted(staged: Staged) -> None:
+def test_only_classification_is_restricted(staged: Staged) -> None:
     assert (staged.nodes_restricted > 0) == (staged.loaded.task == "text-classification")
     assert (operators(staged.unfused) == operators(staged.cls_only)) == (staged.nodes_restricted == 0)
 
 
 def with_score_bias(fused: Path, target: Path, rows: str) -> Path:
-    """Writes a fused graph whose attention adds a bias by relative position to its scores, as MPNet's and T5's do.
+    """Writes a fused graph whose attention adds a bias by relative position to its scores, as in MPNet and T5.
 
     Args:
-        fused: The graph, of `Attention`.
+        fused: The graph, with nodes `Attention`.
         target: The new graph.
-        rows: `one` bias for all texts, or `each` text its own.
+        rows: `one` for the same bias for all texts, `each` for a different bias for each text.
     """
     model = onnx.load(str(fused))
     heads = SIZES["num_attention_heads"]
@@ -386,10 +386,10 @@ def with_score_bias(fused: Path, target: Path, rows: str) -> Path:
         node("Gather", "shape one", "length"),
         node("Range", "zero length one", "keys"),
         node("Unsqueeze", "keys one", "queries"),
-        node("Sub", "keys queries", "distances"),  # [query, key], of either sign: no two queries have the same row
+        node("Sub", "keys queries", "distances"),  # [query, key], of both signs, so no two queries have the same row
         node("Cast", "distances", "floats", to=TensorProto.FLOAT),
         node("Mul", "floats slopes", "bias"),
-        # the first token's id of each text moves its own bias
+        # the id of a text's first token scales its bias
         node("Gather", "input_ids zero", "first", axis=1),
         node("Cast", "first", "ids", to=TensorProto.FLOAT),
         node("Unsqueeze", "ids rowwise", "moves"),
@@ -405,8 +405,8 @@ def with_score_bias(fused: Path, target: Path, rows: str) -> Path:
 
 
 @pytest.mark.parametrize("rows", ["one", "each"])
-def test_a_bias_of_the_scores_is_restricted_with_its_query(classifier: Staged, tmp_path: Path, rows: str) -> None:
-    """Of a bias [rows, heads, queries, keys] the first query's row is what is left; outputs are as before, at every length and padded."""
+def test_a_bias_of_the_scores_is_restricted_to_the_first_query(classifier: Staged, tmp_path: Path, rows: str) -> None:
+    """Only the first query of a bias [rows, heads, queries, keys] is kept; outputs are unchanged, with and without padding."""
     biased = with_score_bias(classifier.fused, tmp_path / "biased.onnx", rows)
     unfuse(biased, tmp_path / "unfused.onnx")
     restricted = restrict_to_cls(tmp_path / "unfused.onnx", tmp_path / "cls_only.onnx")
@@ -414,12 +414,12 @@ def test_a_bias_of_the_scores_is_restricted_with_its_query(classifier: Staged, t
     assert classifier.nodes_restricted == restricted
     for feed, mask in batches(classifier):
         assert_equal_outputs(biased, tmp_path / "cls_only.onnx", feed, mask)
-        with pytest.raises(AssertionError):  # the bias does something
+        with pytest.raises(AssertionError):  # the bias has an effect
             assert_equal_outputs(classifier.fused, biased, feed, mask, atol=1e-3)
 
 
-def test_a_model_with_relative_positions_is_restricted_as_traced(tmp_path: Path) -> None:
-    """MPNet's bias is added to scores that no operator fuses: what comes after the attention is restricted, and answers are as before."""
+def test_a_model_with_unfused_relative_positions_is_restricted(tmp_path: Path) -> None:
+    """MPNet's attention has a bias and is not fused. The nodes after it are restricted, and outputs are unchanged."""
     staged = stage(FAMILIES["MPNet"].save(tmp_path / "mpnet", "text-classification"), tmp_path / "stages")
     last = [node for node in ir.load(staged.cls_only).graph if node.op_type in ("Softmax", "LayerNormalization", "Gelu")][-4:]
 
@@ -434,8 +434,8 @@ def test_a_model_with_relative_positions_is_restricted_as_traced(tmp_path: Path)
 
 
 @pytest.mark.parametrize("second", ["an output", "a reader"])
-def test_hidden_states_that_something_else_reads_stay_whole(classifier: Staged, tmp_path: Path, second: str) -> None:
-    """Where the last hidden states are given out, or reach another node, nothing is restricted and they are as before."""
+def test_hidden_states_with_another_reader_are_not_restricted(classifier: Staged, tmp_path: Path, second: str) -> None:
+    """If the last hidden states are an output, or if another node reads them, nothing is restricted and outputs are unchanged."""
     model = rewrite.load(classifier.unfused)
     hidden = [node for node in model.graph if node.op_type == "LayerNormalization"][-1].outputs[0]
     if second == "a reader":
@@ -451,7 +451,7 @@ def test_hidden_states_that_something_else_reads_stay_whole(classifier: Staged, 
 
 
 def rowwise_nodes() -> list[onnx.NodeProto]:
-    """Returns a head on the first row of `hidden`, which only row-wise operators lead to."""
+    """Returns row-wise nodes that compute `hidden`, and a head on its first row."""
     return [
         helper.make_node("MatMul", ["x", "w"], ["product"]),
         helper.make_node("Add", ["product", "b"], ["biased"]),
@@ -464,14 +464,14 @@ ROWWISE = {"w": normal(WIDTH, WIDTH), "b": normal(WIDTH, seed=1), "zero": np.arr
 
 
 def restricted_handmade(folder: Path, nodes: Sequence[onnx.NodeProto], **constants: Array) -> tuple[int, Path]:
-    """Restricts a handmade graph, asserts that it answers as before, and returns the count and the graph."""
+    """Restricts a handmade graph, asserts unchanged outputs, and returns the count and the path of the graph."""
     path = handmade(folder / "wide.onnx", nodes, ROWWISE | constants)
     count = restrict_to_cls(path, folder / "cls_only.onnx")
     assert_same(path, folder / "cls_only.onnx", atol=1e-6)
     return count, folder / "cls_only.onnx"
 
 
-def test_rowwise_nodes_read_one_cut_of_their_input(tmp_path: Path) -> None:
+def test_rowwise_nodes_share_one_slice_of_their_input(tmp_path: Path) -> None:
     count, path = restricted_handmade(tmp_path, rowwise_nodes())
 
     assert (3, 1) == (count, operators(path)["Slice"])
@@ -483,12 +483,12 @@ def test_rowwise_nodes_read_one_cut_of_their_input(tmp_path: Path) -> None:
         pytest.param(3, helper.make_node("Gather", ["hidden", "one"], ["y"], axis=1), 0, id="another row"),
         pytest.param(3, helper.make_node("Gather", ["hidden", "zero"], ["y"], axis=0), 0, id="another axis"),
         pytest.param(3, helper.make_node("Softmax", ["hidden"], ["y"], axis=1), 0, id="an operator across rows"),
-        # positions that are added to hidden states are not one row for all
+        # positions that are added to hidden states differ by row
         pytest.param(1, helper.make_node("Add", ["product", "positions"], ["biased"]), 1, id="a constant with rows of its own"),
     ],
 )
-def test_what_reads_more_than_the_first_row_is_not_restricted(tmp_path: Path, place: int, node: onnx.NodeProto, count: int) -> None:
-    """Only the first row of the second axis, taken out by itself, is what the head may read."""
+def test_nodes_for_more_than_the_first_row_are_not_restricted(tmp_path: Path, place: int, node: onnx.NodeProto, count: int) -> None:
+    """Nodes are only restricted if the head reads just the first row of the second axis."""
     nodes = rowwise_nodes()
     nodes[place] = node
 
@@ -496,7 +496,7 @@ def test_what_reads_more_than_the_first_row_is_not_restricted(tmp_path: Path, pl
 
 
 def test_a_product_of_two_computed_tensors_is_not_restricted(tmp_path: Path) -> None:
-    """Scores mix rows: what they are multiplied with is needed whole, and only what comes after is restricted."""
+    """Attention scores mix rows, so only the addition after both products is restricted."""
     nodes = [
         helper.make_node("Transpose", ["x"], ["turned"], perm=[0, 2, 1]),
         helper.make_node("MatMul", ["x", "turned"], ["scores"]),
@@ -512,7 +512,7 @@ def test_a_product_of_two_computed_tensors_is_not_restricted(tmp_path: Path) -> 
 
 
 def test_query_key_and_value_are_one_product(staged: Staged) -> None:
-    """Each layer's three projections are one; in a restricted layer, where the query reads one row, key and value are."""
+    """Each layer has one product for all three. A restricted layer has one for key and value, because its query reads one row."""
     widths = [
         [len(node.output), [int(width) for width in graph_constant(staged.packed, node.input[1])]]
         for node in onnx.load(str(staged.packed)).graph.node
@@ -553,7 +553,7 @@ def test_products_without_a_bias_are_packed_too(tmp_path: Path) -> None:
     assert_same(path, tmp_path / "packed.onnx")
 
 
-def test_equal_constants_are_kept_once(tmp_path: Path) -> None:
+def test_equal_constants_are_stored_once(tmp_path: Path) -> None:
     weight = normal(16, WIDTH * 4).reshape(WIDTH, -1)
     nodes = [
         helper.make_node("Neg", ["x"], ["negative"]),
@@ -577,8 +577,8 @@ def test_every_feed_forward_block_is_found(staged: Staged) -> None:
     assert 2 == len(graph_edits.feed_forwards(rewrite.load(staged.packed).graph))
 
 
-def test_units_of_the_largest_values_are_computed_apart(classifier: Staged, tmp_path: Path) -> None:
-    """Outputs stay within 1e-5; the small block has the units of the largest peaks, and the large one the others, in order."""
+def test_hidden_units_with_the_largest_values_are_split_off(classifier: Staged, tmp_path: Path) -> None:
+    """The small block has the units with the largest peaks, the large block the others in order. Outputs stay within 1e-5."""
     model = rewrite.load(classifier.packed)
     activation = graph_edits.feed_forwards(model.graph)[0]
     [add] = activation.predecessors()
@@ -595,8 +595,8 @@ def test_units_of_the_largest_values_are_computed_apart(classifier: Staged, tmp_
         assert_equal_outputs(classifier.packed, tmp_path / "split.onnx", feed, mask)
 
 
-def test_input_channels_of_the_largest_values_are_multiplied_apart(classifier: Staged, tmp_path: Path) -> None:
-    """Outputs stay within 1e-5; the largest channels' rows are in the float matrix, and zero in the other."""
+def test_input_channels_with_the_largest_values_are_split_off(classifier: Staged, tmp_path: Path) -> None:
+    """The float matrix has the rows of the largest channels; the other matrix has zeros there. Outputs stay within 1e-5."""
     model = rewrite.load(classifier.packed)
     layer = next(layer for layer in map(rewrite.as_linear, model.graph) if layer is not None)
     name, (weight, _) = layer.weight.name, layer.arrays()
@@ -611,8 +611,8 @@ def test_input_channels_of_the_largest_values_are_multiplied_apart(classifier: S
         assert_equal_outputs(classifier.packed, tmp_path / "split.onnx", feed, mask)
 
 
-def test_all_splits_together_keep_the_answers(staged: Staged, tmp_path: Path) -> None:
-    """Every block and every product of a norm's output split, by the values seen on texts, is the same function within 1e-5."""
+def test_all_splits_together_keep_the_outputs(staged: Staged, tmp_path: Path) -> None:
+    """All feed-forward blocks and all products of norm outputs are split by observed values; outputs stay within 1e-5."""
     model = rewrite.load(staged.packed)
     blocks = graph_edits.feed_forwards(model.graph)
     normed = {node.outputs[0].name for node in model.graph if node.op_type == "LayerNormalization"}
@@ -636,7 +636,7 @@ def test_all_splits_together_keep_the_answers(staged: Staged, tmp_path: Path) ->
 
 
 def smoothed(staged: Staged, path: Path, factors: Array) -> tuple[set[str], set[str]]:
-    """Smooths every attention output by the same factors; returns what there was, and what was smoothed."""
+    """Smooths all attention outputs by the same factors; returns the names of all outputs and of the smoothed outputs."""
     model = rewrite.load(staged.packed)
     outputs = {node.outputs[0].name for node in model.graph if node.op_type == "MultiHeadAttention"}
     done = fold_smoothing(model.graph, dict.fromkeys(outputs, factors) | {"unknown": factors})
@@ -647,8 +647,8 @@ def smoothed(staged: Staged, path: Path, factors: Array) -> tuple[set[str], set[
 FACTORS = np.geomspace(1, 64, HIDDEN, dtype=np.float32)
 
 
-def test_a_smoothed_graph_answers_as_before(staged: Staged, tmp_path: Path) -> None:
-    """Scaling values and the rows that read them by the inverse changes nothing but float rounding; each channel is its factor times what it was."""
+def test_smoothing_keeps_the_outputs(staged: Staged, tmp_path: Path) -> None:
+    """The weights that read the values are scaled by the inverse. Each channel of the values is multiplied by its factor."""
     outputs, done = smoothed(staged, tmp_path / "smoothed.onnx", FACTORS)
     name, sources = min(outputs), {"before": staged.packed, "after": tmp_path / "smoothed.onnx"}
     feed = batches(staged)[0][0]
@@ -660,8 +660,8 @@ def test_a_smoothed_graph_answers_as_before(staged: Staged, tmp_path: Path) -> N
     np.testing.assert_allclose(after, before * FACTORS, rtol=1e-4, atol=1e-4)
 
 
-def test_a_factor_of_zero_leaves_the_channel(staged: Staged, tmp_path: Path) -> None:
-    """A channel that nothing reads has no size to be brought to, and nothing becomes infinite."""
+def test_a_factor_of_zero_does_not_change_the_channel(staged: Staged, tmp_path: Path) -> None:
+    """A factor of zero, as for a channel that nothing reads, causes no infinite values."""
     smoothed(staged, tmp_path / "smoothed.onnx", np.eye(1, HIDDEN, dtype=np.float32)[0])
     for feed, mask in batches(staged):
         assert_equal_outputs(staged.packed, tmp_path / "smoothed.onnx", feed, mask)

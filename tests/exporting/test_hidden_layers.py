@@ -1,4 +1,4 @@
-"""`--layers` by a list and `--combine`: what the graph gives out is transformers' `hidden_states`, and what a request makes of them."""
+"""`--layers` with a list, and `--combine`: graphs with transformers' `hidden_states` as outputs, and requests that combine them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def answer(bundle: Bundle, **body: Any) -> NDArray[np.float32]:
 
 
 def expected(source: Path, layers: list[int], combine: str) -> NDArray[np.float32]:
-    """Returns the means over the tokens of PyTorch's hidden states."""
+    """Returns PyTorch's combined hidden states, averaged over the tokens."""
     model, tokenizer = transformers.AutoModel.from_pretrained(source).eval(), transformers.AutoTokenizer.from_pretrained(source)
     means = []
     for text in TEXTS:
@@ -49,8 +49,8 @@ def expected(source: Path, layers: list[int], combine: str) -> NDArray[np.float3
 
 
 @pytest.mark.parametrize("architecture", ["BertModel", pytest.param("RobertaPreLayerNormModel", marks=pytest.mark.full_grid)])
-def test_layers_are_pytorchs_hidden_states(tmp_path: Path, architecture: str) -> None:
-    """Any of those exported, in any order, each way of combining: within 1e-4, also of a model that normalizes before its blocks."""
+def test_layers_match_pytorchs_hidden_states(tmp_path: Path, architecture: str) -> None:
+    """Exported layers match within 1e-4 in any order and each combination, also for a pre-norm model."""
     source = encoder(tmp_path, architecture)
     bundle = exported(source, layers=(0, -4, -2))
 
@@ -69,8 +69,8 @@ def test_layers_are_pytorchs_hidden_states(tmp_path: Path, architecture: str) ->
 
 @pytest.mark.full_grid
 @pytest.mark.parametrize(("layers", "numbers"), [((-3, -2), [-3, -2]), ("last_four", [-4, -3, -2, -1])])
-def test_a_bundle_has_its_own_choice_of_layers(tmp_path: Path, layers: Layers, numbers: list[int]) -> None:
-    """With `--combine` a request that names no layers gets those of the export; one that names others gets them."""
+def test_a_bundle_has_default_layers_that_requests_can_override(tmp_path: Path, layers: Layers, numbers: list[int]) -> None:
+    """`--layers` and `--combine` of the export set the defaults for requests."""
     source = encoder(tmp_path)
     bundle = exported(source, layers=layers, combine="mean")
     np.testing.assert_allclose(expected(source, numbers, "mean"), answer(bundle, pooling="mean"), rtol=0, atol=1e-4)
@@ -98,7 +98,7 @@ def test_layers_that_a_model_does_not_have_are_refused(
     assert not list((tmp_path / "models").glob("*"))
 
 
-def test_layers_of_the_wrong_form_are_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_layers_are_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for given in ("first", "1,x", "", "1;2"):
         with pytest.raises(SystemExit, match="2"):
             cli.main([str(tmp_path), "--output", str(tmp_path), f"--layers={given}"])

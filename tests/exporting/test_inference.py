@@ -1,4 +1,4 @@
-"""Runs of a graph: batches without padding, outputs of all texts, and how far outputs are apart."""
+"""Runs of a graph: batches without padding, outputs of all texts, and the error between outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TEXTS = ["a good film", "the book was very dull !", "a bad film", "good", "the f
 
 
 def test_a_batch_has_texts_of_one_length(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The longest come first, and few at once; a text in a batch has the outputs of the text alone."""
+    """The longest texts come first, batches have limited sizes, and outputs equal those of each text alone."""
     monkeypatch.setattr(inference, "BATCH_SIZE", 2)
     feeds = staged.feeds(TEXTS)
     batches = inference.batches(feeds)
@@ -31,8 +31,8 @@ def test_a_batch_has_texts_of_one_length(staged: Staged, monkeypatch: pytest.Mon
             np.testing.assert_allclose(np.concatenate([outputs[place] for outputs in expected]), together, rtol=0, atol=1e-5)
 
 
-def test_outputs_are_those_of_all_texts(staged: Staged) -> None:
-    """Each output is one flat array over all texts, in the same order for each graph."""
+def test_outputs_cover_all_texts(staged: Staged) -> None:
+    """Each output is one flat array over all texts, from the longest to the shortest."""
     feeds = staged.feeds(TEXTS)
     runs = [run(staged.packed, feed) for feed in sorted(feeds, key=inference.tokens, reverse=True)]
     found = inference.outputs(staged.packed, feeds)
@@ -42,8 +42,8 @@ def test_outputs_are_those_of_all_texts(staged: Staged) -> None:
         np.testing.assert_allclose(np.concatenate([outputs[place].ravel() for outputs in runs]), value, rtol=0, atol=1e-5)
 
 
-def test_a_batch_has_no_more_tokens_than_one_long_text(all_staged: dict[str, Staged], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many of them would leave other cores idle."""
+def test_a_batch_stays_within_the_token_limit(all_staged: dict[str, Staged], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large batch of long texts would leave other cores idle."""
     feeds = all_staged["text-classification"].feeds(["good " * 20] * 5)[:5]  # without the pairs
     monkeypatch.setattr(inference, "BATCH_TOKENS", 2 * inference.tokens(feeds[0]) + 1)
 

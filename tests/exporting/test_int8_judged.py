@@ -1,4 +1,4 @@
-"""int8 is judged on texts outside its calibration; where it fails, the verified float32 graph is kept, and log, card and manifest say so."""
+"""int8 is judged on texts that its calibration did not use; if it fails, the bundle has the fp32 graph and the reason."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Played = Callable[[Callable[..., Any]], None]
 
 @pytest.fixture(name="play")
 def other_quantization(source: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
-    """Returns `play(stage)`: an export of the usual checkpoint that is played back, whose quantization is `stage(played, *args, **options)`."""
+    """Returns `play(stage)`, which replaces the quantization of a played-back export by `stage(played, *args, **options)`."""
     play_back(monkeypatch, source)
     played = quantize.quantize
 
@@ -49,7 +49,7 @@ def other_quantization(source: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
 
 
 @pytest.mark.usefixtures("played_back")
-def test_validation_texts_of_ones_own_are_what_int8_is_judged_on(
+def test_int8_is_judged_on_the_texts_of_the_validation_flag(
     source: Path, output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = "".join(f"a film {i}\n" for i in range(17))
@@ -64,7 +64,7 @@ def test_validation_texts_of_ones_own_are_what_int8_is_judged_on(
 
 
 def test_the_gate_does_not_run_the_texts_of_the_report(source: Path, output: Path, tmp_path: Path, run: Run, play: Played) -> None:
-    """Matrices are chosen on other texts than the metrics are measured on, and on others than scales are chosen on."""
+    """Calibration, gate and report use disjoint texts."""
     given: list[Any] = []
 
     def quantizing(played: Any, source: Path, target: Path, workspace: Path, *feeds: Any, **options: Any) -> quantize.Int8Graph:
@@ -79,7 +79,7 @@ def test_the_gate_does_not_run_the_texts_of_the_report(source: Path, output: Pat
     splits = load_bundle(output / "tiny-bert").manifest.int8_texts
     split_of = [getattr(splits, name) for name in ("calibration", "gate", "report")]
 
-    assert [24 + 12, 6 + 3] == [len(feeds) for feeds in given]  # every second text as a pair too
+    assert [24 + 12, 6 + 3] == [len(feeds) for feeds in given]  # every second text also runs as a pair
     assert [24, 6, 6] == [split.texts for split in split_of]
     assert 36 == len({digest for split in split_of for digest in hashes_of(split)})
 
@@ -92,8 +92,8 @@ LINES = ("a good film", "Who wrote the book?", "The bridge was built in Porto in
 PASSAGE = " ".join(LINES[2:] * 12)
 
 
-def test_a_classifier_is_judged_on_pairs_too(tmp_path: Path) -> None:
-    """Half of the texts with the next one too; pairs of the file as they are, and then no others."""
+def test_a_classifier_is_also_judged_on_pairs(tmp_path: Path) -> None:
+    """Every second text is also sent as a pair with another text. If there are pairs, no others are formed."""
     bert = spec(tmp_path)
     mixed = text_requests("text-classification", Texts(LINES[:2]), bert)
     own = text_requests("text-classification", Texts(("alone",), pairs=(("a", "b"),)), bert)
@@ -105,8 +105,8 @@ def test_a_classifier_is_judged_on_pairs_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("task", ["token-classification", "question-answering", "fill-mask"])
-def test_each_text_and_each_passage_is_asked_once(tmp_path: Path, task: str) -> None:
-    """A passage whole; one that is a text too, not again; of embeddings, which decide nothing, none is."""
+def test_each_text_and_each_passage_gives_one_request(tmp_path: Path, task: str) -> None:
+    """A passage that is also a text gives no second request. Embeddings, which decide nothing, give no requests."""
     bert = spec(tmp_path)
     requests = text_requests(task, Texts(LINES, (PASSAGE, LINES[2])), bert)
     texts = [getattr(request, "context", None) or request.text for request in requests]
@@ -120,7 +120,7 @@ def test_each_text_and_each_passage_is_asked_once(tmp_path: Path, task: str) -> 
 
 @pytest.mark.parametrize("max_length", [16, 160, 512])
 def test_questions_leave_room_for_a_window(tmp_path: Path, max_length: int) -> None:
-    """However many tokens a character is, half of the model's length is for the context."""
+    """Half of the model's length is left for the context, even if each character of the question is a token."""
     requests = text_requests("question-answering", Texts((PASSAGE,) * 2, (PASSAGE * 3,)), spec(tmp_path, max_length))
     questions = [request.question for request in requests]
 
@@ -128,8 +128,8 @@ def test_questions_leave_room_for_a_window(tmp_path: Path, max_length: int) -> N
     assert max(map(len, questions)) <= max(15, max_length // 2)
 
 
-def test_errors_over_the_spread_are_those_of_the_worst_output() -> None:
-    """Added up row by row they are those of all rows together; an output without values, as of a text without masks, counts nothing."""
+def test_the_error_relative_to_the_spread_is_that_of_the_worst_output() -> None:
+    """Rows are added one by one, with the result of all rows together. An output without values does not count."""
     rng = np.random.default_rng(0)
     expected = [{"a": rng.normal(3, 2, (n, 4)).astype(np.float32), "b": rng.normal(0, 9, n).astype(np.float32)} for n in (5, 0, 7)]
     actual = [{"a": row["a"] + rng.normal(0, 0.2, row["a"].shape).astype(np.float32), "b": row["b"] + np.float32(0.01)} for row in expected]
@@ -144,7 +144,7 @@ def test_errors_over_the_spread_are_those_of_the_worst_output() -> None:
     assert (0.0, 0.0) == (SpreadError().rms, SpreadError().worst)
 
 
-def test_too_few_texts_to_round_well_are_said(
+def test_matrices_that_are_rounded_to_nearest_are_reported(
     source: Path, output: Path, tmp_path: Path, play: Played, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def with_few(played: Any, *args: Any, **options: Any) -> quantize.Int8Graph:
@@ -160,7 +160,7 @@ def test_too_few_texts_to_round_well_are_said(
     assert 3 == load_bundle(output / "tiny-bert").manifest.graphs[1].evidence.quantized["RoundedToNearest"]
 
 
-def test_quick_is_handed_on_and_said(source: Path, output: Path, tmp_path: Path, run: Run, play: Played) -> None:
+def test_the_quick_flag_is_passed_on_and_reported(source: Path, output: Path, tmp_path: Path, run: Run, play: Played) -> None:
     asked: list[bool] = []
     play(lambda played, *args, quick, **options: asked.append(quick) or played(*args, quick=quick, **options))
     texts = few_texts(tmp_path)
@@ -175,13 +175,13 @@ def test_quick_is_handed_on_and_said(source: Path, output: Path, tmp_path: Path,
 
 
 def miss_the_gate(_: Callable[..., Any], source: Path, target: Path, *__: Any, **___: Any) -> Any:
-    """Stands for a quantization that finds no graph within the gate, and leaves its last try."""
+    """Simulates a quantization that finds no graph within the gate, and leaves its last attempt."""
     target.write_bytes(source.read_bytes())
     raise GraphError("int8 moves the outputs by 0.5 of their spread")
 
 
 def break_a_matrix(played: Callable[..., Any], source: Path, target: Path, *args: Any, **options: Any) -> Any:
-    """Stands for a quantization whose graph is not what its gate has seen: the scales of one matrix are zero."""
+    """Simulates a quantization with another graph than the gate measured: the scales of one matrix are zero."""
     result = played(source, target, *args, **options)
     model = onnx.load(str(target))
     product = next(node for node in model.graph.node if node.op_type == "MatMulIntegerToFloat")
@@ -201,10 +201,10 @@ def break_a_matrix(played: Callable[..., Any], source: Path, target: Path, *args
         (break_a_matrix, ("--precision", "int8")),
     ],
 )
-def test_int8_that_cannot_be_had_leaves_the_verified_float_graph(
+def test_a_failed_int8_graph_is_replaced_by_the_verified_fp32_graph(
     source: Path, output: Path, tmp_path: Path, run: Run, play: Played, fault: Callable[..., Any], precision: tuple[str, ...]
 ) -> None:
-    """Exit code 4 and a line with the reason; a bundle that serves fp32, also where int8 alone was asked for, and says what was tried."""
+    """The exit code is 4, and message, card and manifest have the reason. fp32 is served even if only int8 was requested."""
     play(fault)
     code, message = run(source, *precision, "--calibration", few_texts(tmp_path))
     bundle = load_bundle(output / "tiny-bert")

@@ -1,4 +1,4 @@
-"""Which texts a bundle is judged on again by `bert-export verify --update`, and how long the compared samples are."""
+"""The texts on which `bert-export verify --update` validates int8 again, and the length of the longest compared sample."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def numbered(path: Path, numbers: Sequence[int]) -> Path:
 
 @pytest.fixture(name="manifest", scope="module")
 def any_manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
-    """A manifest that does not say which texts int8 was made with."""
+    """Returns a manifest that does not record the texts of int8."""
     return load_bundle(tiny.bundle(tmp_path_factory.mktemp("bundle"))).manifest
 
 
 def made_with(manifest: Manifest, split: Split) -> Manifest:
-    """Returns the manifest of a bundle whose int8 was made with these texts."""
+    """Returns the manifest of a bundle whose int8 was created with the texts of this split."""
     return manifest.model_copy(update={"int8_texts": split.digests()})
 
 
-def test_int8_is_judged_again_on_the_same_texts(manifest: Manifest, tmp_path: Path) -> None:
-    """Those that the export took of its file, or of the built-in ones, whatever else the file has."""
+def test_int8_is_validated_again_on_the_same_texts(manifest: Manifest, tmp_path: Path) -> None:
+    """The texts of the export's report are used again, from a user's file or from the built-in file."""
     own = read_split(numbered(tmp_path / "own.txt", range(40)))
     built_in = read_split(calibration.BUILT_IN)
 
@@ -55,8 +55,8 @@ def test_int8_is_judged_again_on_the_same_texts(manifest: Manifest, tmp_path: Pa
     assert built_in.report == report_texts(made_with(manifest, built_in), None)
 
 
-def test_int8_is_not_judged_on_texts_that_it_was_made_with(manifest: Manifest, tmp_path: Path) -> None:
-    """The message says how many there are; texts that it was not made with are taken."""
+def test_int8_is_not_validated_on_texts_that_created_it(manifest: Manifest, tmp_path: Path) -> None:
+    """The error has the number of shared texts; a file of new texts is accepted."""
     split = read_split(numbered(tmp_path / "own.txt", range(40)), numbered(tmp_path / "validation.txt", range(100, 120)))
     numbered(tmp_path / "others.txt", range(35, 60))
     numbered(tmp_path / "new.txt", range(40, 60))
@@ -66,23 +66,23 @@ def test_int8_is_not_judged_on_texts_that_it_was_made_with(manifest: Manifest, t
     assert tuple(f"text {i}" for i in range(40, 60)) == report_texts(made_with(manifest, split), tmp_path / "new.txt").lines
 
 
-def test_the_built_in_texts_judge_no_int8_that_a_file_has_judged(manifest: Manifest, tmp_path: Path) -> None:
-    """With --validation they calibrated it, but for those of the gate; the message asks for a file."""
+def test_the_built_in_texts_cannot_validate_int8_that_a_file_validated(manifest: Manifest, tmp_path: Path) -> None:
+    """After an export with `--validation`, the built-in texts have calibrated int8, so the error asks for a file."""
     split = read_split(calibration.BUILT_IN, numbered(tmp_path / "validation.txt", range(20)))
 
     with pytest.raises(DataError, match=r" 20 texts .* --validation"):
         report_texts(made_with(manifest, split), None)
 
 
-def test_an_older_manifest_is_judged_on_the_texts_that_were_held_out_then(manifest: Manifest) -> None:
-    """It does not say which texts those are; by default they were every third of the built-in ones."""
+def test_an_older_manifest_is_validated_on_the_held_out_built_in_texts(manifest: Manifest) -> None:
+    """An older manifest does not record its texts; by default, every third built-in text was held out."""
     assert read_split(calibration.BUILT_IN).report == report_texts(manifest, None)
 
 
 def test_update_refuses_the_calibration_texts(
     source: Path, output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run, verify: Verify
 ) -> None:
-    """After --validation the built-in texts would judge what they calibrated; nothing is written. The file of the export is taken."""
+    """The built-in texts calibrated int8, so they are refused, and nothing is written. The file of the export is accepted."""
     own = numbered(tmp_path / "own.txt", range(17))
     with monkeypatch.context() as patch:
         play_back(patch, source)
@@ -100,8 +100,8 @@ def test_update_refuses_the_calibration_texts(
 
 @pytest.mark.parametrize("task", ARCHITECTURES)
 @pytest.mark.parametrize("limit", [samples.MAX_FULL_LENGTH, 200])
-def test_one_sample_fills_the_models_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, limit: int) -> None:
-    """Of all that is compared the longest row is as long as the model takes; of a model over the limit, it is not much shorter than that."""
+def test_one_sample_has_the_models_maximum_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, limit: int) -> None:
+    """The longest sample has the model's maximum length, or about `MAX_FULL_LENGTH` tokens for a longer model."""
     monkeypatch.setattr(samples, "MAX_FULL_LENGTH", limit)
     checkpoint = load_checkpoint(str(bert(tmp_path, architecture=ARCHITECTURES[task], labels=LABELS.get(task, tiny.LABELS), positions=300)))
     (tmp_path / TOKENIZER_FILE).write_text(checkpoint.tokenizer_json, encoding="utf-8")
@@ -114,7 +114,7 @@ def test_one_sample_fills_the_models_length(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("played_back")
-def test_card_and_command_say_how_long_the_longest_sample_was(source: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_card_and_command_report_the_length_of_the_longest_sample(source: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert 0 == cli.main([str(source), "--output", str(output), "--verbose"])
     manifest = load_bundle(output / "tiny-bert").manifest
 
@@ -124,7 +124,7 @@ def test_card_and_command_say_how_long_the_longest_sample_was(source: Path, outp
     assert all(fact in card for fact in ("has 160 tokens", "takes 160."))
 
 
-def test_texts_of_a_split_have_no_passages_in_the_manifest() -> None:
+def test_the_manifest_does_not_count_passages_as_texts() -> None:
     texts = Texts(("a", "b"), ("a b",), (("c", "d"),))
 
     assert [3, 3, 3] == [split["texts"] for split in Split(texts, texts, texts).digests().model_dump().values()]

@@ -1,4 +1,4 @@
-"""Masks in the forms that exporters give them, recognized by what they compute; and graphs of exported programs, brought to a known form."""
+"""Masks in the forms of all exporters, recognized by their values; and graphs of exported programs, converted to a known form."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bertserve.export.inference import Feed, open_session
 
 pytestmark = pytest.mark.torch
 
-LENGTH = 24  # the longest text
+LENGTH = 24  # maximum tokens of a text
 HEAD = """<ir_version: 9, opset_import: ["" : 18]>
 masked (int64[rows,length] input_ids, int64[rows,length] attention_mask, int64[rows,length] token_type_ids) => (float[rows,1,length,length] y)
 <int64[1] first = {1}, int64[1] second = {2}, int64[1] last = {3}, float none = {0}, float one = {1}, float low = {-65504},
@@ -63,12 +63,12 @@ OTHER = {
 
 
 def model_of(body: str) -> ir.Model:
-    """Returns a graph of scores, whose output is float, with something added to them."""
+    """Returns a graph that adds a bias to attention scores; the body computes the bias."""
     return ir.from_proto(onnx.parser.parse_model(HEAD % body))
 
 
 def feed() -> Feed:
-    """Returns two rows, one with padding on the right, longer than the window."""
+    """Returns two rows of 11 tokens, which is longer than the window; the second row has padding on the right."""
     mask = np.ones((2, 11), dtype=np.int64)
     mask[1, 8:] = 0
     return {"input_ids": np.arange(22).reshape(2, 11), "attention_mask": mask, "token_type_ids": np.zeros_like(mask)}
@@ -86,8 +86,8 @@ def operators(model: ir.Model) -> Counter[str]:
 
 
 @pytest.mark.parametrize("form", PADDING)
-def test_padding_of_keys_is_recognized(form: str, tmp_path: Path) -> None:
-    """Whatever way leads from the mask to what is added, it becomes `(1 - mask)`, low where that is not 0; scores of tokens are the same."""
+def test_key_padding_is_recognized(form: str, tmp_path: Path) -> None:
+    """Every form of the bias becomes `(1 - mask)`, with a low number for padding; the scores of tokens stay the same."""
     body, lowest = PADDING[form]
     model = model_of(body)
     before = run(model, tmp_path / "before.onnx")
@@ -103,8 +103,8 @@ def test_padding_of_keys_is_recognized(form: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", OTHER)
-def test_what_is_no_padding_of_keys_is_left_alone(form: str) -> None:
-    """A window is only seen by a text that is longer; a number that does not hide, and a mask turned round, are none either."""
+def test_a_bias_other_than_key_padding_stays_unchanged(form: str) -> None:
+    """A window has no effect on short texts, so a long text is tried. A small number or an inverted mask does not hide padding."""
     model = model_of(OTHER[form])
     if "other" in OTHER[form]:
         model.graph.outputs.append(next(value for node in model.graph for value in node.outputs if value.name == "other"))
@@ -143,7 +143,7 @@ tied (int64[rows,length] input_ids) => (float[rows,length,3] y)
 
 
 def test_an_exported_program_gets_a_known_form(tmp_path: Path) -> None:
-    """Sizes are elements of the first input's shape, a filled shape is one, norms have a shift; what nothing reads goes, also inputs."""
+    """Sizes come from the first input's shape, a filled shape is one node, and norms have a shift. Unused nodes and inputs are removed."""
     model = ir.from_proto(onnx.parser.parse_model(EXPORTED))
     before = run(model, tmp_path / "before.onnx")
     model.graph[0].metadata_props["stack_trace"] = "/a/path"
@@ -162,10 +162,10 @@ def test_an_exported_program_gets_a_known_form(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("rows", "width"), [(3, 2), (2000, 150)])
-def test_a_table_is_transposed_though_it_is_read_as_it_is_too(rows: int, width: int) -> None:
-    """A projection onto the vocabulary that is tied to the embedding is a product with a constant, which int8 is for.
+def test_a_transposed_table_is_folded_even_if_the_table_is_also_used(rows: int, width: int) -> None:
+    """A projection onto the vocabulary that is tied to the embedding becomes a product with a constant, which int8 supports.
 
-    Onnxscript folds no constant of more than 512 x 512 values that leaves its source in use.
+    Onnxscript does not fold a constant of more than 512 x 512 values whose source is still used.
     """
     model = ir.from_proto(onnx.parser.parse_model(TIED.replace("length,3] y", f"length,{rows}] y")))
     table = np.arange(rows * width, dtype=np.float32).reshape(rows, width)
@@ -179,7 +179,7 @@ def test_a_table_is_transposed_though_it_is_read_as_it_is_too(rows: int, width: 
 
 
 def test_a_small_epsilon_stays() -> None:
-    """Onnxscript's own optimizer takes 1e-12 for 0. When it no longer does, the list of its rules in `normalize` can go."""
+    """Onnxscript's own optimizer treats 1e-12 as 0. Once this is fixed, the list of its rules in `normalize` can be removed."""
     own, ours = (ir.from_proto(onnx.parser.parse_model(EXPORTED)) for _ in range(2))
     onnxscript.optimizer.optimize_ir(own)
     normalize(ours, "attention_mask", LENGTH)

@@ -1,6 +1,6 @@
 """Graphs too large for one file: their weights are in separate files between stages, in the bundle, and in the service.
 
-The bound is some kilobytes here; `test_real_sizes.py` has a model that is over the real one.
+The limit is small here; `test_real_sizes.py` has a model over the real limit.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from staged import graph_of
 pytestmark = pytest.mark.torch
 
 FP32 = "model.cpu.fp32.onnx"
-BETWEEN = 150_000  # bytes: the tiny checkpoint's graph has more in fp32, and less in int8
+BETWEEN = 150_000  # bytes; the graph of the tiny checkpoint is larger in fp32 and smaller in int8
 
 
 # ---- one graph
 
 
 def product(**constants: NDArray[Any]) -> ir.Model:
-    """Returns a model of a product, a reshape and a sum, with its constants and some that nothing reads."""
+    """Returns a model of a product, a sum and a reshape; `constants` replace its constants, or add unused constants."""
     nodes = [
         helper.make_node("MatMul", ["x", "matrix"], ["product"]),
         helper.make_node("Add", ["product", "bias"], ["sum"]),
@@ -63,7 +63,7 @@ def constants(model: ir.Model) -> dict[str, NDArray[Any]]:
 
 
 def places(path: Path) -> dict[str, dict[str, str]]:
-    """Returns where each constant of a model stands, if not within it."""
+    """Returns the location of each constant outside the model's file; it is empty for a constant inside the file."""
     tensors = onnx.load(str(path), load_external_data=False).graph.initializer
     return {tensor.name: {entry.key: entry.value for entry in tensor.external_data} for tensor in tensors}
 
@@ -79,7 +79,7 @@ def assert_computes(path: Path) -> None:
 
 
 @pytest.mark.parametrize("max_bytes", [0, 10**6])
-def test_a_graph_is_read_as_it_was_written(tmp_path: Path, max_bytes: int) -> None:
+def test_a_saved_graph_is_loaded_unchanged(tmp_path: Path, max_bytes: int) -> None:
     onnx_files.save(product(), tmp_path / "a.onnx", max_bytes=max_bytes)
 
     assert ["a.onnx", "a.onnx.data"][: 1 + (max_bytes == 0)] == [path.name for path in onnx_files.files(tmp_path / "a.onnx")]
@@ -91,7 +91,7 @@ def test_a_graph_is_read_as_it_was_written(tmp_path: Path, max_bytes: int) -> No
     assert_computes(tmp_path / "a.onnx")
 
 
-def test_shapes_stay_in_the_graph_and_weights_begin_at_a_page(tmp_path: Path) -> None:
+def test_shapes_stay_in_the_graph_and_weights_are_page_aligned(tmp_path: Path) -> None:
     onnx_files.save(product(other=CONSTANTS["matrix"] + 1), tmp_path / "a.onnx", max_bytes=0)
 
     assert {
@@ -105,8 +105,8 @@ def test_shapes_stay_in_the_graph_and_weights_begin_at_a_page(tmp_path: Path) ->
     assert ["16384", "20480", "24576", "28672"] == [places(tmp_path / "b.onnx")[name]["offset"] for name in "efgh"]
 
 
-def test_a_replaced_graph_stays_as_it_was_for_who_has_it_mapped(tmp_path: Path) -> None:
-    """What was read of a file keeps its values when another stage writes that file."""
+def test_mapped_weights_stay_valid_when_their_file_is_replaced(tmp_path: Path) -> None:
+    """A weight that is mapped from a file keeps its values when another stage replaces the file."""
     path = tmp_path / "a.onnx"
     onnx_files.save(product(), path, max_bytes=0)
     mapped = constants(ir.load(path))["matrix"]
@@ -127,8 +127,8 @@ def test_constants_are_mapped_and_not_read(tmp_path: Path) -> None:
     assert_computes(tmp_path / "b.onnx")
 
 
-def test_threads_may_ask_for_the_same_constant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two that map it at once fail within onnx_ir, or one of them has it before it has its shape."""
+def test_threads_can_read_the_same_constant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a lock, two threads that map a constant fail in onnx_ir, or one thread gets the constant before its shape."""
     onnx_files.save(product(), tmp_path / "model.onnx", max_bytes=0)
     matrix = ir.load(tmp_path / "model.onnx").graph.initializers["matrix"]
 
@@ -148,7 +148,7 @@ def test_threads_may_ask_for_the_same_constant(tmp_path: Path, monkeypatch: pyte
         np.testing.assert_array_equal(value, CONSTANTS["matrix"])
 
 
-def test_weights_in_files_of_their_own_end_in_one(tmp_path: Path) -> None:
+def test_weights_in_several_files_are_merged_into_one(tmp_path: Path) -> None:
     (tmp_path / "scattered").mkdir()
     scattered = tmp_path / "scattered" / "a.onnx"
     proto = ir.to_proto(product())
@@ -163,7 +163,7 @@ def test_weights_in_files_of_their_own_end_in_one(tmp_path: Path) -> None:
 
 
 def test_a_finished_graph_takes_the_form_of_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between stages weights are outside from a lower bound on; a bundle has them outside only where they must be."""
+    """Between stages, weights over a low limit are external; in a bundle, they are external only if one file cannot hold them."""
     path = tmp_path / "a.onnx"
     onnx_files.save(product(), path, max_bytes=0)
     onnx_files.finalize(path)
@@ -178,8 +178,8 @@ def test_a_finished_graph_takes_the_form_of_a_bundle(tmp_path: Path, monkeypatch
     assert [] == list(tmp_path.iterdir())
 
 
-def test_values_are_at_hand_where_they_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of a graph by a relative path; the working directory is what it was afterwards."""
+def test_lazy_weights_are_read_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative path works too, and the working directory is the same afterwards."""
     onnx_files.save(product(), tmp_path / "a.onnx", max_bytes=0)
     monkeypatch.chdir(tmp_path.parent)
 
@@ -192,8 +192,8 @@ def test_values_are_at_hand_where_they_are_asked_for(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("max_bytes", [0, 10**6])
-def test_a_full_disk_is_said_to_be_full(tmp_path: Path, max_bytes: int) -> None:
-    """The separate weights are written by numpy, whose own message only says how much it wrote."""
+def test_a_full_disk_is_reported(tmp_path: Path, max_bytes: int) -> None:
+    """Numpy writes the external weights, and its own error only has the number of written bytes."""
     model = product()
     model.graph.initializers["matrix"].const_value = ir.Tensor(CONSTANTS["matrix"], name="matrix")
     with largest_file(1000), pytest.raises(OSError, match=r"No space left|File too large"):
@@ -210,7 +210,7 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="large", scope="module")
 def large_bundle(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its bundle for every provider, made as if a file had room for no more than int8 has."""
+    """Returns a bundle for every provider, exported with a file limit that only fp32 graphs exceed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(onnx_files, "WORK_BYTES", 4096)
         patch.setattr(onnx_files, "MAX_BYTES", BETWEEN)
@@ -219,7 +219,7 @@ def large_bundle(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(name="small", scope="module")
 def small_bundle(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with the real bound, so that every graph has one file."""
+    """Returns the same bundle exported with the real limit, so that every graph has one file."""
     return for_every_provider(source, tmp_path_factory.mktemp("small"))
 
 
@@ -233,14 +233,14 @@ def copy_to_damage(large: Path, tmp_path: Path) -> Path:
 
 
 def logits(path: Path, provider: Any = "cpu", precision: Any = "fp32") -> NDArray[np.float32]:
-    """Returns what a bundle's graph answers to a few tokens, on the CPU."""
+    """Returns the logits of a bundle's graph for a few tokens, computed on the CPU."""
     bundle, ids = files.load_bundle(path), np.array([2, 8, 9, 10, 3])
     return engine_of(bundle, bundle.graph(provider, precision)).run([Encoding(ids, np.zeros_like(ids))])[0]["logits"]
 
 
 @pytest.mark.full_grid
-def test_graphs_over_the_bound_have_one_file_beside_them(large: Path) -> None:
-    """fp32 has, int8 and fp16 have not; nothing of the stages is left."""
+def test_graphs_over_the_limit_have_one_data_file(large: Path) -> None:
+    """Only fp32 graphs have a data file; the export leaves no other files."""
     two = {f"model.{provider}.fp32.onnx" for provider in ("cpu", "cuda", "tensorrt")}
     one = {"model.cpu.int8.onnx", "model.cuda.fp16.onnx"}
     others = {files.MANIFEST_FILE, files.TOKENIZER_FILE, files.CARD_FILE}
@@ -265,26 +265,26 @@ def test_the_manifest_has_every_file_with_digest_and_size(large: Path) -> None:
 @pytest.mark.parametrize(
     ("provider", "precision"), [("cpu", "fp32"), ("cpu", "int8"), ("cuda", "fp32"), ("cuda", "fp16"), ("tensorrt", "fp32")]
 )
-def test_a_large_bundle_answers_as_a_small_one(small: Path, large: Path, provider: Any, precision: Any) -> None:
+def test_a_large_bundle_answers_like_a_small_one(small: Path, large: Path, provider: Any, precision: Any) -> None:
     assert () == files.load_bundle(small).graph(provider, precision).data
     assert np.array_equal(logits(small, provider, precision), logits(large, provider, precision))
 
 
 @pytest.mark.full_grid
 def test_a_large_bundle_passes_the_checks(large: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`bert-export verify` runs every graph; the card has all digests and the whole size."""
+    """`bert-export verify` runs every graph; the card has all digests and the total size."""
     assert 0 == cli.main(["verify", str(large)])
     capsys.readouterr()
     card = (large / files.CARD_FILE).read_text(encoding="utf-8")
 
     assert [] == [file.file for graph in files.load_bundle(large).manifest.graphs for file in graph.files if file.sha256 not in card]
     size = sum((large / name).stat().st_size for name in (FP32, f"{FP32}.data"))
-    assert f"| `{FP32}` (default) | cpu | fp32 | {size / 2**20:.1f} |" in card  # int8 of random weights agrees too seldom to be it
+    assert f"| `{FP32}` (default) | cpu | fp32 | {size / 2**20:.1f} |" in card  # random int8 weights do not agree enough to be the default
 
 
 @pytest.mark.full_grid
-def test_an_update_leaves_the_files_as_they_are(source: Path, damaged: Path) -> None:
-    """`bert-export verify --update` measures again, and writes manifest and card alone."""
+def test_an_update_does_not_change_the_graphs(source: Path, damaged: Path) -> None:
+    """`bert-export verify --update` measures again, and only writes the manifest and the card."""
     before = {path.name: files.digest(path) for path in damaged.iterdir() if path.name.startswith("model.")}
     listed = [graph.files for graph in files.load_bundle(damaged).manifest.graphs]
     assert 0 == cli.main(["verify", str(damaged), "--checkpoint", str(source), "--update"])
@@ -293,10 +293,10 @@ def test_an_update_leaves_the_files_as_they_are(source: Path, damaged: Path) -> 
     assert listed == [graph.files for graph in files.load_bundle(damaged).manifest.graphs]
 
 
-def test_the_command_names_the_whole_size_and_the_service_takes_the_bundle(
+def test_the_command_prints_the_total_size_and_the_service_loads_the_bundle(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reported size includes separate weights; `bert-serve check` computes the stored result with them."""
+    """The printed size includes external weights; `bert-serve check` uses them to reproduce the stored result."""
     monkeypatch.setattr(onnx_files, "MAX_BYTES", BETWEEN)
     assert 0 == cli.main([str(source), "--output", str(tmp_path), "--precision", "fp32"])
 
@@ -314,7 +314,7 @@ def test_the_command_names_the_whole_size_and_the_service_takes_the_bundle(
         (lambda data: data.write_bytes(b"\1" + data.read_bytes()[1:]), r"fp32\.onnx\.data` .* sha256 "),
     ],
 )
-def test_a_bundle_without_its_weights_is_refused(damaged: Path, damage: Any, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bundle_with_damaged_weights_is_refused(damaged: Path, damage: Any, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     damage(damaged / f"{FP32}.data")
 
     with pytest.raises(BundleError, match=message):

@@ -1,4 +1,4 @@
-"""The speed table and the name of the processor; and the comparison of rows with their neighbors."""
+"""The speed table, the name of the CPU, and the comparison of rows in batches with the same rows run alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ARM = "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm\n"
 
 
 class Fake:
-    """An engine that remembers what it ran, and whose rows may move with the number of their neighbors."""
+    """An engine that records the lengths of its runs; its outputs can depend on the size of the batch."""
 
     def __init__(self, leak: float = 0.0) -> None:
         self.lengths: list[int] = []
@@ -39,8 +39,8 @@ def encoding(length: int) -> Encoding:
     ("text", "name", "instructions"),
     [(INTEL, "Some(R) CPU @ 2.00GHz", ("avx2", "fma", "avx512f", "avx512_vnni")), (ARM, None, ("asimd", "asimddp", "i8mm"))],
 )
-def test_the_processor_is_named_with_what_matters(tmp_path: Path, text: str, name: str | None, instructions: tuple[str, ...]) -> None:
-    """The first processor's name and the instruction sets that decide the speed of matrices, no others."""
+def test_the_cpu_is_reported_with_its_instruction_sets(tmp_path: Path, text: str, name: str | None, instructions: tuple[str, ...]) -> None:
+    """The name is the first CPU's; only instruction sets for matrix products are listed."""
     path = tmp_path / "cpuinfo"
     path.write_text(text)
     found = hardware.cpu_name(path)
@@ -51,7 +51,7 @@ def test_the_processor_is_named_with_what_matters(tmp_path: Path, text: str, nam
 
 
 def test_a_machine_without_cpuinfo_has_a_name(tmp_path: Path) -> None:
-    """Elsewhere than on Linux the kind of the machine stands for it."""
+    """On systems other than Linux, the name is the architecture."""
     name, instructions = hardware.cpu_name(tmp_path / "none"), hardware.cpu_instructions(tmp_path / "none")
 
     assert ("", ()) != (name, instructions)
@@ -59,8 +59,8 @@ def test_a_machine_without_cpuinfo_has_a_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("longest", "lengths"), [(512, [16, 64, 128, 512]), (128, [16, 64, 128]), (40, [16, 40]), (8, [8])])
-def test_lengths_are_those_that_the_model_takes(longest: int, lengths: list[int]) -> None:
-    """None is beyond the model's own, which is always among them; each is run several times after a first time."""
+def test_lengths_up_to_the_models_maximum_are_timed(longest: int, lengths: list[int]) -> None:
+    """The maximum itself is always timed; each length runs several times after a warm-up run."""
     engine = Fake()
     found = measure.measure_latency(engine, max_length=longest, pad_id=1)
 
@@ -69,8 +69,8 @@ def test_lengths_are_those_that_the_model_takes(longest: int, lengths: list[int]
 
 
 @pytest.mark.parametrize(("leak", "worst", "share"), [(0.0, 0.0, 0.0), (0.5, 0.5 * (agreement.BATCH_ROWS - 1), 0.8)])
-def test_rows_are_compared_with_themselves_alone(leak: float, worst: float, share: float) -> None:
-    """The worst difference counts, and the share of rows that differ: all but the last, which is alone in its batch."""
+def test_rows_in_batches_are_compared_with_the_same_rows_run_alone(leak: float, worst: float, share: float) -> None:
+    """The result has the largest difference and the share of different rows. The last row is alone in its batch, so it is not different."""
     encodings, engine = [encoding(length) for length in (3, 5, 4, 9, 2)], Fake(leak)
     found = measure_row_errors(engine, encodings, [engine.run([one])[0] for one in encodings])
 
@@ -80,8 +80,8 @@ def test_rows_are_compared_with_themselves_alone(leak: float, worst: float, shar
 @pytest.mark.parametrize(
     ("largest", "error", "expected"), [(100.0, 1e-4, True), (100.0, 1e-3, False), (1.0, 9e-6, True), (1.0, 2e-5, False)]
 )
-def test_rounding_of_large_outputs_is_no_sign_of_neighbors(largest: float, error: float, expected: bool) -> None:
-    """A row may move by a share of its largest output: with logits near 100 the last bit of float32 is 8e-6."""
+def test_rounding_of_large_outputs_counts_as_batch_invariant(largest: float, error: float, expected: bool) -> None:
+    """The bound is relative to a row's largest output: for logits near 100, the last bit of float32 is 8e-6."""
     errors = measure_row_errors(Shifted(largest, error), [encoding(3), encoding(3)], [{"logits": np.float32([largest, 1])}] * 2)
     assert expected is errors.is_rounding("fp32")
 
@@ -90,13 +90,13 @@ def test_rounding_of_large_outputs_is_no_sign_of_neighbors(largest: float, error
     ("error", "share", "expected"),
     [(2e-3, 0.01, True), (2e-3, 0.5, False), (3e-2, 0.01, False), (0.0, 0.0, True), (float("nan"), 1.0, False)],
 )
-def test_int8_may_move_few_rows_by_a_step(error: float, share: float, expected: bool) -> None:
-    """Static scales move a row whose value lies on a rounding boundary; dynamic ones move nearly all."""
+def test_int8_can_change_a_few_rows_by_a_rounding_step(error: float, share: float, expected: bool) -> None:
+    """Static scales change a row whose value is at a rounding boundary; dynamic scales change nearly all rows."""
     assert expected is RowErrors(error, error / TRAINED_LARGEST, share).is_rounding("int8")
 
 
 class Shifted:
-    """An engine whose rows in a batch are off by a constant."""
+    """An engine whose outputs in a batch have a constant error."""
 
     def __init__(self, largest: float, error: float) -> None:
         self._row = np.array([largest + error, 1 + error], dtype=np.float32)

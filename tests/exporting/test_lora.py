@@ -1,4 +1,4 @@
-"""LoRA adapters in the form that peft saves, merged at export: the bundle answers as base and adapter do together."""
+"""LoRA adapters that peft saved are merged at export: the bundle answers like the base model with its adapter."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LABELS = 4
 
 
 def adapter(folder: Path, *, base_task: str = "fill-mask", **config: Any) -> Path:
-    """Writes a base model and an adapter for a classifier of four labels on it, and returns the adapter's folder."""
+    """Writes a base model and an adapter that makes it a classifier of four labels; returns the adapter's folder."""
     base = FAMILIES["BERT"].save(folder / "base", base_task)
     path = folder / "adapter"
     path.mkdir(parents=True)
@@ -49,7 +49,7 @@ def adapter(folder: Path, *, base_task: str = "fill-mask", **config: Any) -> Pat
 
 
 def merged(source: Path, scale: float) -> Any:
-    """Returns the classifier in PyTorch with a separate adapter per layer, as peft runs it."""
+    """Returns the classifier in PyTorch with a separate adapter in each layer, as peft runs it."""
     model = transformers.BertForSequenceClassification.from_pretrained(source.parent / "base", num_labels=LABELS).eval()
     tensors = {name.removeprefix("base_model.model."): value for name, value in transformers_tensors(source).items()}
     layers = dict(model.named_modules())
@@ -65,7 +65,7 @@ def transformers_tensors(source: Path) -> dict[str, torch.Tensor]:
 
 
 def train(model: Any, folder: Path, **config: Any) -> Any:
-    """Saves an adapter as peft trains one, its tensors random, to a folder, and returns the adapted model."""
+    """Saves an adapter with random tensors to a folder, as peft does after training; returns the adapted model."""
     adapted = get_peft_model(model, LoraConfig(r=RANK, **config)).eval()
     rng = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -80,25 +80,25 @@ TEXT = classify.ClassifyRequest("A warm, funny and thoroughly engaging film.")
 
 
 def assert_logits(model: Any, served: Served) -> None:
-    """Asserts that a bundle answers to a text as a model does."""
+    """Asserts that a bundle and a model have the same logits for a text."""
     [encoding], [row] = served.encodings(TEXT), served.alone(TEXT)
     with torch.no_grad():
         np.testing.assert_allclose(model(torch.tensor(encoding.ids)[None]).logits[0].numpy(), row["logits"], rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(("rooted", "scale"), [(False, ALPHA / RANK), pytest.param(True, ALPHA / 2, marks=pytest.mark.full_grid)])
-def test_a_bundle_answers_as_base_and_adapter_together(tmp_path: Path, rooted: bool, scale: float) -> None:
-    """The base is a masked language model without a classifier or pooler: the adapter brings both, with its number of labels."""
+def test_a_bundle_answers_like_its_base_with_the_adapter(tmp_path: Path, rooted: bool, scale: float) -> None:
+    """The base is a masked language model without a classifier or pooler; the adapter adds both, with its own number of labels."""
     source = adapter(tmp_path, use_rslora=rooted)
     served = Served(exported(source))
 
     assert ("text-classification", LABELS) == (served.manifest.task, len(served.manifest.labels))
     assert_logits(merged(source, scale), served)
-    with pytest.raises(AssertionError):  # else nothing of the adapter would show
+    with pytest.raises(AssertionError):  # the adapter has an effect
         assert_logits(merged(source, 0.0), served)
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # by peft's own model class
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # raised in peft's own model class
 @pytest.mark.parametrize(
     "settings",
     [
@@ -108,7 +108,7 @@ def test_a_bundle_answers_as_base_and_adapter_together(tmp_path: Path, rooted: b
         pytest.param({"rank_pattern": {"query": 2}, "bias": "lora_only"}, marks=pytest.mark.full_grid),
     ],
 )
-def test_weights_are_those_that_peft_merges(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_weights_equal_the_weights_that_peft_merges(tmp_path: Path, settings: dict[str, Any]) -> None:
     path, source = FAMILIES["BERT"].save(tmp_path / "base", "fill-mask"), tmp_path / "adapter"
     base, trained = (transformers.BertForSequenceClassification.from_pretrained(path, num_labels=LABELS) for _ in range(2))
     modules: dict[str, Any] = {"target_modules": ["query", "value"], "modules_to_save": ["pooler", "classifier"]}
@@ -124,7 +124,7 @@ def test_weights_are_those_that_peft_merges(tmp_path: Path, settings: dict[str, 
     assert_logits(model, Served(exported(source)))
 
 
-def test_an_adapter_with_a_tokenizer_of_its_own_uses_it(tmp_path: Path) -> None:
+def test_an_adapters_own_tokenizer_is_used(tmp_path: Path) -> None:
     source = adapter(tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "base", model_max_length=50)
     tokenizer.save_pretrained(source)
@@ -152,15 +152,15 @@ def test_an_adapter_with_a_tokenizer_of_its_own_uses_it(tmp_path: Path) -> None:
         ({"base_model_name_or_path": "./nowhere"}, "`./nowhere`"),
     ],
 )
-def test_what_is_not_understood_is_refused(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+def test_an_unsupported_configuration_is_refused(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         load_checkpoint(str(adapter(tmp_path, **config)))
 
     assert message in str(caught.value)
 
 
-def test_settings_that_change_nothing_pass(tmp_path: Path) -> None:
-    """How it was trained, and whatever a later peft adds and does not use: the merged weights are those without."""
+def test_settings_without_an_effect_are_accepted(tmp_path: Path) -> None:
+    """Settings of the training, and unused settings of a later peft, do not change the merged weights."""
     plain = load_checkpoint(str(adapter(tmp_path / "plain"))).model.state_dict()
     settings = {
         "auto_mapping": {"base_model_class": "BertModel"},
@@ -181,16 +181,16 @@ def test_settings_that_change_nothing_pass(tmp_path: Path) -> None:
     assert [] == [name for name in plain if not torch.equal(plain[name], actual[name])]
 
 
-def test_a_configuration_as_peft_writes_it_has_no_unknown_settings() -> None:
-    """The installed version of peft has only known options; a new option must be examined."""
+def test_every_setting_of_the_installed_peft_is_known() -> None:
+    """A new setting of a later peft must be examined."""
     known = lora._READ | lora._OF_TRAINING | lora._UNDERSTOOD.keys()
     written = LoraConfig().to_dict()
 
     assert [] == [name for name in written if name not in known and written[name] not in lora._OFF]
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # by peft's own model class
-@pytest.mark.filterwarnings("ignore:.*tie_word_embeddings:UserWarning")  # peft says of the shared matrix what the refusal says
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # raised in peft's own model class
+@pytest.mark.filterwarnings("ignore:.*tie_word_embeddings:UserWarning")  # peft warns about the shared matrix, which is refused
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -200,10 +200,10 @@ def test_a_configuration_as_peft_writes_it_has_no_unknown_settings() -> None:
         ({"bias": "all", "modules_to_save": ["transform"]}, None),
     ],
 )
-def test_what_a_language_model_shares_is_changed_in_both_places_or_refused(
+def test_a_change_of_a_shared_matrix_in_only_one_of_two_places_is_refused(
     tmp_path: Path, settings: dict[str, Any], message: str | None
 ) -> None:
-    """Peft trains a copy of a matrix that two modules share, so merged into the one tensor it would answer otherwise; a bias is trained as one."""
+    """Peft trains a copy of the matrix for one module, but a merge would change both modules. A shared bias is trained as one tensor."""
     base = transformers.BertForMaskedLM.from_pretrained(FAMILIES["BERT"].save(tmp_path / "base", "fill-mask"))
     adapted = train(base, tmp_path / "adapter", **{"target_modules": ["query"], **settings})
     if message is not None:
@@ -236,7 +236,7 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path, name: str, tenso
 
 
 def test_an_adapter_on_an_adapter_is_refused(tmp_path: Path) -> None:
-    """An adapter in the base model's own folder is loaded by transformers, but only where peft is installed."""
+    """Transformers loads an adapter in the base model's folder, but only if peft is installed."""
     source = adapter(tmp_path)
     (tmp_path / "base" / "adapter_config.json").write_text((source / "adapter_config.json").read_text())
 
@@ -245,7 +245,7 @@ def test_an_adapter_on_an_adapter_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verify", [False, True])
-def test_without_peft_the_extra_is_named(
+def test_a_missing_peft_is_named_with_its_install_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verify: bool
 ) -> None:
     source = adapter(tmp_path)
@@ -266,7 +266,7 @@ def test_a_pickled_adapter_is_refused(tmp_path: Path) -> None:
         load_checkpoint(str(source))
 
 
-def test_without_a_task_the_models_own_head_counts(tmp_path: Path) -> None:
+def test_an_adapter_without_a_task_uses_the_base_models_head(tmp_path: Path) -> None:
     source = adapter(tmp_path, base_task="text-classification", task_type=None)
     save_file({name: value for name, value in transformers_tensors(source).items() if "lora" in name}, source / "adapter_model.safetensors")
     edit_json(source / "adapter_config.json", lora_alpha=0)

@@ -1,4 +1,4 @@
-"""Modules of a user's own: the examples of docs/how-to/export-a-module.md and examples/ exported as they are, and what is refused."""
+"""PyTorch modules of a user: the examples of docs/how-to/export-a-module.md and examples/ are exported, and invalid modules refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LENGTH = 128
 
 
 def example(folder: Path, name: str) -> tuple[str, Any]:
-    """Writes an example with a tokenizer and random weights; returns what --module takes, and the module."""
+    """Writes an example with a tokenizer and random weights; returns the value of `--module`, and the module."""
     if name == "tagger":
         (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
     else:
@@ -49,7 +49,7 @@ def example(folder: Path, name: str) -> tuple[str, Any]:
     module = getattr(loaded, EXAMPLES[name])().eval()
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))  # what begins at 0 would hide its loss
+            parameter.add_(0.2 * torch.randn_like(parameter))  # a lost parameter of zeros would not show
     save_file(module.state_dict(), folder / f"{name}.safetensors")
     return f"{path}:make", module
 
@@ -59,7 +59,7 @@ def bundle_of(reference: str, folder: Path, **options: Any) -> Bundle:
 
 
 def worst_difference(bundle: Bundle, module: Any, precision: Any = "fp32") -> float:
-    """Returns the largest difference of a logit to the module, over the grid of lengths, alone and in a batch."""
+    """Returns the largest difference of a logit from the module's, over the grid of lengths, alone and in batches."""
     encodings = grid(Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer), bundle.manifest.task)
     with torch.no_grad():
         expected = [module(torch.tensor(e.ids)[None], torch.ones(1, len(e), dtype=torch.int64))[0].numpy() for e in encodings]
@@ -67,8 +67,8 @@ def worst_difference(bundle: Bundle, module: Any, precision: Any = "fp32") -> fl
 
 
 @pytest.mark.parametrize("name", ["tagger", pytest.param("recurrent", marks=pytest.mark.full_grid)])
-def test_an_example_answers_as_the_module(name: str, tmp_path: Path) -> None:
-    """Each length up to the longest, alone and in a padded batch, is within 1e-4 of the module; the manifest says where it came from."""
+def test_an_example_answers_like_its_module(name: str, tmp_path: Path) -> None:
+    """Logits of every length, alone and in a padded batch, are within 1e-4. The manifest has the source, length and padding side."""
     reference, module = example(tmp_path, name)
     bundle = bundle_of(reference, tmp_path)
     manifest = bundle.manifest
@@ -84,7 +84,7 @@ def test_an_example_answers_as_the_module(name: str, tmp_path: Path) -> None:
 
 
 def test_a_bundle_is_verified_against_its_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the flags of its export; with other weights parity fails, and with --checkpoint it is said which flags those are."""
+    """The flags are the same as at the export. Other weights fail, and the error for `--checkpoint` names the right flags."""
     reference, module = example(tmp_path, "tagger")
     path = bundle_of(reference, tmp_path).path
     trusted = ["verify", str(path), "--module", reference, "--trust-module"]
@@ -102,7 +102,7 @@ def test_a_bundle_is_verified_against_its_module(tmp_path: Path, capsys: pytest.
 
 @FULL
 def test_linear_layers_are_quantized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Those of the second example; and the service, which knows nothing of the module, gives the stored answer."""
+    """The second example has int8 layers, and the service reproduces the stored result without the module."""
     reference, module = example(tmp_path, "recurrent")
     bundle = bundle_of(reference, tmp_path, precisions=("fp32", "int8"))
 
@@ -114,7 +114,7 @@ def test_linear_layers_are_quantized(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 @FULL
 def test_an_lstm_stays_in_float(tmp_path: Path) -> None:
-    """Where nothing is left to quantize the bundle has fp32, and says why."""
+    """There is no matrix to quantize, so the bundle only has fp32, and the manifest has the reason."""
     reference, _ = example(tmp_path, "tagger")
     manifest = bundle_of(reference, tmp_path, precisions=None).manifest
 
@@ -124,7 +124,7 @@ def test_an_lstm_stays_in_float(tmp_path: Path) -> None:
 
 @FULL
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_dynamo_traces_both(tmp_path: Path, name: str) -> None:
+def test_dynamo_traces_both_examples(tmp_path: Path, name: str) -> None:
     reference, module = example(tmp_path, name)
     bundle = bundle_of(reference, tmp_path, tracer="dynamo")
 
@@ -132,8 +132,8 @@ def test_dynamo_traces_both(tmp_path: Path, name: str) -> None:
     assert bundle.manifest.graphs[0].form.startswith("dynamo")
 
 
-def test_segments_are_a_mask(tmp_path: Path) -> None:
-    """The second example over a text at once is Transformer-XL over its segments, with the states of the last tokens kept for the next one."""
+def test_segments_are_expressed_as_a_mask(tmp_path: Path) -> None:
+    """Over a whole text, the second example equals Transformer-XL over segments, which keeps the last states for the next segment."""
     module = example(tmp_path, "recurrent")[1]
     segment, memory = 16, 8
     ids = torch.randint(5, 90, (1, 41), generator=torch.Generator().manual_seed(0))
@@ -155,7 +155,7 @@ def test_segments_are_a_mask(tmp_path: Path) -> None:
     torch.testing.assert_close(expected, found, rtol=0, atol=1e-5)
 
 
-def test_what_padding_moves_runs_alone(tmp_path: Path) -> None:
+def test_a_module_that_depends_on_padding_is_not_batch_invariant(tmp_path: Path) -> None:
     reference, _ = example(tmp_path, "tagger")
     path = Path(reference.removesuffix(":make"))
     code = path.read_text(encoding="utf-8")
@@ -176,10 +176,10 @@ def test_what_padding_moves_runs_alone(tmp_path: Path) -> None:
         (["--module", "loud.py:make", "--trust-module", "--task", "fill-mask"], "--task, --revision"),
     ],
 )
-def test_code_is_not_run_unasked(
+def test_code_is_not_run_without_permission(
     arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both flags or neither, and one source: otherwise not even the file's first line runs."""
+    """If the flags are incomplete or contradictory, not even the file's first line runs."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "loud.py").write_text("open('ran', 'w')\n", encoding="utf-8")
     with pytest.raises(SystemExit) as caught:
@@ -190,8 +190,8 @@ def test_code_is_not_run_unasked(
     assert not (tmp_path / "ran").exists()
 
 
-def test_the_command_says_that_it_runs_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A line on stderr, before it does; what fails is an error of one line, and leaves nothing."""
+def test_the_command_announces_that_it_runs_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The notice precedes the run on stderr. A failure is a one-line error, and leaves no files."""
     (tmp_path / "bad.py").write_text("def make():\n    raise KeyError('weights')\n", encoding="utf-8")
     arguments = ["--module", f"{tmp_path / 'bad.py'}:make", "--trust-module", "--output", str(tmp_path / "models")]
 
@@ -222,12 +222,12 @@ def test_the_command_says_that_it_runs_code(tmp_path: Path, capsys: pytest.Captu
         (("    module = Tagger()", "    return 5\n    module = Tagger()"), " int .* ModuleSpec"),
     ],
 )
-def test_what_does_not_fit_is_said(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+def test_an_invalid_module_is_refused_with_the_reason(tmp_path: Path, change: tuple[str, str], message: str) -> None:
     reference, _ = example(tmp_path, "tagger")
     path = Path(reference.removesuffix(":make"))
     code = path.read_text(encoding="utf-8")
     assert change[0] in code
-    assert len(change[0]) != len(change[1])  # Python compares seconds and size, and would run the code that it compiled for `example`
+    assert len(change[0]) != len(change[1])  # Python compares time (in seconds) and size, and would run the bytecode of the original
     path.write_text(code.replace(*change), encoding="utf-8")
 
     with pytest.raises(CheckpointError, match=message):
@@ -235,6 +235,6 @@ def test_what_does_not_fit_is_said(tmp_path: Path, change: tuple[str, str], mess
 
 
 @pytest.mark.parametrize("reference", ["nothing.py:make", "nothing.py", ":make", "a.py:not a name"])
-def test_what_is_no_file_and_function_is_refused(reference: str) -> None:
+def test_an_invalid_module_reference_is_refused(reference: str) -> None:
     with pytest.raises(CheckpointError, match="FILE:FACTORY"):
         load_module(reference)

@@ -1,4 +1,4 @@
-"""On a machine with a GPU: exported there, served there, and answering as PyTorch does. Skipped, with the reason, where there is none."""
+"""Export and serving on a GPU, with the answers of PyTorch. The tests are skipped, with the reason, on machines without a GPU."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GRAPHS = [pytest.param(provider, precision, marks=marks) for provider, marks in 
 
 @pytest.fixture(name="source", scope="module")
 def source_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A classifier with heads of 32, which the fused kernels have."""
+    """Returns a classifier with a head size of 32, which the fused kernels support."""
     sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
     config = BertConfig(vocab_size=ROWS, max_position_embeddings=POSITIONS, **sizes, **naming(tiny.LABELS))
     path = save(tmp_path_factory.mktemp("gpu-source") / "tiny-bert", CLASSIFICATION, config)
@@ -46,7 +46,7 @@ def source_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if tensor.ndim == 2:
                 tensors[name] = tensor * 0.3
 
-    # at this width the spread of the tiny models' weights would blow half precision's rounding up, as no trained model does
+    # at this width, the spread of the tiny models' weights amplifies half precision's rounding, unlike in a trained model
     edit_weights(path, calm)
     return path
 
@@ -60,7 +60,7 @@ def exported_models(source: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.mark.parametrize(("provider", "precision"), GRAPHS)
-def test_the_validation_is_of_the_gpu(models: Path, provider: Any, precision: Any) -> None:
+def test_the_validation_report_was_measured_on_the_gpu(models: Path, provider: Any, precision: Any) -> None:
     graph = files.load_bundle(models / "tiny-bert").graph(provider, precision)
 
     assert provider == graph.evidence.provider
@@ -69,7 +69,7 @@ def test_the_validation_is_of_the_gpu(models: Path, provider: Any, precision: An
 
 
 @pytest.mark.parametrize(("provider", "precision"), GRAPHS)
-def test_logits_are_those_of_pytorch(source: Path, models: Path, provider: Any, precision: Any) -> None:
+def test_logits_agree_with_pytorch(source: Path, models: Path, provider: Any, precision: Any) -> None:
     loaded = files.load_bundle(models / "tiny-bert")
     graph, spec = loaded.graph(provider, precision), loaded.manifest.tokenizer
     engine = OnnxEngine(loaded.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
@@ -82,8 +82,8 @@ def test_logits_are_those_of_pytorch(source: Path, models: Path, provider: Any, 
 
 
 @pytest.mark.parametrize(("provider", "precision"), GRAPHS)
-def test_the_service_answers_from_the_gpu(models: Path, tmp_path: Path, provider: Any, precision: Any) -> None:
-    """Warmed up on its plan, it answers many texts as the CPU does, and `/info` says where."""
+def test_the_service_answers_on_the_gpu(models: Path, tmp_path: Path, provider: Any, precision: Any) -> None:
+    """After the warm-up, the service answers many texts like the CPU, and reports the GPU's provider."""
 
     async def answer(service: AppState) -> list[dict[str, float]]:
         service.scheduler.start()

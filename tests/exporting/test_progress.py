@@ -1,4 +1,4 @@
-"""What an export tells while it runs: lines for stages, and bars for long loops on a terminal alone."""
+"""Progress of an export: a line for each stage, and bars for long loops, which are only shown on a terminal."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ pytest_plugins = ("export_fixtures",)
 
 
 class Terminal(io.StringIO):
-    """A stream that says that it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
 def terminal_on_stderr(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """Puts a terminal in the place of stderr; called in the test, because pytest sets stderr between fixtures and test."""
+    """Replaces stderr with a terminal. Tests call it directly, because pytest sets stderr after the fixtures."""
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     return terminal
 
 
-def test_a_stage_that_fails_says_nothing() -> None:
+def test_a_failed_stage_prints_no_line() -> None:
     lines: list[str] = []
     with stage(lines.append, "trace", "opset 17"):
         pass
@@ -40,8 +40,8 @@ def test_a_stage_that_fails_says_nothing() -> None:
     assert ["trace     opset 17"] == [line.rpartition("  (")[0] for line in lines]
 
 
-def test_a_terminal_sees_how_far_a_loop_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The bar names step, unit and total, and is erased at the end. Without a terminal, as in a log of CI, nothing is written."""
+def test_a_terminal_shows_the_progress_of_a_loop(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The bar has the step, unit and total, and is erased at the end. Without a terminal, as in a CI log, nothing is written."""
     assert [1, 2, 3] == list(track([1, 2, 3], "count", unit="numbers"))
     assert ("", "") == capsys.readouterr()
     terminal = terminal_on_stderr(monkeypatch)
@@ -53,10 +53,10 @@ def test_a_terminal_sees_how_far_a_loop_is(monkeypatch: pytest.MonkeyPatch, caps
     assert seen.endswith("\r")
 
 
-def test_quantization_tells_of_every_matrix_and_batch(
+def test_quantization_shows_progress_by_batches_and_matrices(
     all_staged: dict[str, Staged], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its loops are the longest of an export: the texts, and the matrices for scales, for sensitivity, again, and for rounding."""
+    """The longest loops of an export have bars: over texts for activations, and over matrices for scales, sensitivity and rounding."""
     staged = all_staged["text-classification"]
     feeds = staged.feeds(calibration.read_texts(calibration.BUILT_IN)[:16])
     terminal = terminal_on_stderr(monkeypatch)

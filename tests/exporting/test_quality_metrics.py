@@ -1,4 +1,4 @@
-"""Scores against right answers: SQuAD's two metrics, strict entity F1 compared with seqeval, and tags of every scheme."""
+"""Metrics against right answers: SQuAD's two metrics, entity F1, correlations and label scores, compared with other libraries."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ WORDS = [(0, 2), (3, 5), (6, 8), (9, 11)]
         ("U.S.A.", "usa"),
         ("1,000", "1000"),
         ("the", ""),
-        ("“Ada”", "“ada”"),  # punctuation is ASCII's, as in the official script
-        ("The-rapist", "therapist"),  # punctuation goes before articles do
+        ("“Ada”", "“ada”"),  # only ASCII punctuation is removed, as in the official script
+        ("The-rapist", "therapist"),  # punctuation is removed before articles
     ],
 )
 def test_answers_are_normalized_as_in_squads_script(text: str, normalized: str) -> None:
@@ -39,24 +39,24 @@ def test_answers_are_normalized_as_in_squads_script(text: str, normalized: str) 
         ("in the 10th century", ["10th century"], 0.0, 2 * 2 / (3 + 2)),
         ("Paris", ["London", "Paris, France"], 0.0, 2 * 1 / (1 + 2)),
         ("Paris", ["London"], 0.0, 0.0),
-        ("la la land", ["la land"], 0.0, 2 * 2 / (3 + 2)),  # a word counts as often as both have it
+        ("la la land", ["la land"], 0.0, 2 * 2 / (3 + 2)),  # a repeated word counts as often as both answers have it
         ("", [], 1.0, 1.0),
         ("Paris", [], 0.0, 0.0),
         ("", ["Paris"], 0.0, 0.0),
-        ("the", [""], 1.0, 1.0),  # nothing is left of either
+        ("the", [""], 1.0, 1.0),  # both are empty after normalization
     ],
 )
-def test_exact_match_and_f1_of_answers(answer: str, golds: list[str], exact: float, f1: float) -> None:
+def test_answers_are_scored_by_exact_match_and_f1(answer: str, golds: list[str], exact: float, f1: float) -> None:
     assert (exact, f1) == (metrics.exact_match(answer, golds), pytest.approx(metrics.answer_f1(answer, golds)))
 
 
-def test_entity_f1_is_strict_and_over_all_texts() -> None:
-    """A wrong edge or label is wrong; sums are made over texts before the ratio is."""
+def test_entity_f1_is_strict_and_computed_over_all_texts() -> None:
+    """An entity with a wrong boundary or label is wrong. Counts are summed over texts before the ratio is computed."""
     expected = [{(0, 3, "PER"), (8, 14, "LOC")}, {(0, 5, "ORG")}, set()]
     found = [{(0, 3, "PER"), (8, 13, "LOC")}, {(0, 5, "PER")}, {(1, 2, "LOC")}]
 
     assert 2 * 1 / (4 + 3) == pytest.approx(metrics.span_f1(expected, found))
-    # finding nothing in nothing shows nothing, and finding something in nothing is wrong: no floor is reached
+    # without right entities the score is 0, which reaches no minimum
     assert 0.0 == metrics.span_f1([set()], [set()]) == metrics.span_f1([set()], [{(0, 1, "PER")}])
 
 
@@ -75,7 +75,7 @@ def test_entity_f1_is_strict_and_over_all_texts() -> None:
     ],
 )
 def test_tags_become_entities(tags: list[str], expected: set[metrics.Span]) -> None:
-    """BIO of both kinds, BIOES, BILOU and plain labels; `E-MAIL` of a model without prefixes is not the end of `MAIL`."""
+    """Both kinds of BIO, BIOES, BILOU and plain labels are read. Without prefixes, `E-MAIL` is a label and not the end of `MAIL`."""
     assert expected == metrics.spans_of_tags(tags, WORDS)
     plain = metrics.spans_of_tags(["E-MAIL", "E-MAIL", "O", "PER"], WORDS, plain=("O", "PER", "E-MAIL"))
     assert {(0, 5, "E-MAIL"), (9, 11, "PER")} == plain
@@ -95,8 +95,8 @@ def test_spans_are_widened_to_words(span: metrics.Span, words: list[tuple[int, i
     assert {expected} == metrics.widen_to_words([span], words)
 
 
-def test_correlation() -> None:
-    """1 for a rising line, -1 for a falling one, 0 where one does not vary, also where the mean of equal numbers is another number."""
+def test_a_line_correlates_and_a_constant_does_not() -> None:
+    """A rising line gives 1, a falling line -1, and a constant 0, even if the computed mean differs from the constant."""
     series = [1.0, 2.0, 4.0]
 
     for correlation in (metrics.pearson, metrics.spearman):
@@ -105,7 +105,7 @@ def test_correlation() -> None:
         assert 0.0 == correlation(series, [0.1, 0.1, 0.1]) == correlation([0.1, 0.1, 0.1], series)
 
 
-def test_correlation_of_huge_and_tiny_numbers() -> None:
+def test_correlation_supports_huge_and_tiny_numbers() -> None:
     series = [1.0, 2.0, 4.0, 3.0]
 
     assert metrics.pearson(series, [1.0, 3.0, 2.0, 5.0]) == pytest.approx(
@@ -115,7 +115,7 @@ def test_correlation_of_huge_and_tiny_numbers() -> None:
 
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_correlations_are_those_of_scipy(seed: int, ties: bool) -> None:
+def test_correlations_agree_with_scipy(seed: int, ties: bool) -> None:
     rng = random.Random(seed)
     a = [rng.randint(0, 5) + 0.0 if ties else rng.gauss(2, 1) for _ in range(60)]
     b = [round(x + rng.gauss(0, 2), 0 if ties else 9) for x in a]
@@ -126,7 +126,7 @@ def test_correlations_are_those_of_scipy(seed: int, ties: bool) -> None:
 
 @pytest.mark.parametrize("labels", ["ab", "abcd"])
 @pytest.mark.parametrize("seed", range(3))
-def test_scores_of_labels_are_those_of_scikit_learn(seed: int, labels: str) -> None:
+def test_label_scores_agree_with_scikit_learn(seed: int, labels: str) -> None:
     rng = random.Random(seed)
     right = [rng.choice(labels[:-1] if len(labels) > 2 else labels) for _ in range(50)]
     found = [label if rng.random() < 0.5 else rng.choice(labels[1:]) for label in right]
@@ -135,7 +135,7 @@ def test_scores_of_labels_are_those_of_scikit_learn(seed: int, labels: str) -> N
     assert sklearn.metrics.f1_score(right, found, average="macro") == pytest.approx(metrics.macro_f1(right, found), abs=1e-12)
 
 
-def test_matthews_correlation_of_labels_that_do_not_vary() -> None:
+def test_matthews_correlation_of_constant_labels_is_0() -> None:
     for right, found in (("aab", "aaa"), ("aaa", "aab")):
         assert 0.0 == metrics.matthews(right, found) == sklearn.metrics.matthews_corrcoef(list(right), list(found))
     assert 0.0 == metrics.matthews("aaa", "aaa")
@@ -147,7 +147,7 @@ SCHEMES = {"IOB2": IOB2, "IOBES": IOBES, "BILOU": BILOU}
 
 
 def sentence(rng: random.Random, scheme: str) -> list[str]:
-    """Returns the tags of twelve words with random entities, each as its scheme writes it."""
+    """Returns the tags of twelve words with random entities in a scheme."""
     inside, last, single = {"IOB2": ("I", "I", "B"), "IOBES": ("I", "E", "S"), "BILOU": ("I", "L", "U")}[scheme]
     tags: list[str] = []
     while len(tags) < 12:
@@ -159,7 +159,7 @@ def sentence(rng: random.Random, scheme: str) -> list[str]:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("seed", range(5))
-def test_entity_f1_is_that_of_seqeval(scheme: str, seed: int) -> None:
+def test_entity_f1_agrees_with_seqeval(scheme: str, seed: int) -> None:
     rng = random.Random(seed)
     right = [sentence(rng, scheme) for _ in range(20)]
     found = [tags if rng.random() < 0.6 else sentence(rng, scheme) for tags in right]
@@ -171,8 +171,8 @@ def test_entity_f1_is_that_of_seqeval(scheme: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_entity_f1_of_broken_tags_is_that_of_conlleval(seed: int) -> None:
-    """Tags in any order, as a model may give them, are read as seqeval reads them by default, which is as the CoNLL script does."""
+def test_entity_f1_of_inconsistent_tags_agrees_with_conlleval(seed: int) -> None:
+    """A model can give tags in any order; they are read like seqeval's default, which follows the CoNLL script."""
     rng = random.Random(seed)
     right, found = ([[rng.choice(("O", "B-PER", "I-PER", "B-LOC", "I-LOC")) for _ in range(12)] for _ in range(30)] for _ in range(2))
     spans = [[metrics.spans_of_tags(tags, OFFSETS) for tags in side] for side in (right, found)]

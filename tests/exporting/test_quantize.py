@@ -1,4 +1,4 @@
-"""The int8 graph: near float also where channels are huge, the same for a row in any batch, and the same on every CPU."""
+"""The int8 graph: close to float even with huge channels, the same for a row in any batch, and the same on every CPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from staged import ARCHITECTURES, Staged, checkpoint_of, graph_of, run, stage
 pytestmark = pytest.mark.torch
 
 CHANNEL, UNIT = 5, 7
-# about three times what was measured on texts that were not calibrated on (onnxruntime 1.31)
+# about three times the error measured on texts outside the calibration (onnxruntime 1.31)
 MAX_ERROR = {"text-classification": 0.15, "token-classification": 0.06, "question-answering": 0.15, "fill-mask": 0.09}
 SAMPLE = {"text-classification", "token-classification"}
 TEXTS = calibration.read_texts(calibration.BUILT_IN)
@@ -40,7 +40,7 @@ Array = NDArray[Any]
 
 
 def plant_outliers(tensors: dict[str, torch.Tensor]) -> None:
-    """Makes one channel and one hidden unit of each block huge, as training does; the matrices that read them make up for most."""
+    """Makes one channel and one hidden unit of each block huge, as training does; the matrices that read them mostly compensate."""
     for name, tensor in tensors.items():
         if name.endswith("embeddings.LayerNorm.weight"):
             tensor[CHANNEL] *= 20
@@ -53,13 +53,13 @@ def plant_outliers(tensors: dict[str, torch.Tensor]) -> None:
 
 
 def int8(staged: Staged, target: Path, texts: Sequence[str] = SEEN, *, max_error: float = 1.0) -> Int8Graph:
-    """Quantizes a graph on these texts, and judges it on others."""
+    """Quantizes a graph with these texts, and measures its error on other texts."""
     return quantize(staged.packed, target, target.parent, staged.feeds(texts), staged.feeds(UNSEEN), max_error=max_error)
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """The graphs of a checkpoint with outliers before and after quantization, and what was counted."""
+    """The graphs of a checkpoint with outliers before and after quantization, and the counts of its operators."""
 
     staged: Staged
     target: Path
@@ -75,7 +75,7 @@ QuantizedOf = Callable[[str], Quantized]
 
 @pytest.fixture(name="quantized_of", scope="module")
 def quantized_graphs(tmp_path_factory: pytest.TempPathFactory) -> QuantizedOf:
-    """Returns the int8 graph of a checkpoint of a task; each is made when it is first asked for."""
+    """Returns a function that returns the int8 graph of a task's checkpoint, which is created at the first call."""
     folder = tmp_path_factory.mktemp("quantized")
 
     @functools.cache
@@ -107,8 +107,8 @@ def constants(path: Path, node: onnx.NodeProto, *places: int) -> list[Array]:
     return [value for value in values if value is not None]
 
 
-def test_outputs_are_near_those_of_the_float_graph(quantized: Quantized) -> None:
-    """On texts that scales were not chosen on, the error is a small part of what outputs vary by, outliers or not."""
+def test_outputs_are_close_to_the_float_graphs(quantized: Quantized) -> None:
+    """On texts outside the calibration, the error is a small part of the outputs' variation, even with outliers."""
     feeds = quantized.staged.feeds(UNSEEN)
     error = inference.relative_error(inference.outputs(quantized.staged.packed, feeds), inference.outputs(quantized.target, feeds))
 
@@ -116,7 +116,7 @@ def test_outputs_are_near_those_of_the_float_graph(quantized: Quantized) -> None
 
 
 def test_the_huge_channel_and_unit_are_computed_in_float(quantized_of: QuantizedOf) -> None:
-    """What was planted is among the few that were taken out of int8."""
+    """The planted outliers are among the few values that are excluded from int8."""
     quantized = quantized_of("token-classification")
     graph = rewrite.load(quantized.target).graph
     gathered = [node for node in graph if node.op_type == "Gather" and node.inputs[1].name.endswith("/outlying")]
@@ -130,8 +130,8 @@ def test_the_huge_channel_and_unit_are_computed_in_float(quantized_of: Quantized
     assert [True] * len(biases) == [bool(np.isin(whole[UNIT], part)) for whole, part in biases]
 
 
-def test_texts_all_alike_are_enough_to_go_on(quantized_of: QuantizedOf, tmp_path: Path) -> None:
-    """Sixteen times the same word says little of the activations, and other texts still get finite logits of the right shape."""
+def test_identical_calibration_texts_are_accepted(quantized_of: QuantizedOf, tmp_path: Path) -> None:
+    """The same word 16 times hardly shows the activations, but other texts still get finite logits of the right shape."""
     staged = quantized_of("text-classification").staged
     int8(staged, tmp_path / "int8.onnx", ["good"] * 16)
     for feed in staged.feeds(UNSEEN[:5]):
@@ -142,7 +142,7 @@ def test_texts_all_alike_are_enough_to_go_on(quantized_of: QuantizedOf, tmp_path
 
 @pytest.mark.full_grid
 def test_a_layer_whose_attention_is_zero_is_quantized(tmp_path: Path) -> None:
-    """A tensor that is zero for every text gets scales too, and outputs stay near float."""
+    """A tensor that is zero for every text gets scales too, and the outputs stay close to float."""
     source = checkpoint_of(tmp_path, "text-classification")
     edit_weights(source, lambda tensors: [tensor.zero_() for name, tensor in tensors.items() if "layer.0.attention.self.value" in name])
     staged = stage(source, tmp_path / "stages")
@@ -153,8 +153,8 @@ def test_a_layer_whose_attention_is_zero_is_quantized(tmp_path: Path) -> None:
     assert inference.relative_error(inference.outputs(staged.packed, feeds), inference.outputs(tmp_path / "int8.onnx", feeds)) < 0.15
 
 
-def test_over_the_limit_the_matrices_that_matter_most_stay_in_float(quantized_of: QuantizedOf, tmp_path: Path) -> None:
-    """A limit below what int8 alone reaches is kept by leaving some products in float, and the error that is left is said."""
+def test_the_most_sensitive_matrices_stay_in_float_to_meet_the_limit(quantized_of: QuantizedOf, tmp_path: Path) -> None:
+    """The limit is below the error of full int8. It is met with some products in float, and the remaining error is reported."""
     quantized = quantized_of("token-classification")
     feeds = quantized.staged.feeds(UNSEEN)
     expected = inference.outputs(quantized.staged.packed, feeds)
@@ -167,14 +167,14 @@ def test_over_the_limit_the_matrices_that_matter_most_stay_in_float(quantized_of
     assert 0 < result.counts["KeptFloat"] < quantized.counts["MatMulIntegerToFloat"]
 
 
-def test_a_limit_that_nothing_reaches_ends_the_export(quantized_of: QuantizedOf, tmp_path: Path) -> None:
+def test_an_unreachable_limit_ends_the_export(quantized_of: QuantizedOf, tmp_path: Path) -> None:
     staged = quantized_of("text-classification").staged
     with pytest.raises(GraphError, match=r"1e-09, .*--calibration.*--max-int8-error.*--precision fp32"):
         int8(staged, tmp_path / "int8.onnx", max_error=1e-9)
 
 
-def test_no_activation_of_attention_is_multiplied_before_it_is_stored(quantized: Quantized) -> None:
-    """Attention outputs are scaled in the matrices around them, so what is stored of them is what attention gives out."""
+def test_attention_outputs_are_quantized_without_a_multiplication(quantized: Quantized) -> None:
+    """Adjacent matrices include the scaling of attention outputs, so attention's own output is quantized."""
     graph = rewrite.load(quantized.target).graph
     stored = [producer.op_type for node in graph if node.op_type == "QuantizeLinear" and (producer := node.inputs[0].producer())]
 
@@ -182,7 +182,7 @@ def test_no_activation_of_attention_is_multiplied_before_it_is_stored(quantized:
 
 
 def observed(path: Path, feed: Feed) -> list[tuple[Array, Array]]:
-    """Returns what each int8 product reads, uint8, and gives out, float32."""
+    """Returns the input, uint8, and the output, float32, of each int8 product."""
     model = onnx.load(str(path))
     nodes = [node for node in model.graph.node if node.op_type == "MatMulIntegerToFloat"]
     own = len(model.graph.output)
@@ -196,7 +196,7 @@ def observed(path: Path, feed: Feed) -> list[tuple[Array, Array]]:
 
 
 def saturating(inputs: Array, steps: Array) -> Array:
-    """Multiplies as CPUs without VNNI do: u8 by s8, adjacent products added in 16 bits that saturate, their sums in 32 bits."""
+    """Multiplies like CPUs without VNNI: u8 by s8; sums of two adjacent products saturate at 16 bits, and are added in 32 bits."""
     if len(steps) % 2:
         inputs, steps = np.pad(inputs, ((0, 0), (0, 1))), np.pad(steps, ((0, 1), (0, 0)))
     a, b = inputs.astype(np.int64), steps.astype(np.int64)
@@ -207,7 +207,7 @@ def saturating(inputs: Array, steps: Array) -> Array:
 
 @pytest.mark.full_grid
 def test_a_cpu_that_saturates_gives_the_same_products(quantized: Quantized) -> None:
-    """Emulated on the inputs of calibration, pairs of products stay within 16 bits, so no CPU answers differently."""
+    """For the calibration inputs, sums of two products stay within 16 bits in an emulation, so all CPUs answer alike."""
     largest = 0.0
     for feed in quantized.staged.feeds(SEEN[:15]):
         for node, (inputs, _) in zip(products(quantized.target), observed(quantized.target, feed), strict=True):
@@ -216,11 +216,11 @@ def test_a_cpu_that_saturates_gives_the_same_products(quantized: Quantized) -> N
             np.testing.assert_array_equal(exact, saturating(inputs, steps))
             stretched = np.rint(steps * (MAX_INT8 / np.maximum(np.abs(steps.astype(int)).max(axis=0), 1)))
             largest = max(largest, float(np.abs(saturating(inputs, stretched) - inputs.astype(np.int64) @ stretched).max()))
-    assert largest > 0  # with scales of the largest weight alone some products would be wrong
+    assert largest > 0  # with scales from only the largest weight, some products would be wrong
 
 
-def test_products_are_what_onnx_runtime_computes(quantized: Quantized) -> None:
-    """The integers above, scaled and with the bias, are what the graph's products give out."""
+def test_products_agree_with_onnx_runtime(quantized: Quantized) -> None:
+    """The integer products, with scale and bias, equal the outputs of the graph's products."""
     [feed] = quantized.staged.feeds(UNSEEN[:1])
     for node, (inputs, outputs) in zip(products(quantized.target), observed(quantized.target, feed), strict=True):
         steps, scale, scales, zero, zeros, bias = constants(quantized.target, node, 1, 2, 3, 4, 5, 6)
@@ -231,12 +231,12 @@ def test_products_are_what_onnx_runtime_computes(quantized: Quantized) -> None:
 
 # ---- embeddings
 
-# square and large in both directions, so that nothing but the axis tells rows from columns
+# square and large in both directions, so that only the axis distinguishes rows from columns
 TABLE = np.random.default_rng(0).normal(size=(MIN_ROWS, MIN_ROWS)).astype(np.float32) * np.geomspace(0.01, 100, MIN_ROWS, dtype=np.float32)
 
 
 def looked_up(axis: int | None) -> tuple[int, ir.Model, NDArray[np.float32]]:
-    """Emits int8 for one lookup; returns how many lookups were replaced, the model, and what it gives for the indices 3 and 0."""
+    """Emits int8 for one lookup; returns the number of replaced lookups, the model, and its output for the indices 3 and 0."""
     attributes: dict[str, Any] = {} if axis is None else {"axis": axis}
     node = helper.make_node("Gather", ["table", "ids"], ["y"], **attributes)
     model = ir.from_proto(graph_of([node], {"table": TABLE}, {"ids": ("n",)}, kind=TensorProto.INT64))
@@ -247,8 +247,8 @@ def looked_up(axis: int | None) -> tuple[int, ir.Model, NDArray[np.float32]]:
 
 
 @pytest.mark.parametrize("axis", [None, 0])
-def test_lookups_of_rows_are_of_integers(axis: int | None) -> None:
-    """Each row within half a step of its scale; without the attribute the axis is 0."""
+def test_row_lookups_are_stored_as_integers(axis: int | None) -> None:
+    """Each row is within half a step of its scale. Without the attribute, the axis is 0."""
     count, model, values = looked_up(axis)
     assert 1 == count
     assert "table" not in {name for node in model.graph for name in (value.name for value in node.inputs if value is not None)}
@@ -257,8 +257,8 @@ def test_lookups_of_rows_are_of_integers(axis: int | None) -> None:
 
 
 @pytest.mark.parametrize("axis", [1, -1])
-def test_lookups_of_columns_stay_in_float(axis: int) -> None:
-    """The scales are of rows, so that columns would be others altogether."""
+def test_column_lookups_stay_in_float(axis: int) -> None:
+    """There is one scale per row, so scales do not apply to columns."""
     count, model, values = looked_up(axis)
     assert (0, ["Gather"]) == (count, [node.op_type for node in model.graph])
     np.testing.assert_array_equal(TABLE[:, [3, 0]], values)

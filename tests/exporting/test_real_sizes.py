@@ -1,11 +1,11 @@
-"""Models in their real sizes with random weights, and real checkpoints (`make parity CHECKPOINTS=DIR`).
+"""Models of real sizes with random weights, and real checkpoints (`make parity CHECKPOINTS=DIR`).
 
-Sizes take minutes, and gigabytes; int8 takes much longer than fp32.
+An export takes minutes and gigabytes of memory; int8 takes much longer than fp32.
 
-BERT base and large, ALBERT, whose layers share weights, and one as large as XLM-RoBERTa large, whose graph needs two files.
+The sizes are BERT base and large, ALBERT (its layers share weights), and one as large as XLM-RoBERTa large, whose graph needs two files.
 
-`BERTSERVE_SIZES=base,large,albert,huge python -m pytest -m checkpoints tests/exporting/test_real_sizes.py -s`; `-k fp32` for one
-precision, and `BERTSERVE_TEXTS=16` calibrates int8 on so many texts in place of all.
+`BERTSERVE_SIZES=base,large,albert,huge python -m pytest -m checkpoints tests/exporting/test_real_sizes.py -s` exports all sizes; `-k fp32`
+selects one precision, and `BERTSERVE_TEXTS=16` calibrates int8 on 16 texts instead of all.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
     "base": ("BERT", {**BASE, "vocab_size": 30522}),
     "large": ("BERT", {**LARGE, "vocab_size": 30522}),
     "albert": ("ALBERT", {**BASE, "vocab_size": 30000, "embedding_size": 128}),
-    # fewer layers and more rows than the real one, so that its bytes are there and its hours are not
+    # fewer layers and more vocabulary rows than the real model: as many bytes, but a shorter export
     "huge": ("XLM-RoBERTa", {**LARGE, "vocab_size": 500002, "max_position_embeddings": 514, "num_hidden_layers": 4}),
 }
-# the peak of a process of its own; that of resource.getrusage begins at its parent's
+# the peak of a separate process, from VmHWM: the peak of resource.getrusage starts at the parent's
 EXPORT = """
 import sys
 from bertserve.export import cli
@@ -72,8 +72,8 @@ pytestmark = [pytest.mark.torch, pytest.mark.checkpoints]
 
 @pytest.mark.skipif(CHECKPOINTS not in os.environ, reason=f"needs real checkpoints: set {CHECKPOINTS} to a folder of checkpoint folders")
 @pytest.mark.parametrize("name", ["sentiment", "ner", "qa", "fill-mask", "nli"])
-def test_a_real_checkpoint_answers_as_in_pytorch(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The fp32 bundle's logits are within the bound and its labels are PyTorch's on every sample; the validation report is printed."""
+def test_a_real_checkpoint_answers_like_pytorch(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """For every sample, the fp32 logits are within the bound and the labels are PyTorch's. The validation report is printed."""
     validation = exported(Path(os.environ[CHECKPOINTS]) / name, tmp_path).manifest.graphs[0].evidence
     with capsys.disabled():
         print(f"\n{name}: {validation.model_dump_json()}")
@@ -86,7 +86,7 @@ def test_a_real_checkpoint_answers_as_in_pytorch(name: str, tmp_path: Path, caps
 @pytest.mark.skipif(VARIABLE not in os.environ, reason=f"takes minutes: set {VARIABLE} to some of {', '.join(SIZES)}")
 @pytest.mark.parametrize("size", [size for size in SIZES if size in os.environ.get(VARIABLE, "").split(",")])
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_a_real_size_is_exported(size: str, precision: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_of_real_size_is_exported(size: str, precision: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name, fields = SIZES[size]
     source = FAMILIES[name].save(tmp_path / "checkpoint", "text-classification", **fields)
     texts = tmp_path / "texts.txt"
@@ -113,7 +113,7 @@ def test_a_real_size_is_exported(size: str, precision: Any, tmp_path: Path, caps
 
 
 def _python(code: str, *arguments: Any) -> float:
-    """Runs Python code in a process of its own, and returns the number in the last line that it prints."""
+    """Runs Python code in a separate process, and returns the number in the last line that it prints."""
     ran = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], check=False, capture_output=True, text=True)
     assert 0 == ran.returncode, ran.stderr
     return float(ran.stdout.splitlines()[-1])

@@ -1,4 +1,4 @@
-"""How much each layer's quantization moves the outputs: what is measured without writing a graph is what graphs with one layer in int8 say."""
+"""The effect of each layer's quantization on the outputs: the measurement without a graph equals that of graphs with one int8 layer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytest_plugins = ("export_fixtures",)
 
 
 def quantized(staged: Staged, folder: Path) -> dict[str, QuantParams]:
-    """Returns how the layers of a graph are quantized, and leaves the graph in the folder."""
+    """Returns the quantization of a graph's layers by input tensor; writes the observed graph to the folder."""
     model = rewrite.load(staged.packed)
     layers = rewrite.find_linears(model.graph)
     seen = observe(model, layers, folder / "observed.onnx", staged.feeds(read_texts(BUILT_IN)[:20]), folder / "samples")
@@ -33,7 +33,7 @@ def quantized(staged: Staged, folder: Path) -> dict[str, QuantParams]:
 
 
 @pytest.mark.parametrize("task", ["text-classification", "fill-mask"])
-def test_a_layer_counts_what_it_does_alone(
+def test_a_measured_effect_equals_the_effect_of_one_int8_layer(
     all_staged: dict[str, Staged], task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     staged = all_staged[task]
@@ -56,7 +56,7 @@ def test_a_layer_counts_what_it_does_alone(
     np.testing.assert_allclose(np.array(list(alone.values())) / np.mean(list(alone.values())), list(found.values()), rtol=0.05)
 
 
-def test_what_is_far_from_all_limits_is_measured_on_few_texts(
+def test_a_layer_far_from_all_limits_is_measured_on_few_texts(
     all_staged: dict[str, Staged], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     staged = all_staged["text-classification"]
@@ -71,8 +71,8 @@ def test_what_is_far_from_all_limits_is_measured_on_few_texts(
     assert 0 < len(rounds[1]) < len(rounds[0])
 
 
-def test_few_texts_are_measured_and_short_ones(all_staged: dict[str, Staged]) -> None:
-    """Those long enough to say something, as many as may be paid for; the longest where none is."""
+def test_a_few_short_texts_are_measured(all_staged: dict[str, Staged]) -> None:
+    """Texts have at least `MIN_TOKENS` tokens, within a limit of tokens and texts; if no text has enough, the longest are measured."""
     staged = all_staged["token-classification"]
     feeds = staged.feeds([f"{'good ' * n}" for _ in range(8) for n in (5, *range(30, 9, -1))])
     for tokens, count in ((1e9, sensitivity.MOST), (20 * sensitivity.MIN_TOKENS, 20), (0, sensitivity.LEAST)):

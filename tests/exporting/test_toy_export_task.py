@@ -1,4 +1,4 @@
-"""A new task is one record for the exporter: a checkpoint of it becomes a bundle with a validation report, and `verify` checks that on data."""
+"""A new task needs one record in the exporter: its checkpoint gets a bundle with a validation report, which `verify` checks on data."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def grades(checkpoint: Path) -> list[int]:
         return [int(np.argmax(model(**tokenizer(text, return_tensors="pt")).logits[0].numpy())) for text in TEXTS]
 
 
-def test_a_task_of_ones_own_is_exported_and_verified(tmp_path: Path, verify: Verify) -> None:
+def test_a_custom_task_is_exported_and_verified(tmp_path: Path, verify: Verify) -> None:
     checkpoint = bert(tmp_path, labels=LABELS)
     edit_json(checkpoint / "config.json", architectures=["BertForTextGrading"])
     bundle = exported(checkpoint, precisions=("fp32", "int8"), calibration=few_texts(tmp_path, 120))

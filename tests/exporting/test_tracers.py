@@ -1,4 +1,4 @@
-"""PyTorch's two exporters: graphs of the same form, and which one is taken.
+"""PyTorch's two exporters: their graphs have the same form, and dynamo is tried first.
 
 Other tests trace with TorchScript, which takes a tenth of the time (`exports_trace_quickly` in tests/conftest.py).
 """
@@ -31,14 +31,14 @@ from grid import measure, most_of_int8, task_flag
 pytestmark = pytest.mark.torch
 
 BOTH: tuple[Tracer, ...] = ("dynamo", "torchscript")
-SCALAR_FIRST = {"XLNet"}  # computes `1.0 - attention_mask` of integers, see below
+SCALAR_FIRST = {"XLNet"}  # computes `1.0 - attention_mask` with integers, see below
 
-FIRST_NORM = {"XLM"}  # dynamo's graph has the sum before its first norm fused with it; on the CPU both are taken apart again
+FIRST_NORM = {"XLM"}  # dynamo's graph fuses the first norm with the sum before it; for the CPU, both are separated again
 
 
 @dataclasses.dataclass(frozen=True)
 class Graphs:
-    """What one tracer gave, and what was made of it."""
+    """The graph of one tracer, and the graphs that were optimized from it."""
 
     traced: Traced
     raw: Path
@@ -66,7 +66,7 @@ def graphs_of_both(small: Checkpoint, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def test_both_graphs_have_the_same_form(both: dict[Tracer, Graphs]) -> None:
-    """The same operators as often for the CPU and for CUDA; the form says who traced."""
+    """Each operator occurs equally often, for the CPU and for CUDA; the form names the tracer."""
     script, program = both["torchscript"], both["dynamo"]
     counts = [
         [Counter(node.op_type for node in rewrite.load(path).graph) for path in (made.cpu.path, made.raw.with_name("cuda.onnx"))]
@@ -82,7 +82,7 @@ def test_both_graphs_have_the_same_form(both: dict[Tracer, Graphs]) -> None:
     assert script.cpu.form.removeprefix("torchscript opset 17") == program.cpu.form.removeprefix("dynamo opset 18")
 
 
-def test_both_graphs_answer_alike(both: dict[Tracer, Graphs]) -> None:
+def test_both_graphs_give_the_same_answers(both: dict[Tracer, Graphs]) -> None:
     for rows, length in ((1, 2), (3, 17)):
         mask = np.ones((rows, length), dtype=np.int64)
         mask[1:, 9:] = 0
@@ -93,8 +93,8 @@ def test_both_graphs_answer_alike(both: dict[Tracer, Graphs]) -> None:
             np.testing.assert_allclose(expected, found, rtol=0, atol=1e-5)
 
 
-def test_a_graph_says_nothing_of_the_machine(both: dict[Tracer, Graphs]) -> None:
-    """An exported program keeps the line of source of each operator; none is written. Its operators are ONNX's own."""
+def test_a_graph_has_no_paths_of_the_machine(both: dict[Tracer, Graphs]) -> None:
+    """An exported program records the source line of each operator, which is not written. All operators are ONNX's own."""
     model = ir.load(both["dynamo"].raw)
 
     assert b"site-packages" not in both["dynamo"].raw.read_bytes()
@@ -107,8 +107,8 @@ def failing(*_: Any) -> Any:
     raise torch.onnx.OnnxExporterError("It is step 2 of 3.\nMore.") from ValueError("This operator is unknown.\nMore.")
 
 
-def test_dynamo_comes_first_and_torchscript_after_it(small: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where none is asked for, a model that dynamo cannot export is traced with TorchScript; where dynamo is, or neither can, the message says why not."""
+def test_torchscript_is_the_fallback_for_dynamo(small: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default, TorchScript traces a model that dynamo cannot export. If dynamo is requested, or both fail, the error has the causes."""
     monkeypatch.setattr(trace, "TRACERS", BOTH)
     monkeypatch.setattr(trace, "_export_program", failing)
 
@@ -121,8 +121,8 @@ def test_dynamo_comes_first_and_torchscript_after_it(small: Checkpoint, tmp_path
 
 
 @pytest.mark.full_grid
-def test_a_length_that_dynamo_kept_is_no_graph(small: Checkpoint, tmp_path: Path) -> None:
-    """Code that computes with the length as a number has a graph for one length. That is said, and TorchScript is tried."""
+def test_a_graph_for_only_one_length_is_refused(small: Checkpoint, tmp_path: Path) -> None:
+    """If the code computes with the length as a number, dynamo exports a graph for one length."""
 
     class Counting(type(small.model)):  # type: ignore[misc]
         def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **inputs: Any) -> Any:
@@ -148,8 +148,8 @@ def test_the_command_passes_the_tracer_on(tmp_path: Path, monkeypatch: pytest.Mo
     assert [asked] == given
 
 
-def test_a_number_less_integers_cannot_be_exported_by_dynamo(tmp_path: Path) -> None:
-    """Torch 2.13 fails on `1.0 - mask` (pytorch issue 194381), which XLNet computes. When it no longer does, XLNet needs no TorchScript."""
+def test_dynamo_cannot_export_a_number_minus_integers(tmp_path: Path) -> None:
+    """Torch 2.13 fails on `1.0 - mask` (pytorch issue 194381), which XLNet computes. Once it is fixed, XLNet needs no TorchScript."""
 
     class Minimal(torch.nn.Module):
         def forward(self, mask: torch.Tensor) -> torch.Tensor:
@@ -162,8 +162,8 @@ def test_a_number_less_integers_cannot_be_exported_by_dynamo(tmp_path: Path) -> 
 
 @pytest.mark.full_grid
 @pytest.mark.parametrize(("family", "task"), [case for case in CASES if case in SAMPLE or case[0] not in SAMPLED or case[1] in PRETRAINING])
-def test_every_family_has_the_same_form_by_either(family: str, task: str, tmp_path: Path) -> None:
-    """The CPU's fused operators are equal; CUDA's too, or more; where dynamo has none, the message says why."""
+def test_every_family_has_the_same_form_with_both_tracers(family: str, task: str, tmp_path: Path) -> None:
+    """Both CPU graphs have equally many fused operators, and dynamo's CUDA graph has as many or more. Dynamo's errors name the cause."""
     checkpoint = load_checkpoint(str(FAMILIES[family].save(tmp_path / "checkpoint", task)), task=task_flag(family, task))
     if family in SCALAR_FIRST:
         with pytest.raises(GraphError, match=r" dynamo: .* aten\.sub"):
@@ -186,8 +186,8 @@ def test_every_family_has_the_same_form_by_either(family: str, task: str, tmp_pa
 
 @pytest.mark.full_grid
 @pytest.mark.parametrize(("family", "task"), CASES)
-def test_every_family_is_exported_with_the_default(family: str, task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logits are PyTorch's within 1e-4 over the grid of lengths, rows do not depend on others, and int8 stays near."""
+def test_every_family_is_exported_with_the_default_tracer(family: str, task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits are within 1e-4 of PyTorch's at every length of the grid, rows do not depend on their batch, and int8 stays close."""
     monkeypatch.setattr(trace, "TRACERS", BOTH)
     found = measure(family, task, tmp_path)
 

@@ -1,4 +1,4 @@
-"""`truncation_side: left` of a checkpoint's tokenizer: the beginning of a long text is cut, and windows proceed from its end, as in transformers."""
+"""With `truncation_side: left` in the tokenizer, a long text loses its beginning, and windows start from its end, as in transformers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def transformers_tokenizer(side: Literal["left", "right"] = "left") -> PreTraine
 
 
 def expected(*texts: str, truncation: str = "longest_first", stride: int | None = None, side: Literal["left", "right"] = "left") -> Rows:
-    """Returns ids and type ids that transformers gives, of each window in the order of the text."""
+    """Returns the ids and type ids of each window from transformers, in text order."""
     batch = transformers_tokenizer(side)(
         *texts,
         truncation=truncation,
@@ -65,7 +65,7 @@ def rows(encoded: Batch) -> Rows:
 
 @given(texts | long_text, st.none() | some_text | long_text)
 def test_texts_and_pairs_keep_their_ends(left: Tokenizer, text: str, pair: str | None) -> None:
-    """/classify, /embed, /rerank and /choose read what transformers reads with `longest_first`."""
+    """/classify, /embed, /rerank and /choose read the same tokens as transformers with `longest_first`."""
     assert rows(encode(classify, classify.ClassifyRequest(text, pair), left)) == expected(text, *([] if pair is None else [pair]))
     assert rows(encode(embed, embed.EmbedRequest(text), left)) == expected(text)
     if pair is not None:
@@ -75,8 +75,8 @@ def test_texts_and_pairs_keep_their_ends(left: Tokenizer, text: str, pair: str |
 
 
 @given(texts | long_text, st.lists(st.sampled_from(WORDS), min_size=1, max_size=3, unique=True))
-def test_zero_shot_cuts_the_text_alone(left: Tokenizer, text: str, labels: list[str]) -> None:
-    """As the pipeline does with `only_first`."""
+def test_zero_shot_only_cuts_the_text(left: Tokenizer, text: str, labels: list[str]) -> None:
+    """The pipeline of transformers does the same with `only_first`."""
     request = zero_shot.ZeroShotRequest(text, zero_shot.ZeroShotParameters(candidate_labels=labels, hypothesis_template="a {} film"))
     assert rows(encode(zero_shot, request, left)) == [
         row for label in labels for row in expected(text, f"a {label} film", truncation="only_first")
@@ -84,17 +84,17 @@ def test_zero_shot_cuts_the_text_alone(left: Tokenizer, text: str, labels: list[
 
 
 @given(some_text | long_text, st.integers(0, 10))
-def test_windows_are_those_of_transformers(left: Tokenizer, text: str, stride: int) -> None:
+def test_windows_agree_with_transformers(left: Tokenizer, text: str, stride: int) -> None:
     windowed = classify.ClassifyRequest(text, parameters=classify.ClassifyParameters(window="mean", stride=stride))
     assert rows(encode(classify, windowed, left)) == expected(text, stride=stride)
     found = encode(token_classification, token_classification.NerRequest(text, token_classification.NerParameters(stride=stride)), left)
     assert rows(found) == expected(text, stride=stride)
-    # the spans of what is read are the windows' places in the text
+    # the spans are in text order
     assert [span.start for span in found.read] == sorted(span.start for span in found.read)
 
 
 @given(some_text | long_text, st.integers(0, 8))
-def test_passages_are_read_in_the_windows_of_transformers(left: Tokenizer, text: str, stride: int) -> None:
+def test_windows_of_passages_agree_with_transformers(left: Tokenizer, text: str, stride: int) -> None:
     request = question_answering.AnswerRequest("a film", text, question_answering.AnswerParameters(doc_stride=stride))
     assert rows(encode(question_answering, request, left)) == expected("a film", text, truncation="only_second", stride=stride)
     found = question_answering.windows_of(request, left)
@@ -102,7 +102,7 @@ def test_passages_are_read_in_the_windows_of_transformers(left: Tokenizer, text:
     assert found.cuts[-1].stop == len(found.passage)
 
 
-def test_a_request_decides_for_itself(left: Tokenizer) -> None:
+def test_a_request_overrides_the_truncation_side(left: Tokenizer) -> None:
     text = " ".join(WORDS * 9)
     direction: Any = {"truncation_direction": "right"}
     assert rows(encode(embed, embed.EmbedRequest(text, embed.EmbedParameters(**direction)), left)) == expected(text, side="right")
@@ -111,7 +111,7 @@ def test_a_request_decides_for_itself(left: Tokenizer) -> None:
     assert rows(encode(classify, classify.ClassifyRequest(text, truncation_side="right"), left)) == expected(text, side="right")
 
 
-def test_what_was_read_is_the_end(left: Tokenizer) -> None:
+def test_the_end_of_a_long_text_is_read(left: Tokenizer) -> None:
     text = " ".join(["bad"] * 30 + ["good"] * (LENGTH - 2))
     found = encode(classify, classify.ClassifyRequest(text), left)
     assert found.truncated
@@ -130,7 +130,7 @@ def test_what_was_read_is_the_end(left: Tokenizer) -> None:
     assert {text[word["start"] : word["end"]] for word in result[0]["explanation"]} == {"good"}
 
 
-def test_tokens_are_shown_of_the_whole_text(left: Tokenizer) -> None:
+def test_tokenize_returns_the_tokens_of_the_whole_text(left: Tokenizer) -> None:
     text = " ".join(WORDS * 9)
     shown = decode(tokens.TOOLS[tokens.TOKENIZE], tokens.TextRequest(text, add_special_tokens=False), [], tokenizer=left)
     assert transformers_tokenizer()(text, add_special_tokens=False)["input_ids"] == [token["id"] for token in shown]
@@ -146,7 +146,7 @@ def cut_at_the_beginning(folder: Path, **options: Any) -> Path:
     "head", ["ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "Model", "ForMultipleChoice"]
 )
 def test_checkpoints_of_each_task_are_exported(tmp_path: Path, head: str) -> None:
-    """The samples have texts over the length, in windows and cut, so that parity compares both with transformers."""
+    """The samples include truncated texts and windows, so that parity compares both with transformers."""
     bundle = exported(cut_at_the_beginning(tmp_path, architecture=f"Bert{head}", positions=64, labels=("first", "second")))
     assert bundle.manifest.tokenizer.truncation_side == "left"
 

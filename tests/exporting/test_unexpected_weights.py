@@ -1,4 +1,4 @@
-"""Weights that a model has no place for: which are harmless, and which mean that it would answer as another model."""
+"""Weights that a model does not use: they are accepted if they are harmless, and refused if they would change the answers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def refuse(*names: str, architecture: str = "BertForSequenceClassification", ign
         ("BertForTokenClassification", "bert.embeddings.position_ids"),
     ],
 )
-def test_other_heads_and_position_ids_are_harmless(architecture: str, name: str) -> None:
+def test_weights_of_other_heads_and_position_ids_are_accepted(architecture: str, name: str) -> None:
     refuse(name, architecture=architecture)
     refuse(architecture=architecture)
 
@@ -62,8 +62,8 @@ def test_more_layers_are_refused(name: str) -> None:
         ("BertModel", "pooler.dense.scale"),
     ],
 )
-def test_parts_that_no_head_of_the_architecture_has_are_refused(architecture: str, name: str) -> None:
-    """Inside the encoder, outside it, or in a module of the model; an option of the user accepts them."""
+def test_weights_of_unknown_parts_are_refused(architecture: str, name: str) -> None:
+    """The parts are inside or outside the encoder, or in a module of the model. The user's option accepts them."""
     with pytest.raises(CheckpointError, match=rf" 1 weight .*`{name}`"):
         refuse(name, architecture=architecture)
     refuse(name, architecture=architecture, ignored=("unrelated.*", name))

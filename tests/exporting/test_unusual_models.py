@@ -1,4 +1,4 @@
-"""What is special about families, and what is refused with a message that says what was not understood."""
+"""Special cases of model families, and models that are refused with a message that names the cause."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def saved(path: Path, architecture: Any, config: Any, tokenizer: Any) -> Path:
         ("ViTForImageClassification", transformers.ViTConfig(image_size=16, patch_size=8, **SIZES), "text-classification"),
     ],
 )
-def test_a_model_without_a_task_here_is_refused(tmp_path: Path, architecture: str, config: Any, task: str) -> None:
-    """A language model that writes text, and a model of images; another task's flag does not help."""
+def test_a_model_without_a_supported_task_is_refused(tmp_path: Path, architecture: str, config: Any, task: str) -> None:
+    """A generative language model and an image model are refused, even with the flag of another task."""
     tokenizer = roberta_tokenizer() if task == "fill-mask" else bert_tokenizer()
     source = saved(tmp_path / "other", getattr(transformers, architecture), config, tokenizer)
 
@@ -42,8 +42,8 @@ def test_a_model_without_a_task_here_is_refused(tmp_path: Path, architecture: st
     assert f" {task} on a {type(config).__name__} " in refused(source, task=task)
 
 
-def test_an_input_that_the_model_needs_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A forward with another argument that has no default cannot be called with what a tokenizer gives."""
+def test_a_model_with_another_required_input_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A forward method with another required argument cannot be called with a tokenizer's outputs."""
     source = FAMILIES["BERT"].save(tmp_path / "boxes", "text-classification")
     forward = transformers.BertForSequenceClassification.forward
 
@@ -55,7 +55,7 @@ def test_an_input_that_the_model_needs_is_refused(monkeypatch: pytest.MonkeyPatc
     assert " bbox; " in refused(source)
 
 
-def test_another_head_of_the_same_name_is_refused(tmp_path: Path) -> None:
+def test_another_head_for_the_same_task_is_refused(tmp_path: Path) -> None:
     family, tokenizer = FAMILIES["XLNet"], FAMILIES["XLNet"].tokenizer()
     config = family.config(vocab_size=len(tokenizer), d_model=32, n_layer=2, n_head=4, d_inner=64)
     source = saved(tmp_path / "beam", transformers.XLNetForQuestionAnswering, config, tokenizer)
@@ -69,11 +69,11 @@ FUNNEL = {"d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 64, "block_sizes":
 @pytest.mark.parametrize(
     ("model", "fields", "reason"),
     [
-        # hashes characters, and has nothing that a vocabulary could be compared with
+        # hashes characters, so it has no embedding to compare with a vocabulary
         ("Canine", SIZES, "no embedding"),
-        # mixes tokens by a Fourier transform, which TorchScript has no operators for
+        # mixes tokens with a Fourier transform, which TorchScript cannot export
         ("FNet", {"vocab_size": 2000, **SIZES}, " torchscript: UnsupportedOperatorError: "),
-        # cannot read a text of two tokens: the first run, which finds the padding, fails and names the cause
+        # cannot read a text of two tokens: the first run, which chooses the padding, fails with the cause
         pytest.param("Funnel", {"vocab_size": 2000, **FUNNEL}, "[1, 4, 2, 1]", marks=pytest.mark.full_grid),
     ],
 )
@@ -87,7 +87,7 @@ def test_a_model_that_cannot_be_run_or_traced_is_refused(tmp_path: Path, model: 
 
 
 def test_an_embedding_model_without_a_hidden_size_is_refused(tmp_path: Path) -> None:
-    """CLIP has two models in one, each with its own size."""
+    """CLIP contains two models, each with its own hidden size."""
     config = transformers.CLIPConfig(text_config={"vocab_size": 2000, **SIZES}, vision_config={**SIZES, "image_size": 8, "patch_size": 4})
     transformers.CLIPModel(config).save_pretrained(tmp_path / "clip")
     bert_tokenizer().save_pretrained(tmp_path / "clip")
@@ -95,8 +95,8 @@ def test_an_embedding_model_without_a_hidden_size_is_refused(tmp_path: Path) -> 
     assert "no `hidden_size`" in refused(tmp_path / "clip", task="feature-extraction")
 
 
-def test_padding_goes_where_the_model_bears_it(tmp_path: Path) -> None:
-    """Absolute positions count padding on the left, whatever the tokenizer says; XLNet's last position is none on the right."""
+def test_padding_is_on_the_side_that_the_model_supports(tmp_path: Path) -> None:
+    """Absolute positions count padding on the left, whatever the tokenizer says. XLNet needs a token at the last position."""
     source = FAMILIES["BERT"].save(tmp_path / "left", "text-classification")
     edit_json(source / "tokenizer_config.json", padding_side="left")
     other = FAMILIES["XLNet"].save(tmp_path / "right", "text-classification")
@@ -106,8 +106,8 @@ def test_padding_goes_where_the_model_bears_it(tmp_path: Path) -> None:
     assert "left" == load_checkpoint(str(other)).tokenizer_spec.padding_side
 
 
-def test_a_tokenizer_without_a_limit_gets_the_usual_one(tmp_path: Path) -> None:
-    """Relative positions have no end, and 10^30 tokens are not a usable length."""
+def test_a_tokenizer_without_a_limit_gets_the_default_length(tmp_path: Path) -> None:
+    """Relative positions have no maximum, and 10^30 tokens are not a usable length."""
     source = FAMILIES["XLNet"].save(tmp_path / "endless", "text-classification")
     edit_json(source / "tokenizer_config.json", model_max_length=int(1e30))
 
@@ -124,8 +124,8 @@ def test_a_tokenizer_without_a_limit_gets_the_usual_one(tmp_path: Path) -> None:
         pytest.param("ModernBERT", 0, marks=pytest.mark.full_grid),
     ],
 )
-def test_code_is_patched_while_it_is_traced_and_no_longer(tmp_path: Path, family: str, replaced: int) -> None:
-    """Functions are found by what the model's code has, and are its own again after the block."""
+def test_model_code_is_only_patched_during_tracing(tmp_path: Path, family: str, replaced: int) -> None:
+    """Functions are found by name, and restored after the block."""
     model = load_checkpoint(str(FAMILIES[family].save(tmp_path / "made", "text-classification"))).model
     owners = model_patches._owners(model)
     before = [dict(vars(owner)) for owner in owners]
@@ -137,8 +137,8 @@ def test_code_is_patched_while_it_is_traced_and_no_longer(tmp_path: Path, family
 
 
 @pytest.mark.parametrize("family", ["DeBERTa v3", "MPNet"])
-def test_a_table_of_buckets_is_the_function(family: str, tmp_path: Path) -> None:
-    """Looked up or computed, each distance up to the whole length falls into the same bucket."""
+def test_a_table_of_buckets_equals_its_function(family: str, tmp_path: Path) -> None:
+    """Every distance up to the maximum length has the same bucket, whether it is looked up or computed."""
     model = load_checkpoint(str(FAMILIES[family].save(tmp_path / "made", "text-classification"))).model
     [(owner, name)] = [
         (owner, name) for owner in model_patches._owners(model) for name in model_patches.BUCKET_FUNCTIONS if name in vars(owner)
@@ -167,8 +167,8 @@ def test_fewer_layers_and_narrower_heads_are_exported(tmp_path: Path) -> None:
 
 
 @pytest.mark.full_grid
-def test_layers_that_share_weights_are_stored_once(tmp_path: Path) -> None:
-    """Twice the layers make a graph larger by its nodes alone, in float and in int8."""
+def test_shared_weights_of_layers_are_stored_once(tmp_path: Path) -> None:
+    """Twice as many layers add nodes to a graph but no weights, in float and in int8."""
     sizes = []
     for layers in (1, 2):
         _, bundle = save_bundle("ALBERT", "token-classification", tmp_path / str(layers), num_hidden_layers=layers)

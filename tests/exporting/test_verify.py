@@ -1,4 +1,4 @@
-"""bert-export verify: what it checks, what it measures on data, its report and its exit codes. Mostly without torch."""
+"""bert-export verify: its checks, its metrics on data, its report and its exit codes. Most tests do not need torch."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def store_example(path: Path) -> Path:
 
 
 def sound(folder: Path, task: str = "text-classification", *, other_seed: int | None = None, **fields: Any) -> Path:
-    """Writes a tiny bundle that passes: with a validation report, and the result of its example.
+    """Writes a tiny bundle that passes all checks, with a validation report and the result of its example.
 
     Args:
         folder: The models folder.
         task: Its task.
-        other_seed: If given there is an fp32 graph of this seed too, and the default one, of seed 0, goes as int8.
+        other_seed: If given, the bundle also has an fp32 graph of this seed, and the default graph, of seed 0, is declared as int8.
         fields: Other fields of the manifest.
     """
     path = tiny.bundle(folder, task, task=task, max_length=160, **fields)
@@ -85,7 +85,7 @@ def regression(folder: Path, activation: str = "none") -> Path:
 
 
 def edit_constant(path: Path, file: str, name: str, change: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> Path:
-    """Changes a constant of a graph of a bundle, and the digest in the manifest."""
+    """Changes a constant in a graph of a bundle, and the digest in the manifest."""
     model = onnx.load(str(path / file))
     [tensor] = [tensor for tensor in model.graph.initializer if tensor.name == name]
     tensor.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(tensor).copy()), name))
@@ -94,7 +94,7 @@ def edit_constant(path: Path, file: str, name: str, change: Callable[[np.ndarray
 
 
 def with_gpu_graph(path: Path, *, runnable: bool = True, only: bool = False) -> Path:
-    """Adds a CUDA graph in fp16 to a bundle of fp32, or replaces that graph: by a copy or by a file that is not a graph."""
+    """Adds a CUDA graph in fp16 to a bundle, or replaces its fp32 graph. The new graph is a copy, or an invalid file."""
     file = path / "model.cuda.fp16.onnx"
     file.write_bytes((path / FP32).read_bytes() if runnable else b"x")
 
@@ -117,11 +117,11 @@ def data(folder: Path, *lines: Any) -> Path:
 
 
 def passed(checks: dict[str, Any]) -> dict[str, bool | None]:
-    """Returns which checks passed; None for checks that only report."""
+    """Returns whether each check passed; None for checks that only report."""
     return {name: check["passed"] for name, check in checks.items()}
 
 
-# ---- the bundle alone
+# ---- only the bundle
 
 
 @pytest.mark.parametrize("task", ["text-classification", "token-classification", "question-answering", "fill-mask", "multiple-choice"])
@@ -131,8 +131,8 @@ def test_a_sound_bundle_passes(tmp_path: Path, verify: Verify, task: str) -> Non
     assert (0, ["files", "validation cpu/fp32", "example cpu/fp32", "batches cpu/fp32"]) == (code, list(checks))
 
 
-def test_the_report_is_a_line_for_each_check(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without --json a person can read it; `.` is a bundle too."""
+def test_the_report_has_one_line_per_check(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `--json`, the report is text for people. The bundle can be given as `.`."""
     monkeypatch.chdir(sound(tmp_path))
     assert 0 == cli.main(["verify", "."])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -183,7 +183,7 @@ def test_a_damaged_bundle_fails(
     assert word in next(check["detail"] for check in checks.values() if not check["passed"])
 
 
-def test_a_false_claim_of_independence_fails(tmp_path: Path, verify: Verify) -> None:
+def test_a_false_claim_of_batch_invariance_fails(tmp_path: Path, verify: Verify) -> None:
     path = sound(tmp_path)
     model = onnx.load(str(path / FP32))
     gemm = model.graph.node[-1]
@@ -200,7 +200,7 @@ def test_a_false_claim_of_independence_fails(tmp_path: Path, verify: Verify) -> 
 
 
 @pytest.mark.parametrize("flags", [("--provider", "cuda"), ("--precision", "int8"), ("--provider", "cpu,tensorrt")])
-def test_a_graph_that_the_bundle_does_not_have_fails(tmp_path: Path, verify: Verify, flags: tuple[str, str]) -> None:
+def test_flags_for_a_missing_graph_fail(tmp_path: Path, verify: Verify, flags: tuple[str, str]) -> None:
     code, checks = verify(sound(tmp_path), *flags)
 
     assert (1, {"files": True, "graphs": False}) == (code, passed(checks))
@@ -208,8 +208,8 @@ def test_a_graph_that_the_bundle_does_not_have_fails(tmp_path: Path, verify: Ver
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_every_graph_is_checked_with_its_validation(tmp_path: Path, verify: Verify) -> None:
-    """A graph whose provider is not there runs on the CPU, as it did at export, which is said; flags choose among the graphs."""
+def test_every_graph_is_checked_with_its_validation_report(tmp_path: Path, verify: Verify) -> None:
+    """Without its provider, a graph runs on the CPU, as it did at the export, and the report says so. Flags select graphs."""
     path = with_gpu_graph(sound(tmp_path))
     cuda = {f"{check} cuda/fp16": True for check in ("validation", "example", "batches")}
     code, checks = verify(path)
@@ -223,7 +223,7 @@ def test_every_graph_is_checked_with_its_validation(tmp_path: Path, verify: Veri
 
 
 @pytest.mark.skipif(why_not("cuda") is None, reason="CUDA is there")
-def test_a_provider_that_was_asked_for_must_be_there(tmp_path: Path, verify: Verify) -> None:
+def test_a_requested_provider_must_be_available(tmp_path: Path, verify: Verify) -> None:
     code, checks = verify(with_gpu_graph(sound(tmp_path)), "--provider", "cuda")
 
     assert (1, {"files": True, "validation cuda/fp16": True, "engine cuda/fp16": False}) == (code, passed(checks))
@@ -231,16 +231,16 @@ def test_a_provider_that_was_asked_for_must_be_there(tmp_path: Path, verify: Ver
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_a_graph_that_nothing_here_can_run_is_left_out(tmp_path: Path, verify: Verify) -> None:
-    """Neither its provider nor the CPU: that says nothing against the bundle; against a graph for the CPU it does."""
+def test_a_graph_that_this_machine_cannot_run_is_left_out(tmp_path: Path, verify: Verify) -> None:
+    """If neither its provider nor the CPU can run a graph, the bundle does not fail, unless it is a graph for the CPU."""
     code, checks = verify(with_gpu_graph(sound(tmp_path), runnable=False))
 
     assert (0, GRAPH_PASSED | {"validation cuda/fp16": True, "engine cuda/fp16": None}) == (code, passed(checks))
     assert "not checked" in checks["engine cuda/fp16"]["detail"]
 
 
-def test_another_precision_may_answer_the_example_otherwise(tmp_path: Path, verify: Verify) -> None:
-    """The stored result is that of the default graph; a difference of another precision is reported but is not a failure."""
+def test_another_precision_can_give_another_example_result(tmp_path: Path, verify: Verify) -> None:
+    """The stored result is the default graph's. A difference in another precision is reported, but is not a failure."""
     _, checks = verify(sound(tmp_path, other_seed=1))
 
     assert (True, None) == tuple(checks[f"example cpu/{precision}"]["passed"] for precision in ("int8", "fp32"))
@@ -248,10 +248,10 @@ def test_another_precision_may_answer_the_example_otherwise(tmp_path: Path, veri
 
 
 @pytest.mark.parametrize(("error", "expected"), [(1e-3, [False, True]), (1e-1, [False, False])])
-def test_half_precision_may_round_otherwise_in_a_batch(
+def test_half_precision_can_round_differently_in_a_batch(
     tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch, error: float, expected: list[bool]
 ) -> None:
-    """What would be another answer in fp32 is rounding in fp16, up to the bound that the export has."""
+    """A difference that fails in fp32 counts as rounding in fp16, up to the bound of the export."""
     found = RowErrors(error, error / TRAINED_LARGEST, 1.0)
     monkeypatch.setattr(f"{CHECKS}.measure_row_errors", lambda engine, encodings, alone: found)
     monkeypatch.setattr(f"{CHECKS}.why_not", lambda provider: None)
@@ -265,16 +265,16 @@ def test_half_precision_may_round_otherwise_in_a_batch(
 
 
 def test_agreement_is_measured_against_the_fp32_graph(tmp_path: Path, verify: Verify) -> None:
-    """The share of inputs on which both graphs have the same best label; without a floor it is only said."""
+    """It is the share of inputs for which both graphs have the same best label. Without a minimum it is only reported."""
     path = sound(tmp_path, other_seed=1)
     best = [[answer(path, {"inputs": text}, precision)[0][0]["label"] for text in TEXTS] for precision in ("int8", "fp32")]
     expected = sum(a == b for a, b in zip(*best, strict=True)) / len(TEXTS)
-    assert 0 < expected < 1  # of all or none nothing could be told
+    assert 0 < expected < 1  # 0 or 1 would prove nothing
 
     code, checks = verify(path, "--data", data(tmp_path, *({"text": text, "label": 0} for text in TEXTS)))
     metrics = checks["agreement cpu/int8"]["metrics"]
     assert (0, None) == (code, checks["agreement cpu/int8"]["passed"])
-    assert "agreement cpu/fp32" not in checks  # the graph that others are compared with
+    assert "agreement cpu/fp32" not in checks  # it is the baseline
     assert (pytest.approx(expected), len(TEXTS), "the fp32 graph") == (metrics["agreement"], metrics["inputs"], metrics["reference"])
 
 
@@ -290,7 +290,7 @@ def test_agreement_is_measured_against_the_fp32_graph(tmp_path: Path, verify: Ve
         ("token-classification", {}, "span_f1", ()),
     ],
 )
-def test_a_floor_is_for_the_measure_of_the_task(
+def test_a_minimum_agreement_applies_to_the_measure_of_the_task(
     tmp_path: Path, verify: Verify, task: str, fields: dict[str, Any], measure: str, flags: tuple[str, ...], seed: int, code: int
 ) -> None:
     path = sound(tmp_path, task, other_seed=seed, **fields)
@@ -303,8 +303,8 @@ def test_a_floor_is_for_the_measure_of_the_task(
     assert (metrics["agreement"] >= 0.99) is (code == 0)
 
 
-def test_a_floor_needs_something_to_compare_with(tmp_path: Path, verify: Verify) -> None:
-    """With one graph and no checkpoint there is no agreement, which is said, and fails a floor."""
+def test_a_minimum_agreement_needs_a_baseline(tmp_path: Path, verify: Verify) -> None:
+    """With one graph and no checkpoint there is no agreement, which is reported, and fails a minimum."""
     path, lines = sound(tmp_path), data(tmp_path, {"text": "good", "label": 0})
     code, checks = verify(path, "--data", lines)
     assert (0, None) == (code, checks["agreement cpu/fp32"]["passed"])
@@ -315,7 +315,7 @@ def test_a_floor_needs_something_to_compare_with(tmp_path: Path, verify: Verify)
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_a_graph_that_does_not_run_fails_what_was_asked_for(tmp_path: Path, verify: Verify) -> None:
+def test_a_graph_that_does_not_run_fails_requested_checks(tmp_path: Path, verify: Verify) -> None:
     lines, floor = data(tmp_path, {"text": "good", "label": 0}, {"text": "bad", "label": 1}), ("--min-metric", "accuracy=0.01")
     assert 0 == verify(with_gpu_graph(sound(tmp_path)), "--data", lines, *floor)[0]
     code, checks = verify(with_gpu_graph(sound(tmp_path / "beside"), runnable=False), "--data", lines, *floor)
@@ -331,8 +331,8 @@ def test_a_graph_that_does_not_run_fails_what_was_asked_for(tmp_path: Path, veri
         assert (1, False) == (code, checks[check]["passed"])
 
 
-def test_equal_but_empty_answers_reach_no_floor(tmp_path: Path, verify: Verify) -> None:
-    """A tagger that finds nothing agrees with itself and with texts without entities, which shows nothing."""
+def test_equal_but_empty_results_reach_no_minimum(tmp_path: Path, verify: Verify) -> None:
+    """A tagger that finds nothing agrees with itself and with texts without entities, but this proves nothing."""
     path = sound(tmp_path, "token-classification", other_seed=1, labels=("O", "O", "O", "O"))
     lines = data(tmp_path, *({"text": text, "entities": []} for text in TEXTS))
     code, checks = verify(path, "--data", lines, "--min-agreement", "0.01", "--min-metric", "entity-f1=0.5")
@@ -343,7 +343,7 @@ def test_equal_but_empty_answers_reach_no_floor(tmp_path: Path, verify: Verify) 
     assert "instead" in f1["detail"]
 
 
-def test_a_floor_of_label_sets_needs_a_label(tmp_path: Path, verify: Verify) -> None:
+def test_a_minimum_for_label_sets_needs_a_label(tmp_path: Path, verify: Verify) -> None:
     path = store_example(edit_constant(sound(tmp_path, activation="sigmoid"), FP32, "bias", lambda bias: bias - 100))
     lines = data(tmp_path, *({"text": text, "label": []} for text in TEXTS))
     code, checks = verify(path, "--data", lines, "--min-metric", "micro-f1=0.5")
@@ -353,7 +353,7 @@ def test_a_floor_of_label_sets_needs_a_label(tmp_path: Path, verify: Verify) -> 
 
 @pytest.mark.usefixtures("no_gpu")
 def test_two_graphs_in_one_file_are_not_compared_on_a_cpu(tmp_path: Path, verify: Verify) -> None:
-    """TensorRT's fp16 and fp32 graphs are one file, which the CPU runs in float32 for both: they agree by construction."""
+    """TensorRT's fp16 and fp32 graphs share one file, which the CPU always runs in float32, so that they cannot differ."""
 
     def share(manifest: dict[str, Any]) -> None:
         [graph] = manifest["graphs"]
@@ -368,8 +368,8 @@ def test_two_graphs_in_one_file_are_not_compared_on_a_cpu(tmp_path: Path, verify
 
 
 @pytest.mark.parametrize(("file", "failing"), [("model.cpu.int8.onnx", "cpu/int8"), (FP32, "the fp32 graph")])
-def test_a_line_without_an_answer_is_a_failed_check(tmp_path: Path, verify: Verify, file: str, failing: str) -> None:
-    """Outputs that are not finite on one line: the check says which line it is and whose answer, and the other graphs are measured."""
+def test_a_line_without_a_result_fails_the_data_check(tmp_path: Path, verify: Verify, file: str, failing: str) -> None:
+    """For outputs that are not finite, the check names the first line and the graph. A valid fp32 graph is still measured."""
 
     def forget(words: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         words[tiny.VOCABULARY.index("dull")] = np.nan
@@ -407,8 +407,8 @@ def metric(checks: dict[str, Any], name: str) -> Any:
 
 
 @pytest.mark.parametrize(("floor", "code"), [("0.75", 0), ("0.76", 1)])
-def test_accuracy(tmp_path: Path, verify: Verify, floor: str, code: int) -> None:
-    """Labels by name or id; lines without one count for agreement alone. --min-metric passes a graph that reaches it, and names no other metric."""
+def test_accuracy_is_the_share_of_right_labels(tmp_path: Path, verify: Verify, floor: str, code: int) -> None:
+    """Labels are names or ids; lines without a label only count for agreement. `--min-metric` only affects the given metric."""
     path = sound(tmp_path)
     best = best_labels(path)
     wrong = next(label for label in tiny.LABELS if label != best[2])
@@ -421,7 +421,7 @@ def test_accuracy(tmp_path: Path, verify: Verify, floor: str, code: int) -> None
 
 
 def test_several_labels_must_all_be_right(tmp_path: Path, verify: Verify) -> None:
-    """Of independent labels those from one half on are chosen, and compared as a set."""
+    """Independent labels with a score of at least 0.5 are chosen, and compared as a set."""
     path = sound(tmp_path, activation="sigmoid")
     sets = [[item["label"] for item in answer(path, {"inputs": text})[0] if item["score"] >= 0.5] for text in TEXTS]
     assert any(len(labels) != 1 for labels in sets)
@@ -431,7 +431,7 @@ def test_several_labels_must_all_be_right(tmp_path: Path, verify: Verify) -> Non
 
 
 def test_a_regression_is_scored_by_its_values(tmp_path: Path, verify: Verify) -> None:
-    """By correlation and error; Spearman's correlation is 1 where the order is right, however far the values are."""
+    """The metrics are correlations and the error. Spearman's correlation is 1 if the order is right, however wrong the values are."""
     path = regression(tmp_path)
     _, checks = verify(path, "--data", labeled(tmp_path, [value + 0.5 for value in values(path)]))
     assert (pytest.approx(1.0), pytest.approx(0.5, abs=1e-5)) == tuple(
@@ -443,8 +443,8 @@ def test_a_regression_is_scored_by_its_values(tmp_path: Path, verify: Verify) ->
     assert metric(checks, "Pearson correlation") < 0.99
 
 
-def test_a_metric_without_a_value_says_so(tmp_path: Path, verify: Verify) -> None:
-    """0 stands for a correlation with what does not vary, and the report has the reason, of values and of labels."""
+def test_an_undefined_correlation_is_explained(tmp_path: Path, verify: Verify) -> None:
+    """A correlation with constant values or labels is reported as 0, with the reason."""
     same = labeled(tmp_path, [1] * len(TEXTS))
     _, of_values = verify(regression(tmp_path / "values"), "--data", same)
     _, of_labels = verify(sound(tmp_path), "--data", same)
@@ -460,8 +460,8 @@ def test_a_metric_without_a_value_says_so(tmp_path: Path, verify: Verify) -> Non
 
 
 @pytest.mark.parametrize("largest", [5, 1])
-def test_values_through_a_sigmoid_say_so(tmp_path: Path, verify: Verify, largest: int) -> None:
-    """A checkpoint that does not say that it is a regression gives 0 to 1, which is not the scale of right answers up to 5."""
+def test_a_regression_with_a_sigmoid_is_explained(tmp_path: Path, verify: Verify, largest: int) -> None:
+    """A checkpoint that is not declared as a regression gives 0 to 1, which does not fit right answers up to 5."""
     lines = labeled(tmp_path, [largest * i / 5 for i in range(len(TEXTS))])
     _, checks = verify(regression(tmp_path, "sigmoid"), "--data", lines)
 
@@ -469,8 +469,8 @@ def test_values_through_a_sigmoid_say_so(tmp_path: Path, verify: Verify, largest
         assert ("problem_type" in checks[name]["detail"]) is (largest > 1)
 
 
-def test_a_floor_of_a_metric_that_is_not_there_fails(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A metric of another task, data without right answers, or no graph that runs: nothing was measured, so the check fails."""
+def test_a_minimum_for_a_metric_without_a_value_fails(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The metric belongs to another task, the data has no right answers, or no graph runs. Nothing is measured, so the check fails."""
     path, labeled = sound(tmp_path), {"text": "good", "label": 0}
     for line, reason in ((labeled, "accuracy, macro F1, Matthews"), ({"text": "good"}, "no line")):
         code, checks = verify(path, "--data", data(tmp_path, line), "--min-metric", "spearman=0.5")
@@ -482,7 +482,7 @@ def test_a_floor_of_a_metric_that_is_not_there_fails(tmp_path: Path, verify: Ver
     assert False is checks["accuracy cpu/fp32"]["passed"]
 
 
-def test_entity_f1(tmp_path: Path, verify: Verify) -> None:
+def test_entity_f1_is_computed_from_entities_and_tags(tmp_path: Path, verify: Verify) -> None:
     path = sound(tmp_path, "token-classification", other_seed=0)
     text = "good film zq was bad"
     found = answer(path, {"inputs": text, "parameters": {"aggregation_strategy": "first"}})
@@ -499,8 +499,8 @@ def test_entity_f1(tmp_path: Path, verify: Verify) -> None:
     assert (1.0, 2) == tuple(checks["agreement cpu/int8"]["metrics"][name] for name in ("agreement", "decisions"))
 
 
-def test_exact_match_and_f1(tmp_path: Path, verify: Verify) -> None:
-    """The answer against any of the right ones, in each form that SQuAD's files have."""
+def test_answers_are_scored_by_exact_match_and_f1(tmp_path: Path, verify: Verify) -> None:
+    """The answer is compared with every right answer, in each format of SQuAD's files."""
     path = sound(tmp_path, "question-answering")
     line = {"question": "good ?", "context": "the film was great and the book was fine"}
     got = answer(path, {"inputs": line})["answer"]
@@ -510,7 +510,7 @@ def test_exact_match_and_f1(tmp_path: Path, verify: Verify) -> None:
     assert (0.75, 0.75) == (metric(checks, "exact match"), metric(checks, "F1"))
 
 
-def test_questions_without_an_answer_let_the_model_say_so(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_with_unanswerable_questions_allows_no_answer(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(f"{CHECKS}.LoadedGraph.answer", lambda self, request: asked.append(request) or {"answer": "", "score": 1.0})
     monkeypatch.setattr("bertserve.export.verify.verify.check_example", lambda loaded: BundleCheck("example cpu/fp32", True, ""))
@@ -521,7 +521,7 @@ def test_questions_without_an_answer_let_the_model_say_so(tmp_path: Path, verify
     assert 0.5 == metric(checks, "exact match")
 
 
-def test_top_1_of_masks(tmp_path: Path, verify: Verify) -> None:
+def test_top_1_counts_every_mask(tmp_path: Path, verify: Verify) -> None:
     path = sound(tmp_path, "fill-mask")
     texts = ("a [MASK] film", "a [MASK] , [MASK] film")
     one, two = (answer(path, {"inputs": text}) for text in texts)
@@ -532,7 +532,7 @@ def test_top_1_of_masks(tmp_path: Path, verify: Verify) -> None:
     assert pytest.approx(2 / 3) == metric(checks, "top-1")
 
 
-def test_accuracy_of_choices(tmp_path: Path, verify: Verify) -> None:
+def test_a_right_choice_is_given_by_index_or_text(tmp_path: Path, verify: Verify) -> None:
     path = sound(tmp_path, "multiple-choice", other_seed=0)
     line = {"question": "good ?", "choices": ["the film", "a dull book", "neither"]}
     best = [answer(path, {"inputs": inputs})[0]["index"] for inputs in (line, line | {"context": "a"})]
@@ -582,7 +582,7 @@ def test_accuracy_of_choices(tmp_path: Path, verify: Verify) -> None:
         ("fill-mask", {"text": "no mask"}, "line 1"),
     ],
 )
-def test_data_that_is_not_understood_is_a_usage_error(
+def test_invalid_data_is_a_usage_error_with_its_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str, line: Any, reason: str
 ) -> None:
     assert 2 == cli.main(["verify", str(sound(tmp_path, task)), "--data", str(data(tmp_path, line))])
@@ -600,7 +600,7 @@ def test_data_that_is_not_understood_is_a_usage_error(
     ],
 )
 def test_data_without_a_right_answer_fails(tmp_path: Path, verify: Verify, line: dict[str, Any], ignored: str) -> None:
-    """A typo in the key, data of another task, or no answers: exit code 1, and the ignored keys by name. --min-agreement needs no answers."""
+    """A key has a typo, the data are for another task, or answers are missing. Ignored keys are named; `--min-agreement` works."""
     path = sound(tmp_path, other_seed=0)
     code, checks = verify(path, "--data", data(tmp_path, line))
     assert (1, False, 0) == (code, checks["data"]["passed"], checks["data"]["metrics"]["labeled"])
@@ -620,14 +620,14 @@ def test_labeled_lines_are_counted_and_ignored_keys_named(tmp_path: Path, verify
 
 
 @pytest.mark.parametrize("label", ["NaN", "Infinity", "true", "1" + 400 * "0"])
-def test_a_value_that_is_no_number_is_a_usage_error(label: str) -> None:
+def test_a_value_that_is_not_a_finite_number_is_refused(label: str) -> None:
     read_gold, config = text_classification.TASK.read_gold, SimpleNamespace(labels=("LABEL_0",), activation="none")
     assert read_gold is not None
     with pytest.raises(ValueError, match=f"`label` .* number.*{label}"):
         read_gold({"label": json.loads(label)}, config)
 
 
-def test_data_that_is_not_there_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_data_file_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert 2 == cli.main(["verify", str(sound(tmp_path)), "--data", str(tmp_path / "none.jsonl")])
     captured = capsys.readouterr()
     assert ("none.jsonl" in captured.err, captured.out) == (True, "")
@@ -663,8 +663,8 @@ def test_a_wrong_flag_is_a_usage_error(flags: str) -> None:
     assert 2 == exit_.value.code
 
 
-def test_what_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint needs torch, exit code 3; without one it is not needed."""
+def test_a_missing_torch_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comparison with a checkpoint needs torch, and ends with exit code 3 without it. Other checks do not need it."""
     monkeypatch.setattr("bertserve.export.flags.find_spec", lambda name: None if name == "torch" else importlib.util.find_spec(name))
     path = str(sound(tmp_path))
 
@@ -674,7 +674,7 @@ def test_what_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_verifying_without_a_checkpoint_imports_no_torch(tmp_path: Path) -> None:
-    code = "import sys; from export import cli; print(cli.main(['verify', sys.argv[1]]), 'torch' in sys.modules, 'transformers' in sys.modules)"
+    code = "import sys; from bertserve.export import cli; print(cli.main(['verify', sys.argv[1]]), 'torch' in sys.modules, 'transformers' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code, sound(tmp_path)], capture_output=True, text=True, check=True)
 
     assert "0 False False" == result.stdout.splitlines()[-1]
@@ -724,7 +724,7 @@ def test_a_bundle_passes_against_its_checkpoint(exported: tuple[Path, Path], ver
 
 
 @pytest.mark.torch
-def test_a_line_that_the_checkpoint_has_no_answer_to_is_a_failed_check(
+def test_a_line_without_a_result_of_the_checkpoint_fails_the_data_check(
     exported: tuple[Path, Path], verify: Verify, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from bertserve.export.validation.reference import Reference
@@ -767,7 +767,7 @@ OTHER_SETTINGS: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 @pytest.mark.torch
 @pytest.mark.parametrize("kind", OTHER_SETTINGS)
-def test_other_settings_than_those_of_the_checkpoint_fail(exported: tuple[Path, Path], tmp_path: Path, verify: Verify, kind: str) -> None:
+def test_settings_that_differ_from_the_checkpoints_fail(exported: tuple[Path, Path], tmp_path: Path, verify: Verify, kind: str) -> None:
     from bertserve.export.errors import ParityError
     from bertserve.export.verify.checkpoint_checks import load_checkpoint_of, remeasure
 
@@ -790,8 +790,8 @@ def test_other_settings_than_those_of_the_checkpoint_fail(exported: tuple[Path, 
 
 
 @pytest.mark.torch
-def test_other_settings_of_embeddings_fail(tmp_path: Path) -> None:
-    """Layers and their combination are choices at the export, so they do not count as differences."""
+def test_different_settings_of_embeddings_fail(tmp_path: Path) -> None:
+    """The layers and their combination are chosen at the export, so they do not count as differences."""
     from bertserve.export.verify.checkpoint_checks import compare_settings, load_checkpoint_of
     from test_embeddings import encoder, sentence_transformers
 
@@ -807,21 +807,21 @@ def test_other_settings_of_embeddings_fail(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
-def test_an_older_manifest_is_brought_up_to_date(
+def test_update_brings_an_older_manifest_up_to_date(
     exported: tuple[Path, Path], verify: Verify, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was measured at export is measured again: tables, errors, arithmetic, and the card is read again; all else, and every other file, stays."""
+    """Tables, errors and operations are measured again, and the card is read again. All other fields and files stay the same."""
     source, target = exported
     path = Path(shutil.copytree(target, tmp_path / target.name))
 
     def age(manifest: dict[str, Any]) -> None:
         manifest["flops"]["linear"] = 1.0
-        manifest["source"]["license"] = ["mit"]  # what the checkpoint's card said then
+        manifest["source"]["license"] = ["mit"]  # the card's license at the time of the export
         for graph in manifest["graphs"]:
             graph["evidence"] |= {"lengths": [], "speed": None, "label_agreement": 0.6}
 
     edit(path, age)
-    monkeypatch.setattr("bertserve.export.calibration.BUILT_IN", source.parent / "texts.txt")  # what it was exported with
+    monkeypatch.setattr("bertserve.export.calibration.BUILT_IN", source.parent / "texts.txt")  # the texts of the export
     code, checks = verify(path, "--checkpoint", source, "--update")
 
     assert (0, True) == (code, checks["update"]["passed"])
@@ -835,7 +835,7 @@ def test_an_older_manifest_is_brought_up_to_date(
 
 
 @pytest.mark.torch
-def test_a_checkpoint_that_cannot_be_loaded_ends_with_1(
+def test_a_checkpoint_that_cannot_be_loaded_gives_exit_code_1(
     exported: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert 1 == cli.main(["verify", str(exported[1]), "--checkpoint", str(tmp_path)])

@@ -1,6 +1,6 @@
-"""The rules by which the token-classification pipeline of transformers makes entities of label scores, in plain loops.
+"""The rules of the token-classification pipeline of transformers, which turn label scores into entities, in plain loops.
 
-`make_token_classification.py` proves them against the pipeline.
+`make_token_classification.py` checks them against the pipeline.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Token:
     """One token of a text.
 
     Attributes:
-        word: The token as in the vocabulary, or its text where it is unknown.
-        start: Where its text starts.
-        end: Where its text ends.
-        is_subword: Whether it continues the word of the token before.
+        word: The token in the vocabulary, or its text if it is unknown.
+        start: Start index of its text.
+        end: End index of its text.
+        is_subword: Whether it continues the word of the previous token.
     """
 
     word: str
@@ -35,7 +35,7 @@ class Token:
 
 @dataclass(frozen=True)
 class _Group:
-    """Neighboring words of one entity: its label, the score of each word, and the indices of all tokens."""
+    """Adjacent words of one entity: its label, the score of each word, and the indices of all tokens."""
 
     label: str
     scores: list[np.float32]
@@ -53,8 +53,8 @@ def aggregate(
 ) -> list[Entity]:
     """Returns the entities of a text from the label scores of its tokens, float32 [tokens, labels].
 
-    With strategy "none" one per token. Else of tokens ("simple") or words ("first", "average", "max"), each with one
-    label, those are joined that follow each other with the same tag and have no "B-" within.
+    The strategy "none" gives one entity per token. The others give one label per token ("simple") or per word ("first", "average",
+    "max"). They join adjacent tokens or words with the same tag; a "B-" label starts a new entity.
     """
     entities: list[Entity] = []
     if strategy == "none":
@@ -91,9 +91,9 @@ def aggregate(
 
 
 def word_scores(rows: Floats, strategy: str) -> Floats:
-    """Returns the label scores of a word from those of its tokens."""
+    """Returns the label scores of a word from the scores of its tokens."""
     if strategy == "average":
         mean: Floats = rows.mean(axis=0)
         return mean
-    # Of equal maxima the first token's.
+    # If maxima are equal, the first token wins.
     return rows[int(rows.max(axis=1).argmax())] if strategy == "max" else rows[0]

@@ -1,4 +1,4 @@
-"""Reads and writes the golden files: a line is a case, with its `id`, its `request` body and the answer of the reference.
+"""Reads and writes the golden files: each line is a case, with its `id`, its `request` body and the answer of the reference.
 
 All texts are original. To add a case, append a line with an `id` and a `request`, and run the script of the task.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent
-# JSON may hold these as they are, but str.splitlines() ends a line at them.
+# JSON allows these characters unescaped, but str.splitlines() ends a line at them.
 LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\u0085\u2028\u2029"})
 
 
@@ -31,7 +31,7 @@ def remake(
 
     Args:
         task: Name of the file.
-        description: Describes the command, whose argument is the folder of a checkpoint.
+        description: Description of the command for its help.
         load: Loads the reference from that folder.
         golden: Returns the line of a case, given the case and the reference.
         separators: The separators of the JSON.
@@ -43,7 +43,7 @@ def remake(
 
 
 def source(version: str, count: int, forced: list[int]) -> str:
-    """Returns what made the answer to `count` texts, of which those at `forced` are longer than a window."""
+    """Returns the source of the answer to `count` texts; the texts at the indices `forced` are longer than a window."""
     pipeline = f"transformers {version} pipeline"
     brute_force = f"brute force over transformers {version} windows"
     if forced and len(forced) < count:

@@ -1,19 +1,19 @@
-"""Makes the golden answers of filling masks with PyTorch and the Hugging Face pipeline.
+"""Creates the golden answers for fill-mask with PyTorch and the Hugging Face pipeline.
 
     python tests/golden/make_fill_mask.py CHECKPOINT_DIR
 
-The cases are those of `fill_mask.jsonl`, which this replaces. Each line has `id` and `request`, and
+The script reads the cases of `fill_mask.jsonl` and replaces the file. Each line has `id` and `request`, and
 
-- `masks`: for each input, for each mask of it, from running its window alone, without padding: the `best` 100 ids and
-  their logits, descending, equal ones by id; those of the `targets`, if there are any, in order of their first mention;
-  `logsumexp` of the logits of the whole `vocabulary`, whose size that is; and `window`, if the text does not fit one:
-  its first text token and how many it holds;
-- `answer`: for each input, or for the one text that was no list, what the pipeline returned, called with this text alone.
-  For texts of more than one window, which the pipeline does not know, what `fill()` below makes of the stored logits;
-- `scores`: for each input, for each mask, the scores of the answer with the softmax in float64. PyTorch sums the 30,522
-  exponentials in float32 thread by thread, so that the pipeline's own scores are wrong from the fifth digit on (they add up
-  to 1.00001 with AVX-512, to 1.00003 with AVX2);
-- `reference`: what made the answer.
+- `masks`: for each input and each of its masks, values from the logits of its window, which runs alone and without padding:
+  the `best` 100 ids with their logits, descending, equal logits by id; the same for the `targets`, if there are any, in order of
+  first mention; `logsumexp` of all logits; `vocabulary`, the number of logits; and `window`, if the text does not fit into one:
+  its first text token and its number of tokens;
+- `answer`: for each input, or for a single text, the result of the pipeline for this text alone. The pipeline does not support
+  texts of more than one window; for these, `fill()` below computes the answer from the stored logits;
+- `scores`: for each input and each mask, the scores of the answer with a softmax in float64. PyTorch sums the 30,522
+  exponentials in float32 per thread, so the pipeline's own scores are wrong from the fifth digit (their sum is 1.00001 with
+  AVX-512 and 1.00003 with AVX2);
+- `reference`: the source of the answer.
 
 Needs torch and transformers.
 """
@@ -56,14 +56,14 @@ class Reference:
         return [self.tokenizer.cls_token_id, *ids, self.tokenizer.sep_token_id]
 
     def target_ids(self, targets: list[str]) -> list[int]:
-        """Returns the ids of targets: those in the vocabulary as they are, else the first piece; none of nothing."""
+        """Returns the ids of targets: the target's own id if it is in the vocabulary, otherwise the id of its first piece, if any."""
         vocabulary = self.tokenizer.get_vocab()
         found = [[vocabulary[target]] if target in vocabulary else self.encode(target)[:1] for target in targets]
         return list(dict.fromkeys(token_id for ids in found for token_id in ids))
 
     @torch.inference_mode()
     def logits(self, ids: list[int]) -> Floats:
-        """Returns the logits [tokens, vocabulary] of some text tokens, run alone between special tokens."""
+        """Returns the logits [tokens, vocabulary] of text tokens, which run alone between special tokens."""
         logits: Floats = self.model(input_ids=torch.tensor([self.enclose(ids)])).logits[0, 1:-1].numpy()
         return logits
 
@@ -80,7 +80,7 @@ def window(mask: int, count: int) -> range:
 
 
 def facts(logits: Floats, targets: list[int] | None, span: range, count: int) -> Mask:
-    """Returns what is stored of the logits of one mask, float32 [vocabulary]."""
+    """Returns the stored values of one mask from its logits, float32 [vocabulary]."""
     wide = logits.astype(np.float64)
     best = np.argsort(-wide, kind="stable")[:BEST].tolist()
     mask: Mask = {"best": [[token_id, _short(logits[token_id])] for token_id in best]}
@@ -94,13 +94,13 @@ def facts(logits: Floats, targets: list[int] | None, span: range, count: int) ->
 
 
 def fill(ids: list[int], places: list[int], masks: list[Mask], top_k: int, reference: Reference) -> list[Any]:
-    """Returns the answer to a text: the best fillings of each mask, with the text in which it is filled.
+    """Returns the answer to a text: the best candidates for each mask, each with the filled text.
 
     Args:
         ids: All tokens of the text.
-        places: Which of them are masks.
-        masks: What is stored of each mask.
-        top_k: Fillings of each mask.
+        places: Indices of the masks in `ids`.
+        masks: Stored values of each mask.
+        top_k: Number of candidates for each mask.
         reference: Decodes tokens.
     """
     tokenizer = reference.tokenizer
@@ -110,7 +110,7 @@ def fill(ids: list[int], places: list[int], masks: list[Mask], top_k: int, refer
         fills: list[Fill] = []
         for token_id, logit in ranked[:top_k]:
             filled = reference.enclose([*ids[:place], token_id, *ids[place + 1 :]])
-            # One mask: without special tokens, and so without what is unknown. Several: with all of them.
+            # The text for one mask has no special tokens, so also no [UNK]. The text for several masks has all of them.
             sequence = tokenizer.decode([i for i in filled if i != tokenizer.pad_token_id], skip_special_tokens=len(masks) == 1)
             score = float(np.exp(logit - mask["logsumexp"]))
             fills.append({"score": score, "token": token_id, "token_str": tokenizer.decode([token_id]), "sequence": sequence})
@@ -152,16 +152,16 @@ def golden(case: dict[str, Any], reference: Reference) -> dict[str, Any]:
 
 
 def per_mask(answer: list[Any]) -> list[list[Fill]]:
-    """Returns the answer to a text as a list for each mask, also for one."""
+    """Returns the answer to a text as one list per mask, even for a single mask."""
     return [answer] if isinstance(answer[0], dict) else answer
 
 
 def _short(logit: np.float32) -> float:
-    """Returns a logit with as few digits as tell it from its neighbors in float32, so that the order is kept."""
+    """Returns a logit with the fewest digits that identify it in float32, so that the order is kept."""
     return float(str(logit))
 
 
 if __name__ == "__main__":
-    transformers.logging.set_verbosity_error()  # the pipeline warns of every target that is not in the vocabulary
+    transformers.logging.set_verbosity_error()  # the pipeline warns about each target that is not in the vocabulary
     torch.set_num_threads(1)
     cases.remake("fill_mask", __doc__, Reference, golden)

@@ -2,10 +2,11 @@
 
     python tests/golden/make_messages.py
 
-Each line has a source file and one template, sorted. A template is a string literal or an f-string, with its expressions in braces, that is
+The lines are sorted; each has a source file and one template. A template is a string literal, or an f-string with its expressions in
+braces, that is
 
 - an argument of an exception, of a `BundleCheck`, of a log call, of `parser.error` or of `print(..., file=...)`;
-- or at least four words long, and returned, yielded or assigned: many messages are put together from such parts.
+- or at least four words long, and returned, yielded or assigned, because many messages consist of such parts.
 
 Sample texts and the HTML of the report are left out.
 """
@@ -28,7 +29,7 @@ OTHER_TEXTS = frozenset(
 
 
 def messages() -> list[str]:
-    """Returns the lines of the file."""
+    """Returns the lines of `messages.txt`."""
     return [
         f"{name}: {text}"
         for package in PACKAGES
@@ -59,7 +60,7 @@ def _texts_of_call(call: ast.Call) -> Iterator[str]:
 
 
 def _takes_message(call: ast.Call) -> bool:
-    """Whether a call makes an exception or the result of a check, logs, or prints to stderr."""
+    """Returns whether a call creates an exception or a check result, logs, or prints to a file."""
     if isinstance(call.func, ast.Attribute):
         return call.func.attr in LOG_CALLS or call.func.attr.endswith("Error")
     if isinstance(call.func, ast.Name):
@@ -70,7 +71,7 @@ def _takes_message(call: ast.Call) -> bool:
 
 
 def _texts(value: ast.expr | None, least_words: int) -> Iterator[str]:
-    """Yields the texts that an expression can be: itself, the sides of a choice or a sum, and the items of a list or a dictionary."""
+    """Yields the possible texts of an expression: itself, the sides of a conditional or a sum, and the items of a list or a dictionary."""
     if isinstance(value, ast.IfExp):
         parts: list[ast.expr | None] = [value.body, value.orelse]
     elif isinstance(value, ast.BoolOp):
@@ -90,7 +91,7 @@ def _texts(value: ast.expr | None, least_words: int) -> Iterator[str]:
 
 
 def _template(value: ast.expr | None) -> str:
-    """Returns the text of a literal or an f-string; empty where it is neither."""
+    """Returns the text of a literal or an f-string, or an empty string for other expressions."""
     if isinstance(value, ast.JoinedStr):
         return "".join(_template(part) for part in value.values)
     if isinstance(value, ast.FormattedValue):

@@ -1,22 +1,22 @@
-"""Makes the golden answers of question answering with PyTorch and the Hugging Face pipeline of transformers 5.2.0, the last one.
+"""Creates the golden answers for question answering with PyTorch and the pipeline of transformers 5.2.0, the last version that has it.
 
     python3 -m venv ENV
     ENV/bin/pip install torch==2.13.0
     ENV/bin/pip install transformers==5.2.0
     ENV/bin/python tests/golden/make_question_answering.py CHECKPOINT_DIR
 
-The cases are those of `question_answering.jsonl`, which this replaces. Each line has `id` and `request`, and
+The script reads the cases of `question_answering.jsonl` and replaces the file. Each line has `id` and `request`, and
 
-- `windows`: for each input its windows in order, each run alone, without padding, in float32:
+- `windows`: for each input, its windows in order. Each window runs alone, without padding, in float32:
   `start` and `end`, the logits of every token, special tokens included ([CLS] question [SEP] passage part [SEP]), with 8
   significant digits; `first`, the index of the window's first passage token among all tokens of the passage; `count`, the
-  number of passage tokens in the window; `question`, the number of tokens of the question. So passage token `first + i`
-  lies at `question + 2 + i` in the window;
-- `answer`: what the pipeline returned for the input, or for a list the list of what it returned for each input alone;
-- `reference`: what made the answer.
+  number of passage tokens in the window; `question`, the number of tokens of the question. Passage token `first + i`
+  is at `question + 2 + i` in the window;
+- `answer`: the result of the pipeline for the input, or for a list, the list of the results for each input alone;
+- `reference`: the source of the answer.
 
-In a window with fewer spans than the candidate limit the pipeline adds spans of score 0 ([CLS] to a token, end before start,
-too long), whose choice depends on the sorting routine. They are answers of score 0, often the empty text.
+If a window has fewer spans than the candidate limit, the pipeline adds invalid spans with score 0 ([CLS] to a token, end before
+start, too long). Which of these it adds depends on the sorting routine. Their text is often empty.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Reference:
         return {"start": _rounded(output.start_logits[0].tolist()), "end": _rounded(output.end_logits[0].tolist())}
 
     def piped(self, item: dict[str, str], parameters: Parameters) -> Answer | list[Answer]:
-        """Returns the pipeline's answer to one question and passage: a dict, also where only one of several was found, or a list."""
+        """Returns the pipeline's answer to one question and passage: a dict if there is only one, otherwise a list."""
         answer: Answer | list[Answer] = self.pipeline(question=item["question"], context=item["context"], **parameters)
         return [_plain(entry) for entry in answer] if isinstance(answer, list) else _plain(answer)
 

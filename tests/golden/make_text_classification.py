@@ -1,13 +1,13 @@
-"""Makes the golden answers of text classification with PyTorch and the Hugging Face pipeline.
+"""Creates the golden answers for text classification with PyTorch and the Hugging Face pipeline.
 
     python tests/golden/make_text_classification.py CHECKPOINT_DIR
 
-The cases are those of `text_classification.jsonl`, which this replaces. Each line has `id` and `request`, and
+The script reads the cases of `text_classification.jsonl` and replaces the file. Each line has `id` and `request`, and
 
-- `logits`: for each input, for each window of it, the raw float32 logits of that window run alone, without padding;
-- `answer`: for each input the labels and scores, best first. From the pipeline, truncating the longest text of a pair
-  first; where `window` is set, which the pipeline does not know, from the windows of the tokenizer;
-- `reference`: which of the two made the answer.
+- `logits`: for each input and each of its windows, the raw float32 logits of the window, which runs alone and without padding;
+- `answer`: for each input, the labels and scores, best first. They come from the pipeline, which truncates the longest text of a
+  pair first. The pipeline does not support `window`; if it is set, they come from the windows of the tokenizer;
+- `reference`: the source of the answer.
 
 Needs torch and transformers.
 """
@@ -63,7 +63,7 @@ class Reference:
         ]
 
     def _type_ids(self, ids: list[int]) -> list[int]:
-        """Returns 0 up to the first separator and 1 after it; tokenizers had these wrong in later windows of a pair."""
+        """Returns 0 up to the first separator and 1 after it. Tokenizers returned wrong values in later windows of a pair."""
         first = ids.index(self.tokenizer.sep_token_id) + 1
         return [0] * first + [1] * (len(ids) - first)
 
@@ -81,7 +81,7 @@ class Reference:
 
 
 def activate(logits: Floats, function: str | None) -> Floats:
-    """Returns the scores of logits [..., labels]; softmax where no function is given."""
+    """Returns the scores of logits [..., labels]; the default function is softmax."""
     scores: Floats = logits
     if function == "sigmoid":
         one = np.float32(1)

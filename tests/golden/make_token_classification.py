@@ -1,24 +1,24 @@
-"""Makes the golden answers of token classification with PyTorch and the Hugging Face pipeline.
+"""Writes the golden answers of token classification, computed with PyTorch and the Hugging Face pipeline.
 
     python tests/golden/make_token_classification.py CHECKPOINT_DIR
 
-The cases are those of `token_classification.jsonl`, which this replaces. Each line has `id` and `request`, and
+The script reads the cases from `token_classification.jsonl` and replaces that file. Each line has `id` and `request`, and
 
-- `windows`: for each input its windows, each with `first`, the index of its first text token, `count`, how many text
-  tokens it holds, and their `logits`, to seven digits, without those of the special tokens; from running the window
-  alone, without padding. A text without tokens has one window of nothing;
-- `answer`: for each input, or for the one text that was no list, its entities. From the pipeline where the text fits one
-  window, else from `aggregate()` below, where the pipeline would cut the text off. Its `word` is the pipeline's in the
-  first case; in the second the text between `start` and `end`, or the token where nothing is aggregated;
-- `reference`: which of the two made the answer;
-- `deviation` and `corrected`, where the pipeline's answer is wrong: why, and what `aggregate()` gives without the
-  mistake. `words`: the pipeline takes a token for the continuation of a word where its length differs from that of the
-  text it stands for, so also the first token of a word with combining marks or zero-width characters in it. `marks`:
-  the tokenizer's offsets leave out a combining mark after the last letter of a token.
+- `windows`: the windows of each input. Each has `first`, the index of its first text token; `count`, its number of text
+  tokens; and `logits`, those of the text tokens, rounded to seven digits. Each window runs alone, without padding. A text
+  without tokens has one empty window;
+- `answer`: the entities of each input, or of the single text if `inputs` is not a list. If the text fits one window, they
+  come from the pipeline, and so does `word`. Otherwise the pipeline would truncate the text, so they come from
+  `aggregate()`. There `word` is the text between `start` and `end`, or the token if the strategy is "none";
+- `reference`: the source of the answer: the pipeline, or `aggregate()` over the windows;
+- `deviation` and `corrected`, if the pipeline's answer is wrong: the reason, and the answer of `aggregate()` without the
+  mistake. `words`: the pipeline treats a token as the continuation of a word if its length differs from the length of its
+  text. This includes the first token of a word with combining marks or zero-width characters. `marks`: the tokenizer's
+  offsets exclude a combining mark after the last letter of a token.
 
-`aggregate()` is proven against the pipeline here: from the stored logits it gives its answer to every text of one window.
+The script checks `aggregate()`: for every text of one window, the stored logits must give the pipeline's answer.
 
-Needs torch and transformers.
+It requires torch and transformers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import torch
 import transformers
 from aggregation import Entity, Floats, Token, aggregate, softmax
 
-ROOM = 510  # text tokens, without [CLS] and [SEP]
+ROOM = 510  # text tokens per window, without [CLS] and [SEP]
 DEFAULT_STRATEGY = "simple"
 DEFAULT_STRIDE = 128
 DEFAULT_IGNORED = ("O",)
@@ -47,7 +47,7 @@ REASONS = {
 
 
 class Reference:
-    """A checkpoint in PyTorch (float32, eager attention), and the pipeline around it."""
+    """A checkpoint in PyTorch (float32, eager attention) and its pipeline."""
 
     def __init__(self, checkpoint: Path) -> None:
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
@@ -57,7 +57,7 @@ class Reference:
         self.pipeline = transformers.pipeline("token-classification", model=model, tokenizer=self.tokenizer, device="cpu")
 
     def encode(self, text: str) -> tuple[list[int], list[Token]]:
-        """Returns the ids of all tokens of a text, without special tokens, and the tokens as the pipeline sees them."""
+        """Returns the token ids of a text, without special tokens, and the tokens as the pipeline interprets them."""
         encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         ids: list[int] = encoding["input_ids"]
         tokens = []
@@ -70,7 +70,7 @@ class Reference:
 
     @torch.inference_mode()
     def logits(self, ids: list[int]) -> Floats:
-        """Returns the logits of each of some text tokens, run alone between special tokens."""
+        """Returns the logits of text tokens that run as one row, between special tokens."""
         row = [self.tokenizer.cls_token_id, *ids, self.tokenizer.sep_token_id]
         logits: Floats = self.model(input_ids=torch.tensor([row])).logits[0, 1:-1].numpy()
         return logits
@@ -82,12 +82,12 @@ class Reference:
 
 
 def windows(count: int, stride: int) -> list[range]:
-    """Returns the tokens in each window over `count` of them, neighbors sharing `stride`."""
+    """Returns the range of each window over `count` tokens. Neighboring windows share `stride` tokens."""
     return [range(start, min(start + ROOM, count)) for start in range(0, max(count - stride, 1), ROOM - stride)]
 
 
 def best_window(token: int, spans: list[range], count: int) -> int:
-    """Returns the first of the windows in which a token lies farthest from an edge; the ends of the text are none."""
+    """Returns the first window in which a token is farthest from a window edge. The ends of the text do not count as edges."""
 
     def distance(span: range) -> int:
         left = token - span.start if span.start > 0 else count
@@ -108,7 +108,7 @@ def combine(spans: list[range], logits: list[Floats]) -> Floats:
 
 
 def corrected(text: str, tokens: list[Token], ids: list[int], to_word: Callable[[int], str]) -> dict[str, list[Token]]:
-    """Returns the tokens of a text without each of the pipeline's mistakes, and without both."""
+    """Returns a text's tokens with each of the pipeline's mistakes corrected, and with both corrected."""
     starts = {token.start for token in tokens}
 
     def subword(token: Token, token_id: int) -> Token:
@@ -179,7 +179,7 @@ def _words(reference: Reference) -> Callable[[int], str]:
 
 
 def _same(ours: list[Entity], theirs: list[Entity]) -> bool:
-    """Returns whether two answers agree in everything but the word and the last digits of the scores."""
+    """Returns whether two answers are equal, except for the words and the last digits of the scores."""
 
     def facts(entity: Entity) -> list[Any]:
         return [entity.get(name) for name in ("entity", "entity_group", "index", "start", "end")]

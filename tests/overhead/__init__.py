@@ -1,4 +1,4 @@
-"""The cost of layers between callers and the model: loads processes that serve the same model in different ways, in turn.
+"""Measures the cost of layers between callers and the model: loads processes that serve the same model in different ways, in turn.
 
-`PYTHONPATH=tests python -m overhead` runs it. `make compare` compares two commits. Tests use its replicas and its Ray cluster.
+`PYTHONPATH=tests python -m overhead` runs the measurement. `make compare` compares two commits. Tests use the replicas and the Ray cluster.
 """

@@ -1,7 +1,7 @@
 """Compares the speed of this working tree with that of a commit: `python -m overhead.commits COMMIT`.
 
-Both get the same loads in turn, each with the bundles of its own tree, in the virtual environment of this one. Only the ratio
-within a round is meaningful, because the speed of a shared machine changes from minute to minute.
+Both get the same loads in turn. Each uses the bundles of its own tree, and both use the virtual environment of this tree. Only the
+ratio within a round is meaningful, because the speed of a shared machine changes from minute to minute.
 """
 
 from __future__ import annotations

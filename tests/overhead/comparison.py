@@ -1,7 +1,7 @@
-"""Runs the same loads on each candidate in turn, and computes the ratios within a round. It has no command line.
+"""Runs the same loads on each candidate in turn, and computes the ratios within a round. The module has no command line.
 
-A candidate is a way to serve a model with the same number of threads: a name and a function that runs it. Another way needs one more line
-in `CANDIDATES`.
+A candidate is a way to serve a model: a name and a function that runs it. All candidates have the same number of threads. A new candidate
+is one line in `CANDIDATES`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Running(NamedTuple):
 
     Attributes:
         urls: Addresses among which the load generator divides its connections.
-        pids: Returns the processes that do its work now, to measure their CPU time.
+        pids: Returns the processes that currently do its work, to measure their CPU time.
     """
 
     urls: tuple[str, ...]
@@ -50,7 +50,7 @@ class Candidate:
     Attributes:
         name: Its name on the command line and in tables.
         description: A description of the candidate.
-        serve: Runs it during a block, given a folder of bundles, the total number of threads and a folder for files.
+        serve: Runs the candidate during a block, given a folder of bundles, the total number of threads and a folder for files.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Candidate:
 
 
 def _replicas(count: int, *, behind_haproxy: bool) -> Serve:
-    """Returns a function that runs replicas, which divide the threads, with or without a HAProxy in front of them."""
+    """Returns a function that runs replicas, with or without HAProxy in front of them. The replicas divide the threads equally."""
 
     @contextmanager
     def serve(models: Path, threads: int, folder: Path) -> Iterator[Running]:
@@ -75,7 +75,7 @@ def _replicas(count: int, *, behind_haproxy: bool) -> Serve:
 
 
 def _on_ray(count: int) -> Serve:
-    """Returns a function that runs replicas on Ray Serve, which divide the threads."""
+    """Returns a function that runs replicas on Ray Serve. The replicas divide the threads equally."""
 
     @contextmanager
     def serve(models: Path, threads: int, _: Path) -> Iterator[Running]:
@@ -125,9 +125,9 @@ class Threshold(NamedTuple):
     """A minimum ratio of two candidates' requests per second.
 
     Attributes:
-        candidate: Its name.
+        candidate: Name of the candidate.
         of: Name of the candidate to compare with.
-        connections: Number of connections of the loads that it applies to.
+        connections: The threshold applies to loads with this number of connections.
         least: The minimum ratio.
     """
 
@@ -154,7 +154,7 @@ class Result:
         rps: Requests per second with status 200, summed over its addresses.
         p50_ms: Median latency.
         p99_ms: 99th percentile of the latency.
-        failed: Number of other requests.
+        failed: Number of failed requests.
         cpu_ms: CPU time of its processes per answered request. Other work on the machine affects it less than the other metrics.
         generator_share: Share of one core that the load generator used, on the same machine.
     """
@@ -172,12 +172,12 @@ class Comparison:
     """Rounds of all candidates in turn.
 
     Attributes:
-        candidates: Each one is started for its turn in each round, so that no other one takes time from it.
+        candidates: The candidates. Each runs only during its turn in a round, so that no other candidate uses CPU time.
         loads: The loads of each candidate in its turn.
         durations: The durations of each load.
         models: Folder of bundles, including one for `/classify`.
         threads: Total number of inference threads of each candidate.
-        progress: Gets the counts.
+        progress: Shows the progress.
         results: (name of the candidate, load) -> its results, one per round.
     """
 
@@ -193,12 +193,12 @@ class Comparison:
         """Starts each candidate, runs each load on it, and stops it.
 
         Raises:
-            BenchError: A candidate does not start, cannot be reached, or did not answer.
+            BenchError: A candidate does not start, cannot be reached, or does not answer.
         """
         for candidate in self.candidates:
             with tempfile.TemporaryDirectory() as folder, candidate.serve(self.models, self.threads, Path(folder)) as running:
                 for load in self.loads:
-                    # with fewer connections than addresses, some addresses would have none, so this load is skipped
+                    # a load is skipped if its connections cannot be divided equally among the addresses
                     if load.connections % len(running.urls) == 0:
                         self.results.setdefault((candidate.name, load), []).append(self._measure(candidate.name, running, load))
 
@@ -235,7 +235,7 @@ class Comparison:
 
 
 def _cpu_s(pids: Sequence[int]) -> dict[int, float]:
-    """Returns the CPU time of each process with all its threads, as counted by Linux in ticks of usually 10 ms."""
+    """Returns the CPU seconds of each process with all its threads. Linux counts them in ticks of usually 10 ms."""
     fields = {pid: Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split() for pid in pids}
     return {pid: (int(each[11]) + int(each[12])) / os.sysconf("SC_CLK_TCK") for pid, each in fields.items()}
 

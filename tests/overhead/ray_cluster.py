@@ -36,7 +36,7 @@ def until(check: Callable[[], bool], what: str) -> None:
     """Waits until a condition is true.
 
     Raises:
-        BenchError: It is not true within 90 seconds.
+        BenchError: The condition is not true within 90 seconds.
     """
     end = time.monotonic() + PATIENCE_S
     while not check():
@@ -46,20 +46,20 @@ def until(check: Callable[[], bool], what: str) -> None:
 
 
 class RayCluster:
-    """A head and other nodes, each in its own session of processes.
+    """A head node and other nodes, each in its own process session.
 
     Attributes:
-        folder: The folder of their files.
+        folder: Folder with the files of the nodes.
         url: Address of HAProxy, once an application runs.
         replica_port: First port of the replicas.
         nodes: The processes that started the nodes.
     """
 
     def __init__(self, *, cpus: int = 2) -> None:
-        """Starts a head.
+        """Starts the head node.
 
         Args:
-            cpus: Number of CPUs to report.
+            cpus: Number of CPUs that the node reports.
         """
         self.folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
         self.http, self._gcs, self._dashboard, self._client, stats, metrics, self.replica_port = free_ports(7)
@@ -77,7 +77,7 @@ class RayCluster:
             "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
             "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(self.replica_port),
             "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(self.replica_port + 100),
-            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",  # instead of 30 seconds, in which an external load balancer would notice
+            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",  # the default of 30 seconds is for external load balancers
             "RAY_AUTH_MODE": "disabled",  # a token would be written to the home folder
         }
         self.nodes: list[subprocess.Popen[bytes]] = []
@@ -99,7 +99,7 @@ class RayCluster:
         return self._start(f"--address=127.0.0.1:{self._gcs}", f"--num-cpus={cpus}")
 
     def put(self, config: dict[str, Any]) -> None:
-        """Sends a configuration like `serve deploy`; it tries again if Ray fails because its HAProxy is restarting.
+        """Sends a configuration like `serve deploy`. Retries, because Ray can fail while its HAProxy restarts.
 
         Raises:
             BenchError: Ray does not accept the configuration.
@@ -120,13 +120,13 @@ class RayCluster:
         """Waits until the application runs and answers requests.
 
         Raises:
-            BenchError: It does not in time.
+            BenchError: It does not answer in time.
         """
         until(lambda: self.status()["status"] == "RUNNING", "the application runs")
         until(lambda: is_ready(self.url, f"{route_prefix.rstrip('/')}/health/ready"), "it answers")
 
     def pids(self) -> list[int]:
-        """Returns the processes that handle requests, replicas and HAProxy. Ray's other processes come and go."""
+        """Returns the processes that handle requests: replicas and HAProxy. Ray's other processes can start and end at any time."""
         leaders = {node.pid for node in self.nodes}
         return [pid for pid in _processes() if _session(pid) in leaders and _command(pid).startswith(("ray::ServeReplica", "haproxy"))]
 
@@ -167,7 +167,7 @@ def _processes() -> list[int]:
 
 
 def _command(pid: int) -> str:
-    """Returns a process's program name and arguments, which Ray's processes replace by a description."""
+    """Returns the program name and arguments of a process. Ray's processes replace both with a description."""
     try:
         first, _, rest = Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").partition("\0")
     except (FileNotFoundError, ProcessLookupError):

@@ -1,6 +1,6 @@
-"""Replicas, which are `bert-serve` processes on ports of loopback, and a HAProxy in front of them.
+"""Runs replicas, which are `bert-serve` processes on loopback ports, and HAProxy in front of them.
 
-A replica can be stopped and started again at its address. HAProxy runs with the configuration of `deploy/haproxy` and other addresses.
+A replica can be restarted at its address. HAProxy runs with the configuration of `deploy/haproxy`, but with other addresses.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from urllib.parse import urlsplit
 
 from bertserve.bench.errors import BenchError
 
-# below the ports that Linux assigns (net.ipv4.ip_local_port_range, from 32768), above those of Ray's workers (to 19999), with
-# a hundred ports after the last one
+# Below the ports that Linux assigns (net.ipv4.ip_local_port_range, from 32768), and above the ports of Ray's workers (up to 19999).
+# Ray Serve also uses the hundred ports after the chosen one.
 PORTS = range(20_000, 32_000)
 _STOP_S = 60
 
@@ -34,12 +34,12 @@ _READY = 200
 
 
 class Replica:
-    """A `bert-serve` at a fixed port, even if the process is started several times.
+    """A `bert-serve` on a fixed port. Its process can be restarted.
 
     Attributes:
         port: Its port on loopback.
-        log: File with the stderr of its processes, one after the other.
-        process: The last started process.
+        log: File to which its processes append their stderr.
+        process: The most recently started process.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class Replica:
         Args:
             models: Folder of bundles.
             port: A free port.
-            log: File for the stderr of its processes, one after the other.
-            flags: Further flags of `bert-serve serve`.
+            log: File to which its processes append their stderr.
+            flags: Additional flags of `bert-serve serve`.
             program: The program to run instead of the installed `bert-serve`.
-            tree: A checkout whose code it runs; None for the installed one.
+            tree: Checkout whose code the program runs; None for the installed package.
         """
         self.port = port
         program = program or (str(Path(sys.executable).with_name("bert-serve")),)
@@ -120,7 +120,7 @@ class Replica:
 
 @contextmanager
 def replicas(models: Path, count: int, folder: Path, flags: Sequence[str] = ()) -> Iterator[list[Replica]]:
-    """Runs replicas of the same models on free ports until the block ends, with their logs in a folder. They start in parallel.
+    """Runs replicas of the same models on free ports until the block ends. They start in parallel, and write logs to a folder.
 
     Raises:
         BenchError: A replica did not start.
@@ -136,10 +136,9 @@ def replicas(models: Path, count: int, folder: Path, flags: Sequence[str] = ()) 
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns distinct ports of loopback on which no process listens.
+    """Returns distinct free ports on loopback.
 
-    They are below the ports that the system assigns, so that Ray or a client cannot get them between this call and the bind of
-    a server.
+    They are below the ports that the system assigns. Therefore Ray or a client cannot get one of them before a server binds it.
     """
     with ExitStack() as stack:
         found: list[int] = []
@@ -160,7 +159,7 @@ class HAProxy:
         url: Address for requests.
         stats_url: Address of its status page.
         process: Its process.
-        log: File with its output: failures, and changes of replicas.
+        log: File with its output: failures, and state changes of replicas.
     """
 
     url: str
@@ -175,7 +174,7 @@ def installed() -> bool:
 
 
 def configuration(port: int, stats_port: int, replica_ports: Sequence[int]) -> str:
-    """Returns the configuration with other ports, and one replica per port."""
+    """Returns the configuration of `deploy/haproxy` with these ports, and one server per replica."""
     text = CONFIGURATION.read_text(encoding="utf-8")
     text = text.replace("bind 127.0.0.1:8000", f"bind 127.0.0.1:{port}").replace("bind 127.0.0.1:8404", f"bind 127.0.0.1:{stats_port}")
     lines = "".join(f"    server replica{i} 127.0.0.1:{each}\n" for i, each in enumerate(replica_ports, 1))
@@ -184,7 +183,7 @@ def configuration(port: int, stats_port: int, replica_ports: Sequence[int]) -> s
 
 @contextmanager
 def haproxy(replica_ports: Sequence[int], folder: Path) -> Iterator[HAProxy]:
-    """Runs a HAProxy in front of listening replicas until the block ends, with its files in a folder.
+    """Runs HAProxy in front of running replicas until the block ends. Its files are in the folder.
 
     Raises:
         BenchError: HAProxy is not installed, or did not start.

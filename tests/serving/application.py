@@ -1,4 +1,4 @@
-"""The application in process, for tests of its HTTP surface: built as `bert-serve` builds it, or around a fake engine."""
+"""The service in process, for tests of its HTTP interface: built as `bert-serve` builds it, or around a fake engine."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from fakes import FakeEngine
 T = TypeVar("T")
 Check = Callable[[httpx.AsyncClient], Awaitable[T]]
 Send = Callable[..., httpx.Response]
-LONG = " ".join(["good", "film", "bad"] * 20)  # 60 tokens, twice what a tiny bundle takes
+LONG = " ".join(["good", "film", "bad"] * 20)  # 60 tokens, twice the limit of a tiny bundle
 
 
 def play(service: AppState, check: Check[T], **options: Any) -> T:
-    """Runs a check with a client of the started application, within 20 seconds; returns what it returns."""
+    """Starts an application, runs `check` with a client of it for at most 20 seconds, and returns the result of `check`."""
 
     async def run() -> T:
         service.scheduler.start()
@@ -63,14 +63,14 @@ def keys(folder: Path, *lines: str) -> ApiKeys:
 
 
 def call(models: Path, method: str, path: str, *, settings: dict[str, Any] | None = None, **request: Any) -> httpx.Response:
-    """Returns the answer to one request of a service with the bundles of `models`, which other calls, of other tests too, may have used."""
+    """Returns the response to one request. The service has the bundles of `models`; all calls with equal bundles and settings share it."""
     contents = tuple((str(file.relative_to(models)), file.read_bytes()) for file in sorted(models.rglob("*")) if file.is_file())
     client = _client(_Service(contents, json.dumps(settings or {}, sort_keys=True), models))
     return _loop().run(asyncio.wait_for(client.request(method, path, **request), 20))
 
 
 def call_fresh(models: Path, method: str, path: str, *, settings: dict[str, Any] | None = None, **request: Any) -> httpx.Response:
-    """Returns the answer to one request of a service of its own: for tests that patch what a service is made of, or look at its start."""
+    """Returns the response to one request of a new service: for tests that patch a part of the service or examine its start."""
     return play(
         build(Settings(models=models, **{"allow_implicit_default": True} | (settings or {}))),
         lambda client: client.request(method, path, **request),
@@ -79,7 +79,7 @@ def call_fresh(models: Path, method: str, path: str, *, settings: dict[str, Any]
 
 @dataclass(frozen=True)
 class _Service:
-    """What makes a service: the files of its bundles, wherever these lie, and its settings, as JSON."""
+    """The key of a cached service: the files of its bundles, in whatever folder, and its settings as JSON."""
 
     contents: tuple[tuple[str, bytes], ...]
     settings: str
@@ -88,7 +88,7 @@ class _Service:
 
 @functools.cache
 def _loop() -> asyncio.Runner:
-    """Returns the loop of the services that are started once and never stopped."""
+    """Returns the event loop of the cached services, which are never stopped."""
     runner = asyncio.Runner()
     atexit.register(runner.close)
     return runner
@@ -96,7 +96,7 @@ def _loop() -> asyncio.Runner:
 
 @functools.cache
 def _client(wanted: _Service) -> httpx.AsyncClient:
-    """Returns a client of a service, which is started for the first one who asks."""
+    """Returns a client of a service, which is started at the first call."""
     service = build(Settings(models=wanted.models, **{"allow_implicit_default": True} | json.loads(wanted.settings)))
 
     async def start() -> httpx.AsyncClient:
@@ -107,7 +107,7 @@ def _client(wanted: _Service) -> httpx.AsyncClient:
 
 
 def classify(models: Path, body: Any, *, path: str = "/classify", **options: Any) -> httpx.Response:
-    """Returns the answer to one POST of a body: bytes as they are, anything else as JSON."""
+    """Returns the response to a POST of `body`: bytes are sent unchanged, any other value as JSON."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     return call(models, "POST", path, content=content, **options)
 
@@ -119,7 +119,7 @@ def results(models: Path, inputs: Any, **parameters: Any) -> Any:
 
 
 def rejected(response: httpx.Response, status: int, error_type: str) -> str:
-    """Returns the message of an error after checking its status and its exact shape."""
+    """Checks the status and the exact shape of an error, and returns its message."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
     body = response.json()
@@ -132,7 +132,7 @@ def rejected(response: httpx.Response, status: int, error_type: str) -> str:
 
 @contextmanager
 def started(models: Path) -> Iterator[Send]:
-    """Yields what sends requests to one started application with the bundles of `models`, one after the other."""
+    """Yields a function that sends requests, one at a time, to one started application with the bundles of `models`."""
     service = build(Settings(models=models, allow_implicit_default=True))
     with asyncio.Runner() as runner:
         client = httpx.AsyncClient(transport=httpx.ASGITransport(create_app(service)), base_url="http://test", timeout=20)
@@ -183,7 +183,7 @@ def refused(api: Send, path: str, inputs: Any, **parameters: Any) -> str:
 
 
 def assert_same(expected: Any, actual: Any, *, tolerance: float = 1e-5, ignored: Sequence[str] = ()) -> None:
-    """Holds two results to each other: numbers with a fraction within the tolerance, ignored fields not at all, all else exactly."""
+    """Asserts that two results are equal: floats within the tolerance, all other values exactly, except the ignored fields."""
     if isinstance(expected, list):
         assert isinstance(actual, list)
         for one, other in zip(expected, actual, strict=True):
@@ -206,7 +206,7 @@ def model_of(
     cost: CostModel | None = None,
     batch_variant: bool = False,
 ) -> Model:
-    """Returns a bundle's model on other engines than its own."""
+    """Returns the model of a bundle, with other engines than the bundle's own."""
     return Model(
         bundle,
         bundle.manifest.graphs[0],
@@ -220,7 +220,7 @@ def model_of(
 
 
 def faked(models: Path, engine: FakeEngine, *, max_queue_tokens: int = 4096, clock: Callable[[], float] = time.monotonic) -> AppState:
-    """Returns a service of one thread with the bundle `tiny` on a fake engine, whose scheduler uses this clock."""
+    """Returns a service with one inference thread and the bundle `tiny` on a fake engine. Its scheduler uses `clock`."""
     loaded = files.load_bundle(models / "tiny")
     metrics = Metrics()
     scheduler = Scheduler(
@@ -250,14 +250,14 @@ def faked(models: Path, engine: FakeEngine, *, max_queue_tokens: int = 4096, clo
 
 
 async def queued(service: AppState, items: int) -> None:
-    """Waits until so many items are in the queue."""
+    """Waits until the queue has this many items."""
     async with asyncio.timeout(20):
         while service.scheduler._queue.queue_items < items:
             await asyncio.sleep(0.001)
 
 
 def blocked(service: AppState, engine: FakeEngine, check: Check[T]) -> T:
-    """Runs a check while the only thread is busy with a request that waits at the engine's gate; it must then be answered."""
+    """Runs a check while a request at the engine's gate keeps the only inference thread busy; that request must then succeed."""
 
     async def run(client: httpx.AsyncClient) -> T:
         engine.gate.clear()

@@ -1,4 +1,4 @@
-"""Many clients that each keep a connection and ask again as soon as they are answered: what a load balancer sends, bounded in time."""
+"""Many clients on open connections, each of which sends a request as soon as the previous one is answered, for a limited time."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import raw_http
 
 @dataclass
 class Outcome:
-    """What became of the requests.
+    """The results of all requests.
 
     Attributes:
-        answers: How often each status came.
-        lost: Requests that were sent over an open connection and got no answer: it was reset or closed.
-        hurried: Answers of 503 without `Retry-After`.
+        answers: Number of responses for each status.
+        lost: Requests on an open connection that got no response, because the connection was reset or closed.
+        hurried: 503 responses without `Retry-After`.
     """
 
     answers: Counter[int] = field(default_factory=Counter)
@@ -25,10 +25,10 @@ class Outcome:
 
 
 async def ask_until_refused(address: tuple[str, int], clients: int, *, outcome: Outcome, limit_s: float) -> None:
-    """Runs concurrent clients until the service refuses connections, and fills `outcome` meanwhile.
+    """Runs concurrent clients until the service refuses connections. Counts the results in `outcome`.
 
     Raises:
-        TimeoutError: The service still answered after `limit_s` seconds.
+        TimeoutError: The service still accepts connections after `limit_s` seconds.
     """
     async with asyncio.timeout(limit_s):
         await asyncio.gather(*(_ask(address, outcome) for _ in range(clients)))
@@ -40,7 +40,7 @@ async def _ask(address: tuple[str, int], outcome: Outcome) -> None:
             reader, writer = await asyncio.open_connection(*address)
         except ConnectionRefusedError:
             return
-        except ConnectionResetError:  # it lay in the listener's queue when that was closed
+        except ConnectionResetError:  # the connection was in the listener's queue when the listener was closed
             outcome.lost += 1
             return
         try:
@@ -53,7 +53,7 @@ async def _ask(address: tuple[str, int], outcome: Outcome) -> None:
 
 
 async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, outcome: Outcome) -> bool:
-    """Sends a request and reads its answer; returns whether the connection stays open."""
+    """Sends a request and reads its response; returns whether the connection stays open."""
     writer.write(raw_http.post())
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     status = int(head.split(b" ", 2)[1])

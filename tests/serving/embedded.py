@@ -1,4 +1,4 @@
-"""The embedded bundles, for the tests that compare them with the golden files."""
+"""The embedded bundles, for the tests that compare them with golden files."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from bertserve.service.wire.reading import read_as
 
 ROOT = Path(__file__).parents[2]
 LIMITS = Limits(max_inputs=512, max_chars=200_000)
-# Which of the golden cases are run on an embedded graph: `make test` runs every sixth.
+# The golden cases that run on an embedded graph: `make test` runs every sixth case.
 STEPS = [pytest.param(6, id="sixth"), pytest.param(1, id="all", marks=pytest.mark.full_grid)]
 
 
 @dataclass(frozen=True)
 class Embedded:
-    """A bundle of models/, loaded."""
+    """A loaded bundle of `models/`."""
 
     manifest: Manifest
     tokenizer: Tokenizer
@@ -45,5 +45,5 @@ def load(name: str) -> Embedded:
 
 
 def read(task: str, request: dict[str, Any]) -> Any:
-    """Returns the body of a request, read from JSON as the service reads it."""
+    """Parses a request body as the service does."""
     return read_as(TASKS[task].body, json.dumps(request).encode(), LIMITS)

@@ -1,4 +1,4 @@
-"""Bodies that a caller should not send, as hypothesis strategies: right ones with one thing in them that is not, and bytes that are no JSON."""
+"""Hypothesis strategies of bodies that a client should not send: valid bodies with one invalid part, and bytes that are not JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bertserve.service.tasks.catalog import TASKS
 
-CASES = int(os.environ.get("STRESS_CASES", "1000"))  # of all hostile tests together
+CASES = int(os.environ.get("STRESS_CASES", "1000"))  # for all hostile tests together
 LEAKS = (
     "Traceback",
     "site-packages",
@@ -50,7 +50,7 @@ TEXTS = (
 )
 LARGE_TEXTS = ("a" * 1_000_000, "good " * 200_000, "\u4e2d" * 1_000_000, "\x00" * 1_000_000)
 NUMBERS = (0, -1, 1, 2**31, 2**63, -(2**63) - 1, 10**400, 0.5, -0.0, 1e308, 5e-324, float("nan"), float("inf"), -float("inf"))
-# what JSON allows and Python's writer does not make
+# literals at the edge of JSON's syntax, or outside it
 LITERALS = ("1e400", "-1e400", "1E+2", "00", "0x10", "NaN", "Infinity", '"\\ud800"', '"\\u0000"', "[1,]", "{,}", "'good'", "// x", "nul")
 
 texts = st.sampled_from(TEXTS) | st.text(st.characters(), max_size=30)
@@ -61,7 +61,7 @@ values = st.recursive(
 
 
 def cases(share: float) -> settings:
-    """Returns the settings of a test that has a share of all cases: in `make test` always the same ones, in `make stress` others each time."""
+    """Returns settings for a share of all cases. `make test` runs the same cases every time, `make stress` runs new random ones."""
     return settings(max_examples=max(1, round(CASES * share)), derandomize="STRESS_CASES" not in os.environ)
 
 
@@ -87,19 +87,19 @@ def _replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 @st.composite
 def altered_bodies(draw: st.DrawFn, task: str) -> bytes:
-    """Returns a task's example in which some values are others, some names are parameters of the task or misspelled ones."""
+    """Returns a task's example with some values replaced, and with parameters whose names can be misspelled."""
     body: Any = _example(task)
     names = [*TASKS[task].body.parameters_type.model_fields, "top_kk", "\0", "inputs", "model"]
     for _ in range(draw(st.integers(1, 3))):
         body = _replaced(body, draw(st.sampled_from(_places(body))), draw(values))
         if isinstance(body, dict) and draw(st.booleans()):
             body["parameters"] = {draw(st.sampled_from(names)): draw(values)}
-    return json.dumps(body).encode()  # what is no Unicode text is escaped, as a client of another language may send it
+    return json.dumps(body).encode()  # lone surrogates are escaped, as some clients send them
 
 
 @st.composite
 def literal_bodies(draw: st.DrawFn, task: str) -> bytes:
-    """Returns a task's example with a literal in it that is at the edge of JSON, or beyond."""
+    """Returns a task's example that contains a literal at the edge of JSON's syntax, or outside it."""
     body = _example(task)
     place = draw(st.sampled_from(_places(body)[1:]))
     return json.dumps(_replaced(body, place, "\1")).replace('"\\u0001"', draw(st.sampled_from(LITERALS))).encode()
@@ -107,7 +107,7 @@ def literal_bodies(draw: st.DrawFn, task: str) -> bytes:
 
 @st.composite
 def broken_bodies(draw: st.DrawFn, task: str) -> bytes:
-    """Returns an invalid body: cut, in another encoding, compressed, nested too deeply, or with a duplicate key."""
+    """Returns a body that is truncated, in another encoding, compressed, nested deeply, large or random, or has a duplicate key."""
     whole = json.dumps(_example(task))
     kind = draw(st.integers(0, 7))
     if kind == 0:
@@ -130,5 +130,5 @@ def broken_bodies(draw: st.DrawFn, task: str) -> bytes:
 
 
 def bodies(task: str) -> st.SearchStrategy[bytes]:
-    """Returns bodies that a caller should not send to a task."""
+    """Returns a strategy of bodies that a client should not send to a task."""
     return altered_bodies(task) | altered_bodies(task) | literal_bodies(task) | broken_bodies(task)

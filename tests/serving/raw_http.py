@@ -1,4 +1,4 @@
-"""Bytes that are no HTTP/1.1 as a server likes it, each with the statuses that may answer, and a strategy that makes more of them."""
+"""Unusual and invalid HTTP/1.1 messages, each with the expected statuses, and a Hypothesis strategy that generates more."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUIET_S = 0.05
 
 @dataclass(frozen=True)
 class Answer:
-    """One response as it came."""
+    """One response."""
 
     status: int
     headers: dict[str, str]
@@ -27,13 +27,13 @@ class Answer:
 
 
 def post(*headers: bytes, body: bytes = BODY, length: int | None = None, path: bytes = b"/classify") -> bytes:
-    """Returns a post of a body, its length, or what is said of it, behind the other headers."""
+    """Returns a POST of a body. Its last header is `content-length`, with the true length or `length`."""
     lines = [b"POST %s HTTP/1.1" % path, b"host: t", *headers, b"content-length: %d" % (len(body) if length is None else length)]
     return b"\r\n".join(lines) + END + body
 
 
 def framed(*headers: bytes, body: bytes = BODY) -> bytes:
-    """Returns a post whose headers say by themselves how long the body is."""
+    """Returns a POST without a `content-length` of its own: `headers` define where the body ends."""
     return b"\r\n".join([b"POST /classify HTTP/1.1", b"host: t", *headers]) + END + body
 
 
@@ -46,19 +46,19 @@ def get(*headers: bytes, start: bytes = b"GET /health HTTP/1.1") -> bytes:
 
 
 def exchange(address: tuple[str, int], sent: bytes, count: int = 0) -> list[Answer]:
-    """Returns all answers to what is sent.
+    """Returns all responses to the bytes `sent`.
 
     Args:
         address: Host and port of the service.
-        sent: What to send.
-        count: Answers to wait for; others count if they come within `QUIET_S`, before which a connection that stays open is not closed.
+        sent: Bytes to send.
+        count: Responses to wait for. After them, reading stops when `QUIET_S` pass without data, or when the service closes the connection.
 
     Raises:
         TimeoutError: The service hangs.
     """
     received = bytearray()
     with socket.create_connection(address, timeout=10) as connection, suppress(ConnectionError):
-        with suppress(ConnectionError):  # it was refused before all was sent
+        with suppress(ConnectionError):  # the service refused the request before all bytes were sent
             connection.sendall(sent)
         while received.count(b"\r\nx-request-id: ") < count or select.select([connection], [], [], QUIET_S)[0]:
             if not (data := connection.recv(65536)):
@@ -68,7 +68,7 @@ def exchange(address: tuple[str, int], sent: bytes, count: int = 0) -> list[Answ
 
 
 def answers(received: bytes) -> list[Answer]:
-    """Reads responses, interim ones left out; asserts that each is whole and well-formed, and that nothing else stands between."""
+    """Parses responses, without interim ones; asserts that each is complete and well-formed, with no bytes between them."""
     found = []
     while received:
         head, end, received = received.partition(END)
@@ -101,7 +101,7 @@ UPGRADES = {
     "tls": (b"connection: upgrade", b"upgrade: TLS/1.2"),
 }
 CORPUS: dict[str, tuple[bytes, list[int]]] = {
-    # how long is the body?
+    # length of the body
     "two lengths": (framed(b"content-length: 17", b"content-length: 0", body=BODY + CLEAN), [400]),
     "one length twice": (framed(b"content-length: 17", b"content-length: 17") + CLEAN, [400]),
     "lengths in a list": (framed(b"content-length: 17, 17") + CLEAN, [400]),
@@ -137,7 +137,7 @@ CORPUS: dict[str, tuple[bytes, list[int]]] = {
     "chunks with bare newlines": (chunked(b"11\n" + BODY + b"\n0\n\n"), [400]),
     "chunks without an end": (chunked(b"11\r\n" + BODY + b"\r\n"), []),
     "chunks of a byte": (chunked(b"".join(b"1\r\n%c\r\n" % byte for byte in BODY) + b"0\r\n\r\n"), [200]),
-    # lines and names
+    # header lines and names
     "bare newlines": (post().replace(b"\r\n", b"\n"), [400]),
     "one bare newline": (get(b"x: y\nx-request-id: z"), [400]),
     "bare returns": (get(b"x: y\rx-request-id: z"), [400]),
@@ -152,7 +152,7 @@ CORPUS: dict[str, tuple[bytes, list[int]]] = {
     "10,000 headers": (get(*[b"a: b"] * 10_000), [431]),
     "a header of a megabyte": (get(b"x: " + b"y" * 1_000_000), [431]),
     "two hosts": (get(b"host: u"), [200]),
-    # the first line
+    # request line
     "HTTP/0.9": (b"GET /health\r\n\r\n", [400]),
     "HTTP/0.9, its line alone": (b"GET /health\r\n", []),
     "HTTP/1.2": (get(start=b"GET /health HTTP/1.2"), [400]),
@@ -180,7 +180,7 @@ CORPUS: dict[str, tuple[bytes, list[int]]] = {
     "a head alone": (get(b"x-request-id: head", start=b"HEAD /health HTTP/1.1") + CLEAN, [405, 200]),
     "a tunnel": (get(start=b"CONNECT evil.example:80 HTTP/1.1") + SMUGGLED, [400]),
     "a tunnel to a path": (get(start=b"CONNECT /health HTTP/1.1") + SMUGGLED, [400]),
-    # what else a client may ask for
+    # expectations, upgrades and encodings
     "a body that is waited for": (post(b"expect: 100-continue") + CLEAN, [200, 200]),
     "a body that is waited for in vain": (post(b"expect: 100-continue", path=b"/nowhere") + CLEAN, [404, 200]),
     "an expectation that nobody knows": (post(b"expect: 200-ok") + CLEAN, [200, 200]),
@@ -212,7 +212,7 @@ CORPUS: dict[str, tuple[bytes, list[int]]] = {
     },
     "not encoded": (post(b"content-encoding: Identity") + CLEAN, [200, 200]),
     "the end is said before": (post(b"connection: close") + SMUGGLED, [200]),
-    # no HTTP
+    # not HTTP
     "all bytes": (bytes(range(256)), [400]),
     "zeros": (bytes(1000), [400]),
     "a hello of TLS": (bytes.fromhex("16030100c8010000c40303") + bytes(200), [400]),
@@ -222,7 +222,7 @@ CORPUS: dict[str, tuple[bytes, list[int]]] = {
     "half a line": (b"GET /hea", []),
 }
 
-# not HEAD: a changed byte may hide from whoever reads the answer that it has no body
+# no HEAD: after a changed byte, the parser of the response could no longer know that the response has no body
 METHODS = (b"GET", b"POST", b"POST", b"POST", b"DELETE", b"PUT", b"OPTIONS", b"CONNECT", b"TRACE", b"get", b"PRI", b"", b"G\0T")
 TARGETS = (
     b"/health",
@@ -278,7 +278,7 @@ BODIES = (BODY, BODY, b"", b'{"inputs":["bad","good"]}', SMUGGLED, b"11\r\n" + B
 
 @st.composite
 def _messages(draw: st.DrawFn, index: int) -> bytes:
-    """Returns a request, if it is one, that says which it is of those on its connection."""
+    """Returns a message, valid or not, whose `x-request-id` has its index on the connection."""
     body = draw(st.sampled_from(BODIES))
     method = draw(st.sampled_from(METHODS))
     framing = draw(st.sampled_from(FRAMINGS)).replace(b"%d", b"%d" % len(body))
@@ -297,7 +297,7 @@ def _messages(draw: st.DrawFn, index: int) -> bytes:
 
 @st.composite
 def connections(draw: st.DrawFn) -> bytes:
-    """Returns what a client sends over one connection: one to four requests, with a few bytes of all that cut out or put in."""
+    """Returns the bytes of one connection: one to four messages, sometimes with a few bytes removed or inserted."""
     sent = b"".join(draw(_messages(index)) for index in range(draw(st.integers(1, 4))))
     for _ in range(draw(st.sampled_from([0, 0, 0, 1, 2]))):
         start = draw(st.integers(0, len(sent)))

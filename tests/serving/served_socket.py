@@ -1,4 +1,4 @@
-"""HttpProtocol on a real socket around any ASGI application, in process: for tests of what a connection may do to the service."""
+"""HttpProtocol on a real socket around any ASGI application, in process: for tests of connections."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ GET = b"GET / HTTP/1.1\r\nhost: test\r\n\r\n"
 
 @dataclass
 class Listening:
-    """A server with its connections.
+    """A server and its connections.
 
     Attributes:
         address: Host and port.
-        connections: The open ones.
-        protocols: All that there were, in the order in which they came.
-        ends: Why connections were closed before a request was complete.
+        connections: The open connections.
+        protocols: The protocols of all connections, including closed ones, in order of arrival.
+        ends: The reasons for which connections were closed before a request was complete.
     """
 
     address: tuple[str, int]
@@ -87,7 +87,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 async def everything(reader: asyncio.StreamReader) -> bytes:
-    """Returns all that still comes; a reset is an end too."""
+    """Returns all bytes until the end of the stream or a reset."""
     received = b""
     with suppress(ConnectionError):
         while data := await reader.read(65536):

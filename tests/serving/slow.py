@@ -1,6 +1,6 @@
-"""Tiny bundles that take their time; their answers are the tiny one's.
+"""Tiny bundles that are slow but return the same results as the tiny bundle.
 
-One runs each text alone and multiplies large matrices first, the other hangs, for hours or seconds, on a text with a certain word.
+One runs each text alone and multiplies large matrices first. The other hangs, for seconds or hours, if a text contains a certain word.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from bertserve.service.bundle.manifest import Manifest
 SIDE = 1000  # 2 GFLOP: tens of milliseconds on one core
 
 
-SECOND = 4 * 10**5  # turns of a loop, half a second to a whole one
+SECOND = 4 * 10**5  # turns of the loop: 0.5 to 1 second
 HOURS = 10**13
 
 
 def bundle(folder: Path, name: str = "slow") -> Path:
-    """Writes the bundle that is slow to `folder/name` and returns its path."""
+    """Writes the slow bundle to `folder/name` and returns its path."""
     return _with_graph(folder, name, _graph(), batch_invariant=False)
 
 
 def hanging_bundle(folder: Path, name: str = "hanging", word: str = "dull", *, turns: int = HOURS, **changes: Any) -> Path:
-    """Writes a bundle whose runs do not end for so many turns where a text has the word to `folder/name`, and returns its path."""
+    """Writes a bundle to `folder/name` whose runs take this many loop turns if a text contains the word; returns its path."""
     return _with_graph(folder, name, _hanging_graph(tiny.VOCABULARY.index(word), turns), **changes)
 
 
@@ -44,7 +44,7 @@ def _with_graph(folder: Path, name: str, graph: onnx.ModelProto, **changes: Any)
 
 
 def _hanging_graph(token: int, turns: int) -> onnx.ModelProto:
-    """Returns the tiny graph with a loop behind it that turns once, and with the token so many times more."""
+    """Returns the tiny graph followed by a loop. The loop turns once, and `turns` more times if the token is in the batch."""
     made = tiny.graph()
     made.graph.node[-1].output[0] = "quick"
     body = helper.make_graph(
@@ -80,7 +80,7 @@ def _hanging_graph(token: int, turns: int) -> onnx.ModelProto:
 
 
 def _graph() -> onnx.ModelProto:
-    """Returns the tiny graph with work added to its logits that is always zero, but that nothing can fold away."""
+    """Returns the tiny graph with extra work whose result, always zero, is added to the logits. No optimizer can fold it away."""
     made = tiny.graph()
     nodes = made.graph.node
     nodes[-1].output[0] = "quick"

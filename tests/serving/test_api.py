@@ -1,4 +1,4 @@
-"""The wire of /classify: result shapes, parameters, what is read and what is refused, and which model answers."""
+"""The wire format of /classify: result shapes, parameters, accepted and refused bodies, and which model serves a request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def labels(result: list[dict[str, Any]]) -> list[str]:
     return [item["label"] for item in result]
 
 
-def test_a_text_is_answered_with_a_list_of_one_result(models: Path) -> None:
+def test_a_text_gets_a_list_of_one_result(models: Path) -> None:
     [result] = results(models, "a good film")
     assert sorted(tiny.LABELS) == sorted(labels(result))
     assert all(sorted(item) == ["label", "score"] for item in result)
@@ -44,19 +44,19 @@ def test_an_empty_text_is_scored(models: Path) -> None:
 
 @pytest.mark.parametrize(("top_k", "count"), [(1, 1), (2, 2), (99, 3), (None, 3)])
 def test_top_k_limits_the_labels(models: Path, top_k: int | None, count: int) -> None:
-    """The `top_k` best labels are returned, all of them where it is null or more than there are."""
+    """The `top_k` best labels are returned, or all if `top_k` is null or more than the number of labels."""
     [everything] = results(models, "a good film")
     assert results(models, "a good film", top_k=top_k) == [everything[:count]]
 
 
 @pytest.mark.parametrize("name", ["softmax", "SoftMax", "SOFTMAX", None])
 def test_the_activation_is_read_in_any_case(models: Path, name: str | None) -> None:
-    """`function_to_apply` in any case, and null, mean what the default of this model is."""
+    """In any letter case, `softmax` is this model's default activation; null selects the default too."""
     assert results(models, "good", function_to_apply=name) == results(models, "good")
 
 
 def test_sigmoid_and_none_replace_the_activation(models: Path) -> None:
-    """`none` gives the logits and `sigmoid` squeezes each of them alone."""
+    """`none` returns the logits; `sigmoid` transforms each logit independently."""
     logits = {item["label"]: item["score"] for item in results(models, "good", function_to_apply="None")[0]}
     for item in results(models, "good", function_to_apply="sigmoid")[0]:
         assert item["score"] == pytest.approx(1 / (1 + np.exp(-logits[item["label"]])), abs=1e-6)
@@ -64,7 +64,7 @@ def test_sigmoid_and_none_replace_the_activation(models: Path) -> None:
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "application/json; charset=utf-8", ""])
 def test_the_content_type_does_not_matter(models: Path, content_type: str) -> None:
-    """JSON is read whatever the content type says, as `curl -d` says a form."""
+    """The body is parsed as JSON with any content type: `curl -d` sends that of a form."""
     response = classify(models, {"inputs": "good"}, headers={"content-type": content_type})
     assert response.json() == results(models, "good")
 
@@ -84,20 +84,19 @@ def test_the_content_type_does_not_matter(models: Path, content_type: str) -> No
         pytest.param(b'{"inputs": "good", "parameters": {"top_k": ' + HUGE_NUMBER + b"}}", id="number without end"),
     ],
 )
-def test_what_is_not_json_is_malformed(models: Path, raw: bytes) -> None:
-    """A body that is not JSON is 400, whatever is wrong with it."""
+def test_a_body_that_is_not_json_is_malformed(models: Path, raw: bytes) -> None:
     rejected(classify(models, raw), 400, "malformed")
 
 
-def test_unicode_is_read_as_it_is(models: Path) -> None:
-    """Texts beyond ASCII are scored the same, raw and escaped, with a surrogate pair for one character."""
+def test_escaped_unicode_equals_raw_unicode(models: Path) -> None:
+    """A text beyond ASCII has the same scores raw and escaped, also if an escaped character is a surrogate pair."""
     raw = '{"inputs": "good 😀 日本 é"}'.encode()
     escaped = b'{"inputs": "good \\ud83d\\ude00 \\u65e5\\u672c \\u00e9"}'
     assert classify(models, raw).json() == classify(models, escaped).json()
 
 
 @pytest.mark.parametrize(("path", "named"), [("/classify", {"model": "tinny"}), ("/models/tinny", {})])
-def test_an_unknown_model_is_not_found_and_the_nearest_named(models: Path, path: str, named: dict[str, str]) -> None:
+def test_an_unknown_model_is_not_found_and_the_nearest_name_suggested(models: Path, path: str, named: dict[str, str]) -> None:
     assert "did you mean `tiny`?" in rejected(classify(models, {"inputs": "good", **named}, path=path), 404, "not_found")
 
 
@@ -109,8 +108,8 @@ def test_a_model_that_contradicts_the_path_is_refused(tmp_path: Path) -> None:
     assert "`b`" in message
 
 
-def test_every_documented_inference_path_is_served_and_no_other(models: Path) -> None:
-    """Each post of the OpenAPI description is answered by the router in front of FastAPI, whose own copy is never run."""
+def test_exactly_the_documented_inference_paths_are_served(models: Path) -> None:
+    """The router in front of FastAPI serves each documented POST; FastAPI's own copies of these routes never run."""
     with started(models) as send:
         documented = send("GET", "/openapi.json").json()["paths"]
         posts = {path: operations.get("post", {}).get("tags", ()) for path, operations in documented.items()}
@@ -122,7 +121,7 @@ def test_every_documented_inference_path_is_served_and_no_other(models: Path) ->
     assert dict.fromkeys(paths, "malformed") == {path: answer.json()["error_type"] for path, answer in answers.items()}
 
 
-def test_the_document_is_written_again_only_when_the_models_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_openapi_document_is_rebuilt_only_when_the_models_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny.bundle(tmp_path, "mood")
     state = build(Settings(models=tmp_path))
     written: list[int] = []
@@ -143,7 +142,7 @@ def test_the_document_is_written_again_only_when_the_models_change(tmp_path: Pat
     assert said[3:] == [said[3]] * 3 and "Not available now" in said[3]
 
 
-def test_what_people_come_for_comes_first(models: Path) -> None:
+def test_the_openapi_document_lists_inference_first(models: Path) -> None:
     document = call(models, "GET", "/openapi.json").json()
     groups = {tag["name"]: tag["description"] for tag in document["tags"]}
     used = {tag: path for path, operations in document["paths"].items() for one in operations.values() for tag in one["tags"]}
@@ -165,6 +164,6 @@ def test_what_people_come_for_comes_first(models: Path) -> None:
         ("/models/tiny/x", 404),
     ],
 )
-def test_a_post_that_runs_no_model_is_refused_in_the_one_shape(models: Path, path: str, status: int) -> None:
+def test_a_post_that_runs_no_model_gets_the_usual_error_body(models: Path, path: str, status: int) -> None:
     response = call(models, "POST", path, json={"inputs": "a good film"})
     assert (status, ["error", "error_type", "request_id"]) == (response.status_code, sorted(response.json()))

@@ -1,4 +1,4 @@
-"""The wire of /embed, /similarity, /rerank and /zero-shot over tiny bundles: results, parameters and errors of their own."""
+"""The wire format of /embed, /similarity, /rerank and /zero-shot on tiny bundles: results, parameters and errors of these tasks."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def by_label(found: list[dict[str, Any]]) -> dict[str, float]:
 # /embed
 
 
-def test_tokens_are_pooled_as_asked(api: Send) -> None:
-    """Pooled vectors are what the vectors of all tokens, special ones too, come to; the bundle's own way is the mean."""
+def test_token_vectors_are_pooled_with_the_requested_method(api: Send) -> None:
+    """Each method pools the vectors of all tokens, including special tokens; this bundle's default is the mean."""
     tokens = np.array(answered(api, EMBED, "a good film", pooling="none")[0])
     assert (5, tiny.HIDDEN) == tokens.shape
     expected = {"mean": tokens.mean(axis=0), "max": tokens.max(axis=0), "cls": tokens[0]}
@@ -45,8 +45,8 @@ def test_tokens_are_pooled_as_asked(api: Send) -> None:
     np.testing.assert_allclose([expected["mean"]], answered(api, EMBED, "a good film"), atol=1e-5)
 
 
-def test_options_stand_beside_the_inputs_or_in_parameters(api: Send) -> None:
-    """The official client's flat keys do what the same names in `parameters` do; both may not differ."""
+def test_options_can_be_top_level_keys_or_parameters(api: Send) -> None:
+    """The official client's flat keys have the same effect as the same names in `parameters`. Conflicting values are an error."""
     flat = result(api, EMBED, {"inputs": "a good film", "normalize": True, "dimensions": 3, "truncate": None, "encoding_format": "float"})
     assert_same(flat, answered(api, EMBED, "a good film", normalize=True, dimensions=3))
     assert pytest.approx(1, abs=1e-6) == float(np.linalg.norm(flat[0]))
@@ -55,8 +55,8 @@ def test_options_stand_beside_the_inputs_or_in_parameters(api: Send) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"normalize": True, "dimensions": 3}, {"pooling": "none"}])
-def test_vectors_come_as_base64(api: Send, options: dict[str, Any]) -> None:
-    """The same values to the last bit, a text in place of each innermost list, at either path and place."""
+def test_vectors_can_be_encoded_as_base64(api: Send, options: dict[str, Any]) -> None:
+    """Each innermost list becomes one base64 text with exactly the same float32 values."""
     numbers = answered(api, EMBED, ["a good film", ""], **options)
     beside = result(api, EMBED, {"inputs": ["a good film", ""], "encoding_format": "base64", **options})
     assert beside == answered(api, "/models/vectors", ["a good film", ""], encoding_format="BASE64", **options)
@@ -78,7 +78,7 @@ def test_layers_are_chosen_and_combined(api: Send) -> None:
     np.testing.assert_allclose([[*layers[0, 3], *layers[0, 0]]], swapped, atol=1e-5)
 
 
-def test_a_prompt_stands_before_the_text(api: Send) -> None:
+def test_a_prompt_is_prepended_to_the_text(api: Send) -> None:
     assert_same(answered(api, EMBED, "the book was good"), result(api, EMBED, {"inputs": "was good", "prompt_name": "query"}))
 
 
@@ -91,19 +91,19 @@ def test_a_prompt_stands_before_the_text(api: Send) -> None:
         ({"prompt_name": "passage"}, "`passage`"),
     ],
 )
-def test_an_option_that_the_model_does_not_have_is_named(api: Send, parameters: dict[str, Any], said: str) -> None:
-    """What this model does not have is 422; tests/serving/test_heads.py has more."""
+def test_an_unsupported_option_is_named(api: Send, parameters: dict[str, Any], said: str) -> None:
+    """An option that the model does not support is 422; tests/serving/test_heads.py has more cases."""
     assert said in refused(api, EMBED, "good", **parameters)
 
 
 def test_a_text_that_must_not_be_cut_is_refused(api: Send) -> None:
-    """`truncate: false` makes a long text an error that names it."""
+    """With `truncate: false`, a text over the limit is an error that names the text."""
     assert wrong(api, EMBED, {"inputs": ["good", LONG], "truncate": False}).startswith("inputs[1]: ")
     assert "`texts[1]` have 61 tokens" in wrong(api, RERANK, {"query": "good", "texts": ["good", LONG], "truncate": False})
 
 
 def test_an_answer_of_too_many_numbers_is_refused(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Vectors have a limit, those of all tokens and pooled ones; base64 is shorter."""
+    """The limit applies to token vectors and pooled vectors; base64 vectors need fewer bytes."""
     vector = tiny.HIDDEN * NUMBER_BYTES + embed.VECTOR_BYTES
     monkeypatch.setattr("bertserve.service.tasks.cost.MAX_ANSWER_BYTES", 5 * vector)
     assert 1 == len(answered(api, EMBED, ["a good film"], pooling="none"))
@@ -115,8 +115,8 @@ def test_an_answer_of_too_many_numbers_is_refused(api: Send, monkeypatch: pytest
     assert 5 == len(answered(api, EMBED, ["a good film"] * 5, layers=[-1, -2], combine="mean"))
 
 
-def test_arrays_are_written_as_the_lists_that_they_are() -> None:
-    """float32 with the digits that they need, wherever they stand; everything else as JSON has it."""
+def test_arrays_are_written_as_json_lists() -> None:
+    """float32 arrays are written with as many digits as they need, at any depth; all other values are plain JSON."""
     values = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
     value = {"a": [values, values[0]], "b": [1, 0.1, "x\n", None, True, []]}
     read = json.loads(to_json(value))
@@ -129,7 +129,7 @@ def test_arrays_are_written_as_the_lists_that_they_are() -> None:
 # /similarity
 
 
-def test_similarity_is_that_of_the_vectors(api: Send) -> None:
+def test_similarity_is_the_cosine_of_the_vectors(api: Send) -> None:
     vectors = np.array(answered(api, EMBED, [SENTENCES["source_sentence"], *SENTENCES["sentences"]], normalize=True))
     assert pytest.approx((vectors[1:] @ vectors[0]).tolist(), abs=1e-6) == answered(api, SIMILARITY, SENTENCES)
     assert pytest.approx([1.0], abs=1e-6) == answered(api, SIMILARITY, {"source_sentence": "good", "sentences": ["good"]}, pooling="cls")
@@ -139,8 +139,8 @@ def test_similarity_is_that_of_the_vectors(api: Send) -> None:
 # /rerank
 
 
-def test_texts_come_best_first(api: Send) -> None:
-    """Each text once, by falling score within 0 and 1; `raw_scores` gives the logits of the pairs, as /classify has them."""
+def test_texts_are_ranked_best_first(api: Send) -> None:
+    """Each text appears once, by descending score from 0 to 1; `raw_scores` returns the logits of the pairs, as /classify does."""
     body = BODIES[RERANK]
     found = result(api, RERANK, body)
     assert [0, 1, 2] == sorted(item["index"] for item in found)
@@ -158,7 +158,7 @@ def test_texts_come_best_first(api: Send) -> None:
 
 
 def test_a_cross_encoder_of_two_labels_ranks_by_the_relevant_one(tmp_path: Path) -> None:
-    """Scores are the probabilities that /classify gives of that label; labels without a name are refused, with what to do."""
+    """The scores are that label's probabilities from /classify. Unnamed labels are an error that says what to do."""
     tiny.bundle(tmp_path, "two", labels=("relevant", "irrelevant"))
     tiny.bundle(tmp_path, "nameless", labels=("LABEL_0", "LABEL_1"))
     body = BODIES[RERANK] | {"texts": BODIES[RERANK]["texts"][:2]}
@@ -176,7 +176,7 @@ def test_a_cross_encoder_of_two_labels_ranks_by_the_relevant_one(tmp_path: Path)
 # /zero-shot
 
 
-def test_labels_share_one_or_stand_alone(api: Send) -> None:
+def test_label_scores_sum_to_one_or_are_independent(api: Send) -> None:
     shared = answered(api, ZERO_SHOT, "a good film", **LABELS)
     assert pytest.approx(1, abs=1e-6) == sum(item["score"] for item in shared)
     assert sorted(LABELS["candidate_labels"]) == sorted(item["label"] for item in shared)
@@ -186,7 +186,7 @@ def test_labels_share_one_or_stand_alone(api: Send) -> None:
     assert all(a["score"] >= b["score"] for found in (shared, alone) for a, b in pairwise(found))
 
 
-def test_a_label_is_a_hypothesis_of_the_pair(api: Send) -> None:
+def test_a_label_becomes_the_hypothesis_of_a_pair(api: Send) -> None:
     pair = {"text": "a good film", "text_pair": "the film was bad !"}
     [found] = answered(api, "/models/nli", pair, function_to_apply="none")
     logits = by_label(found)
@@ -195,8 +195,8 @@ def test_a_label_is_a_hypothesis_of_the_pair(api: Send) -> None:
     assert pytest.approx(expected, abs=1e-6) == item["score"]
 
 
-def test_labels_may_be_a_text_with_commas(api: Send) -> None:
-    """Labels of a text are split at commas and stripped, as by the pipeline; those of a list may have commas."""
+def test_labels_can_be_a_text_with_commas(api: Send) -> None:
+    """A text is split at commas and stripped, as in the transformers pipeline; labels in a list can contain commas."""
     assert answered(api, ZERO_SHOT, "x", candidate_labels=["good", "bad"]) == answered(
         api, ZERO_SHOT, "x", candidate_labels=" good,bad ,, "
     )
@@ -218,7 +218,7 @@ def test_labels_may_be_a_text_with_commas(api: Send) -> None:
     ],
 )
 def test_old_clients_get_the_old_shape(api: Send, agent: str, lists: bool) -> None:
-    """huggingface_hub before 1.2 gets an object of lists, everyone else a list of objects; so for each text of a list."""
+    """huggingface_hub before 1.2 gets an object of lists, other clients a list of objects. The same holds for each text of a list."""
     found = result(api, ZERO_SHOT, BODIES[ZERO_SHOT], headers={"user-agent": agent})
     expected: Any = answered(api, ZERO_SHOT, "a good film", **LABELS)
     if lists:
@@ -241,7 +241,7 @@ def test_old_clients_get_the_old_shape(api: Send, agent: str, lists: bool) -> No
     ],
 )
 def test_wrong_labels_are_refused(api: Send, parameters: dict[str, Any], value: str) -> None:
-    """No labels, empty ones, one twice, a template without a place for them: each is named."""
+    """The error names the problem: no labels, an empty, duplicate or too long label, or a template without one placeholder."""
     assert value in refused(api, ZERO_SHOT, "a good film", **parameters)
 
 
@@ -249,8 +249,8 @@ def test_wrong_labels_are_refused(api: Send, parameters: dict[str, Any], value: 
 
 
 @pytest.mark.parametrize("path", ["/ner", "/answer"])
-def test_offsets_come_in_the_callers_unit(tmp_path: Path, path: str) -> None:
-    """`offset_unit` counts UTF-16 units or bytes; what lies between them is the same text."""
+def test_offsets_have_the_requested_unit(tmp_path: Path, path: str) -> None:
+    """`offset_unit` selects code points, UTF-16 units or bytes; the slices are the same text in each unit."""
     text = "a \U0001f600 caf\u00e9 日本 was good\U0001f600 film"
     task, inputs = {"/ner": ("token-classification", text), "/answer": ("question-answering", {"question": "good?", "context": text})}[path]
     tiny.bundle(tmp_path, task=task)

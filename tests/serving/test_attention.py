@@ -1,4 +1,4 @@
-"""Attention at /attention: weights against plain formulas, tokens and offsets, pairs, batches, limits, bundles that have none."""
+"""Attention at /attention: weights compared with plain formulas, tokens and offsets, pairs, batches, limits, bundles without attention."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from fakes import RecordingEngine
 from task_runs import encode
 
 ATTENTION = "/attention"
-HEADS = (2, 3)  # of the layers, as where heads were pruned
+HEADS = (2, 3)  # heads of each layer; unequal, as after head pruning
 MODELS = {
     "classifier": "text-classification",
     "tagger": "token-classification",
@@ -48,7 +48,7 @@ PAIR = {"text": "the book was long", "text_pair": "not bad"}
 
 @pytest.fixture(scope="module", name="folder")
 def folder_of_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A models folder with a model of each task that gives its attention out, and one that does not."""
+    """Returns a models folder with a model of each task that outputs attention, and a model that does not."""
     folder = tmp_path_factory.mktemp("attention")
     for name, task in MODELS.items():
         tiny.bundle(folder, name, task=task, attention_heads=HEADS)
@@ -80,7 +80,7 @@ def wrong(api: Send, inputs: Any, **parameters: Any) -> str:
 
 
 def expected(folder: Path, model: str, ids: list[int], types: list[int]) -> list[NDArray[np.float64]]:
-    """Returns the weights of each layer, [heads, length, length], computed one by one from the matrices in the model's file."""
+    """Returns the weights of each layer, [heads, length, length], computed one by one from the matrices in the model file."""
     proto = onnx.load(str(folder / model / "model.cpu.fp32.onnx"))
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
     tokens = [constants["words"][id_] + constants["types"][type_] for id_, type_ in zip(ids, types, strict=True)]
@@ -102,7 +102,7 @@ def ids_of(tokens: list[str]) -> list[int]:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_weights_of_any_task_are_those_of_the_formula(api: Send, folder: Path, model: str) -> None:
+def test_weights_of_any_task_match_the_formula(api: Send, folder: Path, model: str) -> None:
     for inputs, types in ((TEXT, [0] * 5), (PAIR, [0] * 6 + [1] * 3)):
         found = result(api, inputs, model=model)
         right = expected(folder, model, ids_of(found["tokens"]), types)
@@ -113,8 +113,11 @@ def test_weights_of_any_task_are_those_of_the_formula(api: Send, folder: Path, m
             np.testing.assert_allclose(1, np.sum(layer, axis=-1), rtol=0, atol=1e-5)
 
 
-def test_the_answer_says_where_each_token_stands(api: Send) -> None:
-    """Tokens as the vocabulary spells them, offsets in their own text, none of special tokens, and where the second text begins."""
+def test_the_response_has_the_offsets_of_each_token(api: Send) -> None:
+    """Tokens have the vocabulary's spelling, and special tokens have no offsets.
+
+    Offsets count from the start of the token's own text. `sentence_b_start` is the index of the second text's first token.
+    """
     assert {
         "tokens": ["[CLS]", "the", "book", "was", "long", "[SEP]", "not", "bad", "[SEP]"],
         "offsets": [None, [0, 3], [4, 8], [9, 12], [13, 17], None, [0, 3], [4, 7], None],
@@ -128,8 +131,8 @@ def test_the_answer_says_where_each_token_stands(api: Send) -> None:
     assert result(api, TEXT) == result(api, {"text": TEXT, "text_pair": ""}) == result(api, {"text": TEXT})
 
 
-def test_layers_and_heads_are_taken_out_of_all(api: Send) -> None:
-    """Any of them, in the order that is asked for; negative numbers count from the end, of the heads from each layer's own."""
+def test_layers_and_heads_can_be_selected(api: Send) -> None:
+    """They have the requested order. Negative numbers count from the end: for heads, from the end of each layer."""
     every = result(api, TEXT)["attentions"]
     numbers: tuple[list[int] | None, ...] = (None, [0], [1], [-1], [1, 0], [-1, 0])
     for layers, heads in itertools.product(numbers, numbers):
@@ -140,8 +143,8 @@ def test_layers_and_heads_are_taken_out_of_all(api: Send) -> None:
         assert right == result(api, TEXT, **asked)["attentions"]
 
 
-def test_a_list_is_answered_like_its_items_alone(api: Send) -> None:
-    """Rows of a batch of different lengths have their own weights, without padding, whatever shares the batch."""
+def test_a_list_has_the_same_results_as_its_items(api: Send) -> None:
+    """Each text of a batch gets its own weights without padding, whatever the lengths of its batch-mates."""
     inputs = [TEXT, PAIR, "", "good " * 20, {"text": "bad"}]
     alone = [result(api, item) for item in inputs]
     together = result(api, inputs)
@@ -155,8 +158,8 @@ def test_a_list_is_answered_like_its_items_alone(api: Send) -> None:
     assert [alone[0]] == result(api, [TEXT])
 
 
-def test_rows_that_want_other_maps_share_a_batch(engine: OnnxEngine, tokenizer: Tokenizer) -> None:
-    """Each gets its own maps, in the order of layers and heads; a row that wants none has no such output, and its logits stay."""
+def test_rows_with_different_maps_share_a_batch(engine: OnnxEngine, tokenizer: Tokenizer) -> None:
+    """Each row gets its own maps in order of layer and head. A row without maps has no such output, and its logits do not change."""
     whole = [tokenizer.assemble(ids) for ids in ([5, 6, 7], [8], [9, 10], [5])]
     wanted: list[tuple[tuple[int, int], ...]] = [((0, 1), (1, 2)), (), ((0, 0), (0, 1), (1, 0)), ((1, 1),)]
     rows = engine.run([replace(encoding, maps=maps) for encoding, maps in zip(whole, wanted, strict=True)])
@@ -171,7 +174,7 @@ def test_rows_that_want_other_maps_share_a_batch(engine: OnnxEngine, tokenizer: 
         np.testing.assert_allclose(alone["logits"], row["logits"], rtol=0, atol=1e-6)
 
 
-def test_padding_may_be_on_the_left(folder: Path) -> None:
+def test_padding_can_be_on_the_left(folder: Path) -> None:
     graph = load_bundle(folder / "classifier").manifest.graphs[0]
     engine = OnnxEngine(folder / "classifier" / graph.file, graph, pad_id=0, padding_side="left")
     ids = [np.array(ids) for ids in ([2, 5, 6, 7, 3], [2, 8, 3])]
@@ -184,8 +187,8 @@ def test_padding_may_be_on_the_left(folder: Path) -> None:
 # ---- limits
 
 
-def test_a_text_is_refused_with_its_numbers(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More weights than an answer may have: what it would be, and how many tokens or heads are allowed. Fewer heads are answered."""
+def test_a_text_with_too_many_weights_is_refused_with_the_numbers(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error has the number of weights, the limit, and how many tokens or heads are allowed. Fewer heads are accepted."""
     monkeypatch.setattr(attention, "MAX_VALUES", 60)
     body = {"inputs": TEXT, "model": "classifier"}
     message = rejected(post(api, body, path=ATTENTION), 413, "too_large")
@@ -202,14 +205,14 @@ def test_all_texts_of_a_request_count_together(api: Send, monkeypatch: pytest.Mo
     assert f"bytes and {250 * NUMBER_BYTES} " in rejected(post(api, body, path=ATTENTION), 413, "too_large")
 
 
-def test_a_text_over_the_models_length_is_not_cut(api: Send) -> None:
+def test_a_text_over_the_models_length_is_refused(api: Send) -> None:
     assert ["31", "30"] == re.findall(r"\d+", wrong(api, "good " * 31))
     assert ["31", "29"] == re.findall(r"\d+", wrong(api, {"text": "good " * 30, "text_pair": "bad"}))
     assert 32 == len(result(api, "good " * 30)["tokens"])
 
 
 def test_weights_count_as_tokens(tokenizer: Tokenizer) -> None:
-    """Beside the text's own tokens the queue holds one for each 1024 weights, as of vectors; a run takes no longer for them."""
+    """In the queue, 1024 weights count as one token in addition to the tokens of the text. The cost of the run does not include them."""
     request = attention.AttentionRequest("good " * 30, None, tuple((layer, tuple(range(12))) for layer in range(12)))
     batch = encode(attention, request, tokenizer)
 
@@ -218,8 +221,8 @@ def test_weights_count_as_tokens(tokenizer: Tokenizer) -> None:
     assert 32 + 144 * 32 * 32 // 1024 == attention.estimate(request, 32)
 
 
-def test_weights_are_admitted_by_what_they_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A queue that holds the text alone does not hold it with all of its weights, which are refused; those of one head fit."""
+def test_admission_counts_the_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue that is large enough for the text refuses it with all weights, and admits it with the weights of one head."""
     monkeypatch.setattr(attention, "WEIGHTS_PER_TOKEN", 64)
     body: dict[str, Any] = {"inputs": "good " * 30, "model": "classifier"}
     settings = {"max_queue_tokens": 70, "max_batch_tokens": 70}
@@ -231,7 +234,7 @@ def test_weights_are_admitted_by_what_they_count(folder: Path, monkeypatch: pyte
 
 
 def test_a_batch_of_many_weights_runs_in_parts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No run holds more weights than it may, padding counted, but for a single text; the answers are the same."""
+    """No run of several texts exceeds the limit of weights, padding included. The results are the same as without the limit."""
     service = build(Settings(models=folder, allow_implicit_default=True, threads=1))
     model = service.registry.get("classifier")
     engine = RecordingEngine(model.engines.single_threaded)
@@ -254,7 +257,7 @@ def test_a_batch_of_many_weights_runs_in_parts(folder: Path, monkeypatch: pytest
     play(service, check)
 
 
-# ---- requests that are wrong
+# ---- invalid requests
 
 
 @pytest.mark.parametrize(
@@ -269,23 +272,23 @@ def test_a_batch_of_many_weights_runs_in_parts(folder: Path, monkeypatch: pytest
         ({"head": [0]}, "did you mean `heads`?"),
     ],
 )
-def test_what_is_wrong_is_said(api: Send, parameters: dict[str, Any], value: str) -> None:
+def test_an_invalid_parameter_is_explained(api: Send, parameters: dict[str, Any], value: str) -> None:
     assert value in wrong(api, TEXT, **parameters)
 
 
-def test_a_bundle_without_attention_says_what_to_do(api: Send, folder: Path) -> None:
-    """422 at either path where it is named, with the flag of the export and with models that have attention."""
+def test_the_error_for_a_bundle_without_attention_says_what_to_do(api: Send, folder: Path) -> None:
+    """Both paths return 422 with the flag of the export and the names of models that have attention."""
     for path, body in ((ATTENTION, {"model": "plain"}), ("/models/plain", {"parameters": {"output_attentions": True}})):
         message = rejected(post(api, {"inputs": TEXT, **body}, path=path), 422, "invalid_value")
         assert "`--attentions`" in message and "`chooser`, `classifier`, `filler`" in message
 
 
-def test_no_model_has_attention(models: Path) -> None:
+def test_attention_is_not_found_if_no_model_has_it(models: Path) -> None:
     assert "`--attentions`" in rejected(call(models, "POST", ATTENTION, json={"inputs": TEXT}), 404, "not_found")
 
 
-def test_a_models_own_path_does_its_task_unless_asked(api: Send) -> None:
-    """`output_attentions` asks for attention there; other bodies are for the model's task, whose answers stay as they were."""
+def test_the_path_of_a_model_returns_attention_only_on_request(api: Send) -> None:
+    """`output_attentions` selects attention there; other bodies get the usual results of the model's task."""
     asked = result(api, TEXT, "/models/tagger", None, output_attentions=True)
 
     assert result(api, TEXT, model="tagger") == asked
@@ -295,8 +298,8 @@ def test_a_models_own_path_does_its_task_unless_asked(api: Send) -> None:
     assert ATTENTION not in api("GET", "/models/plain").json()["endpoints"]
 
 
-def test_several_models_with_attention_start(folder: Path, tmp_path: Path) -> None:
-    """No default is asked for: their own tasks have them. A request without a name is told the names; one model alone is the default."""
+def test_several_models_with_attention_need_no_default(folder: Path, tmp_path: Path) -> None:
+    """The service starts without a default for attention. It then refuses a request without a model, and lists the models."""
     for name, task in (("one", "fill-mask"), ("two", "feature-extraction")):
         tiny.bundle(tmp_path, name, task=task, attention_heads=HEADS)
     settings = {"allow_implicit_default": False}
@@ -309,14 +312,14 @@ def test_several_models_with_attention_start(folder: Path, tmp_path: Path) -> No
         build(Settings(models=tmp_path, default={"attention": "three"}))
 
 
-def test_a_manifest_that_promises_too_much_is_refused(folder: Path) -> None:
+def test_a_manifest_with_attention_that_its_graph_lacks_is_refused(folder: Path) -> None:
     fields = json.loads((folder / "plain" / "manifest.json").read_text())
     with pytest.raises(ValueError, match=r"`attention_heads` .*`per_map`.*`model\.cpu\.fp32\.onnx`"):
         Manifest.model_validate_json(json.dumps(fields | {"attention_heads": [2]}))
 
 
-def test_the_engine_gets_maps_ascending() -> None:
-    """In whatever order a request names layers and heads, of which each layer has its own number."""
+def test_the_engine_gets_maps_in_ascending_order() -> None:
+    """The order in the request does not matter. Head numbers, such as -1, refer to each layer's own heads."""
     parameters = attention.AttentionParameters(layers=[-1, 0], heads=[-1, 0])
     request = attention.AttentionRequest("a", None, attention.choose(parameters, HEADS))
 
@@ -325,7 +328,7 @@ def test_the_engine_gets_maps_ascending() -> None:
 
 
 def test_raw_outputs_have_no_maps(api: Send) -> None:
-    """They are limited by /attention alone: the tensors of a model's graph do not list them, and a request gets none."""
+    """Only /attention limits the size of maps, so the raw tensors of a graph neither list nor return them."""
     listed = api("GET", "/v2/models/classifier").json()["tensors"]["outputs"]
     ids = {"name": "input_ids", "datatype": "INT64", "shape": [1, 3], "data": [2, 5, 3]}
     answered = post(api, {"inputs": [ids]}, path="/v2/models/classifier/infer").json()

@@ -1,4 +1,4 @@
-"""Who may call what: every route with and without a key, the file of keys, and what metrics say of a key."""
+"""Authorization: every route with and without a key, the key file, and the metrics of each key."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def guarded(models: Path, check: Check[T], **options: Any) -> T:
 
 
 def routes(state: AppState) -> list[tuple[str, str]]:
-    """Returns method and path of every route, the model of a path being `tiny`."""
+    """Returns the method and path of every route, with `tiny` as the model."""
     paths = create_fastapi(state).openapi()["paths"]
     listed = {
         (method.upper(), path.replace("{name}", "tiny").replace("{version}", "1")) for path, methods in paths.items() for method in methods
@@ -72,7 +72,7 @@ def test_every_route_but_probes_metrics_and_documents_needs_the_key(models: Path
 
 
 @pytest.mark.parametrize("headers", [pytest.param({}, marks=pytest.mark.full_grid), KEY])
-def test_no_answer_lets_pages_of_others_read_it(models: Path, headers: dict[str, str]) -> None:
+def test_no_response_allows_cross_origin_reads(models: Path, headers: dict[str, str]) -> None:
     state = build(Settings(models=models))
     foreign = {"origin": "http://evil.example", "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
 
@@ -88,8 +88,8 @@ def test_no_answer_lets_pages_of_others_read_it(models: Path, headers: dict[str,
 
 
 @pytest.mark.parametrize("name", ["health", *(pytest.param(name, marks=pytest.mark.full_grid) for name in ("metrics", "live", "docs"))])
-def test_a_model_may_be_called_as_an_open_path_is(tmp_path: Path, name: str) -> None:
-    """Its own path runs it, and needs the key; so do its pages, except its health. No route takes a POST to that."""
+def test_a_model_can_have_the_name_of_an_open_path(tmp_path: Path, name: str) -> None:
+    """The model's paths still need the key, except the path of its health, which accepts no POST."""
     models = tmp_path / "models"
     tiny.bundle(models, name)
 
@@ -121,12 +121,12 @@ def test_a_model_may_be_called_as_an_open_path_is(tmp_path: Path, name: str) -> 
         "/metrics/",
     ],
 )
-def test_what_looks_like_an_open_path_is_none(models: Path, path: str) -> None:
+def test_a_path_similar_to_an_open_path_is_not_found(models: Path, path: str) -> None:
     rejected(guarded(models, lambda client: client.get(path)), 404, "not_found")
 
 
 @pytest.mark.parametrize(("options", "path"), [({"public_health": False}, "/health/live"), ({"public_metrics": False}, "/metrics")])
-def test_health_and_metrics_can_be_closed(models: Path, options: dict[str, bool], path: str) -> None:
+def test_health_and_metrics_can_require_the_key(models: Path, options: dict[str, bool], path: str) -> None:
     async def check(client: httpx.AsyncClient) -> list[int]:
         answers = [await client.get(asked, headers=headers) for asked in ("/health/live", "/metrics") for headers in ({}, KEY)]
         return [answer.status_code for answer in answers]
@@ -146,8 +146,8 @@ def test_health_and_metrics_can_be_closed(models: Path, options: dict[str, bool]
         ("Basic swordfish", "is not Bearer"),
     ],
 )
-def test_a_missing_key_is_told_apart_from_a_wrong_one(models: Path, authorization: str | None, words: str) -> None:
-    """Both are 401 in the one shape, with the scheme to use, and neither quotes the key."""
+def test_a_missing_key_and_a_wrong_key_have_different_messages(models: Path, authorization: str | None, words: str) -> None:
+    """Both are 401 with the usual error body and the required scheme. The message does not quote the key."""
     headers = {} if authorization is None else {"authorization": authorization.encode("latin-1")}
     response = guarded(models, lambda client: client.post("/classify", json={"inputs": "good"}, headers=headers))
     message = rejected(response, 401, "unauthorized")
@@ -156,7 +156,7 @@ def test_a_missing_key_is_told_apart_from_a_wrong_one(models: Path, authorizatio
     assert response.headers["www-authenticate"] == "Bearer"
 
 
-def test_the_name_of_the_scheme_is_read_in_any_case(models: Path) -> None:
+def test_the_name_of_the_scheme_is_case_insensitive(models: Path) -> None:
     headers = {"authorization": "bearer swordfish"}
     assert guarded(models, lambda client: client.post("/classify", json={"inputs": "good"}, headers=headers)).status_code == 200
 
@@ -175,8 +175,8 @@ def test_each_key_has_its_name_in_metrics(models: Path) -> None:
     assert sorted(counted) == [("alice", "200", "1.0"), ("line-4", "200", "2.0"), ("unknown", "401", "2.0")]
 
 
-def test_a_key_may_have_so_many_requests_under_way(models: Path) -> None:
-    """One more request is refused at once with Retry-After; requests of another key, and later ones of the same key, are answered."""
+def test_a_key_has_a_limit_of_concurrent_requests(models: Path) -> None:
+    """A request over the limit gets 429 with Retry-After. Other keys, and later requests of the same key, succeed."""
     key, line = new_key("alice")
     auth = Authenticator(keys(models.parent, line, "swordfish"), max_concurrent_per_key=1)
     engine = FakeEngine()
@@ -198,7 +198,7 @@ def test_a_key_may_have_so_many_requests_under_way(models: Path) -> None:
 
 
 def second_of_the_log(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Starts a second that ends when the returned function is called."""
+    """Replaces the timer of the error log; returns a function that ends the current second."""
     timers: list[Callable[[], None]] = []
     loop = SimpleNamespace(call_later=lambda seconds, call, *arguments: timers.append(lambda: call(*arguments)))
     monkeypatch.setattr("bertserve.service.http.errors.asyncio", SimpleNamespace(get_running_loop=lambda: loop))
@@ -210,8 +210,8 @@ def second_of_the_log(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return end
 
 
-def test_refusals_are_logged_once_a_second(models: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log has the first refusal with its id and a count of the others, so that a flood of refusals does not flood the log."""
+def test_refusals_are_logged_once_per_second(models: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log has the first refusal with its id, and the number of the others. A flood of refusals cannot fill it."""
     end_second = second_of_the_log(monkeypatch)
     engine = FakeEngine()
 
@@ -231,17 +231,17 @@ def test_refusals_are_logged_once_a_second(models: Path, caplog: pytest.LogCaptu
     assert ["429 overloaded: 19 more within 1 s"] == [record.getMessage() for record in caplog.records[1:]]
 
 
-# ---- the file
+# ---- the key file
 
 
-def test_a_file_has_no_key_in_it(tmp_path: Path) -> None:
+def test_the_line_of_a_new_key_has_only_its_digest(tmp_path: Path) -> None:
     key, line = new_key("alice")
     made = keys(tmp_path, line)
     assert line == f"alice sha256:{hashlib.sha256(key.encode()).hexdigest()}"
     assert [made.holder(given) for given in (key.encode(), line.encode(), b"", b"alice")] == ["alice", None, None, None]
 
 
-def test_each_line_is_a_key_of_its_own(tmp_path: Path) -> None:
+def test_each_line_is_one_key(tmp_path: Path) -> None:
     (tmp_path / "keys").write_bytes(b"\r\none\r\n\r\n# three\r\n two \r\n")
     made = ApiKeys(tmp_path / "keys")
     assert [made.holder(given) for given in (b"one", b"two", b"three", b"one\r\n\r\n two")] == ["line-2", "line-5", None, None]
@@ -260,14 +260,14 @@ def test_each_line_is_a_key_of_its_own(tmp_path: Path) -> None:
         ([f"alice sha256:{'0' * 64}", f"alice sha256:{'1' * 64}"], "`alice`"),
     ],
 )
-def test_a_line_that_is_no_key_is_named_and_not_quoted(tmp_path: Path, lines: list[str], words: str) -> None:
+def test_an_invalid_line_is_named_but_not_quoted(tmp_path: Path, lines: list[str], words: str) -> None:
     with pytest.raises(SettingsError, match=words) as caught:
         keys(tmp_path, *lines)
     assert not any(line in str(caught.value) for line in lines if line)
 
 
-def test_keys_are_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A file that is wrong then leaves the keys as they were, and the log says why."""
+def test_keys_are_reloaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """If the new file is invalid, the service keeps the previous keys and logs the reason."""
     made = keys(tmp_path, "one")
     (tmp_path / "keys").write_text("two")
     made.reload()
@@ -279,7 +279,7 @@ def test_keys_are_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
 
 
 def test_a_pipe_is_read_once(tmp_path: Path) -> None:
-    """Its keys stay; to open it again would wait for a writer."""
+    """A reload keeps the keys of a pipe, because opening the pipe again would wait for a writer."""
     pipe = tmp_path / "keys"
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_text, args=("one",), daemon=True)
@@ -296,7 +296,7 @@ LINE = b'11\r\n{"inputs":"good"}\r\n1\r\n\n\r\n'
 
 
 async def test_a_removed_key_ends_its_streams(models: Path) -> None:
-    """With the error as the last line; the lines before it are answered. A key that only has another name ends no stream."""
+    """The error is the last line of the stream, after the results of earlier lines. Renaming a key does not end its streams."""
     state, known = faked(models, FakeEngine()), keys(models.parent, "swordfish")
     state.scheduler.start()
     async with listening(create_app(state, auth=Authenticator(known))) as served, client(served, STREAM + LINE) as (reader, writer):
@@ -316,12 +316,12 @@ async def test_a_removed_key_ends_its_streams(models: Path) -> None:
         await until(lambda: not connection.server_state.tasks)
         assert 0 == state.held_bytes.count
         assert connection.expendable_since is not None
-        connection.check(asyncio.get_running_loop().time() + 31)  # the body has no end
+        connection.check(asyncio.get_running_loop().time() + 31)  # the body never ends
         assert ["body_timeout"] == served.ends
     await state.scheduler.stop(0)
 
 
-async def test_a_key_that_is_removed_before_the_first_answer_is_401(models: Path) -> None:
+async def test_a_key_removed_before_the_first_result_gets_401(models: Path) -> None:
     state, known = faked(models, FakeEngine()), keys(models.parent, "swordfish")
     async with listening(create_app(state, auth=Authenticator(known))) as served, client(served, STREAM) as (reader, writer):
         await until(lambda: bool(served.protocols) and served.protocols[0].cycle is not None)
@@ -333,18 +333,18 @@ async def test_a_key_that_is_removed_before_the_first_answer_is_401(models: Path
 
 
 @pytest.mark.parametrize("character", ["\u2028", "\u0085", "\x0c"])
-def test_only_a_newline_ends_the_line_of_a_key(tmp_path: Path, character: str) -> None:
+def test_only_a_newline_ends_a_line_of_the_key_file(tmp_path: Path, character: str) -> None:
     assert keys(tmp_path, f"# made by{character}alice", "one").holder(b"alice") is None
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a" * 65, "ä", "a\nb"])
-def test_a_name_that_the_file_cannot_have_is_refused(name: str) -> None:
+def test_an_invalid_key_name_is_refused(name: str) -> None:
     with pytest.raises(SettingsError):
         new_key(name)
 
 
-def test_a_new_keys_line_goes_into_the_file_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`bert-serve new-key alice >> keys.txt` is enough: the command writes the key itself to stderr."""
+def test_new_key_prints_only_the_line_of_the_key_file_to_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`bert-serve new-key alice >> keys.txt` adds only the line for the file: the command writes the key to stderr."""
     assert 0 == cli.main(["new-key", "alice"])
     printed = capsys.readouterr()
     made = keys(tmp_path, printed.out.strip())
@@ -353,7 +353,7 @@ def test_a_new_keys_line_goes_into_the_file_by_itself(tmp_path: Path, capsys: py
 
 
 def test_a_caller_cannot_fill_the_log(models: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of many errors of one kind within a second the first are logged, and the others with their number."""
+    """For many errors of one kind within a second, the log has the first ones and the number of the others."""
     end_second = second_of_the_log(monkeypatch)
 
     async def check(client: httpx.AsyncClient) -> None:
@@ -370,10 +370,10 @@ def test_a_caller_cannot_fill_the_log(models: Path, caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize(
     ("error", "lines"), [(ExpiredError("late."), MAX_CALLER_ERRORS), (UnavailableError("stopping."), 1), (EngineError("bug."), 60)]
 )
-async def test_the_log_leaves_out_only_errors_that_a_caller_can_cause(
+async def test_the_log_omits_only_errors_that_a_caller_can_cause_at_will(
     error: Exception, lines: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A caller can send a deadline that always expires."""
+    """A client can cause an ExpiredError at will: it can send a deadline that always expires."""
     log = ErrorLog()
     for _ in range(60):
         log.write(error, {"request_id": "1", "method": "POST", "path": "/classify"})

@@ -1,4 +1,4 @@
-"""A POST to the base URL: all that clients of an Inference Endpoint know."""
+"""A POST to the base URL, which is the only URL that clients of an Inference Endpoint know."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SIMILAR = {"inputs": {"source_sentence": "good", "sentences": ["bad"]}}
 @pytest.mark.parametrize(
     "task", ["text-classification", "token-classification", "question-answering", "fill-mask", "multiple-choice", "feature-extraction"]
 )
-def test_the_only_model_answers(tmp_path: Path, task: str) -> None:
+def test_the_only_model_is_served_at_the_base_url(tmp_path: Path, task: str) -> None:
     tiny.bundle(tmp_path, "only", task=task)
     body = {"question-answering": QUESTION, "multiple-choice": CHOOSE, "fill-mask": {"inputs": "a [MASK]"}}.get(task, {"inputs": "good"})
     expected, actual = (call(tmp_path, "POST", path, json=body) for path in ("/models/only", "/"))
@@ -38,7 +38,7 @@ def test_the_only_model_answers(tmp_path: Path, task: str) -> None:
     rejected(call(tmp_path, "POST", "/", content=b""), 400, "malformed")
 
 
-def test_the_only_model_answers_its_other_tasks(tmp_path: Path) -> None:
+def test_the_other_tasks_of_the_only_model_are_served_at_the_base_url(tmp_path: Path) -> None:
     tiny.bundle(tmp_path, "nli", labels=("contradiction", "entailment"))
     assert [{"label": "film", "score": 1.0}] == [
         item | {"score": round(item["score"] + 0.5)} for item in call(tmp_path, "POST", "/", json=ZERO).json()
@@ -62,7 +62,7 @@ def test_the_only_model_answers_its_other_tasks(tmp_path: Path) -> None:
         ({"inputs": "good", "model": "names"}, "names"),
     ],
 )
-def test_of_several_models_the_body_decides(api: Send, body: dict[str, Any], name: str) -> None:
+def test_the_body_selects_one_of_several_models(api: Send, body: dict[str, Any], name: str) -> None:
     assert name == post(api, body, path="/").headers["x-model"]
 
 
@@ -76,23 +76,23 @@ def test_of_several_models_the_body_decides(api: Send, body: dict[str, Any], nam
         (["good"], "loaded tasks, /classify, /ner, /answer,"),
     ],
 )
-def test_a_body_that_may_be_for_several_tasks_is_refused(api: Send, body: Any, said: str) -> None:
+def test_a_body_that_fits_several_tasks_or_none_is_refused(api: Send, body: Any, said: str) -> None:
     assert said in rejected(post(api, body, path="/"), 422, "invalid_value")
 
 
-def test_a_body_over_a_limit_is_told_so(api: Send) -> None:
+def test_a_body_over_a_limit_is_too_large(api: Send) -> None:
     body = {"inputs": [QUESTION["inputs"]] * 600}
     assert "`inputs` has 600 items" in rejected(post(api, body, path="/"), 413, "too_large")
 
 
-def test_a_wrong_model_is_not_found(api: Send) -> None:
+def test_an_unknown_model_and_form_data_are_refused(api: Send) -> None:
     assert "did you mean `masks`" in rejected(post(api, {"inputs": "good", "model": "maskss"}, path="/"), 404, "not_found")
     assert "form data" in rejected(api("POST", "/", content=b"inputs=good"), 400, "malformed")
 
 
 @dataclass
 class Loaded:
-    """Models of every task."""
+    """A stand-in for a registry and for a model that has every task."""
 
     name: str
     task: str
@@ -118,7 +118,7 @@ class Loaded:
         *(pytest.param(name, marks=pytest.mark.full_grid) for name in ("pairs", "lists within lists", "questions", "sentences")),
     ],
 )
-def test_the_largest_bodies_hold_nobody_up_here_either(name: str) -> None:
+def test_the_largest_bodies_are_read_with_few_function_calls(name: str) -> None:
     body = BODIES[name][1]()
     models: Any = Loaded("a", "text-classification", tuple(TASKS), None)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Bundles that were cut, altered, put together wrongly or made to harm: each is refused by name, and others can be served on."""
+"""Truncated, altered, inconsistent and malicious bundles: each is refused by name, and the other models can still be served."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GRAPH = "model.cpu.fp32.onnx"
 
 
 def rewritten(path: Path, model: onnx.ModelProto | bytes, **tokenizer: Any) -> None:
-    """Puts a graph into a bundle, and brings the digests of its manifest up to date."""
+    """Writes a graph into a bundle and updates the digests in its manifest."""
     (path / GRAPH).write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
     manifest = Manifest.model_validate_json((path / MANIFEST_FILE).read_bytes()).model_dump(mode="json")
     manifest["graphs"][0] |= {"sha256": digest(path / GRAPH), "size_bytes": (path / GRAPH).stat().st_size}
@@ -43,7 +43,7 @@ def refusal(models: Path, **settings: Any) -> str:
 
 
 @pytest.mark.parametrize("name", [MANIFEST_FILE, TOKENIZER_FILE, GRAPH])
-def test_a_file_that_is_cut_anywhere_is_refused(models: Path, name: str) -> None:
+def test_a_truncated_file_is_refused(models: Path, name: str) -> None:
     path = models / "tiny" / name
     whole = path.read_bytes()
     for length in {0, 1, len(whole) - 1, *random.Random(0).sample(range(len(whole)), 12)}:
@@ -52,7 +52,7 @@ def test_a_file_that_is_cut_anywhere_is_refused(models: Path, name: str) -> None
 
 
 @pytest.mark.parametrize("name", [TOKENIZER_FILE, GRAPH])
-def test_a_file_that_is_altered_anywhere_is_refused(models: Path, name: str) -> None:
+def test_an_altered_file_is_refused(models: Path, name: str) -> None:
     path = models / "tiny" / name
     whole = path.read_bytes()
     for place in random.Random(0).sample(range(len(whole)), 12):
@@ -60,8 +60,8 @@ def test_a_file_that_is_altered_anywhere_is_refused(models: Path, name: str) -> 
         assert f"{name}` was altered" in refusal(models)
 
 
-def test_a_manifest_that_is_altered_is_refused_or_read(models: Path) -> None:
-    """It has no digest of its own; whatever its bytes are, the start ends in one sentence or serves."""
+def test_an_altered_manifest_is_refused_or_read(models: Path) -> None:
+    """The manifest has no digest. With an altered byte, the start either fails with a message that names the bundle, or succeeds."""
     path = models / "tiny" / MANIFEST_FILE
     whole = path.read_bytes()
     refused = 0
@@ -76,7 +76,7 @@ def test_a_manifest_that_is_altered_is_refused_or_read(models: Path) -> None:
 
 
 def fewer_positions(path: Path) -> None:
-    """Gives the graph a table of 16 positions for texts of 32 tokens."""
+    """Gives the graph only 16 positions, although texts can have 32 tokens."""
     model = tiny.graph()
     table = numpy_helper.from_array(np.zeros((16, tiny.HIDDEN), dtype=np.float32), "positions")
     steps = [
@@ -94,7 +94,7 @@ def fewer_positions(path: Path) -> None:
 
 
 def larger_vocabulary(path: Path) -> None:
-    """Gives the tokenizer a token that the graph has no row for."""
+    """Gives the tokenizer a token for which the graph has no row."""
     made = tokenizers.Tokenizer.from_file(str(path / TOKENIZER_FILE))
     made.add_tokens(["outside"])
     made.save(str(path / TOKENIZER_FILE))
@@ -102,7 +102,7 @@ def larger_vocabulary(path: Path) -> None:
 
 
 def another_domain(path: Path) -> None:
-    """Gives the graph an operator of a library that is not there."""
+    """Gives the graph an operator of a library that is not installed."""
     model = tiny.graph()
     model.graph.node[0].domain = "com.example"
     model.opset_import.append(helper.make_opsetid("com.example", 1))
@@ -131,17 +131,17 @@ def data_outside(path: Path) -> None:
         (lambda path: rewritten(path, b"\x08\x07 no graph"), "cannot load"),
     ],
 )
-def test_what_does_not_belong_together_is_refused(models: Path, damage: Callable[[Path], None], words: str) -> None:
+def test_a_graph_that_does_not_fit_its_bundle_is_refused(models: Path, damage: Callable[[Path], None], words: str) -> None:
     damage(models / "tiny")
     message = refusal(models)
     assert words in message
     assert "tiny" in message
 
 
-# ---- others are served on
+# ---- the other models are served
 
 
-def test_a_broken_model_can_be_left_out(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_model_can_be_skipped(models: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("altered", "mixed"):
         tiny.bundle(models, name)
     (models / "altered" / GRAPH).write_bytes(b"x")
@@ -165,7 +165,7 @@ def test_a_broken_model_can_be_left_out(models: Path, caplog: pytest.LogCaptureF
     assert "`altered`" in caplog.text
 
 
-def test_a_folder_of_broken_models_is_an_error_all_the_same(models: Path) -> None:
+def test_a_folder_with_only_broken_models_is_always_an_error(models: Path) -> None:
     (models / "tiny" / GRAPH).write_bytes(b"x")
     assert "was altered" in refusal(models, skip_broken=True)
 
@@ -174,7 +174,7 @@ def test_a_folder_of_broken_models_is_an_error_all_the_same(models: Path) -> Non
 
 
 def test_models_of_several_folders_are_served(tmp_path: Path) -> None:
-    """By name, whichever folder they are in; a name that is in two is an error."""
+    """Models are sorted by name, not by folder. A name in two folders is an error."""
     first, second = tmp_path / "1", tmp_path / "2"
     tiny.bundle(first, "b")
     tiny.bundle(second, "a")
@@ -184,15 +184,15 @@ def test_models_of_several_folders_are_served(tmp_path: Path) -> None:
         build(Settings(models=(first, second)))
 
 
-def test_a_healthy_bundle_passes_all_of_this(models: Path) -> None:
+def test_a_rewritten_bundle_without_damage_is_served(models: Path) -> None:
     rewritten(models / "tiny", tiny.graph())
     assert call(models, "POST", "/classify", json={"inputs": "good"}).status_code == 200
     with pytest.raises(ProviderError):
         build(Settings(models=models, provider="cuda"))
 
 
-def test_models_load_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many at once as there are threads; and whichever is done first, they are found by name."""
+def test_models_are_loaded_in_parallel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each thread loads a model at the same time. The registry is sorted by name."""
     for name in "abcd":
         tiny.bundle(tmp_path, name)
     real, beside = loading.load_model, threading.Barrier(2)
@@ -205,10 +205,10 @@ def test_models_load_beside_each_other(tmp_path: Path, monkeypatch: pytest.Monke
     assert ["a", "b", "c", "d"] == list(build(Settings(models=tmp_path, threads=2, allow_implicit_default=True)).registry.models)
 
 
-def test_of_several_errors_the_first_by_name_is_said(
+def test_the_error_of_the_first_model_by_name_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also where the second is found sooner; and with `--skip-broken` all are, in that order."""
+    """An error that is found earlier does not come first. With `--skip-broken`, all errors are reported in order of names."""
     for name in "abc":
         tiny.bundle(tmp_path, name)
     second = threading.Event()

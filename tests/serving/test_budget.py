@@ -1,4 +1,4 @@
-"""The limits of one request besides its tokens: characters, memory, work of decoding and bytes of its answer, for all tasks."""
+"""The limits of one request in addition to its tokens: characters, memory, decoding work and response bytes, for all tasks."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def too_large(api: Send, path: str, **body: Any) -> str:
     return rejected(post(api, body, path=path), 413, "too_large")
 
 
-# ---- the record
+# ---- Cost
 
 
-def test_a_task_must_say_what_it_costs() -> None:
+def test_a_batch_must_have_a_cost() -> None:
     with pytest.raises(TypeError, match="cost"):
         Batch(encodings=[])  # type: ignore[call-arg]
 
@@ -52,11 +52,11 @@ def test_costs_add_up() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "good", 'a "good" film\\', "Größe", "日本", "\x00\n\x1f", "\U0001f600é"])
-def test_a_text_is_no_longer_in_an_answer_than_it_counts(text: str) -> None:
+def test_text_bytes_is_an_upper_bound_of_the_size_in_json(text: str) -> None:
     assert len(to_json(text)) <= text_bytes(text) <= len(to_json(text)) + 5 * len(text)
 
 
-# ---- bytes answered
+# ---- response bytes
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_a_text_is_no_longer_in_an_answer_than_it_counts(text: str) -> None:
         ("/classify", {"inputs": "good film " * 10, "model": "nli", "parameters": {"explain": True}}),
     ],
 )
-def test_the_bytes_of_every_answer_are_counted(api: Send, allowed: Any, path: str, body: dict[str, Any]) -> None:
-    """Where half as many bytes are allowed it is refused, whatever the task and the format; where there are four times as many it is given."""
+def test_the_bytes_of_every_response_are_limited(api: Send, allowed: Any, path: str, body: dict[str, Any]) -> None:
+    """In every task and format, a limit of half the response's bytes refuses the request; a limit of four times its bytes accepts it."""
     whole = post(api, body, path=path)
     assert 200 == whole.status_code, whole.text
     allowed(len(whole.content) // 2)
@@ -109,7 +109,7 @@ def test_the_bytes_of_every_answer_are_counted(api: Send, allowed: Any, path: st
         ("/classify", {"inputs": ["good"] * 60, "model": "nli"}),
     ],
 )
-def test_what_is_known_is_refused_before_it_runs(
+def test_a_response_of_known_size_is_refused_before_the_run(
     api: Send, allowed: Any, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
     allowed(1000)
@@ -132,8 +132,8 @@ def test_what_is_known_is_refused_before_it_runs(
     assert [] == decoded
 
 
-def test_answers_of_a_long_passage_are_counted_by_the_longest(api: Send, allowed: Any) -> None:
-    """Many short answers of a long passage are given; as many that may each be the whole passage are refused."""
+def test_answers_count_with_their_maximum_length(api: Send, allowed: Any) -> None:
+    """Many short answers of a long passage are accepted. The same number is refused if each answer could be the whole passage."""
     allowed(2**18)
     words, whole = ({"question": "good", "context": context} for context in ("good film " * 1000, f"{'a' * 200} " * 100))
     parameters = {"top_k": 100, "max_answer_len": 3}
@@ -150,8 +150,8 @@ def test_entities_are_counted_while_they_are_collected(allowed: Any, monkeypatch
     assert 0 < len(made) < 12
 
 
-def test_tokens_are_counted_before_they_are_made(api: Send, allowed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither offsets nor objects of tokens are made for an answer that is too long."""
+def test_token_objects_are_counted_before_they_are_created(api: Send, allowed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A response that is too large is refused before the offsets of its tokens are read."""
 
     def offsets(tokens: Tokens) -> Any:
         raise AssertionError("the offsets were read")
@@ -161,8 +161,8 @@ def test_tokens_are_counted_before_they_are_made(api: Send, allowed: Any, monkey
     too_large(api, "/tokenize", inputs=["film " * 20], model="nli")
 
 
-def test_long_answers_are_made_beside_the_event_loop(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that others are served meanwhile; short ones are made at once."""
+def test_long_responses_are_built_outside_the_event_loop(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop serves other requests meanwhile. Short responses are built in the event loop."""
     threads: list[bool] = []
     shape = classify.ClassifyBody.answer
 
@@ -177,7 +177,7 @@ def test_long_answers_are_made_beside_the_event_loop(api: Send, monkeypatch: pyt
     assert [True, False] == threads
 
 
-def test_classes_as_texts_have_a_limit(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_classification_outputs_have_a_limit_of_classes(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bertserve.service.wire.open_inference.MAX_CLASSES", 5)
     tensors = [{"name": "inputs", "shape": [2], "datatype": "BYTES", "data": ["good", "bad"]}]
     asked = [{"inputs": tensors, "outputs": [{"name": "scores", "parameters": {"classification": count}}]} for count in (2, 3)]
@@ -185,11 +185,11 @@ def test_classes_as_texts_have_a_limit(api: Send, monkeypatch: pytest.MonkeyPatc
     assert "6 classes and 5 are allowed" in too_large(api, "/v2/models/nli/infer", **asked[1])
 
 
-# ---- work
+# ---- decoding work
 
 
-def test_decoding_counts_at_admission(tmp_path: Path) -> None:
-    """The guess of a fill-mask text has the candidates that are asked for, and what it costs then is about that."""
+def test_the_estimate_includes_the_decoding(tmp_path: Path) -> None:
+    """The estimate of a fill-mask text includes the requested candidates, and is within a factor of two of their actual cost."""
     tiny.bundle(tmp_path, task="fill-mask")
     manifest = _bundle(tmp_path).manifest
     few, many = (
@@ -206,8 +206,8 @@ def _bundle(folder: Path) -> Any:
     return files.load_bundle(folder / "tiny")
 
 
-def test_the_work_of_decoding_holds_the_queue(tmp_path: Path) -> None:
-    """A queue that has room for the texts alone refuses them with a hundred thousand candidates."""
+def test_decoding_counts_in_the_queue(tmp_path: Path) -> None:
+    """A queue that is large enough for the text refuses it if its decoding needs too many steps."""
     tiny.bundle(tmp_path)
     engine = FakeEngine()
     spec = TASKS[classify.TASK]
@@ -230,15 +230,15 @@ def test_the_work_of_decoding_holds_the_queue(tmp_path: Path) -> None:
     assert [] == engine.batches
 
 
-def test_answers_that_are_hard_to_find_have_a_limit(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To find a thousand different answers in a passage of one word all of its spans would be looked through, window by window."""
+def test_the_search_for_answers_has_a_limit(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To find 1000 different answers in a passage that repeats one word, the search would examine all spans of all windows."""
     passage = {"question": "good", "context": "film " * 3000}
     monkeypatch.setattr("bertserve.service.tasks.cost.MAX_STEPS", 20_000)
     assert 10 == len(answered(api, "/answer", passage, top_k=10, max_answer_len=12))
     assert "`max_answer_len`" in too_large(api, "/answer", inputs=passage, parameters={"top_k": 1000, "max_answer_len": 12})
 
 
-def test_all_inputs_spend_one_budget() -> None:
+def test_all_inputs_share_one_budget() -> None:
     budget = Budget()
     budget.spend(answer_bytes=2**23)
     with pytest.raises(TooLargeError, match="16777217 bytes and 16777216 "):
@@ -246,7 +246,7 @@ def test_all_inputs_spend_one_budget() -> None:
 
 
 def test_a_text_is_decoded_once_for_all_of_its_candidates(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundred candidates of a long text take a few times its tokens, and each has it whole."""
+    """For 100 candidates, at most a few times the tokens of the text are decoded. Each candidate has the whole text."""
     decoded: list[int] = []
     decode_all = Tokenizer.decode_all
 
@@ -261,7 +261,7 @@ def test_a_text_is_decoded_once_for_all_of_its_candidates(api: Send, monkeypatch
     assert sum(decoded) < 4 * 4000
 
 
-def test_the_best_of_summed_answers_are_those_of_a_full_sort() -> None:
+def test_the_best_summed_answers_equal_a_full_sort() -> None:
     random = np.random.default_rng(3)
     start, end = (random.integers(1, 5, 40).astype(np.float32) for _ in range(2))
     spans = question_answering.score_spans(start, end, range(40), 9)
@@ -279,15 +279,15 @@ def test_the_best_of_summed_answers_are_those_of_a_full_sort() -> None:
 # ---- characters and memory
 
 
-def test_characters_that_are_read_again_are_counted(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_characters_of_a_question_count_for_each_choice(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bertserve.service.serving.model.MAX_CHARS", 1000)
     few, many = ({"question": "good " * 60, "context": "film", "choices": ["a"] * count} for count in (2, 4))
     assert 2 == len(answered(api, "/choose", few))
     assert "1340 characters" in rejected(ask(api, "/choose", many), 413, "too_large")
 
 
-def test_many_long_texts_are_tokenized_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their tokens are never held together, and are the same."""
+def test_long_texts_are_tokenized_in_small_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens of all texts are never in memory together, and the results are the same."""
     tiny.bundle(tmp_path)
     bundle = _bundle(tmp_path)
     tokenizer = Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)
@@ -302,7 +302,7 @@ def test_many_long_texts_are_tokenized_a_few_at_a_time(tmp_path: Path, monkeypat
 
 
 def test_tokens_of_long_texts_count_as_memory(tmp_path: Path) -> None:
-    """NER holds all tokens of a text until it is decoded, in addition to a logit for each label and token of its one window."""
+    """Until a text is decoded, NER holds all of its tokens, and one logit per label and token of its window."""
     tiny.bundle(tmp_path, task=token_classification.TASK, max_length=1002)
     bundle = _bundle(tmp_path)
     tokenizer = Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)
@@ -314,7 +314,7 @@ def test_tokens_of_long_texts_count_as_memory(tmp_path: Path) -> None:
     )
 
 
-# ---- what comes back
+# ---- returned documents
 
 
 @pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank"])
@@ -326,7 +326,7 @@ def test_a_document_that_cannot_be_returned_is_refused(api: Send, path: str) -> 
     assert response.status_code in (400, 422)
 
 
-def test_documents_come_back_as_they_are(api: Send) -> None:
+def test_documents_are_returned_with_all_fields(api: Send) -> None:
     document = {"text": "film", "page": 3, "more": {"a": [1.5, None, True, "é"]}}
     response = post(api, {"query": "good", "documents": [document, "book"], "return_documents": True}, path="/v1/rerank")
     found = {each["index"]: each["document"] for each in response.json()["results"]}
@@ -334,7 +334,7 @@ def test_documents_come_back_as_they_are(api: Send) -> None:
 
 
 @pytest.mark.parametrize("version", ["5" * 5000 + ".0", "1." + "5" * 5000, "1.1"])
-def test_a_version_of_thousands_of_digits_is_none(api: Send, version: str) -> None:
+def test_a_client_version_with_thousands_of_digits_is_ignored(api: Send, version: str) -> None:
     body = {"inputs": "good", "parameters": {"candidate_labels": ["a", "b"]}, "model": "nli"}
     response = post(api, body, path="/zero-shot", headers={"user-agent": f"hf_hub/{version}"})
     assert (200, version == "1.1") == (response.status_code, isinstance(response.json(), dict))

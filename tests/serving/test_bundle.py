@@ -1,4 +1,4 @@
-"""Loading of bundles, and the errors of invalid ones."""
+"""Loading of bundles, and the errors for invalid bundles."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def test_a_broken_bundle_is_named_with_its_fault(models: Path, damage: Callable[
         ("fill-mask", {"tokenizer": {"mask": None}}, r"`tokenizer\.mask`"),
     ],
 )
-def test_a_bundle_has_what_its_task_needs(tmp_path: Path, task: str, change: dict[str, Any], named: str) -> None:
-    """A task that is not served, or that lacks something, is refused before a session is opened."""
+def test_a_bundle_must_have_the_fields_of_its_task(tmp_path: Path, task: str, change: dict[str, Any], named: str) -> None:
+    """An unsupported task, or a bundle without a field of its task, is refused before a session is opened."""
     path = tiny.bundle(tmp_path / "models", task=task)
     manifest = json.loads((path / "manifest.json").read_text())
     for name, value in change.items():
@@ -74,14 +74,13 @@ def test_a_bundle_has_what_its_task_needs(tmp_path: Path, task: str, change: dic
         catalog.spec_of(files.load_bundle(path))
 
 
-def test_the_default_graph_is_the_one_marked(models: Path) -> None:
-    """`auto` takes the provider's default graph."""
+def test_precision_auto_selects_the_default_graph(models: Path) -> None:
     loaded = files.load_bundle(models / "tiny")
 
     assert loaded.manifest.graphs[0] == loaded.graph("cpu") == loaded.graph("cpu", "fp32")
 
 
-def test_folders_are_discovered_by_name(tmp_path: Path) -> None:
+def test_bundles_are_found_in_order_of_their_names(tmp_path: Path) -> None:
     for name in ("b", "a", ".a.tmp"):
         (tmp_path / name).mkdir()
     (tmp_path / "README.md").write_text("")
@@ -99,7 +98,7 @@ def test_a_folder_without_usable_bundles_is_an_error(tmp_path: Path, name: str |
 
 
 def test_one_bundle_is_found_by_its_name(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever else the folders have: one with a manifest comes first, and a folder without one before none."""
+    """A folder with a manifest comes before a folder without one. The path for an unknown name does not exist."""
     other = tmp_path / "other"
     (models / "lost+found").mkdir()
     (other / "tiny").mkdir(parents=True)
@@ -119,8 +118,8 @@ LATER_TABLES = {
 }
 
 
-def test_a_manifest_of_before_the_later_fields_is_read(models: Path) -> None:
-    """Version 1 manifests without them have null, 0 or empty in their place."""
+def test_a_manifest_without_the_later_fields_is_read(models: Path) -> None:
+    """Fields that a version 1 manifest does not have are null, 0 or empty."""
     path = models / "tiny"
     manifest = json.loads((path / "manifest.json").read_text())
     evidence = manifest["graphs"][0]["evidence"]

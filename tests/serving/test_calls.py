@@ -1,4 +1,4 @@
-"""How many of the service's own functions one `/classify` calls."""
+"""The number of calls of the service's own functions in one `/classify` request."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 import tiny
 from calls import count_calls
 
-MOST_CALLS = 168  # 166 now, with a text that is cut; lower it whenever there are fewer
+MOST_CALLS = 168  # 166 now, with a truncated text; lower the limit when the number falls
 
 
-def test_a_short_text_takes_no_more_calls(tmp_path: Path) -> None:
-    """`make calls` lists them; the number is what each request costs the interpreter."""
+def test_a_request_makes_no_more_calls_than_the_limit(tmp_path: Path) -> None:
+    """`make calls` lists the calls. Their number determines the interpreter's time per request."""
     tiny.bundle(tmp_path)
 
     assert 100 < len(count_calls(tmp_path)) <= MOST_CALLS

@@ -1,4 +1,4 @@
-"""Decoding and encoding of text classification on plain numbers, against brute force."""
+"""Encoding and decoding of text classification on plain numbers, compared with brute force."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def brute_force(logits: list[float], activation: str) -> list[float]:
 
 @given(WINDOWS, st.sampled_from(["softmax", "sigmoid", "none"]), st.sampled_from(["mean", "max"]), st.sampled_from([None, 1, 2, 9]))
 def test_decode_equals_brute_force(logits: list[list[float]], activation: str, window: str, top_k: int | None) -> None:
-    """Scores, their combination over windows, order and cut are those of a plain computation, for any logits."""
+    """For any logits, the scores, their combination over windows, their order and `top_k` equal a plain computation."""
     labels = [f"label-{i}" for i in range(len(logits[0]))]
     scores = [brute_force(row, activation) for row in logits]
     combine = max if window == "max" else lambda column: sum(column) / len(column)
@@ -57,7 +57,7 @@ def test_equal_scores_keep_the_order_of_the_labels() -> None:
 
 
 def test_the_models_own_activation_is_the_default() -> None:
-    """Without `function_to_apply` a multi-label model is scored label by label."""
+    """Without `function_to_apply`, a multi-label model applies a sigmoid to each label."""
     rows = [{"logits": np.array([0.0, 0.0], dtype=np.float32)}]
 
     assert [0.5, 0.5] == [item["score"] for item in decode(classify, classify.ClassifyRequest(""), rows, Head(("a", "b"), "sigmoid"))]
@@ -67,7 +67,7 @@ def test_the_models_own_activation_is_the_default() -> None:
     st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=1, max_size=8), st.sampled_from(["softmax", "sigmoid"])
 )
 def test_scores_are_finite_for_every_logit(logits: list[float], activation: str) -> None:
-    """The true maximum is subtracted and no exponential overflows: scores are probabilities, whatever the logits."""
+    """The maximum is subtracted, so that no exponential overflows: scores are probabilities for any logits."""
     with np.errstate(over="ignore"):
         scores = activate(np.array(logits, dtype=np.float32), activation)  # type: ignore[arg-type]
 
@@ -86,7 +86,7 @@ def test_scores_are_finite_for_every_logit(logits: list[float], activation: str)
         (classify.ClassifyRequest("", "bad"), 4, False),
     ],
 )
-def test_text_is_cut_to_the_room_and_said_to_be(
+def test_a_text_over_the_limit_is_truncated_and_reported(
     tokenizer: Tokenizer, request_: classify.ClassifyRequest, kept: int, truncated: bool
 ) -> None:
     encoded = encode(classify, request_, tokenizer)
@@ -105,12 +105,12 @@ def test_text_is_cut_to_the_room_and_said_to_be(
         (classify.ClassifyRequest("film " * 40, "bad", classify.ClassifyParameters(window="mean", stride=0)), " 0, .* 0 tokens "),
     ],
 )
-def test_windows_without_room_are_an_error(tokenizer: Tokenizer, request_: classify.ClassifyRequest, numbers: str) -> None:
+def test_windows_without_tokens_of_the_text_are_an_error(tokenizer: Tokenizer, request_: classify.ClassifyRequest, numbers: str) -> None:
     with pytest.raises(InvalidValueError, match=numbers):
         encode(classify, request_, tokenizer)
 
 
-def test_the_estimate_is_bounded_where_text_is_cut() -> None:
+def test_the_estimate_is_bounded_if_the_text_is_truncated() -> None:
     text = "word " * 1000
 
     assert (32, 2668) == (

@@ -1,4 +1,4 @@
-"""The official client, unmodified, against the running service: answers, errors and warnings of every task as its user sees them."""
+"""The official client, unmodified, against a running service: results, errors and warnings of every task, as its user sees them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BUILT = {"question": QUESTION, "context": PASSAGE}
 LONG = "The river is long and the valley is wide. " * 70  # several windows
 SENTENCES = {"sentence": "a good film", "other_sentences": ["a great film", "bad"]}
 LABELS = {"text": "a good film", "candidate_labels": ["good", "bad", "a dull book"]}
-# method -> path, model, and the usual arguments
+# method -> path, model and default arguments
 METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "text_classification": ("classify", "sentiment", {"text": "A warm, funny and thoroughly engaging film."}),
     "token_classification": ("ner", "ner", {"text": TEXT}),
@@ -38,7 +38,7 @@ METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "sentence_similarity": ("similarity", "vectors", SENTENCES),
     "zero_shot_classification": ("zero-shot", "nli", LABELS),
 }
-# method, arguments that differ from the usual ones, parameters
+# method, arguments that replace defaults, parameters
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     *(
         ("text_classification", {}, parameters)
@@ -84,7 +84,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 @pytest.fixture(scope="module", name="url")
 def service_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a service with an API key, the embedded models and tiny ones."""
+    """Yields the URL of a service with an API key, the embedded models and tiny models."""
     folder = tmp_path_factory.mktemp("client")
     prompts = {"prompts": {"query": "the book "}}
     tiny.bundle(folder / "models", "vectors", task="feature-extraction", embedding=tiny.EMBEDDING | prompts)
@@ -106,7 +106,7 @@ def client_of(url: str, method: str) -> InferenceClient:
 
 
 def raw(url: str, method: str, arguments: dict[str, Any], parameters: dict[str, Any]) -> Any:
-    """Returns the body of the answer to the same request without the client."""
+    """Returns the response body for the same request, sent without the client."""
     given = METHODS[method][2] | arguments
     inputs = given if method == "question_answering" else given.get("text")
     if method == "sentence_similarity":
@@ -119,7 +119,7 @@ def raw(url: str, method: str, arguments: dict[str, Any], parameters: dict[str, 
 
 
 def plain(parsed: Any) -> Any:
-    """Returns what the client parsed as JSON, without the fields that it filled up with None."""
+    """Returns a result of the client as JSON values, without the fields that the client sets to None."""
     if isinstance(parsed, np.ndarray):
         assert np.float32 == parsed.dtype
         return parsed.tolist()
@@ -129,12 +129,12 @@ def plain(parsed: Any) -> Any:
 
 
 @pytest.mark.parametrize(("method", "arguments", "parameters"), CASES)
-def test_the_client_parses_the_answer(url: str, method: str, arguments: dict[str, Any], parameters: dict[str, Any]) -> None:
+def test_the_client_parses_the_response(url: str, method: str, arguments: dict[str, Any], parameters: dict[str, Any]) -> None:
     expected = raw(url, method, arguments, parameters)
     assert_same(expected, plain(call(client_of(url, method), method, arguments, parameters)), tolerance=1e-4)
 
 
-def test_the_asynchronous_client_parses_the_answer(url: str) -> None:
+def test_the_asynchronous_client_parses_the_response(url: str) -> None:
     async def ask() -> list[Any]:
         async with AsyncInferenceClient(token=KEY) as client:
             return await asyncio.gather(*(call(client, method, {}, {}, model=f"{url}/{METHODS[method][0]}") for method in METHODS))
@@ -144,7 +144,7 @@ def test_the_asynchronous_client_parses_the_answer(url: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_models_path_is_a_base_too(url: str, method: str) -> None:
+def test_the_path_of_a_model_can_be_the_base_url(url: str, method: str) -> None:
     path, model, _ = METHODS[method]
     expected = raw(url, method, {}, {})
     for base in (path, f"models/{model}"):
@@ -156,7 +156,7 @@ def test_a_models_path_is_a_base_too(url: str, method: str) -> None:
 
 
 def test_entities_are_found(url: str) -> None:
-    """People and places come with their group and their place in the text; with `none` tokens come with label and index."""
+    """Entities have a group and offsets in the text; with `none`, tokens have a label and an index."""
     client = client_of(url, "token_classification")
     found = [(item.entity_group, item.word, item.start, item.end) for item in client.token_classification(TEXT)]
     assert [("PER", "Ada Lovelace", 0, 12), ("PER", "Charles Babbage", 22, 37), ("LOC", "London", 43, 49)] == found
@@ -173,7 +173,7 @@ def test_an_answer_is_found(url: str) -> None:
 
 @pytest.mark.parametrize(("name", "activation"), [("ranker", "none"), ("tags", "sigmoid")])
 def test_the_activation_of_the_model_is_the_default(url: str, name: str, activation: str) -> None:
-    """A regression gives its raw score, and a model of several labels a sigmoid for each."""
+    """A regression model returns its raw score, and a multi-label model one sigmoid per label."""
     client = InferenceClient(model=f"{url}/models/{name}", token=KEY)
     logits = {item.label: item.score for item in client.text_classification("good", function_to_apply="none")}
     expected = logits if activation == "none" else {label: 1 / (1 + np.exp(-value)) for label, value in logits.items()}
@@ -205,10 +205,10 @@ def test_the_activation_of_the_model_is_the_default(url: str, name: str, activat
         ("zero_shot_classification", "models/tags", {}, {}, 422, "zero-shot-classification: `nli`"),
     ],
 )
-def test_the_client_shows_our_error(
+def test_the_client_shows_the_error_of_the_service(
     url: str, method: str, base: str, arguments: dict[str, Any], parameters: dict[str, Any], status: int, value: str
 ) -> None:
-    """An error reaches the user of either client with our sentence and the request's id."""
+    """The synchronous and the asynchronous client show the service's message and the request's id."""
     options = {"model": f"{url}/{base or METHODS[method][0]}", "token": KEY, "headers": {"x-request-id": "my-request"}}
 
     async def ask() -> Any:
@@ -225,8 +225,8 @@ def test_the_client_shows_our_error(
         assert "my-request" in str(error)
 
 
-def test_other_statuses_have_the_classes_of_the_client(url: str) -> None:
-    """A wrong key is 401, and 400 is the client's BadRequestError, for who sends bytes through it."""
+def test_other_errors_have_the_exception_types_of_the_client(url: str) -> None:
+    """A wrong key is 401. Invalid JSON, sent as bytes through the client's session, is its BadRequestError (400)."""
     with pytest.raises(HfHubHTTPError) as failed:
         InferenceClient(model=f"{url}/classify", token="wrong").text_classification("good")
     assert 401 == failed.value.response.status_code
@@ -244,7 +244,7 @@ def test_other_statuses_have_the_classes_of_the_client(url: str) -> None:
         ("fill_mask", {}, {"targets": ["england", "Zwickau"]}, [["1", "2"]]),
     ],
 )
-def test_the_client_logs_our_warning(
+def test_the_client_logs_the_warning_of_the_service(
     url: str,
     method: str,
     arguments: dict[str, Any],
@@ -253,7 +253,7 @@ def test_the_client_logs_our_warning(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_http, "_WARNED_TOPICS", set())  # it warns once of each topic
+    monkeypatch.setattr(_http, "_WARNED_TOPICS", set())  # the client warns once per topic
     monkeypatch.setattr(logging.getLogger("huggingface_hub"), "propagate", True)
     caplog.set_level(logging.WARNING, logger="huggingface_hub")
     call(client_of(url, method), method, arguments, parameters)

@@ -1,4 +1,4 @@
-"""The commands `bert-serve serve` and `bert-serve check`: what they refuse, with which words and exit codes."""
+"""The commands `bert-serve serve` and `bert-serve check`: the messages and exit codes of their errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REQUEST = {"inputs": ["a good film", {"text": "bad", "text_pair": "fine"}], "par
 
 
 def failure(capsys: pytest.CaptureFixture[str], code: int, *argv: str) -> str:
-    """Runs a command that must fail with a code and one line; returns that line."""
+    """Runs a command that must fail with an exit code and one line on stderr; returns that line."""
     assert main(list(argv)) == code
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
@@ -32,7 +32,7 @@ def failure(capsys: pytest.CaptureFixture[str], code: int, *argv: str) -> str:
 
 @pytest.mark.parametrize("command", ["serve", "check"])
 def test_an_altered_file_stops_the_start(models: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A service does not start with less than all of its models; tests/serving/test_bundle.py has other faults."""
+    """A service does not start without all of its models; tests/serving/test_bundle.py has other faults."""
     file = tiny.bundle(models, "other") / "tokenizer.json"
     file.write_bytes(file.read_bytes() + b" ")
     assert f"`{file}` was altered" in failure(capsys, 1, command, "--models", str(models))
@@ -47,7 +47,7 @@ def test_an_altered_file_stops_the_start(models: Path, command: str, capsys: pyt
         (["--provider", "cuda"], ["--provider cuda "]),
     ],
 )
-def test_what_cannot_be_loaded_stops_the_start(
+def test_a_model_that_cannot_be_loaded_stops_the_start(
     models: Path, tmp_path: Path, flags: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
@@ -68,8 +68,8 @@ def test_what_cannot_be_loaded_stops_the_start(
         (["--api-key-file", "/nowhere/key"], ["--api-key-file `/nowhere/key`"]),
     ],
 )
-def test_wrong_settings_are_wrong_usage(models: Path, flags: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """A wrong setting ends with code 2 and says the flag, the value and what is allowed."""
+def test_an_invalid_setting_is_a_usage_error(models: Path, flags: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """The exit code is 2. The message has the flag, the value and the allowed values."""
     message = failure(capsys, 2, "serve", "--models", str(models), *flags)
     assert [word for word in words if word not in message] == []
 
@@ -80,8 +80,8 @@ def test_an_empty_key_is_refused(models: Path, key: str, tmp_path: Path, capsys:
     assert "is empty" in failure(capsys, 2, "serve", "--models", str(models), "--api-key-file", str(tmp_path / "key"))
 
 
-def test_a_key_file_that_is_no_text_is_refused(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A key file that is not UTF-8 is a message, not a traceback."""
+def test_a_key_file_that_is_not_text_is_refused(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A key file that is not UTF-8 causes a message, not a traceback."""
     (tmp_path / "key").write_bytes(b"\xff\xfe")
     assert "--api-key-file" in failure(capsys, 2, "serve", "--models", str(models), "--api-key-file", str(tmp_path / "key"))
 
@@ -89,19 +89,19 @@ def test_a_key_file_that_is_no_text_is_refused(models: Path, tmp_path: Path, cap
 @pytest.mark.parametrize(
     ("host", "warned"), [("0.0.0.0", True), ("::", True), ("192.0.2.1", True), ("127.0.0.1", False), ("::1", False), ("localhost", False)]
 )
-def test_an_open_address_without_a_key_is_a_loud_warning(tmp_path: Path, host: str, warned: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_public_address_without_a_key_causes_a_warning(tmp_path: Path, host: str, warned: bool, caplog: pytest.LogCaptureFixture) -> None:
     main(["serve", "--models", str(tmp_path), "--host", host])
     assert (f"LISTENING ON {host} " in caplog.text) == warned
     assert all(record.levelno == logging.WARNING for record in caplog.records)
 
 
-def test_an_open_address_with_a_key_is_not_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_public_address_with_a_key_causes_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "key").write_text("swordfish\n")
     main(["serve", "--models", str(tmp_path / "none"), "--host", "0.0.0.0", "--api-key-file", str(tmp_path / "key")])
     assert caplog.text == ""
 
 
-def test_check_passes_what_answers_as_stored(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_passes_a_model_that_returns_the_stored_result(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stored = results(models, REQUEST["inputs"], top_k=2)
     stored[0][0]["score"] += 9e-5
     tiny.bundle(tmp_path / "checked", "a", example={"request": REQUEST, "result": stored})
@@ -109,7 +109,7 @@ def test_check_passes_what_answers_as_stored(models: Path, tmp_path: Path, capsy
     assert capsys.readouterr().out == "a: text-classification, cpu/fp32: ok\n"
 
 
-def test_check_asks_no_more_of_a_graph_than_of_the_one_that_answered(
+def test_check_uses_the_tolerance_of_the_graph_that_stored_the_result(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stored = results(models, REQUEST["inputs"], top_k=2)
@@ -125,7 +125,7 @@ def test_check_asks_no_more_of_a_graph_than_of_the_one_that_answered(
     assert capsys.readouterr().out == "a: text-classification, cpu/fp32: ok\n"
 
 
-def test_check_fails_what_answers_differently(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_fails_a_model_that_returns_another_result(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stored = results(models, REQUEST["inputs"], top_k=2)
     tiny.bundle(tmp_path / "checked", "b", example={"request": REQUEST, "result": stored})
     stored[0][0]["score"] += 2e-4
@@ -137,12 +137,12 @@ def test_check_fails_what_answers_differently(models: Path, tmp_path: Path, caps
 
 
 @pytest.mark.parametrize("example", [{"request": {}, "result": []}, {"request": {"inputs": "good", "parameters": {"x": 1}}, "result": []}])
-def test_check_fails_an_example_that_is_no_request(tmp_path: Path, example: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """A stored example that cannot even be asked fails the check with a reason, not a traceback."""
+def test_check_fails_an_example_with_an_invalid_request(tmp_path: Path, example: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """The check fails with a reason, not with a traceback."""
     tiny.bundle(tmp_path, "a", example=example)
     assert main(["check", "--models", str(tmp_path)]) == 1
     captured = capsys.readouterr()
-    assert "a" in captured.out + captured.err
+    assert "a: text-classification, cpu/fp32: FAILED: " in captured.out + captured.err
 
 
 @pytest.mark.parametrize(
@@ -180,8 +180,8 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         (["--lanes", "2"], "--threads"),
     ],
 )
-def test_wrong_usage_names_what_was_meant(argv: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The exit code is 2, and the message is one line, without the list of all flags."""
+def test_a_usage_error_suggests_a_correction(argv: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The exit code is 2, and the message is one line without the list of all flags."""
     assert 2 == main(argv)
     error = capsys.readouterr().err
     assert named in error

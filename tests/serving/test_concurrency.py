@@ -1,4 +1,4 @@
-"""How many runs wanted a core at once, of late."""
+"""PeakConcurrency: the number of runs that recently needed a core at the same time."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from bertserve.service.scheduling.inference_thread import PeakConcurrency
 
 
-def test_a_peak_lasts_for_a_window_and_at_most_two() -> None:
-    """One burst is remembered for a second at least; then it is as if it had not been."""
+def test_a_peak_lasts_for_one_to_two_windows() -> None:
+    """A burst counts for at least one second, and then has no effect."""
     demand = PeakConcurrency(1.0)
     demand.record(3, 10.0)
     for now in (10.4, 10.9, 11.3, 11.9):
@@ -19,7 +19,7 @@ def test_a_peak_lasts_for_a_window_and_at_most_two() -> None:
     assert 1 == demand.peak(12.5)
 
 
-def test_what_was_long_ago_counts_no_more() -> None:
+def test_an_old_peak_is_forgotten() -> None:
     demand = PeakConcurrency(1.0)
     demand.record(8, 10.0)
 
@@ -27,8 +27,8 @@ def test_what_was_long_ago_counts_no_more() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 0.7), st.integers(1, 9)), min_size=1, max_size=60))
-def test_it_is_the_most_of_one_to_two_windows(steps: list[tuple[float, int]]) -> None:
-    """Never less than the most of the last window, never more than that of the last two."""
+def test_the_peak_is_the_maximum_of_the_last_one_to_two_windows(steps: list[tuple[float, int]]) -> None:
+    """The peak is at least the maximum of the last window, and at most the maximum of the last two windows."""
     demand, now = PeakConcurrency(1.0), 0.0
     seen: list[tuple[float, int]] = []
     for step, runs in steps:

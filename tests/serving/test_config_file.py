@@ -1,4 +1,4 @@
-"""The file of --config: below flags and variables, and each mistake in it is one line that names file and key."""
+"""The file of --config: flags and variables override it, and each error in it is one line with the file and the key."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def refused(path: Path, text: str | bytes, *flags: str) -> str:
     return error.value.message.replace(str(path), "FILE")
 
 
-def test_a_file_has_settings(file: Path) -> None:
+def test_settings_are_read_from_the_file(file: Path) -> None:
     read = parse(Settings, ["--config", str(file)])
 
     expected = {
@@ -60,8 +60,8 @@ def test_a_file_has_settings(file: Path) -> None:
     assert expected == {name: getattr(read, name) for name in read.model_fields_set}
 
 
-def test_flags_and_variables_win_over_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The variable that names it works as the flag does, and other settings of the file stay."""
+def test_flags_and_variables_override_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable can name the file, as the flag does. The file's other settings still apply."""
     monkeypatch.setenv("BERT_SERVE_CONFIG", str(file))
     monkeypatch.setenv("BERT_SERVE_PORT", "1")
     read = parse(Settings, ["--models", "c"])
@@ -70,7 +70,7 @@ def test_flags_and_variables_win_over_the_file(file: Path, monkeypatch: pytest.M
     assert 2 == parse(Settings, ["--port", "2"]).port
 
 
-def test_commands_read_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_read_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny.bundle(tmp_path / "own")
     file = tmp_path / "bertserve.toml"
     file.write_text(f'models = "{tmp_path}/own"')
@@ -85,7 +85,7 @@ def test_an_unknown_key_is_refused(tmp_path: Path, key: str, near: str) -> None:
 
 
 @pytest.mark.parametrize("text", ['config = "other.toml"', "[serve]\nport = 1", "json = true", '"" = 1'])
-def test_a_key_like_nothing_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_key_without_a_similar_setting_is_refused(tmp_path: Path, text: str) -> None:
     assert "unknown setting" in refused(tmp_path / "f", text)
 
 
@@ -114,7 +114,7 @@ def test_a_key_like_nothing_is_refused(tmp_path: Path, text: str) -> None:
         "threads = {}",
     ],
 )
-def test_a_wrong_value_is_refused(tmp_path: Path, text: str) -> None:
+def test_an_invalid_value_is_refused(tmp_path: Path, text: str) -> None:
     key = text.partition(" = ")[0]
 
     assert refused(tmp_path / "f", text).startswith(f"`FILE`: `{key}` is `")
@@ -122,7 +122,7 @@ def test_a_wrong_value_is_refused(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["port = ", "port: 1", "[", b"\xff\xfe", "port = 1\nport = 2"])
-def test_what_is_no_toml_is_refused(tmp_path: Path, text: str | bytes) -> None:
+def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, text: str | bytes) -> None:
     assert "TOML" in refused(tmp_path / "f", text)
 
 
@@ -132,5 +132,5 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, name: str) -> Non
         parse(Settings, ["--config", str(tmp_path / name)])
 
 
-def test_a_contradiction_with_the_file_is_refused(tmp_path: Path) -> None:
+def test_a_flag_that_contradicts_the_file_is_refused(tmp_path: Path) -> None:
     assert "--timeout-ms is 9, over --max-timeout-ms" in refused(tmp_path / "f", "timeout_ms = 9", "--max-timeout-ms", "8")

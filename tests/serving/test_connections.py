@@ -1,4 +1,4 @@
-"""What connections may take: time and bytes of heads and bodies, slow readers, and room that probes find when there is none."""
+"""Limits of connections: time and bytes of heads and bodies, slow readers, and health probes of a full service."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from conftest import UNTHROTTLED, Served, metric, running, wait_until, without_s
 HALF_HEAD = b"POST /classify HTTP/1.1\r\nhost: te"
 HALF_BODY = b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n{"
 WHOLE = raw_http.post()
-# the header timeout begins with the connection, and its first byte may come two seconds later where the machine stands still
+# the header timeout starts with the connection; on a stalled machine, the first byte can arrive two seconds later
 SHORT = ("--header-timeout-s", "2.2", "--body-timeout-s", "0.6", "--keep-alive-s", "1", "--max-header-bytes", "2048")
 SWEEPS_OFTEN = f"from bertserve.service.process import connections; connections.SWEEP_S = 0.1; {UNTHROTTLED}"
 
-# small buffers, as over a slow network: on loopback the system would take 4 MB of an unread answer
+# small buffers, as on a slow network: on loopback, the system would buffer 4 MB of an unread response
 SENDS_LITTLE = f"""
 import socket
 from bertserve.service.process import serve
@@ -59,12 +59,12 @@ def connected(served: Any, sent: bytes = b"") -> Iterator[socket.socket]:
 
 
 def until_closed(connection: socket.socket) -> bytes:
-    """Returns all that still comes over a connection; fails if it is not closed within its timeout, or is reset."""
+    """Returns all remaining bytes of a connection; fails if it is reset, or is not closed within its timeout."""
     return connection.makefile("rb").read()
 
 
 def refused(answer: bytes, status: int, error_type: str) -> None:
-    """Checks the status and the exact shape of an answer that ended a connection."""
+    """Checks the status and the exact shape of a response that ended a connection."""
     head, _, body = answer.partition(b"\r\n\r\n")
     headers = dict(line.lower().split(": ", 1) for line in head.decode().split("\r\n")[1:])
     said = json.loads(body)
@@ -77,7 +77,7 @@ def refused(answer: bytes, status: int, error_type: str) -> None:
 
 
 def closed(served: Any, reason: str) -> float:
-    """Returns how many connections the metrics say were closed for a reason."""
+    """Returns the number of connections that were closed for a reason, from the metrics."""
     return metric(httpx.get(f"{served.url}/metrics", trust_env=False).text, "connections_closed_total", reason=reason)
 
 
@@ -102,8 +102,11 @@ def counted(served: Any, status: int) -> float:
         (WHOLE + b"NONSENSE\r\n\r\n", 200, "", "malformed"),
     ],
 )  # fmt: skip
-def test_what_is_no_request_in_time_is_refused(service: Served, sent: bytes, status: int, error_type: str, reason: str) -> None:
-    """It gets an answer in the one shape, over a connection that ends in order, behind the answers to what came before; and is counted."""
+def test_a_slow_or_invalid_request_is_refused(service: Served, sent: bytes, status: int, error_type: str, reason: str) -> None:
+    """The error has the usual shape, and follows the responses to earlier requests on the connection.
+
+    Then the connection is closed without a reset, and the metrics count it.
+    """
     before = closed(service, reason)
     with connected(service, sent) as connection:
         answer = until_closed(connection)
@@ -122,8 +125,8 @@ def test_what_is_no_request_in_time_is_refused(service: Served, sent: bytes, sta
     ("sent", "status"),
     [(HALF_BODY, 408), (b"POST /classify HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\nnonsense\r\n", 400)],
 )
-def test_what_a_body_was_refused_with_is_what_counts(service: Served, sent: bytes, status: int) -> None:
-    """Metrics and log have the status that the client got, not that of one who hung up."""
+def test_metrics_and_log_have_the_status_of_a_refused_body(service: Served, sent: bytes, status: int) -> None:
+    """Metrics and log have the status that the client got, not 499 for a closed connection."""
     before = counted(service, status), counted(service, 499)
     lines = len(service.log.read_text().splitlines())
     with connected(service, sent) as connection:
@@ -132,21 +135,21 @@ def test_what_a_body_was_refused_with_is_what_counts(service: Served, sent: byte
     wait_until(lambda: any(f" {status} " in line for line in service.log.read_text().splitlines()[lines:]))
 
 
-def test_a_connection_without_a_byte_is_closed_without_one(service: Served) -> None:
+def test_a_connection_without_data_is_closed_without_a_response(service: Served) -> None:
     with connected(service) as connection:
         assert b"" == until_closed(connection)
 
 
 @pytest.mark.full_grid
-def test_an_idle_connection_is_closed_in_time(service: Served) -> None:
-    """After `--keep-alive-s` a connection that was answered ends without another byte."""
+def test_an_idle_connection_is_closed(service: Served) -> None:
+    """After the response and `--keep-alive-s`, the connection is closed without further bytes."""
     with connected(service, WHOLE) as connection:
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 OK\r\n")
         assert b"" == until_closed(connection)
 
 
-def test_a_body_behind_its_answer_is_not_waited_for(service: Served) -> None:
-    """The connection of a client that continues to send a refused body is closed without a second answer."""
+def test_the_rest_of_a_refused_body_is_not_awaited(service: Served) -> None:
+    """If the client is still sending a refused body, the connection is closed without a second response."""
     with connected(service, b"POST /nowhere HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n{") as connection:
         answer = until_closed(connection)
     assert answer.startswith(b"HTTP/1.1 404 "), answer
@@ -155,8 +158,8 @@ def test_a_body_behind_its_answer_is_not_waited_for(service: Served) -> None:
 
 @pytest.mark.full_grid
 @pytest.mark.parametrize(("rate", "status"), [("1", 200), ("1000000", 408)])
-def test_a_body_may_take_longer_at_its_rate(models: Path, serve: Callable[..., Any], rate: str, status: int) -> None:
-    """One that comes in steps is read to its end where the rate is kept, and refused where it is not."""
+def test_a_body_with_the_minimum_rate_can_exceed_the_timeout(models: Path, serve: Callable[..., Any], rate: str, status: int) -> None:
+    """A body that arrives in steps is read completely if it has the minimum rate, and is refused otherwise."""
     body = json.dumps({"inputs": "good " * 200}).encode()
     with (
         serve(models, *SHORT, "--min-body-rate", rate) as served,
@@ -173,7 +176,7 @@ def test_a_body_may_take_longer_at_its_rate(models: Path, serve: Callable[..., A
         assert until_closed(connection).startswith(b"HTTP/1.1 %d " % status)
 
 
-def test_a_client_that_takes_no_answer_is_cut_off(service: Served) -> None:
+def test_a_client_that_does_not_read_is_disconnected(service: Served) -> None:
     before = closed(service, "send_timeout")
     with connected(service) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -189,8 +192,11 @@ def test_a_client_that_takes_no_answer_is_cut_off(service: Served) -> None:
             time.sleep(0.1)
 
 
-def test_probes_find_room_among_half_sent_heads(models: Path, tmp_path: Path) -> None:
-    """With 256 descriptors and 300 half-sent heads probes are answered at once, and soon everybody is; the log has a line a second."""
+def test_probes_succeed_despite_many_incomplete_heads(models: Path, tmp_path: Path) -> None:
+    """With 256 file descriptors and 300 incomplete heads, probes succeed at once, and all requests soon after.
+
+    The log has about one line per second.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     command = [str(Path(sys.executable).with_name("bert-serve")), "serve", "--models", str(models), "--port", "0"]
     command = ["/bin/sh", "-c", 'ulimit -n 256; exec "$@"', "sh", *command]
@@ -219,8 +225,8 @@ def test_probes_find_room_among_half_sent_heads(models: Path, tmp_path: Path) ->
     assert (soft, hard) == resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
-def test_clients_that_read_nothing_make_room(models: Path, tmp_path: Path) -> None:
-    """Probes are answered at once, although documents take all connections and metrics what is kept for probes; soon everybody is."""
+def test_connections_of_clients_that_do_not_read_are_evicted(models: Path, tmp_path: Path) -> None:
+    """Unread responses fill all connections and the reserve for probes. Probes still succeed at once, and all requests soon after."""
     with ExitStack() as stack:
         served = stack.enter_context(running(models, tmp_path / "log", "--max-connections", "16", program=SENDS_LITTLE))
         for path in (b"/docs/static/swagger-ui-bundle.js", b"/metrics"):
@@ -229,16 +235,16 @@ def test_clients_that_read_nothing_make_room(models: Path, tmp_path: Path) -> No
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 connection.connect(served.address)
                 connection.sendall(b"GET %s HTTP/1.1\r\nhost: test\r\n\r\n" % path)
-                time.sleep(0.02)  # until its head is read, a connection makes room for the next one
+                time.sleep(0.02)  # a connection whose head is not read yet would be evicted for the next one
         assert [200] * 2 == [httpx.get(f"{served.url}/health/{path}", trust_env=False).status_code for path in ("live", "ready")]
-        # without an eviction, they would be closed after --body-timeout-s, which is 30 s
+        # without an eviction, the connections would be closed after --body-timeout-s, which is 30 s
         wait_until(lambda: httpx.post(f"{served.url}/classify", content=raw_http.BODY, trust_env=False).status_code == 200, 15)
         assert (True, 0) == (closed(served, "evicted") > 0, closed(served, "send_timeout"))
 
 
-def test_a_full_service_refuses_what_cannot_wait(models: Path, serve: Callable[..., Any]) -> None:
-    """When every connection has a request, a new one gets 503 with Retry-After; existing connections continue."""
-    flags = ("--max-connections", "2", "--min-body-rate", "1")  # a body that is slower makes room
+def test_a_full_service_refuses_a_new_connection(models: Path, serve: Callable[..., Any]) -> None:
+    """If every connection has a request, a new one gets 503 with Retry-After; existing connections continue."""
+    flags = ("--max-connections", "2", "--min-body-rate", "1")  # a slower body could be evicted
     with serve(models, *flags) as served, connected(served, HALF_BODY), connected(served, HALF_BODY):
         with connected(served, WHOLE) as connection:
             answer = until_closed(connection)
@@ -247,8 +253,8 @@ def test_a_full_service_refuses_what_cannot_wait(models: Path, serve: Callable[.
         assert 1 == closed(served, "refused")
 
 
-def test_connections_follow_from_descriptors() -> None:
-    """By default there are as many as descriptors allow, and more than these allow is an error that names both."""
+def test_the_limit_of_connections_depends_on_file_descriptors() -> None:
+    """By default, the file descriptors set the limit, at most 2048 connections. A higher setting is an error with both numbers."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert (min(soft - RESERVE, 2048), 7) == (max_connections(None), max_connections(7))
     with pytest.raises(SettingsError, match=f"--max-connections is {soft}, .* {soft} file descriptors"):

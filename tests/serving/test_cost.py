@@ -1,4 +1,4 @@
-"""CostModel: what it learns from runs in service."""
+"""CostModel: how the runs of the service change its predictions."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from bertserve.service.bundle.manifest import Flops
 
 
 def model() -> CostModel:
-    """Returns a model with a fixed cost that is a third of a short run's."""
+    """Returns a cost model whose fixed cost is a third of the cost of a short run."""
     return CostModel(Flops(linear=2_000_000, quadratic=10_000), fixed_s=1e-3, rate=1e10)
 
 
-def test_predictions_follow_runs_that_take_longer() -> None:
-    """After a few hundred runs of twice the predicted time every prediction is twice what it was, for any shape."""
+def test_predictions_adapt_to_slower_runs() -> None:
+    """After a few hundred runs of twice the predicted time, the predictions for all shapes are doubled."""
     cost, fresh = model(), model()
     for i in range(600):
         rows, length = 1 + i % 3, 10 + 7 * (i % 11)
@@ -26,7 +26,7 @@ def test_predictions_follow_runs_that_take_longer() -> None:
     assert pytest.approx(2 * fresh.seconds(5, 77), rel=0.01) == cost.seconds(5, 77)
 
 
-def test_predictions_follow_runs_that_take_less_again() -> None:
+def test_predictions_adapt_when_runs_are_fast_again() -> None:
     cost, fresh = model(), model()
     for factor in (3, 1):
         for _ in range(600):
@@ -34,8 +34,8 @@ def test_predictions_follow_runs_that_take_less_again() -> None:
     assert pytest.approx(fresh.seconds(1, 20), rel=0.01) == cost.seconds(1, 20)
 
 
-def test_one_stall_hardly_counts() -> None:
-    """A single run of any length moves predictions by less than one in twenty, and leaves the proportion alone."""
+def test_one_stall_has_little_effect() -> None:
+    """One run of any length changes predictions by less than 5 %, and does not change the proportion of the fixed cost."""
     cost, fresh = model(), model()
     cost.observe(1, 20, 1000.0)
     for rows, length in ((1, 20), (8, 20), (1, 500)):
@@ -43,7 +43,7 @@ def test_one_stall_hardly_counts() -> None:
 
 
 def test_the_fixed_cost_is_learned_from_runs_in_service() -> None:
-    """Where the fixed cost of a run is three times that of the warm-up, the prediction of any shape adapts."""
+    """If the fixed cost is three times that of the warm-up, the predictions for all shapes adapt."""
     cost, true = model(), CostModel(Flops(linear=2_000_000, quadratic=10_000), fixed_s=3e-3, rate=1e10)
     for i in range(5000):
         rows, length = 1 + i % 3, 10 + 7 * (i % 11)
@@ -53,8 +53,8 @@ def test_the_fixed_cost_is_learned_from_runs_in_service() -> None:
     assert pytest.approx(true.fixed_s, rel=0.05) == cost.slowdown * cost.fixed_s
 
 
-def test_runs_of_one_shape_leave_the_proportion_alone() -> None:
-    """They say how fast the machine is, and not what of it is the fixed cost."""
+def test_runs_of_one_shape_do_not_change_the_proportion() -> None:
+    """They show the speed of the machine, but not which part of the cost is fixed."""
     cost, fresh = model(), model()
     for _ in range(5000):
         cost.observe(2, 40, 1.5 * fresh.seconds(2, 40))
@@ -62,8 +62,8 @@ def test_runs_of_one_shape_leave_the_proportion_alone() -> None:
         assert pytest.approx(1.5 * fresh.seconds(rows, length), rel=0.02) == cost.seconds(rows, length)
 
 
-def test_what_others_take_of_a_core_is_no_fixed_cost() -> None:
-    """Waits for a core lengthen what is predicted, and leave alone who shares a run."""
+def test_waits_for_a_core_do_not_count_as_fixed_cost() -> None:
+    """Such waits make predictions longer, but do not change the proportion, which decides which texts share a run."""
     cost, fresh = model(), model()
     for i in range(5000):
         rows, length = 1 + i % 3, 10 + 7 * (i % 11)
@@ -72,8 +72,11 @@ def test_what_others_take_of_a_core_is_no_fixed_cost() -> None:
     assert pytest.approx(fresh.fixed_s * fresh.rate, rel=0.02) == cost.fixed_s * cost.rate
 
 
-def test_where_longer_runs_take_no_longer_all_is_fixed() -> None:
-    """No traffic, however odd, makes a longer run cheaper; runs of any length are predicted as long as they were on average."""
+def test_all_cost_is_fixed_if_longer_runs_take_no_longer() -> None:
+    """A longer run is never predicted to be cheaper, even if the measured runs are.
+
+    Every prediction is then about the mean measured time.
+    """
     cost = model()
     for i in range(5000):
         length = 10 + 7 * (i % 11)
@@ -81,8 +84,8 @@ def test_where_longer_runs_take_no_longer_all_is_fixed() -> None:
     assert 0.018 < cost.seconds(1, 8) < cost.seconds(1, 80) < 0.022
 
 
-def test_a_warm_up_of_one_shape_is_predicted_as_long_as_it_was() -> None:
-    """A shape plan may have a single shape: it says how long a run takes, and nothing of the proportion."""
+def test_a_warm_up_of_one_shape_sets_the_prediction_of_that_shape() -> None:
+    """A shape plan can have a single shape. Its time defines the speed, but not the proportion of the fixed cost."""
     cost = model()
     proportion = cost.fixed_s * cost.rate
     cost.fit([(4, 128, 0.5)])
@@ -90,8 +93,8 @@ def test_a_warm_up_of_one_shape_is_predicted_as_long_as_it_was() -> None:
     assert pytest.approx(proportion) == cost.fixed_s * cost.rate
 
 
-def test_a_clock_that_stood_still_teaches_nothing() -> None:
-    """A run that took no time by its clock, as the first one or after others, leaves every prediction as it was."""
+def test_a_run_of_zero_seconds_has_no_effect() -> None:
+    """A run that took no time by its clock changes no prediction."""
     cost, fresh = model(), model()
     cost.observe(1, 20, 0.0)
     cost.observe(1, 20, 0.0, busy_s=0.0)
@@ -102,8 +105,8 @@ def test_a_clock_that_stood_still_teaches_nothing() -> None:
     st.lists(st.tuples(st.integers(1, 512), st.integers(1, 512), st.floats(min_value=0), st.none() | st.floats(min_value=0)), max_size=20),
     st.integers(1, 1000),
 )
-def test_no_clock_breaks_a_prediction(runs: list[tuple[int, int, float, float | None]], times: int) -> None:
-    """Whatever runs seem to take, none or for ever, predictions stay positive and finite, and nothing raises."""
+def test_predictions_stay_finite_for_any_measured_time(runs: list[tuple[int, int, float, float | None]], times: int) -> None:
+    """Predictions stay positive and finite for any measured times, including zero and infinity."""
     cost = model()
     for i in range(min(times, 50 * len(runs))):
         cost.observe(*runs[i % len(runs)])
@@ -111,7 +114,7 @@ def test_no_clock_breaks_a_prediction(runs: list[tuple[int, int, float, float | 
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e-9])
-def test_a_warm_up_that_took_no_time_can_be_fitted(seconds: float) -> None:
+def test_a_warm_up_of_almost_no_time_can_be_fitted(seconds: float) -> None:
     cost = model()
     cost.fit([(1, 8, seconds), (1, 128, seconds)])
     cost.observe(1, 8, 1e-3)

@@ -1,4 +1,4 @@
-"""Which model answers where a request names none: chosen by the operator where several could, and never moved silently."""
+"""The default model of a task: chosen by the operator if several models are candidates, and stable while it is loaded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NLI = ("contradiction", "entailment")
 
 
 def made(folder: Path, **models: Any) -> Path:
-    """Writes tiny bundles, each of some labels or of another task, and returns their folder."""
+    """Writes tiny bundles, each with its labels or its task, and returns their folder."""
     for name, what in models.items():
         tiny.bundle(folder, name, **({"task": what} if isinstance(what, str) else {"labels": what}))
     return folder
@@ -38,11 +38,11 @@ def state_of(folder: Path, **settings: Any) -> AppState:
 
 
 def used(state: AppState) -> dict[str, str]:
-    """Returns task -> name of the model that its endpoint uses."""
+    """Returns task -> name of its default model."""
     return state.registry.defaults
 
 
-# At the start
+# At startup
 
 
 def test_two_models_of_a_task_need_a_default(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_two_models_of_a_task_need_a_default(tmp_path: Path) -> None:
         state_of(made(tmp_path, a=tiny.LABELS, b=tiny.LABELS))
 
 
-def test_every_task_that_is_open_is_named_at_once(tmp_path: Path) -> None:
+def test_the_error_lists_every_task_without_a_default(tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as raised:
         state_of(
             made(tmp_path, mood=tiny.LABELS, nli=NLI, mnli=NLI, rank=("score",), one="feature-extraction", two="feature-extraction"),
@@ -93,21 +93,21 @@ def test_every_task_that_is_open_is_named_at_once(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_default_is_the_only_one_or_the_wanted_one(
+def test_the_default_is_the_only_candidate_or_the_configured_model(
     tmp_path: Path, models: dict[str, Any], settings: dict[str, Any], expected: dict[str, str]
 ) -> None:
-    """A task that bundles of another task answer uses the default of that task, if that bundle can answer."""
+    """A derived task uses the default of its base task, if that model is compatible."""
     assert expected == used(state_of(made(tmp_path, **models), **settings))
 
 
-def test_a_default_that_cannot_do_a_task_leaves_it_open(tmp_path: Path) -> None:
+def test_a_derived_task_needs_a_default_if_that_of_its_base_is_incompatible(tmp_path: Path) -> None:
     folder = made(tmp_path, a=NLI, b=NLI, mood=tiny.LABELS)
     with pytest.raises(SettingsError, match=r" /zero-shot \(`a`, `b`\); .* --default zero-shot=NAME,"):
         state_of(folder, default={"classify": "mood"})
 
 
 @pytest.mark.parametrize("stored", ["{}", '{"classify": "a"}'])
-def test_a_broken_model_is_no_candidate(tmp_path: Path, stored: str) -> None:
+def test_a_broken_model_is_not_a_candidate(tmp_path: Path, stored: str) -> None:
     folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
     (folder / DEFAULTS_FILE).write_text(stored)
     (folder / "a/tokenizer.json").write_text("{}")
@@ -115,11 +115,11 @@ def test_a_broken_model_is_no_candidate(tmp_path: Path, stored: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["check", "serve"])
-def test_a_check_refuses_what_a_start_refuses(
+def test_check_and_serve_refuse_the_same_settings(
     tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the same exit code and the same line: models without a default, keys that cannot be read, more connections than descriptors."""
-    monkeypatch.setattr(logs, "configure_logging", lambda _: None)  # those of the test run stay
+    """Both exit with the same code and message: no default, unreadable keys, more connections than file descriptors."""
+    monkeypatch.setattr(logs, "configure_logging", lambda _: None)  # keeps the log handlers of the test run
     folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
     for flags, word in (
         ((), "--default classify=NAME"),
@@ -130,8 +130,7 @@ def test_a_check_refuses_what_a_start_refuses(
         assert word in capsys.readouterr().err
 
 
-def test_a_check_says_what_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With --skip-broken the service would start, and the line says without what."""
+def test_check_with_skip_broken_lists_the_models_that_are_not_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
     (folder / "a/tokenizer.json").write_text("{}")
     asyncio.run(check(Settings(models=folder, skip_broken=True)))
@@ -139,7 +138,7 @@ def test_a_check_says_what_is_left_out(tmp_path: Path, capsys: pytest.CaptureFix
     assert [True, True] == [first.startswith("b: text-classification"), second.startswith("a: not loaded")]
 
 
-def test_the_page_of_a_model_says_what_it_is_the_default_of(tmp_path: Path) -> None:
+def test_a_model_description_lists_the_endpoints_it_is_the_default_of(tmp_path: Path) -> None:
     folder = made(tmp_path, a=NLI, mood=tiny.LABELS)
     pages = call(folder, "GET", "/models", settings={"default": {"classify": "mood"}}).json()
     assert [("a", ["/classify", "/zero-shot"], ["/zero-shot"]), ("mood", ["/classify"], ["/classify"])] == [
@@ -147,18 +146,18 @@ def test_the_page_of_a_model_says_what_it_is_the_default_of(tmp_path: Path) -> N
     ]
 
 
-# What a models folder says
+# `defaults.json` of a models folder
 
 
-def test_a_folder_says_which_of_its_models_answers(tmp_path: Path) -> None:
-    """As `--default` does, which goes over it, task by task."""
+def test_defaults_json_of_a_folder_sets_the_default_models(tmp_path: Path) -> None:
+    """`--default` overrides the file, task by task."""
     folder = made(tmp_path, a=NLI, b=NLI, mood=tiny.LABELS, one="feature-extraction", two="feature-extraction")
     (folder / DEFAULTS_FILE).write_text('{"classify": "mood", "zero-shot-classification": "b", "embed": "two"}')
 
     said = {"text-classification": "mood", "zero-shot-classification": "b", "feature-extraction": "two", "sentence-similarity": "two"}
     assert said == used(state_of(folder))
     assert said | {"text-classification": "a"} == used(state_of(folder, default={"text-classification": "a"}))
-    # a bundle that is given itself is not the folder
+    # if --models has the path of a bundle, the file in its folder is not read
     assert "a" == used(build(Settings(models=(folder / "a",))))["text-classification"]
 
 
@@ -173,7 +172,7 @@ def test_a_folder_says_which_of_its_models_answers(tmp_path: Path) -> None:
         ('{"embed": "a"}', "`a`"),
     ],
 )
-def test_a_folder_that_says_nonsense_is_refused(tmp_path: Path, text: str, value: str) -> None:
+def test_an_invalid_defaults_json_is_refused(tmp_path: Path, text: str, value: str) -> None:
     folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
     (folder / DEFAULTS_FILE).write_text(text)
 
@@ -183,7 +182,7 @@ def test_a_folder_that_says_nonsense_is_refused(tmp_path: Path, text: str, value
     assert f"`{folder / DEFAULTS_FILE}` " in raised.value.message
 
 
-def test_folders_that_disagree_need_a_flag(tmp_path: Path) -> None:
+def test_conflicting_defaults_of_two_folders_need_a_flag(tmp_path: Path) -> None:
     folders = made(tmp_path / "one", a=tiny.LABELS), made(tmp_path / "two", b=tiny.LABELS)
     for folder, name in zip(folders, "ab", strict=True):
         (folder / DEFAULTS_FILE).write_text(f'{{"classify": "{name}"}}')
@@ -203,11 +202,11 @@ def test_the_embedded_models_answer_all_endpoints_but_three(caplog: pytest.LogCa
     assert [] == caplog.records
 
 
-# While it serves
+# While the service runs
 
 
-def test_a_model_that_comes_later_takes_nothing_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The default stays while it is loaded, by whatever name the other one comes, and with --allow-implicit-default too; the log says so."""
+def test_a_model_loaded_later_does_not_replace_a_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The default stays, also with --allow-implicit-default and after a reload; the log reports it."""
     caplog.set_level("INFO", logger="bertserve.loading")
     for number, settings in enumerate(({}, {"allow_implicit_default": True})):
         folder = made(tmp_path / str(number), b=tiny.LABELS)
@@ -227,8 +226,8 @@ WARNING = "will fail: "
 
 
 @pytest.mark.parametrize("reload", ["refresh", "load"])
-def test_a_reload_warns_of_what_the_next_start_refuses(tmp_path: Path, caplog: pytest.LogCaptureFixture, reload: str) -> None:
-    """It serves on, and the log names the models, the task and the flag; with a default nothing is wrong."""
+def test_a_reload_warns_if_the_next_start_will_fail(tmp_path: Path, caplog: pytest.LogCaptureFixture, reload: str) -> None:
+    """The service continues. The warning names the models, the task and the flag; with a default there is no warning."""
     for number, (settings, warned) in enumerate(
         (({}, True), ({"default": {"classify": "b"}}, False), ({"allow_implicit_default": True}, False))
     ):
@@ -243,8 +242,8 @@ def test_a_reload_warns_of_what_the_next_start_refuses(tmp_path: Path, caplog: p
         assert [] == [word for word in ("`a`, `b`", "/classify", "--default classify=NAME") for line in warnings if word not in line]
 
 
-def test_a_reload_warns_of_a_default_that_is_gone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Also where the folder's own file names it, as that stands now; and of a broken model, unless that may be left out."""
+def test_a_reload_warns_about_a_missing_default_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A reload reads `defaults.json` again. It also warns about a broken model, unless --skip-broken is set."""
     folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
     (folder / DEFAULTS_FILE).write_text('{"classify": "a"}')
     state, forgiving = state_of(folder), state_of(folder, skip_broken=True)
@@ -259,7 +258,7 @@ def test_a_reload_warns_of_a_default_that_is_gone(tmp_path: Path, caplog: pytest
         assert warned == (WARNING in caplog.text)
 
 
-def test_a_default_that_goes_is_followed_by_the_only_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_only_candidate_replaces_an_unloaded_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     state = state_of(made(tmp_path, a=tiny.LABELS, b=tiny.LABELS), default={"classify": "a"})
     asyncio.run(state.reloader.unload("a"))
     assert {"text-classification": "b"} == used(state)
@@ -269,7 +268,7 @@ def test_a_default_that_goes_is_followed_by_the_only_one(tmp_path: Path, caplog:
     assert "a instead of b" in caplog.text
 
 
-def test_of_several_that_are_left_none_is_the_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_several_candidates_do_not_replace_an_unloaded_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS, c=tiny.LABELS)
     state = state_of(folder, default={"classify": "a"})
     asyncio.run(state.reloader.unload("a"))
@@ -283,8 +282,8 @@ def test_of_several_that_are_left_none_is_the_default(tmp_path: Path, caplog: py
     assert {"text-classification": "b"} == used(by_name)
 
 
-def test_a_model_that_can_do_less_now_answers_no_more(tmp_path: Path) -> None:
-    """A default whose new version has other labels is none for what it cannot do any more."""
+def test_a_new_version_loses_the_default_of_an_incompatible_task(tmp_path: Path) -> None:
+    """The new version has no entailment label: it remains the default of `/classify`, and `/zero-shot` uses the other model."""
     folder = made(tmp_path, a=NLI, b=NLI)
     state = state_of(folder, default={"classify": "a"})
     shutil.rmtree(folder / "a")
@@ -294,14 +293,14 @@ def test_a_model_that_can_do_less_now_answers_no_more(tmp_path: Path) -> None:
 
 
 class Place:
-    """The place of a worker in a service of two. Each worker there reports when the next one starts."""
+    """The slot of one worker in a service with two workers. Each worker reports its state before its replacement starts."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._reports = folder, list[Any]()
         self._state: AppState | None = None
 
     def start(self) -> AppState:
-        """Starts the next worker."""
+        """Starts the next worker and returns its state."""
         if self._state is not None:
             self._state.reloader.report()  # type: ignore[attr-defined]
         before = self._reports[-1] if self._reports else None
@@ -310,8 +309,8 @@ class Place:
         return self._state
 
 
-def test_a_worker_that_comes_later_has_the_defaults_of_its_predecessor(tmp_path: Path) -> None:
-    """A later worker has the defaults of its predecessor, not the defaults by the names of the served models."""
+def test_a_replacement_worker_has_the_defaults_of_its_predecessor(tmp_path: Path) -> None:
+    """It does not choose new defaults from the models that are loaded now."""
     place = Place(made(tmp_path / "models", b=tiny.LABELS))
     first = place.start()
     made(tmp_path / "models", a=tiny.LABELS)
@@ -321,8 +320,8 @@ def test_a_worker_that_comes_later_has_the_defaults_of_its_predecessor(tmp_path:
 
 
 @pytest.mark.parametrize("changed", ['{"classify": "b"}', '{"classify": "c"}', "{"])
-def test_a_worker_that_comes_later_has_the_choices_of_its_predecessor(tmp_path: Path, changed: str) -> None:
-    """Other workers do not read `defaults.json` again, so a later worker does not either. A choice survives that its model is gone."""
+def test_a_replacement_worker_does_not_read_defaults_json_again(tmp_path: Path, changed: str) -> None:
+    """The other workers do not read the file again either. A choice also survives an unload of its model."""
     folder = made(tmp_path / "models", a=tiny.LABELS, b=tiny.LABELS)
     (folder / DEFAULTS_FILE).write_text('{"classify": "a"}')
     place = Place(folder)

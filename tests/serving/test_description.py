@@ -1,4 +1,4 @@
-"""The OpenAPI description is kept: what schemathesis makes from it, right and wrong, is answered as it says, over a true connection."""
+"""Responses conform to the OpenAPI description: schemathesis sends valid and invalid requests over a real connection."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from bertserve.service.http.inference import TIMEOUT_HEADER
 from bertserve.service.tasks.catalog import TASKS
 from conftest import Served, running
 
-SHARE = 0.05  # of all hostile cases
+SHARE = 0.05  # share of all hostile cases
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
@@ -61,9 +61,9 @@ def one_connection() -> Iterator[requests.Session]:
 
 
 def assert_conforms(case: Case, session: requests.Session) -> None:
-    """Asserts that the answer to a case is one that the description has, and tells nothing of the inside."""
+    """Asserts that the response to a case conforms to the description and leaks no internals."""
     if str(case.headers.get(TIMEOUT_HEADER, "")).isdecimal():
-        case.headers[TIMEOUT_HEADER] = "60000"  # a deadline that has passed is 504 by right
+        case.headers[TIMEOUT_HEADER] = "60000"  # a shorter deadline can correctly give 504
     answer = case.call(session=session, timeout=20)
     case.validate_response(answer, checks=CHECKS)
     if answer.status_code >= 400:
@@ -72,20 +72,20 @@ def assert_conforms(case: Case, session: requests.Session) -> None:
 
 @pytest.mark.parametrize("mode", GenerationMode)
 @pytest.mark.parametrize("path", POSTS)
-def test_bodies_are_answered_as_described(schema: Any, session: requests.Session, path: str, mode: GenerationMode) -> None:
+def test_responses_to_bodies_conform_to_the_description(schema: Any, session: requests.Session, path: str, mode: GenerationMode) -> None:
     @hostile.cases(SHARE / len(POSTS) / 2)
     @given(case=schema[path]["POST"].as_strategy(generation_mode=mode), name=st.sampled_from([*MODELS, None]))
     def check(case: Case, name: str | None) -> None:
         if name is not None and "name" in case.path_parameters:
             case.path_parameters["name"] = name
         elif name is not None and isinstance(case.body, dict):
-            case.body.pop("model", None)  # made up, it would be none that there is
+            case.body.pop("model", None)  # a generated name would be unknown
         assert_conforms(case, session)
 
     check()
 
 
-def test_all_other_paths_are_answered_as_described(schema: Any, session: requests.Session) -> None:
+def test_responses_of_all_other_paths_conform_to_the_description(schema: Any, session: requests.Session) -> None:
     others = [result.ok() for result in schema.get_all_operations()]
     others = [operation for operation in others if (operation.method, operation.path) not in {("post", path) for path in POSTS}]
     assert len(others) > 25
@@ -102,7 +102,7 @@ def test_all_other_paths_are_answered_as_described(schema: Any, session: request
         check()
 
 
-def test_the_description_is_the_one_that_is_served(schema: Any) -> None:
+def test_the_description_has_all_paths(schema: Any) -> None:
     paths = {result.ok().path for result in schema.get_all_operations()}
     assert set(POSTS) < paths
     assert json.dumps(sorted(paths)).count("/health") == 6 + len(TASKS)

@@ -1,4 +1,4 @@
-"""The engine on a real tiny graph: padding, rows, errors; and the cost model that its warm-up runs are fitted to."""
+"""OnnxEngine on a real tiny graph: padding, rows and errors; and the cost model that is fitted to its warm-up runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def engine(path: Path, **changes: Any) -> OnnxEngine:
 
 
 def encoding(*ids: int) -> Encoding:
-    """Returns an encoding of these ids, all of the first segment."""
+    """Returns an encoding of these ids, all in the first segment."""
     return Encoding(np.array(ids, dtype=np.int64), np.zeros(len(ids), dtype=np.int64))
 
 
@@ -69,8 +69,8 @@ def test_rows_that_are_not_finite_are_an_error(models: Path) -> None:
         RuntimeError("BFCArena: Failed to allocate memory for 4096 bytes"),
     ],
 )
-def test_a_lack_of_memory_is_named(models: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """Whoever sent it hears that its size is the reason, whatever way the library said so."""
+def test_an_out_of_memory_error_names_the_size_of_the_batch(models: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """ONNX Runtime reports a lack of memory in several ways."""
 
     def run(*_: object) -> None:
         raise error
@@ -100,7 +100,7 @@ def test_a_missing_provider_is_named(models: Path) -> None:
         engine(models / "tiny", graph={"provider": "cuda"})
 
 
-def test_a_file_that_is_no_graph_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_graph_is_named(tmp_path: Path) -> None:
     graph = files.load_bundle(tiny.bundle(tmp_path)).manifest.graphs[0]
     (tmp_path / "broken.onnx").write_bytes(b"nonsense")
 
@@ -116,8 +116,8 @@ def test_warm_up_runs_are_timed(models: Path) -> None:
 
 
 @pytest.mark.parametrize("task", ["text-classification", "fill-mask"])
-def test_the_shortest_text_can_be_timed(tmp_path: Path, task: str) -> None:
-    """Every graph accepts a warm-up at one token, also graphs with a lookup of masks."""
+def test_a_warm_up_run_of_one_token_can_be_timed(tmp_path: Path, task: str) -> None:
+    """Every graph accepts such a run, also a graph that gathers the positions of masks."""
     loaded = files.load_bundle(tiny.bundle(tmp_path, task=task))
     subject = OnnxEngine(loaded.path / loaded.manifest.graphs[0].file, loaded.manifest.graphs[0], pad_id=0, padding_side="right")
 
@@ -125,7 +125,7 @@ def test_the_shortest_text_can_be_timed(tmp_path: Path, task: str) -> None:
 
 
 @given(st.floats(1e-6, 1e-1), st.floats(1e6, 1e13))
-def test_the_fit_finds_both_numbers(fixed_s: float, rate: float) -> None:
+def test_the_fit_finds_the_fixed_cost_and_the_rate(fixed_s: float, rate: float) -> None:
     flops = Flops(linear=2e7, quadratic=9e3)
     true = CostModel(flops, fixed_s=fixed_s, rate=rate)
     fitted = CostModel(flops)
@@ -136,8 +136,8 @@ def test_the_fit_finds_both_numbers(fixed_s: float, rate: float) -> None:
 
 
 @pytest.mark.parametrize("seconds", [(3e-3, 2e-3, 1e-3), (1e-3, 1e-3, 1e-3), (1e-9, 1e-3, 1.0)])
-def test_noise_never_gives_a_nonsensical_cost(seconds: tuple[float, ...]) -> None:
-    """Neither number falls below zero, and a longer run never costs less."""
+def test_noisy_timings_give_a_plausible_cost(seconds: tuple[float, ...]) -> None:
+    """The cost is positive, and a longer run never costs less."""
     cost = CostModel(Flops(linear=2e7, quadratic=9e3))
     cost.fit(zip((1, 1, 1), (8, 32, 128), seconds, strict=True))
 

@@ -1,4 +1,4 @@
-"""Runs of several threads while nothing else runs: when they are taken, and that they answer the same."""
+"""Multi-threaded runs: when they are used, and that their outputs are identical."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from fakes import FakeEngine
 
 
 @pytest.mark.parametrize(("nodes", "longest", "expected"), [(200, 512, 80), (200, 80, 80), (200, 79, None), (40, 512, 1), (0, 512, None)])
-def test_texts_that_take_long_enough_for_each_node_are_worth_threads(nodes: int, longest: int, expected: int | None) -> None:
+def test_the_minimum_tokens_depend_on_the_time_per_node(nodes: int, longest: int, expected: int | None) -> None:
     cost = CostModel(Flops(linear=1e6, quadratic=0.0), fixed_s=2e-3, rate=1e10)
 
     assert expected == min_multi_threaded_tokens(cost, nodes=nodes, longest=longest)
 
 
 def wait_for_multi_threaded(model: str) -> None:
-    """Waits until a model's engine with several threads is made, or has failed."""
+    """Waits until a model's multi-threaded engine is created, or has failed."""
     for thread in [thread for thread in threading.enumerate() if thread.name == f"multi-threaded-{model}"]:
-        assert not thread.daemon  # it would come back to an interpreter that is gone, and abort the process
+        assert not thread.daemon  # a daemon thread would return to a finished interpreter and abort the process
         thread.join(20)
 
 
-def test_no_run_waits_for_the_engine_that_it_wants() -> None:
+def test_no_run_waits_for_the_multi_threaded_engine() -> None:
     single, made, gate = FakeEngine(), FakeEngine(), threading.Event()
     calls: list[str] = []
 
@@ -58,7 +58,7 @@ def test_no_run_waits_for_the_engine_that_it_wants() -> None:
     assert engines.for_multi_threaded_run(9) is single
     assert [] == calls
     first: list[Engine] = []
-    asking = threading.Thread(target=lambda: first.append(engines.for_multi_threaded_run(10)), daemon=True)  # as the inference threads are
+    asking = threading.Thread(target=lambda: first.append(engines.for_multi_threaded_run(10)), daemon=True)  # like the inference threads
     asking.start()
     asking.join(20)
     assert [single, single] == [*first, engines.for_multi_threaded_run(10)]
@@ -69,8 +69,8 @@ def test_no_run_waits_for_the_engine_that_it_wants() -> None:
 
 
 @pytest.mark.parametrize("error", [ProviderError("no such file"), MemoryError()])
-def test_threads_go_on_where_there_can_be_none(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
-    """The log says why, once: it is not tried again."""
+def test_runs_stay_single_threaded_if_the_second_engine_fails(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    """The log says why once, and the service does not try again."""
     single, calls = FakeEngine(), []
 
     def make() -> Engine:
@@ -88,10 +88,10 @@ def test_threads_go_on_where_there_can_be_none(error: Exception, caplog: pytest.
 
 
 @pytest.mark.parametrize("change", [lambda file: file.unlink(), lambda file: file.write_bytes(b"x")], ids=["gone", "altered"])
-def test_both_sessions_are_of_what_was_loaded(
+def test_a_changed_bundle_gets_no_second_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, change: Callable[[Path], None]
 ) -> None:
-    """A bundle that was changed since, and not loaded again, gives its model no second session: it would answer differently."""
+    """The second session would give other results than the loaded model."""
     bundle = tiny.bundle(tmp_path)
     monkeypatch.setattr(loading, "min_multi_threaded_tokens", lambda cost, nodes, longest: 1)
     service = build(Settings(models=tmp_path, threads=2))
@@ -104,7 +104,7 @@ def test_both_sessions_are_of_what_was_loaded(
     assert f"`{bundle}/model.cpu.fp32.onnx`" in caplog.text
 
 
-def test_the_second_session_answers_as_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_sessions_give_the_same_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny.bundle(tmp_path)
     monkeypatch.setattr(loading, "min_multi_threaded_tokens", lambda cost, nodes, longest: 1)
     engines = build(Settings(models=tmp_path, threads=2)).registry.get("tiny").engines
@@ -118,7 +118,7 @@ def test_the_second_session_answers_as_the_first(tmp_path: Path, monkeypatch: py
     )
 
 
-def test_only_lone_runs_of_enough_tokens_take_it(tmp_path: Path) -> None:
+def test_a_run_is_multi_threaded_only_with_enough_tokens(tmp_path: Path) -> None:
     loaded = files.load_bundle(tiny.bundle(tmp_path))
     metrics, single, several = Metrics(), FakeEngine(), FakeEngine()
     multi_threaded = MultiThreadedEngine(lambda: several, model="tiny", threads=2, min_tokens=10)
@@ -148,10 +148,10 @@ def test_only_lone_runs_of_enough_tokens_take_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("owner", "name"), [(CostModel, "observe"), (Histogram, "observe"), (Counter, "inc")])
-def test_accounting_that_fails_fails_no_answer(
+def test_an_accounting_error_does_not_fail_the_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, owner: type, name: str
 ) -> None:
-    """What was computed is delivered, and the log says once for each run what could not be counted, without the text."""
+    """The result is delivered. The log reports the error once per run, without the text."""
     loaded = files.load_bundle(tiny.bundle(tmp_path))
     scheduler = Scheduler(RequestQueue(max_batch_tokens=4096, max_queue_tokens=4096), threads=1)
     model = model_of(loaded, Engines(FakeEngine()), scheduler=scheduler, metrics=Metrics())
@@ -175,8 +175,8 @@ def test_accounting_that_fails_fails_no_answer(
 
 
 @pytest.mark.parametrize("name", ["sentiment", "ner", "qa", "fill-mask", "embed", "nli"])
-def test_several_threads_answer_the_same(name: str) -> None:
-    """A row is the same, bit for bit, in any batch: threads divide rows and columns, never one sum."""
+def test_several_threads_give_the_same_output_as_one(name: str) -> None:
+    """Outputs are bit-identical: threads divide rows and columns, but never split a sum."""
     loaded = files.load_bundle(ROOT / "models" / name)
     graph, spec = loaded.graph("cpu"), loaded.manifest.tokenizer
     one_thread = OnnxEngine(loaded.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
@@ -193,8 +193,8 @@ def test_several_threads_answer_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_one_thread_makes_no_second_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
-    """`--multi-threads 1` keeps the memory; more are told in a model's description."""
+def test_one_multi_thread_disables_the_second_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    """With more threads, the model's description shows them."""
     tiny.bundle(tmp_path, "tiny")
     monkeypatch.setattr(loading, "min_multi_threaded_tokens", lambda cost, nodes, longest: 16)
 
@@ -202,7 +202,7 @@ def test_one_thread_makes_no_second_session(tmp_path: Path, monkeypatch: pytest.
     assert [None, {"threads": 2, "min_tokens": 16}][threads - 1] == described
 
 
-def test_a_model_of_short_runs_makes_none(tmp_path: Path) -> None:
+def test_a_model_with_short_runs_has_no_second_session(tmp_path: Path) -> None:
     tiny.bundle(tmp_path, "tiny")
 
     assert call_fresh(tmp_path, "GET", "/models/tiny", settings={"multi_threads": 2}).json()["graph"]["multi_threaded_run"] is None

@@ -1,4 +1,4 @@
-"""What the log says of a request that failed: why, where and whose, and nothing of what was sent."""
+"""The log line of a failed request: the reason and the fields of the request, without the data that the caller sent."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def post(models: Path, path: str, body: Any, **settings: Any) -> None:
         ("/classify", {"inputs": "a", "model": SECRET}, "404 not_found r-1 POST /classify", "`{name}`"),
     ],
 )
-def test_a_line_says_why_without_what_was_sent(
+def test_a_log_line_has_the_reason_without_the_callers_data(
     models: Path, caplog: pytest.LogCaptureFixture, path: str, body: Any, start: str, value: str
 ) -> None:
-    """The log has the message of the answer with the names of the caller's values, and the request's id, method and path."""
+    """The message has placeholders instead of the caller's values, after the request's id, method and path."""
     post(models, path, body, max_chars=50)
     [record] = [record for record in caplog.records if record.name == "bertserve.errors"]
     reason = record.__dict__["reason"]
@@ -97,14 +97,14 @@ def test_an_error_line_has_the_fields_of_its_request(models: Path, caplog: pytes
         ),
     ],
 )
-def test_a_log_has_the_values_of_the_operator_only(error: Any, message: str, logged: str) -> None:
+def test_a_log_message_has_only_safe_values(error: Any, message: str, logged: str) -> None:
     assert (message, logged) == (error.message, error.for_log)
     again = pickle.loads(pickle.dumps(error))
     assert (type(error), message, logged, str(error)) == (type(again), again.message, again.for_log, str(again))
 
 
-def test_each_template_gets_its_values() -> None:
-    """A name in braces without a value would be a KeyError, and with it a 500 in place of the error."""
+def test_each_template_gets_a_value_for_every_placeholder() -> None:
+    """A placeholder without a value would raise KeyError, and the caller would get a 500 instead of the error."""
     folder = Path(errors.__file__).parent
     names = {kind.__name__ for kind in kinds(CallerError) | kinds(ServerError)}
     missing, templates = [], 0
@@ -122,7 +122,7 @@ def test_each_template_gets_its_values() -> None:
 
 
 def test_templates_are_literals() -> None:
-    """What a caller sent cannot be in the template of an error, which logs show."""
+    """The log shows templates, so a template must not contain data of the caller."""
     folder = Path(errors.__file__).parent
     names = {kind.__name__ for kind in kinds(CallerError) | kinds(ServerError)}
     wrong = []

@@ -1,4 +1,4 @@
-"""One table maps every error to a status, and every error that reaches the application leaves in one shape."""
+"""One table maps every error class to a status, and every error response has the same fields."""
 
 from __future__ import annotations
 
@@ -45,57 +45,55 @@ def made(kind: type[BertServeError]) -> BertServeError:
 
 
 def test_every_error_of_a_request_is_in_the_table() -> None:
-    """Each leaf under CallerError and ServerError has a status of its own, and nothing else stands in the table."""
+    """The table has exactly the leaf classes of CallerError and ServerError."""
     assert set(ERROR_STATUSES) == {*leaves(CallerError), *leaves(ServerError)}
 
 
-def test_errors_of_the_start_have_no_status() -> None:
+def test_startup_errors_have_no_status() -> None:
     assert not any(issubclass(kind, StartError) for kind in ERROR_STATUSES)
     assert {classify(made(kind)) for kind in leaves(StartError)} == {INTERNAL}
 
 
-def test_statuses_say_whose_fault_it_was() -> None:
+def test_caller_errors_are_4xx_and_server_errors_are_5xx_or_429() -> None:
     for kind in leaves(CallerError):
         assert 400 <= ERROR_STATUSES[kind][0] < 500
     for kind in leaves(ServerError):
         assert 500 <= ERROR_STATUSES[kind][0] < 600 or (kind is RefusedError and ERROR_STATUSES[kind][0] == 429)
 
 
-def test_every_kind_has_a_name_of_its_own() -> None:
-    """No two kinds share an `error_type`, so that it can be told from the answer."""
+def test_every_error_class_has_its_own_error_type() -> None:
     names = [name for _, name in ERROR_STATUSES.values()]
     assert len({*names, INTERNAL[1]}) == len(names) + 1
 
 
-def test_the_tree_is_drawn_as_it_is() -> None:
-    """Every class of the tree stands in the drawing at the top of its module."""
+def test_the_module_docstring_shows_every_error_class() -> None:
     kinds = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, BertServeError)]
     assert [kind.__name__ for kind in kinds if kind.__name__ not in (errors.__doc__ or "")] == []
 
 
 @pytest.mark.parametrize("kind", sorted(ERROR_STATUSES, key=lambda kind: kind.__name__))
-def test_every_error_has_the_one_shape(kind: type[BertServeError]) -> None:
+def test_every_error_response_has_the_same_fields(kind: type[BertServeError]) -> None:
     answer = response(made(kind), "r-1")
     body = ErrorBody.model_validate_json(answer.body)
     assert body.model_dump() == {"error": "what was wrong", "error_type": ERROR_STATUSES[kind][1], "request_id": "r-1"}
     assert answer.status_code == ERROR_STATUSES[kind][0]
 
 
-def test_a_refusal_says_when_to_come_back() -> None:
-    """`Retry-After` is whole seconds, rounded up and at least one."""
+def test_a_refusal_has_a_retry_after_header() -> None:
+    """Its value is in whole seconds, rounded up and at least 1."""
     waits = {seconds: RefusedError("full", reason="queue_full", retry_after_s=seconds) for seconds in (0.0, 0.3, 1.2, 60.0)}
     assert [response(error, "r").headers["retry-after"] for error in waits.values()] == ["1", "1", "2", "60"]
 
 
 @pytest.mark.parametrize("name", ["\n", "\r\nSet-Cookie: a=b", "\u202egood", "\ud800", "\x1b[2J", "good\0", "e\u0301 \u4e2d"])
 @pytest.mark.parametrize("body", ['{"inputs": "good", "parameters": {%s: 1}}', '{"inputs": "good", "parameters": %s}'])
-def test_what_a_caller_sent_acts_on_no_terminal(models: Path, name: str, body: str) -> None:
-    """An error is one line of printable characters, whatever the names and values that it quotes."""
+def test_an_error_has_no_control_characters_from_the_request(models: Path, name: str, body: str) -> None:
+    """An error is one line of printable characters, whatever names and values it quotes."""
     answer = call(models, "POST", "/classify", content=(body % json.dumps(name)).encode())
     assert rejected(answer, *((400, "malformed") if name == "\ud800" else (422, "invalid_value"))).isprintable()
 
 
-def test_a_made_up_name_is_cut(models: Path) -> None:
+def test_a_long_unknown_name_is_shortened_in_the_error(models: Path) -> None:
     body = {"inputs": "good", "parameters": {"a" * 10_000: 1}}
     assert len(rejected(call(models, "POST", "/classify", json=body), 422, "invalid_value")) < 300
 
@@ -111,14 +109,14 @@ def test_a_made_up_name_is_cut(models: Path) -> None:
         ("DELETE", "/models/tiny", {"GET", "POST"}),
     ],
 )
-def test_a_wrong_method_names_those_that_are_allowed(models: Path, method: str, path: str, allowed: set[str]) -> None:
+def test_a_wrong_method_gets_the_allowed_methods(models: Path, method: str, path: str, allowed: set[str]) -> None:
     answer = call(models, method, path)
     rejected(answer, 405, "method_not_allowed")
     assert set(answer.headers["allow"].split(", ")) - {"HEAD"} == allowed
 
 
-def test_a_status_counts_once_it_is_sent() -> None:
-    """If the server cannot send a head, the caller gets that of the error, and the error is counted."""
+def test_a_status_is_counted_only_when_it_is_sent() -> None:
+    """If the server cannot send the response head, the caller gets a 500, and the 500 is counted."""
     metrics = Metrics()
     sent: list[Message] = []
 

@@ -1,4 +1,4 @@
-"""What all tasks have in common over HTTP: paths, models, bodies, parameters, limits, errors, pages and metrics."""
+"""What all tasks share over HTTP: paths, models, bodies, parameters, limits, errors, descriptions and metrics."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ OTHER_INPUTS: dict[str, Any] = {
     ATTENTION: "",
 }
 SPECS = {f"/{spec.path}": spec for spec in TASKS.values()}
-LISTS = [path for path in BODIES if path not in (SIMILARITY, RERANK)]  # they take a list of inputs
+LISTS = [path for path in BODIES if path not in (SIMILARITY, RERANK)]  # endpoints that accept a list of inputs
 DERIVED = [path for path, spec in SPECS.items() if spec.derivation is not None]
 TOO_LONG = "x" * 101
 
@@ -78,12 +78,12 @@ def schema_of(path: str) -> dict[str, Any]:
     return dict(schema.get("properties", {}))
 
 
-def test_every_task_is_tried() -> None:
+def test_every_task_has_a_body_and_a_model_in_this_file() -> None:
     assert set(SPECS) == set(BODIES) == set(MODELS)
 
 
 @each_task
-def test_a_spec_is_whole(spec: TaskSpec) -> None:
+def test_a_task_spec_is_consistent(spec: TaskSpec) -> None:
     assert spec is TASKS[spec.name]
     assert [spec] == [other for other in TASKS.values() if spec.path == other.path or spec.body is other.body]
     [example] = spec.body.model_json_schema()["examples"]
@@ -97,7 +97,7 @@ def test_a_spec_is_whole(spec: TaskSpec) -> None:
 
 
 @each_task
-def test_every_parameter_says_what_it_does(spec: TaskSpec) -> None:
+def test_every_parameter_has_a_description(spec: TaskSpec) -> None:
     schema = spec.body.parameters_type.model_json_schema()
     assert [] == [name for name, field in schema.get("properties", {}).items() if len(field.get("description", "")) < 10]
     assert schema["additionalProperties"] is False
@@ -117,7 +117,7 @@ def test_a_model_is_chosen_by_body_or_path(api: Send, path: str) -> None:
 
 
 @each_path
-def test_a_model_that_cannot_do_a_task_is_refused(api: Send, path: str) -> None:
+def test_a_model_that_is_incompatible_with_the_task_is_refused(api: Send, path: str) -> None:
     for model in api("GET", "/models").json():
         name = model["name"]
         body = BODIES[path] | {"model": name}
@@ -162,8 +162,8 @@ def test_a_default_model_is_chosen_by_path_or_task(tmp_path: Path, path: str) ->
 
 
 @each_path
-def test_each_base_has_info_and_health(api: Send, path: str) -> None:
-    """Below a task's endpoint and below a model's path stand the model's page and its health."""
+def test_task_and_model_paths_have_info_and_health(api: Send, path: str) -> None:
+    """Both paths return the same description."""
     page = api("GET", f"{path}/info").json()
     assert path in page["default_of"]
     for base in (path, f"/models/{page['name']}"):
@@ -172,7 +172,7 @@ def test_each_base_has_info_and_health(api: Send, path: str) -> None:
         assert (200, True) == (health.status_code, health.json()["ready"])
 
 
-def test_requests_are_counted_by_what_was_asked_for(tmp_path: Path) -> None:
+def test_requests_are_counted_by_task_model_and_status(tmp_path: Path) -> None:
     folder = tiny.every_kind(tmp_path)
 
     async def check(client: httpx.AsyncClient) -> str:
@@ -198,7 +198,7 @@ def test_requests_are_counted_by_what_was_asked_for(tmp_path: Path) -> None:
     assert rows == {model: count for (model,), count in counted("batch_rows_sum", "model").items()}
 
 
-# Documents
+# OpenAPI and headers
 
 
 @each_path
@@ -224,7 +224,7 @@ def test_openapi_describes_the_task(api: Send, path: str) -> None:
 
 
 @each_path
-def test_an_answer_has_the_headers(api: Send, path: str) -> None:
+def test_a_response_has_the_id_model_and_timing_headers(api: Send, path: str) -> None:
     response = post(api, BODIES[path] | {"model": MODELS[path]}, path=path, headers={"x-request-id": "my-id"})
     assert ("my-id", MODELS[path]) == (response.headers["x-request-id"], response.headers["x-model"])
     time = r"dur=\d+(\.\d+)?"
@@ -235,10 +235,10 @@ def test_an_answer_has_the_headers(api: Send, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", LISTS)
-def test_a_list_gives_the_result_of_each(api: Send, path: str) -> None:
+def test_a_list_gives_one_result_per_input(api: Send, path: str) -> None:
     bodies = [BODIES[path], BODIES[path] | {"inputs": OTHER_INPUTS[path]}]
     one, other = (result(api, path, body) for body in bodies)
-    if path in (CLASSIFY, EMBED):  # their answer to a text is a list of one
+    if path in (CLASSIFY, EMBED):  # a single text gives a list with one result
         [one], [other] = one, other
     inputs = [body["inputs"] for body in bodies]
     assert_same([one, other, one], result(api, path, BODIES[path] | {"inputs": [*inputs, inputs[0]]}))
@@ -288,8 +288,7 @@ def test_a_list_gives_the_result_of_each(api: Send, path: str) -> None:
         (ZERO_SHOT, {"inputs": "good"}, "parameters.candidate_labels"),
     ],
 )
-def test_a_wrong_body_is_named_by_its_path(api: Send, path: str, body: Any, where: str) -> None:
-    """An invalid input of the task is 422 with its place."""
+def test_an_invalid_value_is_named_by_its_path_in_the_body(api: Send, path: str, body: Any, where: str) -> None:
     assert wrong(api, path, body).startswith(f"`{where}` is ")
 
 
@@ -338,15 +337,15 @@ def test_an_unknown_key_of_a_body_is_an_error(api: Send, path: str, key: str, sa
     ],
 )
 def test_an_unknown_key_of_an_input_is_an_error(api: Send, path: str, inputs: Any, where: str, said: str) -> None:
-    """A pair of which the second text is misspelled is not scored as its first text alone."""
+    """With a misspelled `text_pair`, the first text is not scored without its pair."""
     message = wrong(api, path, {"inputs": inputs})
     assert message.startswith(f"`{where}` has no ")
     assert said in message
 
 
 @each_path
-def test_an_unknown_parameter_names_the_nearest_of_the_task(api: Send, path: str) -> None:
-    """At either path a misspelled parameter, or one of another task, is refused with all that this task has."""
+def test_an_unknown_parameter_gets_a_suggestion(api: Send, path: str) -> None:
+    """A misspelled parameter gets the nearest name, and a parameter of another task gets the list of valid ones."""
     known = list(schema_of(path))
     others = {name for other in BODIES for name in schema_of(other)} - set(known)
     for place in (path, f"/models/{MODELS[path]}"):
@@ -358,14 +357,14 @@ def test_an_unknown_parameter_names_the_nearest_of_the_task(api: Send, path: str
         assert all(f"`{parameter}`" in message for parameter in known)
 
 
-def test_what_ranking_has_at_the_top_is_not_within_parameters(api: Send) -> None:
-    """Reranking has no `parameters`; an empty object, which huggingface_hub sends, is let pass."""
+def test_rerank_options_are_refused_within_parameters(api: Send) -> None:
+    """`/rerank` has no `parameters`, but accepts the empty object that huggingface_hub sends."""
     assert 200 == post(api, BODIES[RERANK] | {"parameters": {}}, path=RERANK).status_code
     assert "`query`, `texts`." in wrong(api, RERANK, BODIES[RERANK] | {"parameters": {"return_text": True}})
 
 
 @each_path
-def test_harmless_keys_of_other_clients_are_let_pass(api: Send, path: str) -> None:
+def test_harmless_keys_of_other_clients_are_accepted(api: Send, path: str) -> None:
     more = {"options": dict.fromkeys(OPTIONS, True), "use_cache": False, "wait_for_model": True, "user": "me"}
     more |= {"stream": False, "encoding_format": "float"}
     assert set(HARMLESS) == set(more)
@@ -385,22 +384,22 @@ def test_harmless_keys_of_other_clients_are_let_pass(api: Send, path: str) -> No
         ({"options": True}, "`options` is wrong"),
     ],
 )
-def test_what_would_change_the_answer_is_not_harmless(api: Send, more: dict[str, Any], said: str) -> None:
-    """A harmless key whose value asks for another answer is an error, as is an option that is none."""
+def test_harmless_keys_with_other_values_are_errors(api: Send, more: dict[str, Any], said: str) -> None:
+    """A value that asks for another response is an error, and so is an unknown option."""
     assert said in wrong(api, CLASSIFY, BODIES[CLASSIFY] | more)
 
 
 @pytest.mark.parametrize("path", [*BODIES, "/models/nli"])
-def test_a_query_is_an_error(api: Send, path: str) -> None:
-    """What stands in the address behind a question mark does nothing, so it is refused; a question mark alone is not."""
+def test_a_query_string_is_an_error(api: Send, path: str) -> None:
+    """A query string would have no effect, so it is refused; an empty one is accepted."""
     body = BODIES.get(path, BODIES[CLASSIFY])
     assert "query parameter `model`" in wrong(api, f"{path}?model=nli", body)
     assert len(wrong(api, f"{path}?{'x' * 9999}=1&b", body)) < 300
     assert 200 == post(api, body, path=f"{path}?").status_code
 
 
-def test_a_question_may_stand_at_the_top(api: Send) -> None:
-    """huggingface_hub 0.25 sends it; other keys are checked as usual, and an additional `inputs` is not a question."""
+def test_a_question_is_accepted_at_the_top_level(api: Send) -> None:
+    """huggingface_hub 0.25 sends this form. An additional `inputs` or an unknown key is an error."""
     assert result(api, ANSWER, BODIES[ANSWER]) == result(api, ANSWER, QUESTION)
     assert "`parameters`" in wrong(api, ANSWER, QUESTION | {"top_k": 1})
     assert "`question`" in wrong(api, ANSWER, QUESTION | BODIES[ANSWER])
@@ -411,8 +410,8 @@ def test_a_question_may_stand_at_the_top(api: Send) -> None:
 
 
 def wrong_values(schema: dict[str, Any]) -> list[Any]:
-    """Returns values that a parameter's JSON schema refuses: of other types, and just outside its bounds."""
-    # "1", "yes" and 1 are what a validator that converts would take for a number or a truth value
+    """Returns values that a parameter's JSON schema refuses: other types, and values just outside its bounds."""
+    # a validator that converts types would accept "1", "yes" and 1 as a number or a boolean
     values: list[Any] = [True, False, 0.5, 1, 5, "1", "yes", "no such value", [], [True], {}, {"good": 1}]
     kinds = [schema]
     for kind in kinds:
@@ -426,19 +425,19 @@ def wrong_values(schema: dict[str, Any]) -> list[Any]:
 
 
 @each_path
-def test_a_wrong_parameter_is_named(api: Send, path: str) -> None:
+def test_an_invalid_parameter_value_is_named(api: Send, path: str) -> None:
     for name, field in schema_of(path).items():
         for value in wrong_values(field):
             if name == "output_attentions" and value == 1:
-                continue  # pydantic takes 1 for the literal true
+                continue  # pydantic accepts 1 for the literal true
             if name in ("candidate_labels", "targets") and isinstance(value, str):
-                continue  # a text is read as a list too, which the schema does not say
+                continue  # a string is accepted in place of a list, which the schema does not say
             message = wrong(api, path, with_parameters(path, **{name: value}))
             assert message.startswith(f"`parameters.{name}"), (name, value, message)
 
 
 @each_path
-def test_null_is_the_default(api: Send, path: str) -> None:
+def test_null_gives_the_default_value(api: Send, path: str) -> None:
     expected = result(api, path, BODIES[path])
     for name, schema in schema_of(path).items():
         if {"type": "null"} in schema.get("anyOf", []):
@@ -484,7 +483,7 @@ def test_a_text_over_the_limit_is_too_large(limited: Path, path: str, body: Any,
         (CHOOSE, {"inputs": [CHOICES] * 3}, "`inputs` has 6 choices"),
     ],
 )
-def test_the_limit_of_inputs_counts_what_is_run(limited: Path, path: str, body: Any, what: str) -> None:
+def test_the_input_limit_counts_texts_pairs_and_choices(limited: Path, path: str, body: Any, what: str) -> None:
     assert what in rejected(classify(limited, body, path=path, settings={"max_inputs": 5}), 413, "too_large")
     assert 200 == classify(limited, body, path=path, settings={"max_inputs": 6}).status_code
 
@@ -504,7 +503,7 @@ def folder_of_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (ZERO_SHOT, {"inputs": LONG, "parameters": LABELS}),
     ],
 )
-def test_a_cut_text_is_said(api: Send, path: str, body: Any) -> None:
+def test_a_truncated_text_is_reported_in_headers(api: Send, path: str, body: Any) -> None:
     response = post(api, body, path=path)
     assert "1" == response.headers["x-truncated"]
     assert "32 tokens: " in response.headers["x-hf-warning"]
@@ -518,8 +517,8 @@ def test_a_cut_text_is_said(api: Send, path: str, body: Any) -> None:
         (FILL, {"inputs": [f"[MASK] {LONG} [MASK]", "a [MASK]"]}),
     ],
 )
-def test_a_long_text_is_not_cut(api: Send, path: str, body: Any) -> None:
-    """A text of several windows is answered without any note of a cut, within a list as alone."""
+def test_a_text_of_several_windows_is_not_reported_as_truncated(api: Send, path: str, body: Any) -> None:
+    """Its result in a list equals its result alone."""
     together = post(api, body, path=path)
     alone = [post(api, {"inputs": item}, path=path) for item in body["inputs"]]
     for response in (together, *alone):

@@ -1,4 +1,4 @@
-"""`explain` of /classify and /answer: what each word does to a score, against texts without the word, and what it costs."""
+"""`explain` of /classify and /answer: the importance of each word, compared with texts without the word; and what it costs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TEXT = "the film was not bad , but very long"
 
 
 class Tiny:
-    """A tiny bundle whose graph is asked directly."""
+    """A tiny bundle whose graph the tests run directly."""
 
     def __init__(self, folder: Path, task: str, **changes: Any) -> None:
         made = load_bundle(tiny.bundle(folder, task=task, **changes))
@@ -41,7 +41,7 @@ class Tiny:
         self.engine = OnnxEngine(made.path / graph.file, graph, pad_id=0, padding_side="right")
 
     def span_score(self, question: str, context: str, first: int, last: int) -> float:
-        """Returns p(start) * p(end) of a span of the context's tokens; of "no answer" for -1."""
+        """Returns p(start) * p(end) of a span of the context's tokens; with -1 and -1, of "no answer"."""
         a, b = self.tokenizer.tokenize([question, context])
         encoding = self.tokenizer.assemble(a.ids, b.ids)
         row = self.engine.run([encoding])[0]
@@ -52,7 +52,7 @@ class Tiny:
 
 @pytest.fixture(name="api", scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
-    """A service with tiny models."""
+    """Yields a client of a service with tiny models."""
     folder = tmp_path_factory.mktemp("served")
     tiny.bundle(folder, "labels", max_length=64)
     tiny.bundle(folder, "several", activation="sigmoid", seed=3)
@@ -63,7 +63,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
 
 
 def _named(send: Send, method: str, path: str, **request: Any) -> httpx.Response:
-    """Asks a model by its name, where the path is of several."""
+    """Sends a request to the model for a path: `labels` for /classify, `passages` for /answer, otherwise the model of that name."""
     return send(method, f"/models/{'labels' if path == CLASSIFY else path.strip('/').replace('answer', 'passages')}", **request)
 
 
@@ -75,13 +75,13 @@ def without(text: str, start: int, end: int) -> str:
 
 
 def words(text: str, cut: range | None = None) -> list[str]:
-    """Returns the words of a text by the tokenizer of the embedded classifier."""
+    """Returns the words of a text, with the tokenizer of the embedded sentiment model."""
     (tokens,) = load("sentiment").tokenizer.tokenize([text])
     return [text[word.start : word.end] for word in words_of(text, tokens, cut)]
 
 
-def test_words_are_those_that_people_read() -> None:
-    """Pieces are joined, and so are contractions, compounds and numbers; punctuation stands by itself, and scripts without spaces fall into tokens."""
+def test_tokens_are_joined_to_words() -> None:
+    """Word pieces, contractions, compounds and numbers are joined. Punctuation is separate. Without spaces, each token is a word."""
     expected = ["Don't", "call", "it", "state-of-the-art", ":", "3.5", "stars", ",", "1,000", "reviews", "(", "ok", ")", "."]
     assert expected == words("Don't call it state-of-the-art: 3.5 stars, 1,000 reviews (ok).")
     assert ["'", "quoted", "'", "words", "'", "end", "-"] == words("'quoted' words' end-")
@@ -91,7 +91,7 @@ def test_words_are_those_that_people_read() -> None:
     assert [] == words("") + words(" \n")
 
 
-def test_a_word_at_the_edge_of_a_window_counts_by_its_part() -> None:
+def test_a_word_at_the_edge_of_a_window_has_only_its_part_inside() -> None:
     (part, dot), (end,) = words("floccinaucinihilipilification.")[:2], words("floccinaucinihilipilification", range(3, 6))
     assert ("floccinaucinihilipilification", ".") == (part, dot)
     assert "floccinaucinihilipilification" not in end
@@ -102,8 +102,8 @@ def test_a_word_at_the_edge_of_a_window_counts_by_its_part() -> None:
 # ---- classification
 
 
-def test_a_words_importance_is_the_score_less_the_score_without_it(api: Send) -> None:
-    """Of the best label alone, in order of the text, whatever `top_k`."""
+def test_importance_is_the_score_minus_the_score_without_the_word(api: Send) -> None:
+    """Only the best label is explained, in text order, whatever `top_k` is."""
     (found,) = answered(api, CLASSIFY, TEXT, explain=True)
     (plain,) = answered(api, CLASSIFY, TEXT)
     best = found[0]
@@ -117,14 +117,14 @@ def test_a_words_importance_is_the_score_less_the_score_without_it(api: Send) ->
     assert [best] == answered(api, CLASSIFY, TEXT, explain=True, top_k=1)[0]
 
 
-def test_an_answer_without_it_is_the_same_to_the_byte(api: Send) -> None:
+def test_explain_false_gives_the_usual_response(api: Send) -> None:
     plain = api("POST", CLASSIFY, json={"inputs": TEXT}).content
     assert b"explanation" not in plain
     assert plain == ask(api, CLASSIFY, TEXT, explain=False).content
 
 
-def test_labels_scored_by_themselves_are_explained_if_chosen(api: Send) -> None:
-    """The best one always, others from 0.5; what is not returned is not explained."""
+def test_independent_labels_are_explained_from_a_score_of_one_half(api: Send) -> None:
+    """The best label is always explained."""
     for text in ("good", "a dull book", "the very very good film", "poor , poor !"):
         (found,) = answered(api, "/several", text, explain=True)
         expected = [True, *(item["score"] >= 0.5 for item in found[1:])]
@@ -136,12 +136,12 @@ def test_labels_scored_by_themselves_are_explained_if_chosen(api: Send) -> None:
                 assert pytest.approx(item["score"] - score, abs=1e-6) == word["importance"]
 
 
-def test_of_a_regression_the_value_is_explained(api: Send) -> None:
+def test_the_value_of_a_regression_is_explained(api: Send) -> None:
     (((value,), (less,)),) = (answered(api, "/value", ["good film", "film"], explain=True),)
     assert pytest.approx(value["score"] - less["score"], abs=1e-5) == value["explanation"][0]["importance"]
 
 
-def test_words_of_a_pair_say_of_which_text_they_are(api: Send) -> None:
+def test_words_of_a_pair_name_their_text(api: Send) -> None:
     pair = {"text": "a good film", "text_pair": "the film is good"}
     ((best, *_),) = answered(api, CLASSIFY, pair, explain=True)
     assert [("text", word) for word in pair["text"].split()] + [("text_pair", word) for word in pair["text_pair"].split()] == [
@@ -154,21 +154,21 @@ def test_words_of_a_pair_say_of_which_text_they_are(api: Send) -> None:
         assert pytest.approx(best["score"] - score, abs=1e-6) == item["importance"]
 
 
-def test_several_texts_are_explained_each(api: Send) -> None:
+def test_each_of_several_texts_is_explained(api: Send) -> None:
     texts = ["good", "", "a bad film", " ", "good"]
     assert [answered(api, CLASSIFY, text, explain=True)[0] for text in texts] == answered(api, CLASSIFY, texts, explain=True)
     assert [1, 0, 3, 0, 1] == [len(found[0]["explanation"]) for found in answered(api, CLASSIFY, texts, explain=True)]
 
 
 @pytest.mark.parametrize(("unit", "expected"), [("code_points", (3, 7)), ("utf16", (4, 8)), ("UTF8", (6, 10))])
-def test_offsets_are_in_the_unit_that_is_asked_for(api: Send, unit: str, expected: tuple[int, int]) -> None:
+def test_offsets_are_in_the_requested_unit(api: Send, unit: str, expected: tuple[int, int]) -> None:
     ((best, *_),) = answered(api, CLASSIFY, "👍 good", explain=True, offset_unit=unit)
     item = best["explanation"][-1]
     assert ("good", (expected[0] - 1, expected[1] - 1)) == (item["word"], (item["start"], item["end"]))
 
 
-def test_of_a_cut_text_the_words_that_were_read_are_explained(api: Send) -> None:
-    """No word comes in for one that is left out; the headers say what was cut."""
+def test_only_the_kept_words_of_a_truncated_text_are_explained(api: Send) -> None:
+    """A variant without a word gets no word from the truncated rest. Headers report the truncation."""
     text = " ".join(["good", "film", "bad"] * 30)
     response = ask(api, CLASSIFY, text, explain=True)
     explained = response.json()[0][0]["explanation"]
@@ -184,7 +184,7 @@ def test_of_a_cut_text_the_words_that_were_read_are_explained(api: Send) -> None
 QUESTION, PASSAGE = "was the film good ?", "the book was dull . a very good film , but long . not bad"
 
 
-def test_an_answers_words_are_judged_by_the_score_of_its_span(tmp_path: Path, api: Send) -> None:
+def test_importance_for_an_answer_uses_the_score_of_its_span(tmp_path: Path, api: Send) -> None:
     graph = Tiny(tmp_path, "question-answering", max_length=64)
     inputs = {"question": QUESTION, "context": PASSAGE}
     best, second = answered(api, ANSWER, inputs, explain=True, top_k=2, max_answer_len=3)
@@ -201,8 +201,8 @@ def test_an_answers_words_are_judged_by_the_score_of_its_span(tmp_path: Path, ap
         assert pytest.approx(best["score"] - score, abs=1e-6) == item["importance"]
 
 
-def test_no_answer_is_explained_too(tmp_path: Path, api: Send) -> None:
-    """By the score of nothing, where that is the best answer; then no word stays."""
+def test_an_empty_answer_is_explained(tmp_path: Path, api: Send) -> None:
+    """If the best answer is empty, every word is explained by the score of "no answer"."""
     graph = Tiny(tmp_path, "question-answering", max_length=64)
     found = {
         text: answered(api, ANSWER, {"question": "not ?", "context": text}, explain=True, handle_impossible_answer=True)
@@ -218,8 +218,8 @@ def test_no_answer_is_explained_too(tmp_path: Path, api: Send) -> None:
             assert pytest.approx(each["score"] - graph.span_score(**texts, first=-1, last=-1), abs=1e-6) == item["importance"]
 
 
-def test_of_a_long_passage_the_window_with_the_answer_is_explained(api: Send) -> None:
-    """Its words have offsets of the whole passage, and the headers say what the windows were."""
+def test_the_window_with_the_answer_to_a_long_passage_is_explained(api: Send) -> None:
+    """Offsets refer to the whole passage, and a header lists all windows."""
     passage = " ".join(f"{word} {i}" for i, word in enumerate(["book", "good", "film", "dull"] * 10))
     response = ask(api, ANSWER, {"question": "good ?", "context": passage}, explain=True, max_seq_len=32, doc_stride=8)
     found = response.json()
@@ -232,11 +232,11 @@ def test_of_a_long_passage_the_window_with_the_answer_is_explained(api: Send) ->
     assert [item["word"] for item in context] == [passage[item["start"] : item["end"]] for item in context]
 
 
-def test_scores_that_add_up_are_not_explained(api: Send) -> None:
+def test_explain_with_summed_duplicates_is_refused(api: Send) -> None:
     assert "`duplicates`" in refused(api, ANSWER, {"question": "good ?", "context": "a film"}, explain=True, duplicates="sum")
 
 
-# ---- what it costs
+# ---- cost
 
 
 def test_too_many_words_are_refused_with_their_number(tmp_path: Path) -> None:
@@ -249,13 +249,13 @@ def test_too_many_words_are_refused_with_their_number(tmp_path: Path) -> None:
     assert f" {MAX_WORDS + 2} words " in long and "`max_seq_len`" in long
 
 
-def test_what_would_be_ignored_is_refused(api: Send) -> None:
+def test_parameters_without_effect_are_refused(api: Send) -> None:
     assert "needs `explain`" in refused(api, CLASSIFY, "good", offset_unit="utf8")
     assert "needs 3" in refused(api, CLASSIFY, "good film " * 60, explain=True, window="mean")
     assert answered(api, CLASSIFY, TEXT, explain=True) == answered(api, CLASSIFY, TEXT, explain=True, window="max")
 
 
-def test_all_variants_are_scheduled_as_one(tmp_path: Path) -> None:
+def test_variants_of_all_texts_share_a_batch(tmp_path: Path) -> None:
     tiny.bundle(tmp_path)
     engine = FakeEngine()
 
@@ -265,7 +265,7 @@ def test_all_variants_are_scheduled_as_one(tmp_path: Path) -> None:
     assert [200, [2, 4]] == play(faked(tmp_path, engine), check)
 
 
-def test_variants_count_at_admission(tmp_path: Path) -> None:
+def test_admission_counts_the_variants(tmp_path: Path) -> None:
     tiny.bundle(tmp_path, max_length=64)
     engine = FakeEngine()
 
@@ -279,7 +279,7 @@ def test_variants_count_at_admission(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("task", ["text-classification", "question-answering"])
-def test_what_is_estimated_is_about_what_runs(tmp_path: Path, task: str) -> None:
+def test_estimated_tokens_are_close_to_the_tokens_that_run(tmp_path: Path, task: str) -> None:
     graph = Tiny(tmp_path, task, max_length=64)
     spec, text = (classify, question_answering)[task == "question-answering"], "long dull poor film book good fine great " * 3
     request: Any = (
@@ -296,7 +296,7 @@ def test_what_is_estimated_is_about_what_runs(tmp_path: Path, task: str) -> None
 
 
 class BlocksAtVariants(FakeEngine):
-    """Waits before its second batch, which is the first of the variants."""
+    """An engine that waits before its second batch, the first one of variants."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -309,8 +309,8 @@ class BlocksAtVariants(FakeEngine):
         return super().run(encodings)
 
 
-def test_who_hangs_up_leaves_no_variant_behind(tmp_path: Path) -> None:
-    """What has not started never runs, and the queue is empty."""
+def test_a_canceled_request_leaves_no_variants_behind(tmp_path: Path) -> None:
+    """Variants that have not started never run, and the next request is answered."""
     tiny.bundle(tmp_path, max_length=64)
     engine = BlocksAtVariants()
     service = faked(tmp_path, engine)
@@ -325,14 +325,14 @@ def test_who_hangs_up_leaves_no_variant_behind(tmp_path: Path) -> None:
         return (await client.post(CLASSIFY, json={"inputs": "good"})).status_code
 
     assert 200 == play(service, check)
-    # the whole text, the batch of variants that was running, and the other caller's
+    # the whole text, the running batch of variants, and the other request
     assert [1, 2, 1] == engine.batches
 
 
 # ---- the embedded models
 
 
-def test_the_words_that_a_reader_would_name_come_out() -> None:
+def test_the_most_important_word_is_the_obvious_one() -> None:
     model = load("sentiment")
     for text, key in {"The script is awful.": "awful", "I loved every minute of it.": "loved", "It never bores.": "never"}.items():
         request = classify.ClassifyRequest(text, None, classify.ClassifyParameters(explain=True, function_to_apply="none"))
@@ -343,7 +343,7 @@ def test_the_words_that_a_reader_would_name_come_out() -> None:
         assert key == max(found[0]["explanation"], key=lambda item: item["importance"])["word"]
 
 
-def test_limits_are_what_the_docs_say() -> None:
+def test_the_docs_state_the_limits() -> None:
     page = (Path(__file__).parents[2] / "docs/reference/http-api.md").read_text(encoding="utf-8")
     section = page[page.index("#### Why this label") :]
     for number in (MAX_WORDS, classify.MAX_EXPLAINED, classify.CHOSEN):

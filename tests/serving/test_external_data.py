@@ -1,4 +1,4 @@
-"""Weights in separate files: a graph that reads a file which the manifest does not list is refused."""
+"""External weights: a graph that reads a file which the manifest does not list is refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GRAPH, DATA = "model.cpu.fp32.onnx", "weights.data"
 
 
 def moved_weights(path: Path, location: str = DATA, *, listed: bool = True, outside: bool = False) -> None:
-    """Moves a matrix of a bundle's graph to a file, and brings the manifest up to date."""
+    """Moves a matrix of a bundle's graph to a file and updates the manifest."""
     model = tiny.graph()
     tensor = next(tensor for tensor in model.graph.initializer if tensor.name == "dense")
     file = path.parent.parent / DATA if outside else path / DATA
@@ -47,7 +47,7 @@ def test_a_listed_file_is_loaded(models: Path) -> None:
 
 
 def linked(path: Path) -> None:
-    """Puts a link out of the bundle in the place of the listed file; its content is what the digest says."""
+    """Replaces the listed file by a link to the same content outside the bundle."""
     moved_weights(path)
     (path / DATA).rename(path.parent.parent / DATA)
     (path / DATA).symlink_to(path.parent.parent / DATA)
@@ -65,7 +65,7 @@ def linked(path: Path) -> None:
         (linked, "a link"),
     ],
 )
-def test_another_file_is_refused(models: Path, damage: Callable[[Path], None], word: str) -> None:
+def test_an_unlisted_or_unsafe_file_is_refused(models: Path, damage: Callable[[Path], None], word: str) -> None:
     damage(models / "tiny")
     with pytest.raises(BundleError) as caught:
         load_bundle(models / "tiny")
@@ -74,13 +74,13 @@ def test_another_file_is_refused(models: Path, damage: Callable[[Path], None], w
 
 
 def external(name: str) -> onnx.TensorProto:
-    """Returns a tensor whose values are in a file of that name."""
+    """Returns a tensor whose values are in a file of the same name."""
     tensor = numpy_helper.from_array(np.zeros(2, np.float32), name)
     external_data_helper.set_external_data(tensor, location=name)
     return tensor
 
 
-def test_tensors_are_found_wherever_they_stand(tmp_path: Path) -> None:
+def test_external_tensors_are_found_anywhere_in_a_model(tmp_path: Path) -> None:
     graph = onnx.GraphProto(name="g", initializer=[external("initializer")])
     graph.sparse_initializer.add().values.CopyFrom(external("sparse"))
     inner = onnx.GraphProto(name="inner", initializer=[external("inner")])
@@ -97,7 +97,7 @@ def test_tensors_are_found_wherever_they_stand(tmp_path: Path) -> None:
     assert {"initializer", "sparse", "inner", "constant", "several", "function", "training"} == external_locations(path)
 
 
-def test_every_message_with_tensors_is_known() -> None:
+def test_every_onnx_message_that_can_contain_tensors_is_known() -> None:
     described: dict[str, Any] = {}
     waiting = [onnx.ModelProto.DESCRIPTOR]
     while waiting:
@@ -114,7 +114,7 @@ def test_every_message_with_tensors_is_known() -> None:
     assert expected | {"TensorProto": {13: "StringStringEntryProto"}} == MESSAGES
 
 
-def test_groups_hide_nothing(tmp_path: Path) -> None:
+def test_protobuf_groups_hide_no_tensors(tmp_path: Path) -> None:
     graph = onnx.GraphProto(name="g", initializer=[external("hidden")])
     group = bytes([15 << 3 | 3, 1 << 3 | 0, 7, 15 << 3 | 4])
     path = tmp_path / "model.onnx"
@@ -124,7 +124,7 @@ def test_groups_hide_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\x08\x07 no graph", b"\x3a\xff\xff\xff\xff\x0f", b"\xff" * 20])
-def test_what_is_no_message_is_left_to_onnxruntime(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_onnx_file_is_left_to_onnxruntime(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(content)
     assert set() == external_locations(path)

@@ -1,4 +1,4 @@
-"""Faults of a graph in the service as it is, but for a session that has them: who is guilty hears why, who shares the batch notices nothing."""
+"""Graph faults in a real service with a faulty session: the request that causes the fault gets an error, its batch-mates do not."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("fault", "value"), FAULTS.items())
-def test_a_fault_of_the_graph_is_the_answer_of_the_guilty_request_alone(models: Path, fault: str, value: str) -> None:
-    """Other requests of its batch get their usual scores, the service stays ready, and the inference thread continues."""
+def test_only_the_request_that_causes_a_graph_fault_fails(models: Path, fault: str, value: str) -> None:
+    """Its batch-mates get their usual scores, the service stays ready, and the inference thread continues."""
     service = build(Settings(models=models, threads=1))
     engine = service.registry.get("tiny").engines.single_threaded
     session = FaultySession(engine._session, tiny.VOCABULARY.index(GUILTY), fault)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Fillings: the text of a long list of token ids with others in some places is what decoding the whole of it gives, for far less."""
+"""Fillings: the text of token ids with other tokens in some places equals the decoded whole, at a much lower cost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KINDS: dict[str, tuple[list[str], Any]] = {
 
 
 class Decoder:
-    """A tokenizer as far as decoding needs it; counts the tokens that are decoded."""
+    """The part of a tokenizer that decoding needs; it counts the decoded tokens."""
 
     def __init__(self, kind: str) -> None:
         vocabulary, decoder = KINDS[kind]
@@ -51,8 +51,8 @@ class Decoder:
 
 @pytest.mark.parametrize("skip_special", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_filled_text_is_what_the_whole_is_decoded_to(kind: str, skip_special: bool) -> None:
-    """With every token of a vocabulary in each of several places, of texts of random tokens, short ones and long ones."""
+def test_a_filled_text_equals_the_decoded_whole(kind: str, skip_special: bool) -> None:
+    """Every token of a vocabulary is tried at several places of short and long random texts."""
     decoder, random_ = Decoder(kind), random.Random(5)
     for length in (1, 2, 60, 66, 80, 150, 300):
         for _ in range(6):
@@ -68,8 +68,8 @@ def test_a_filled_text_is_what_the_whole_is_decoded_to(kind: str, skip_special: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_of_bytes_is_read_as_one(kind: str) -> None:
-    """Where a long run of parts of characters surrounds the place, and what is filled in may break it or make it whole."""
+def test_a_run_of_byte_tokens_is_decoded_as_a_whole(kind: str) -> None:
+    """A long run of partial characters surrounds the place, and a filling can break or complete a character."""
     decoder, random_ = Decoder(kind), random.Random(7)
     last = range(max(1, decoder.size - 10), decoder.size)
     for shift in range(12):
@@ -82,7 +82,7 @@ def test_a_run_of_bytes_is_read_as_one(kind: str) -> None:
 
 
 def test_a_long_text_is_not_decoded_for_each_filling() -> None:
-    """A hundred candidates for each of four masks in a text of 20,000 tokens decode it a few times."""
+    """With 100 candidates for each of four masks, fewer than three times the text's 20,000 tokens are decoded."""
     decoder = Decoder("WordPiece")
     ids = random.Random(1).choices(range(1, decoder.size), k=20_000)
     places = [range(place, place + 1) for place in (10, 500, 9_000, 19_990)]

@@ -1,4 +1,4 @@
-"""Fixed batches: what runs together follows from the work alone."""
+"""Fixed batches: the batches of a stage depend only on its own work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bertserve.service.scheduling.stage import Stage, in_fixed_batches
 
 
 def stage(lengths: list[int], ran: list[list[str]], *, key: Any = "model", finish: Any = list) -> Stage:
-    """Returns a stage of one item per length, which answers its name."""
+    """Returns a stage with one item per length; the result of an item is its name in upper case."""
 
     def run(payloads: Any) -> list[str]:
         ran.append(list(payloads))
@@ -30,8 +30,8 @@ async def run_all(*stages: Stage, threads: int) -> list[Any]:
     return [each.value for each in done]
 
 
-def test_batches_follow_from_the_lengths() -> None:
-    """Like lengths come together within the budget, longest first; results have the order of the work, and a longer item is alone."""
+def test_batches_depend_on_the_lengths() -> None:
+    """Similar lengths share a batch, longest first. An item over the budget runs alone. Results keep the order of the work."""
     ran: list[list[str]] = []
     (value,) = asyncio.run(run_all(in_fixed_batches(stage([3, 9, 4, 30, 10, 3], ran), 20), threads=1))
 
@@ -39,7 +39,7 @@ def test_batches_follow_from_the_lengths() -> None:
     assert ["A3", "B9", "C4", "D30", "E10", "F3"] == value
 
 
-def test_batches_are_the_same_beside_other_work_and_on_more_threads() -> None:
+def test_other_work_and_more_threads_do_not_change_the_batches() -> None:
     alone: list[list[str]] = []
     asyncio.run(run_all(in_fixed_batches(stage([5, 6, 7, 8] * 4, alone), 24), threads=1))
     beside: list[list[str]] = []
@@ -48,7 +48,7 @@ def test_batches_are_the_same_beside_other_work_and_on_more_threads() -> None:
     assert sorted(alone) == sorted(beside)
 
 
-def test_what_runs_alone_and_later_stages_stay_so() -> None:
+def test_items_without_a_key_run_alone_and_follow_up_stages_are_fixed() -> None:
     ran: list[list[str]] = []
     follows = stage([4, 4, 4], ran)
     first = stage([2, 3], ran, key=None, finish=lambda results: follows)

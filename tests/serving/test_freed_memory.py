@@ -1,4 +1,4 @@
-"""Freed memory returns to the system, with one call per interval for any number of requests."""
+"""Freed memory is returned to the system, with one call per interval for any number of requests."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from bertserve.service.serving import build
 from bertserve.service.settings import Settings
 
 
-def test_memory_is_returned_once_for_all_that_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests that arrive while a call is pending share it; a call always follows the last request, when it has freed its memory."""
+def test_one_call_returns_the_memory_of_all_pending_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that arrive while a call is pending share it. A later request starts a new call."""
     returned: list[int] = []
     timers: list[Callable[[], None]] = []
 
@@ -43,7 +43,7 @@ def test_without_glibc_nothing_is_returned(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("has_glibc", [True, False])
-def test_the_number_of_heaps_is_limited_if_glibc_has_several(monkeypatch: pytest.MonkeyPatch, has_glibc: bool) -> None:
+def test_the_number_of_heaps_is_limited_only_with_glibc(monkeypatch: pytest.MonkeyPatch, has_glibc: bool) -> None:
     calls: list[tuple[int, int]] = []
     monkeypatch.setattr(freed_memory, "_mallopt", (lambda *arguments: calls.append(arguments)) if has_glibc else None)
     freed_memory.limit_heaps(4)
@@ -51,7 +51,7 @@ def test_the_number_of_heaps_is_limited_if_glibc_has_several(monkeypatch: pytest
 
 
 def test_the_service_limits_its_heaps_before_it_loads_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that has freed memory before then would keep it."""
+    """The limit applies only to threads that start later."""
     steps: list[str] = []
 
     def refuse(*arguments: object, **named: object) -> None:

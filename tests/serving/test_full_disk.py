@@ -1,4 +1,4 @@
-"""What is written while serving, logs and the metrics of several workers, may find no room: requests are answered all the same."""
+"""A full disk for logs, or for the metrics of several workers, does not stop requests."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from conftest import wait_until
 
 COMMAND = [str(Path(sys.executable).with_name("bert-serve")), "serve", "--port", "0"]
 PRIVATE_DISK = ["unshare", "--mount", "/bin/sh", "-c", 'mount -t tmpfs -o size=4m tmpfs /dev/shm && exec "$@"', "sh"]
-FULL = Path("/dev/full")  # a device that never has room
+FULL = Path("/dev/full")  # a device that is always full
 
 
 def mounts() -> bool:
-    """Returns whether a disk of its own can be had here."""
+    """Returns whether this process can mount a private disk."""
     try:
         return subprocess.run([*PRIVATE_DISK, "true"], capture_output=True, check=False).returncode == 0
     except FileNotFoundError:
@@ -34,7 +34,7 @@ def mounts() -> bool:
 
 @contextmanager
 def started(command: list[str], **streams: Any) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
-    """Runs the service until the block ends; it must then end in peace."""
+    """Runs the service until the block ends, and asserts that it exits with status 0. Yields the process and a client."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **streams) as process:
         assert process.stdout is not None
         line = next(line for line in process.stdout if " listens on " in line)
@@ -47,7 +47,7 @@ def started(command: list[str], **streams: Any) -> Iterator[tuple[subprocess.Pop
 
 
 def answers(client: httpx.Client) -> list[int]:
-    """Returns the statuses of requests of several kinds, each over a connection of its own, so that every worker gets some."""
+    """Returns the statuses of several kinds of requests, each on its own connection, so that every worker gets some."""
     close = {"connection": "close"}
     bodies = [{"inputs": "good"}, {"inputs": 1}, {"inputs": "good", "model": "none"}, "no body"] * 4
     return [client.post("/classify", json=body, headers=close).status_code for body in bodies]
@@ -57,7 +57,7 @@ EXPECTED = [200, 422, 404, 422] * 4
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
-def test_a_log_that_nobody_can_write_stops_nothing(models: Path) -> None:
+def test_an_unwritable_log_does_not_stop_requests(models: Path) -> None:
     with FULL.open("w") as full, started([*COMMAND, "--models", str(models), "--access-log"], stderr=full) as (_, client):
         for _ in range(5):
             assert EXPECTED == answers(client)
@@ -65,8 +65,8 @@ def test_a_log_that_nobody_can_write_stops_nothing(models: Path) -> None:
 
 @pytest.mark.full_grid
 @pytest.mark.skipif(not mounts(), reason="this takes the right to mount a disk")
-def test_workers_serve_on_while_the_disk_of_their_metrics_is_full(models: Path) -> None:
-    """Their room is theirs from the start. A worker that comes later takes the room of the one that it replaces."""
+def test_workers_serve_requests_while_their_metrics_disk_is_full(models: Path) -> None:
+    """A worker reserves its space at startup. A replacement worker takes over the space of its predecessor."""
     command = [*PRIVATE_DISK, *COMMAND, "--models", str(models), "--workers", "2", "--threads", "2"]
     with started(command, stderr=subprocess.PIPE) as (process, client):
         fill(Path(f"/proc/{process.pid}/root/dev/shm/fill"))
@@ -95,8 +95,8 @@ def fill(path: Path) -> None:
             pass
 
 
-def test_room_for_metrics_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that does not get all of it leaves no new file, keeps those of the worker that it replaces, and counts in its memory."""
+def test_space_for_metrics_is_reserved_completely_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without enough space, a worker adds no file, keeps the files of its predecessor and counts in its own memory."""
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
     serve.reserve(tmp_path, 0)
     assert set(serve.SIZES.values()) == {path.stat().st_size for path in tmp_path.iterdir()}

@@ -1,6 +1,6 @@
-"""Answers equal the reference's: stored logits decode to what the transformers pipeline gave, and the embedded bundle agrees.
+"""Text classification equals the reference: stored logits decode to the results of the transformers pipeline, and the bundle agrees.
 
-`tests/golden/make_text_classification.py` made the file; no checkpoint is needed to run this.
+`tests/golden/make_text_classification.py` wrote the file of cases; these tests need no checkpoint.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ FLOOR = 0.98
 
 
 def requests_of(case: dict[str, Any]) -> list[classify.ClassifyRequest]:
-    """Returns the task requests of a case, read from JSON as the service reads them."""
+    """Returns the task requests of a case, parsed from JSON as in the service."""
     return list(embedded.read(classify.TASK, case["request"]).requests())
 
 
 def test_there_are_enough_cases() -> None:
-    """At least 200 requests, each with its own id and all from the reference that its kind has."""
+    """There are at least 200 requests with unique ids. Brute force is the reference for windows, transformers for the others."""
     assert len(CASES) >= 200
     assert len(CASES) == len({case["id"] for case in CASES})
     assert {True: "brute", False: "trans"} == {
@@ -40,7 +40,7 @@ def test_there_are_enough_cases() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
 def test_stored_logits_decode_to_the_reference_answer(case: dict[str, Any]) -> None:
-    """Labels and their order exactly, scores to 1e-6."""
+    """Labels and their order are equal; scores agree to 1e-6."""
     requests = requests_of(case)
     answers = [
         decode(classify, request, [{"logits": np.array(row, dtype=np.float32)} for row in windows], HEAD)
@@ -52,8 +52,7 @@ def test_stored_logits_decode_to_the_reference_answer(case: dict[str, Any]) -> N
         assert [pytest.approx(item["score"], abs=1e-6) for item in expected] == [item["score"] for item in actual]
 
 
-def test_every_text_is_cut_into_as_many_windows_as_the_reference_has() -> None:
-    """The embedded tokenizer and our index arithmetic give the windows that transformers gives."""
+def test_every_text_has_as_many_windows_as_in_the_reference() -> None:
     for case in CASES:
         counts = [len(encode(classify, request, SENTIMENT.tokenizer).encodings) for request in requests_of(case)]
         assert [len(windows) for windows in case["logits"]] == counts, case["id"]
@@ -62,7 +61,7 @@ def test_every_text_is_cut_into_as_many_windows_as_the_reference_has() -> None:
 @pytest.mark.parametrize("step", embedded.STEPS)
 def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int, capsys: pytest.CaptureFixture[str]) -> None:
     clear = agreed = ties = 0
-    ran: dict[bytes, Row] = {}  # many cases are of the same text
+    ran: dict[bytes, Row] = {}  # many cases have the same text
     for case in CASES[::step]:
         for request, windows in zip(requests_of(case), case["logits"], strict=True):
             best = classify.ClassifyRequest(

@@ -1,8 +1,8 @@
-"""Answers equal those of transformers 5.2.0, the last with the pipeline: stored logits decode to what it gave.
+"""Question answering equals transformers 5.2.0, the last release with this pipeline: stored logits decode to its answers.
 
-Deliberate differences: the pipeline adds spans of score 0 outside the passage (dropped here); and it
-gives a dict where one answer was found although several were asked for (a list here). By default equal texts keep their
-best score and every span is searched: tests/serving/test_decoders.py compares that with loops over all spans.
+Deliberate differences: the pipeline adds spans of score 0 outside the passage, which are dropped here. If several answers were
+requested and one was found, it returns a dict; here the result is a list. By default equal texts keep their best score and every
+span is searched: tests/serving/test_decoders.py compares that with loops over all spans.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FLOOR = 0.9
 def stored(
     request: question_answering.AnswerRequest, windows: list[dict[str, Any]]
 ) -> tuple[question_answering.PassageWindows, list[dict[str, Any]]]:
-    """Returns what the model reads of a request and the stored rows, having checked that the windows are the reference's."""
+    """Returns the windows of a request and the stored rows, after a check that the windows equal those of the reference."""
     read = question_answering.windows_of(request, QA.tokenizer)
     assert [(w["first"], w["count"], w["question"] + 2) for w in windows] == [
         (cut.start, len(cut), encoding.start) for cut, encoding in zip(read.cuts, read.encodings, strict=True)
@@ -46,14 +46,14 @@ def pairs(case: dict[str, Any], **changes: Any) -> list[tuple[question_answering
 
 
 def test_there_are_enough_cases() -> None:
-    """At least 200 requests, a good part of them with several windows."""
+    """There are at least 200 requests, and at least 50 of them have several windows."""
     assert len(CASES) >= 200
     assert len([case for case in CASES if any(len(windows) > 1 for windows in case["windows"])]) >= 50
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
 def test_stored_logits_decode_to_the_reference_answers(case: dict[str, Any]) -> None:
-    """With `duplicates: "sum"` answers, offsets and order exactly (equal scores as sets), scores to 1e-6."""
+    """With `duplicates: "sum"`, answers, offsets and order are equal (equal scores in any order); scores agree to 1e-6."""
     for request, windows, expected in pairs(case, duplicates="sum"):
         _, rows = stored(request, windows)
         result = decode(question_answering, request, rows, QA.manifest, QA.tokenizer)
@@ -67,7 +67,7 @@ def test_stored_logits_decode_to_the_reference_answers(case: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("step", embedded.STEPS)
 def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """Answers of the served graph against those of float32, where that is sure: mean F1 of their characters' overlap."""
+    """The best answers of the served graph and of float32 overlap with a mean F1 of at least 0.9, without near ties."""
     total, count = 0.0, 0
     for case in CASES[::step]:
         for request, windows, _ in pairs(case, duplicates="best", top_k=2, handle_impossible_answer=False):

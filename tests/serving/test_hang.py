@@ -1,4 +1,4 @@
-"""A graph that really hangs, in a service of several workers: the watchdog, the supervisor and the neighbors."""
+"""A graph that really hangs, in a service with several workers: watchdog, supervisor and the other worker."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def test_a_worker_whose_threads_hang_is_replaced(tmp_path: Path, serve: Callable
         before = {worker(hanging), worker(working)}
         hung, waited, answered = pool.submit(ask, hanging, "dull"), None, []
         start = time.monotonic()
-        while not hung.done():  # two seconds of the watchdog
+        while not hung.done():  # until the watchdog's limit of 2 s
             answered.append(ask(working, "good").status_code)
-            if waited is None and thread_busy_s(working) > 1:  # not before, or it would be in the batch that hangs
+            if waited is None and thread_busy_s(working) > 1:  # an earlier request could join the batch that hangs
                 waited = pool.submit(ask, waiting, "good")
             time.sleep(0.05)
         hung_s = time.monotonic() - start
         while "restarted as process" not in served.log.read_text():
-            answered.append(ask(working, "good").status_code)  # while one ends, and the next one starts
+            answered.append(ask(working, "good").status_code)  # while the worker ends and its replacement starts
             assert time.monotonic() < start + 60
         print(f"failed after {hung_s:.1f} s, replaced after {time.monotonic() - start:.1f} s, {len(answered)} others answered meanwhile")
         assert {200} == set(answered)
@@ -54,7 +54,7 @@ def test_a_worker_whose_threads_hang_is_replaced(tmp_path: Path, serve: Callable
 
 @contextmanager
 def connections_of_two_workers(url: str, *, each: int = 1) -> Iterator[list[list[httpx.Client]]]:
-    """Opens connections until two workers have so many each, whichever of them takes which, and closes them."""
+    """Yields `each` connections to each of two workers, and closes them at the end."""
     found: dict[int, list[httpx.Client]] = defaultdict(list)
     with ExitStack() as stack:
         while len(found) < 2 or min(map(len, found.values())) < each:
@@ -72,5 +72,5 @@ def ask(client: httpx.Client, text: str) -> httpx.Response:
 
 
 def thread_busy_s(client: httpx.Client) -> float:
-    """Returns the seconds that threads had a batch, of all workers."""
+    """Returns the seconds for which inference threads had a batch, over all workers."""
     return metric(client.get("/metrics").text, "thread_busy_seconds_total")

@@ -1,4 +1,4 @@
-"""SIGHUP: all workers read keys, certificate and models again while requests are answered; and TLS itself."""
+"""SIGHUP: all workers reload keys, certificate and models while they answer requests; and TLS itself."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BODY = {"inputs": "good"}
 
 
 def certified(folder: Path, name: str = "localhost") -> tuple[Path, Path]:
-    """Writes a certificate for a name, and its key, and returns their paths."""
+    """Writes a certificate for a name and its private key, and returns their paths."""
     made = AUTHORITY.issue_cert(name, "127.0.0.1")
     made.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
     made.private_key_pem.write_to_path(str(folder / "key.pem"))
@@ -43,13 +43,13 @@ def trusting() -> ssl.SSLContext:
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.full_grid), 2])
-def test_a_hangup_reads_everything_again(models: Path, tmp_path: Path, serve: Serve, workers: int) -> None:
-    """Every worker has the new key and the new model, and no longer the old ones; a worker that comes later too. Nothing fails meanwhile."""
+def test_sighup_reloads_keys_and_models(models: Path, tmp_path: Path, serve: Serve, workers: int) -> None:
+    """All workers accept only the new key and the new model, and answer while they reload again."""
     (tmp_path / "keys").write_text("one")
     flags = ("--workers", str(workers), "--threads", str(workers), "--api-key-file", str(tmp_path / "keys"))
 
     def asked(key: str, path: str = "/models/tiny") -> list[int]:
-        """Returns the statuses of requests on connections of their own, so that all workers get some."""
+        """Returns the statuses of requests on separate connections, so that all workers get some."""
         headers = {"authorization": f"Bearer {key}", "connection": "close"}
         return [httpx.post(served.url + path, json=BODY, headers=headers, trust_env=False).status_code for _ in range(6)]
 
@@ -60,22 +60,22 @@ def test_a_hangup_reads_everything_again(models: Path, tmp_path: Path, serve: Se
         tiny.bundle(models, "other")
         served.process.send_signal(signal.SIGHUP)
         wait_until(lambda: set(asked("two", "/models/other")) == {200} and set(asked("two", "/models/tiny")) == {404})
-        wait_until(lambda: set(asked("one")) == {401})  # a worker may read them later than the one that was asked until now
+        wait_until(lambda: set(asked("one")) == {401})  # another worker can reload later
         served.process.send_signal(signal.SIGHUP)
         assert {200} == set(asked("two", "/models/other"))
         assert served.process.poll() is None
     assert "Traceback" not in served.log.read_text()
 
 
-def test_a_hangup_of_one_worker_is_for_all(models: Path, tmp_path: Path, serve: Serve) -> None:
-    """`kill -HUP $(pidof -s bert-serve)` finds any of the processes; `--pid-file` has the right one, and is gone at the end."""
+def test_sighup_to_one_worker_reloads_all_workers(models: Path, tmp_path: Path, serve: Serve) -> None:
+    """`pidof -s bert-serve` can find any of the processes. `--pid-file` has the main process, and is removed at the end."""
     (tmp_path / "keys").write_text("one")
     pid_file = tmp_path / "pid"
     flags = ("--workers", "2", "--threads", "2", "--api-key-file", str(tmp_path / "keys"), "--pid-file", str(pid_file))
     with serve(models, *flags) as served:
 
         def asked(key: str) -> dict[int, int]:
-            """Returns process id -> status of requests on connections of their own."""
+            """Returns process id -> status of requests on separate connections."""
             headers = {"authorization": f"Bearer {key}", "connection": "close"}
             answers = [httpx.get(f"{served.url}/info", headers=headers, trust_env=False) for _ in range(6)]
             return {answer.json().get("worker", {}).get("pid", 0): answer.status_code for answer in answers}
@@ -108,8 +108,8 @@ serve.prepare = changed
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_key_that_is_removed_during_the_start_is_invalid(models: Path, tmp_path: Path, workers: str) -> None:
-    """Also in a worker that replaces another; without SIGHUP, that one does not read the file, because the others do not."""
+def test_a_key_that_is_removed_during_startup_is_invalid(models: Path, tmp_path: Path, workers: str) -> None:
+    """A replacement worker has the keys of the other workers: without SIGHUP, it does not read the file."""
     (tmp_path / "keys").write_text("one")
     flags = ("--workers", workers, "--threads", workers, "--api-key-file", str(tmp_path / "keys"))
     with running(models, tmp_path / "log", *flags, program=CHANGED) as served:
@@ -128,17 +128,17 @@ def test_a_key_that_is_removed_during_the_start_is_invalid(models: Path, tmp_pat
             assert ({401}, {200}, {401}) == (set(asked("one")), set(asked("two")), set(asked("three")))
 
 
-def test_a_pid_file_that_cannot_be_written_ends_the_start(
+def test_an_unwritable_pid_file_is_an_error_at_startup(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bertserve.service.process.logs.configure_logging", lambda _: None)  # the handlers are those of the test run
+    monkeypatch.setattr("bertserve.service.process.logs.configure_logging", lambda _: None)  # keeps the log handlers of the test run
     path = tmp_path / "none" / "pid"
     assert 1 == main(["serve", "--models", str(models), "--port", "0", "--pid-file", str(path)])
     assert f"--pid-file `{path}`" in capsys.readouterr().err
 
 
-def test_a_service_can_speak_tls(models: Path, tmp_path: Path, serve: Serve) -> None:
-    """Whoever trusts the certificate is answered, with workers too; plain HTTP is not, and old versions of TLS neither."""
+def test_the_service_supports_tls(models: Path, tmp_path: Path, serve: Serve) -> None:
+    """Clients that trust the certificate get answers, also with workers. Other clients and plain HTTP fail."""
     chain, key = certified(tmp_path)
     for flags in ((), ("--workers", "2", "--threads", "2")):
         with serve(models, "--tls-cert", str(chain), "--tls-key", str(key), *flags) as served:
@@ -153,8 +153,8 @@ def test_a_service_can_speak_tls(models: Path, tmp_path: Path, serve: Serve) -> 
         assert "Traceback" not in served.log.read_text()
 
 
-def test_silent_connections_keep_nobody_out_of_tls(models: Path, tmp_path: Path, serve: Serve) -> None:
-    """All possible connections are open, with those for probes, and send nothing of a handshake; other clients still get in."""
+def test_silent_connections_do_not_block_tls_clients(models: Path, tmp_path: Path, serve: Serve) -> None:
+    """All connections, also those for probes, are open and send no handshake; other clients still connect."""
     chain, key = certified(tmp_path)
     flags = ("--tls-cert", str(chain), "--tls-key", str(key), "--max-connections", "2", "--header-timeout-s", "600")
     with serve(models, *flags) as served, ExitStack() as stack:
@@ -173,10 +173,10 @@ def test_silent_connections_keep_nobody_out_of_tls(models: Path, tmp_path: Path,
 
 
 @pytest.mark.parametrize("closed", [pytest.param(False, marks=pytest.mark.full_grid), True])
-def test_health_is_asked_as_the_service_was_started(
+def test_the_health_command_uses_the_settings_of_the_service(
     models: Path, tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch, closed: bool
 ) -> None:
-    """By TLS, and where probes need a key too; from the variables alone. When nothing answers, that is an error."""
+    """It uses TLS and the key from environment variables only, and exits with 1 if nothing answers."""
     chain, key = certified(tmp_path)
     settings = {"host": "0.0.0.0", "tls_cert": str(chain), "tls_key": str(key)}
     if closed:
@@ -192,8 +192,8 @@ def test_health_is_asked_as_the_service_was_started(
 
 
 @pytest.mark.full_grid
-def test_a_hangup_reads_the_certificate_again(models: Path, tmp_path: Path, serve: Serve) -> None:
-    """New connections get the new one; one that is wrong leaves the old one in its place."""
+def test_sighup_reloads_the_certificate(models: Path, tmp_path: Path, serve: Serve) -> None:
+    """New connections get the new certificate; an invalid one leaves the old one in use."""
     chain, key = certified(tmp_path)
 
     def name() -> str:
@@ -211,7 +211,7 @@ def test_a_hangup_reads_the_certificate_again(models: Path, tmp_path: Path, serv
         wait_until(lambda: name() != first)
 
 
-def test_a_certificate_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+def test_an_unusable_certificate_is_refused(tmp_path: Path) -> None:
     chain, key = certified(tmp_path)
     other = tmp_path / "other"
     other.mkdir()

@@ -1,4 +1,4 @@
-"""Embeddings, similarity, reranking, zero-shot labels, tag schemes and offset units, against plain formulas written again here."""
+"""Embeddings, similarity, reranking, zero-shot labels, tag schemes and offset units, compared with plain formulas."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from task_runs import decode, encode
 
 Floats = NDArray[np.float32]
 NLI = Head(labels=("contradiction", "neutral", "entailment"))
-ROOM = 30  # text tokens of a tiny bundle, 29 of a pair
+ROOM = 30  # text tokens that fit into a tiny bundle; 29 for a pair
 
 
 def logits(*rows: tuple[float, ...]) -> list[dict[str, Floats]]:
@@ -40,8 +40,8 @@ NUMBERS = st.floats(-50, 50, width=32)
 
 
 @given(st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), min_size=1, max_size=8), st.booleans(), st.sampled_from([0, 1, 2]))
-def test_labels_are_scored_as_the_pipeline_does(values: list[tuple[float, ...]], multi_label: bool, place: int) -> None:
-    """Entailment against contradiction for each label, or entailments against each other; of ties the later label first."""
+def test_zero_shot_labels_are_scored_as_in_the_pipeline(values: list[tuple[float, ...]], multi_label: bool, place: int) -> None:
+    """With `multi_label`, a score compares entailment with contradiction; otherwise it compares the entailments of all labels."""
     names = ["contradiction", "neutral"]
     names.insert(place, "ENTAILMENT")
     request = zero_shot.ZeroShotRequest(
@@ -62,14 +62,14 @@ def test_labels_are_scored_as_the_pipeline_does(values: list[tuple[float, ...]],
     assert all(a["score"] >= b["score"] for a, b in pairwise(found))
 
 
-def test_equal_labels_come_last_first() -> None:
-    """Labels of one score are in the reverse of the caller's order, as numpy's argsort reversed has them."""
+def test_labels_with_equal_scores_are_in_reverse_order() -> None:
+    """The pipeline has this order too, because it reverses numpy's argsort."""
     request = zero_shot.ZeroShotRequest("text", zero_shot.ZeroShotParameters(candidate_labels=["a", "b", "c"]))
     found = decode(zero_shot, request, logits((0, 0, 1), (0, 0, 1), (0, 0, 1)), NLI)
     assert ["c", "b", "a"] == [item["label"] for item in found]
 
 
-def test_great_logits_do_not_overflow() -> None:
+def test_large_logits_do_not_overflow() -> None:
     found = decode(
         zero_shot,
         zero_shot.ZeroShotRequest("text", zero_shot.ZeroShotParameters(candidate_labels=["a", "b"])),
@@ -90,14 +90,14 @@ def test_great_logits_do_not_overflow() -> None:
         ((), None),
     ],
 )
-def test_a_model_of_inference_is_known_by_its_labels(labels: tuple[str, ...], place: int | None) -> None:
-    """The first label that begins with "entail", in any case, of two labels or more."""
+def test_an_nli_model_is_recognized_by_its_labels(labels: tuple[str, ...], place: int | None) -> None:
+    """Such a model has at least two labels; the first that begins with "entail", in any case, is the entailment label."""
     assert place == zero_shot.entailment(labels)
     assert zero_shot.compatible(Head(labels=labels)) is (place is not None)
 
 
-def test_a_hypothesis_without_room_is_refused(tokenizer: Tokenizer) -> None:
-    """A label that leaves no token of the text is named; without a text it may take all."""
+def test_a_hypothesis_that_leaves_no_token_for_the_text_is_refused(tokenizer: Tokenizer) -> None:
+    """The error names the label. With an empty text, the label can use all tokens."""
     label = " ".join(["good"] * 29)
     with pytest.raises(InvalidValueError, match=r"`good good .*` has 29 tokens .* 28 "):
         encode(
@@ -131,8 +131,8 @@ def test_texts_are_ranked_by_sigmoid_or_logit() -> None:
 
 
 @given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=8), st.sampled_from([0, 1]))
-def test_of_two_labels_the_relevant_one_ranks(values: list[tuple[float, ...]], place: int) -> None:
-    """By its probability, wherever it stands; the raw score is its log odds. Independent labels are scored alone."""
+def test_the_relevant_one_of_two_labels_gives_the_score(values: list[tuple[float, ...]], place: int) -> None:
+    """With softmax, the raw score is the log odds. With sigmoid, the raw score is the logit of this label only."""
     names = ["not_relevant"]
     names.insert(place, "Relevant")
     texts = tuple(f"text {i}" for i in range(len(values)))
@@ -164,13 +164,13 @@ def test_of_two_labels_the_relevant_one_ranks(values: list[tuple[float, ...]], p
         ((), None),
     ],
 )
-def test_a_cross_encoder_is_known_by_its_labels(labels: tuple[str, ...], place: int | None) -> None:
-    """One label, or two of which just one says that it is the relevant one."""
+def test_a_cross_encoder_is_recognized_by_its_labels(labels: tuple[str, ...], place: int | None) -> None:
+    """A cross-encoder has one label, or two labels of which exactly one is the relevant one."""
     assert place == rerank.relevant(labels)
     assert rerank.compatible(Head(labels=labels)) is (place is not None)
 
 
-def test_query_and_text_are_a_pair_also_without_a_text(tokenizer: Tokenizer) -> None:
+def test_query_and_empty_text_are_encoded_as_a_pair(tokenizer: Tokenizer) -> None:
     encoded = encode(rerank, rerank.RerankRequest("good", ("bad film", "")), tokenizer)
     good, bad, film = (tiny.VOCABULARY.index(word) for word in ("good", "bad", "film"))
     assert [[2, good, 3, bad, film, 3], [2, good, 3, 3]] == [encoding.ids.tolist() for encoding in encoded.encodings]
@@ -193,7 +193,7 @@ FOUR = LayerChoice("last_four_hidden_states", 4, (0, 1, 2, 3))
 @pytest.mark.parametrize("dimensions", [None, 3])
 @pytest.mark.parametrize("pooling", ["none", "cls", "mean", "max"])
 def test_vectors_are_pooled_cut_and_normalized(layers: Any, normalize: bool, dimensions: int | None, pooling: Any) -> None:
-    """All tokens count, special ones too; what is kept of a vector is brought to length 1."""
+    """Special tokens count too; a vector is normalized after it is cut to `dimensions`."""
     parameters = embed.EmbedParameters(pooling=pooling, normalize=normalize, dimensions=dimensions)
     request = embed.EmbedRequest("text", parameters, layers=layers)
     tokens = ROW[layers.output].astype(np.float64)
@@ -219,14 +219,14 @@ def spec(layers: Any, **fields: Any) -> Embedding:
     ],
 )
 def test_layers_are_counted_from_either_end(embedding: Embedding, asked: Any, places: tuple[int, ...]) -> None:
-    """Layers count as in transformers, among the layers of the bundle; the bundle chooses what a request leaves open."""
+    """Layer numbers are those of transformers. The bundle has the default for a request without layers."""
     combine = embedding.combine
     assert LayerChoice(embedding.layers_output, 4, places, combine) == choose(asked, None, embedding)
 
 
 @pytest.mark.parametrize("embedding", [spec("last"), spec("last_four"), spec((0, 6))])
 @pytest.mark.parametrize("asked", [None, "last", [-1]])
-def test_the_last_layer_alone_is_an_output_of_its_own(embedding: Embedding, asked: Any) -> None:
+def test_the_last_layer_has_its_own_output(embedding: Embedding, asked: Any) -> None:
     assert choose(asked, "sum", embedding) == LAST_LAYER
 
 
@@ -240,7 +240,7 @@ def test_the_last_layer_alone_is_an_output_of_its_own(embedding: Embedding, aske
         (spec((0, 5, 6)), [5, -2], r"\[5, -2\]"),
     ],
 )
-def test_layers_that_a_bundle_does_not_have_are_refused(embedding: Embedding, asked: Any, value: str) -> None:
+def test_missing_layers_and_repeated_layers_are_refused(embedding: Embedding, asked: Any, value: str) -> None:
     with pytest.raises(InvalidValueError, match=value):
         choose(asked, None, embedding)
 
@@ -254,16 +254,16 @@ def test_layers_that_a_bundle_does_not_have_are_refused(embedding: Embedding, as
         ({"layers": (5, 6), "default_layers": (4,)}, "`default_layers` has 4,"),
     ],
 )
-def test_a_manifest_of_impossible_layers_is_wrong(fields: dict[str, Any], value: str) -> None:
+def test_a_manifest_with_invalid_layers_is_refused(fields: dict[str, Any], value: str) -> None:
     with pytest.raises(ValueError, match=value):
         spec(fields.pop("layers"), **fields)
 
 
-def test_a_vector_of_zeros_stays_one() -> None:
+def test_a_zero_vector_stays_zero() -> None:
     assert [0.0, 0.0] == embed.normalized(np.zeros(2, dtype=np.float32)).tolist()
 
 
-def test_what_is_left_open_is_as_the_bundle_says() -> None:
+def test_the_bundle_has_the_defaults_of_a_request() -> None:
     given = spec("last_four", prompts={"query": "q: ", "": "x"}, default_prompt="query")
     left_open = embed.EmbedRequest("", embed.EmbedParameters(pooling="mean", normalize=True), prompt="q: ", width=8)
     assert left_open == embed.resolve(embed.EmbedParameters(), given)
@@ -271,7 +271,7 @@ def test_what_is_left_open_is_as_the_bundle_says() -> None:
     assert embed.EmbedRequest("", chosen, prompt="x", width=32, layers=FOUR) == embed.resolve(chosen, given)
 
 
-# ---- what a bundle can do
+# ---- tasks of a bundle
 
 
 @pytest.mark.parametrize(
@@ -285,12 +285,12 @@ def test_what_is_left_open_is_as_the_bundle_says() -> None:
         ("feature-extraction", (), ["sentence-similarity"]),
     ],
 )
-def test_a_bundle_answers_more_than_its_task(tmp_path: Path, task: str, labels: tuple[str, ...], more: list[str]) -> None:
-    """Labels of inference make zero-shot possible, one label alone or a relevant one reranking, and vectors similarity."""
+def test_a_bundle_also_supports_derived_tasks(tmp_path: Path, task: str, labels: tuple[str, ...], more: list[str]) -> None:
+    """NLI labels add zero-shot, a single label or a relevant one adds reranking, and embeddings add similarity."""
     assert (task, *more) == tasks_of(load_bundle(tiny.bundle(tmp_path, task=task, labels=labels)).manifest)
 
 
-# ---- schemes of tags
+# ---- tag schemes
 
 
 @pytest.mark.parametrize(
@@ -310,12 +310,12 @@ def test_a_bundle_answers_more_than_its_task(tmp_path: Path, task: str, labels: 
         (("LABEL_0", "LABEL_1"), "plain"),
     ],
 )
-def test_a_scheme_is_told_by_its_labels(labels: tuple[str, ...], scheme: str) -> None:
+def test_the_tag_scheme_is_detected_from_the_labels(labels: tuple[str, ...], scheme: str) -> None:
     assert scheme == scheme_of(labels)
 
 
 def chunks(labels: list[str]) -> list[tuple[str, int, int]]:
-    """Returns the chunks of BIOES labels by the rules of conlleval, which seqeval has too: (tag, first, last)."""
+    """Returns the chunks of BIOES labels by the rules of conlleval and seqeval: (tag, first, last)."""
     found: list[tuple[str, int, int]] = []
     start = 0
     pairs = [("O", "O"), *((label[0], label[2:] or "O") for label in labels), ("O", "O")]
@@ -338,7 +338,7 @@ def chunks(labels: list[str]) -> list[tuple[str, int, int]]:
 
 
 def entities(labels: list[str], known: tuple[str, ...], tokenizer: Tokenizer) -> list[tuple[str, int, int]]:
-    """Returns the groups that the service makes of one token for each label."""
+    """Returns the service's entity groups for a text with one token per label: (tag, first, last)."""
     text = " ".join(["film"] * len(labels))
     request = token_classification.NerRequest(text)
     scores = np.zeros((len(labels) + 2, len(known)), dtype=np.float32)
@@ -353,7 +353,7 @@ TO_BILOU = str.maketrans("ES", "LU")
 
 
 @given(labels=st.lists(st.sampled_from(BIOES), min_size=1, max_size=ROOM))
-def test_entities_of_bioes_and_bilou_are_those_of_conlleval(labels: list[str], tokenizer: Tokenizer) -> None:
+def test_bioes_and_bilou_entities_equal_those_of_conlleval(labels: list[str], tokenizer: Tokenizer) -> None:
     assert chunks(labels) == entities(labels, BIOES, tokenizer)
     other = tuple(label[:1].translate(TO_BILOU) + label[1:] for label in BIOES)
     assert chunks(labels) == entities([label[:1].translate(TO_BILOU) + label[1:] for label in labels], other, tokenizer)
@@ -366,19 +366,19 @@ def test_entities_of_bioes_and_bilou_are_those_of_conlleval(labels: list[str], t
         ("I I B I".split(), "O B I", [("X", 0, 1), ("X", 2, 3)]),
     ],
 )
-def test_entities_of_bio_are_the_pipelines(labels: list[str], known: str, expected: list[Any], tokenizer: Tokenizer) -> None:
+def test_bio_entities_equal_those_of_the_pipeline(labels: list[str], known: str, expected: list[Any], tokenizer: Tokenizer) -> None:
     spelled = tuple(label if label == "O" else f"{label}-X" for label in known.split())
     assert expected == entities([label if label == "O" else f"{label}-X" for label in labels], spelled, tokenizer)
 
 
 def test_plain_tags_keep_their_names(tokenizer: Tokenizer) -> None:
-    """Neighbors of one tag are one entity, and a hyphen in a tag does not make a prefix."""
+    """Neighbors with the same tag are one entity, and a hyphen in a tag does not make a prefix."""
     known = ("O", "E-MAIL", "PER")
     assert [("PER", 0, 1), ("E-MAIL", 2, 2)] == entities(["PER", "PER", "E-MAIL", "O"], known, tokenizer)
     assert ("", "E-MAIL") == split("E-MAIL", "plain")
 
 
-# ---- units of offsets
+# ---- offset units
 
 
 @given(st.text(max_size=40), st.data())

@@ -1,4 +1,4 @@
-"""One caller with long lists or documents and others with short texts, in virtual time: how much longer the others wait."""
+"""A caller with long lists or documents, in virtual time: how much longer other callers with short texts wait."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from test_waits import COST, Simulation
 SHORT = 23
 THREADS = 2
 SECONDS = 40.0
-OTHERS = 0.3  # of what the inference threads can do
+OTHERS = 0.3  # load of the other callers, as a share of the capacity
 HEAVY = {"lists of 500 texts": (SHORT,) * 500, "documents of 100 windows": (384,) * 100}
 
 
 @dataclass
 class Crowd(Simulation):
-    """Inference threads of which no request has all, as the scheduler has it while there are several callers.
+    """A simulation in which no request gets all inference threads, as in the scheduler while there are several callers.
 
     Attributes:
-        slower: Times its prediction that a run takes: a neighbor may have the machine.
-        heavy: What the one caller sends, again and again.
-        others: The other requests.
-        times: Seconds from arrival to answer of each of the others' requests.
+        slower: Factor by which runs take longer than predicted, for example because another process uses the machine.
+        heavy: Lengths of the texts in each request of the heavy caller.
+        others: Requests of the other callers.
+        times: Seconds from arrival to answer of each of these requests.
     """
 
     slower: float = 1.0
@@ -55,7 +55,7 @@ class Crowd(Simulation):
 
 
 def p99(slower: float, heavy: tuple[int, ...] = (), *, callers: int = 1) -> float:
-    """Returns the seconds within which 99 of 100 of the others' requests are answered."""
+    """Returns the seconds within which 99 % of the other callers' requests are answered."""
     crowd, dice = Crowd(THREADS, "model", slower=slower, heavy=heavy), random.Random(5)
 
     def come() -> None:
@@ -76,11 +76,11 @@ def p99(slower: float, heavy: tuple[int, ...] = (), *, callers: int = 1) -> floa
 
 @pytest.mark.parametrize(("slower", "most"), [(1.0, 3.0), (1.3, 3.0), (3.0, 3.5)])
 @pytest.mark.parametrize("heavy", HEAVY)
-def test_a_heavy_caller_makes_others_wait_three_times_as_long_at_most(heavy: str, slower: float, most: float) -> None:
-    """And hardly more where runs take much longer than predicted, so that the heavy one falls behind its priorities."""
+def test_a_heavy_caller_at_most_triples_the_wait_of_others(heavy: str, slower: float, most: float) -> None:
+    """The limit is 3.5 times if runs take three times as long as predicted, so that the heavy caller falls behind its priorities."""
     assert p99(slower, HEAVY[heavy]) <= most * p99(slower)
 
 
-def test_ten_callers_with_short_lists_let_others_through() -> None:
-    """A list of 30 texts takes a third of a second; with the pace of one such list the others would wait 70 times as long."""
+def test_ten_callers_with_short_lists_do_not_block_others() -> None:
+    """A list of 30 texts takes 0.33 s. If each list had the pace of a single one, others would wait 70 times as long."""
     assert p99(1.0, (SHORT,) * 30, callers=10) <= 10 * p99(1.0)

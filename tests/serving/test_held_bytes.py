@@ -1,4 +1,4 @@
-"""The memory of large bodies and answers: one limit for all connections; small requests are answered even at the limit."""
+"""The memory of large bodies and responses: one limit for all connections; small requests are answered even at the limit."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ SMALL = b'{"inputs":"good"}'
 
 
 def chunked(body: bytes) -> bytes:
-    """Returns a request with a body in chunks, without its end."""
+    """Returns a request with a chunked body, without the last chunk."""
     return b"POST /classify HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n" % (len(body), body)
 
 
 def service(models: Path, **held: int) -> AppState:
-    """Returns a service of bodies of 200,000 bytes, two of which it holds at once."""
+    """Returns a service that accepts bodies of 200,000 bytes and holds at most two of them at once."""
     found = faked(models, FakeEngine())
     object.__setattr__(found, "max_body_bytes", BODY_BYTES)
     found.held_bytes.limit = 2 * BODY_BYTES
     return found
 
 
-def test_a_reservation_that_cannot_grow_is_released() -> None:
+def test_a_reservation_that_cannot_grow_can_be_released() -> None:
     held = HeldBytes(1)
     held.limit = 10
     reservation = ByteReservation(held)
@@ -64,7 +64,7 @@ def test_a_reservation_that_cannot_grow_is_released() -> None:
     "begin", [raw_http.post(body=LARGE[:100_000], length=BODY_BYTES), chunked(LARGE[:190_000])], ids=["length", "chunks"]
 )
 async def test_unfinished_bodies_hold_a_limited_number_of_bytes(models: Path, begin: bytes) -> None:
-    """A large body that does not fit is 503, to be sent again; small ones are answered, and a large one once another has ended."""
+    """A large body over the limit gets 503 and `Retry-After`. Small ones are answered; a large one is answered after others end."""
     state = service(models)
 
     state.scheduler.start()
@@ -82,8 +82,8 @@ async def test_unfinished_bodies_hold_a_limited_number_of_bytes(models: Path, be
     await state.scheduler.stop(0)
 
 
-async def test_a_large_body_waits_no_longer_than_its_deadline_and_its_client(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large bodies are parsed one after another. A body without a waiting client releases its bytes before its turn."""
+async def test_a_waiting_large_body_ends_with_its_deadline_or_its_client(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large bodies are parsed one at a time. If the client of a waiting body leaves, the bytes are released before its turn."""
     may_parse = threading.Event()
 
     def parse(raw: bytes, *, finite: bool = False) -> Any:
@@ -105,7 +105,7 @@ async def test_a_large_body_waits_no_longer_than_its_deadline_and_its_client(mod
     await state.scheduler.stop(0)
 
 
-async def test_the_wait_to_be_parsed_is_part_of_the_deadline(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_time_to_parse_a_body_is_part_of_the_deadline(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
     left: list[float] = []
     predict = Model.predict
@@ -134,7 +134,7 @@ async def test_the_wait_to_be_parsed_is_part_of_the_deadline(models: Path, monke
 
 
 async def test_the_body_of_an_answered_request_is_not_counted(models: Path) -> None:
-    """Its client may read the answer slowly."""
+    """A client that reads its response slowly holds no bytes of its body."""
     state = service(models)
     sent: list[int] = []
 
@@ -163,7 +163,7 @@ async def test_the_body_of_an_answered_request_is_not_counted(models: Path) -> N
     await state.scheduler.stop(0)
 
 
-async def test_a_long_answer_that_does_not_fit_is_refused(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_response_over_the_limit_is_refused(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = service(models)
     state.held_bytes.add(2 * BODY_BYTES)
 
@@ -181,10 +181,10 @@ async def test_a_long_answer_that_does_not_fit_is_refused(models: Path, monkeypa
 
 
 @pytest.mark.parametrize(("path", "requests"), [("/docs/static/swagger-ui-bundle.js", 6), ("/openapi.json", 100)])
-async def test_an_unread_document_takes_the_memory_of_two_pieces(models: Path, path: str, requests: int) -> None:
-    """Beyond the buffers of the system, which hold the first documents; and neither a descriptor of its own nor bytes of large bodies."""
+async def test_an_unread_document_uses_the_memory_of_at_most_two_pieces(models: Path, path: str, requests: int) -> None:
+    """The buffers of the system do not count. A document uses neither its own file descriptor nor bytes of large bodies."""
     state = service(models)
-    async with listening(create_app(state)) as served, client(served, GET) as (reader, _):  # modules are imported, and what they keep open
+    async with listening(create_app(state)) as served, client(served, GET) as (reader, _):  # imports open files
         await reader.readline()
         await until(lambda: served.protocols[0]._stage == parsing.WAITING)
         before = len(os.listdir("/proc/self/fd"))
@@ -200,8 +200,8 @@ async def test_an_unread_document_takes_the_memory_of_two_pieces(models: Path, p
             assert 0 == state.held_bytes.count
 
 
-async def test_a_long_line_is_read_when_there_is_room_for_it() -> None:
-    """While other requests hold the bytes it waits and nothing more is read; short lines are answered one at a time."""
+async def test_a_long_line_waits_until_enough_bytes_are_free() -> None:
+    """While other requests hold the bytes, nothing more is read. Short lines are answered one at a time."""
     held = HeldBytes(1)
     held.limit = 1_000_000
     chunks = [b"1\n2\n3\n", b"x" * 100_000, b"x" * 100_000, b"x" * 100_000, b"\n"]
@@ -237,8 +237,8 @@ async def test_a_long_line_is_read_when_there_is_room_for_it() -> None:
     assert ([*[b"1\n"] * 3, b"300000\n"], 0) == (answers, held.count)
 
 
-async def test_what_waits_to_be_sent_stays_reserved(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer behind another one that its client does not read, without the results that it was made of."""
+async def test_a_response_stays_reserved_until_it_is_sent(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a response waits, its bytes are reserved, but the results from which it was made are released."""
     monkeypatch.setattr(inference, "UNCOUNTED_BYTES", 1)
     state = service(models)
     app = create_app(state)
@@ -264,7 +264,7 @@ async def test_what_waits_to_be_sent_stays_reserved(models: Path, monkeypatch: p
 
 
 def test_workers_share_the_limit() -> None:
-    """Ten attackers of two workers fill no more than those of one; a worker of many has room for two of the largest bodies or answers."""
+    """Two workers together hold as much as one. Each of many workers can hold two of the largest bodies or responses."""
     alone, of_two, of_many = (HeldBytes(2**23, workers).limit for workers in (1, 2, 64))
 
     assert alone == 2 * of_two
@@ -272,8 +272,8 @@ def test_workers_share_the_limit() -> None:
 
 
 @pytest.mark.parametrize("more", [False, True])
-async def test_a_long_body_is_sent_in_several_turns(more: bool) -> None:
-    """TLS encrypts each piece as it is sent."""
+async def test_a_long_body_is_sent_in_several_turns_of_the_event_loop(more: bool) -> None:
+    """TLS encrypts each piece when it is sent, which blocks the event loop."""
     sent: list[Any] = []
     turns = 0
 

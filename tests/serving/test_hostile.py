@@ -1,6 +1,6 @@
-"""Whatever a caller sends, the answer is a result or one clear error: no 5xx, crash, hang, trace or path.
+"""Any request gets a result or one clear error: no 5xx, crash, hang, traceback or path.
 
-`make stress` runs a hundred thousand cases, others each time; `make test` two thousand, always the same ones.
+`make stress` runs 100,000 random cases; `make test` runs 2,000, always the same ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from application import Send
 from bertserve.service.tasks.catalog import TASKS
 
 ALLOWED = {200, 400, 404, 413, 415, 422}
-SHARE = 0.75  # of all cases; the others are of test_raw_http.py and test_description.py
+SHARE = 0.75  # share of all cases; test_raw_http.py and test_description.py have the rest
 MODELS = {
     "text-classification": "/models/classifier",
     "token-classification": "/models/names",
@@ -27,7 +27,7 @@ MODELS = {
 
 
 def assert_clear(response: httpx.Response, sent: bytes) -> None:
-    """Asserts that an answer is a result, or an error in the one shape that tells nothing of the inside."""
+    """Asserts that a response is a result, or an error in the standard form that leaks no internals."""
     assert response.status_code in ALLOWED, (response.status_code, response.text[:300], sent[:300])
     body = response.json()
     if response.status_code != 200:

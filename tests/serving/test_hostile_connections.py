@@ -1,4 +1,4 @@
-"""What one or a few connections can do to the service: everything that they send, hold or leave unread has a limit."""
+"""Hostile connections: everything that one or a few of them send, hold or leave unread has a limit."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ HALF_BODY = b"POST / HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n{"
 
 
 async def refuse(_: Scope, __: Receive, send: Send) -> None:
-    """Answers without reading the body."""
+    """An application that answers without reading the body."""
     await answer(send, b"no", status=401)
 
 
 async def replies(sent: bytes, app: Any = echo) -> tuple[bytes, list[str]]:
-    """Returns all that comes back for what is sent, and why the connection was closed."""
+    """Returns everything that the service sends back, and the reasons why it closed the connection."""
     async with listening(app) as served, client(served, sent) as (reader, _):
         return await everything(reader), served.ends
 
 
-async def test_trailers_are_no_headers() -> None:
-    """The application never sees them: they come when access was already decided."""
+async def test_trailers_are_not_headers() -> None:
+    """The application never sees them, because they arrive after access is decided."""
     seen: list[list[tuple[bytes, bytes]]] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,20 +68,20 @@ async def test_trailers_are_no_headers() -> None:
     ids=["trailers", "value", "name", "extension", "extensions", "zeros"],
 )
 async def test_trailers_and_chunk_extensions_have_a_limit(framing: bytes) -> None:
-    """That of a head: no length of a chunk or a body says how many bytes they have."""
+    """The limit is that of a request head, because no declared length covers these bytes."""
     received, ends = await replies(CHUNKED + framing)
     assert received.startswith(b"HTTP/1.1 431 "), received
     assert ["head_too_large"] == ends
 
 
-async def test_many_small_chunks_are_a_body() -> None:
+async def test_many_small_chunks_form_one_body() -> None:
     body = b"1\r\n{\r\n" * 20_000 + b"0\r\n\r\n"
     received, _ = await replies(CHUNKED.replace(b"host: test", b"connection: close") + body)
     assert received.endswith(b"\r\n\r\n/ " + b"{" * 20_000 + b"\n")
 
 
 @pytest.mark.parametrize(("more", "status"), [(0, b"200"), (1, b"431")])
-async def test_a_request_has_few_headers(more: int, status: bytes) -> None:
+async def test_the_number_of_headers_is_limited(more: int, status: bytes) -> None:
     received, _ = await replies(b"GET / HTTP/1.1\r\nconnection: close\r\n" + b"a:\r\n" * (MAX_HEADERS - 1 + more) + b"\r\n")
     assert received.startswith(b"HTTP/1.1 %s " % status)
 
@@ -91,7 +91,7 @@ async def test_empty_lines_before_a_request_have_a_limit() -> None:
     assert (True, ["head_too_large"]) == (received.startswith(b"HTTP/1.1 431 "), ends)
 
 
-async def test_a_stream_to_http_1_0_has_no_chunks() -> None:
+async def test_a_streamed_response_to_http_1_0_is_not_chunked() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == "/known":
             await answer(send)
@@ -109,7 +109,7 @@ async def test_a_stream_to_http_1_0_has_no_chunks() -> None:
 
 
 class Unread(asyncio.Transport):
-    """A transport of which a client takes as much as a test says."""
+    """A transport whose client takes as many bytes as the test says."""
 
     unsent = 0
 
@@ -124,7 +124,7 @@ class Unread(asyncio.Transport):
 
 
 @pytest.mark.parametrize(("per_second", "slow_after"), [(0, 31), (1, 31), (99, 31), (101, None)])
-async def test_a_client_must_take_its_answers_at_the_lowest_rate(per_second: int, slow_after: int | None) -> None:
+async def test_a_client_must_read_responses_at_the_minimum_rate(per_second: int, slow_after: int | None) -> None:
     raw = Unread()
     transport = CoalescingTransport(raw)
     transport.write(b"x" * 10_000)
@@ -136,7 +136,7 @@ async def test_a_client_must_take_its_answers_at_the_lowest_rate(per_second: int
     assert slow_after is None
 
 
-async def test_a_client_that_has_taken_everything_may_rest() -> None:
+async def test_a_client_that_has_read_everything_is_not_slow() -> None:
     raw = Unread()
     transport = CoalescingTransport(raw)
     for second in range(0, 200, 20):
@@ -147,12 +147,12 @@ async def test_a_client_that_has_taken_everything_may_rest() -> None:
 
 
 async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
-    """An application that answers without its body, as to a wrong key."""
+    """An application that answers without reading the body, as for a wrong key."""
     await answer(send, status=401)
 
 
 @pytest.mark.parametrize(("app", "begins"), [(echo, b"HTTP/1.1 503 "), (refusing, b"HTTP/1.1 401 ")], ids=["unanswered", "answered"])
-async def test_half_sent_bodies_make_room(monkeypatch: pytest.MonkeyPatch, app: Any, begins: bytes) -> None:
+async def test_a_connection_with_a_half_sent_body_is_evicted(monkeypatch: pytest.MonkeyPatch, app: Any, begins: bytes) -> None:
     monkeypatch.setattr(connections, "SWEEP_S", 0.02)
     monkeypatch.setattr(connections, "EXPENDABLE_AFTER_S", 0.02)
 
@@ -160,7 +160,7 @@ async def test_half_sent_bodies_make_room(monkeypatch: pytest.MonkeyPatch, app: 
         served = await stack.enter_async_context(listening(app, max_connections=2))
         first, _ = await stack.enter_async_context(client(served, HALF_BODY))
         await until(lambda: len(served.connections) == 1)
-        await asyncio.sleep(0.01)  # the loop's clock has milliseconds
+        await asyncio.sleep(0.01)  # the loop's clock has a resolution of 1 ms
         await stack.enter_async_context(client(served, HALF_BODY))
         await until(lambda: len(served.connections) == 2)
         served.connections.start()
@@ -170,7 +170,7 @@ async def test_half_sent_bodies_make_room(monkeypatch: pytest.MonkeyPatch, app: 
         assert ["evicted"] == served.ends
 
 
-async def test_a_body_at_the_lowest_rate_is_not_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_at_the_minimum_rate_is_not_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "SWEEP_S", 0.01)
     monkeypatch.setattr(connections, "EXPENDABLE_AFTER_S", 0.01)
 
@@ -184,7 +184,7 @@ async def test_a_body_at_the_lowest_rate_is_not_evicted(monkeypatch: pytest.Monk
         assert (await reader.read(100)).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_metrics_take_half_of_the_connections_for_probes() -> None:
+async def test_metrics_can_use_half_of_the_connections_for_probes() -> None:
     async with listening(echo) as served, AsyncExitStack() as stack:
         for _ in range(PROBE_RESERVE):
             await stack.enter_async_context(client(served))
@@ -197,8 +197,8 @@ async def test_metrics_take_half_of_the_connections_for_probes() -> None:
 
 
 @pytest.mark.parametrize("sent", [GET, HALF_BODY], ids=["request", "half a body"])
-async def test_unread_answers_make_room(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
-    """Also while the rest of the answer waits to be written."""
+async def test_a_connection_with_an_unread_response_is_evicted(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    """The connection is evicted even while the rest of the response waits to be written."""
     monkeypatch.setattr(connections, "SWEEP_S", 0.02)
     monkeypatch.setattr(connections, "EXPENDABLE_AFTER_S", 0.01)
 
@@ -217,11 +217,11 @@ async def test_unread_answers_make_room(monkeypatch: pytest.MonkeyPatch, sent: b
         assert len(await everything(reader)) < 2**24
 
 
-async def test_a_client_that_left_before_it_was_refused_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error would end the loop that takes what waits when the service stops."""
+async def test_a_client_that_leaves_before_its_refusal_causes_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error would end the loop that accepts waiting connections at shutdown."""
 
     class Reset(socket.socket):
-        """A socket whose other end has gone."""
+        """A socket whose client has closed the connection."""
 
         def send(self, *_: Any) -> int:
             raise ConnectionResetError
@@ -247,7 +247,7 @@ async def test_a_client_that_left_before_it_was_refused_is_no_error(monkeypatch:
     [(b"%x\r\n" % 400_000 + b"\r\n\r\n" * 100_000 + b"\r\n", 400_000), (b"1\r\n{\r\n" * 60_000, 60_000)],
     ids=["empty lines", "chunks of a byte"],
 )
-async def test_a_body_that_is_slow_to_parse_leaves_turns_to_others(monkeypatch: pytest.MonkeyPatch, sent: bytes, length: int) -> None:
+async def test_a_body_that_is_slow_to_parse_is_parsed_in_several_turns(monkeypatch: pytest.MonkeyPatch, sent: bytes, length: int) -> None:
     body: list[bytes] = []
     turns = 0
     parse_on = HttpProtocol._parse_on
@@ -270,8 +270,8 @@ async def test_a_body_that_is_slow_to_parse_leaves_turns_to_others(monkeypatch: 
         assert turns > 1
 
 
-async def test_a_turn_of_the_loop_parses_for_one_connection() -> None:
-    """Unparsed bytes of several connections are parsed in turn, and the loop serves others between."""
+async def test_a_turn_of_the_event_loop_parses_for_one_connection() -> None:
+    """Connections with unparsed bytes take turns, and the loop does other work in between."""
     loop, order = asyncio.get_running_loop(), list[str]()
     open_ = connections.Connections(LIMITS)
 
@@ -296,10 +296,10 @@ async def test_a_turn_of_the_loop_parses_for_one_connection() -> None:
 
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
 @pytest.mark.parametrize("refused", [CHUNKED + b"%x\r\n" % 2**25, b"no HTTP\r\n"], ids=["unread", "malformed"])
-async def test_a_turn_of_the_loop_reads_once_from_a_connection(monkeypatch: pytest.MonkeyPatch, refused: bytes, secure: bool) -> None:
-    """It would read up to 32 times in a turn, as long as there is more, and others would wait for all of that.
+async def test_a_turn_of_the_event_loop_reads_once_from_a_connection(monkeypatch: pytest.MonkeyPatch, refused: bytes, secure: bool) -> None:
+    """By default, uvloop reads up to 32 times per turn while more bytes arrive, and other connections wait.
 
-    uvloop decrypts all that arrives at a connection of TLS that the service closes.
+    On a TLS connection that the service closes, uvloop decrypts everything that arrives.
     """
     loop, reads = asyncio.get_running_loop(), [0]
     data_received = HttpProtocol.data_received
@@ -334,7 +334,7 @@ async def test_a_turn_of_the_loop_reads_once_from_a_connection(monkeypatch: pyte
 
 
 async def test_a_request_that_is_read_but_not_parsed_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a shutdown, nor the limit of an idle connection, nor another connection ends the one that has sent it."""
+    """Neither a shutdown, nor the idle timeout, nor an eviction ends its connection."""
     sent = b"POST /a HTTP/1.1\r\nhost: test\r\ncontent-length: 20000\r\n\r\n" + b"b" * 20_000
     later: list[Any] = []
     async with listening(echo) as served, client(served, GET) as (reader, writer):
@@ -352,8 +352,8 @@ async def test_a_request_that_is_read_but_not_parsed_is_not_lost(monkeypatch: py
         assert b"/a " + b"b" * 20_000 in await reader.readuntil(b"b\n")
 
 
-async def test_a_body_that_nobody_reads_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It neither takes memory nor keeps the connection from being read on, however the parser's turns cut it."""
+async def test_a_body_that_the_application_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It uses no memory, and the connection is read further, wherever the parser pauses."""
     monkeypatch.setattr(parsing, "PARSE_S", 0)
     sent = CHUNKED + (b"12c\r\n" + b"b" * 300 + b"\r\n") * 600
     async with listening(refuse) as served, client(served, sent) as (reader, writer):
@@ -366,8 +366,8 @@ async def test_a_body_that_nobody_reads_is_dropped(monkeypatch: pytest.MonkeyPat
         assert (await reader.readline()).startswith(b"HTTP/1.1 401 ")
 
 
-async def test_between_two_requests_that_arrived_together_the_loop_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client with cheap requests would otherwise keep the event loop, and with it the GIL, for itself."""
+async def test_the_event_loop_pauses_between_two_requests_that_arrive_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a client with cheap requests would occupy the event loop and the GIL."""
     later: list[Any] = []
     loop = asyncio.get_running_loop()
     async with listening(echo) as served, client(served, GET) as (reader, writer):
@@ -388,8 +388,8 @@ async def test_between_two_requests_that_arrived_together_the_loop_rests(monkeyp
         assert 2 == (await everything(reader)).count(b"HTTP/1.1 200 ")
 
 
-async def test_bytes_that_arrive_between_two_requests_do_not_stop_the_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The service could not notice that the client closes the connection while the second request is answered."""
+async def test_bytes_that_arrive_between_two_requests_do_not_pause_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the service would not notice a disconnect while it answers the second request."""
     monkeypatch.setattr(protocol, "PIPELINE_S", 0.1)
     answered = asyncio.Event()
 
@@ -408,8 +408,8 @@ async def test_bytes_that_arrive_between_two_requests_do_not_stop_the_reading(mo
         await until(lambda: connection.cycle.disconnected)
 
 
-async def test_what_follows_an_early_answer_gets_no_second_one() -> None:
-    """A client would take it for the answer to its next request."""
+async def test_bytes_after_an_early_response_get_no_second_response() -> None:
+    """A client would take the second response for that of its next request."""
     async with listening(refuse) as served, client(served, HALF_BODY) as (reader, writer):
         await reader.readuntil(b"no")
         writer.write(b"x" * 99 + b"no request\r\n\r\n")
@@ -417,8 +417,8 @@ async def test_what_follows_an_early_answer_gets_no_second_one() -> None:
         assert ["malformed"] == served.ends
 
 
-async def test_all_connections_share_what_is_parsed_in_a_turn() -> None:
-    """Else thousands of short reads, each of chunks of a byte, would stop the loop for seconds."""
+async def test_all_connections_share_the_parsing_limit_of_a_turn() -> None:
+    """Otherwise thousands of short reads, each with one-byte chunks, would stop the loop for seconds."""
     open_ = connections.Connections(LIMITS)
     assert [False, True, False] == [open_.may_parse(size) for size in (TURN_BYTES + 1, TURN_BYTES - 1, 2)]
     await asyncio.sleep(0)
@@ -426,8 +426,8 @@ async def test_all_connections_share_what_is_parsed_in_a_turn() -> None:
 
 
 @pytest.mark.parametrize("body", [b"{", b"{" * 90])
-async def test_an_answer_that_fails_while_the_body_arrives_ends_its_connection(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client waits for the rest of the answer, and the service for the rest of the body: only `check` can end the connection."""
+async def test_a_response_that_fails_while_the_body_arrives_ends_its_connection(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client waits for the rest of the response, and the service for the rest of the body. Only `check` can end this."""
     monkeypatch.setattr(parsing, "MAX_UNREAD_BYTES", 50)  # reading pauses in one of the cases
 
     async def fail(_: Scope, __: Receive, send: Send) -> None:
@@ -444,7 +444,7 @@ async def test_an_answer_that_fails_while_the_body_arrives_ends_its_connection(b
 
 
 async def test_a_closing_connection_has_a_time_limit() -> None:
-    """Uvloop waits without a limit for a client of TLS that closes only its sending half and reads nothing."""
+    """Uvloop waits forever for a TLS client that closes only its sending half and reads nothing."""
     async with listening(refuse) as served, client(served, GET) as (reader, _):
         await reader.readuntil(b"no")
         (connection,) = served.protocols
@@ -460,7 +460,7 @@ async def test_a_closing_connection_has_a_time_limit() -> None:
         connection.transport._transport = inner
 
 
-async def test_what_is_left_of_an_answer_is_sent_before_a_refused_connection_ends() -> None:
+async def test_a_response_is_sent_completely_before_a_refused_connection_ends() -> None:
     async def long(_: Scope, __: Receive, send: Send) -> None:
         await answer(send, b"a" * 2**24)
 
@@ -475,8 +475,8 @@ async def test_what_is_left_of_an_answer_is_sent_before_a_refused_connection_end
 
 
 @pytest.mark.parametrize("version", [b"HTTP/1.1\r\nconnection: close", b"HTTP/1.0"])
-async def test_an_early_answer_is_not_lost_if_the_connection_closes_behind_it(version: bytes) -> None:
-    """The client may send all of its body first: if the service closed before, the client would see a reset in place of the answer."""
+async def test_an_early_response_is_not_lost_if_the_connection_then_closes(version: bytes) -> None:
+    """Some clients send the whole body first. If the service closed earlier, they would see a reset instead of the response."""
     head = b"POST / %s\r\ncontent-length: 4000000\r\n\r\n" % version
     async with listening(refuse) as served, client(served, head) as (reader, writer):
         await reader.readuntil(b"no")

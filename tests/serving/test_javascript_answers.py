@@ -1,4 +1,4 @@
-"""@huggingface/inference is told by its User-Agent, and gets answers in the form that it reads; tests/clients runs the client itself."""
+"""@huggingface/inference, detected by its User-Agent, gets responses in the form that it reads; tests/clients runs the client itself."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LABELS = {"parameters": {"candidate_labels": ["film", "book"]}}
         ("/embed", "good", {}),
     ],
 )
-def test_a_list_of_one_is_answered_like_the_one(api: Send, path: str, one: Any, more: dict[str, Any]) -> None:
+def test_a_list_of_one_input_is_answered_like_a_single_input(api: Send, path: str, one: Any, more: dict[str, Any]) -> None:
     expected = post(api, {"inputs": one, **more}, path=path).json()
     assert expected == post(api, {"inputs": [one], **more}, path=path, headers=AGENT).json()
     if path not in ("/classify", "/embed"):
@@ -34,12 +34,12 @@ def test_a_list_of_one_is_answered_like_the_one(api: Send, path: str, one: Any, 
 
 
 @pytest.mark.parametrize("inputs", ["a [MASK] [MASK]", ["a [MASK] [MASK]"]])
-def test_several_masks_make_one_list(api: Send, inputs: Any) -> None:
+def test_several_masks_give_one_flat_list(api: Send, inputs: Any) -> None:
     first, second = post(api, {"inputs": "a [MASK] [MASK]"}, path="/fill-mask").json()
     assert first + second == post(api, {"inputs": inputs}, path="/fill-mask", headers=AGENT).json()
 
 
-def test_tokens_have_a_group(api: Send) -> None:
+def test_tokens_have_an_entity_group(api: Send) -> None:
     body = {"inputs": "a film", "parameters": {"aggregation_strategy": "none", "ignore_labels": []}}
     expected = post(api, body, path="/ner").json()
     assert expected
@@ -50,14 +50,14 @@ def test_tokens_have_a_group(api: Send) -> None:
     ("path", "one", "more"), [("/classify", "good", {}), ("/ner", "good", {}), ("/answer", QUESTION, {}), ("/zero-shot", "good", LABELS)]
 )
 @pytest.mark.parametrize("count", [0, 2])
-def test_several_inputs_are_refused(api: Send, path: str, one: Any, more: dict[str, Any], count: int) -> None:
+def test_lists_of_no_or_several_inputs_are_refused(api: Send, path: str, one: Any, more: dict[str, Any], count: int) -> None:
     message = rejected(post(api, {"inputs": [one] * count, **more}, path=path, headers=AGENT), 422, "invalid_value")
     assert "@huggingface/inference" in message and f"`inputs` has {count} items" in message
     assert count == len(post(api, {"inputs": [one] * count, **more}, path=path).json())
 
 
 def test_vectors_are_lists_of_numbers(api: Send) -> None:
-    """Of several texts too, but not as base64, which the client cannot read."""
+    """Several texts are accepted, but base64 is not, because the client cannot read it."""
     assert 2 == len(post(api, {"inputs": ["good", "bad"]}, path="/embed", headers=AGENT).json())
     message = rejected(post(api, {"inputs": "good", "encoding_format": "base64"}, path="/embed", headers=AGENT), 422, "invalid_value")
     assert "`base64`, which @huggingface/inference" in message

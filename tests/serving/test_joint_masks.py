@@ -1,4 +1,4 @@
-"""Masks that are filled together: the search against all fillings of a text, its runs against what was counted, and the endpoint."""
+"""Joint mask filling: the search compared with all fillings of a text, its runs compared with the reserved tokens, and the endpoint."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WORDS = ["good", "bad", "fine", "dull", "great"]
 
 
 class Runs:
-    """A tiny graph of masks that counts the tokens which it runs."""
+    """A tiny fill-mask graph that counts the tokens of its runs."""
 
     def __init__(self, folder: Path) -> None:
         made = load_bundle(tiny.bundle(folder, task="fill-mask"))
@@ -45,7 +45,7 @@ class Runs:
         return self.engine.run([encoding])[0]
 
     def drive(self, begun: Begun) -> list[Any]:
-        """Returns the result of a search, batch by batch. The first one has no encodings, and the cost of all."""
+        """Runs a search batch by batch and returns its result. The first batch has no encodings, and the cost of all batches."""
         self.tokens, self.stages = 0, []
         reserved_tokens = begun.batch.cost.reserved_tokens
         result = begun.advance([])
@@ -57,11 +57,11 @@ class Runs:
         return list(result)
 
     def ids(self, text: str) -> list[int]:
-        """Returns the token ids of a text, and those of special tokens around them not."""
+        """Returns the token ids of a text, without special tokens."""
         return self.tokenizer.tokenize([text])[0].ids
 
     def brute_force(self, ids: list[int], choices: Sequence[Sequence[int]]) -> dict[tuple[int, ...], float]:
-        """Returns the score of each filling of the masks: product of the softmax at each mask, those before it filled."""
+        """Returns filling -> score: the product of the softmax at each mask, with the masks before it filled."""
         places = [i for i, id_ in enumerate(ids) if id_ == 4]
 
         @cache
@@ -85,7 +85,7 @@ def tiny_runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 def text_of(runs: Runs, text: str, *, beam: int, top_k: int, targets: Sequence[str] | None = None) -> Begun:
-    """Returns the search of a text, with a beam of any width, before it runs anything."""
+    """Returns the search for a text before its first run. The beam can have any width."""
     parameters = fill_mask.FillMaskParameters.model_construct(
         joint=True, beam=beam, top_k=top_k, targets=None if targets is None else list(targets)
     )
@@ -94,8 +94,8 @@ def text_of(runs: Runs, text: str, *, beam: int, top_k: int, targets: Sequence[s
     return begun
 
 
-def test_a_beam_wide_enough_finds_the_best_of_all_fillings(runs: Runs) -> None:
-    """Of two masks and the whole vocabulary, in the order and with the scores of brute force, which add up to 1."""
+def test_a_wide_beam_finds_the_best_of_all_fillings(runs: Runs) -> None:
+    """For two masks and the whole vocabulary, order and scores equal brute force, whose scores sum to 1."""
     text = "a [MASK] film was [MASK] !"
     vocabulary = range(runs.tokenizer.vocabulary_size)
     every = runs.brute_force(runs.ids(text), [vocabulary, vocabulary])
@@ -109,8 +109,8 @@ def test_a_beam_wide_enough_finds_the_best_of_all_fillings(runs: Runs) -> None:
     assert all(pytest.approx(item["score"], rel=1e-6) == every[tuple(item["tokens"])] for item in found)
 
 
-def test_a_narrow_beam_finds_fillings_of_their_true_scores(runs: Runs) -> None:
-    """What it keeps has the score that brute force gives it, and no better one is lost that begins with what it kept."""
+def test_a_narrow_beam_finds_the_best_fillings_of_its_kept_tokens(runs: Runs) -> None:
+    """The result equals brute force over the fillings that begin with a kept token."""
     text = "[MASK] [MASK] film"
     vocabulary = range(runs.tokenizer.vocabulary_size)
     every = runs.brute_force(runs.ids(text), [vocabulary, vocabulary])
@@ -122,8 +122,8 @@ def test_a_narrow_beam_finds_fillings_of_their_true_scores(runs: Runs) -> None:
     assert [1, 2] == runs.stages
 
 
-def test_a_filling_is_given_as_tokens_and_as_text(runs: Runs) -> None:
-    """Tokens from left to right, each as the vocabulary spells it, and the whole text without special tokens."""
+def test_a_filling_has_tokens_and_text(runs: Runs) -> None:
+    """Tokens are in text order, spelled as in the vocabulary. `sequence` is the whole text without special tokens."""
     (best, *_) = runs.drive(text_of(runs, "a [MASK] and [MASK] film", beam=4, top_k=3, targets=["good", "bad"]))
     names = [tiny.VOCABULARY[token] for token in best["tokens"]]
     assert names == best["token_strs"] == best["targets"]
@@ -131,21 +131,20 @@ def test_a_filling_is_given_as_tokens_and_as_text(runs: Runs) -> None:
     assert {"score", "tokens", "token_strs", "targets", "sequence"} == best.keys()
 
 
-def test_only_a_part_of_a_long_text_is_filled(runs: Runs) -> None:
-    """The rest of the text is not copied for each filling."""
+def test_a_filling_copies_only_a_part_of_a_long_text(runs: Runs) -> None:
     ids = [5] * 10_000 + [4, 6, 4] + [5] * 10_000
     (pattern,), _, _ = prepare(ids, [10_000, 10_002], [joint_masks.slot_of_any_token(9)], beam=8, tokenizer=runs.tokenizer)
     assert [5, 7, 6, 4] == pattern.filled((7,), 9_999, 10_003)
     assert [7, 6, 8] == pattern.filled((7, 8), 10_000, 10_003)
 
 
-def test_ways_to_fill_a_mask_are_counted_by_prefix() -> None:
+def test_the_fillings_of_a_mask_are_counted_by_prefix() -> None:
     slots = slots_of({(1,): "a", (1, 2): "ab", (1, 3): "ac", (2, 2): "bb"})
     assert [[1, 1], [1, 2, 3]] == [list(slot.ways) for slot in slots]
 
 
-def test_targets_are_counted_once_for_all_patterns(runs: Runs) -> None:
-    """The 64 texts of six masks look at no target."""
+def test_targets_are_read_once_for_all_patterns(runs: Runs) -> None:
+    """The 64 patterns of six masks do not read the targets again."""
 
     class Unread(dict[tuple[int, ...], str]):
         def __iter__(self) -> Any:
@@ -158,7 +157,7 @@ def test_targets_are_counted_once_for_all_patterns(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize("masks", [1, 2, 3])
-def test_targets_of_several_pieces_have_their_joint_score(runs: Runs, masks: int) -> None:
+def test_targets_of_several_tokens_have_their_joint_score(runs: Runs, masks: int) -> None:
     targets = {"good": ["good"], "gob": ["g", "##o", "##b"], "xyz": ["x", "##y", "##z"], "bad": ["bad"]}
     pieces = {target: [tiny.VOCABULARY.index(piece) for piece in each] for target, each in targets.items()}
     expected = {}
@@ -178,7 +177,7 @@ def test_targets_of_several_pieces_have_their_joint_score(runs: Runs, masks: int
 
 
 def test_masks_far_into_a_long_text_are_in_one_window(runs: Runs) -> None:
-    """All masks are read together, with as much of the text around them as there is room for; `sequence` is the whole text."""
+    """The window has all masks and as much text around them as fits. `sequence` is the whole text."""
     text = f"{LONG} [MASK] bad bad [MASK] {LONG}"
     begun = text_of(runs, text, beam=2, top_k=1)
     encoding = begun.advance([]).encodings[0]
@@ -208,13 +207,12 @@ def test_a_window_has_every_mask(runs: Runs, before: int, between: int) -> None:
         ("no mask", None, r"`\[MASK\]`"),
     ],
 )
-def test_what_cannot_be_searched_is_refused(runs: Runs, text: str, targets: list[str] | None, value: str) -> None:
+def test_an_impossible_or_too_large_search_is_refused(runs: Runs, text: str, targets: list[str] | None, value: str) -> None:
     with pytest.raises(InvalidValueError, match=value):
         text_of(runs, text, beam=2, top_k=1, targets=targets)
 
 
-def test_equal_scores_come_by_token(monkeypatch: pytest.MonkeyPatch, runs: Runs) -> None:
-    """Of fillings that are equally good the first by id are kept, whatever the beam."""
+def test_fillings_with_equal_scores_are_ordered_by_token_id(monkeypatch: pytest.MonkeyPatch, runs: Runs) -> None:
     flat = {"logits": np.zeros((1, runs.tokenizer.vocabulary_size), dtype=np.float32)}
     monkeypatch.setattr(runs, "of", lambda encoding: flat)
     found = runs.drive(text_of(runs, "[MASK] [MASK]", beam=3, top_k=4))
@@ -255,8 +253,8 @@ def ask(api: Send, inputs: Any, **parameters: Any) -> Any:
     return body if response.status_code == 200 else (response.status_code, body["error"])
 
 
-def test_texts_are_filled_as_if_alone(api: Send, runs: Runs) -> None:
-    """One text, several of different numbers of masks, and long ones that are tokenized on an inference thread: as the search run by hand has it."""
+def test_texts_in_a_list_are_filled_like_single_texts(api: Send, runs: Runs) -> None:
+    """The results equal a search without the service, also for long texts, which an inference thread tokenizes."""
     texts = ["a [MASK] film was [MASK] !", "[MASK]", "the [MASK] [MASK] [MASK] book", "", f"{'good ' * 150} [MASK] [MASK]"]
     expected = [runs.drive(text_of(runs, text, beam=3, top_k=4)) for text in texts if text]
     found = ask(api, [text for text in texts if text], beam=3, top_k=4)
@@ -268,7 +266,7 @@ def test_texts_are_filled_as_if_alone(api: Send, runs: Runs) -> None:
     assert [] == ask(api, [])
 
 
-def test_one_mask_has_the_scores_of_the_ordinary_answer(api: Send) -> None:
+def test_one_mask_has_the_same_scores_with_and_without_joint(api: Send) -> None:
     ordinary = api("POST", "/fill-mask", json={"inputs": "a [MASK] film", "parameters": {"top_k": 9}}).json()
     joint = ask(api, "a [MASK] film", top_k=9, beam=1)
     assert [[item["token"]] for item in ordinary] == [item["tokens"] for item in joint]
@@ -278,7 +276,7 @@ def test_one_mask_has_the_scores_of_the_ordinary_answer(api: Send) -> None:
 
 @pytest.mark.parametrize("joint", [False, True])
 def test_fillings_are_decoded_a_few_at_a_time(api: Send, monkeypatch: pytest.MonkeyPatch, joint: bool) -> None:
-    """So that other requests get a turn: 30,000 fillings of a short text take a second to decode."""
+    """Other requests get a turn in between: it takes one second to decode 30,000 fillings of a short text."""
     body = {"inputs": f"{LONG} [MASK] or [MASK] film", "parameters": {"joint": joint, "top_k": 60}}
     whole = api("POST", "/fill-mask", json=body).json()
     sizes: list[int] = []
@@ -291,12 +289,12 @@ def test_fillings_are_decoded_a_few_at_a_time(api: Send, monkeypatch: pytest.Mon
     monkeypatch.setattr(Tokenizer, "decode_all", counted)
     for module in (fill_mask, joint_masks):
         monkeypatch.setattr(module, "FILLINGS_PER_STEP", 7)
-    assert_same(whole, api("POST", "/fill-mask", json=body).json())  # batches may differ, and with them the last digits
+    assert_same(whole, api("POST", "/fill-mask", json=body).json())  # other batches can change the last digits
     assert max(sizes) <= 1 + 7
 
 
 def test_targets_are_searched_together(api: Send, runs: Runs) -> None:
-    """A wide beam gives all combinations, unknown pieces give a warning, and the answers equal those by hand."""
+    """A wide beam gives all combinations, as a search without the service does. An unknown target gives a warning."""
     expected = runs.drive(text_of(runs, "a [MASK] or [MASK] film", beam=64, top_k=100, targets=WORDS))
     found = ask(api, "a [MASK] or [MASK] film", beam=64, top_k=100, targets=WORDS)
     assert 25 == len(found)
@@ -313,7 +311,7 @@ def test_wrong_parameters_are_named(api: Send, parameters: dict[str, Any], value
     assert (422, True) == (status, value in error), error
 
 
-def test_the_client_that_reads_one_token_is_told(api: Send) -> None:
+def test_joint_is_refused_for_the_javascript_client(api: Send) -> None:
     response = api(
         "POST",
         "/fill-mask",
@@ -323,16 +321,16 @@ def test_the_client_that_reads_one_token_is_told(api: Send) -> None:
     assert (422, True) == (response.status_code, "@huggingface/inference" in response.json()["error"])
 
 
-def test_a_search_that_would_hold_too_much_is_refused(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each variant keeps its best tokens until the others have run: of a wide beam and a great `top_k` more than the answer has."""
+def test_a_search_that_would_hold_too_much_memory_is_refused(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each variant holds its best tokens until all variants have run: a wide beam and a large `top_k` exceed the limit."""
     monkeypatch.setattr("bertserve.service.tasks.cost.MAX_HELD", 12_000)
     assert 50 == len(ask(api, "[MASK] [MASK]", top_k=50, beam=2))
     status, error = ask(api, "[MASK] [MASK]", top_k=50, beam=64)
     assert (413, True) == (status, "12000" in error), error
 
 
-def test_what_is_estimated_is_about_what_runs(runs: Runs) -> None:
-    """Admission counts all variants: each mask but the first is as many texts as the beam is wide."""
+def test_estimated_tokens_are_close_to_the_tokens_that_run(runs: Runs) -> None:
+    """Admission counts all variants: each mask after the first adds as many texts as the beam is wide."""
     text = "the very good [MASK] film and the [MASK] [MASK] book"
     body = fill_mask.FillMaskBody(inputs=text, parameters=fill_mask.FillMaskParameters(joint=True, beam=4))
     (request,) = body.requests(Head(mask=runs.manifest.mask))
@@ -345,7 +343,7 @@ def test_what_is_estimated_is_about_what_runs(runs: Runs) -> None:
 
 
 def test_a_search_larger_than_the_queue_is_refused(tmp_path: Path) -> None:
-    """Also where its texts would fit: all variants count, before any of them runs."""
+    """All variants count before the first of them runs, even if the texts themselves would fit."""
     tiny.bundle(tmp_path, task="fill-mask")
     settings = {"max_queue_tokens": 600, "max_batch_tokens": 64}
     few, many = (ask(partial(call, tmp_path, settings=settings), "good " * 6 + "[MASK] [MASK] [MASK]", beam=beam) for beam in (4, 64))
@@ -353,7 +351,7 @@ def test_a_search_larger_than_the_queue_is_refused(tmp_path: Path) -> None:
     assert (413, True) == (many[0], "holds 600" in many[1]), many
 
 
-def test_a_search_ends_with_its_request(tmp_path: Path) -> None:
+def test_a_finished_search_leaves_no_tokens_in_the_queue(tmp_path: Path) -> None:
     tiny.bundle(tmp_path, task="fill-mask")
     with started(tmp_path) as send:
         ask(send, ["[MASK] [MASK]"] * 5)
@@ -362,7 +360,7 @@ def test_a_search_ends_with_its_request(tmp_path: Path) -> None:
     assert "bertserve_queue_tokens 0.0" in page or "queue_tokens 0.0" in page
 
 
-def test_limits_are_what_the_docs_say() -> None:
+def test_the_docs_state_the_limits() -> None:
     page = (Path(__file__).parents[2] / "docs/reference/http-api.md").read_text(encoding="utf-8")
     for number in (joint_masks.MAX_JOINT_MASKS, joint_masks.MAX_PATTERNS, joint_masks.MAX_BEAM, joint_masks.DEFAULT_BEAM):
         assert f" {number}" in page[page.index("#### Masks filled together") :]

@@ -1,6 +1,6 @@
-"""The largest bodies that --max-body-bytes admits, made to be slow to read, do not hold the event loop.
+"""The largest bodies that `--max-body-bytes` admits do not block the event loop, even if they are built to be slow to read.
 
-Work is counted, not timed: calls into Python, errors made, and comparisons.
+The tests count function calls, errors and comparisons; they do not measure time.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ Reader = Callable[[Incoming], Call]
 
 BYTES = Settings().max_body_bytes
 LIMITS = Limits(max_inputs=Settings().max_inputs, max_chars=Settings().max_chars)
-# A few for each item that a list may have; a body of 2 MiB may have a million.
+# A few calls per item at the limit of items; a body of 2 MiB can have a million items.
 MOST_CALLS = 6 * MAX_ITEMS
 
 
 def full(head: str, item: str, tail: str, last: str = "") -> bytes:
-    """Returns a body of as many equal items as it may have, with another one at the end."""
+    """Returns a body with as many equal items as `BYTES` allows, and optionally a different last item."""
     count = (BYTES - len(head) - len(last) - len(tail)) // (len(item) + 1)
     return f"{head}{','.join([item] * count + [last] * bool(last))}{tail}".encode()
 
 
 def distinct(head: str, item: str, tail: str) -> bytes:
-    """Returns a body of as many items as it may have, each with a number of its own."""
+    """Returns a body with as many items as `BYTES` allows, each with its own number."""
     count = (BYTES - len(head) - len(tail)) // (len(item) + 5)
     return f"{head}{','.join(item % i for i in range(count))}{tail}".encode()
 
@@ -165,7 +165,7 @@ TENSORS: dict[str, tuple[Reader, Callable[[], bytes]]] = {
 }
 
 
-# what takes longer is the parser's own time
+# slow cases: most of their time is spent in the parser
 SLOW = {
     "lists within lists",
     "questions with choices",
@@ -178,13 +178,13 @@ SLOW = {
 
 
 def parameters(names: Iterable[str]) -> list[Any]:
-    """Returns names as parameters; `make test` leaves out the slow ones."""
+    """Returns the names as pytest parameters; `make test` skips the slow ones."""
     return [pytest.param(name, marks=[pytest.mark.full_grid] if name in SLOW else []) for name in names]
 
 
 @pytest.mark.parametrize("name", parameters(TENSORS))
 def test_the_largest_tensors_are_refused_with_little_work(models: Path, name: str) -> None:
-    """The same of the bodies of other protocols, whose models are known before they are read."""
+    """Covers the protocols in which the model is known before the body is read."""
     read, make = TENSORS[name]
     body = make()
     assert BYTES // 2 < len(body) <= BYTES
@@ -204,7 +204,7 @@ def test_the_largest_tensors_are_refused_with_little_work(models: Path, name: st
 
 
 def calls_of(action: Callable[[], Any]) -> int:
-    """Returns how many functions are called, Python's and its own, while an action runs."""
+    """Returns how many Python and C functions are called while an action runs."""
     count = 0
 
     def profile(_frame: Any, event: str, _argument: Any) -> None:
@@ -222,7 +222,7 @@ def calls_of(action: Callable[[], Any]) -> int:
 
 @pytest.mark.parametrize("name", parameters(BODIES))
 def test_the_largest_bodies_are_refused_with_little_work(name: str) -> None:
-    """A list of millions, or an error in each of its items, costs a few calls for each item that a list may have, and one error."""
+    """A list of millions of items, or an error in each item, costs a bounded number of calls and reports few errors."""
     task, make = BODIES[name]
     body = make()
     assert BYTES // 2 < len(body) <= BYTES
@@ -240,7 +240,7 @@ def test_the_largest_bodies_are_refused_with_little_work(name: str) -> None:
 
 
 def test_labels_are_compared_in_one_pass() -> None:
-    """To see that the last of the labels stands there twice each of them is looked up once."""
+    """To find that the last label is a duplicate, each label is looked up once."""
     compared = 0
 
     class Label(str):
@@ -257,18 +257,18 @@ def test_labels_are_compared_in_one_pass() -> None:
     with pytest.raises(ValidationError, match="`0`"):
         zero_shot.ZeroShotParameters(candidate_labels=[*labels, Label("0")])
 
-    assert compared <= MAX_LABELS // 10  # equal ones, and the few whose hashes meet
+    assert compared <= MAX_LABELS // 10  # the two equal labels, and a few hash collisions
 
 
 @pytest.mark.parametrize(
     "labels", [[str(i) for i in range(MAX_LABELS + 1)], ",".join(map(str, range(MAX_LABELS + 1))), "a" + "," * MAX_LABELS]
 )
-def test_there_are_a_thousand_labels_at_most(labels: Any) -> None:
+def test_more_than_a_thousand_labels_are_refused(labels: Any) -> None:
     with pytest.raises(ValidationError, match=f"{MAX_LABELS} items"):
         zero_shot.ZeroShotParameters(candidate_labels=labels)
 
 
-def test_a_huge_model_name_is_not_compared_whole() -> None:
+def test_a_huge_model_name_is_not_compared_in_full() -> None:
     def get(name: str) -> None:
         with pytest.raises(CallerError):
             Registry([], {}).get(name)

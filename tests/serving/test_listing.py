@@ -1,4 +1,4 @@
-"""`bert-serve models`: what it says of each model, as a table and as JSON, and of what it cannot read."""
+"""`bert-serve models` lists models as a table or as JSON, and reports bundles that it cannot read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def listed(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str
     return capsys.readouterr().out
 
 
-def test_a_line_for_each_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_model_has_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     header, *lines = listed(capsys, "--models", "models").splitlines()
 
     assert ["embed", "fill-mask", "ner", "nli", "qa", "sentiment"] == [line.split()[0] for line in lines]
@@ -35,8 +35,8 @@ def test_many_labels_are_shortened(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "a, b, c, d and 2 more  " in listed(capsys, "--models", str(tmp_path))
 
 
-def test_json_has_everything(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A program gets all labels, sizes in bytes, and null for what was not measured."""
+def test_json_has_all_fields(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """JSON has all labels, sizes in bytes, and null for values that were not measured."""
     [model] = json.loads(listed(capsys, "--models", str(models), "--json"))
     folder = models / "tiny"
     [graph] = model.pop("graphs")
@@ -53,7 +53,7 @@ def test_json_has_everything(models: Path, capsys: pytest.CaptureFixture[str]) -
     assert ("cpu", "fp32", True, 0, None) == tuple(graph[name] for name in ("provider", "precision", "default", "samples", "agreement"))
 
 
-def test_what_cannot_be_read_is_said(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreadable_bundle_is_reported(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (models / "broken").mkdir()
     lines = listed(capsys, "--models", str(models), code=1).splitlines()
 
@@ -62,20 +62,20 @@ def test_what_cannot_be_read_is_said(models: Path, capsys: pytest.CaptureFixture
     assert "error" in json.loads(listed(capsys, "--models", str(models), "--json", code=1))[0]
 
 
-def test_nothing_is_exported_for_a_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A checkpoint that is not in the cache is an error that names what exports it."""
+def test_listing_exports_no_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A checkpoint that is not in the cache is an error; the message names the command that exports it."""
     assert 1 == main(["models", "--model", "org/model", "--cache-dir", str(tmp_path)])
     assert "`bert-serve serve --model org/model`" in capsys.readouterr().err
     assert [] == list(tmp_path.iterdir())
 
 
-def test_a_bundle_without_its_files_is_said(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_graph_file_is_reported(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (models / "tiny/model.cpu.fp32.onnx").unlink()
     assert "model.cpu.fp32.onnx" in listed(capsys, "--models", str(models), code=1)
 
 
-def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
-    """As `bert-serve models | head -1`: the pipe is closed before a line comes."""
+def test_a_closed_output_pipe_causes_no_traceback() -> None:
+    """Like `bert-serve models | head -1`, but the pipe is closed before the first line."""
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What writes the logs: a thread of its own, which a slow reader stops and the event loop never waits for."""
+"""A separate thread writes the logs, so that a slow reader never blocks the event loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger("bertserve.test")
 
 
 class Stderr(io.StringIO):
-    """A stream that takes nothing until its gate is open."""
+    """A stream whose writes block until its gate is open."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Stderr(io.StringIO):
 
 @pytest.fixture(name="stderr")
 def blocked_stderr(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stderr]:
-    """A stderr without a reader, with room for five lines; the root logger is restored afterwards."""
+    """Yields a stderr that nothing reads, with space for five waiting lines; restores the root logger afterwards."""
     root = logging.getLogger()
     before = (root.level, list(root.handlers))
     stderr = Stderr()
@@ -43,8 +43,8 @@ def blocked_stderr(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stderr]:
     root.setLevel(before[0])
 
 
-def test_a_log_that_nobody_reads_stops_nobody(stderr: Stderr) -> None:
-    """Lines wait up to a bound; those beyond it are lost, and a line says how many once there is room."""
+def test_an_unread_log_does_not_block_logging(stderr: Stderr) -> None:
+    """Lines wait up to a limit; further lines are lost. A later line reports how many."""
     with background_logging():
         for number in range(20):
             logger.info("line %d", number, extra={"number": number})
@@ -58,7 +58,7 @@ def test_a_log_that_nobody_reads_stops_nobody(stderr: Stderr) -> None:
     assert set(lines[0]) == {"level", "logger", "message", "number", "pid", "time"}
 
 
-def test_lost_lines_are_told(stderr: Stderr) -> None:
+def test_lost_lines_are_counted_in_the_log(stderr: Stderr) -> None:
     with background_logging():
         for number in range(20):
             logger.info("line %d", number)
@@ -68,6 +68,6 @@ def test_lost_lines_are_told(stderr: Stderr) -> None:
         logger.info("later")
     lines = [json.loads(line)["message"] for line in stderr.getvalue().splitlines()]
     told = [line for line in lines if " lines were lost " in line]
-    assert told  # twice if the thread took its first line between two of ours
+    assert told  # two reports if the thread took its first line between two lines of the test
     assert sum(int(line.split()[0]) for line in told) == 20 + 1 - (len(lines) - len(told))
     assert lines[-1] == "later"

@@ -1,4 +1,4 @@
-"""A long answer is written in short pieces, because the interpreter does nothing else while orjson writes one."""
+"""A long response is serialized in short pieces, because orjson blocks the interpreter while it writes a piece."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ VALUES: dict[str, Any] = {
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
 def test_pieces_make_the_same_json(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The longest piece is a text of 150 KB, which is written faster than numbers."""
+    """The longest piece is a text of 150 KB; text is written faster than numbers."""
     pieces: list[int] = []
 
     def counted(part: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""The memory of fill-mask is bounded: that of a run, whose scores of the vocabulary may be gigabytes, and that of the results."""
+"""The memory of fill-mask is bounded, both for the vocabulary logits of a run, which can be gigabytes, and for the results."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_batch_of_many_masks_runs_in_parts(tmp_path: Path, monkeypatch: pytest
 
 
 def bytes_of(value: Any) -> int:
-    """Returns the memory of a result: of its lists, objects, texts and numbers, where equal ones are not shared."""
+    """Returns the bytes of a result with its lists, objects, texts and numbers; equal values count each time."""
     parts = value if isinstance(value, list) else value.values() if isinstance(value, dict) else ()
     return sys.getsizeof(value) + sum(map(bytes_of, parts))
 
@@ -63,7 +63,7 @@ def bytes_of(value: Any) -> int:
 @pytest.mark.parametrize("masks", [1, 3])
 @pytest.mark.parametrize("joint", [False, True])
 @pytest.mark.parametrize("rest", ["", "good film " * 400, "good film " * 400 + "\u03b1"], ids=["short", "long", "two bytes per character"])
-def test_results_are_within_the_memory_that_is_counted(masks: int, joint: bool, rest: str) -> None:
+def test_results_stay_within_the_estimated_memory(masks: int, joint: bool, rest: str) -> None:
     """One Greek letter doubles the memory of each `sequence`."""
     bundle = embedded.load("fill-mask")
     assert bundle.tokenizer.mask is not None

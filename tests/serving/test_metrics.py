@@ -1,4 +1,4 @@
-"""The metrics page: names, labels and buckets as documented, and that each counts what it says."""
+"""The metrics page has the documented names, labels and buckets, and the metrics have the right values."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ TINY = {"task": "text-classification", "model": "tiny"}
 
 
 def family_name(documented: str) -> str:
-    """Returns the name of the family of a metric of DOCUMENTED: those of a process are named alike in all services."""
+    """Returns the family name of a metric in DOCUMENTED; process metrics have their standard names, without a prefix."""
     name = documented.removesuffix("_total")
     return name if name.startswith("process_") else f"bertserve_{name}"
 
 
 def families(models: Path, *requests: tuple[str, Any]) -> dict[str, Metric]:
-    """Returns the metrics by name after some POSTs of (path, body)."""
+    """Returns the metric families by name after POST requests of (path, body)."""
 
     async def check(client: httpx.AsyncClient) -> httpx.Response:
         for path, body in requests:
@@ -89,7 +89,7 @@ def families(models: Path, *requests: tuple[str, Any]) -> dict[str, Metric]:
 
 
 def value(found: dict[str, Metric], sample: str, **labels: str) -> float:
-    """Returns the value of a sample by name and labels, 0 where there is none."""
+    """Returns the sum of the samples with this name and these labels, or 0."""
     samples = [item for family in found.values() for item in family.samples]
     return sum(item.value for item in samples if item.name == f"bertserve_{sample}" and labels.items() <= item.labels.items())
 
@@ -108,8 +108,8 @@ def test_every_documented_metric_exists(found: dict[str, Metric], name: str) -> 
     assert labels == DOCUMENTED[name]
 
 
-def test_no_other_metric_exists(found: dict[str, Metric]) -> None:
-    """Nothing is counted that is not documented, but for the times of creation that prometheus_client adds."""
+def test_no_undocumented_metric_exists(found: dict[str, Metric]) -> None:
+    """The `_created` series are exempt, because prometheus_client adds them."""
     assert {name for name in found if not name.endswith("_created")} == set(map(family_name, DOCUMENTED))
 
 
@@ -118,7 +118,6 @@ def test_every_metric_is_described(models: Path) -> None:
 
 
 def test_buckets_of_seconds_run_from_half_a_millisecond_to_half_a_minute(models: Path) -> None:
-    """All histograms of seconds share buckets from 0.5 ms to 30 s."""
     found = families(models, ("/classify", {"inputs": "good"}))
     for name in DOCUMENTED:
         if name.endswith("_seconds") and name not in ("model_load_seconds", "process_start_time_seconds"):
@@ -127,7 +126,7 @@ def test_buckets_of_seconds_run_from_half_a_millisecond_to_half_a_minute(models:
             assert (bounds[0], bounds[-2], bounds[-1]) == (0.0005, 30, float("inf"))
 
 
-def test_requests_are_counted_by_status(models: Path) -> None:
+def test_model_requests_are_counted_by_status(models: Path) -> None:
     good, bad = {"inputs": "good"}, {"inputs": 1}
     found = families(models, ("/classify", good), ("/models/tiny", good), ("/classify", good | {"model": "tiny"}), ("/models/tiny", bad))
     assert value(found, "requests_total", **TINY, status="200") == 3
@@ -139,16 +138,16 @@ def test_requests_are_counted_by_status(models: Path) -> None:
     ("path", "body", "task"),
     [("/models/nope", {"inputs": "good"}, "unknown"), ("/classify", {"inputs": "good", "model": "nope"}, "text-classification")],
 )
-def test_a_model_that_nobody_loaded_is_unknown(models: Path, path: str, body: Any, task: str) -> None:
-    """A name that a caller made up never becomes a label."""
+def test_a_model_that_is_not_loaded_is_labeled_unknown(models: Path, path: str, body: Any, task: str) -> None:
+    """An arbitrary name from a client never becomes a label value."""
     found = families(models, (path, body))
     assert value(found, "requests_total", task=task, model="unknown", status="404") == 1
     labels = [sample.labels.get("model") for family in found.values() for sample in family.samples]
     assert "nope" not in labels
 
 
-def test_every_request_is_counted_by_status(tmp_path: Path) -> None:
-    """Also one without a key, to a path that there is not, with a wrong method or with too large a body. There is a series for each status."""
+def test_all_http_requests_are_counted_by_status(tmp_path: Path) -> None:
+    """Requests without a key, with an unknown path, a wrong method or a large body count too. Each status has one series."""
     tiny.bundle(tmp_path / "models")
     key = {"authorization": "Bearer swordfish"}
 
@@ -168,16 +167,16 @@ def test_every_request_is_counted_by_status(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("least_s", "counted"), [(60.0, 0), (0.0, 1)])
-def test_who_does_not_wait_is_not_compared_with_a_prediction(
+def test_a_short_wait_is_not_compared_with_its_prediction(
     models: Path, monkeypatch: pytest.MonkeyPatch, least_s: float, counted: int
 ) -> None:
-    """The ratio is of waits that somebody would plan by; shorter ones are noise."""
+    """Short waits are left out of the ratio, because they are noise."""
     monkeypatch.setattr("bertserve.service.serving.model.LEAST_WAIT_S", least_s)
     found = families(models, ("/classify", {"inputs": "good"}))
     assert value(found, "wait_prediction_ratio_count", **TINY) == counted
 
 
-def test_loaded_models_are_named(models: Path) -> None:
+def test_model_info_describes_each_loaded_model(models: Path) -> None:
     found = families(models)
     [sample] = found["bertserve_model_info"].samples
     assert sample.value == 1
@@ -186,7 +185,7 @@ def test_loaded_models_are_named(models: Path) -> None:
 
 
 def test_loads_are_counted_by_outcome(models: Path) -> None:
-    """Each bundle is verified and loaded once at the start; one that is broken fails at the step that finds it."""
+    """At the start, each bundle is verified and loaded once. A broken bundle fails at the step that finds the error."""
     found = families(models)
     assert value(found, "model_load_seconds_count", model="tiny", step="verify", outcome="ok") == 1
     assert value(found, "model_load_seconds_count", model="tiny", step="load", outcome="ok") == 1
@@ -195,7 +194,7 @@ def test_loads_are_counted_by_outcome(models: Path) -> None:
 
 
 def test_a_reload_is_counted_as_another_load(models: Path) -> None:
-    """What an administrator asks for adds a step of each kind, and what then fails adds one that failed."""
+    """A reload adds one observation per step; a failed reload adds one with the outcome `failed`."""
     admin = keys(models.parent, "swordfish")
 
     async def check(client: httpx.AsyncClient) -> str:
@@ -210,8 +209,8 @@ def test_a_reload_is_counted_as_another_load(models: Path) -> None:
     assert value(found, "model_load_seconds_count", model="tiny", step="verify", outcome="failed") == 1
 
 
-def test_a_thread_is_busy_while_it_runs_and_not_after() -> None:
-    """A batch that runs on counts up to now; an inference thread that waits counts no more."""
+def test_a_thread_is_busy_only_while_it_runs_a_batch() -> None:
+    """A running batch counts up to now; the busy time of a waiting thread does not grow."""
     thread = InferenceThread()
     assert thread.busy_s(5.0) == 0.0
     thread.busy = (2.0, 5.0)
@@ -220,8 +219,8 @@ def test_a_thread_is_busy_while_it_runs_and_not_after() -> None:
     assert thread.busy_s(9.0) == 2.75
 
 
-def test_the_busy_seconds_of_threads_are_those_of_the_scheduler(models: Path) -> None:
-    """A page counts a run that has not ended up to now, and never counts any of it twice."""
+def test_the_busy_seconds_of_threads_match_the_scheduler(models: Path) -> None:
+    """A running batch counts up to the time of the scrape, and no part of it counts twice."""
     engine = FakeEngine()
     service = faked(models, engine)
     seen = []
@@ -240,7 +239,7 @@ def test_the_busy_seconds_of_threads_are_those_of_the_scheduler(models: Path) ->
     assert 0 < first < second <= service.scheduler.busy_s
 
 
-def test_the_loop_is_measured_from_its_start(models: Path) -> None:
+def test_the_event_loop_is_measured_from_its_start(models: Path) -> None:
     service = build(Settings(models=models))
 
     async def run() -> None:
@@ -255,12 +254,12 @@ def test_the_loop_is_measured_from_its_start(models: Path) -> None:
     intervals = (time.monotonic() - start) / INTERVAL_S
     found = {family.name: family for family in text_string_to_metric_families(service.metrics.page().decode())}
     assert value(found, "event_loop_cpu_seconds_total") > 0
-    assert 1 <= value(found, "event_loop_lag_seconds_count") <= intervals  # that is one, unless the machine stood still
+    assert 1 <= value(found, "event_loop_lag_seconds_count") <= intervals  # one interval, unless the machine stalled
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_processes_are_told_apart_by_worker(gone: bool) -> None:
-    """Each worker has its own series, whichever is asked; one whose place is empty has none."""
+def test_process_metrics_have_one_series_per_worker(gone: bool) -> None:
+    """The series cover all workers, whichever worker is scraped; an empty worker slot has no series."""
     processes = ProcessMetrics([os.getpid(), 0 if gone else os.getppid()], lambda: {"ended": 2, "hung": 1})
     samples = [sample for family in processes.collect() for sample in family.samples]
     assert {sample.labels["worker"] for sample in samples if sample.name == "process_cpu_seconds_total"} == ({"0"} if gone else {"0", "1"})

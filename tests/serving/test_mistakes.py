@@ -1,4 +1,4 @@
-"""What people send by mistake is told what it looks like, and what to send in its place."""
+"""Errors for common client mistakes say what the request looks like and what to send instead."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MULTIPART = b'--7d4b\r\nContent-Disposition: form-data; name="inputs"\r\n\r\ngoo
         (b"good", "at column 1;"),
     ],
 )
-def test_a_body_that_is_no_json_is_told_what_it_looks_like(api: Send, raw: bytes, looks: str) -> None:
+def test_the_error_for_invalid_json_says_what_the_body_looks_like(api: Send, raw: bytes, looks: str) -> None:
     classify = rejected(api("POST", "/classify", content=raw), 400, "malformed")
     answer = rejected(api("POST", "/models/passages", content=raw), 400, "malformed")
 
@@ -44,8 +44,8 @@ def test_a_body_that_is_no_json_is_told_what_it_looks_like(api: Send, raw: bytes
     assert looks in answer and '"question": "Where was the bridge built?"' in answer
 
 
-def test_every_example_in_a_message_is_one_that_is_answered(api: Send) -> None:
-    """It is what OpenAPI shows, which tests/serving/test_operations.py sends."""
+def test_the_example_in_an_error_is_that_of_openapi(api: Send) -> None:
+    """tests/serving/test_operations.py sends the examples of OpenAPI, so this example is valid."""
     message = rejected(api("POST", "/answer", content=b""), 400, "malformed")
     example = json.loads(message.partition("such as ")[2].removesuffix("."))
     assert [example] == TASKS["question-answering"].body.model_json_schema()["examples"]
@@ -63,7 +63,7 @@ def test_every_example_in_a_message_is_one_that_is_answered(api: Send) -> None:
         (["good"], "/zero-shot", "is a list, .*`inputs`,"),
     ],
 )
-def test_inputs_alone_are_told_of_the_object_around_them(api: Send, body: object, path: str, said: str) -> None:
+def test_the_error_for_bare_inputs_shows_a_complete_body(api: Send, body: object, path: str, said: str) -> None:
     assert re.search(said, rejected(post(api, body, path=path), 422, "invalid_value"))
 
 
@@ -88,13 +88,13 @@ def test_inputs_alone_are_told_of_the_object_around_them(api: Send, body: object
         ("/v2/models/names/inferr", "/v2/models/names/infer"),
     ],
 )
-def test_a_wrong_path_is_told_the_nearest(api: Send, method: str, path: str, near: str) -> None:
+def test_the_error_for_an_unknown_path_suggests_the_nearest_path(api: Send, method: str, path: str, near: str) -> None:
     assert f"`{path}`; did you mean `{near}`?" in rejected(api(method, path), 404, "not_found")
 
 
 @pytest.mark.parametrize("path", ["/nothing/like/it", "/v2/modles/x/infr", "/" + "x/" * 500])
-def test_a_wrong_path_is_looked_for_in_bounded_time(api: Send, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    """It is compared with all paths at once, and then step by step with the near ones only; not again when it is asked for again."""
+def test_the_search_for_the_nearest_path_is_bounded(api: Send, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """The path is compared with all paths in one call, then by segments with similar paths. A repeated request skips the comparison."""
     words = []
     near = difflib.get_close_matches
 
@@ -109,12 +109,12 @@ def test_a_wrong_path_is_looked_for_in_bounded_time(api: Send, monkeypatch: pyte
     assert 1 == words.count(path[:64])
 
 
-def test_a_wrong_path_of_openai_is_told_the_nearest(api: Send) -> None:
+def test_the_error_for_an_unknown_openai_path_suggests_the_nearest_path(api: Send) -> None:
     error = api("POST", "/v1/embeding").json()["error"]
     assert ("not_found", True) == (error["code"], "did you mean `/v1/embeddings`?" in error["message"])
 
 
-def test_a_path_like_no_other_is_told_which_there_are(api: Send) -> None:
+def test_the_error_for_a_path_without_a_similar_one_lists_paths(api: Send) -> None:
     message = rejected(api("POST", f"/{'generate' * 500}"), 404, "not_found")
     assert " /classify, /ner, /answer, " in message
     assert len(message) < 300

@@ -1,4 +1,4 @@
-"""End to end over a real port, on the embedded models: many clients of all tasks at once, right and wrong requests mixed."""
+"""End to end over a real port with the embedded models: concurrent clients send valid and invalid requests for all tasks."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def gauge(page: str, name: str) -> float:
 
 @pytest.mark.full_grid
 def test_many_clients_of_all_tasks_get_their_own_answers(serve: Callable[..., Any]) -> None:
-    """32 clients at once, with every task, short texts, several windows and wrong requests, each get what one alone gets."""
+    """Concurrent clients get the same answers as a single client, for short texts, texts with several windows, and invalid requests."""
     requests = RIGHT + WRONG
     with serve(ROOT / "models", "--timeout-ms", "120000") as served:
 

@@ -1,4 +1,4 @@
-"""A model between requests and inference threads: batching by graph, errors that name their input, metrics that add up."""
+"""`Model`, between requests and inference threads: batching by graph, errors that name their input, and metrics."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def play(bench: Bench, check: Callable[[], Awaitable[Any]]) -> None:
     ("invariant", "batch_variant", "batches"), [(True, False, [1, 4]), (False, False, [1, 1, 1, 1, 1]), (False, True, [1, 4])]
 )
 def test_only_batch_invariant_graphs_are_batched(tmp_path: Path, invariant: bool, batch_variant: bool, batches: list[int]) -> None:
-    """A graph whose scores move with a text's neighbors runs one text at a time, unless the operator opts in."""
+    """A graph whose scores depend on the batch runs one text at a time, unless the operator opts in."""
     bench = Bench(tmp_path, batch_invariant=invariant, batch_variant=batch_variant)
 
     async def check() -> None:
@@ -101,7 +101,7 @@ def test_only_batch_invariant_graphs_are_batched(tmp_path: Path, invariant: bool
 
 @pytest.mark.parametrize("padding", ["", " " * SHORT_CHARS], ids=["inline", "on an inference thread"])
 def test_an_input_that_cannot_be_encoded_is_named(tmp_path: Path, padding: str) -> None:
-    """The error carries the index, wherever the text is tokenized; nothing of the request runs."""
+    """The error has the index of the input, on whichever thread it is tokenized. No input of the request runs."""
     bench = Bench(tmp_path)
 
     async def check() -> None:
@@ -117,7 +117,7 @@ def test_an_input_that_cannot_be_encoded_is_named(tmp_path: Path, padding: str) 
     assert (0, 0) == (bench.queue.queue_items, bench.queue.queue_tokens)
 
 
-def test_metrics_add_up(tmp_path: Path) -> None:
+def test_a_batch_is_counted_in_all_metrics(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
 
     async def check() -> None:
@@ -133,10 +133,10 @@ def test_metrics_add_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("provider", "told"), [("cpu", True), ("cuda", False)])
-def test_the_cost_model_is_told_what_a_run_took_of_a_core(
+def test_the_cost_model_learns_the_cpu_time_of_a_run_on_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: str, told: bool
 ) -> None:
-    """On the CPU, waits within a run are not its work; with another device the thread's CPU time is not used."""
+    """On the CPU, the CPU time leaves out waits within the run. On another device, the CPU time is not used."""
     bench = Bench(tmp_path)
     bench.model.graph = bench.model.graph.model_copy(update={"provider": provider})
     quick, learned = bench.engine.run, []
@@ -150,15 +150,15 @@ def test_the_cost_model_is_told_what_a_run_took_of_a_core(
     play(bench, lambda: bench.model.predict([ClassifyRequest("good")], timeout_s=10))
 
     [(_, _, seconds, busy_s)] = learned
-    assert seconds >= 0.1  # it slept so long
+    assert seconds >= 0.1  # the time that it slept
     assert told == (busy_s is not None)
     assert busy_s is None or busy_s < seconds / 2
 
 
-def test_a_long_task_pauses_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the pauses that a task yields, before and after its first batch, other requests have their turn; its result is complete."""
+def test_a_long_task_pauses_for_other_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task yields pauses before and after its first batch, in which other requests run. The results are complete."""
     monkeypatch.setattr(model_module, "SLICE_S", 0.0)
-    bench = Bench(tmp_path, clock=itertools.count(step=0.002).__next__)  # each step takes its time
+    bench = Bench(tmp_path, clock=itertools.count(step=0.002).__next__)  # each reading of the clock advances it by 2 ms
     steps: list[tuple[str, str]] = []
 
     def slow(request: Any, model: TaskModel) -> TaskRun:
@@ -197,7 +197,7 @@ def test_a_long_task_pauses_for_others(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 class SlowTexts:
-    """A tokenizer in virtual time: each text takes a number of seconds per character."""
+    """A simulated tokenizer in virtual time; a text takes a fixed time per character."""
 
     def __init__(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         self.bench = bench
@@ -224,8 +224,8 @@ class SlowTexts:
         return model._first_stage(run, sum(lengths))
 
 
-def test_a_text_that_takes_long_to_tokenize_begins_its_slice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scheduler is told of each such text before it is tokenized, also if a short one is before it in the list."""
+def test_a_text_that_is_slow_to_tokenize_starts_a_new_slice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler learns of each such text before it is tokenized, even if a short text precedes it in the list."""
     texts = SlowTexts(Bench(tmp_path), monkeypatch)
     long = int(2 * LONG_STEP_S / model_module.SECONDS_PER_CHAR)
     stage = texts.first_stage(long, 1, long, 1)
@@ -235,8 +235,8 @@ def test_a_text_that_takes_long_to_tokenize_begins_its_slice(tmp_path: Path, mon
         assert expected == texts.tokenized
 
 
-def test_a_text_that_can_take_long_is_in_a_slice_that_the_scheduler_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The slowest text of that length would take longer than a long step; texts of a list share such a slice while they are quick."""
+def test_a_slice_with_a_possibly_slow_text_is_a_long_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text is possibly slow if the slowest text of its length exceeds a long step. Texts share such a slice while they are quick."""
     texts = SlowTexts(Bench(tmp_path), monkeypatch)
     can_be_long = model_module.LONG_CHARS + 1
     assert can_be_long * model_module.SLOWEST_SECONDS_PER_CHAR > LONG_STEP_S > can_be_long * model_module.SECONDS_PER_CHAR
@@ -248,8 +248,8 @@ def test_a_text_that_can_take_long_is_in_a_slice_that_the_scheduler_knows(tmp_pa
         assert expected == len(texts.tokenized)
 
 
-def test_slow_texts_count_in_the_priority_of_their_own_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a slow text, the next ones are expected to be as slow, but at most as slow as the slowest; the texts of other requests are not."""
+def test_slow_texts_raise_the_expected_delay_of_their_own_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a slow text, the next texts of its request are expected to be as slow, up to a limit. Other requests are not affected."""
     texts = SlowTexts(Bench(tmp_path), monkeypatch)
     chars = 10_000
     for observed, expected in ((5e-6, 5e-6), (1e-7, model_module.SECONDS_PER_CHAR), (1.0, model_module.SLOWEST_SECONDS_PER_CHAR)):
@@ -262,8 +262,8 @@ def test_slow_texts_count_in_the_priority_of_their_own_request(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("is_large", [True, False])
-def test_what_a_large_answer_freed_returns_to_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool) -> None:
-    """Thousands of candidates leave holes in the heap, which glibc would keep; an answer of a few bytes is not worth the call."""
+def test_memory_freed_by_a_large_answer_returns_to_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool) -> None:
+    """Glibc would keep the heap that thousands of candidates fragment. After a small answer, the call is skipped."""
     bench = Bench(tmp_path)
     returned: list[bool] = []
     monkeypatch.setattr(model_module, "return_freed_memory", lambda: returned.append(True))

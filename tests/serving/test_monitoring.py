@@ -1,4 +1,4 @@
-"""deploy/grafana and deploy/prometheus: what they ask for exists, reads well, and gives values of a service under load."""
+"""deploy/grafana and deploy/prometheus: their metrics exist, are described, and have values for a service under load."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 RULES = [rule for group in yaml.safe_load((PROMETHEUS / "alerts.yml").read_text(encoding="utf-8"))["groups"] for rule in group["rules"]]
 QUERIES = {f"{panel['title']} {target['refId']}": target["expr"] for panel in PANELS for target in panel["targets"]}
 EXPRESSIONS = QUERIES | {rule["alert"]: rule["expr"] for rule in RULES}
-# what Prometheus adds to each series, and the metric that it makes of each scrape
+# labels that Prometheus adds to each series
 OF_PROMETHEUS = {"job", "instance"}
 WORDS = {
     "sum",
@@ -55,7 +55,7 @@ VALUES = {"$job": ".+", "$instance": ".+", "$model": ".+", "$__rate_interval": "
 
 @pytest.fixture(name="series", scope="module")
 def series_of_a_service(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """Name of a sample of `/metrics` -> its labels, of a service that was asked once and could not load one of its models."""
+    """Returns the labels of each sample of `/metrics` by name, after one request to a service with one broken model."""
     folder = tmp_path_factory.mktemp("monitored") / "models"
     tiny.bundle(folder)
     (tiny.bundle(folder, "broken") / "tokenizer.json").write_text("{}")
@@ -70,7 +70,7 @@ def series_of_a_service(tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
-def test_every_expression_asks_for_what_the_service_has(series: dict[str, set[str]], name: str) -> None:
+def test_every_expression_uses_existing_metrics_and_labels(series: dict[str, set[str]], name: str) -> None:
     bare = re.sub(r"\[[^]]*\]", "", EXPRESSIONS[name])
     named = re.findall(r"\b([a-z_]+)\b(\{[^}]*\})?", re.sub(r'"[^"]*"|\b(?:by|on) \([^)]*\)', "", bare))
     selectors = [(metric, set(re.findall(r"(\w+)[=!]", matched))) for metric, matched in named if metric not in WORDS]
@@ -81,8 +81,8 @@ def test_every_expression_asks_for_what_the_service_has(series: dict[str, set[st
     assert set() == grouped - OF_PROMETHEUS - set.union(*(series[metric] for metric, _ in selectors))
 
 
-def test_panels_lie_beside_each_other() -> None:
-    """Each panel has an id of its own and a place in the 24 columns that no other one has, and says what it shows."""
+def test_panels_do_not_overlap() -> None:
+    """Each panel has a unique id, its own area within the 24 columns, and a description."""
     places = [
         (x, y)
         for at in (panel["gridPos"] for panel in DASHBOARD["panels"])
@@ -95,13 +95,13 @@ def test_panels_lie_beside_each_other() -> None:
     assert [] == [panel["title"] for panel in PANELS if len(panel["description"]) < 10]
 
 
-def test_variables_are_those_of_the_queries() -> None:
+def test_dashboard_variables_match_the_queries() -> None:
     used = set(re.findall(r"\$\{?(\w+)", json.dumps([DASHBOARD["panels"], DASHBOARD["templating"]]))) - {"__rate_interval", "__all"}
     assert used == {variable["name"] for variable in DASHBOARD["templating"]["list"]}
 
 
-def test_grafana_finds_what_is_provisioned() -> None:
-    """The dashboard's files are where the provider looks, by the paths that their comments name, and the rates fit the scrapes."""
+def test_grafana_and_prometheus_configurations_match() -> None:
+    """Grafana's time interval equals Prometheus's scrape interval, and Prometheus loads the alert rules."""
     [source] = yaml.safe_load((GRAFANA / "provisioning/datasources/bertserve.yml").read_text())["datasources"]
     [provider] = yaml.safe_load((GRAFANA / "provisioning/dashboards/bertserve.yml").read_text())["providers"]
     config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
@@ -111,8 +111,8 @@ def test_grafana_finds_what_is_provisioned() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
-def test_every_alert_says_what_to_do(rule: dict[str, Any]) -> None:
-    """An alert has a severity, a summary, a heading in the guide that it names, and a test of its own that fires and one that does not."""
+def test_every_alert_has_a_runbook_and_tests(rule: dict[str, Any]) -> None:
+    """An alert has a severity, a section in the guide, a test in which it fires and a test in which it does not."""
     page, _, anchor = rule["annotations"]["runbook"].partition("#")
     tests = yaml.safe_load((PROMETHEUS / "alerts_test.yml").read_text())["tests"]
     fired = [bool(case["exp_alerts"]) for test in tests for case in test["alert_rule_test"] if case["alertname"] == rule["alert"]]
@@ -126,7 +126,7 @@ def test_every_alert_says_what_to_do(rule: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "command", [("check", "rules", "alerts.yml"), ("check", "config", "prometheus.yml"), ("test", "rules", "alerts_test.yml")]
 )
-def test_promtool_accepts_them(command: tuple[str, ...]) -> None:
+def test_promtool_accepts_the_rules_and_the_configuration(command: tuple[str, ...]) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
@@ -136,7 +136,7 @@ def test_promtool_accepts_them(command: tuple[str, ...]) -> None:
 
 @pytest.fixture(name="prometheus")
 def prometheus_of_a_loaded_service(models: Path, tmp_path: Path) -> Iterator[httpx.Client]:
-    """A client of a real Prometheus, with the alerts, that scrapes each second two workers which bert-bench loads."""
+    """Yields a client of a real Prometheus with the alerts, which scrapes two workers each second while bert-bench loads them."""
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("prometheus is not installed (Debian: apt-get install prometheus)")
@@ -179,8 +179,8 @@ def _after_a_load(served: Served, log: Path) -> httpx.Client:
 
 @pytest.mark.full_grid
 @pytest.mark.serial
-def test_every_panel_and_alert_has_values_of_a_loaded_service(prometheus: httpx.Client) -> None:
-    """Each query of the dashboard gives a series with a number, each alert's is evaluated without an error, and a healthy service raises none."""
+def test_every_panel_and_alert_has_values_under_load(prometheus: httpx.Client) -> None:
+    """Each dashboard query returns a number, each alert is evaluated without an error, and no alert fires for a healthy service."""
 
     def ask(expression: str) -> list[Any]:
         answer = prometheus.get("/api/v1/query", params={"query": expression}).json()
@@ -197,7 +197,7 @@ def test_every_panel_and_alert_has_values_of_a_loaded_service(prometheus: httpx.
 
 
 def _filled_in(expression: str) -> str:
-    """Returns a panel's query as Grafana sends it, with everything chosen."""
+    """Returns a panel's query as Grafana sends it, with all jobs, instances and models selected."""
     for variable, value in VALUES.items():
         expression = expression.replace(variable, value)
     return expression

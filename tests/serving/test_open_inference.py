@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over HTTP: texts and token ids in binary and JSON tensors, what is refused, and the other routes."""
+"""The Open Inference Protocol over HTTP: texts and token ids in binary and JSON tensors, refused requests, and the other routes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ HEADER = "inference-header-content-length"
 
 @pytest.fixture(name="folder", scope="module")
 def folder_of_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A models folder with a bundle of each task, a cross-encoder, one of natural language inference, and one padded on the left."""
+    """Returns a models folder with a bundle for each task, a cross-encoder and a model for natural language inference."""
     folder = tmp_path_factory.mktemp("models")
     for name, task in TASKS.items():
         tiny.bundle(folder, name, task=task)
@@ -73,7 +73,7 @@ def infer(api: Send, model: str, *inputs: dict[str, Any], headers: Any = None, *
 
 
 def outputs(response: httpx.Response) -> dict[str, Any]:
-    """Returns the outputs of an answer by name, as arrays of their shape."""
+    """Returns the outputs of a response by name, as arrays of their shape."""
     assert response.status_code == 200, response.text
     return {output["name"]: np.array(output["data"]).reshape(output["shape"]) for output in response.json()["outputs"]}
 
@@ -95,7 +95,7 @@ def in_order(result: list[dict[str, Any]], labels: Sequence[str]) -> list[float]
 
 
 def test_texts_are_classified(api: Send) -> None:
-    """The answer has the best label, its score, all scores in the order of the labels, and our own answer for each text."""
+    """The outputs are the best label, its score, all scores in the order of the labels, and the JSON result for each text."""
     response = infer(api, "tiny", texts("inputs", *TEXTS), id="7")
     found, expected = outputs(response), posted(api, "/models/tiny", inputs=TEXTS)
 
@@ -110,8 +110,8 @@ def test_texts_are_classified(api: Send) -> None:
     assert "tiny" == response.headers["x-model"]
 
 
-def test_shapes_of_texts(api: Send) -> None:
-    """A column of texts, nested or flat, and the other name of the input are the same request."""
+def test_equivalent_shapes_of_texts_give_the_same_scores(api: Send) -> None:
+    """A flat list, a flat column and a nested column give the same scores; `text` is an alias of `inputs`."""
     column = {"name": "text", "shape": [2, 1], "datatype": "BYTES"}
     expected = outputs(infer(api, "tiny", texts("inputs", *TEXTS)))["scores"].tolist()
 
@@ -119,8 +119,7 @@ def test_shapes_of_texts(api: Send) -> None:
     assert expected == outputs(infer(api, "tiny", {**column, "data": [[text] for text in TEXTS]}))["scores"].tolist()
 
 
-def test_no_texts_are_no_results(api: Send) -> None:
-    """As `[]` is answered by `[]`."""
+def test_an_empty_tensor_gives_empty_outputs(api: Send) -> None:
     found = outputs(infer(api, "tiny", texts("inputs")))
 
     assert {"label": (0,), "score": (0,), "scores": (0, 3), "json": (0,)} == {name: value.shape for name, value in found.items()}
@@ -133,8 +132,8 @@ def test_pairs_are_classified(api: Send) -> None:
     assert posted(api, "/models/tiny", inputs=pairs) == decoded(found["json"])
 
 
-def test_parameters_are_the_tasks(api: Send) -> None:
-    """They mean what they mean elsewhere; `scores` has all labels whatever `top_k` is."""
+def test_parameters_of_the_task_are_supported(api: Send) -> None:
+    """Parameters work as on other paths, but `scores` has all labels for any `top_k`."""
     parameters = {"top_k": 1, "function_to_apply": "none"}
     found = outputs(infer(api, "tiny", texts("inputs", *TEXTS), parameters=parameters))
 
@@ -143,7 +142,7 @@ def test_parameters_are_the_tasks(api: Send) -> None:
     assert_same([result[0]["score"] for result in decoded(found["json"])], found["scores"].max(axis=1).tolist())
 
 
-def test_the_best_labels_in_place_of_numbers(api: Send) -> None:
+def test_the_classification_parameter_returns_the_best_labels(api: Send) -> None:
     asked = [{"name": "scores", "parameters": {"classification": 2}}]
     found = outputs(infer(api, "tiny", texts("inputs", *TEXTS), outputs=asked))
     (expected, _) = posted(api, "/models/tiny", inputs=TEXTS)
@@ -154,7 +153,7 @@ def test_the_best_labels_in_place_of_numbers(api: Send) -> None:
 
 
 @pytest.mark.parametrize(("model", "text"), [("tags", "good film"), ("masks", "a [MASK] film")])
-def test_results_without_a_natural_tensor(api: Send, model: str, text: str) -> None:
+def test_results_that_fit_no_tensor_are_only_json(api: Send, model: str, text: str) -> None:
     found = outputs(infer(api, model, texts("inputs", text, text)))
 
     assert ["json"] == list(found)
@@ -180,7 +179,7 @@ def test_texts_are_embedded(api: Send) -> None:
     assert posted(api, "/embed", inputs=TEXTS, pooling="none") == decoded(ragged["json"])
 
 
-def test_derived_tasks(api: Send) -> None:
+def test_derived_tasks_give_the_results_of_the_json_api(api: Send) -> None:
     query, sentences = "good ?", ["a bad book", "a good film"]
     ranked = outputs(infer(api, "cross", texts("query", query), texts("texts", *sentences), parameters={"raw_scores": True}))
     compared = outputs(infer(api, "vectors", texts("source_sentence", query), texts("sentences", *sentences)))
@@ -224,7 +223,7 @@ def test_token_ids_give_logits(api: Send) -> None:
         ("vectors", {"last_hidden_state": (2, 6, 8), "last_four_hidden_states": (2, 6, 32)}),
     ],
 )
-def test_outputs_of_tokens_are_padded_as_the_ids(api: Send, model: str, shapes: dict[str, Any]) -> None:
+def test_outputs_per_token_are_padded_like_the_ids(api: Send, model: str, shapes: dict[str, Any]) -> None:
     found = outputs(infer(api, model, numbers("input_ids", IDS), numbers("attention_mask", ATTENTION)))
     alone = outputs(infer(api, model, numbers("input_ids", [IDS[0][:4]])))
 
@@ -235,8 +234,7 @@ def test_outputs_of_tokens_are_padded_as_the_ids(api: Send, model: str, shapes: 
         np.testing.assert_allclose(alone[name][0], values[0, :4], atol=1e-5)
 
 
-def test_an_output_of_several_may_be_had_alone(api: Send) -> None:
-    """`outputs` chooses, in its order."""
+def test_a_request_can_select_and_order_outputs(api: Send) -> None:
     found = outputs(infer(api, "spans", numbers("input_ids", IDS), outputs=[{"name": "end_logits"}, {"name": "start_logits"}]))
     one = outputs(infer(api, "spans", numbers("input_ids", IDS), outputs=[{"name": "end_logits"}]))
 
@@ -244,8 +242,8 @@ def test_an_output_of_several_may_be_had_alone(api: Send) -> None:
     assert found["end_logits"].tolist() == one["end_logits"].tolist()
 
 
-def test_masks_give_logits_of_the_vocabulary(api: Send) -> None:
-    """They come in order of the rows, with their places; those alone may be asked for too."""
+def test_masks_give_vocabulary_logits(api: Send) -> None:
+    """Logits are in the order of the rows, with their positions in `mask_index`. A request can select only `mask_index`."""
     ids = [[2, 4, 4, 3], [2, 6, 4, 3]]
     found = outputs(infer(api, "masks", numbers("input_ids", ids)))
     alone = outputs(infer(api, "masks", numbers("input_ids", ids[1:])))
@@ -256,7 +254,7 @@ def test_masks_give_logits_of_the_vocabulary(api: Send) -> None:
     np.testing.assert_allclose(alone["logits"][0], found["logits"][2], atol=1e-5)
 
 
-def test_segments_count(api: Send) -> None:
+def test_token_type_ids_affect_the_logits(api: Send) -> None:
     plain, typed = (
         outputs(infer(api, "tiny", numbers("input_ids", IDS), numbers("token_type_ids", kinds, "INT32")))["logits"]
         for kinds in ([[0] * 6] * 2, [[0, 0, 0, 1, 1, 1]] * 2)
@@ -266,7 +264,7 @@ def test_segments_count(api: Send) -> None:
     assert not np.allclose(plain, typed)
 
 
-def test_a_model_padded_on_the_left(tmp_path: Path) -> None:
+def test_a_left_padded_model_accepts_only_left_padded_rows(tmp_path: Path) -> None:
     spec = json.loads((tiny.bundle(tmp_path / "a", "left", task="token-classification") / "manifest.json").read_text())["tokenizer"]
     tiny.bundle(tmp_path / "b", "left", task="token-classification", tokenizer=spec | {"padding_side": "left"})
     ids, mask = [row[4:] + row[:4] for row in IDS[:1]], [row[4:] + row[:4] for row in ATTENTION[:1]]
@@ -300,19 +298,19 @@ def test_a_model_padded_on_the_left(tmp_path: Path) -> None:
         ([numbers("input_ids", [[2, 3]], "FP32")], "`input_ids` is FP32;"),
     ],
 )
-def test_token_ids_that_cannot_be_run(api: Send, inputs: list[dict[str, Any]], said: str) -> None:
+def test_invalid_token_ids_are_refused(api: Send, inputs: list[dict[str, Any]], said: str) -> None:
     assert said in refused(infer(api, "tiny", *inputs))
 
 
-def test_token_ids_have_no_parameters_and_outputs_of_texts(api: Send) -> None:
+def test_token_ids_do_not_support_parameters_and_outputs_of_texts(api: Send) -> None:
     assert "has no `top_k`" in refused(infer(api, "tiny", numbers("input_ids", IDS), parameters={"top_k": 1}))
     assert "has no `scores`" in refused(infer(api, "tiny", numbers("input_ids", IDS), outputs=[{"name": "scores"}]))
     asked = [{"name": "logits", "parameters": {"classification": 1}}]
     assert "`logits` does not support `classification`" in refused(infer(api, "tiny", numbers("input_ids", IDS), outputs=asked))
 
 
-def test_raw_outputs_may_be_too_many(tmp_path: Path) -> None:
-    """They count as numbers of the answer, with padding; outputs that the request does not name do not count."""
+def test_too_many_raw_output_values_are_refused(tmp_path: Path) -> None:
+    """Padding counts as values of the response; outputs that the request does not select do not count."""
     tiny.bundle(tmp_path, "vectors", task="feature-extraction", max_length=512)
     with started(tmp_path) as api:
         mask = numbers("attention_mask", [[1] + [0] * 511] * 64)
@@ -324,12 +322,12 @@ def test_raw_outputs_may_be_too_many(tmp_path: Path) -> None:
     assert (64, 512, 8) == outputs(one)["last_hidden_state"].shape
 
 
-def test_masks_that_cannot_be_filled(api: Send) -> None:
+def test_rows_without_a_mask_token_cannot_be_filled(api: Send) -> None:
     assert "0 mask tokens (4)" in refused(infer(api, "masks", numbers("input_ids", IDS)))
 
 
 def checked_by_row(ids: Any, mask: Any, type_ids: Any, manifest: Manifest, *, fills_masks: bool) -> Any:
-    """Returns the ids, segments and masks of each row, or the first row that cannot be run and a word of its message."""
+    """Returns the ids, type ids and masks of each row, or the first invalid row and a part of its message."""
     rows = []
     for index, (row, ones, types) in enumerate(zip(ids.tolist(), mask.tolist(), type_ids.tolist(), strict=True)):
         count = sum(one != 0 for one in ones)
@@ -349,8 +347,8 @@ def checked_by_row(ids: Any, mask: Any, type_ids: Any, manifest: Manifest, *, fi
 
 
 @given(st.integers(0, 2**32), st.integers(1, 6), st.sampled_from([1, 2, 3, 70]), st.sampled_from(["left", "right"]), st.booleans())
-def test_rows_are_checked_as_one_by_one(masks_manifest: Manifest, seed: int, rows: int, length: int, side: Any, fills: bool) -> None:
-    """Most values are valid, so that the first row is often valid and a later one is not."""
+def test_vectorized_checks_equal_row_checks(masks_manifest: Manifest, seed: int, rows: int, length: int, side: Any, fills: bool) -> None:
+    """Most values are valid, so that the first row is often valid and a later row is not."""
     random = np.random.default_rng(seed)
     manifest = masks_manifest.model_copy(update={"tokenizer": masks_manifest.tokenizer.model_copy(update={"padding_side": side})})
     counts = random.integers(random.integers(0, 2), length + 1, rows)[:, None]
@@ -368,8 +366,8 @@ def test_rows_are_checked_as_one_by_one(masks_manifest: Manifest, seed: int, row
         assert expected == [(row.encoding.ids.tolist(), row.encoding.type_ids.tolist(), list(row.encoding.masks)) for row in found]
 
 
-def test_many_rows_are_checked_at_once(masks_manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """512 rows take as many calls of numpy as one."""
+def test_many_rows_are_checked_with_as_many_calls_as_one(masks_manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """512 rows take as many numpy calls as one row."""
     called: list[str] = []
 
     class Counted:
@@ -398,7 +396,7 @@ def packed(*values: str | bytes) -> bytes:
 def binary(
     api: Send, model: str, parts: dict[str, tuple[str, list[int], bytes]], *, header: str | None = None, **body: Any
 ) -> httpx.Response:
-    """Returns the answer to a request of binary tensors: name -> datatype, shape, bytes."""
+    """Returns the response to a request of binary tensors: name -> datatype, shape, bytes."""
     inputs = [
         {"name": name, "datatype": kind, "shape": shape, "parameters": {"binary_data_size": len(data)}}
         for name, (kind, shape, data) in parts.items()
@@ -409,7 +407,7 @@ def binary(
 
 
 def unpacked(response: httpx.Response) -> dict[str, bytes]:
-    """Returns the binary outputs of an answer by name."""
+    """Returns the binary outputs of a response by name."""
     assert response.status_code == 200, response.text
     at = int(response.headers[HEADER])
     found = {}
@@ -421,7 +419,7 @@ def unpacked(response: httpx.Response) -> dict[str, bytes]:
     return found
 
 
-def test_binary_texts_and_outputs(api: Send) -> None:
+def test_texts_and_outputs_can_be_binary(api: Send) -> None:
     parts = {"inputs": ("BYTES", [2, 1], packed(*TEXTS))}
     expected = outputs(infer(api, "tiny", texts("inputs", *TEXTS)))
     response = binary(api, "tiny", parts, parameters={"binary_data_output": True})
@@ -435,7 +433,7 @@ def test_binary_texts_and_outputs(api: Send) -> None:
     assert {"score": found["score"]} == unpacked(mixed)
 
 
-def test_binary_token_ids(api: Send) -> None:
+def test_token_ids_can_be_binary(api: Send) -> None:
     parts = {
         "input_ids": ("INT32", [2, 6], np.array(IDS, "<i4").tobytes()),
         "attention_mask": ("BOOL", [2, 6], np.array(ATTENTION, "?").tobytes()),
@@ -457,19 +455,19 @@ def test_binary_token_ids(api: Send) -> None:
         (packed(b"\xff"), [1], "UTF-8"),
     ],
 )
-def test_broken_binary_texts(api: Send, data: bytes, shape: list[int], said: str) -> None:
+def test_broken_binary_texts_are_refused(api: Send, data: bytes, shape: list[int], said: str) -> None:
     assert said in refused(binary(api, "tiny", {"inputs": ("BYTES", shape, data)}))
 
 
 @pytest.mark.parametrize("header", ["0", "-1", "x", "1000000", "٣", "1" * 40])
-def test_lengths_of_the_json_that_do_not_fit(api: Send, header: str) -> None:
+def test_an_invalid_length_of_the_json_part_is_refused(api: Send, header: str) -> None:
     response = api("POST", "/v2/models/tiny/infer", content=b"{}", headers=[(HEADER.encode(), header.encode())])
 
     assert "`Inference-Header-Content-Length` is" in rejected(response, 400, "malformed")
 
 
-def test_binary_tensors_without_their_bytes(api: Send) -> None:
-    """Truncated, too many bytes, no header, and both forms at once are told apart."""
+def test_binary_tensors_with_wrong_sizes_are_refused(api: Send) -> None:
+    """Missing bytes, extra bytes, a missing header, and both or neither of `data` and a binary size have different errors."""
     head = json.dumps({"inputs": [{"name": "inputs", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 9}}]}).encode()
     both = texts("inputs", "good") | {"parameters": {"binary_data_size": 0}}
     neither = {"name": "inputs", "datatype": "BYTES", "shape": [1]}
@@ -485,7 +483,7 @@ def test_binary_tensors_without_their_bytes(api: Send) -> None:
     assert "`input_ids` has 23 bytes" in refused(binary(api, "tiny", {"input_ids": ("INT64", [1, 3], bytes(23))}))
 
 
-# What is refused.
+# Refused requests.
 
 GOOD = texts("inputs", "good")
 
@@ -531,12 +529,12 @@ GOOD = texts("inputs", "good")
         ({"inputs": [GOOD], "id": 5}, "`id` is wrong"),
     ],
 )
-def test_what_is_wrong_is_said(api: Send, body: Any, said: str) -> None:
+def test_the_error_names_the_invalid_field(api: Send, body: Any, said: str) -> None:
     assert said in refused(api("POST", "/v2/models/tiny/infer", json=body))
 
 
 @pytest.mark.parametrize("shape", [[10**12], [10**12, 1], [2**62], [2**62] * 8, [10**400, 1], [10**4299]])
-def test_a_huge_shape_costs_nothing(api: Send, shape: list[int]) -> None:
+def test_a_huge_shape_is_refused(api: Send, shape: list[int]) -> None:
     ids = numbers("input_ids", [[2, 3]]) | {"shape": [*shape[:1], 2]}
     content = json.dumps({"inputs": [GOOD | {"shape": shape}]}).encode()
 
@@ -546,33 +544,33 @@ def test_a_huge_shape_costs_nothing(api: Send, shape: list[int]) -> None:
     assert infer(api, "tiny", numbers("input_ids", [[2, 3]]) | {"shape": [1, 10**12]}).status_code == 422
 
 
-def test_too_many_tensors_and_rows(api: Send) -> None:
+def test_too_many_tensors_or_rows_are_refused(api: Send) -> None:
     many = [texts(f"a{i}", "good") for i in range(17)]
     assert "`inputs` is wrong" in refused(infer(api, "tiny", *many))
     assert "`inputs` has 5000 rows" in rejected(infer(api, "tiny", texts("inputs", *["a"] * 5000)), 413, "too_large")
     assert "`input_ids` has 5000 rows" in rejected(infer(api, "tiny", numbers("input_ids", [[2, 3]] * 5000)), 413, "too_large")
 
 
-def test_the_deadline_of_the_body(api: Send) -> None:
-    """Microseconds; 0 is none, and what was too long to wait for is 504 or 429."""
+def test_the_timeout_parameter_is_a_deadline(api: Send) -> None:
+    """`timeout` is in microseconds, and 0 sets no deadline. A missed deadline is 429 or 504."""
     assert 200 == infer(api, "tiny", GOOD, parameters={"timeout": 0}).status_code
     assert 200 == infer(api, "tiny", GOOD, parameters={"timeout": 5_000_000}).status_code
     assert infer(api, "tiny", GOOD, parameters={"timeout": 1}).status_code in (429, 504)
 
 
-def test_the_header_of_the_deadline_is_read_too(api: Send) -> None:
+def test_the_deadline_header_is_validated_too(api: Send) -> None:
     response = infer(api, "tiny", GOOD, parameters={"timeout": 5_000_000}, headers={"x-request-timeout-ms": "soon"})
 
     assert "`x-request-timeout-ms` is `soon`" in refused(response)
 
 
-def test_compressed_bodies_and_no_json(api: Send) -> None:
+def test_compressed_and_empty_bodies_are_refused(api: Send) -> None:
     rejected(infer(api, "tiny", GOOD, headers={"content-encoding": "gzip"}), 415, "content_encoding")
     rejected(api("POST", "/v2/models/tiny/infer", content=b""), 400, "malformed")
 
 
-def test_models_and_versions(api: Send) -> None:
-    """A version is the bundle's; another is 404."""
+def test_only_the_version_of_the_bundle_is_found(api: Send) -> None:
+    """Another version is 404, as is an unknown model."""
     version = api("GET", "/v2/models/tiny").json()["versions"][0]
     found = api("POST", f"/v2/models/tiny/versions/{version}/infer", json={"inputs": [GOOD]})
 
@@ -583,20 +581,20 @@ def test_models_and_versions(api: Send) -> None:
     rejected(infer(api, "tiny", GOOD, texts("query", "a")), 422, "invalid_value")
 
 
-def test_a_version_that_is_made_up_stands_in_no_log(api: Send, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_version_is_not_logged(api: Send, caplog: pytest.LogCaptureFixture) -> None:
     api("POST", "/v2/models/tiny/versions/my-secret/infer", json={"inputs": [GOOD]})
     api("GET", "/v2/models/tiny/versions/my-secret")
 
     messages = [record.getMessage() for record in caplog.records if record.name.startswith("bertserve")]
-    lines = [message for message in messages if " 404 " in f" {message}"]  # errors of earlier tests may be summed up meanwhile
+    lines = [message for message in messages if " 404 " in f" {message}"]  # a summary of errors from earlier tests can be logged in between
     assert [True, True] == ["/v2/models/{name}/versions/{version}" in line for line in lines]
     assert [] == [line for line in lines if "my-secret" in line]
 
 
-# The routes other than `infer`.
+# Routes other than `infer`.
 
 
-def test_server_and_health(api: Send) -> None:
+def test_server_metadata_and_health_are_served(api: Send) -> None:
     server = api("GET", "/v2").json()
 
     assert ("bertserve", True) == (server["name"], {"binary_tensor_data", "model_repository", "statistics"} <= set(server["extensions"]))
@@ -606,8 +604,8 @@ def test_server_and_health(api: Send) -> None:
 
 
 @pytest.mark.parametrize("model", [*TASKS, "cross", "nli"])
-def test_metadata_are_what_there_is(api: Send, model: str) -> None:
-    """A request with all inputs of the metadata is answered with all outputs of it, of these ranks, for both forms."""
+def test_model_metadata_match_the_requests_and_responses(api: Send, model: str) -> None:
+    """A request with all inputs of the metadata returns all its outputs with the same ranks, for texts and for token ids."""
     described = api("GET", f"/v2/models/{model}").json()
     text = "a [MASK] film" if model == "masks" else "good film"
     found = infer(
@@ -624,7 +622,7 @@ def test_metadata_are_what_there_is(api: Send, model: str) -> None:
     assert shown(described["tensors"]["outputs"]) == shown(raw)
 
 
-def test_ready_config_and_statistics(api: Send) -> None:
+def test_routes_of_a_model_accept_its_version_in_the_path(api: Send) -> None:
     version = api("GET", "/v2/models/nli").json()["versions"][0]
     infer(api, "nli", GOOD)
     for suffix in ("", "/ready", "/config", "/stats"):
@@ -654,7 +652,7 @@ def test_statistics_count_requests(tmp_path: Path) -> None:
     assert after["inference_stats"]["compute_infer"]["ns"] > 0
 
 
-def test_the_repository(models: Path) -> None:
+def test_the_repository_lists_loads_and_unloads_models(models: Path) -> None:
     async def check(client: httpx.AsyncClient) -> list[httpx.Response]:
         admin = {"authorization": "Bearer trident"}
         path = "/v2/repository/models/tiny"
@@ -685,15 +683,15 @@ def test_the_repository(models: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "status"), [(b"[]", 400), (b"{", 400), (b'{"redy": true}', 422), (b'{"ready": 1}', 422), (b" " * 65537, 413)]
 )
-def test_bodies_of_the_index(api: Send, body: bytes, status: int) -> None:
+def test_invalid_bodies_of_the_repository_index_are_refused(api: Send, body: bytes, status: int) -> None:
     assert status == api("POST", "/v2/repository/index", content=body).status_code
 
 
-# KServe's first protocol.
+# KServe's V1 protocol.
 
 
 def test_instances_give_predictions(api: Send) -> None:
-    """Each instance has our own answer, with the parameters of the task; `candidate_labels` asks for zero-shot classification."""
+    """Each prediction equals the result of `/models/NAME` with the same parameters; `candidate_labels` selects zero-shot classification."""
     question = {"question": QUESTION, "context": CONTEXT}
     labels = {"candidate_labels": ["dull", "great"]}
 
@@ -717,5 +715,5 @@ def test_instances_give_predictions(api: Send) -> None:
         ({"instances": [5]}, "is wrong"),
     ],
 )
-def test_instances_that_are_wrong(api: Send, body: Any, said: str) -> None:
+def test_invalid_instances_are_refused(api: Send, body: Any, said: str) -> None:
     assert said in refused(api("POST", "/v1/models/tiny:predict", json=body))

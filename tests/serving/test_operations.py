@@ -1,4 +1,4 @@
-"""What operators and clients read in addition to answers: models, health, info, docs, headers, and the API key."""
+"""What operators and clients read in addition to predictions: models, health, limits, docs, OpenAPI and request ids."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_a_model_is_described(models: Path, path: str) -> None:
     assert page["evidence"]["label_agreement"] == 1.0
 
 
-def test_a_model_that_fills_masks_says_how_it_spells_them(tmp_path: Path) -> None:
-    """So that a client can make texts for whatever model it finds; other models say nothing of it."""
+def test_the_page_of_a_fill_mask_model_has_its_mask_token(tmp_path: Path) -> None:
+    """Clients need the mask token to build texts. Pages of other models do not have it."""
     tiny.bundle(tmp_path, "masks", task="fill-mask")
     tiny.bundle(tmp_path, "labels")
 
@@ -57,8 +57,7 @@ def test_a_model_that_is_not_loaded_has_no_pages(models: Path, path: str) -> Non
 
 
 @pytest.mark.parametrize("path", [path for path in OPEN_PATHS if "health" in path])
-def test_health_is_green_while_requests_are_answered(models: Path, path: str) -> None:
-    """Each health path is 200 and JSON once the inference threads run."""
+def test_health_paths_return_200_while_requests_are_answered(models: Path, path: str) -> None:
     response = call(models, "GET", path)
     assert response.status_code == 200
     assert response.json()["live"] is True
@@ -106,7 +105,7 @@ def references(node: Any) -> list[str]:
 
 
 def test_openapi_has_every_route(models: Path) -> None:
-    """The OpenAPI document has every path of the service with its methods; those of tensors are held elsewhere."""
+    """The document has every path with its methods. Paths below `/v2` are not tested here."""
     paths = call(models, "GET", "/openapi.json").json()["paths"]
     tasks = ("/classify", "/ner", "/answer", "/fill-mask", "/choose", "/embed", "/similarity", "/rerank", "/zero-shot", "/attention")
     below = {f"{base}/{leaf}" for base in (*tasks, "/models/{name}") for leaf in ("info", "health")}
@@ -119,8 +118,8 @@ def test_openapi_has_every_route(models: Path) -> None:
     assert {path: set(methods) for path, methods in paths.items() if not path.startswith("/v2")} == expected
 
 
-def test_openapi_is_complete(models: Path) -> None:
-    """Every reference resolves, no operation id is used twice, and each variable of a path is a declared parameter."""
+def test_openapi_is_consistent(models: Path) -> None:
+    """Every reference resolves, operation ids are unique, and each path variable is a declared parameter."""
     document = call(models, "GET", "/openapi.json").json()
     for reference in references(document):
         node = document
@@ -134,7 +133,7 @@ def test_openapi_is_complete(models: Path) -> None:
         assert declared == set(re.findall(r"{(\w+)}", path))
 
 
-def test_openapi_documents_the_errors_that_are_sent(models: Path) -> None:
+def test_openapi_documents_the_error_format_of_each_path(models: Path) -> None:
     document = call(models, "GET", "/openapi.json").json()
     for path, methods in document["paths"].items():
         kind = "OpenAIErrorBody" if path.startswith("/v1/") and not path.endswith(":predict") else "ErrorBody"
@@ -146,13 +145,13 @@ def test_openapi_documents_the_errors_that_are_sent(models: Path) -> None:
 
 @pytest.mark.parametrize("given", ["a", "A-1._z", "x" * 128])
 def test_a_request_id_is_echoed(models: Path, given: str) -> None:
-    """A caller's id that is well-formed comes back, once."""
+    """A valid id from the client is returned exactly once."""
     response = classify(models, {"inputs": "good"}, headers={"x-request-id": given})
     assert response.headers.get_list("x-request-id") == [given]
 
 
 @pytest.mark.parametrize("given", [None, "", "x" * 129, "a b", "é", "a\tb", "<script>"])
-def test_a_missing_or_odd_request_id_is_replaced(models: Path, given: str | None) -> None:
+def test_a_missing_or_invalid_request_id_is_replaced(models: Path, given: str | None) -> None:
     headers = {} if given is None else {"x-request-id": given.encode()}
     response = classify(models, {"inputs": "good"}, headers=headers)
     assert re.fullmatch(r"[0-9a-f]{32}", response.headers["x-request-id"])
@@ -163,14 +162,13 @@ def test_every_answer_has_a_request_id(models: Path, path: str) -> None:
     assert call(models, "GET", path, headers={"x-request-id": "r-1"}).headers.get_list("x-request-id") == ["r-1"]
 
 
-def test_an_empty_list_does_not_need_room(models: Path) -> None:
-    """`[]` is answered without the engine."""
+def test_an_empty_list_is_answered_without_the_engine(models: Path) -> None:
     engine = FakeEngine()
     response = play(faked(models, engine), lambda client: client.post("/classify", json={"inputs": []}))
     assert (response.status_code, response.json(), engine.batches) == (200, [], [])
 
 
-def test_operations_have_names_of_their_paths(models: Path) -> None:
+def test_operation_ids_are_derived_from_the_paths(models: Path) -> None:
     document = call(models, "GET", "/openapi.json").json()
     names = {
         (method, path): operation["operationId"] for path, methods in document["paths"].items() for method, operation in methods.items()
@@ -181,7 +179,7 @@ def test_operations_have_names_of_their_paths(models: Path) -> None:
     assert [] == [name for name in names.values() if not re.fullmatch("[a-z][a-z0-9_]*", name)]
 
 
-def test_the_formats_of_other_clients_are_folded(models: Path) -> None:
+def test_the_docs_collapse_the_formats_of_other_clients(models: Path) -> None:
     page = call(models, "GET", "/docs").text
     paths = call(models, "GET", "/openapi.json").json()["paths"]
     [own] = paths["/classify"]["post"]["tags"]
@@ -191,8 +189,8 @@ def test_the_formats_of_other_clients_are_folded(models: Path) -> None:
     assert [] == [path for path in ("/v1/embeddings", "/predict", "/v2/models/{name}/infer") if own in paths[path]["post"]["tags"]]
 
 
-def test_openapi_says_who_answers(models: Path) -> None:
-    """Without a default the list of operations shows that; each summary belongs to its own path."""
+def test_openapi_names_the_model_of_each_path(models: Path) -> None:
+    """Without a default model, the summary says that the path is not available. Summaries of tasks are unique."""
     paths = call(models, "GET", "/openapi.json").json()["paths"]
 
     assert "`tiny`" in paths["/classify"]["post"]["description"]
@@ -207,15 +205,15 @@ def test_openapi_says_who_answers(models: Path) -> None:
     assert len(tasks) == len(set(tasks))
 
 
-def test_openapi_has_examples_of_answers(models: Path) -> None:
-    """No answer of a task is shown with texts that are `string` and scores that are 0: each field has an example or a list of others."""
+def test_openapi_has_examples_of_responses(models: Path) -> None:
+    """Each field of a task's response has examples, so that the docs do not show placeholders such as `string` and 0."""
     schemas = call(models, "GET", "/openapi.json").json()["components"]["schemas"]
     answers = ("LabelScore", "Entity", "Answer", "Filled", "Ranked", "ZeroShotLists")
 
     assert [] == [(name, field) for name in answers for field, of in schemas[name]["properties"].items() if "examples" not in of]
 
 
-def test_every_example_is_answered(tmp_path: Path) -> None:
+def test_every_openapi_example_is_answered(tmp_path: Path) -> None:
     folder = tiny.every_kind(tmp_path, max_length=64)
     settings = {"default": {"text-classification": "classifier"}}
     document = call(folder, "GET", "/openapi.json", settings=settings).json()
@@ -231,10 +229,10 @@ def test_every_example_is_answered(tmp_path: Path) -> None:
         own = document["components"]["schemas"].get(content["schema"].get("$ref", "").rpartition("/")[2], {})
         given = content.get("examples", {"own": {"summary": "", "value": own.get("examples", [None])[0]}})
         for name, example in given.items():
-            # of a path with a name in it, each example says for which model it is
+            # for `/models/{name}`, each example's summary ends with its model
             model = example["summary"].rpartition(" ")[2]
             at = f"/models/{model}" if path == "/models/{name}" else here
-            # the tiny vocabulary lacks the ids of BERT's
+            # the example has ids of BERT's vocabulary, which the tiny one lacks
             body = example["value"] | ({"ids": [[5, 6]]} if path == "/decode" else {})
             tried[path, name] = call(folder, "POST", at, json=body, settings=settings).status_code
 
@@ -242,8 +240,8 @@ def test_every_example_is_answered(tmp_path: Path) -> None:
     assert len(all_routes()) + 3 * (len(TASKS) - 1) == len(tried)
 
 
-def test_examples_follow_the_models(models: Path, tmp_path: Path) -> None:
-    """Of what is not loaded there is none, and who has no key learns no name."""
+def test_openapi_examples_depend_on_the_loaded_models(models: Path, tmp_path: Path) -> None:
+    """Only loaded models have examples, which use their names."""
     document = call(models, "GET", "/openapi.json").json()
     content = document["paths"]["/models/{name}"]["post"]["requestBody"]["content"]["application/json"]
 

@@ -1,4 +1,4 @@
-"""What a body may be made of outside of its texts, and that it is parsed once, with the garbage collector paused."""
+"""The JSON structure of a body has limits; a body is parsed once, with the garbage collector paused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEYS = ",".join(f'"{i}":0' for i in range(MAX_KEYS))
 
 @pytest.fixture(name="parsed")
 def parsed_sizes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
-    """Returns a list that gets of each document that is parsed its size, and whether the collector may run meanwhile."""
+    """Returns a list to which each parsed document adds its size and whether the garbage collector was enabled."""
     found: list[tuple[int, bool]] = []
 
     def from_json(raw: bytes, **options: Any) -> Any:
@@ -44,8 +44,8 @@ def parsed_sizes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     ],
     ids=["lists", "objects", "depth", "keys", "numbers", "digits", "texts"],
 )
-def test_a_body_of_too_many_parts_is_refused_before_it_is_parsed(parsed: list[tuple[int, bool]], raw: str, what: str) -> None:
-    """Lists, objects, keys and values are counted by their bytes; a text that ends in an escaped backslash has ended."""
+def test_a_body_with_too_many_elements_is_refused_before_it_is_parsed(parsed: list[tuple[int, bool]], raw: str, what: str) -> None:
+    """Lists, objects, keys, values and digits are counted in the raw bytes. A quote after an escaped backslash ends its text."""
     with pytest.raises(TooLargeError, match=f"[0-9]+ {what} and [0-9]+ "):
         parse(raw.encode())
 
@@ -67,7 +67,7 @@ def test_structure_within_a_text_does_not_count(text: str) -> None:
     assert {"inputs": json.loads(f'"{text}"')} == parse(f'{{"inputs": "{text}"}}'.encode())
 
 
-def test_what_is_allowed_is_parsed() -> None:
+def test_a_body_at_the_limit_of_containers_is_parsed() -> None:
     assert MAX_CONTAINERS - 1 == len(parse(b"[" + b"[]," * (MAX_CONTAINERS - 2) + b"[]]"))
 
 
@@ -103,7 +103,7 @@ def test_the_collector_is_paused_while_a_long_body_is_parsed(parsed: list[tuple[
     assert gc.isenabled()
 
 
-def test_a_paused_collector_stays_paused() -> None:
+def test_a_disabled_collector_stays_disabled() -> None:
     gc.disable()
     try:
         parse(b"[" + b"0," * 5000 + b"0]")
@@ -153,8 +153,8 @@ _PLACES = [
 
 
 @pytest.mark.parametrize(("path", "body"), _PLACES)
-def test_no_odd_value_is_an_error_of_the_service(api: Send, path: str, body: str) -> None:
-    """NaN, numbers of thousands of digits and lone surrogates are errors of the caller, in every field."""
+def test_an_odd_value_never_causes_a_server_error(api: Send, path: str, body: str) -> None:
+    """In every field, NaN, numbers with thousands of digits and lone surrogates give a status below 500."""
     statuses = [api("POST", path, content=(body % value).encode()).status_code for value in _ODD]
     assert [] == [value[:20] for value, status in zip(_ODD, statuses, strict=True) if status >= 500]
 
@@ -163,17 +163,17 @@ def test_no_odd_value_is_an_error_of_the_service(api: Send, path: str, body: str
     ("header", "value"),
     [("x-request-timeout-ms", b"9" * 5000), ("inference-header-content-length", b"9" * 5000), ("user-agent", b"hf_hub/\xb2.\xff")],
 )
-def test_no_odd_header_is_an_error_of_the_service(api: Send, header: str, value: bytes) -> None:
+def test_an_odd_header_never_causes_a_server_error(api: Send, header: str, value: bytes) -> None:
     for path in ("/classify", "/v2/models/classifier/infer"):
         assert api("POST", path, content=b'{"inputs": "good"}', headers={header: value}).status_code < 500
 
 
-def test_a_lone_surrogate_is_no_path(api: Send) -> None:
-    """A path that is not valid UTF-8 is refused."""
+def test_a_path_with_a_lone_surrogate_is_refused(api: Send) -> None:
+    """Such a path is not valid UTF-8."""
     assert 400 == api("POST", "/models/%ED%A0%80", content=b'{"inputs": "good"}').status_code
 
 
-def test_the_limits_are_for_honest_bodies(tmp_path: Path) -> None:
-    """As many inputs as --max-inputs may allow, each a pair, and as many token ids as the limits are for, in two tensors, are parsed."""
+def test_the_limits_admit_the_largest_regular_bodies(tmp_path: Path) -> None:
+    """Two bodies are parsed: as many pairs as `--max-inputs` can allow, and two tensors with 131072 token ids each."""
     assert 16384 == len(parse(json.dumps([{"text": "a,:[{", "text_pair": "b"}] * 16384).encode()))
     assert 2 == len(parse(b"[" + b",".join([b"[" + b"12023," * (2**17 - 1) + b"12023]"] * 2) + b"]"))

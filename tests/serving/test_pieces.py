@@ -1,4 +1,4 @@
-"""What was read is parsed in pieces that never go beyond the end of a head or a chunked body."""
+"""Received bytes are parsed in pieces that never extend beyond the end of a head or a chunked body."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def test_a_piece_ends_at_an_empty_line(size: int) -> None:
     assert ends <= {18} | {*range(size, len(HEADS), size)} | {len(HEADS)}
 
 
-def test_a_piece_takes_little_time_to_parse() -> None:
+def test_a_piece_has_a_maximum_length() -> None:
     assert [PIECE_BYTES, 5000] == [PieceCutter().end(b"x" * 5000, 0), PieceCutter().end(b"x" * 5000, PIECE_BYTES)]

@@ -1,4 +1,4 @@
-"""Requests that are sent before earlier ones are answered: each is answered in order, and all together take little memory."""
+"""Pipelined requests are answered in order, and their memory is bounded."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def chunked(path: bytes, body: bytes) -> bytes:
 
 
 def held(served: Listening) -> int:
-    """Returns the bytes that the first connection has read and not parsed."""
+    """Returns the number of bytes that the first connection has read but not parsed."""
     return len(served.protocols[0]._unparsed) - served.protocols[0]._start
 
 
 async def test_a_connection_has_one_request_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a thousand in one packet the others are not parsed before it is answered; then all are."""
+    """A thousand requests arrive in one packet. The second is parsed only after the first is answered."""
     heads = 0
     complete = HttpProtocol.on_headers_complete
 
@@ -55,8 +55,8 @@ async def test_a_connection_has_one_request_at_a_time(monkeypatch: pytest.Monkey
         assert b"ok" * 1000 == re.sub(rb"HTTP/1.1 200 OK\r\n.*?\r\n\r\n", b"", await reader.readexactly(1000 * 40), flags=re.DOTALL)
 
 
-async def test_what_is_not_parsed_is_bounded() -> None:
-    """However much a client sends, and however often the application asks whether it has left."""
+async def test_unparsed_bytes_are_bounded() -> None:
+    """The bound holds for any amount of requests, and while the application polls for a disconnect."""
     gate = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,7 +78,7 @@ async def test_what_is_not_parsed_is_bounded() -> None:
 
 @pytest.mark.parametrize("head", [GET, b"GET / HTTP/1.1\r\ncontent-length: 10000000\r\n\r\n"], ids=["requests", "body"])
 async def test_a_read_is_bounded(head: bytes) -> None:
-    """A client that sends much at once makes the service keep no more than one read beyond the limit."""
+    """The service keeps at most one read beyond the limit, however much a client sends at once."""
     gate = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,7 +88,7 @@ async def test_a_read_is_bounded(head: bytes) -> None:
         await until(lambda: bool(served.protocols) and served.protocols[0].cycle is not None)
         (connection,) = served.protocols
         connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**22)
-        with suppress(BlockingIOError):  # until the buffers of the system are full, and before the loop reads
+        with suppress(BlockingIOError):  # until the system's buffers are full, before the event loop reads
             while True:
                 os.write(writer.get_extra_info("socket").fileno(), GET * 1000)
         await until(lambda: connection.flow.read_paused)
@@ -99,7 +99,7 @@ async def test_a_read_is_bounded(head: bytes) -> None:
 
 @pytest.mark.parametrize("size", [1, 7, 60, 100_000])
 async def test_requests_of_all_kinds_are_answered_in_order(size: int) -> None:
-    """However packets cut them: with bodies of known length and in chunks, empty lines in bodies, without a body, and with a wish to upgrade."""
+    """Packets split the requests at any byte. The requests have bodies of known length, chunked bodies, no body, or ask for an upgrade."""
     upgrade = b"POST /d HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\ncontent-length: 3\r\n\r\nabc"
     sent = b"".join(
         (posted(b"/a", b"1\r\n\r\n2"), chunked(b"/b", b"3\r\n\r\n4"), GET, posted(b"/c"), upgrade, b"\r\n\r\n", posted(b"/e", b"x" * 500))
@@ -124,7 +124,7 @@ async def test_requests_of_all_kinds_are_answered_in_order(size: int) -> None:
     ] == bodies
 
 
-async def test_a_client_that_leaves_cancels_the_request_that_is_answered() -> None:
+async def test_a_disconnect_is_reported_to_the_current_request() -> None:
     entered, told = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

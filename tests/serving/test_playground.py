@@ -1,4 +1,4 @@
-"""The playground: its files, and what keeps them to this service. What the page does in a browser is tested in tests/clients."""
+"""The playground's files, which use nothing but this service; tests/clients tests the page in a browser."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from bertserve.service.tasks.occlusion import MAX_WORDS
 FOLDER = Path(playground.__file__).parent
 
 
-def test_the_page_and_all_that_it_refers_to_come_from_here(models: Path) -> None:
-    """By addresses relative to the page, each of the type that a browser asks for."""
+def test_the_service_serves_the_page_and_all_its_files(models: Path) -> None:
+    """The page refers to its files by relative URLs, and each file has the content type that browsers need."""
 
     async def check(client: httpx.AsyncClient) -> dict[str, tuple[int, str]]:
         page = (await client.get("/")).text
@@ -38,8 +38,8 @@ def test_the_page_and_all_that_it_refers_to_come_from_here(models: Path) -> None
     assert [] == [file for file in found if file.startswith(("http:", "https:", "//", "/"))]
 
 
-def test_the_files_of_docs_are_answered_from_memory(models: Path) -> None:
-    """Whole, each with its type: a range would need a file that stays open for as long as the client reads."""
+def test_the_files_of_the_docs_are_served_from_memory(models: Path) -> None:
+    """A range request gets the whole file, because a range would keep a file open while the client reads."""
     types = {}
     for name in re.findall(r"docs/static/([^\"']+)", call(models, "GET", "/docs").text):
         whole = call(models, "GET", f"/docs/static/{name}")
@@ -50,19 +50,19 @@ def test_the_files_of_docs_are_answered_from_memory(models: Path) -> None:
     assert 404 == call(models, "GET", "/docs/static/nothing.js").status_code
 
 
-def test_nothing_is_loaded_from_outside(models: Path) -> None:
-    """No file names another host, and the page's policy would not let it."""
+def test_the_page_loads_nothing_from_other_hosts(models: Path) -> None:
+    """No file names another host, and the page's content security policy would block it."""
     policy = call(models, "GET", "/").headers["content-security-policy"]
     addresses = {
         address for file in FOLDER.iterdir() if file.is_file() for address in re.findall(r"https?://[^\s\"']+", file.read_text("utf-8"))
     }
 
-    assert {"http://www.w3.org/2000/svg"} == addresses  # the name of a namespace
+    assert {"http://www.w3.org/2000/svg"} == addresses  # an XML namespace
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
 
 
-def test_modules_import_what_is_there() -> None:
+def test_modules_import_existing_names() -> None:
     for name in playground.FILES:
         text = (FOLDER / name).read_text("utf-8")
         for names, file in re.findall(r'import \{ ([^}]+) \} from "./([^"]+)"', text):
@@ -72,7 +72,7 @@ def test_modules_import_what_is_there() -> None:
 
 
 def test_every_task_has_a_form(models: Path) -> None:
-    """Which the page gets, and can show: controls by distinct names, and a view that it has."""
+    """The page can show each form: its fields have distinct names, and its view exists."""
     forms = call(models, "GET", "/playground/forms.json").json()
     views = set(
         re.findall(r"^  (\w+): (?:\{|[A-Z]+,)", (FOLDER / "forms.js").read_text("utf-8").partition("export const VIEWS")[2], re.MULTILINE)
@@ -92,25 +92,24 @@ def test_every_file_of_the_folder_is_served() -> None:
     )
 
 
-def test_the_page_knows_the_limit_of_words(models: Path) -> None:
+def test_the_explain_field_has_the_limit_of_words(models: Path) -> None:
     fields = call(models, "GET", "/playground/forms.json").json()["/classify"]["fields"]
 
     assert [MAX_WORDS] == [field["most_words"] for field in fields if field["name"] == "explain"]
 
 
-def test_texts_are_only_put_into_text_nodes() -> None:
+def test_scripts_insert_no_html() -> None:
     for name in playground.FILES:
         assert re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", (FOLDER / name).read_text("utf-8")) is None
 
 
-def test_the_variable_of_the_key_is_no_setting(models: Path) -> None:
-    """A shell that has it, as the request to copy wants, can still start the service, which refuses unknown BERT_SERVE_* variables."""
+def test_the_key_variable_of_the_snippets_is_not_a_setting(models: Path) -> None:
+    """The service refuses unknown BERT_SERVE_* variables. With another prefix, a shell that has the variable can start the service."""
     assert "BERTSERVE_API_KEY" in (code := call(models, "GET", "/playground/snippets.js").text)
     assert PREFIX not in code
 
 
-def test_the_page_speaks_of_itself(models: Path) -> None:
-    """It asks for a key by its own field, not by a header, and names metrics as monitoring does."""
+def test_the_page_mentions_the_key_and_uses_the_monitoring_terms(models: Path) -> None:
     page, load = (call(models, "GET", f"/playground/{name}.js").text for name in ("playground", "load"))
     assert "needs an API key" in page
     assert [] == [title for title in ("Requests per second", "Average batch size", "Median latency", "p99 latency") if title not in load]

@@ -1,4 +1,4 @@
-"""Serving leaves nothing behind and sends nothing out."""
+"""Serving leaves no files behind and sends no telemetry."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 
-def test_the_runtime_keeps_no_device_id(models: Path, tmp_path: Path) -> None:
-    """Onnxruntime's telemetry writes an identifier into the user's cache folder; with us it is off before it starts."""
+def test_onnx_runtime_stores_no_device_id(models: Path, tmp_path: Path) -> None:
+    """ONNX Runtime's telemetry writes an identifier into the user's cache folder; the service turns it off before it starts."""
     home = tmp_path / "home"
     home.mkdir()
     outside = {name: value for name, value in os.environ.items() if not name.startswith(("ORT_", "CI", "XDG_"))}

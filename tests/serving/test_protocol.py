@@ -1,4 +1,4 @@
-"""What reaches the socket: a response in one write, whole, and nothing once the client has gone."""
+"""A response reaches the socket in one write, and nothing is written after the client has disconnected."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n"
 
 
 class Transport(asyncio.Transport):
-    """Notes what it is asked to do."""
+    """A transport that records its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Transport(asyncio.Transport):
 
 
 def written(*steps: bytes | str) -> list[Any]:
-    """Returns what a transport is asked to do when these are written in one turn of the loop, `close` closing and `turn` waiting."""
+    """Returns the calls that a transport gets when the steps are written; `close` closes it, and `turn` lets the event loop run once."""
 
     async def play() -> list[Any]:
         transport = Transport()
@@ -71,28 +71,28 @@ def test_head_and_body_are_one_write() -> None:
 
 
 def test_a_head_waits_for_the_next_write() -> None:
-    """An answer to HEAD ends with an empty write, and a connection that is closed sends what it holds."""
+    """A response to HEAD ends with an empty write. Closing the connection sends the held head."""
     assert [HEAD + b"{}"] == written(HEAD, "turn", b"{}")
     assert [HEAD] == written(HEAD, b"")
     assert [HEAD, "close"] == written(HEAD, "close")
 
 
-def test_the_permission_to_send_a_body_does_not_wait() -> None:
-    """The client sends nothing before it, so nothing would be written after it."""
+def test_100_continue_is_written_at_once() -> None:
+    """The client waits for it before it sends the body, so no other write would follow."""
     assert [b"HTTP/1.1 100 Continue\r\n\r\n", HEAD + b"{}"] == written(b"HTTP/1.1 100 Continue\r\n\r\n", HEAD, b"{}")
 
 
-def test_bytes_that_are_no_head_are_written_at_once() -> None:
+def test_bytes_other_than_a_head_are_written_at_once() -> None:
     assert [b"a", b"b", HEAD + b"c"] == written(b"a", b"b", HEAD, b"c")
 
 
-def test_closing_writes_what_was_held_first() -> None:
-    """And what comes later is dropped, as asyncio's own transports do."""
+def test_closing_writes_the_held_bytes_first() -> None:
+    """Later writes are dropped, as in asyncio's own transports."""
     assert [HEAD, "close"] == written(HEAD, "close")
     assert ["close"] == written("close", HEAD, b"{}")
 
 
-def test_a_response_reaches_the_client_in_one_piece(models: Path, serve: Callable[..., Any]) -> None:
+def test_a_client_receives_a_response_in_one_piece(models: Path, serve: Callable[..., Any]) -> None:
     with serve(models) as served, connect(served.url) as connection:
         for _ in range(3):
             connection.sendall(raw_http.post())
@@ -101,13 +101,13 @@ def test_a_response_reaches_the_client_in_one_piece(models: Path, serve: Callabl
             assert {"label", "score"} == json.loads(whole.partition(b"\r\n\r\n")[2])[0][0].keys()
 
 
-def test_a_client_that_resets_its_connection_is_no_error(models: Path, serve: Callable[..., Any]) -> None:
+def test_a_connection_reset_is_not_logged_as_an_error(models: Path, serve: Callable[..., Any]) -> None:
     with serve(models) as served:
         for _ in range(20):
             with connect(served.url) as connection:
                 connection.sendall(raw_http.post() * 3)
                 connection.recv(1)
-                # a reset instead of an orderly end
+                # a reset instead of an orderly close
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         time.sleep(0.3)
         with connect(served.url) as connection:
@@ -116,7 +116,7 @@ def test_a_client_that_resets_its_connection_is_no_error(models: Path, serve: Ca
     assert "ERROR" not in served.log.read_text()
 
 
-def test_a_client_that_closes_its_sending_half_has_disconnected() -> None:
+def test_closing_the_sending_half_counts_as_a_disconnect() -> None:
     ended: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -134,7 +134,7 @@ def test_a_client_that_closes_its_sending_half_has_disconnected() -> None:
 
 
 @pytest.mark.parametrize("reset", [False, True])
-async def test_a_client_that_leaves_a_held_stream_is_noticed(monkeypatch: pytest.MonkeyPatch, reset: bool) -> None:
+async def test_a_disconnect_from_a_paused_stream_is_detected(monkeypatch: pytest.MonkeyPatch, reset: bool) -> None:
     monkeypatch.setattr(connections, "SWEEP_S", 0.02)
     started, cancelled = [], []
 

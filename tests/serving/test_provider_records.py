@@ -1,4 +1,4 @@
-"""An execution provider is one record: no other code names one, and a new record is all that flags, manifests and sessions need."""
+"""An execution provider is one record: no other code names a provider, and flags, manifests and sessions need only the record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tiny
 from bertserve.service.providers import PROVIDERS
 
 ROOT = Path(__file__).parents[2]
-# the records, and the builders of graphs
+# modules with the records and the graph builders
 HOMES = {"service/providers.py", "export/gpu.py"}
 NAMES = re.compile(
     r"(?<![a-z])({})(?![a-z])".format("|".join(n for p in PROVIDERS.values() if p.name != "cpu" for n in (p.name, p.ort_name)))
@@ -31,7 +31,7 @@ def names(tree: ast.AST) -> Iterator[str]:
 
 
 def test_only_records_and_builders_name_a_provider() -> None:
-    """Other code asks the records: by no name in a string, and by no identifier."""
+    """Other code has no provider name in a string or an identifier."""
     found = {
         str(path.relative_to(ROOT)): named
         for package in ("service", "export", "bench")
@@ -42,7 +42,7 @@ def test_only_records_and_builders_name_a_provider() -> None:
     assert set(found) == HOMES, found
 
 
-def test_a_new_record_reaches_flags_manifests_and_sessions(tmp_path: Path) -> None:
+def test_a_new_record_works_in_flags_manifests_and_sessions(tmp_path: Path) -> None:
     program = """
         import json, sys
         from pathlib import Path

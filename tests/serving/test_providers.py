@@ -1,4 +1,4 @@
-"""Execution providers: their options, the folder of TensorRT's engines, and the message where one is not available. No GPU is needed."""
+"""Execution providers: options, the folder of TensorRT engines, and errors for unavailable providers; no test needs a GPU."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ BUILT_WITH = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutio
 
 
 def graph(folder: Path, **changes: Any) -> GraphSpec:
-    """Returns the entry of a tiny graph, as one for TensorRT in half precision."""
+    """Returns the manifest entry of a tiny graph, changed to TensorRT in half precision."""
     made = files.load_bundle(tiny.bundle(folder)).manifest.graphs[0]
     return made.model_copy(update={"provider": "tensorrt", "precision": "fp16", "shapes": PLAN} | changes)
 
 
 class Driver:
-    """NVIDIA's driver library, as ctypes sees it: `devices` of them, all the same."""
+    """A fake of NVIDIA's driver library for ctypes, with `devices` identical GPUs."""
 
     def __init__(self, devices: int = 1, code: int = 0) -> None:
         self.devices = devices
@@ -60,7 +60,7 @@ class Driver:
 
 
 def loader(*, driver: Driver | None, missing: str = "") -> Callable[[str], Any]:
-    """Returns what loads libraries on a machine with this driver and without one library."""
+    """Returns a library loader for a machine with this driver and without the `missing` library."""
 
     def load(name: str) -> Any:
         if name == "libcuda.so.1" and driver is not None:
@@ -75,15 +75,15 @@ def loader(*, driver: Driver | None, missing: str = "") -> Callable[[str], Any]:
 # ---- options
 
 
-def test_float32_is_computed_in_full_on_cuda(tmp_path: Path) -> None:
-    """TF32 would not hold the validation report of a float32 graph; memory grows by what is asked for."""
+def test_cuda_computes_float32_without_tf32(tmp_path: Path) -> None:
+    """With TF32, a float32 graph would not match its validation report. The memory arena grows only by the requested size."""
     assert ["0", "1"] == [
         providers.cuda_options(graph(tmp_path / precision, precision=precision))["use_tf32"] for precision in ("fp32", "fp16")
     ]
     assert "kSameAsRequested" == providers.cuda_options(graph(tmp_path / "arena"))["arena_extend_strategy"]
 
 
-def test_a_profile_spans_the_plan_for_every_input() -> None:
+def test_a_profile_covers_the_plan_for_every_input() -> None:
     plan = PLAN.model_copy(update={"masks": (1, 2, 4, 8)})
     inputs = [
         InputSpec(name="ids", fill="token_ids"),
@@ -98,7 +98,7 @@ def test_a_profile_spans_the_plan_for_every_input() -> None:
 
 
 @pytest.mark.parametrize(("precision", "flag"), [("fp32", "0"), ("fp16", "1")])
-def test_tensorrt_computes_in_the_precision_asked_for(tmp_path: Path, precision: str, flag: str) -> None:
+def test_tensorrt_uses_the_precision_of_the_graph(tmp_path: Path, precision: str, flag: str) -> None:
     options = providers.tensorrt_options(graph(tmp_path, precision=precision), None)
 
     assert flag == options["trt_fp16_enable"]
@@ -107,21 +107,21 @@ def test_tensorrt_computes_in_the_precision_asked_for(tmp_path: Path, precision:
     assert not any("path" in name for name in options)
 
 
-def test_engines_and_timings_are_kept_in_the_cache(tmp_path: Path) -> None:
+def test_engines_and_timings_are_cached_in_the_folder(tmp_path: Path) -> None:
     options = providers.tensorrt_options(graph(tmp_path), tmp_path / "engines")
 
     assert {"1"} == {options["trt_engine_cache_enable"], options["trt_timing_cache_enable"]}
     assert {str(tmp_path / "engines")} == {options["trt_engine_cache_path"], options["trt_timing_cache_path"]}
 
 
-def test_tensorrt_without_a_plan_is_refused(tmp_path: Path) -> None:
-    """An engine for any shape would be built again and again."""
+def test_tensorrt_without_a_shape_plan_is_refused(tmp_path: Path) -> None:
+    """Without a plan, TensorRT would rebuild the engine for new shapes."""
     with pytest.raises(ProviderError, match="`bert-export --provider tensorrt`"):
         providers.tensorrt_options(graph(tmp_path, shapes=None), None)
 
 
-def test_an_engine_is_only_found_where_it_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder depends on graph, separate weights, precision, plan, GPU and version, and on nothing else."""
+def test_incompatible_engines_have_different_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder depends only on the graph, separate weights, precision, shape profile, GPU, and versions of TensorRT and ONNX Runtime."""
     monkeypatch.setattr(sessions, "VERSION", "1.31.1")
     spec = graph(tmp_path)
     narrower = ShapePlan(buckets=(*PLAN.buckets[:2], ShapeBucket(length=32, rows=(1,))))
@@ -144,14 +144,14 @@ def test_an_engine_is_only_found_where_it_fits(tmp_path: Path, monkeypatch: pyte
 
     assert len(folders) == len(set(folders))
     assert folders[0] == sessions.engine_folder(tmp_path, graph(tmp_path / "again"), H100, compiler=compiler)
-    # the profile is the same
+    # a plan with the same profile has the same folder
     assert folders[0] == sessions.engine_folder(tmp_path, spec.model_copy(update={"shapes": narrower}), H100, compiler=compiler)
     assert folders[0].name.endswith("-NVIDIA-H100-80GB-HBM3-sm9.0-trt101401-ort1.31.1")
     monkeypatch.setattr(sessions, "VERSION", "1.32.0")
     assert sessions.engine_folder(tmp_path, spec, H100, compiler=compiler) not in folders
 
 
-# ---- what is missing
+# ---- missing parts
 
 
 def missing(load: Callable[[str], Any], available: list[str] = BUILT_WITH) -> str | None:
@@ -177,7 +177,7 @@ def test_a_missing_library_is_named() -> None:
     assert "(libcublasLt.so.12: " in (missing(loader(driver=Driver(), missing="libcublasLt.so.12")) or "")
 
 
-def test_nothing_is_missing_where_all_is_there() -> None:
+def test_nothing_is_missing_on_a_complete_machine() -> None:
     assert missing(loader(driver=Driver())) is None
 
 
@@ -185,8 +185,8 @@ def test_the_gpu_is_read_from_the_driver() -> None:
     assert hardware.first_gpu(loader(driver=Driver())) == H100
 
 
-def test_the_version_of_tensorrt_is_its_librarys() -> None:
-    """The newest library that the loader finds says its version; without one it is unknown."""
+def test_the_version_of_tensorrt_is_read_from_its_library() -> None:
+    """The newest library that the loader finds returns the version; without a library, the version is unknown."""
 
     class Library:
         def getInferLibVersion(self) -> int:
@@ -206,22 +206,22 @@ def test_the_version_of_tensorrt_is_its_librarys() -> None:
 @pytest.mark.parametrize(
     ("info", "name"), [("processor\t: 0\nmodel name\t: AMD EPYC 9V74\nflags : a\nmodel name : other\n", "AMD EPYC 9V74")]
 )
-def test_the_cpu_is_named_as_the_system_does(tmp_path: Path, info: str, name: str) -> None:
+def test_the_cpu_name_is_read_from_the_system(tmp_path: Path, info: str, name: str) -> None:
     (tmp_path / "cpuinfo").write_text(info)
 
     assert name == hardware.cpu_name(tmp_path / "cpuinfo")
     assert hardware.cpu_name(tmp_path / "none")
 
 
-# ---- starting
+# ---- start
 
 
 def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has sessions never get a GPU, also where the machine running this test has one."""
+    """Makes all providers except the CPU unavailable, even on a machine with a GPU."""
     monkeypatch.setattr(loading, "why_not", lambda provider: "there is no NVIDIA driver." if provider != "cpu" else None)
 
 
-def test_a_provider_that_cannot_be_had_stops_the_start(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_provider_stops_the_start(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_a_gpu(monkeypatch)
 
     with pytest.raises(
@@ -230,7 +230,7 @@ def test_a_provider_that_cannot_be_had_stops_the_start(models: Path, monkeypatch
         build(Settings(models=models, provider="cuda"))
 
 
-def test_a_fallback_that_was_allowed_is_loud_and_told(
+def test_an_allowed_fallback_is_logged_and_reported(
     models: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     without_a_gpu(monkeypatch)
@@ -244,12 +244,12 @@ def test_a_fallback_that_was_allowed_is_loud_and_told(
     assert ["cuda", "cpu", "fp32"] == [model[name] for name in ("provider_asked", "provider", "precision")]
 
 
-def test_the_cpu_is_always_had() -> None:
+def test_the_cpu_is_always_available() -> None:
     assert sessions.why_not("cpu") is None
     assert "cpu" == loading.obtain_provider("cpu", allow_fallback=False)
 
 
-def test_info_has_graph_and_machine(models: Path) -> None:
+def test_info_pages_describe_the_graph_and_the_machine(models: Path) -> None:
     graph_ = files.load_bundle(models / "tiny").manifest.graphs[0]
 
     assert call(models, "GET", "/models/tiny").json()["graph"] == {

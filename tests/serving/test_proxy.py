@@ -1,4 +1,4 @@
-"""A proxy or a browser in front: a path before all paths, the caller's address, and pages of other origins."""
+"""Access through a proxy or a browser: path prefix, client address, docs pages and cross-origin requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PREFLIGHT = {"origin": PAGE, "access-control-request-method": "POST", "access-co
 
 
 def answers(models: Path, *requests: tuple[str, str], headers: dict[str, str] | None = None, **options: Any) -> list[httpx.Response]:
-    """Returns the answers of an application to requests, each with the body of a classification."""
+    """Returns the responses of an application to requests of (method, path), all with the body of a classification."""
 
     async def check(client: httpx.AsyncClient) -> list[httpx.Response]:
         return [await client.request(method, path, json={"inputs": "good"}, headers=headers) for method, path in requests]
@@ -27,8 +27,8 @@ def answers(models: Path, *requests: tuple[str, str], headers: dict[str, str] | 
     return play(build(Settings(models=models)), check, **options)
 
 
-def test_a_path_may_begin_with_that_of_the_proxy(models: Path) -> None:
-    """Whether the proxy takes its part off or not; a path that only looks like it is none."""
+def test_a_path_can_start_with_the_prefix_of_the_proxy(models: Path) -> None:
+    """Paths work with or without the prefix. `/berta` does not match the prefix `/bert`."""
     asked = [
         ("POST", "/bert/classify"),
         ("POST", "/classify"),
@@ -40,8 +40,8 @@ def test_a_path_may_begin_with_that_of_the_proxy(models: Path) -> None:
     assert [200, 200, 200, 200, 404] == [answer.status_code for answer in answers(models, *asked, root_path="/bert")]
 
 
-def test_documents_know_the_path_of_the_proxy(models: Path) -> None:
-    """The page at the root, with a slash behind it or not, asks below it for all else, and so does the document's page."""
+def test_pages_use_the_prefix_of_the_proxy(models: Path) -> None:
+    """The root page, with or without a final slash, and the OpenAPI document refer to paths below the prefix."""
     root, bare, document = answers(models, ("GET", "/bert/"), ("GET", "/bert"), ("GET", "/bert/openapi.json"), root_path="/bert")
 
     assert '<base href="/bert/">' in root.text
@@ -49,8 +49,8 @@ def test_documents_know_the_path_of_the_proxy(models: Path) -> None:
     assert [{"url": "/bert"}] == document.json()["servers"]
 
 
-def test_the_page_is_open_and_asks_for_the_key(models: Path) -> None:
-    """A browser that sends no key gets the page; what is tried there needs the key, which the page's button sends."""
+def test_the_docs_are_public_and_declare_the_key(models: Path) -> None:
+    """A browser gets the docs without a key. Requests from the docs need the key, which the page's button sends."""
     asked = [("GET", "/docs"), ("GET", "/docs/static/swagger-ui.css"), ("GET", "/openapi.json"), ("POST", "/classify"), ("GET", "/models")]
     *open_ones, document, classified, models_page = answers(models, *asked, auth=Authenticator(keys(models.parent, "swordfish")))
 
@@ -60,15 +60,15 @@ def test_the_page_is_open_and_asks_for_the_key(models: Path) -> None:
     assert "tiny" not in document.text
 
 
-def test_without_keys_the_page_asks_for_none(models: Path) -> None:
+def test_openapi_declares_no_key_if_none_is_configured(models: Path) -> None:
     (document,) = answers(models, ("GET", "/openapi.json"))
 
     assert "securitySchemes" not in document.json()["components"]
     assert "security" not in document.json()
 
 
-def test_a_page_of_an_allowed_origin_may_read_answers(models: Path) -> None:
-    """Errors and headers too; its browser asks first, without a key, and is told so."""
+def test_a_page_of_an_allowed_origin_can_read_responses(models: Path) -> None:
+    """The page can also read errors and headers. The browser's preflight request needs no key."""
     auth = Authenticator(keys(models.parent, "swordfish"))
     (answer,) = answers(models, ("POST", "/classify"), headers={"origin": PAGE}, auth=auth, cors_origins=[PAGE])
     (preflight,) = answers(models, ("OPTIONS", "/classify"), headers=PREFLIGHT, auth=auth, cors_origins=[PAGE])
@@ -79,7 +79,7 @@ def test_a_page_of_an_allowed_origin_may_read_answers(models: Path) -> None:
     assert "authorization" in preflight.headers["access-control-allow-headers"].lower()
 
 
-def test_a_page_of_another_origin_may_not(models: Path) -> None:
+def test_a_page_of_another_origin_cannot_read_responses(models: Path) -> None:
     headers = {**PREFLIGHT, "origin": "https://app.example.com.evil.test"}
     (preflight,) = answers(models, ("OPTIONS", "/classify"), headers=headers, cors_origins=[PAGE])
 
@@ -95,8 +95,8 @@ def test_a_page_of_another_origin_may_not(models: Path) -> None:
         (["--forwarded-allow-ips", "127.0.0.1,10.0.0.0/8"], ["203.0.113.7", "None", "None"]),
     ],
 )
-def test_the_log_has_the_callers_address(models: Path, tmp_path: Path, flags: list[str], clients: list[str]) -> None:
-    """As a proxy says it, where it is one to be believed, and only if it is an address."""
+def test_the_log_has_the_address_of_the_client(models: Path, tmp_path: Path, flags: list[str], clients: list[str]) -> None:
+    """`x-forwarded-for` is used only if the proxy is trusted and the value is an address."""
     with running(models, tmp_path / "log", "--access-log", *flags) as served:
         for forwarded in ("203.0.113.7, 10.1.2.3", "some words of a caller", "::1%words of a caller"):
             httpx.get(f"{served.url}/health", headers={"x-forwarded-for": forwarded})
@@ -115,6 +115,6 @@ def test_the_log_has_the_callers_address(models: Path, tmp_path: Path, flags: li
         ("--root-path", "/bert/"),
     ],
 )
-def test_a_value_that_would_do_nothing_is_refused(flag: str, value: str) -> None:
+def test_a_setting_value_without_effect_is_refused(flag: str, value: str) -> None:
     with pytest.raises(SettingsError, match=f"{flag} .*`{value.replace('*', '[*]')}`"):
         parse(Settings, [flag, value])

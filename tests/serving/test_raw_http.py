@@ -1,6 +1,6 @@
-"""Whatever bytes come over a connection: each request gets its own answer or the connection ends, and everybody else is served on.
+"""For any bytes on a connection, each request gets its own answer or the connection ends, and other clients are not affected.
 
-A true process listens. tests/serving/raw_http.py has the bytes.
+The tests use a real server process. tests/serving/raw_http.py defines the bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REFUSALS = {400, 403, 404, 405, 408, 413, 415, 422, 431}
 
 @pytest.fixture(name="service", scope="module")
 def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A service with one model, whose log has no traces at the end."""
+    """Yields a service with one model; asserts at the end that its log has no errors or tracebacks."""
     models = tiny.bundle(tmp_path_factory.mktemp("models"), "classifier").parent
     with running(models, tmp_path_factory.mktemp("log") / "log") as served:
         yield served
@@ -40,13 +40,13 @@ def its_address(service: Served) -> tuple[str, int]:
 
 @pytest.fixture(name="bystander", scope="module")
 def another_client(service: Served) -> Iterator[httpx.Client]:
-    """A client that does all right, over one connection all the time."""
+    """Yields a client that sends only valid requests over one connection."""
     with httpx.Client(base_url=service.url, trust_env=False) as client:
         yield client
 
 
 def assert_clear(answer: Answer, sent: bytes) -> None:
-    """Asserts that an answer is a result, or an error in the one shape that tells nothing of the inside."""
+    """Asserts that an answer is a result, or an error in the standard format without internal details."""
     if answer.status == 200:
         return
     assert answer.status in REFUSALS, (answer, sent)
@@ -63,8 +63,8 @@ def assert_serves_on(bystander: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("name", raw_http.CORPUS)
-def test_odd_bytes_get_the_answers_that_they_should(address: tuple[str, int], bystander: httpx.Client, name: str) -> None:
-    """It counts no others: bytes in a body, or after an unreadable request, are not a request."""
+def test_odd_bytes_get_the_expected_answers(address: tuple[str, int], bystander: httpx.Client, name: str) -> None:
+    """Bytes in a body, or after an unreadable request, are not treated as a request."""
     sent, expected = raw_http.CORPUS[name]
     received = exchange(address, sent, len(expected))
     assert expected == [answer.status for answer in received]
@@ -93,14 +93,14 @@ def test_requests_in_one_packet_get_their_own_answers_in_order(address: tuple[st
 
 
 def result(answer: Answer) -> object:
-    """Returns what a body says, with scores as good as they are, and without the request's id."""
+    """Returns the content of a body, with rounded scores and without the request id."""
     said = json.loads(answer.body)
     if isinstance(said, dict):
         return {key: value for key, value in said.items() if key != "request_id"}
     return [[(each["label"], round(each["score"], 4)) for each in row] for row in said]
 
 
-def test_no_bytes_break_a_connection_of_others(address: tuple[str, int], bystander: httpx.Client) -> None:
+def test_hostile_bytes_do_not_affect_other_connections(address: tuple[str, int], bystander: httpx.Client) -> None:
     @hostile.cases(SHARE)
     @given(sent=raw_http.connections())
     def check(sent: bytes) -> None:
@@ -117,7 +117,7 @@ def test_no_bytes_break_a_connection_of_others(address: tuple[str, int], bystand
 
 
 @pytest.mark.parametrize("path", ["/health", "/classify", "/nope"])
-def test_an_answer_to_head_comes_at_once(address: tuple[str, int], path: str) -> None:
+def test_a_head_request_is_answered_at_once(address: tuple[str, int], path: str) -> None:
     with socket.create_connection(address, timeout=5) as connection:
         connection.sendall(f"HEAD {path} HTTP/1.1\r\nhost: t\r\n\r\n".encode())
         received = b""

@@ -1,4 +1,4 @@
-"""What /classify refuses, and when: sizes, encodings, deadlines, a full queue, a stopping service, a failing engine."""
+"""Refusals of /classify: sizes, encodings, deadlines, a full queue, a stopping service and a failing engine."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ SECRET = "hunter2secret"
 
 
 async def chunks(count: int) -> AsyncIterator[bytes]:
-    """A body sent in pieces, so that its length is not declared."""
+    """Yields a body in pieces, so that its length is not declared."""
     for _ in range(count):
         yield b" " * 512
 
 
 def sample(page: str, start: str) -> float:
-    """Returns the value of the metrics line that starts like this."""
+    """Returns the value of the metrics line that starts with `start`."""
     [line] = [line for line in page.splitlines() if line.startswith(start)]
     return float(line.rpartition(" ")[2])
 
 
-def test_more_than_the_queue_ever_holds_is_too_large(models: Path) -> None:
+def test_a_request_larger_than_the_queue_is_too_large(models: Path) -> None:
     settings = {"max_batch_tokens": 64, "max_queue_tokens": 64}
     response = classify(models, {"inputs": [LONG] * 40}, settings=settings)
     assert "queue holds 64" in rejected(response, 413, "too_large")
@@ -41,18 +41,18 @@ def test_more_than_the_queue_ever_holds_is_too_large(models: Path) -> None:
 @pytest.mark.parametrize(
     ("inputs", "settings"), [(["good"] * 3, {"max_inputs": 3}), ("good" * 3, {"max_chars": 12}), ("é" * 12, {"max_chars": 12})]
 )
-def test_what_is_just_not_too_large_is_answered(models: Path, inputs: Any, settings: dict[str, int]) -> None:
+def test_inputs_at_the_limit_are_answered(models: Path, inputs: Any, settings: dict[str, int]) -> None:
     assert classify(models, {"inputs": inputs}, settings=settings).status_code == 200
 
 
 @pytest.mark.parametrize("body", [b" " * 2048, pytest.param(chunks(4), id="undeclared")])
 def test_a_large_body_is_refused(models: Path, body: Any) -> None:
-    """A body over the limit is 413, whether its length was declared or not."""
+    """A body over the limit is 413, with or without a declared length."""
     response = call(models, "POST", "/classify", content=body, settings={"max_body_bytes": 1024, "max_chars": 1000})
     assert " 1024 " in rejected(response, 413, "too_large")
 
 
-def test_a_body_of_the_limit_is_read(models: Path) -> None:
+def test_a_body_at_the_limit_is_read(models: Path) -> None:
     raw = json.dumps({"inputs": "good"}).encode().ljust(1024)
     assert classify(models, raw, settings={"max_body_bytes": 1024, "max_chars": 1000}).status_code == 200
 
@@ -64,26 +64,26 @@ def test_a_compressed_body_is_refused(models: Path, encoding: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["identity", "Identity"])
-def test_a_body_that_says_it_is_not_compressed_is_read(models: Path, encoding: str) -> None:
+def test_a_body_with_the_identity_encoding_is_read(models: Path, encoding: str) -> None:
     assert classify(models, {"inputs": "good"}, headers={"content-encoding": encoding}).status_code == 200
 
 
 @pytest.mark.parametrize(
     "given", ["0", "-1", "1.5", "soon", "", "1e3", "120001", "9" * 30, "000000000001" + "9" * 8, "000000000001" + "9" * 5000]
 )
-def test_a_wrong_deadline_is_refused(models: Path, given: str) -> None:
-    """`x-request-timeout-ms` is a whole number from 1 to the longest that is allowed, else 422."""
+def test_an_invalid_deadline_is_refused(models: Path, given: str) -> None:
+    """`x-request-timeout-ms` must be a whole number from 1 to the maximum; otherwise the status is 422."""
     message = rejected(classify(models, {"inputs": "good"}, headers={"x-request-timeout-ms": given}), 422, "invalid_value")
     assert "`x-request-timeout-ms`" in message and "1 to 120000." in message
 
 
 @pytest.mark.parametrize("given", ["1000", "120000", "0001000"])
-def test_a_deadline_in_bounds_is_taken(models: Path, given: str) -> None:
+def test_a_deadline_within_bounds_is_accepted(models: Path, given: str) -> None:
     assert classify(models, {"inputs": "good"}, headers={"x-request-timeout-ms": given}).status_code == 200
 
 
 def test_a_request_that_waits_too_long_expires(models: Path) -> None:
-    """What has not started by its deadline is 504, while every inference thread is still busy, and counted."""
+    """A request that has not started by its deadline gets 504 and is counted, even while all inference threads are busy."""
     engine = FakeEngine()
 
     async def check(client: httpx.AsyncClient) -> tuple[httpx.Response, str]:
@@ -95,8 +95,8 @@ def test_a_request_that_waits_too_long_expires(models: Path) -> None:
     assert sample(page, "bertserve_expired_total{") == 1
 
 
-def test_a_deadline_ends_when_the_last_text_has_started(models: Path) -> None:
-    """A request that has started before its deadline is answered, however long its run takes."""
+def test_a_deadline_applies_until_the_last_text_has_started(models: Path) -> None:
+    """A request whose last text starts before the deadline is answered, however long its run takes."""
     engine, clock = FakeEngine(), ManualClock()
 
     async def check(client: httpx.AsyncClient) -> httpx.Response:
@@ -104,7 +104,7 @@ def test_a_deadline_ends_when_the_last_text_has_started(models: Path) -> None:
         task = asyncio.ensure_future(client.post("/classify", json={"inputs": "bad"}, headers={"x-request-timeout-ms": "50"}))
         await asyncio.to_thread(engine.entered.acquire, timeout=20)
         clock.now += 10
-        await asyncio.sleep(0.2)  # its timer ends meanwhile
+        await asyncio.sleep(0.2)  # the timer of the deadline ends in this time
         engine.gate.set()
         return await task
 
@@ -112,7 +112,7 @@ def test_a_deadline_ends_when_the_last_text_has_started(models: Path) -> None:
 
 
 def test_a_full_queue_refuses_at_once(models: Path) -> None:
-    """What does not fit the queue is 429 while nothing of the queue moves, with a Retry-After of whole seconds, and counted by reason."""
+    """The response is 429 with a `Retry-After` of whole seconds, and the refusal is counted by reason."""
     engine = FakeEngine()
     service = faked(models, engine, max_queue_tokens=64)
 
@@ -130,8 +130,8 @@ def test_a_full_queue_refuses_at_once(models: Path) -> None:
     assert sample(page, 'bertserve_refused_total{model="tiny",reason="queue_full"') == 1
 
 
-def test_a_stopping_service_refuses_and_turns_red(models: Path) -> None:
-    """After the stop began, new requests and readiness are 503, and the process still says that it lives."""
+def test_a_stopping_service_refuses_requests_and_is_not_ready(models: Path) -> None:
+    """After the stop began, requests and readiness checks get 503; the liveness check still gets 200."""
     service = faked(models, FakeEngine())
 
     async def check(client: httpx.AsyncClient) -> dict[str, httpx.Response]:
@@ -153,8 +153,8 @@ def test_an_engine_failure_names_its_input(models: Path, inputs: Any, name: str)
     assert message.startswith(f"{name}: ") and message.endswith(" GuiltyToken.")
 
 
-def test_an_unforeseen_error_tells_nothing(models: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """What is not ours is 500 `internal` without its message; the log has its kind and places under the request id."""
+def test_an_unexpected_error_reveals_nothing(models: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The response is 500 `internal` without the error's message. The log has its type, its location and the request id."""
 
     def fail(*_: object) -> None:
         raise RuntimeError(f"while reading {SECRET}")
@@ -167,8 +167,8 @@ def test_an_unforeseen_error_tells_nothing(models: Path, monkeypatch: pytest.Mon
     assert "RuntimeError r-1 POST /classify: fail (test_refusals.py:" in record.getMessage()
 
 
-def test_an_unforeseen_error_on_a_thread_is_internal(models: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """An error of a kind of its own inside the run is 500 `internal`, tells nothing, and the inference thread lives."""
+def test_an_unexpected_error_on_a_thread_is_internal(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An unexpected error inside a run is 500 `internal` without details, and the inference thread still serves requests."""
     engine = FakeEngine()
     service = faked(models, engine)
 
@@ -196,8 +196,8 @@ def test_an_unforeseen_error_on_a_thread_is_internal(models: Path, caplog: pytes
         {"inputs": f"{SECRET} {LONG}", "parameters": {"truncation": False}},
     ],
 )
-def test_the_log_has_no_text_of_a_caller(models: Path, body: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """A refused request is logged by its kind and id, never with anything that the caller wrote."""
+def test_the_log_has_no_text_of_a_request(models: Path, body: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A refused request is logged with its error type and id, never with text from the request."""
     caplog.set_level(logging.DEBUG)
     response = classify(models, body)
     assert response.status_code in (404, 422)

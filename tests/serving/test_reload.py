@@ -1,4 +1,4 @@
-"""Models change while they serve: no request fails, none is answered by two of them, and what is gone gives its memory back."""
+"""Models change under load: no request fails, no request gets results of two versions, and an unloaded model frees its memory."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ BODY = {"inputs": "good"}
 
 
 def administered(state: AppState, folder: Path, check: Check[T], *, keyed: bool = False) -> T:
-    """Runs a check against a service with an admin key and, if it is keyed, another."""
+    """Runs a check against a service with an admin key and, if `keyed`, an API key."""
     (folder / "admin").write_text("trident")
     auth = Authenticator(keys(folder, "swordfish") if keyed else None, admin_keys=ApiKeys(folder / "admin"))
     return play(state, check, auth=auth)
 
 
 async def scores(client: httpx.AsyncClient, name: str = "tiny") -> tuple[float, ...]:
-    """Returns the scores of a text, which are another model's with other weights."""
+    """Returns the scores of a text, which are different for a model with other weights."""
     answer = await client.post(f"/models/{name}", json=BODY)
     assert answer.status_code == 200, answer.text
     return tuple(item["score"] for item in answer.json()[0])
 
 
 def altered(models: Path) -> None:
-    """Puts a bundle that cannot be loaded in the place of `tiny`."""
+    """Changes the bundle `tiny` so that it cannot be loaded."""
     (models / "tiny/tokenizer.json").write_text("{}")
 
 
-def test_a_model_changes_under_load(models: Path, tmp_path: Path) -> None:
-    """Each request of many clients is answered by the one or the other, whole: lists have equal answers for equal texts."""
+def test_a_model_is_replaced_under_load(models: Path, tmp_path: Path) -> None:
+    """Each request is answered by only one version: equal texts in a list have equal scores."""
     state = build(Settings(models=models))
     seen: set[Any] = set()
 
@@ -79,8 +79,8 @@ def test_a_model_changes_under_load(models: Path, tmp_path: Path) -> None:
     assert len(seen) == 4
 
 
-def test_the_old_model_is_let_go(models: Path, tmp_path: Path) -> None:
-    """Once its last request is answered, and what that was allowed is over, nothing refers to it, and the metrics do not show it as loaded."""
+def test_the_old_model_is_freed(models: Path, tmp_path: Path) -> None:
+    """After the deadline of its last request, nothing refers to the old model, and the metrics do not show it as loaded."""
     state = build(Settings(models=models))
     old = weakref.ref(state.registry.get("tiny"))
     version = state.registry.get("tiny").bundle.version
@@ -102,8 +102,8 @@ def test_the_old_model_is_let_go(models: Path, tmp_path: Path) -> None:
     assert shown == {version: "0.0", state.registry.get("tiny").bundle.version: "1.0"}
 
 
-def test_models_of_the_start_are_freed_without_a_collection(models: Path, tmp_path: Path) -> None:
-    """The server excludes them from collections, so no cycle can refer to them."""
+def test_models_loaded_at_the_start_are_freed_without_a_collection(models: Path, tmp_path: Path) -> None:
+    """The server excludes these models from garbage collection, so they must not be part of a reference cycle."""
     tiny.bundle(models, "other")
     state = build(Settings(models=models, allow_implicit_default=True))
     models_of_start = [state.registry.get(name) for name in ("tiny", "other")]
@@ -129,8 +129,8 @@ def test_models_of_the_start_are_freed_without_a_collection(models: Path, tmp_pa
         gc.unfreeze()
 
 
-def test_a_bad_bundle_leaves_the_old_model_serving(models: Path, tmp_path: Path) -> None:
-    """The answer and the model's page say why, without the folder's path; once repaired, the bundle is loaded."""
+def test_the_old_model_keeps_serving_if_its_new_bundle_is_broken(models: Path, tmp_path: Path) -> None:
+    """The response and the model's page give the reason without the folder's path. A repaired bundle is loaded."""
     state = build(Settings(models=models))
 
     async def check(client: httpx.AsyncClient) -> None:
@@ -152,8 +152,8 @@ def test_a_bad_bundle_leaves_the_old_model_serving(models: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("is_last", [False, True])
 @pytest.mark.parametrize("action", ["load", "unload"])
-def test_a_broken_bundle_that_is_gone_is_not_broken(models: Path, tmp_path: Path, action: str, is_last: bool) -> None:
-    """A request for it finds that, also if no other bundle is left in the folder."""
+def test_a_deleted_bundle_is_no_longer_listed_as_broken(models: Path, tmp_path: Path, action: str, is_last: bool) -> None:
+    """A load or unload request detects the deletion, even if no other bundle is left in the folder."""
     state = build(Settings(models=models))
 
     async def check(client: httpx.AsyncClient) -> None:
@@ -173,8 +173,8 @@ def test_a_broken_bundle_that_is_gone_is_not_broken(models: Path, tmp_path: Path
     administered(state, tmp_path, check)
 
 
-def test_a_model_comes_and_goes(models: Path, tmp_path: Path) -> None:
-    """Its endpoint uses the next one of its task, or says that there is none."""
+def test_an_endpoint_follows_loads_and_unloads(models: Path, tmp_path: Path) -> None:
+    """After an unload, the endpoint uses another model of the task, or says that none is loaded."""
     tiny.bundle(models, "other", seed=1)
     state = build(Settings(models=models, default={"classify": "tiny"}))
 
@@ -195,8 +195,8 @@ def test_a_model_comes_and_goes(models: Path, tmp_path: Path) -> None:
     administered(state, tmp_path, check)
 
 
-def test_a_refresh_makes_models_what_the_folders_have(models: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """New and changed bundles are loaded, missing ones unloaded; for a broken one the old version stays."""
+def test_a_refresh_makes_the_models_match_the_folders(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """New and changed bundles are loaded, and missing ones are unloaded. The old version of a broken bundle stays loaded."""
     for name in ("broken", "gone", "same"):
         tiny.bundle(models, name)
     state = build(Settings(models=models, default={"classify": "same"}))
@@ -225,10 +225,10 @@ def test_a_refresh_makes_models_what_the_folders_have(models: Path, caplog: pyte
 
 
 @pytest.mark.parametrize("error", [MemoryError("swordfish"), RuntimeError("can't start new thread")])
-def test_each_bundle_of_a_refresh_fails_alone(
+def test_a_failed_bundle_does_not_affect_others_in_a_refresh(
     models: Path, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also with an error that is none of ours. The log has its kind and its place, but not its text."""
+    """This includes unexpected errors. The log has the error's type and location, but not its text."""
     tiny.bundle(models, "gone")
     state = build(Settings(models=models, default={"classify": "tiny"}))
     for name in ("first", "second"):
@@ -252,8 +252,8 @@ def test_each_bundle_of_a_refresh_fails_alone(
         asyncio.run(state.reloader.load("first"))
 
 
-def test_one_refresh_waits_behind_the_current_one(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many are asked for meanwhile; one that comes later is made again."""
+def test_at_most_one_refresh_waits_for_the_current_one(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten concurrent calls make two refreshes; a later call makes a third."""
     reloader = build(Settings(models=models)).reloader
     listed, gate = list[None](), threading.Event()
 
@@ -277,8 +277,8 @@ def test_one_refresh_waits_behind_the_current_one(models: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("what", ["twins", "checkpoint", "nothing", "no folder", "unreadable"])
-def test_a_folder_that_cannot_be_listed_says_why(models: Path, tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answer has the reason, without the folder's path, and what was served is served on."""
+def test_the_error_for_an_invalid_folder_says_why(models: Path, tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error has the reason without the folder's path, and the loaded models stay loaded."""
     other = tmp_path / "other"
     tiny.bundle(other, "second")
     state = build(Settings(models=f"{models},{other}", allow_implicit_default=True))  # type: ignore[arg-type]
@@ -297,14 +297,14 @@ def test_a_folder_that_cannot_be_listed_says_why(models: Path, tmp_path: Path, w
     assert ["second", "tiny"] == list(state.registry.models)
 
 
-# ---- who may
+# ---- permissions
 
 
 PATHS = [f"/models/tiny/{what}" for what in ("load", "reload", "unload")]
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_models_are_changed_with_an_admin_key_alone(models: Path, tmp_path: Path, path: str) -> None:
+def test_only_an_admin_key_can_change_models(models: Path, tmp_path: Path, path: str) -> None:
     for keyed in (False, True):
 
         async def check(client: httpx.AsyncClient, keyed: bool = keyed) -> None:
@@ -317,6 +317,6 @@ def test_models_are_changed_with_an_admin_key_alone(models: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_without_admin_keys_nobody_changes_models(models: Path, path: str) -> None:
+def test_model_changes_are_disabled_without_admin_keys(models: Path, path: str) -> None:
     message = rejected(play(build(Settings(models=models)), lambda client: client.post(path)), 403, "forbidden")
     assert "--admin-key-file" in message

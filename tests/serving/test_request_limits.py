@@ -1,4 +1,4 @@
-"""What a request may cost beyond its size: uncounted tokens, and memory that is held until it is answered."""
+"""The tokens of a request, and the memory that it holds until its response, have limits."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def models_of_all_tasks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, M
 
 
 def begun(model: Model, requests: Sequence[Any], spec: TaskSpec) -> Stage:
-    """Returns the stage that runs the requests, after the ones that only tokenize."""
+    """Returns the first stage of the requests after the stages that only tokenize."""
     stage = model._first_stage(RequestRun(requests, spec, TaskModel(model._tokenizer, model.bundle.manifest, Budget()), None), 0)
     while stage.work == [(0, None)]:
         stage = stage.finish([None])
@@ -60,7 +60,7 @@ def begun(model: Model, requests: Sequence[Any], spec: TaskSpec) -> Stage:
 
 
 def rows_of(model: Model, task: str, requests: list[Any]) -> list[dict[str, Any]]:
-    """Returns what is held of the requests' encodings, all run in one batch."""
+    """Returns the kept outputs of the requests, which all run in one batch."""
     stage = begun(model, requests, TASKS[task])
     return list(stage.run([payload for _, payload in stage.work]))
 
@@ -80,7 +80,7 @@ def test_targets_are_tokenized_once_for_all_texts(models_of_all: dict[str, Model
 
 @pytest.mark.parametrize("texts", [1, 64])
 def test_targets_count_once_at_admission(texts: int) -> None:
-    """Their characters are shared among the texts, so that a request with many is tokenized on an inference thread, and none is counted twice."""
+    """The characters of the targets are divided among the texts, so that none counts twice. Many targets use an inference thread."""
     targets = ["x" * 16] * fill_mask.MAX_TARGETS
     parameters = fill_mask.FillMaskParameters(targets=targets)
     requests = fill_mask.FillMaskBody(inputs=["[MASK]"] * texts, parameters=parameters).requests()
@@ -102,15 +102,15 @@ def test_targets_of_joint_masks_are_prepared_once_for_all_texts(models_of_all: d
 
 @pytest.mark.parametrize(("targets", "is_short"), [(None, True), (["a", "b"], False)])
 def test_joint_masks_with_targets_are_not_short(targets: list[str] | None, is_short: bool) -> None:
-    """The 64 texts of their mask patterns are prepared on an inference thread."""
+    """Six masks with targets make 64 mask patterns, which are prepared on an inference thread."""
     parameters = fill_mask.FillMaskParameters(joint=True, targets=targets)
     (request,) = fill_mask.FillMaskBody(inputs="[MASK]" * 6, parameters=parameters).requests()
 
     assert is_short == (request.chars <= SHORT_CHARS)
 
 
-def test_many_targets_do_not_keep_others_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the most targets that are allowed are looked up, probes and another's short text are answered."""
+def test_many_targets_do_not_delay_other_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the maximum number of targets is tokenized, health probes and another short request are answered."""
     tiny.bundle(tmp_path, task="fill-mask")
     looked_up, go_on = threading.Event(), threading.Event()
     tokenize = Tokenizer.tokenize
@@ -135,7 +135,7 @@ def test_many_targets_do_not_keep_others_waiting(tmp_path: Path, monkeypatch: py
     assert [200, 200, 200] == play(build(Settings(models=tmp_path, threads=2)), check)
 
 
-def test_all_targets_together_have_a_limit(api: Send) -> None:
+def test_all_targets_together_have_a_limit_of_characters(api: Send) -> None:
     assert "16384 characters" in refused(api, "/fill-mask", "a [MASK]", targets=["x" * 256] * 65)
 
 
@@ -177,7 +177,7 @@ def test_all_targets_together_have_a_limit(api: Send) -> None:
 def test_many_empty_texts_are_not_tokenized_on_the_event_loop(
     models_of_all: dict[str, Model], monkeypatch: pytest.MonkeyPatch, task: str, few: dict[str, Any], many: dict[str, Any]
 ) -> None:
-    """They have hardly a character, but each takes its time."""
+    """Empty texts have few characters, but each takes time to tokenize."""
     monkeypatch.setattr(model_module, "SLICE_S", 60.0)
     base = {"sentence-similarity": "feature-extraction", "multiple-choice": task, "fill-mask": task}.get(task, "text-classification")
     model, spec = models_of_all[base], TASKS[task]
@@ -193,7 +193,7 @@ def test_many_empty_texts_are_not_tokenized_on_the_event_loop(
 
 @pytest.mark.parametrize("stride", [None, 0, 20, 28])
 def test_windows_are_counted_at_admission(models_of_all: dict[str, Model], stride: int | None) -> None:
-    """What the overlap of windows makes of a text is estimated to within two times, of one text and of the second of a pair."""
+    """The estimate for all overlapping windows is within a factor of two, for a single text and for the second text of a pair."""
     model = models_of_all["text-classification"]
     parameters = classification.ClassifyParameters(window="mean", stride=stride and stride - 8)
     for request in (
@@ -204,11 +204,11 @@ def test_windows_are_counted_at_admission(models_of_all: dict[str, Model], strid
         assert real / 2 <= classification.estimate(request, 32) <= 2 * real
 
 
-def test_a_request_of_more_tokens_than_the_queue_is_refused_before_it_runs(models: Path) -> None:
+def test_a_request_with_more_tokens_than_the_queue_is_refused_before_it_runs(models: Path) -> None:
     engine = FakeEngine()
     service = faked(models, engine, max_queue_tokens=256)
     message = rejected(
-        play(service, lambda client: client.post("/classify", json={"inputs": ["?" * 64] * 12})),  # 17 tokens each by their characters
+        play(service, lambda client: client.post("/classify", json={"inputs": ["?" * 64] * 12})),  # estimate by characters: 17 tokens each
         413,
         "too_large",
     )
@@ -218,8 +218,8 @@ def test_a_request_of_more_tokens_than_the_queue_is_refused_before_it_runs(model
     assert 0 == service.scheduler._queue.queue_tokens
 
 
-def test_windows_over_the_queue_are_not_all_made(models: Path) -> None:
-    """A request is given up at the text that is too much, before the windows of the others take memory."""
+def test_a_request_over_the_queue_limit_stops_before_its_later_texts(models: Path) -> None:
+    """A request is refused at the text that exceeds the queue, before the later texts use memory."""
     begun: list[Any] = []
     spec = TASKS["text-classification"]
     run = spec.run
@@ -235,17 +235,17 @@ def test_windows_over_the_queue_are_not_all_made(models: Path) -> None:
     finally:
         object.__setattr__(spec, "run", run)
 
-    assert 6 == len(begun)  # of 12 tokens each
+    assert 6 == len(begun)  # 12 tokens each
 
 
 def put(queue: RequestQueue, estimate: int, real: int) -> None:
-    """Admits a request by an estimate and puts an entry of what it really has."""
+    """Admits a request by its estimated tokens, then queues an item with its real tokens."""
     scheduled = queue.admit(tokens=estimate, seconds=0.0, deadline=10.0, now=0.0)
     queue.put(scheduled, None, [(real, None)], lambda rows, length: 0.0, 0.0)
 
 
-def test_what_is_many_times_its_estimate_must_fit_like_new() -> None:
-    """It is refused where the queue has no room for its real tokens; nearer to the estimate it is charged for them."""
+def test_a_request_with_many_times_its_estimated_tokens_must_fit_the_queue() -> None:
+    """A request with more than `UNDERESTIMATED` times its estimate is refused if its real tokens exceed the queue."""
     queue = RequestQueue(max_batch_tokens=100, max_queue_tokens=100)
     put(queue, 60, 60)
     put(queue, 10, 10 * UNDERESTIMATED)
@@ -257,7 +257,7 @@ def test_what_is_many_times_its_estimate_must_fit_like_new() -> None:
     assert "queue_full" == caught.value.reason
 
 
-def test_characters_count_for_the_predicted_wait(models_of_all: dict[str, Model]) -> None:
+def test_the_predicted_wait_includes_the_time_to_tokenize(models_of_all: dict[str, Model]) -> None:
     model = models_of_all["text-classification"]
     estimates = [model._estimate([classification.ClassifyRequest("a" * 1000)], TASKS[model.task], chars) for chars in (0, 10**6)]
 
@@ -268,7 +268,7 @@ def test_characters_count_for_the_predicted_wait(models_of_all: dict[str, Model]
 
 
 def embedding(**parameters: Any) -> embed.EmbedRequest:
-    """Returns a request for the vector of a text of three tokens, five with special ones."""
+    """Returns an embedding request for a text of three tokens, or five with the special tokens."""
     given = embed.resolve(embed.EmbedParameters(**parameters), Embedding.model_validate(tiny.EMBEDDING))
     return replace(given, text="a good film")
 
@@ -287,10 +287,10 @@ def embedding(**parameters: Any) -> embed.EmbedRequest:
         (embedding(pooling="mean", layers=[-4, -1], combine="sum"), (8,)),
     ],
 )
-def test_vectors_are_pooled_as_soon_as_they_are_there(
+def test_vectors_are_pooled_before_they_are_kept(
     models_of_all: dict[str, Model], request_: embed.EmbedRequest, expected: tuple[int, ...]
 ) -> None:
-    """For a short text in a batch with a long one only its own vector, or those of its own tokens, are held."""
+    """A short text in a batch with a long text keeps only its pooled vector, or the vectors of its own tokens."""
     long = replace(request_, text="good " * 30)
     row, _ = rows_of(models_of_all["feature-extraction"], embed.TASK, [request_, long])
 
@@ -309,14 +309,14 @@ def test_vectors_are_pooled_as_soon_as_they_are_there(
         (fill_mask.TASK, fill_mask.FillMaskRequest("a [MASK] film"), fill_mask.FillMaskRequest("good " * 20 + "[MASK]" * 9)),
     ],
 )
-def test_no_row_holds_the_padded_batch(models_of_all: dict[str, Model], task: str, request_: Any, longer: Any) -> None:
-    """What is kept of a text is an array of its own, not a view of all texts' padded outputs."""
+def test_no_row_keeps_the_padded_batch_in_memory(models_of_all: dict[str, Model], task: str, request_: Any, longer: Any) -> None:
+    """The kept outputs of a text are separate arrays, not views of the padded outputs of the batch."""
     rows = rows_of(models_of_all[task], task, [request_, longer])
 
     assert all(values.base is None for row in rows for values in row.values())
 
 
-def test_of_a_vocabulary_only_the_best_tokens_are_held(models_of_all: dict[str, Model]) -> None:
+def test_only_the_best_tokens_of_the_vocabulary_are_kept(models_of_all: dict[str, Model]) -> None:
     (row,) = rows_of(
         models_of_all["fill-mask"], "fill-mask", [fill_mask.FillMaskRequest("[MASK] [MASK]", fill_mask.FillMaskParameters(top_k=3))]
     )
@@ -335,10 +335,10 @@ def test_of_a_vocabulary_only_the_best_tokens_are_held(models_of_all: dict[str, 
         ),
     ],
 )
-def test_a_request_that_would_hold_too_much_is_refused(
+def test_a_request_that_would_keep_too_many_numbers_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, task: str, body: dict[str, Any]
 ) -> None:
-    """Before it runs, with the numbers that it would hold and those allowed."""
+    """The error names how many numbers the request would keep, and the maximum."""
     monkeypatch.setattr("bertserve.service.tasks.cost.MAX_HELD", 100)
     tiny.bundle(tmp_path, task=task)
 
@@ -346,8 +346,8 @@ def test_a_request_that_would_hold_too_much_is_refused(
 
 
 @pytest.mark.parametrize("duplicates", ["best", "sum"])
-def test_spans_of_one_window_are_held_at_a_time(models_of_all: dict[str, Model], duplicates: str) -> None:
-    """A passage of ten times as many windows takes little more memory to decode, though it has ten times as many spans."""
+def test_only_the_spans_of_one_window_are_in_memory_at_a_time(models_of_all: dict[str, Model], duplicates: str) -> None:
+    """A passage with ten times as many windows and spans needs little more memory to decode."""
     model = models_of_all["question-answering"]
     peaks = []
     for words in (60, 600):
@@ -362,14 +362,14 @@ def test_spans_of_one_window_are_held_at_a_time(models_of_all: dict[str, Model],
         peaks.append((tracemalloc.get_traced_memory()[1], sum(map(len, cuts)) * 30 * 20))
         tracemalloc.stop()
 
-    assert peaks[1][0] - peaks[0][0] < peaks[1][1] / 4  # spans of 20 bytes, of which a window of 30 tokens has 465
+    assert peaks[1][0] - peaks[0][0] < peaks[1][1] / 4  # a span has 20 bytes; a window of 30 tokens has 465 spans
 
 
-# Turns of other requests
+# Pauses for other requests
 
 
 def each_pause(task: Any, request: Any, model: TaskModel, output: Callable[[int], dict[str, Any]]) -> Iterator[None]:
-    """Runs a task of one batch; yields at each pause after it. `output` makes the outputs for a number of tokens."""
+    """Runs a task with one batch, and yields at each pause after the batch. `output` returns the outputs for a number of tokens."""
     run = task.SPEC.run(request, model)
     batch = first_of(run)
     step = next_of(run, kept(batch, [output(len(encoding)) for encoding in batch.encodings]))
@@ -387,10 +387,10 @@ def next_of(run: TaskRun, rows: Sequence[Any]) -> Batch | None:
 
 @pytest.mark.parametrize("strategy", ["none", "simple", "first", "average", "max"])
 @pytest.mark.parametrize("ignored", [[], ["O"]], ids=["one entity", "no entity"])
-def test_tokens_pause_even_if_none_is_an_entity(
+def test_token_classification_pauses_even_without_entities(
     models_of_all: dict[str, Model], monkeypatch: pytest.MonkeyPatch, strategy: Any, ignored: list[str]
 ) -> None:
-    """By the tokens or words that are looked at: neither a long entity nor ignored labels delay a pause."""
+    """Long entities and ignored labels do not delay the pauses, which depend only on the number of tokens or words."""
     labeled: list[int] = []
     label = token_classification._label
     monkeypatch.setattr(token_classification, "_label", lambda *arguments: labeled.append(1) or label(*arguments))
@@ -406,7 +406,7 @@ def test_tokens_pause_even_if_none_is_an_entity(
 
 
 @pytest.mark.parametrize("duplicates", ["best", "sum"])
-def test_answers_of_one_window_pause(models_of_all: dict[str, Model], monkeypatch: pytest.MonkeyPatch, duplicates: Any) -> None:
+def test_decoding_pauses_within_one_window(models_of_all: dict[str, Model], monkeypatch: pytest.MonkeyPatch, duplicates: Any) -> None:
     monkeypatch.setattr(decoding, "STEPS_PER_PAUSE", 40)
     parameters = question_answering.AnswerParameters(top_k=1000, max_answer_len=512, duplicates=duplicates)
     model = TaskModel(models_of_all["question-answering"]._tokenizer, Head(), Budget())
@@ -414,5 +414,5 @@ def test_answers_of_one_window_pause(models_of_all: dict[str, Model], monkeypatc
     row = lambda n: dict.fromkeys(("start_logits", "end_logits"), np.zeros(n, np.float32))  # noqa: E731 - of a number of tokens
     steps = [model.budget.steps for _ in each_pause(question_answering, request, model, row)]
 
-    assert 210 * decoding.ANSWER_STEPS == model.budget.steps  # of 210 spans
-    assert list(range(40, 841, 40)) == steps[:-1]  # the last pause ends the window
+    assert 210 * decoding.ANSWER_STEPS == model.budget.steps  # 210 spans
+    assert list(range(40, 841, 40)) == steps[:-1]  # the last pause is at the end of the window

@@ -1,4 +1,4 @@
-"""What the queue must keep, whatever the inference threads do. Pure: time is passed in."""
+"""RequestQueue keeps its limits, its order and its deadlines. The tests pass the time in and need no threads."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ KEY = "model"
 
 
 def expensive_start(rows: int, length: int) -> float:
-    """Predicts runs whose fixed cost outweighs their rows, as on a GPU: everything that fits is batched."""
+    """Predicts runs with a high fixed cost, as on a GPU: all items that fit are batched."""
     return 1.0 + rows * length * 1e-6
 
 
 def batches_well(rows: int, length: int) -> float:
-    """Predicts short runs, whose items are due close behind each other."""
+    """Predicts short runs, so that the priorities of a request's items are close together."""
     return 0.01 + rows * length * 1e-6
 
 
 def no_fixed_cost(rows: int, length: int) -> float:
-    """Predicts runs where a batch saves nothing, as long texts on a CPU."""
+    """Predicts runs in which a batch saves no time, such as long texts on a CPU."""
     return rows * length * 1e-3
 
 
@@ -48,7 +48,7 @@ def add(
     cost: Callable[[int, int], float] = expensive_start,
     shape: Shape = exact,
 ) -> ScheduledRequest:
-    """Admits and puts a request with an item per number of tokens, their payloads numbered."""
+    """Admits and queues a request with one item per number of tokens; the payloads are their indexes."""
     request = queue.admit(tokens=sum(tokens), seconds=0.0, deadline=deadline, now=now)
     queue.put(request, key, [(n, i) for i, n in enumerate(tokens)], cost, now, shape=shape)
     return request
@@ -61,7 +61,7 @@ def drain(queue: RequestQueue, now: float = 0.0) -> list[list[Item]]:
     return batches
 
 
-def test_likes_share_a_batch() -> None:
+def test_texts_of_similar_length_share_a_batch() -> None:
     queue = new_queue()
     add(queue, 16)
     add(queue, 4)
@@ -70,8 +70,8 @@ def test_likes_share_a_batch() -> None:
     assert [16, 15] == [item.tokens for item in queue.take(0.0)][:2]
 
 
-def test_who_has_waited_much_less_is_not_taken_along() -> None:
-    """A batch-mate has waited two thirds as long as the head, whatever its length, or arrived a tenth of a second after it."""
+def test_an_item_that_arrived_much_later_does_not_join_the_batch() -> None:
+    """A batch-mate has waited at least two thirds as long as the head, or arrived at most 0.1 s after it."""
     queue = new_queue(max_queue_tokens=10_000)
     arrived = [0.0, 0.05, 1.0, 2.9, 3.1, 8.9]
     for now in arrived:
@@ -83,8 +83,8 @@ def test_who_has_waited_much_less_is_not_taken_along() -> None:
     assert [[10.0, 10.05], [10.2]] == [[item.priority for item in batch] for batch in drain(queue, 10.21)]
 
 
-def test_a_length_whose_first_came_too_late_hides_no_other() -> None:
-    """The nearest length is passed over while its texts are too young, and one further away joins."""
+def test_recent_items_of_the_nearest_length_do_not_block_other_lengths() -> None:
+    """If the items of the nearest length are too recent, older items of another length join the batch."""
     queue = new_queue()
     for tokens, now in ((8, 0.0), (9, 8.0), (7, 8.0), (10, 1.0), (6, 1.0)):
         add(queue, tokens, now=now)
@@ -94,7 +94,7 @@ def test_a_length_whose_first_came_too_late_hides_no_other() -> None:
 
 @pytest.mark.parametrize("key", [None, "other"])
 def test_only_equal_keys_share_a_batch(key: str | None) -> None:
-    """An item of another key, or of none, never joins."""
+    """Items with different keys, or without a key, never share a batch."""
     queue = new_queue()
     add(queue, 8, key=key)
     add(queue, 8, key=KEY)
@@ -103,8 +103,8 @@ def test_only_equal_keys_share_a_batch(key: str | None) -> None:
     assert ([1, 1, 1] if key is None else [2, 1]) == [len(batch) for batch in drain(queue)]
 
 
-def test_without_a_fixed_cost_nothing_is_batched() -> None:
-    """Where a batch saves nothing, each text runs alone and none waits for another's row."""
+def test_items_are_not_batched_if_a_batch_saves_no_time() -> None:
+    """Each text then runs in its own batch, and no text waits for the rows of others."""
     queue = new_queue()
     for _ in range(4):
         add(queue, 8, cost=no_fixed_cost)
@@ -112,9 +112,7 @@ def test_without_a_fixed_cost_nothing_is_batched() -> None:
     assert [1, 1, 1, 1] == [len(batch) for batch in drain(queue)]
 
 
-def test_padding_that_costs_more_than_a_run_is_not_taken() -> None:
-    """A short text does not join a long one when its padding would cost more than a run of its own."""
-
+def test_a_short_text_does_not_join_if_its_padding_costs_more_than_its_run() -> None:
     def cost(rows: int, length: int) -> float:
         return 0.010 + rows * length * 1e-3
 
@@ -130,7 +128,7 @@ def test_padding_that_costs_more_than_a_run_is_not_taken() -> None:
 
 
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=40), st.integers(1, 16))
-def test_the_padded_budget_is_never_exceeded(lengths: list[int], multiple: int) -> None:
+def test_a_padded_batch_never_exceeds_the_token_limit(lengths: list[int], multiple: int) -> None:
     def padded(n: int) -> int:
         return min(64, -(-n // multiple) * multiple)
 
@@ -143,7 +141,7 @@ def test_the_padded_budget_is_never_exceeded(lengths: list[int], multiple: int) 
     assert all(len(batch) * max(padded(item.tokens) for item in batch) <= 64 for batch in batches)
 
 
-def test_an_item_over_the_budget_is_refused_before_it_queues() -> None:
+def test_an_item_over_the_batch_limit_is_refused_before_it_is_queued() -> None:
     queue = new_queue()
     request = queue.admit(tokens=65, seconds=0.0, deadline=1.0, now=0.0)
 
@@ -154,7 +152,7 @@ def test_an_item_over_the_budget_is_refused_before_it_queues() -> None:
     assert (0, 0, []) == (queue.queue_items, queue.queue_tokens, queue.take(0.0))
 
 
-def test_admission_is_all_or_none() -> None:
+def test_admission_is_all_or_nothing() -> None:
     queue = new_queue(max_queue_tokens=100)
     add(queue, 60)
 
@@ -165,7 +163,7 @@ def test_admission_is_all_or_none() -> None:
     assert 60 == queue.queue_tokens
 
 
-def test_what_was_refused_is_admitted_when_there_is_room_again() -> None:
+def test_a_request_is_admitted_after_the_queue_has_drained() -> None:
     queue = new_queue(max_queue_tokens=100)
     add(queue, 60)
     queue.take(0.0)
@@ -173,8 +171,8 @@ def test_what_was_refused_is_admitted_when_there_is_room_again() -> None:
     assert queue.admit(tokens=100, seconds=0.0, deadline=100.0, now=0.0).open
 
 
-def test_a_deadline_that_cannot_be_kept_is_refused() -> None:
-    """Admission predicts the wait from what is queued, over all inference threads, allows for an error, and says how long to stay away."""
+def test_a_request_that_would_miss_its_deadline_is_refused() -> None:
+    """Admission predicts the wait from the queued work of all threads, with a margin for errors. The error says when to retry."""
     queue = new_queue(threads=2)
     add(queue, 10, key=None, cost=lambda rows, length: 6.0)
 
@@ -183,18 +181,18 @@ def test_a_deadline_that_cannot_be_kept_is_refused() -> None:
 
     assert ("deadline", pytest.approx(3 - 2 / 1.15)) == (refused.value.reason, refused.value.retry_after_s)
     assert queue.admit(tokens=10, seconds=1.0, deadline=3 * 1.15 + 1e-9, now=0.0).open
-    with pytest.raises(RefusedError) as refused:  # its first item takes four seconds of one of two threads
+    with pytest.raises(RefusedError) as refused:  # its first item takes 4 s, divided by two threads
         queue.admit(tokens=10, seconds=8.0, deadline=5.4, now=0.0, items=2)
     assert 3.5 + 4 / 2 - 5.4 == pytest.approx(refused.value.retry_after_s)
 
 
-def test_what_finds_nothing_before_it_is_admitted() -> None:
-    """However long it takes itself: later it would have no better chance."""
+def test_an_empty_queue_admits_a_request_that_takes_longer_than_its_deadline() -> None:
+    """A later attempt would have no better chance."""
     assert new_queue().admit(tokens=10, seconds=5.0, deadline=1.0, now=0.0, items=5).open
 
 
-def test_the_predicted_wait_counts_on_batches() -> None:
-    """Items that may share a batch are predicted to: the fixed cost of a run is counted once a batch."""
+def test_the_predicted_wait_assumes_full_batches() -> None:
+    """The fixed cost of a run counts once per batch, not once per item."""
     queue = new_queue()
     add(queue, *[8] * 16, cost=lambda rows, length: 1.0)
 
@@ -202,7 +200,7 @@ def test_the_predicted_wait_counts_on_batches() -> None:
 
 
 def test_retry_after_is_the_time_until_the_excess_has_drained() -> None:
-    """A full queue predicts when there will be room, from the seconds that it holds."""
+    """A full queue predicts from its queued seconds when the request will fit."""
     queue = new_queue(max_queue_tokens=100)
     add(queue, 50, 50, key=None, cost=lambda rows, length: 4.0)
 
@@ -212,7 +210,7 @@ def test_retry_after_is_the_time_until_the_excess_has_drained() -> None:
     assert 4.0 == refused.value.retry_after_s
 
 
-def test_an_estimate_can_be_kept_while_the_cost_is_unknown() -> None:
+def test_an_estimate_stays_reserved_while_the_cost_is_unknown() -> None:
     queue = new_queue()
     request = queue.admit(tokens=500, seconds=9.0, deadline=1.0, now=0.0)
     queue.put(request, None, [(0, "tokenize")], lambda rows, length: 0.0, 0.0, keep_estimate=True)
@@ -224,8 +222,8 @@ def test_an_estimate_can_be_kept_while_the_cost_is_unknown() -> None:
     assert 10 == queue.queue_tokens
 
 
-def test_a_text_that_is_tokenized_on_a_thread_waits_once() -> None:
-    """The priority of all stages is that of the arrival: what was put again goes before what came meanwhile."""
+def test_a_text_that_is_tokenized_on_a_thread_waits_only_once() -> None:
+    """All stages have the priority of the arrival, so the second stage starts before requests that arrived during the first."""
     queue = new_queue()
     long = queue.admit(tokens=30, seconds=1.0, deadline=100.0, now=0.0)
     queue.put(long, None, [(0, "tokenize")], lambda rows, length: 0.0, 0.0, keep_estimate=True)
@@ -237,8 +235,8 @@ def test_a_text_that_is_tokenized_on_a_thread_waits_once() -> None:
     assert [long, *others] == [batch[0].request for batch in drain(queue, 2.0)]
 
 
-def test_later_stages_have_room_and_are_due_behind_what_came_meanwhile() -> None:
-    """A request holds the tokens of its next stages, so that none of them is refused, and none waits for them; each has the priority that follows from what ran before."""
+def test_later_stages_keep_their_tokens_but_let_newer_requests_start() -> None:
+    """A request reserves the tokens of its later stages, so none is refused. Their priority follows from the work that ran before."""
     queue = new_queue(max_queue_tokens=100)
     search = queue.admit(tokens=90, seconds=9.0, deadline=100.0, now=0.0, items=9)
     queue.put(search, None, [(10, "first")], lambda rows, length: 1.0, 0.0, reserved_tokens=80)
@@ -256,8 +254,8 @@ def test_later_stages_have_room_and_are_due_behind_what_came_meanwhile() -> None
     assert 0.0 == search.wait_s
 
 
-def test_the_predicted_wait_counts_what_comes_before() -> None:
-    """What the inference threads run counts, and what waits; later windows of a document do not, until their start time has come or the document has ended."""
+def test_the_predicted_wait_counts_the_work_that_runs_before() -> None:
+    """Current runs and due items count. Later windows of a document count only from their start time until the document is closed."""
     queue = new_queue(threads=2)
     document = add(queue, *[60] * 10, now=0.0, cost=lambda rows, length: 1.0, key=None)
 
@@ -273,7 +271,7 @@ def test_the_predicted_wait_counts_what_comes_before() -> None:
     assert 0.0 == queue.wait_s(9.0, is_short=False)
 
 
-def test_nothing_of_a_closed_document_counts() -> None:
+def test_a_closed_document_does_not_count_in_the_predicted_wait() -> None:
     queue = new_queue(threads=1)
     document = add(queue, *[60] * 10, now=0.0, cost=lambda rows, length: 1.0, key=None)
     add(queue, 60, now=0.0, cost=lambda rows, length: 1.0, key=None)
@@ -283,8 +281,8 @@ def test_nothing_of_a_closed_document_counts() -> None:
     assert 1.0 == queue.wait_s(0.0)
 
 
-def test_a_document_counts_by_its_parts_before_it_is_tokenized() -> None:
-    """A request admitted as ten texts or windows holds up who comes after it as much as when they wait."""
+def test_a_document_counts_by_its_items_before_it_is_tokenized() -> None:
+    """Ten expected items delay later requests as much as ten queued items."""
     queue = new_queue(threads=2)
     document = queue.admit(tokens=600, seconds=10.0, deadline=100.0, now=0.0, items=10)
 
@@ -295,7 +293,7 @@ def test_a_document_counts_by_its_parts_before_it_is_tokenized() -> None:
     assert 0.0 == queue.wait_s(9.0, is_short=False)
 
 
-def test_a_document_that_ends_before_it_is_tokenized_counts_no_more() -> None:
+def test_a_document_that_ends_before_it_is_tokenized_no_longer_counts() -> None:
     queue = new_queue(threads=1)
     queue.close(queue.admit(tokens=600, seconds=10.0, deadline=100.0, now=0.0, items=10))
     add(queue, 60, now=0.0, cost=lambda rows, length: 1.0, key=None)
@@ -303,8 +301,8 @@ def test_a_document_that_ends_before_it_is_tokenized_counts_no_more() -> None:
     assert 1.0 == queue.wait_s(0.0)
 
 
-def test_short_texts_slip_between_the_windows_of_a_long_document() -> None:
-    """A request's later items are due as if they had arrived after its earlier ones had run, at two thirds of the pace of an inference thread."""
+def test_short_texts_start_between_the_windows_of_a_long_document() -> None:
+    """Each item of a request is due 1.5 times the predicted run time after the item before it."""
     queue = new_queue(max_queue_tokens=10_000)
     document = add(queue, *[60] * 10, now=0.0, cost=lambda rows, length: 1.0, key=None)
     text = add(queue, 5, now=2.5, cost=lambda rows, length: 0.1, key=None)
@@ -314,8 +312,8 @@ def test_short_texts_slip_between_the_windows_of_a_long_document() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 64), st.integers(0, 5)), min_size=1, max_size=30))
-def test_the_first_priority_leads_every_batch(texts: list[tuple[int, int]]) -> None:
-    """The head of a batch is always the oldest item that waits, so nothing starves."""
+def test_the_oldest_waiting_item_leads_every_batch(texts: list[tuple[int, int]]) -> None:
+    """Therefore no item waits forever."""
     queue = new_queue(max_queue_tokens=10_000)
     for tokens, now in sorted(texts, key=lambda text: text[1]):
         add(queue, tokens, now=float(now))
@@ -329,8 +327,8 @@ def test_the_first_priority_leads_every_batch(texts: list[tuple[int, int]]) -> N
     assert 0 == waiting
 
 
-def test_cancelled_while_queued_takes_no_slot() -> None:
-    """Items of a closed request are skipped, as heads and as batch-mates, and hold no tokens."""
+def test_a_request_that_is_cancelled_while_queued_uses_no_capacity() -> None:
+    """The items of a closed request never start, as heads or as batch-mates, and hold no tokens."""
     queue = new_queue()
     first, cancelled, last = add(queue, 8), add(queue, 8, 8), add(queue, 8)
     assert queue.close(cancelled)
@@ -347,7 +345,7 @@ def test_a_request_closes_once() -> None:
 
 
 def test_the_deadline_applies_until_the_last_item_has_started() -> None:
-    """A request all of whose items run is past its deadline's reach; one with an item waiting is not."""
+    """A request with a waiting item expires; a request whose items have all started does not."""
     queue = new_queue()
     started = add(queue, 8, deadline=1.0)
     queue.take(0.0)
@@ -358,8 +356,8 @@ def test_the_deadline_applies_until_the_last_item_has_started() -> None:
     assert started.open
 
 
-def test_waiting_time_is_that_of_the_last_item() -> None:
-    """`queued_s` runs from the put to the start of the request's last item."""
+def test_the_queued_time_ends_when_the_last_item_starts() -> None:
+    """`queued_s` is the time from `put` to the start of the request's last item."""
     queue = new_queue()
     request = add(queue, 60, 60, now=1.0)
     queue.take(2.0)
@@ -369,7 +367,7 @@ def test_waiting_time_is_that_of_the_last_item() -> None:
 
 
 class Steps:
-    """Counts what a queue does with what it is given: comparisons of times and keys, and predictions of costs and shapes."""
+    """Counts the steps of a queue: comparisons of times and keys, and calls of its cost and shape functions."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -380,7 +378,7 @@ class Steps:
         return self.count - before
 
     def cost(self, rows: int, length: int) -> float:
-        """Predicts runs where a batch saves nothing, so that an operation is one of one item."""
+        """Predicts runs in which a batch saves no time, so that each operation handles one item."""
         self.count += 1
         return no_fixed_cost(rows, length)
 
@@ -390,7 +388,7 @@ class Steps:
 
 
 class Time(float):
-    """Seconds whose comparisons are steps."""
+    """Seconds that count their comparisons as steps."""
 
     def __new__(cls, seconds: float, steps: Steps) -> Time:
         made = super().__new__(cls, seconds)
@@ -425,7 +423,7 @@ class Time(float):
 
 
 class Key:
-    """A key whose comparisons are steps; each is another object, as the keys of two requests are."""
+    """A key that counts its comparisons as steps. Each request has its own object, and all are equal."""
 
     def __init__(self, steps: Steps) -> None:
         self.steps = steps
@@ -438,13 +436,13 @@ class Key:
         return 7
 
 
-def test_every_operation_is_logarithmic() -> None:
+def test_every_operation_takes_logarithmic_time() -> None:
     def taken(waiting: int) -> dict[str, int]:
         queue, steps = RequestQueue(max_batch_tokens=64, max_queue_tokens=10**9), Steps()
         end = 10.0**6
 
         def enter(i: int) -> ScheduledRequest:
-            # priorities and deadlines ascend, and lengths come by turns, so that what is new belongs at the end of each heap
+            # priorities and deadlines ascend and lengths cycle, so that a new entry belongs at the end of each heap
             return add(
                 queue, 1 + i * 7 % 60, now=Time(i, steps), deadline=Time(end + i, steps), key=Key(steps), cost=steps.cost, shape=steps.shape
             )
@@ -464,14 +462,14 @@ def test_every_operation_is_logarithmic() -> None:
     few, many = taken(100), taken(10_000)
 
     assert dict.fromkeys(few, True) == {name: many[name] <= 2 * few[name] + 20 for name in few}
-    assert [] == [name for name in few if name != "close" and few[name] == 0]  # what has no steps would show nothing
+    assert [] == [name for name in few if name != "close" and few[name] == 0]  # an operation without steps would prove nothing
 
 
-def test_what_hung_up_is_let_go_while_nothing_is_taken() -> None:
-    """With every inference thread busy and a request that waits on, 10,000 others come and go, and what they brought does not gather."""
+def test_closed_requests_are_freed_while_no_batch_is_taken() -> None:
+    """While all threads are busy and one request waits, 10,000 others are closed, and their payloads do not accumulate."""
 
     class Kept:
-        """Something whose life can be watched."""
+        """An object for weak references."""
 
     queue = new_queue(max_queue_tokens=10_000)
     stayer = add(queue, 8)
@@ -494,11 +492,11 @@ def test_what_hung_up_is_let_go_while_nothing_is_taken() -> None:
     assert 0 == len(payloads)
 
 
-def test_nothing_is_kept_of_what_has_ended() -> None:
-    """After many requests of many lengths nothing of their items is alive, and of the requests no more than a few that had no time to be let go."""
+def test_ended_requests_are_freed() -> None:
+    """After 2,000 requests of many lengths, no key, payload or result is in memory, and fewer than 100 requests are."""
 
     class Kept:
-        """Something whose life can be watched."""
+        """An object for weak references."""
 
     queue = new_queue(max_queue_tokens=10_000)
     keys, owners, payloads, results = (weakref.WeakSet[Kept]() for _ in range(4))
@@ -526,8 +524,8 @@ def test_nothing_is_kept_of_what_has_ended() -> None:
     assert len(owners) < 100
 
 
-def test_a_request_knows_the_wait_that_was_predicted_for_it_and_the_real_one() -> None:
-    """Of several stages the last one counts, from the arrival until the first of its items starts."""
+def test_a_request_records_its_predicted_and_its_real_wait() -> None:
+    """The real wait lasts from the arrival to the first start of an item with a predicted cost; tokenizing has none."""
     queue = new_queue()
     queue.admit(tokens=10, seconds=3.0, deadline=100.0, now=0.0)
     request = queue.admit(tokens=10, seconds=1.0, deadline=100.0, now=1.0)
@@ -541,8 +539,8 @@ def test_a_request_knows_the_wait_that_was_predicted_for_it_and_the_real_one() -
     assert (3.0, 4.0) == (request.predicted_wait_s, request.wait_s)
 
 
-def test_a_run_is_no_longer_than_what_it_gains_from_its_length() -> None:
-    """However many wait, a batch-mate that would save less than a thirty-second part of the run is left to the next one."""
+def test_a_batch_does_not_grow_for_a_small_gain() -> None:
+    """An item that would save less than 1/32 of the run waits for the next batch, even if many items wait."""
     queue = new_queue(max_batch_tokens=10_000, max_queue_tokens=10_000)
     for _ in range(500):
         add(queue, 1, deadline=1e4, cost=lambda rows, length: 1.0 + rows * length)
@@ -550,8 +548,8 @@ def test_a_run_is_no_longer_than_what_it_gains_from_its_length() -> None:
     assert 31 == len(queue.take(0.0))
 
 
-def test_a_request_that_runs_leaves_the_last_thread_to_others() -> None:
-    """Whoever else waits is taken, without a batch-mate of that request, until nothing of it runs any more; its own items may go with each other."""
+def test_a_running_request_leaves_the_last_free_thread_to_others() -> None:
+    """While its items run, it starts no others there, not even as batch-mates of other requests. Its items can share a batch."""
     queue = new_queue(max_queue_tokens=10_000)
     listed = add(queue, *[30] * 6, now=0.0, cost=batches_well)
     running = queue.take(0.0, last_thread=True)
@@ -568,7 +566,7 @@ def test_a_request_that_runs_leaves_the_last_thread_to_others() -> None:
     assert [] == queue.take(0.001)
 
 
-def test_a_long_step_waits_until_a_thread_may_begin_one() -> None:
+def test_a_long_step_waits_for_a_thread_that_may_start_it() -> None:
     queue = new_queue()
     long = queue.admit(tokens=8, seconds=0.0, deadline=100.0, now=0.0)
     long.long_step = True
@@ -580,8 +578,8 @@ def test_a_long_step_waits_until_a_thread_may_begin_one() -> None:
     assert [long] == [item.request for item in queue.take(1.0)]
 
 
-def test_the_requests_of_a_share_hold_a_quarter_of_the_queue() -> None:
-    """Until its tokens are known, a request counts with the maximum; then with its tokens, and from its start not at all."""
+def test_the_requests_of_a_share_hold_at_most_a_quarter_of_the_queue() -> None:
+    """A request counts with four times its estimate until its tokens are known, and then with these tokens until it starts."""
     queue, share = new_queue(), Share()
 
     def admit(tokens: int) -> ScheduledRequest:
@@ -607,7 +605,7 @@ def test_the_requests_of_a_share_hold_a_quarter_of_the_queue() -> None:
 
 
 def test_a_request_larger_than_its_share_is_the_only_one_in_it() -> None:
-    """So that no line of a stream is too large for it; others and other shares have the rest of the queue."""
+    """So no line of a stream is too large. Requests outside the share can use the rest of the queue."""
     queue, share = new_queue(), Share()
     large = queue.admit(tokens=600, seconds=0.0, deadline=100.0, now=0.0, share=share)
     with pytest.raises(RefusedError):
@@ -621,8 +619,8 @@ def test_a_request_larger_than_its_share_is_the_only_one_in_it() -> None:
 # ---- memory
 
 
-def test_requests_hold_memory_together_until_they_end() -> None:
-    """What is over the limit is refused while another holds memory, and admitted when it is alone or has held as much before."""
+def test_open_requests_share_a_memory_limit() -> None:
+    """A request over the limit is refused, except if no other request holds memory or if it already holds as much."""
     queue = new_queue(max_memory=100)
     large, other, next_one = (add(queue, 1) for _ in range(3))
     queue.expect_memory(large, 70)
@@ -641,23 +639,23 @@ def test_requests_hold_memory_together_until_they_end() -> None:
 # ---- many long requests
 
 
-def test_short_texts_do_not_wait_for_the_past_of_many_documents() -> None:
-    """Ten documents on two threads have a fifth of an inference thread each: their later items are due so far behind that none is due before a text of now."""
+def test_short_texts_do_not_wait_for_many_earlier_documents() -> None:
+    """Ten documents on two threads get a fifth of a thread each, so their later items are due after a text that arrives now."""
     queue = new_queue(max_queue_tokens=10_000, threads=2)
     documents = [queue.admit(tokens=600, seconds=10.0, deadline=100.0, now=0.0, items=10) for _ in range(10)]
     for document in documents:
         queue.put(document, None, [(60, None)] * 10, lambda rows, length: 1.0, 0.0)
     for _ in range(10):
         queue.take(0.0)
-    for now in (1.0, 2.0, 3.0):  # two documents' items a second
+    for now in (1.0, 2.0, 3.0):  # two items of documents per second
         text = add(queue, 5, now=now, cost=lambda rows, length: 0.1, key=None)
         assert [text] == [item.request for item in queue.take(now)]
         queue.take(now)
         queue.take(now)
 
 
-def test_late_documents_take_every_second_start_from_short_texts() -> None:
-    """Two documents on a thread that is slower than predicted are seconds late: neither they nor the texts wait for all of the others."""
+def test_late_documents_get_every_second_start() -> None:
+    """Two documents are seconds late because the thread is slower than predicted. Documents and short texts then take turns."""
     queue = new_queue(max_queue_tokens=10_000)
     documents = [add(queue, *[60] * 10, now=0.0, cost=lambda rows, length: 0.1, key=None) for _ in range(2)]
     queue.take(0.0)
@@ -669,8 +667,8 @@ def test_late_documents_take_every_second_start_from_short_texts() -> None:
     assert all(text.wait_s == 1.0 for text in texts)
 
 
-def test_the_predicted_wait_of_a_text_counts_every_second_start_for_late_documents() -> None:
-    """It counts twice as many seconds of them as of the texts before it; a document waits for all of both."""
+def test_the_predicted_wait_of_a_text_counts_only_a_part_of_late_documents() -> None:
+    """A text counts two seconds of late documents per second of earlier texts; a document counts all seconds of both."""
     queue = new_queue(max_queue_tokens=10_000)
     document = add(queue, *[60] * 10, now=0.0, cost=lambda rows, length: 1.0, key=None)
     for _ in range(2):
@@ -686,7 +684,7 @@ def test_the_predicted_wait_of_a_text_counts_every_second_start_for_late_documen
 
 
 def test_a_document_that_is_not_late_keeps_its_turn() -> None:
-    """While priorities are kept, the earlier one starts, whether it is of a document or of a short text."""
+    """If no document is late, the item with the earliest priority starts, whether its request is long or short."""
     queue = new_queue(max_queue_tokens=10_000)
     document = add(queue, *[60] * 3, now=0.0, cost=lambda rows, length: 0.1, key=None)
     queue.take(0.0)
@@ -706,7 +704,7 @@ def test_a_document_is_refused_if_its_last_item_would_start_too_late() -> None:
 
 
 def test_time_to_tokenize_and_to_decode_counts_in_the_priority() -> None:
-    """The time that a request used for tokens and decoding counts in its priority, also where it had no run."""
+    """The time counts even for a request that has not run yet."""
     queue = new_queue()
     decoded, long, text = (queue.admit(tokens=9, seconds=0.0, deadline=100.0, now=0.1 * i) for i in range(3))
     decoded.finish_s = 1.0
@@ -731,8 +729,8 @@ def test_large_requests_leave_room_for_small_ones() -> None:
     queue.admit(tokens=10, seconds=0.0, deadline=100.0, now=0.0)
 
 
-def test_the_requests_of_a_share_are_due_behind_each_other() -> None:
-    """As the items of one request do, so that the lines of a stream let others through."""
+def test_the_requests_of_a_share_are_due_one_after_another() -> None:
+    """They are due like the items of one request, so that other requests start between the lines of a stream."""
     queue, share = new_queue(), Share()
     lines = [queue.admit(tokens=9, seconds=1.0, deadline=100.0, now=0.0, share=share) for _ in range(3)]
     for line in lines:
@@ -745,7 +743,7 @@ def test_the_requests_of_a_share_are_due_behind_each_other() -> None:
     assert (0, 0) == (share.requests, share.tokens)
 
 
-def test_the_requests_of_a_share_make_no_more_answers_than_they_may_hold() -> None:
+def test_the_answers_of_a_share_have_a_total_limit_of_bytes() -> None:
     queue, share = new_queue(), Share()
     requests = [queue.admit(tokens=9, seconds=0.0, deadline=100.0, now=0.0, share=share) for _ in range(3)]
     queue.expect_answer(requests[0], MAX_ANSWER_BYTES + 1)
@@ -762,8 +760,8 @@ def test_the_requests_of_a_share_make_no_more_answers_than_they_may_hold() -> No
     assert 0 == share.answer_bytes
 
 
-def test_pauses_leave_nothing_behind() -> None:
-    """A request that comes back hundreds of times, to tokenize and to decode in slices, has one place in the order and one deadline."""
+def test_pauses_leave_no_old_entries_in_the_queue() -> None:
+    """A request that is queued hundreds of times, to tokenize and decode in slices, has one deadline and at most two places."""
     queue = new_queue(max_queue_tokens=10_000)
     requests = [add(queue, 5, now=0.0, key=None) for _ in range(20)]
     for i in range(300):
@@ -775,8 +773,8 @@ def test_pauses_leave_nothing_behind() -> None:
     assert len(queue._by_priority) <= 2 * len(requests)
 
 
-def test_a_tokenized_text_no_longer_waits_behind_others() -> None:
-    """The delay for tokenizing ends with it: the next stage has an earlier priority than the one before."""
+def test_a_text_is_not_delayed_after_it_is_tokenized() -> None:
+    """The stage after the tokenizing has an earlier priority than the tokenizing."""
     queue = new_queue()
     request = queue.admit(tokens=9, seconds=0.0, deadline=100.0, now=0.0)
     request.delay_s = 10.0
@@ -789,7 +787,7 @@ def test_a_tokenized_text_no_longer_waits_behind_others() -> None:
     assert [request, other] == [batch[0].request for batch in drain(queue, 1.0)]
 
 
-def test_what_has_run_outlives_its_deadline_while_it_is_decoded() -> None:
+def test_a_request_does_not_expire_while_its_outputs_are_decoded() -> None:
     queue = new_queue()
     request = add(queue, 5, deadline=1.0)
     queue.take(0.0)
@@ -803,8 +801,8 @@ def test_what_has_run_outlives_its_deadline_while_it_is_decoded() -> None:
     assert [request] == queue.expire(2.0)
 
 
-def test_a_request_of_a_share_is_refused_if_those_before_it_take_too_long() -> None:
-    """It starts after the other lines of its stream, whatever the queue of others is."""
+def test_a_request_is_refused_if_its_share_would_delay_it_too_long() -> None:
+    """A line of a stream waits for the earlier lines of that stream."""
     queue, share = new_queue(max_queue_tokens=10_000), Share()
     lines = [queue.admit(tokens=9, seconds=1.0, deadline=5.0, now=0.0, share=share) for _ in range(3)]
     for line in lines:
@@ -813,13 +811,13 @@ def test_a_request_of_a_share_is_refused_if_those_before_it_take_too_long() -> N
     with pytest.raises(RefusedError) as error:
         queue.admit(tokens=9, seconds=1.0, deadline=3.0, now=0.0, share=share)
     assert "deadline" == error.value.reason
-    queue.close(lines[2])  # a request that will not run frees its share
+    queue.close(lines[2])  # a closed request frees its part of the share
     queue.admit(tokens=9, seconds=1.0, deadline=3.0, now=0.0, share=share)
 
 
 @pytest.mark.parametrize(("texts", "streams"), [(1, 0), (4, 0), (32, 0), (100, 0), (32, 30)])
-def test_what_is_admitted_is_answered_under_overload(texts: int, streams: int) -> None:
-    """Twice as much comes as an inference thread can do; nearly all that is admitted starts in time, lists and the lines of streams too."""
+def test_admitted_requests_start_in_time_under_overload(texts: int, streams: int) -> None:
+    """At twice the load that a thread can handle, at most a tenth of the admitted requests expire: texts, lists and streams."""
     queue = new_queue(max_queue_tokens=100_000, max_batch_tokens=512)
     shares: list[Share | None] = [Share() for _ in range(streams)] or [None]
     now, admitted, expired = 0.0, 0, 0

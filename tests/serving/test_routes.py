@@ -1,4 +1,4 @@
-"""Every route declares its access: each is asked with no key, a key and an admin key, by its own path and by paths that look like it."""
+"""Every route enforces its declared access, for each kind of key, at its own path and at similar paths."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ AMBIGUOUS = ("newline", "null", "next line", "overlong letter", "encoded slash i
 
 
 class Asked:
-    """What came of one request."""
+    """One request and its response."""
 
     def __init__(self, method: str, raw_path: str, authorization: bytes, root_path: str = "") -> None:
         headers = [
@@ -82,7 +82,7 @@ class Asked:
         self.unread: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
 
     async def by(self, app: ASGIApp) -> Asked:
-        """Sends it to an application."""
+        """Sends the request to an application."""
 
         async def receive() -> Message:
             return self.unread.pop() if self.unread else {"type": "http.disconnect"}
@@ -96,12 +96,12 @@ class Asked:
 
     @property
     def access(self) -> Access | None:
-        """The access of the route that it was matched to; None if it matched none."""
+        """The access of the matched route; None if no route matched."""
         return getattr(self.scope.get("route"), "access", None)
 
 
 class Changes:
-    """Stands in the place of what loads models, and notes what it was asked for."""
+    """Replaces the reloader, and records the names of the models to load or unload."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -117,7 +117,7 @@ class Changes:
 
 
 def service(models: Path) -> tuple[AppState, Authenticator, Changes]:
-    """Returns a service with a key and an admin key, and what its changes of models become."""
+    """Returns a service with a key and an admin key, and the recorder of its model changes."""
     (models.parent / "admin").write_text("trident")
     state, changes = build(Settings(models=models)), Changes()
     object.__setattr__(state, "reloader", changes)
@@ -125,7 +125,7 @@ def service(models: Path) -> tuple[AppState, Authenticator, Changes]:
 
 
 def routes(app: FastAPI) -> Iterator[tuple[Endpoint, str, str]]:
-    """Yields every route with its method and a path of it."""
+    """Yields every route, once per method, with an example path."""
     for route in app.routes:
         assert isinstance(route, Endpoint)
         for method in sorted(route.methods):
@@ -137,8 +137,8 @@ def allowed(access: Access, authorization: bytes) -> bool:
     return access in WITHOUT_KEY or authorization == ADMIN_KEY or (authorization == KEY and access is Access.KEY)
 
 
-def test_every_route_asks_for_what_it_declares(models: Path) -> None:
-    """No key is 401 and a key without rights 403; who may call a route gets another answer. Changes run with the admin key alone."""
+def test_every_route_enforces_its_declared_access(models: Path) -> None:
+    """A missing key is 401 and a key without permission is 403. Only the admin key can change models."""
     state, auth, changes = service(models)
 
     async def ask() -> None:
@@ -166,7 +166,7 @@ async def with_threads(state: AppState, work: Any) -> None:
 
 
 @pytest.mark.parametrize(("root_path", "mounted"), [("", False), ("/bert", False), ("/bert", True)])
-def test_no_mutated_path_gets_around_the_access_of_a_route(models: Path, root_path: str, mounted: bool) -> None:
+def test_no_mutated_path_bypasses_the_access_of_a_route(models: Path, root_path: str, mounted: bool) -> None:
     state, auth, changes = service(models)
     options = {} if mounted else {"root_path": root_path}
 
@@ -194,8 +194,8 @@ def test_no_mutated_path_gets_around_the_access_of_a_route(models: Path, root_pa
 @pytest.mark.parametrize(
     "path", ["/models/tiny/unload%0A", "/models/tiny/unload", "/v2/repository/models/tiny/unload", "/bert/bert/models/tiny/unload"]
 )
-def test_without_admin_keys_nobody_changes_models(models: Path, path: str) -> None:
-    """As in a replica under Ray Serve, which mounts the application and has no admin keys."""
+def test_a_service_without_admin_keys_rejects_model_changes(models: Path, path: str) -> None:
+    """A replica under Ray Serve, which mounts the application, has no admin keys."""
     state, _, changes = service(models)
 
     async def ask() -> int:
@@ -228,13 +228,13 @@ def test_a_route_without_a_declared_access_fails_at_start(models: Path) -> None:
 
 
 def test_the_reserved_connections_are_for_probes_and_metrics(models: Path) -> None:
-    """The list of paths that are answered when no other connection is accepted has what the routes declare."""
+    """The paths for reserved connections are the paths of the routes with probe or metrics access."""
     app = create_fastapi(build(Settings(models=models)))
     declared = {route.path for route, *_ in routes(app) if route.access in (Access.PROBE, Access.METRICS) and "{" not in route.path}
     assert declared == PROBES | {METRICS}
 
 
-def test_probes_of_unknown_models_name_no_models(models: Path) -> None:
+def test_probes_of_unknown_models_reveal_no_model_names(models: Path) -> None:
     state, auth, _ = service(models)
     paths = ("/models/tinny/health", "/v2/models/tinny/ready", "/v2/models/tiny/versions/9/ready", "/ner/health")
 
@@ -247,7 +247,7 @@ def test_probes_of_unknown_models_name_no_models(models: Path) -> None:
 
 
 def test_an_idle_connection_keeps_no_prediction(models: Path) -> None:
-    """The server keeps the scope of a connection's last request until the next one comes."""
+    """The server keeps the scope of a connection's last request until the next request."""
     state, auth, _ = service(models)
     asked = Asked("POST", "/classify", KEY)
     asked.unread = [{"type": "http.request", "body": b'{"inputs": "good"}', "more_body": False}]
@@ -257,8 +257,8 @@ def test_an_idle_connection_keeps_no_prediction(models: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [2**14, 2**17])
-def test_large_bodies_that_come_together_let_others_in_between(models: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """The event loop turns after each of them: many would hold it for seconds, until the supervisor takes the worker for hung."""
+def test_other_tasks_run_between_large_bodies_that_arrive_together(models: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Otherwise many large bodies would block the event loop for seconds, and the supervisor would consider the worker hung."""
     state, auth, _ = service(models)
     order: list[str] = []
     parsed = reading.parse_json
@@ -268,7 +268,7 @@ def test_large_bodies_that_come_together_let_others_in_between(models: Path, mon
         return parsed(raw, *rest)
 
     monkeypatch.setattr("bertserve.service.wire.reading.parse_json", noted)
-    monkeypatch.setattr("bertserve.service.http.inference.WATCH_AFTER_S", 60)  # these callers seem to have left after their body
+    monkeypatch.setattr("bertserve.service.http.inference.WATCH_AFTER_S", 60)  # these clients seem to disconnect after their body
 
     async def ask() -> None:
         app = create_app(state, auth=auth)
@@ -290,8 +290,8 @@ def test_large_bodies_that_come_together_let_others_in_between(models: Path, mon
     assert "large large" not in " ".join(order)
 
 
-def test_a_key_and_an_admin_key_of_one_name_have_a_limit_each(tmp_path: Path) -> None:
-    """The limit of open requests is a key's own, whatever the other file calls its key."""
+def test_a_key_and_an_admin_key_with_the_same_name_have_separate_limits(tmp_path: Path) -> None:
+    """The limit of open requests is per key, even if both files use the same name."""
     (tmp_path / "admin").write_text("trident")
     auth = Authenticator(keys(tmp_path, "swordfish"), admin_keys=ApiKeys(tmp_path / "admin"), max_concurrent_per_key=1)
     callers = [auth.enter(Access.KEY, [(b"authorization", value)]) for value in (KEY, ADMIN_KEY)]

@@ -1,4 +1,4 @@
-"""What shares a batch with a text changes nothing: a row in a batch of mixed lengths equals the row alone, for every task."""
+"""For every task, a row in a batch of mixed lengths equals the row from a batch of its own."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ CASES = [(task, side) for task in REQUESTS for side in ("left", "right")]
 
 
 class Served:
-    """A tiny bundle of a task, its padding on one side, and the encodings of the task's requests."""
+    """A tiny bundle of a task, padded on one side, and the encodings of the task's requests."""
 
     def __init__(self, folder: Path, task: str, side: Literal["left", "right"]) -> None:
         path = tiny.bundle(folder, task=task)
@@ -86,7 +86,7 @@ def served_bundle(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
 
 
 def assert_equal_rows(expected: list[dict[str, Any]], actual: list[dict[str, Any]]) -> None:
-    """Asserts that rows have the same outputs in the same shapes, within 1e-5."""
+    """Asserts that both lists of rows have the same outputs and shapes, within 1e-5."""
     assert [{name: value.shape for name, value in row.items()} for row in expected] == [
         {name: value.shape for name, value in row.items()} for row in actual
     ]
@@ -96,27 +96,27 @@ def assert_equal_rows(expected: list[dict[str, Any]], actual: list[dict[str, Any
 
 
 def test_the_lengths_are_mixed(served: Served) -> None:
-    """The batches below pad, and for fill-mask hold rows of one mask and of several."""
+    """The batches of the tests below need padding. For fill-mask, their rows have different numbers of masks."""
     assert len({len(encoding) for encoding in served.encodings}) > 2
     assert (served.task is fill_mask) == (len({len(encoding.masks) for encoding in served.encodings}) > 2)
 
 
 def test_a_row_in_a_batch_equals_the_row_alone(served: Served) -> None:
-    """Every row of one big batch is the row of a batch of its own, in this order and in the other one."""
+    """Each row of one large batch equals the row from a batch of its own, also in reverse order."""
     alone = [served.engine.run([encoding])[0] for encoding in served.encodings]
 
     assert_equal_rows(alone, served.engine.run(served.encodings))
     assert_equal_rows(alone[::-1], served.engine.run(served.encodings[::-1]))
 
 
-def test_a_row_beside_each_other_one_equals_the_row_alone(served: Served) -> None:
+def test_a_row_in_a_batch_of_two_equals_the_row_alone(served: Served) -> None:
     alone = [served.engine.run([encoding])[0] for encoding in served.encodings]
     for i, first in enumerate(served.encodings):
         for j, second in enumerate(served.encodings):
             assert_equal_rows([alone[i], alone[j]], served.engine.run([first, second]))
 
 
-def test_answers_from_a_batch_are_those_of_texts_alone(served: Served) -> None:
+def test_answers_from_a_batch_equal_the_answers_of_single_rows(served: Served) -> None:
     together = served.engine.run(served.encodings)
     for request, batch in zip(served.requests, served.batches, strict=True):
         rows = [together.pop(0) for _ in batch.encodings]
@@ -126,7 +126,7 @@ def test_answers_from_a_batch_are_those_of_texts_alone(served: Served) -> None:
 
 
 def without_scores(result: Any) -> Any:
-    """Returns a result with its scores taken out, at any depth."""
+    """Returns a result without its scores, at any depth."""
     if isinstance(result, list):
         return [without_scores(item) for item in result]
     return {key: value for key, value in result.items() if key != "score"}
@@ -153,7 +153,7 @@ def ids_at_masks(path: Path) -> Path:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_mask_positions_follow_the_padding(tmp_path: Path, side: Literal["left", "right"]) -> None:
-    """What the graph is told of masks are their places in the padded batch, on either side."""
+    """The graph gets the positions of the masks in the padded batch, for padding on either side."""
     served = Served(tmp_path, fill_mask.TASK, side)
     engine = OnnxEngine(ids_at_masks(tmp_path / "ids.onnx"), served.manifest.graphs[0], pad_id=0, padding_side=side)
     mask = served.manifest.tokenizer.mask

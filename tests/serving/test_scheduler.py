@@ -1,4 +1,4 @@
-"""What the scheduler must keep: real threads and a real loop around the queue, the work a fake that blocks and fails."""
+"""Scheduler runs the queue with real threads and a real event loop. The work is a fake that can block or fail."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fakes import ManualClock
 
 
 class Work:
-    """A run function that echoes, and can block, fail on a payload, or return too few results."""
+    """A run function that returns its payloads, and can block, fail on a payload, or return too few results."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -41,7 +41,7 @@ class Work:
 
     def __call__(self, payloads: Sequence[Any]) -> list[Any]:
         self.started.release()
-        gate = self.gate  # `let_one_pass` puts another one behind it
+        gate = self.gate  # `let_one_pass` replaces the gate
         assert gate.wait(20), "the test never opened the gate"
         self.batches.append(list(payloads))
         if self.guilty & set(payloads):
@@ -49,7 +49,7 @@ class Work:
         return list(payloads)[1 if self.short else 0 :]
 
     async def let_blockers_pass(self, queue: Watched) -> None:
-        """Lets the runs at the gate end, and returns when one thread stands at a gate of its own and another one sleeps."""
+        """Ends the runs at the gate, and returns when one thread waits at a new gate and another thread sleeps."""
         before, self.gate, asked = self.gate, threading.Event(), queue.in_vain
         before.set()
         await asyncio.to_thread(self.started.acquire)
@@ -57,14 +57,14 @@ class Work:
             await asyncio.sleep(0)
 
     async def let_one_pass(self) -> None:
-        """Lets the run at the gate end, and returns when the next one stands at a gate of its own."""
+        """Ends the run at the gate, and returns when the next run waits at a new gate."""
         before, self.gate = self.gate, threading.Event()
         before.set()
         await asyncio.to_thread(self.started.acquire)
 
 
 class Watched(RequestQueue):
-    """A queue that counts how often it was asked for a batch in vain: once by each inference thread before it goes to sleep."""
+    """A queue that counts the calls of `take` without a batch; an inference thread makes one before it sleeps."""
 
     in_vain = 0
 
@@ -79,7 +79,7 @@ def batched(rows: int, length: int) -> float:
 
 
 class Bench:
-    """A scheduler under test with its work."""
+    """A scheduler under test and its fake work."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Bench:
         return self.scheduler.admit(tokens=tokens, seconds=0.0, timeout_s=timeout_s)
 
     def stage(self, *payloads: Any, tokens: int = 8, key: Any = "model", **changes: Any) -> Stage:
-        """Returns a stage with an item per payload that finishes with the list of results."""
+        """Returns a stage with one item per payload, whose value is the list of results."""
         fields = {"run": self.work, "finish": list, "key": key, "cost": batched} | changes
         return Stage(work=[(tokens, payload) for payload in payloads], **fields)
 
@@ -119,8 +119,8 @@ class Bench:
         return asyncio.ensure_future(self.scheduler.run(self.admit(8 * len(payloads), timeout_s), self.stage(*payloads, **options)))
 
     async def blocked(self) -> asyncio.Task[RequestResult]:
-        """Occupies one thread until the gate is opened; returns the request that does."""
-        self.work.started = threading.Semaphore(0)  # earlier runs were not waited for
+        """Occupies one thread until the gate opens, and returns the task of that request."""
+        self.work.started = threading.Semaphore(0)  # discards the starts of earlier runs
         self.work.gate.clear()
         task = self.submit("blocker", key=None)
         await asyncio.sleep(0)
@@ -131,7 +131,7 @@ class Bench:
 def play(
     check: Callable[[Any], Awaitable[None]], kind: type[Bench] = Bench, *, new_loop: Any = asyncio.new_event_loop, **options: Any
 ) -> None:
-    """Runs a check against a started scheduler within 20 seconds and stops that."""
+    """Runs a check with a started scheduler, for at most 20 s, and stops the scheduler."""
 
     async def start_and_stop() -> None:
         bench = kind(**options)
@@ -148,7 +148,7 @@ def play(
 
 
 def on_loop(kind: type[Bench] = Bench, **options: Any) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
-    """Makes a test of a coroutine that takes a bench, and fixtures behind it."""
+    """Returns a decorator that makes a test from a coroutine with a bench and, after it, fixtures."""
 
     def decorate(check: Callable[..., Awaitable[None]]) -> Callable[..., None]:
         @functools.wraps(check)
@@ -156,7 +156,7 @@ def on_loop(kind: type[Bench] = Bench, **options: Any) -> Callable[[Callable[...
             play(lambda bench: check(bench, **fixtures), kind, **options)
 
         _, *rest = inspect.signature(check).parameters.values()
-        test.__signature__ = inspect.Signature(rest)  # type: ignore[attr-defined]  # what pytest asks for fixtures
+        test.__signature__ = inspect.Signature(rest)  # type: ignore[attr-defined]  # pytest reads it for fixtures
         return test
 
     return decorate
@@ -164,7 +164,7 @@ def on_loop(kind: type[Bench] = Bench, **options: Any) -> Callable[[Callable[...
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def test_each_caller_gets_its_own_results_in_order(new_loop: Any) -> None:
-    """Hundreds of requests over several threads and shared batches: no result is swapped or lost."""
+    """No result is swapped or lost among 300 requests on several threads with shared batches."""
 
     async def check(bench: Bench) -> None:
         requests = [[(i, k) for k in range(1 + i % 5)] for i in range(300)]
@@ -176,8 +176,8 @@ def test_each_caller_gets_its_own_results_in_order(new_loop: Any) -> None:
 
 
 @on_loop(max_queue_tokens=100_000)
-async def test_a_request_of_many_items_holds_the_lock_for_a_part_of_them_at_a_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So the event loop, which needs the lock to admit other requests, never waits for thousands of items to be queued."""
+async def test_a_request_with_many_items_queues_them_in_parts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock is free between the parts, so the event loop can admit other requests."""
     blocker = await bench.blocked()
     request, count = bench.admit(8 * 10 * PART_ITEMS + 8), 10 * PART_ITEMS + 1
     task = asyncio.ensure_future(bench.scheduler.run(request, bench.stage(*range(count))))
@@ -207,7 +207,7 @@ async def test_a_request_of_many_items_holds_the_lock_for_a_part_of_them_at_a_ti
 
 
 @on_loop(max_queue_tokens=100_000)
-async def test_a_request_that_ends_while_its_items_are_queued_leaves_none(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_that_ends_while_its_items_are_queued_leaves_no_items(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     blocker = await bench.blocked()
     request = bench.admit(8 * 3 * PART_ITEMS)
     link, parts = bench.queue.link, list[int]()
@@ -230,8 +230,8 @@ async def test_a_request_that_ends_while_its_items_are_queued_leaves_none(bench:
 
 
 @on_loop(manual=True)
-async def test_a_request_of_several_runs_waits_only_for_its_first(bench: Bench) -> None:
-    """The time from the first run to the end of the last one is that of its runs, which its stages, one after the other, add up to."""
+async def test_a_request_with_several_runs_waits_only_for_the_first_run(bench: Bench) -> None:
+    """`wait_s` ends when the first run starts; `runs_s` is the total time of the runs of all stages."""
 
     def slow(payloads: Sequence[Any]) -> list[Any]:
         bench.clock.now += 1.0
@@ -244,13 +244,13 @@ async def test_a_request_of_several_runs_waits_only_for_its_first(bench: Bench) 
 
 
 @on_loop(manual=True)
-async def test_a_lone_request_is_not_delayed(bench: Bench) -> None:
-    """A waiting thread starts at once: requests are answered while the clock stands still, so that no timer holds them back."""
+async def test_a_single_request_is_not_delayed(bench: Bench) -> None:
+    """A waiting thread starts it at once, without a timer: the clock of this test does not move."""
     assert [0.0] * 20 == [(await bench.submit("x")).queue_s for _ in range(20)]
 
 
 @on_loop(manual=True)
-async def test_what_gathers_behind_a_run_shares_the_next_one(bench: Bench) -> None:
+async def test_requests_that_wait_for_a_run_share_the_next_batch(bench: Bench) -> None:
     blocker = await bench.blocked()
     others = [bench.submit(i) for i in range(8)]
     await asyncio.sleep(0)
@@ -260,8 +260,8 @@ async def test_what_gathers_behind_a_run_shares_the_next_one(bench: Bench) -> No
 
 
 @on_loop()
-async def test_an_item_over_the_budget_fails_only_its_request(bench: Bench) -> None:
-    """A text that no batch can hold is an error of its request, and frees its place."""
+async def test_an_item_over_the_batch_limit_fails_only_its_request(bench: Bench) -> None:
+    """The failed request frees its place in the queue."""
     with pytest.raises(InvalidValueError, match="65 tokens"):
         await bench.submit("x", tokens=65)
     assert ["y"] == (await bench.submit("y")).value
@@ -269,7 +269,7 @@ async def test_an_item_over_the_budget_fails_only_its_request(bench: Bench) -> N
 
 @on_loop(manual=True)
 async def test_a_failing_batch_runs_again_in_halves(bench: Bench) -> None:
-    """One guilty item of eight is found in the runs of three halvings, and its neighbors are answered."""
+    """Three halvings find the bad item among eight, and the other requests are answered."""
     blocker = await bench.blocked()
     bench.work.guilty = {5}
     tasks = [bench.submit(i) for i in range(8)]
@@ -283,8 +283,8 @@ async def test_a_failing_batch_runs_again_in_halves(bench: Bench) -> None:
 
 
 @on_loop(manual=True)
-async def test_what_has_ended_does_not_run_again(bench: Bench) -> None:
-    """Items of a failed batch whose callers have left meanwhile are not tried once more."""
+async def test_a_cancelled_request_is_not_retried(bench: Bench) -> None:
+    """The retries of a failed batch leave out the items of cancelled requests."""
     blocker = await bench.blocked()
     bench.work.guilty = {"bad"}
     stayer, leaver, bad = [bench.submit(payload) for payload in ("stayer", "leaver", "bad")]
@@ -310,7 +310,7 @@ async def test_the_first_failure_ends_the_whole_request(bench: Bench) -> None:
 
 @on_loop()
 async def test_a_wrong_number_of_results_is_an_error(bench: Bench) -> None:
-    """Results are never paired with the wrong texts: too few of them fail their batch."""
+    """Too few results fail their batch, so results are never paired with the wrong texts."""
     bench.work.short = True
     with pytest.raises(EngineError, match="1 gave 0 results"):
         await bench.submit("x")
@@ -319,8 +319,8 @@ async def test_a_wrong_number_of_results_is_an_error(bench: Bench) -> None:
 
 
 @on_loop(manual=True)
-async def test_what_runs_counts_as_wait(bench: Bench) -> None:
-    """With every inference thread busy for longer than the deadline a request is refused though nothing waits, and told when to come."""
+async def test_current_runs_count_in_the_predicted_wait(bench: Bench) -> None:
+    """If all threads are busy for longer than the deadline, a request is refused although the queue is empty."""
     bench.work.gate.clear()
     long = bench.submit("long", cost=lambda rows, length: 8.0)
     await asyncio.sleep(0)
@@ -336,13 +336,13 @@ async def test_what_runs_counts_as_wait(bench: Bench) -> None:
 
 
 class Text:
-    """A payload or an answer whose life can be watched."""
+    """A payload or an answer for weak references."""
 
     results: Sequence[Any] = ()
 
 
 @on_loop()
-async def test_an_answered_request_keeps_neither_payloads_nor_results_until_its_deadline(bench: Bench) -> None:
+async def test_an_answered_request_keeps_no_payloads_or_results(bench: Bench) -> None:
     kept = weakref.WeakSet[Text]()
 
     def finish(results: Sequence[Any]) -> Text:
@@ -351,7 +351,7 @@ async def test_an_answered_request_keeps_neither_payloads_nor_results_until_its_
         answer.results = results
         return answer
 
-    open_request = bench.admit()  # while one is open, the queue forgets ended ones later
+    open_request = bench.admit()  # with an open request, the queue frees ended requests later
     answered = bench.submit(Text(), finish=finish)
     await answered
     assert len(kept) == 2
@@ -364,7 +364,7 @@ async def test_an_answered_request_keeps_neither_payloads_nor_results_until_its_
 
 
 @on_loop(threads=2, max_queue_tokens=100_000)
-async def test_a_thousand_callers_that_hang_up_leave_nothing(bench: Bench) -> None:
+async def test_a_thousand_cancelled_requests_leave_nothing_in_memory(bench: Bench) -> None:
     kept = weakref.WeakSet[Text]()
 
     def texts(count: int) -> list[Text]:
@@ -385,9 +385,9 @@ async def test_a_thousand_callers_that_hang_up_leave_nothing(bench: Bench) -> No
     ended = await asyncio.gather(*running, *queued, return_exceptions=True)
     assert [asyncio.CancelledError] * 1000 == [type(error) for error in ended]
     del running, queued, ended, task
-    await asyncio.sleep(0)  # this step of the loop was woken by the tasks, and keeps them
+    await asyncio.sleep(0)  # the current step of the event loop holds the tasks
     gc.collect()
-    assert (0, 0, 2) == (bench.queue.queue_items, bench.queue.queue_tokens, len(kept))  # the two that run are their threads'
+    assert (0, 0, 2) == (bench.queue.queue_items, bench.queue.queue_tokens, len(kept))  # the threads hold the two that run
     bench.work.gate.set()
     while len(bench.work.batches) < 2:
         await asyncio.sleep(0)
@@ -396,17 +396,17 @@ async def test_a_thousand_callers_that_hang_up_leave_nothing(bench: Bench) -> No
     assert [["a"], ["b"]] == [answer.value for answer in await asyncio.gather(bench.submit("a"), bench.submit("b"))]
     assert ["a", "b"] == sorted(payload for batch in bench.work.batches for payload in batch)
     assert bench.scheduler.ready
-    while kept:  # until both threads have gone back to wait
+    while kept:  # until both threads wait again
         gc.collect()
         await asyncio.sleep(0)
 
 
 @on_loop(manual=True)
 async def test_a_timer_that_fires_early_fires_again(bench: Bench) -> None:
-    """A timer may end before the scheduler's own clock has passed the deadline, as uvloop's do by a millisecond: the caller hears of it all the same."""
+    """Uvloop's timers can fire 1 ms before the deadline by the scheduler's clock; the request still expires."""
     blocker = await bench.blocked()
     late = bench.submit("late", timeout_s=0.01)
-    await asyncio.sleep(0.05)  # the timer has fired; the scheduler's clock stands still
+    await asyncio.sleep(0.05)  # the timer has fired; the scheduler's clock has not moved
     bench.clock.now += 1.0
     with pytest.raises(ExpiredError):
         await late
@@ -415,8 +415,8 @@ async def test_a_timer_that_fires_early_fires_again(bench: Bench) -> None:
 
 
 @on_loop(manual=True)
-async def test_a_deadline_that_passed_before_the_work_was_queued_ends_it(bench: Bench) -> None:
-    """What took its time before it waits is told at once, though every inference thread is busy."""
+async def test_a_request_whose_deadline_passes_before_it_is_queued_expires(bench: Bench) -> None:
+    """The error comes at once, even if all inference threads are busy."""
     blocker = await bench.blocked()
     request = bench.admit(timeout_s=1.0)
     bench.clock.now += 2.0
@@ -427,8 +427,8 @@ async def test_a_deadline_that_passed_before_the_work_was_queued_ends_it(bench: 
 
 
 @on_loop()
-async def test_stop_answers_what_was_admitted_and_refuses_the_rest(bench: Bench) -> None:
-    """Within the grace period queued requests are drained; new ones are refused from the first moment."""
+async def test_stop_answers_admitted_requests_and_refuses_new_ones(bench: Bench) -> None:
+    """Queued requests are answered within the shutdown timeout; new requests are refused at once."""
     blocker = await bench.blocked()
     waiting = bench.submit("waiting")
     await asyncio.sleep(0)
@@ -443,7 +443,7 @@ async def test_stop_answers_what_was_admitted_and_refuses_the_rest(bench: Bench)
 
 
 class Broken(RequestQueue):
-    """A queue whose own code fails once it is told to."""
+    """A queue whose `take` raises an error when `broken` is set."""
 
     broken = False
 
@@ -454,8 +454,8 @@ class Broken(RequestQueue):
 
 
 @on_loop(threads=2, queue=Broken)
-async def test_a_dead_thread_turns_readiness_red_and_fails_what_waits(bench: Bench) -> None:
-    """If an inference thread dies in the scheduler's own code, all requests end, in its run or outside it, and new ones are refused."""
+async def test_a_dead_thread_ends_readiness_and_fails_all_requests(bench: Bench) -> None:
+    """If the scheduler's own code fails, running and waiting requests fail, and new requests are refused."""
     assert isinstance(bench.queue, Broken)
     blocker = await bench.blocked()
     bench.queue.broken = True
@@ -469,7 +469,7 @@ async def test_a_dead_thread_turns_readiness_red_and_fails_what_waits(bench: Ben
 
 
 class NativePanicError(BaseException):
-    """What a native library raises that panicked: no Exception."""
+    """An error like the panic of a native library, which is not an `Exception`."""
 
 
 FAULTS: dict[str, tuple[BaseException, type[Exception], str]] = {
@@ -482,8 +482,8 @@ FAULTS: dict[str, tuple[BaseException, type[Exception], str]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("place", ["run", "finish"])
-def test_no_fault_of_a_request_reaches_its_neighbors(fault: str, place: str) -> None:
-    """Whatever a run or a decoder raises, in a batch of several, is the answer of the guilty request alone; the inference threads live."""
+def test_an_error_of_a_request_does_not_affect_its_batch_mates(fault: str, place: str) -> None:
+    """Any error of a run or a decoder fails only the request that causes it, and the inference threads continue."""
     raised, expected, message = FAULTS[fault]
 
     async def check(bench: Bench) -> None:
@@ -512,8 +512,8 @@ def test_no_fault_of_a_request_reaches_its_neighbors(fault: str, place: str) -> 
 
 
 @on_loop(manual=True)
-async def test_what_is_too_much_for_the_memory_runs_in_parts(bench: Bench) -> None:
-    """A batch that is too large for memory runs in two halves, and all callers get their answers."""
+async def test_a_batch_over_the_memory_limit_runs_in_parts(bench: Bench) -> None:
+    """A batch that raises `MemoryError` runs again in halves, and all requests are answered."""
     ran: list[int] = []
 
     def run(payloads: Sequence[Any]) -> list[Any]:
@@ -532,15 +532,15 @@ async def test_what_is_too_much_for_the_memory_runs_in_parts(bench: Bench) -> No
 
 
 class Hanging(Bench):
-    """A bench whose watchdog looks when it is told to: a tick is a second, and a run hangs after ten of them or 20 times its prediction."""
+    """A bench whose watchdog ticks on demand. A tick is 1 s; a run hangs after ten ticks or 20 times its prediction."""
 
     def look(self, ticks: int) -> None:
         for _ in range(ticks):
             self.scheduler._watchdog.look()
 
 
-def test_a_run_that_hangs_is_noticed_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Ten seconds that were watched make it hang; it is logged and counted once, and readiness turns red only when no inference thread is left."""
+def test_a_hung_run_is_logged_and_counted_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A run counts as hung after ten ticks of 1 s. The scheduler stays ready until all inference threads hang."""
 
     async def check(bench: Hanging) -> None:
         first = await bench.blocked()
@@ -549,7 +549,7 @@ def test_a_run_that_hangs_is_noticed_once(caplog: pytest.LogCaptureFixture) -> N
         bench.look(1)
         assert (1, True) == (bench.hangs, bench.scheduler.ready)
         second = bench.submit("second", key=None)
-        assert 1 == bench.queue.threads  # waits are predicted for the threads that are left
+        assert 1 == bench.queue.threads  # predicted waits use the remaining threads
         await asyncio.to_thread(bench.work.started.acquire)
         bench.look(10)
         assert (2, False) == (bench.hangs, bench.scheduler.ready)
@@ -582,14 +582,14 @@ async def test_a_long_run_hangs_after_twenty_times_its_prediction(bench: Hanging
 
 
 @on_loop(Hanging, manual=True, hung_floor_s=10.0)
-async def test_requests_in_a_run_that_hangs_are_failed_after_their_deadlines(bench: Hanging) -> None:
-    """Each gets the reason after its own deadline and the grace, also requests that were to run after a failed part."""
+async def test_requests_in_a_hung_run_fail_after_their_deadlines(bench: Hanging) -> None:
+    """Each request fails `OVERDUE_S` after its own deadline, even if it waits for a retry of a failed batch."""
     blocker = await bench.blocked()
     bench.work.guilty = {"bad"}
     soon, bad, late = bench.submit("soon", timeout_s=20.0), bench.submit("bad", timeout_s=20.0), bench.submit("late", timeout_s=60.0)
     await asyncio.sleep(0)
     await bench.work.let_one_pass()  # the three share a run
-    await bench.work.let_one_pass()  # it failed, and its first half hangs now
+    await bench.work.let_one_pass()  # the batch has failed, and its first half hangs
     await blocker
     bench.look(10)
     bench.clock.now += 20.0 + OVERDUE_S
@@ -606,7 +606,7 @@ async def test_requests_in_a_run_that_hangs_are_failed_after_their_deadlines(ben
 
 @on_loop(manual=True, hung_floor_s=0.05)
 async def test_the_watchdog_ticks_by_itself_while_there_is_work(bench: Bench) -> None:
-    """Nobody has to call it: a run that hangs turns readiness red, and fails its request, while the loop has nothing else to do."""
+    """The test does not call the watchdog: a hung run ends readiness and fails its request."""
     bench.work.gate.clear()
     task = bench.submit("x")
     await asyncio.sleep(0)
@@ -618,8 +618,8 @@ async def test_the_watchdog_ticks_by_itself_while_there_is_work(bench: Bench) ->
 
 
 @on_loop(Hanging, manual=True, hung_floor_s=10.0)
-async def test_a_stop_does_not_wait_for_threads_that_hang(bench: Hanging) -> None:
-    """Where nothing would finish the grace is left out, so that another process takes over at once; who only waited may ask that one."""
+async def test_stop_does_not_wait_for_hung_threads(bench: Hanging) -> None:
+    """If all threads hang, the shutdown timeout is skipped. Running requests get an engine error, waiting requests `UnavailableError`."""
     blocker = await bench.blocked()
     waiting = bench.submit("waiting")
     await asyncio.sleep(0)
@@ -634,8 +634,8 @@ async def test_a_stop_does_not_wait_for_threads_that_hang(bench: Hanging) -> Non
 
 @pytest.mark.parametrize("place", ["tokenizing", "decoding"])
 @on_loop(Hanging, manual=True, hung_floor_s=10.0)
-async def test_what_is_not_predicted_has_more_time(bench: Hanging, place: str) -> None:
-    """Nobody knows how long a large body takes to tokenize, or its answer to decode: it hangs only after a longer time."""
+async def test_work_without_a_prediction_hangs_only_after_a_longer_time(bench: Hanging, place: str) -> None:
+    """The time to tokenize a large body, or to decode its outputs, is not predicted, so the watchdog allows more time."""
     bench.work.gate.clear()
     if place == "tokenizing":
         task = bench.submit("text", key=None, cost=lambda rows, length: 0.0)
@@ -652,7 +652,7 @@ async def test_what_is_not_predicted_has_more_time(bench: Hanging, place: str) -
 
 @on_loop(threads=2, max_queue_tokens=100_000)
 async def test_a_result_is_never_set_twice(bench: Bench) -> None:
-    """Cancellation, expiry, failure and completion race for the same requests; each ends exactly once and the inference threads live."""
+    """Each request ends exactly once while cancellation, expiry, failure and completion race; the threads continue."""
     bench.work.guilty = {i for i in range(400) if i % 7 == 0}
     tasks = [bench.submit(i, i + 1000, tokens=1 + i % 60, timeout_s=0.002 if i % 5 == 0 else 20) for i in range(400)]
 
@@ -669,8 +669,8 @@ async def test_a_result_is_never_set_twice(bench: Bench) -> None:
     assert bench.scheduler.ready
 
 
-def test_a_count_that_fails_fails_nothing() -> None:
-    """Whatever watches the queue may raise: requests are admitted, answered, and their places freed all the same."""
+def test_an_error_of_the_queue_observer_fails_no_request() -> None:
+    """If `observe` raises an error, requests are still admitted and answered, and their tokens are freed."""
 
     def fail(items: int, tokens: int) -> None:
         raise OSError("no space left for metrics")
@@ -690,7 +690,7 @@ def test_a_count_that_fails_fails_nothing() -> None:
 
 
 class MultiThreaded:
-    """A `run_multi_threaded` that echoes and remembers what it ran."""
+    """A `run_multi_threaded` function that returns its payloads and records them."""
 
     def __init__(self) -> None:
         self.ran: list[Any] = []
@@ -701,8 +701,8 @@ class MultiThreaded:
 
 
 @on_loop(threads=2, multi_threads=2, manual=True)
-async def test_a_lone_run_is_multi_threaded(bench: Bench) -> None:
-    """The stage's other function runs if nothing else runs, waits or did so lately; with another run or more work it does not."""
+async def test_a_run_is_multi_threaded_only_without_other_work(bench: Bench) -> None:
+    """`run_multi_threaded` runs only if no other work runs, waits or has run recently."""
     multi_threaded, clock = MultiThreaded(), bench.clock
     assert ["lone"] == (await bench.submit("lone", run_multi_threaded=multi_threaded)).value
     assert list(range(8)) == (await bench.submit(*range(8), key=None, run_multi_threaded=multi_threaded)).value
@@ -721,7 +721,7 @@ async def test_a_lone_run_is_multi_threaded(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("threads", "expected"), [(4, []), (5, []), (6, ["beside"])])
-def test_with_many_threads_a_few_runs_may_have_several_threads(threads: int, expected: list[str]) -> None:
+def test_a_run_is_multi_threaded_during_another_if_enough_threads_are_left(threads: int, expected: list[str]) -> None:
     async def check(bench: Bench) -> None:
         multi_threaded = MultiThreaded()
         blocker = await bench.blocked()
@@ -742,8 +742,8 @@ def test_with_many_threads_a_few_runs_may_have_several_threads(threads: int, exp
 
 
 @on_loop()
-async def test_a_failing_multi_threaded_run_is_tried_one_by_one(bench: Bench) -> None:
-    """The guilty item of a shared run is found also where all cores were given to it."""
+async def test_a_failed_multi_threaded_run_is_retried_item_by_item(bench: Bench) -> None:
+    """The retries find the bad item."""
     bench.work.guilty = {"bad"}
 
     def run_multi_threaded(payloads: Sequence[Any]) -> list[Any]:
@@ -755,8 +755,8 @@ async def test_a_failing_multi_threaded_run_is_tried_one_by_one(bench: Bench) ->
 
 
 @on_loop(threads=2, queue=Watched)
-async def test_the_next_stage_of_a_lone_request_is_alone_too(bench: Bench) -> None:
-    """The thread that made the next stage is not running then, so that it does not count; it takes the work itself and wakes no other."""
+async def test_the_next_stage_of_a_single_request_is_multi_threaded_too(bench: Bench) -> None:
+    """The thread that makes the next stage does not count as busy. It runs the stage itself and wakes no other thread."""
     ran: list[str] = []
     second = bench.stage("text", run=lambda payloads: ran.append("run") or list(payloads))  # type: ignore[func-returns-value]
     second = replace(second, run_multi_threaded=lambda payloads: ran.append("multi_threaded") or list(payloads))  # type: ignore[func-returns-value]
@@ -767,12 +767,12 @@ async def test_the_next_stage_of_a_lone_request_is_alone_too(bench: Bench) -> No
         stage = bench.stage("raw", key=None, finish=lambda results: second)
         assert ["text"] == (await bench.scheduler.run(bench.admit(), stage)).value
     assert ["multi_threaded"] * 50 == ran
-    # both threads at the start, and of each request but the last the one thread that its first stage has woken
+    # two threads at the start, then one per request; after the last request it may not sleep yet
     assert 2 + 49 <= bench.queue.in_vain <= 2 + 50
 
 
 class Delivery:
-    """A `finish` that stands still until it is let go, as one that decodes for long."""
+    """A `finish` that blocks until its gate opens, like a long decoding."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -784,7 +784,7 @@ class Delivery:
 
 @pytest.mark.parametrize("guilty", [(), ("bad",)], ids=["whole", "in halves"])
 @on_loop(threads=2, queue=Watched, manual=True)
-async def test_the_next_stage_does_not_wait_for_the_rest_of_a_batch(bench: Bench, guilty: tuple[str, ...]) -> None:
+async def test_the_next_stage_of_a_request_does_not_wait_for_its_batch_mates(bench: Bench, guilty: tuple[str, ...]) -> None:
     assert isinstance(bench.queue, Watched)
     bench.work.guilty, deliver = set(guilty), Delivery()
     blockers = [await bench.blocked(), await bench.blocked()]
@@ -803,12 +803,12 @@ async def test_the_next_stage_does_not_wait_for_the_rest_of_a_batch(bench: Bench
 
 
 @on_loop(threads=2, queue=Watched, manual=True)
-async def test_the_rest_of_a_request_does_not_wait_for_the_rest_of_a_batch(bench: Bench) -> None:
-    """An inference thread that left a request's texts to others takes the next one once none of them runs, and not only when the other thread is done."""
+async def test_the_next_item_of_a_request_does_not_wait_for_its_batch_mates(bench: Bench) -> None:
+    """A free thread takes the next item when no item of the request runs, even if the other thread still decodes the batch."""
     assert isinstance(bench.queue, Watched)
     deliver = Delivery()
     blockers = [await bench.blocked(), await bench.blocked()]
-    stage = replace(bench.stage("a", "b"), work=[(8, "a"), (60, "b")])  # the second is too long for the batch of the first
+    stage = replace(bench.stage("a", "b"), work=[(8, "a"), (60, "b")])  # the second item is too long for the batch of the first
     listed = asyncio.ensure_future(bench.scheduler.run(bench.admit(68), stage))
     rest = bench.submit("rest", finish=deliver)
     await asyncio.sleep(0)
@@ -822,13 +822,13 @@ async def test_the_rest_of_a_request_does_not_wait_for_the_rest_of_a_batch(bench
 
 
 @on_loop(threads=2, manual=True)
-async def test_a_thread_stays_free_for_those_who_come(bench: Bench) -> None:
-    """While there are several callers a list that runs leaves one thread to the others."""
+async def test_a_thread_stays_free_for_new_requests(bench: Bench) -> None:
+    """While there are several clients, a running list leaves one thread to other requests."""
     blocker = await bench.blocked()
     listed = bench.submit("a", "b", "c", key=None, cost=lambda rows, length: 1000.0)
     await asyncio.to_thread(bench.work.started.acquire)
-    await bench.work.let_one_pass()  # both threads' runs end, and one of the inference threads takes the second text
-    text = bench.submit("text", timeout_s=3600.0)  # the runs of those thousand seconds may not have ended yet
+    await bench.work.let_one_pass()  # both runs end, and one thread takes the second text
+    text = bench.submit("text", timeout_s=3600.0)  # the runs that cost 1,000 s may not have ended yet
     await asyncio.to_thread(bench.work.started.acquire)
     assert 1 == bench.queue.queue_items
     bench.work.gate.set()
@@ -838,7 +838,7 @@ async def test_a_thread_stays_free_for_those_who_come(bench: Bench) -> None:
 
 
 class LongSteps:
-    """Two requests whose next step takes long, such as tokenizing a long text, each until its gate is opened."""
+    """Two requests with a long step, such as tokenizing a long text; each step ends when its gate opens."""
 
     def __init__(self, bench: Bench) -> None:
         self.begun = threading.Semaphore(0)
@@ -855,7 +855,7 @@ class LongSteps:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_short_text_does_not_wait_for_long_steps(threads: int) -> None:
-    """Two long steps run one after the other, and a short text that comes meanwhile does not wait, even for the only thread."""
+    """Two long steps run one after the other. A short text does not wait for them, even with a single thread."""
 
     async def check(bench: Bench) -> None:
         steps = LongSteps(bench)
@@ -871,7 +871,7 @@ def test_a_short_text_does_not_wait_for_long_steps(threads: int) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_long_step_does_not_wait_for_one_that_hangs(threads: int) -> None:
+def test_a_long_step_does_not_wait_for_a_hung_long_step(threads: int) -> None:
     async def check(bench: Hanging) -> None:
         steps = LongSteps(bench)
         await asyncio.to_thread(steps.begun.acquire)
@@ -887,7 +887,7 @@ def test_a_long_step_does_not_wait_for_one_that_hangs(threads: int) -> None:
 
 
 @on_loop()
-async def test_an_error_of_a_long_step_is_an_error_of_its_request(bench: Bench) -> None:
+async def test_an_error_in_a_long_step_fails_its_request(bench: Bench) -> None:
     """The thread for long steps continues after an error, and ends with the scheduler."""
 
     def fail(results: Sequence[Any]) -> Any:
@@ -902,8 +902,8 @@ async def test_an_error_of_a_long_step_is_an_error_of_its_request(bench: Bench) 
 
 
 @on_loop(threads=2)
-async def test_what_was_left_to_others_runs_when_nobody_comes(bench: Bench) -> None:
-    """The thread that ran the one text takes the next, while the other thread is busy all the time."""
+async def test_a_list_continues_on_its_thread_if_no_other_request_arrives(bench: Bench) -> None:
+    """The thread that ran an item takes the next one, while the other thread stays busy."""
     blocker = await bench.blocked()
     listed = bench.submit("a", "b", "c", key=None, run=list, cost=lambda rows, length: 0.05)
     assert ["a", "b", "c"] == (await listed).value
@@ -913,8 +913,8 @@ async def test_what_was_left_to_others_runs_when_nobody_comes(bench: Bench) -> N
 
 @pytest.mark.parametrize("is_cause", [False, True])
 @on_loop()
-async def test_an_error_keeps_nothing_of_its_request(bench: Bench, is_cause: bool) -> None:
-    """Tokens of a refused text are freed before its caller has the answer: the error, or its cause, has a traceback, whose frames had them."""
+async def test_an_error_keeps_no_data_of_its_request(bench: Bench, is_cause: bool) -> None:
+    """The traceback of an error, or of its cause, does not keep the tokens of the text."""
     held: list[weakref.ref[Text]] = []
 
     def fail() -> None:
@@ -937,7 +937,7 @@ async def test_an_error_keeps_nothing_of_its_request(bench: Bench, is_cause: boo
 
 
 def test_a_refused_request_is_freed_without_the_garbage_collector() -> None:
-    """Its error is in no cycle: ten callers whose texts were refused after tokenizing would otherwise hold 300 MB for minutes."""
+    """Its error is not in a reference cycle. Otherwise ten requests refused after tokenizing would hold 300 MB for minutes."""
 
     def refuse(results: Sequence[Any]) -> None:
         raise InvalidValueError("no")
@@ -954,7 +954,7 @@ def test_a_refused_request_is_freed_without_the_garbage_collector() -> None:
         try:
             with contextlib.suppress(InvalidValueError):
                 await predict()
-            await bench.submit("next")  # the thread that delivered the error has returned from it
+            await bench.submit("next")  # now the thread has delivered the error
             assert 0 == len(kept)
         finally:
             gc.enable()
@@ -962,7 +962,7 @@ def test_a_refused_request_is_freed_without_the_garbage_collector() -> None:
     play(check)
 
 
-def test_python_switches_threads_as_before_once_it_has_stopped() -> None:
+def test_stop_restores_the_thread_switch_interval() -> None:
     before = sys.getswitchinterval()
 
     async def check(bench: Bench) -> None:

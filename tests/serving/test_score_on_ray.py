@@ -1,4 +1,4 @@
-"""`bert-serve score --ray` on a local cluster of several raylets: the same bytes as without it, whatever is killed in the middle."""
+"""`bert-serve score --ray` on a local cluster gives the same bytes as without Ray, even if a process is killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import pytest
 from application import LONG
 from bertserve.service.cli import main
 
-# Ray warns of itself
+# Ray itself emits warnings
 pytestmark = [
     pytest.mark.full_grid,
     pytest.mark.serial,
@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.usefixtures("logging_of_pytest"),
 ]
 
-# what is sent nowhere, even where a cluster is asked to
+# no usage reports, even if the cluster is configured to send them
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_USAGE_STATS_REPORT_URL": "http://127.0.0.1:9", "RAY_DEDUP_LOGS": "0"}
 WORDS = "a good bad film very the was book".split()
 ROOT = Path(__file__).parent.parent.parent
@@ -38,14 +38,14 @@ ROOT = Path(__file__).parent.parent.parent
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
-    """The address of a cluster of two nodes of one CPU each, on loopback."""
-    folder = tempfile.mkdtemp(prefix="ray")  # pytest's own are too long for the names of sockets
+    """Yields the address of a cluster on loopback that has two nodes with one CPU each."""
+    folder = tempfile.mkdtemp(prefix="ray")  # pytest's temporary paths are too long for socket names
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (QUIET | {"RAY_TMPDIR": folder}).items():
             patch.setenv(name, value)
         from ray.cluster_utils import Cluster
 
-        # 127.0.0.1 Ray replaces by the machine's own address
+        # Ray replaces 127.0.0.1 by the machine's own address
         node = {"num_cpus": 1, "node_ip_address": "127.0.0.2", "object_store_memory": 10**8}
         made = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
         try:
@@ -72,7 +72,7 @@ def start(models: Path, *more: str | Path) -> subprocess.Popen[str]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Returns the files of a folder, but for what the run itself notes."""
+    """Returns the files of a folder without `_bertserve.json`."""
     names = [path for path in folder.rglob("*") if path.is_file() and path.name != "_bertserve.json"]
     return {str(path.relative_to(folder)): path.read_bytes() for path in names}
 
@@ -94,7 +94,7 @@ def wait_for(condition: Callable[[], Any], what: str) -> Any:
 
 
 def actors(address: str) -> list[int]:
-    """Returns the processes of this cluster's actors that have begun."""
+    """Returns the process ids of this cluster's actors that have started."""
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
@@ -106,7 +106,7 @@ def actors(address: str) -> list[int]:
     return found
 
 
-def test_answers_are_those_of_one_machine_to_the_byte(
+def test_outputs_are_byte_identical_to_those_of_one_machine(
     cluster: str, models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, output = tmp_path / "in", tmp_path / "out"
@@ -126,7 +126,7 @@ def test_answers_are_those_of_one_machine_to_the_byte(
     assert "4 files; 5303 rows: 5299 answered, 1 of them with warnings, 4 rejected" in capsys.readouterr().err
 
 
-def test_a_killed_actor_loses_nothing_and_doubles_nothing(cluster: str, models: Path, tmp_path: Path) -> None:
+def test_a_killed_actor_loses_and_duplicates_no_rows(cluster: str, models: Path, tmp_path: Path) -> None:
     source, output = tmp_path / "in", tmp_path / "out"
     for i in range(2):
         write(source / f"{i}.parquet", 9_000, more={5 + i: None})
@@ -145,10 +145,10 @@ def test_a_killed_actor_loses_nothing_and_doubles_nothing(cluster: str, models: 
     assert "2 files; 18000 rows: 17998 answered" in said
 
 
-def test_a_run_whose_driver_died_goes_on_with_what_is_not_there(
+def test_a_run_resumes_with_the_missing_files_after_its_driver_was_killed(
     cluster: str, models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """After kill -9 of the driver the same command does the rest, and one with other options is refused."""
+    """After `kill -9` of the driver, the same command scores the other files. Other options are refused."""
     source, output = tmp_path / "in", tmp_path / "out"
     for i in range(4):
         write(source / f"{i}.parquet", 4500)
@@ -169,7 +169,7 @@ def test_a_run_whose_driver_died_goes_on_with_what_is_not_there(
 
 
 def test_a_signal_stops_the_run(cluster: str, models: Path, tmp_path: Path) -> None:
-    """SIGTERM ends it with 143, and no actor is left."""
+    """SIGTERM ends the run with exit code 143 and stops all actors."""
     for i in range(4):
         write(tmp_path / f"in/{i}.parquet", 9_000)
     with start(models, "--ray", cluster, tmp_path / "in", tmp_path / "out") as process:
@@ -182,10 +182,10 @@ def test_a_signal_stops_the_run(cluster: str, models: Path, tmp_path: Path) -> N
     wait_for(lambda: not actors(cluster), "actors outlive their driver")
 
 
-def test_a_broken_file_is_named_and_the_others_are_scored(
+def test_a_broken_file_is_named_and_the_other_files_are_scored(
     cluster: str, models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A file that is no Parquet ends the run with 1 after all others; too many rejected rows end it at once, and so does an actor too large."""
+    """The run then exits with code 1. Too many rejected rows, or an actor larger than the cluster's nodes, also end a run."""
     source, output = tmp_path / "in", tmp_path / "out"
     write(source / "0.parquet", 20)
     write(source / "2.parquet", 20, more={3: None, 4: None})

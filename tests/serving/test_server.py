@@ -1,4 +1,4 @@
-"""The real process on a real port: clients side by side, one that hangs up, signals, and what it prints and logs."""
+"""A real process on a real port handles concurrent clients, disconnects, large requests and a shutdown signal."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ Serve = Callable[..., Any]
 
 @pytest.fixture(name="slow_models", scope="module")
 def slow_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A models folder whose model takes tens of milliseconds a text."""
+    """Returns a models folder whose model needs tens of milliseconds per text."""
     return slow.bundle(tmp_path_factory.mktemp("slow")).parent
 
 
 @pytest.fixture(name="slow_service", scope="module")
 def service_that_is_slow(slow_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A service with this model and one thread, for tests that leave it idle."""
+    """Yields a service with the slow model and one thread, for tests that leave it idle."""
     with running(slow_models, tmp_path_factory.mktemp("log") / "log", "--threads", "1") as served:
         yield served
 
 
 @pytest.fixture(name="service", scope="module")
 def usual_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A service with the tiny bundle and two threads, for tests that leave it idle."""
+    """Yields a service with the tiny bundle and two threads, for tests that leave it idle."""
     models = tiny.bundle(tmp_path_factory.mktemp("models")).parent
     with running(models, tmp_path_factory.mktemp("log") / "log", "--threads", "2") as served:
         yield served
@@ -49,7 +49,7 @@ def usual_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @contextmanager
 def client_of(served: Any, **headers: str) -> Iterator[httpx.Client]:
-    """Opens a client with a connection of its own to the service."""
+    """Yields a client with its own connections to the service."""
     with httpx.Client(base_url=served.url, timeout=30, headers=headers, trust_env=False) as client:
         yield client
 
@@ -59,14 +59,14 @@ def sample(client: httpx.Client, name: str) -> float:
 
 
 def hang_up_on(served: Any, body: Any) -> socket.socket:
-    """Sends a request over a plain socket, which is returned, and reads nothing."""
+    """Sends a request over a plain socket without reading the response, and returns the socket."""
     connection = socket.create_connection(served.address)
     connection.sendall(raw_http.post(body=json.dumps(body).encode()))
     return connection
 
 
-def test_a_client_that_hangs_up_frees_its_place(slow_service: Served) -> None:
-    """The texts of a client that left do not run, and the next client is answered before a fraction of them could have."""
+def test_a_client_that_disconnects_frees_its_place_in_the_queue(slow_service: Served) -> None:
+    """Its waiting texts do not run, and the next client gets an answer before they could have run."""
     with client_of(slow_service) as client:
         cancelled, rows = sample(client, "cancelled_total"), sample(client, "batch_rows_sum")
         connection = hang_up_on(slow_service, {"inputs": ["good"] * 400})
@@ -79,7 +79,7 @@ def test_a_client_that_hangs_up_frees_its_place(slow_service: Served) -> None:
         assert sample(client, "batch_rows_sum") < rows + 300
 
 
-def test_a_client_that_hangs_up_at_once_frees_its_place(slow_service: Served) -> None:
+def test_a_client_that_disconnects_at_once_frees_its_place_in_the_queue(slow_service: Served) -> None:
     with client_of(slow_service) as client:
         cancelled = sample(client, "cancelled_total")
         hang_up_on(slow_service, {"inputs": ["good"] * 400}).close()
@@ -87,8 +87,8 @@ def test_a_client_that_hangs_up_at_once_frees_its_place(slow_service: Served) ->
         assert (sample(client, "queue_items"), sample(client, "queue_tokens")) == (0, 0)
 
 
-def test_a_client_that_hangs_up_while_it_sends_is_gone(service: Served) -> None:
-    """A body that never ends because its client left is counted as such, not as an error of the service."""
+def test_a_client_that_disconnects_while_it_sends_is_counted_as_499(service: Served) -> None:
+    """An incomplete body is not an error of the service if its client has disconnected."""
     with client_of(service) as client:
         with socket.create_connection(service.address) as connection:
             connection.sendall(b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n{")
@@ -99,16 +99,16 @@ def test_a_client_that_hangs_up_while_it_sends_is_gone(service: Served) -> None:
 
 
 def test_a_large_body_is_refused_while_it_is_sent(service: Served) -> None:
-    """A client that sends far too much gets its 413, and its connection stays usable."""
+    """The client gets status 413, and its next request is answered."""
     with client_of(service) as client:
         rejected(client.post("/classify", content=b" " * 20_000_000), 413, "too_large")
         assert client.post("/classify", json={"inputs": "good"}).status_code == 200
 
 
-def test_the_service_answers_others_while_a_large_request_runs(slow_service: Served) -> None:
+def test_the_service_answers_other_requests_while_a_large_one_runs(slow_service: Served) -> None:
     with client_of(slow_service) as client, ThreadPoolExecutor(1) as pool:
         body = {"inputs": "good film " * 8_000, "parameters": {"window": "mean"}}
-        for _ in range(5):  # while this process stands still it sends no probe
+        for _ in range(5):  # retries, because a stalled test process sends no probes
             rows = sample(client, "batch_rows_sum")
             busy = pool.submit(httpx.post, f"{slow_service.url}/classify", json=body, timeout=60)
             answered = 0
@@ -122,8 +122,8 @@ def test_the_service_answers_others_while_a_large_request_runs(slow_service: Ser
             raise AssertionError("a loop that waits for a run answers one probe a run")
 
 
-def test_what_outlasts_the_grace_is_refused(slow_models: Path, serve: Serve) -> None:
-    """When the grace is over, what still waits gets a 503 of ours, and the process ends in time with code 0."""
+def test_requests_that_outlast_the_shutdown_timeout_are_refused(slow_models: Path, serve: Serve) -> None:
+    """After the timeout, waiting requests get status 503, and the process exits with code 0."""
     no_deadline = ("--timeout-ms", "600000", "--max-timeout-ms", "600000")  # on a slow machine the texts take minutes
     with (
         serve(slow_models, "--threads", "1", "--shutdown-timeout-s", "0.3", *no_deadline) as served,
@@ -131,7 +131,7 @@ def test_what_outlasts_the_grace_is_refused(slow_models: Path, serve: Serve) -> 
         ThreadPoolExecutor(4) as pool,
     ):
         waiting = [pool.submit(httpx.post, f"{served.url}/classify", json={"inputs": ["good"] * 200}, timeout=30) for _ in range(4)]
-        wait_until(lambda: sample(client, "queue_items") > 650)  # the first one is far from its end
+        wait_until(lambda: sample(client, "queue_items") > 650)  # the first request is far from its end
         served.process.send_signal(signal.SIGTERM)
         for future in waiting:
             rejected(future.result(), 503, "unavailable")

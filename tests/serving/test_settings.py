@@ -1,4 +1,4 @@
-"""Settings: flag over variable over default, what is refused and how it says so, and the cores a process may use."""
+"""Flags override variables, and variables override defaults. Errors name invalid settings. Usable cores respect the quota."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ DEFAULTS = {
 }
 
 
-def test_the_defaults_are_the_documented_ones() -> None:
-    """Without flags and variables every setting has its documented default, and there are no others."""
+def test_every_setting_has_its_documented_default() -> None:
+    """Without flags and variables, the settings are exactly these defaults."""
     assert parse(Settings, []).model_dump() == DEFAULTS
 
 
@@ -102,7 +102,7 @@ def test_every_setting_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
         ("log_format", "json", "json"),
     ],
 )
-def test_a_flag_and_a_variable_mean_the_same(name: str, given: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flag_and_its_variable_set_the_same_value(name: str, given: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
     assert getattr(parse(Settings, [f"--{name.replace('_', '-')}", given]), name) == value
     monkeypatch.setenv(f"BERT_SERVE_{name.upper()}", given)
     assert getattr(parse(Settings, []), name) == value
@@ -116,7 +116,7 @@ def test_a_switch_is_a_flag_without_a_value(name: str, monkeypatch: pytest.Monke
     assert getattr(parse(Settings, [f"--no-{flag}"]), name) is False
 
 
-def test_a_flag_wins_over_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flag_overrides_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BERT_SERVE_PORT", "1111")
     monkeypatch.setenv("BERT_SERVE_THREADS", "2")
     read = parse(Settings, ["--port", "2222"])
@@ -137,7 +137,7 @@ def test_settings_are_frozen() -> None:
     ],
 )
 def test_an_unknown_variable_is_refused(variable: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A misspelled variable would silently do nothing, so it is an error that names the nearest setting."""
+    """A misspelled variable would have no effect, so it is an error that names the nearest setting."""
     monkeypatch.setenv(variable, "1")
     with pytest.raises(SettingsError, match=f"{variable}; {hint}"):
         parse(Settings, [])
@@ -155,8 +155,8 @@ LINKS = {
 }
 
 
-def test_a_kubernetes_service_of_our_name_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pod is told of a Service named bert-serve by variables that look like settings, and starts all the same."""
+def test_variables_of_a_kubernetes_service_are_not_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a Service named bert-serve, Kubernetes sets variables that look like settings; they are ignored."""
     for name, value in LINKS.items():
         monkeypatch.setenv(name, value)
     assert parse(Settings, []).model_dump() == DEFAULTS
@@ -166,7 +166,7 @@ def test_a_kubernetes_service_of_our_name_is_no_setting(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("flag", ["--max-concurrent-per-key=2", "--no-public-health", "--no-public-metrics"])
-def test_what_needs_a_key_is_refused_without_one(flag: str) -> None:
+def test_a_setting_that_needs_an_api_key_file_is_refused_without_it(flag: str) -> None:
     with pytest.raises(SettingsError, match="without --api-key-file"):
         parse(Settings, [flag])
 
@@ -178,20 +178,20 @@ def test_a_certificate_needs_its_key(flag: str) -> None:
 
 
 @pytest.mark.parametrize("given", ["classify=a,classify=b", "classify=a, classify=a"])
-def test_a_default_is_given_once(given: str) -> None:
-    """Of two models for a task one would be ignored."""
+def test_a_task_has_only_one_default(given: str) -> None:
+    """With two models for a task, one would be ignored."""
     with pytest.raises(SettingsError, match="two models for `classify`"):
         parse(Settings, ["--default", given])
 
 
-def test_other_variables_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PORT", "1234")
     monkeypatch.setenv("BERT_SERVER_X", "1")
     assert parse(Settings, []).port == 8000
 
 
 @pytest.mark.parametrize(("flag", "near"), [("--prot", "--port"), ("--prot=1", "--port"), ("--no-acess-log", "--no-access-log")])
-def test_an_unknown_flag_names_the_nearest(flag: str, near: str) -> None:
+def test_the_error_for_an_unknown_flag_names_the_nearest_flag(flag: str, near: str) -> None:
     with pytest.raises(SettingsError, match=f"did you mean {near}"):
         parse(Settings, [flag])
 
@@ -205,7 +205,7 @@ def test_an_unknown_flag_names_the_nearest(flag: str, near: str) -> None:
     ],
 )
 def test_limits_that_contradict_each_other_are_refused(flags: list[str], names: tuple[str, str]) -> None:
-    """Two limits of which the smaller part is over the whole are an error with both numbers."""
+    """The error names both limits and their values."""
     with pytest.raises(SettingsError) as refused:
         parse(Settings, flags)
     assert [name for name in names if name not in refused.value.message] == []
@@ -230,13 +230,13 @@ def test_limits_that_contradict_each_other_are_refused(flags: list[str], names: 
     ],
 )
 def test_a_value_out_of_range_is_refused(flag: str, value: str) -> None:
-    """A wrong value is an error with the flag, its variable and the value given."""
+    """The error names the flag, its variable and the value."""
     with pytest.raises(SettingsError) as refused:
         parse(Settings, [f"{flag}={value}"])
     assert refused.value.message.startswith(f"{flag} (or BERT_SERVE_{flag[2:].upper().replace('-', '_')}) is `{value}`: ")
 
 
-def test_a_switch_is_on_or_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_value_of_a_switch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BERT_SERVE_ACCESS_LOG", "perhaps")
     with pytest.raises(SettingsError, match=r"--access-log \(or BERT_SERVE_ACCESS_LOG\) is `perhaps`"):
         parse(Settings, [])
@@ -256,8 +256,8 @@ CGROUPS = [
 
 
 @pytest.mark.parametrize(("files", "cores"), CGROUPS)
-def test_usable_cores_keep_to_the_quota(files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of eight cores by affinity, as many are usable as the cgroup's quota has whole ones, at least one."""
+def test_usable_cores_respect_the_cgroup_quota(files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With eight cores by affinity, the quota is rounded down to whole cores, but at least one."""
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -267,7 +267,7 @@ def test_usable_cores_keep_to_the_quota(files: dict[str, str], cores: int, tmp_p
 
 
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())
-def test_an_old_name_is_refused_with_the_new_one(old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_an_old_setting_name_gives_the_new_name(old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert new in Settings.model_fields
     flag, new_flag = old.replace("_", "-"), new.replace("_", "-")
     for prefix in ("--", "--no-"):

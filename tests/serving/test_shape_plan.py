@@ -1,4 +1,4 @@
-"""One shape plan: the scheduler makes batches for its shapes, the engine runs nothing else, and answers are as without it."""
+"""Shape plans: the scheduler makes batches for planned shapes, the engine runs only these shapes, and the answers do not change."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TEXTS = ["good", "a good film", " ".join(["a dull book and"] * 3), " ".join(["th
 
 
 class Seen:
-    """A session that notes the shapes that it is fed."""
+    """Wraps an engine's session and records the shapes of its inputs."""
 
     def __init__(self, engine: OnnxEngine) -> None:
         self.fed: list[dict[str, tuple[int, ...]]] = []
@@ -71,14 +71,14 @@ def planned(path: Path, plan: ShapePlan | None, side: str = "right") -> OnnxEngi
 # ---- the plan
 
 
-def test_a_batch_gets_the_least_shape_that_holds_it() -> None:
-    """Lengths and rows go up to the next planned ones; more rows than planned have no shape, longer texts the last length's."""
+def test_a_batch_gets_the_smallest_shape_that_fits() -> None:
+    """Rows and lengths are rounded up to planned values. Too many rows have no shape; a longer text gets the last length."""
     given_ = [(1, 3), (2, 8), (3, 8), (5, 1), (7, 8), (2, 9), (4, 16), (2, 32), (1, 40)]
 
     assert [(1, 8), (2, 8), (4, 8), (6, 8), None, (3, 16), None, (2, 32), (1, 32)] == [PLAN.shape(*shape) for shape in given_]
 
 
-def test_a_budget_cuts_the_rows() -> None:
+def test_a_token_budget_limits_the_rows() -> None:
     assert {(1, 8), (2, 8), (4, 8), (1, 16), (1, 32)} == set(PLAN.within(40).shapes)
     assert {(1, 8), (1, 16), (1, 32)} == set(PLAN.within(1).shapes)
 
@@ -126,8 +126,8 @@ def test_a_plan_that_does_not_fit_the_model_is_refused(tmp_path: Path, changes: 
         files.load_bundle(edited(tiny.bundle(tmp_path), **changes))
 
 
-def test_a_manifest_of_before_plans_loads(tmp_path: Path) -> None:
-    """Fields that this version adds have defaults: no plan, int64, measured on the CPU."""
+def test_a_manifest_from_before_shape_plans_loads(tmp_path: Path) -> None:
+    """Missing fields get defaults: no plan, int64 inputs, measured on the CPU."""
     path = tiny.bundle(tmp_path)
     fields = json.loads((path / MANIFEST_FILE).read_text())
     graph = fields["graphs"][0]
@@ -146,8 +146,8 @@ def test_a_manifest_of_before_plans_loads(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=40), st.integers(32, 64))
-def test_batches_are_made_for_planned_shapes_within_the_budget(lengths: list[int], budget: int) -> None:
-    """Every batch has a planned shape that the budget holds, and nothing is left over; 40 are 32 tokens and 8 masks to fill."""
+def test_each_batch_has_a_planned_shape_within_the_budget(lengths: list[int], budget: int) -> None:
+    """No item is left over. Plans end at 32 tokens; an item of 40 stands for 32 tokens and 8 masks."""
     plan = PLAN.within(budget)
     queue = RequestQueue(max_batch_tokens=budget, max_queue_tokens=10_000)
     for length in lengths:
@@ -164,8 +164,8 @@ def test_batches_are_made_for_planned_shapes_within_the_budget(lengths: list[int
     assert all(shape[0] * shape[1] <= budget for shape in shapes if shape)
 
 
-def test_a_batch_is_filled_beyond_a_row_count() -> None:
-    """Rows that only fill up cost nothing more, so the next batch-mate joins although the shape steps up."""
+def test_a_batch_grows_to_the_next_planned_row_count() -> None:
+    """A batch-mate joins even if the shape grows; the next one uses a row that the shape then already has."""
     queue = RequestQueue(max_batch_tokens=64, max_queue_tokens=10_000)
     for _ in range(6):
         request = queue.admit(tokens=5, seconds=0.0, deadline=1e6, now=0.0)
@@ -179,7 +179,7 @@ def test_a_batch_is_filled_beyond_a_row_count() -> None:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("task", list(tiny.OUTPUTS))
-def test_planned_runs_answer_as_exact_ones(tmp_path: Path, task: str, side: str) -> None:
+def test_planned_shapes_give_the_same_outputs_as_exact_shapes(tmp_path: Path, task: str, side: str) -> None:
     path = tiny.bundle(tmp_path, task=task)
     masks = task == "fill-mask"
     made, exact = planned(path, MASKED if masks else PLAN, side), planned(path, None, side)
@@ -201,7 +201,7 @@ def test_planned_runs_answer_as_exact_ones(tmp_path: Path, task: str, side: str)
 
 
 def by_lengths(path: Path) -> GraphSpec:
-    """Writes a graph on int32 ids and the lengths of rows: the mean of the ids without padding."""
+    """Writes a graph of int32 ids and row lengths that computes the mean id of each row, and returns its spec with the plan."""
     nodes = [
         helper.make_node("Shape", ["input_ids"], ["width"], start=1),
         helper.make_node("Squeeze", ["width"], ["end"]),
@@ -229,8 +229,8 @@ def by_lengths(path: Path) -> GraphSpec:
     return files.load_bundle(template).manifest.graphs[0].model_copy(update={"inputs": specs, "shapes": PLAN})
 
 
-def test_lengths_stand_for_the_mask(tmp_path: Path) -> None:
-    """`lengths` has each row's tokens, as int32, so that padding (here of id 7) counts for nothing."""
+def test_row_lengths_replace_the_attention_mask(tmp_path: Path) -> None:
+    """The input `lengths` has the number of tokens per row as int32, so padding (here id 7) does not change the output."""
     graph = by_lengths(tmp_path / "graph.onnx")
     made = OnnxEngine(tmp_path / "graph.onnx", graph, pad_id=7, padding_side="right")
     texts = [encoding(n) for n in (3, 5, 9, 32, 4)]
@@ -253,7 +253,7 @@ def test_lengths_need_padding_on_the_right(tmp_path: Path) -> None:
 
 
 def answers(models: Path, budget: int) -> tuple[Any, set[tuple[int, ...]], set[tuple[int, ...]]]:
-    """Returns what a service says to many texts at once, and the shapes that it ran then, and those of its warm-up."""
+    """Returns a service's answers to many texts, the shapes of its runs, and the shapes of its warm-up."""
     warm: list[tuple[int, int]] = []
     real = OnnxEngine.time_runs
 
@@ -271,14 +271,14 @@ def answers(models: Path, budget: int) -> tuple[Any, set[tuple[int, ...]], set[t
         page = (await client.get("/metrics")).text
         padded = sum(rows * length for rows, length in (feed["input_ids"] for feed in seen.fed))
         tokens = [float(line.split()[-1]) for line in page.splitlines() if line.startswith("bertserve_tokens_total{")]
-        assert padded == sum(tokens)  # real and padded ones: what was run, and nothing else
+        assert padded == sum(tokens)  # real and padding tokens of all runs
         return response.json()
 
     return play(service, send), seen.shapes, set(warm)
 
 
-def test_a_service_runs_planned_shapes_only(tmp_path: Path) -> None:
-    """Warm-up, scheduler and engine keep to the plan within the budget, the metrics count it, and answers are as without a plan."""
+def test_a_service_runs_only_planned_shapes(tmp_path: Path) -> None:
+    """Warm-up, scheduler and engine use planned shapes within the budget. The metrics count their tokens. The answers do not change."""
     plan = PLAN.model_dump(mode="json")
     exact = answers(tiny.bundle(tmp_path / "exact").parent, 64)
     said, shapes, warm = answers(edited(tiny.bundle(tmp_path / "planned"), shapes=plan).parent, 40)

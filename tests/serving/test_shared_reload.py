@@ -1,4 +1,4 @@
-"""Models change while several workers serve them: all follow in one order, later ones too, and who asked hears where one did not."""
+"""Model changes with several workers: each worker makes them in the same order, and the caller learns where a change failed."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from bertserve.service.settings import Settings
 
 
 class Service:
-    """Two workers in this process, with the log that a supervisor keeps. Messages go through the event loop, as through pipes.
+    """Two workers in this process and a supervisor's reload log. Messages pass through the event loop instead of pipes.
 
     Attributes:
-        log: The log.
-        states: The workers.
+        log: The reload log.
+        states: State of each worker.
         is_alone: Whether the workers cannot reach the log.
     """
 
@@ -42,7 +42,7 @@ class Service:
         self.states = [self._started(index) for index in (0, 1)]
 
     def replace(self, index: int) -> None:
-        """Ends a worker, and starts another in its place, which does not follow yet."""
+        """Ends a worker and starts its replacement, which has not reported to the log yet."""
         self.log.on_end(index)
         self.states[index] = self._started(index)
 
@@ -74,7 +74,7 @@ def counted(state: AppState) -> float:
 
 
 def following(states: list[AppState], check: Callable[[], Awaitable[None]]) -> None:
-    """Runs a check while workers follow."""
+    """Lets the workers report to the log, then runs a check."""
 
     async def run() -> None:
         for state in states:
@@ -91,8 +91,8 @@ def refusing(state: AppState, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state.reloader, "_load", load)
 
 
-def test_what_one_is_asked_all_do(models: Path) -> None:
-    """Once it is answered all have the same models; also of two changes that are asked of two workers at once."""
+def test_all_workers_make_a_change_that_one_of_them_gets(models: Path) -> None:
+    """When a change returns, all workers serve the same models. This also holds for two simultaneous changes at different workers."""
     tiny.bundle(models, "other")
     states = Service(models, allow_implicit_default=True).states
     before = served(states[0])["tiny"]
@@ -114,7 +114,7 @@ def test_what_one_is_asked_all_do(models: Path) -> None:
     following(states, check)
 
 
-def test_a_bad_bundle_changes_nothing_anywhere(models: Path) -> None:
+def test_a_bad_bundle_changes_no_worker(models: Path) -> None:
     states = Service(models).states
     before = served(states[0])
 
@@ -127,8 +127,8 @@ def test_a_bad_bundle_changes_nothing_anywhere(models: Path) -> None:
     following(states, check)
 
 
-def test_a_worker_that_cannot_follow_is_named(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answer has its reason, the models' page both versions; to unload the model ends the difference."""
+def test_a_worker_that_cannot_make_a_change_is_named(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error has the worker's reason, and `differing` has both versions until the model is unloaded."""
     states = Service(models).states
     before = served(states[0])["tiny"]
     refusing(states[1], monkeypatch)
@@ -147,7 +147,7 @@ def test_a_worker_that_cannot_follow_is_named(models: Path, monkeypatch: pytest.
         tiny.bundle(models, "new")
         with pytest.raises(PartialChangeError):
             await reloader(states[1]).load("new")
-        await reloader(states[1]).unload("new")  # which only the other one has
+        await reloader(states[1]).unload("new")  # only the other worker has it
         await reloader(states[1]).unload("tiny")
         assert [{}, {}] == [served(state) for state in states]
         assert {} == reloader(states[0]).differing()
@@ -155,8 +155,8 @@ def test_a_worker_that_cannot_follow_is_named(models: Path, monkeypatch: pytest.
     following(states, check)
 
 
-def test_a_worker_that_comes_later_has_what_its_predecessor_had(models: Path) -> None:
-    """Unloaded and never loaded models stay away, a broken bundle does not stop the others, and a missed refresh is repeated."""
+def test_a_replacement_worker_serves_the_models_of_its_predecessor(models: Path) -> None:
+    """The replacement skips unloaded models, new models and broken bundles. A missed refresh is made later."""
     tiny.bundle(models, "broken")
     tiny.bundle(models, "gone")
     service = Service(models, default={"classify": "gone"})
@@ -182,7 +182,7 @@ def test_a_worker_that_comes_later_has_what_its_predecessor_had(models: Path) ->
 
 
 def test_a_default_that_differs_is_shown(models: Path) -> None:
-    """Workers with the same versions answer an endpoint with different models."""
+    """Workers with the same model versions can still use different models for an endpoint."""
     tiny.bundle(models, "other")
     states = Service(models, default={"classify": "tiny"}).states
 
@@ -200,8 +200,8 @@ def test_a_default_that_differs_is_shown(models: Path) -> None:
     following(states, check)
 
 
-def test_a_worker_that_comes_later_says_that_a_bundle_was_replaced(models: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It serves the new version, which the other workers do not have before a refresh."""
+def test_a_replacement_worker_logs_that_a_bundle_has_changed(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The replacement serves the new version; the other workers serve the old version until a refresh."""
     tiny.bundle(models, "same")
     service = Service(models, allow_implicit_default=True)
     before = served(service.states[0])["tiny"]
@@ -220,8 +220,8 @@ def test_a_worker_that_comes_later_says_that_a_bundle_was_replaced(models: Path,
 
 
 @pytest.mark.parametrize("change", ["gone", "no manifest", "too long", "unreadable"])
-def test_a_worker_that_comes_later_serves_what_it_can(models: Path, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the bundle that cannot be loaded now, whatever is in the folders meanwhile."""
+def test_a_replacement_worker_serves_the_models_that_it_can_load(models: Path, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bundle that can no longer be loaded is reported as broken."""
     tiny.bundle(models, "other")
     service = Service(models, default={"classify": "tiny"}, max_batch_tokens=32)
 
@@ -249,7 +249,7 @@ def test_a_worker_that_comes_later_serves_what_it_can(models: Path, change: str,
     assert (["tiny"], ["other"]) == (list(served(later)), list(later.broken))
 
 
-def test_a_worker_without_models_is_followed_by_one_without(models: Path) -> None:
+def test_the_replacement_of_a_worker_without_models_has_none(models: Path) -> None:
     service = Service(models)
 
     async def change() -> None:
@@ -261,7 +261,7 @@ def test_a_worker_without_models_is_followed_by_one_without(models: Path) -> Non
 
 
 def logged() -> tuple[ReloadLog, list[tuple[int, Change | Report]]]:
-    """Returns a log of two workers that follow, and what it sends."""
+    """Returns a reload log with two workers that have reported, and the messages that it sends."""
     sent: list[tuple[int, Change | Report]] = []
     log = ReloadLog(2, lambda index, message: sent.append((index, message)))
     for index in (0, 1):
@@ -270,8 +270,8 @@ def logged() -> tuple[ReloadLog, list[tuple[int, Change | Report]]]:
     return log, sent
 
 
-def test_what_a_worker_ended_of_is_not_tried_again() -> None:
-    """A model whose loading ends the process would otherwise end each process that takes its place; whoever asked hears of it."""
+def test_a_change_that_ended_a_worker_is_not_repeated() -> None:
+    """A repetition would end each replacement worker too. The worker that asked for the change gets a `ServerError`."""
     log, sent = logged()
     first, second = Change("load", "tiny", 0, 0), Change("unload", "tiny", 0, 1)
     log.take(first)
@@ -286,7 +286,7 @@ def test_what_a_worker_ended_of_is_not_tried_again() -> None:
 
 
 def test_a_worker_that_ends_during_a_refresh_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody waits for the result of a SIGHUP, so the log asks for another one, unless the service stops."""
+    """A SIGHUP has no caller that gets an error, so a log line asks for another SIGHUP, unless the service stops."""
     for change, stopping, args in (
         (Change("refresh"), False, [(1,)]),
         (Change("refresh"), True, []),
@@ -300,8 +300,8 @@ def test_a_worker_that_ends_during_a_refresh_is_logged(caplog: pytest.LogCapture
         assert args == [record.args for record in caplog.records if "SIGHUP" in record.getMessage()]
 
 
-def test_a_worker_that_ends_before_it_follows_leaves_its_changes_to_the_next() -> None:
-    """What was asked for while no worker was in the place is made by the one that comes."""
+def test_changes_for_an_absent_worker_are_made_by_its_replacement() -> None:
+    """The change also waits if a replacement ends before its first report."""
     log, sent = logged()
     change = Change("load", "tiny", 0)
     log.on_end(1)
@@ -312,8 +312,8 @@ def test_a_worker_that_ends_before_it_follows_leaves_its_changes_to_the_next() -
     assert (1, change) == sent[-1]
 
 
-def test_changes_have_an_order() -> None:
-    """All workers get the changes in one order, and each of them gets the next one when it has made the one before."""
+def test_all_workers_get_changes_in_the_same_order() -> None:
+    """A worker gets the next change when it has made the previous one."""
     log, sent = logged()
     changes = [Change("load", "\u00e4", 0), Change("unload", "b", 1), Change("refresh")]
     for change in changes:
@@ -326,8 +326,8 @@ def test_changes_have_an_order() -> None:
         assert changes == [message for to, message in sent if to == index and isinstance(message, Change)]
 
 
-def test_one_refresh_waits_for_each_worker() -> None:
-    """Each worker makes one that starts after the last request, and all other changes in the same order."""
+def test_waiting_refreshes_are_merged() -> None:
+    """Each worker starts one refresh after the last request for it. The other changes keep their order."""
     log, sent = logged()
     refresh, first, second = Change("refresh"), Change("load", "a", 0, 0), Change("load", "b", 0, 1)
 
@@ -337,7 +337,7 @@ def test_one_refresh_waits_for_each_worker() -> None:
     log.take(first)
     made(0)
     for _ in range(3):
-        log.take(refresh)  # worker 0 makes the first one and waits with the second, worker 1 waits with the first one
+        log.take(refresh)  # worker 0 makes the first refresh, and the second waits; at worker 1 the first waits
     log.take(second)
     for _ in range(3):
         log.take(refresh)
@@ -354,7 +354,7 @@ def test_one_refresh_waits_for_each_worker() -> None:
     assert [0, 0] == [len(waiting) for waiting in log._waiting]
 
 
-def test_a_worker_that_starts_refreshes_once() -> None:
+def test_a_starting_worker_refreshes_once() -> None:
     log, sent = logged()
     log.on_end(1)
     for _ in range(3):
@@ -364,15 +364,15 @@ def test_a_worker_that_starts_refreshes_once() -> None:
     assert [Change("refresh")] == [message for to, message in sent if to == 1 and isinstance(message, Change)]
 
 
-def test_a_difference_is_told(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the answer to whoever asked for the change, and by the models' pages until it has ended."""
+def test_a_difference_between_workers_is_reported(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The response to the change is an error, and the model pages show the difference until it ends."""
     monkeypatch.setattr("bertserve.service.serving.reloader.WAIT_S", 0.0)
     monkeypatch.setattr("bertserve.service.serving.reloader.WAIT_FACTOR", 0.0)
     (tmp_path / "admin").write_text("trident")
     service = Service(models)
     state = service.states[0]
     version = served(state)["tiny"]
-    monkeypatch.setattr(reloader(service.states[1]), "receive", lambda message: None)  # it hangs
+    monkeypatch.setattr(reloader(service.states[1]), "receive", lambda message: None)  # this worker hangs
 
     async def check(client: httpx.AsyncClient) -> None:
         reloader(state).report()
@@ -394,7 +394,7 @@ def test_a_difference_is_told(models: Path, tmp_path: Path, monkeypatch: pytest.
     play(state, check, auth=Authenticator(None, admin_keys=ApiKeys(tmp_path / "admin")))
 
 
-def test_a_supervisor_that_cannot_be_reached_changes_nothing(models: Path) -> None:
+def test_no_model_changes_while_the_supervisor_is_unreachable(models: Path) -> None:
     service = Service(models)
     states = service.states
 

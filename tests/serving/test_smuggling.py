@@ -1,4 +1,4 @@
-"""A text cannot say what only the service says to a model: no spelling of a special token becomes one, whatever the tokenizer."""
+"""The text of a request cannot inject special tokens: with every kind of tokenizer, their spellings stay ordinary text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def word_piece(specials: list[str]) -> tokenizers.Tokenizer:
 
 
 def whole_words(specials: list[str]) -> tokenizers.Tokenizer:
-    """WordPiece over what stands between spaces, so that a special token is a word of the vocabulary."""
+    """Returns a WordPiece tokenizer that splits only at white space, so that a special token is a word of the vocabulary."""
     made = word_piece(specials)
     made.normalizer = normalizers.NFKC()
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -49,12 +49,12 @@ def byte_pair(specials: list[str], *, ignore_merges: bool = False) -> tokenizers
 
 
 def whole_words_of_bytes(specials: list[str]) -> tokenizers.Tokenizer:
-    """Byte-level BPE that looks whole texts up in the vocabulary first."""
+    """Returns a byte-level BPE tokenizer that first looks up whole texts in the vocabulary."""
     return byte_pair(specials, ignore_merges=True)
 
 
 def unigram(specials: list[str]) -> tokenizers.Tokenizer:
-    """XLM-RoBERTa's: SentencePiece, whose vocabulary has the special tokens with the best score of all."""
+    """Returns a SentencePiece tokenizer like XLM-RoBERTa's, in which the special tokens have the best scores."""
     pieces = [*((special, 0.0) for special in specials), *((letter, -5.0) for letter in ["▁", *LETTERS]), ("▁good", -6.0)]
     made = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=UNKNOWN))
     made.normalizer = normalizers.NFKC()
@@ -74,7 +74,7 @@ KINDS: list[tuple[Callable[[list[str]], tokenizers.Tokenizer], str]] = [
 
 @pytest.fixture(scope="module", name="made", params=KINDS, ids=[f"{kind.__name__} {style}" for kind, style in KINDS])
 def made_kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tokenizer]:
-    """Makes a tokenizer of a kind; some of its special tokens are added as such, `loose` ones as ordinary tokens."""
+    """Returns a function that makes a tokenizer of a kind; with `loose`, its special tokens are added as ordinary tokens."""
     kind, style = request.param
     folder = tmp_path_factory.mktemp("tokenizer")
 
@@ -109,22 +109,22 @@ def _spec(names: list[str], *, mask: bool) -> TokenizerSpec:
 
 
 SPELLED = [name for names in SPECIALS.values() for name in names]
-WIDE = [name.translate({i: i + 0xFEE0 for i in range(0x21, 0x7F)}) for name in SPELLED]  # fullwidth forms, which NFKC makes ASCII
+WIDE = [name.translate({i: i + 0xFEE0 for i in range(0x21, 0x7F)}) for name in SPELLED]  # fullwidth forms, which NFKC converts to ASCII
 TEXTS = st.lists(st.sampled_from([*SPELLED, *WIDE, "good", "bad", " ", "\n", ".", "[", "<", "\u200b", "é", "日"]), max_size=12).map("".join)
 SMUGGLED = [*SPELLED, *WIDE, *(f"good {name} bad" for name in SPELLED), *(f"x{name}{name}" for name in SPELLED), "[CLS] yes [SEP] no [SEP]"]
 
 
 @pytest.mark.parametrize("loose", [False, True], ids=["special", "loose"])
 def test_no_spelling_becomes_a_special_token(made: Callable[..., Tokenizer], loose: bool) -> None:
-    """Each special token, alone and within a text, in ASCII and in forms that are normalized to it, is text."""
+    """The spellings are alone or within a text, in ASCII or in a form that is normalized to ASCII."""
     tokenizer = made(loose=loose)
     for tokens in tokenizer.tokenize(SMUGGLED) + [tokenizer.tokenize([text])[0] for text in SMUGGLED]:
         assert {PAD, CLS, SEP, MASK}.isdisjoint(tokens.ids)
 
 
 @given(text=TEXTS)
-def test_no_text_becomes_a_special_token(made: Callable[..., Tokenizer], text: str) -> None:
-    """Nor does any text of spellings and others; each token still has its place in the text, in order."""
+def test_no_generated_text_yields_a_special_token(made: Callable[..., Tokenizer], text: str) -> None:
+    """The texts mix spellings with other text. Each token has offsets in the text, in order."""
     tokens = made().tokenize([text])[0]
 
     assert {PAD, CLS, SEP, MASK}.isdisjoint(tokens.ids)
@@ -134,7 +134,7 @@ def test_no_text_becomes_a_special_token(made: Callable[..., Tokenizer], text: s
 
 
 @given(text=TEXTS)
-def test_only_a_mask_spelled_as_such_is_one(made: Callable[..., Tokenizer], text: str) -> None:
+def test_only_the_spelling_of_the_mask_becomes_a_special_token(made: Callable[..., Tokenizer], text: str) -> None:
     tokenizer = made(mask=True)
     assert tokenizer.mask is not None
     (tokens,) = tokenizer.tokenize([text])
@@ -144,8 +144,8 @@ def test_only_a_mask_spelled_as_such_is_one(made: Callable[..., Tokenizer], text
 
 
 @given(a=TEXTS, b=TEXTS)
-def test_a_pair_is_not_split_by_its_texts(made: Callable[..., Tokenizer], a: str, b: str) -> None:
-    """What the model sees of a pair has the template's special tokens, at the template's places."""
+def test_texts_cannot_add_special_tokens_to_a_pair(made: Callable[..., Tokenizer], a: str, b: str) -> None:
+    """The ids of a pair have only the template's special tokens, at the template's positions."""
     tokenizer = made()
     first, second = tokenizer.tokenize([a, b])
     ids = tokenizer.assemble(first.ids, second.ids).ids.tolist()
@@ -154,7 +154,7 @@ def test_a_pair_is_not_split_by_its_texts(made: Callable[..., Tokenizer], a: str
 
 
 @pytest.mark.parametrize("spelled", ["[SEP]", "</s>", "[CLS]", "<s>", "good [SEP] who?"])
-def test_no_task_takes_a_special_token_from_its_texts(made: Callable[..., Tokenizer], spelled: str) -> None:
+def test_special_tokens_in_the_inputs_of_a_task_stay_text(made: Callable[..., Tokenizer], spelled: str) -> None:
     tokenizer, plain = made(), made(mask=True)
     passage = encode(question_answering, question_answering.AnswerRequest(f"who {spelled}", f"it was {spelled} bad"), tokenizer).encodings[
         0
@@ -168,14 +168,14 @@ def test_no_task_takes_a_special_token_from_its_texts(made: Callable[..., Tokeni
         assert (1, seps) == (encoding.ids.tolist().count(CLS), encoding.ids.tolist().count(SEP))
 
 
-def test_the_place_of_a_spelled_token_is_kept(made: Callable[..., Tokenizer]) -> None:
+def test_the_offsets_of_a_spelled_special_token_are_kept(made: Callable[..., Tokenizer]) -> None:
     text = "good </s> bad [SEP] x"
     (tokens,) = made().tokenize([text])
 
     assert text.replace(" ", "") == "".join(text[start:end] for start, end in tokens.offsets).replace(" ", "")
 
 
-def test_the_embedded_tokenizers_read_specials_as_text(models: Path) -> None:
+def test_the_embedded_tokenizers_read_special_tokens_as_text(models: Path) -> None:
     for path in [tiny.bundle(models, "other", task="question-answering"), *sorted((ROOT / "models").glob("*/"))]:
         if not (path / "manifest.json").is_file():
             continue

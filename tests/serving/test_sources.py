@@ -1,4 +1,4 @@
-"""`--model SOURCE`: what a source can be, the cache of exports, the export as another process, and what it says where it cannot be."""
+"""`--model SOURCE`: the kinds of sources, the cache of exports, the export in another process, and the errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from bertserve.service.sources import ModelSource, export_options, read_source, 
 
 pytestmark = pytest.mark.usefixtures("logging_of_pytest")
 
-# an exporter in the place of bert-export: it copies a finished bundle, or waits, or fails
+# replaces bert-export: it copies a finished bundle, waits or fails
 FAKE = """
     import pathlib, shutil, signal, sys, time
     arguments = sys.argv[1:]
@@ -54,7 +54,7 @@ Fake = Callable[..., None]
 
 @pytest.fixture(name="fake")
 def fake_exporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
-    """Returns `fake(behavior)`, which puts a quick exporter in the place of bert-export; its bundles are called `own`."""
+    """Returns `fake(behavior)`, which replaces bert-export with a fast exporter; its bundles have the name `own`."""
     tiny.bundle(tmp_path / "finished", "own")
 
     def fake(behavior: str = "") -> None:
@@ -85,14 +85,14 @@ def test_a_checkpoint_is_served(checkpoint: Path, fake: Fake, tmp_path: Path) ->
     assert tmp_path / "cache" in served.models[0].parents
 
 
-def test_a_bundle_is_served_where_it_is(models: Path, tmp_path: Path) -> None:
+def test_a_bundle_is_served_in_place(models: Path, tmp_path: Path) -> None:
     tiny.bundle(models, "other")
     served = with_sources(settings(tmp_path, "--model", str(models / "tiny")))
 
     assert [models / "tiny"] == find_bundles(served.models)
 
 
-def test_folders_of_models_are_served_too_where_they_are_given(models: Path, checkpoint: Path, fake: Fake, tmp_path: Path) -> None:
+def test_model_and_models_can_be_combined(models: Path, checkpoint: Path, fake: Fake, tmp_path: Path) -> None:
     served = with_sources(settings(tmp_path, "--model", str(checkpoint), "--models", str(models)))
 
     assert ["own", "tiny"] == [path.name for path in find_bundles(served.models)]
@@ -107,11 +107,11 @@ def test_folders_of_models_are_served_too_where_they_are_given(models: Path, che
         ("mine=org/model@main", ModelSource("mine", "org/model", "main")),
     ],
 )
-def test_what_is_no_folder_is_a_hub_id(text: str, source: ModelSource) -> None:
+def test_a_name_without_a_folder_is_a_hub_id(text: str, source: ModelSource) -> None:
     assert source == read_source(text)
 
 
-def test_a_folder_may_have_a_name_of_its_own(checkpoint: Path) -> None:
+def test_a_folder_can_be_served_under_another_name(checkpoint: Path) -> None:
     odd = checkpoint.rename(checkpoint.with_name("a=b"))
     assert ModelSource("mine", str(odd)) == read_source(f"mine={odd}")
     with pytest.raises(SettingsError, match="`a=b`"):
@@ -119,13 +119,13 @@ def test_a_folder_may_have_a_name_of_its_own(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["./none", "/none", "~/none-such", "a/b/c", "x=./none", "", "x=", "/"])
-def test_a_folder_that_does_not_exist_is_said(text: str) -> None:
+def test_a_path_without_a_model_is_refused(text: str) -> None:
     with pytest.raises((SettingsError, StartError)):
         read_source(text)
 
 
 @pytest.mark.parametrize("text", ["bad name=org/model", "=org/model", "org/mo del"])
-def test_a_name_that_no_model_can_have_is_refused(text: str) -> None:
+def test_an_invalid_model_name_is_refused(text: str) -> None:
     if text.startswith("="):
         assert ModelSource("model", "org/model") == read_source(text)
         return
@@ -133,17 +133,17 @@ def test_a_name_that_no_model_can_have_is_refused(text: str) -> None:
         read_source(text)
 
 
-def test_a_folder_of_bundles_is_told_apart(models: Path) -> None:
+def test_the_error_for_a_folder_of_bundles_suggests_models(models: Path) -> None:
     with pytest.raises(StartError, match=f"`{models}` .* \\(tiny\\); .* --models {models}"):
         read_source(str(models))
 
 
-def test_a_bundle_keeps_its_name(models: Path) -> None:
+def test_a_bundle_cannot_get_another_name(models: Path) -> None:
     with pytest.raises(SettingsError, match="`tiny`"):
         read_source(f"other={models}/tiny")
 
 
-def test_two_sources_of_one_name_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+def test_two_sources_with_the_same_name_are_refused(checkpoint: Path, tmp_path: Path) -> None:
     twin = shutil.copytree(checkpoint, tmp_path / "elsewhere/own")
     with pytest.raises(SettingsError, match=f"`own` twice, .* NAME={twin}"):
         with_sources(settings(tmp_path, "--model", str(checkpoint), "--model", str(twin)))
@@ -152,7 +152,7 @@ def test_two_sources_of_one_name_are_refused(checkpoint: Path, tmp_path: Path) -
 # ---- the cache
 
 
-def test_the_second_start_takes_the_bundle(checkpoint: Path, fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_start_uses_the_cached_bundle(checkpoint: Path, fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = with_sources(settings(tmp_path, "--model", str(checkpoint)))
     monkeypatch.setattr(sources, "export_command", lambda: pytest.fail("nothing is to be exported"))
 
@@ -163,7 +163,7 @@ def test_the_second_start_takes_the_bundle(checkpoint: Path, fake: Fake, tmp_pat
 def test_a_bundle_without_int8_is_served_with_a_warning(
     checkpoint: Path, fake: Fake, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """bert-export ends with 4 where int8 failed and fp32 is there; the next start uses that bundle too."""
+    """bert-export exits with 4 if int8 failed and fp32 succeeded. The next start uses the same bundle."""
     fake("import atexit, os; atexit.register(os._exit, 4)")
     flags = ("--model", str(checkpoint))
     first = with_sources(settings(tmp_path, *flags))
@@ -174,7 +174,7 @@ def test_a_bundle_without_int8_is_served_with_a_warning(
     assert 1 == len(calls(tmp_path))
 
 
-def test_that_exit_code_without_a_bundle_is_a_failure(checkpoint: Path, fake: Fake, tmp_path: Path) -> None:
+def test_exit_code_4_without_a_bundle_is_a_failure(checkpoint: Path, fake: Fake, tmp_path: Path) -> None:
     fake("sys.exit(4)")
     with pytest.raises(SystemExit) as stopped:
         with_sources(settings(tmp_path, "--model", str(checkpoint)))
@@ -194,8 +194,8 @@ def test_a_changed_checkpoint_is_exported_again(changed: str, checkpoint: Path, 
 
 
 @pytest.mark.parametrize(("place", "part"), [("", ""), ("0_Transformer", ""), ("", "0_Transformer")])
-def test_the_base_of_an_adapter_is_a_part_of_it(place: str, part: str, checkpoint: Path, tmp_path: Path) -> None:
-    """An adapter's answers change with the model that it was trained on, also where one of them lies in a folder of its own."""
+def test_the_cache_key_of_an_adapter_depends_on_its_base_model(place: str, part: str, checkpoint: Path, tmp_path: Path) -> None:
+    """New weights of the base model change the key, also if the adapter or the base model is in a subfolder."""
     adapter = tmp_path / "adapter"
     for folder, inner in ((adapter, place), (checkpoint, part)):
         (folder / inner).mkdir(parents=True, exist_ok=True)
@@ -207,15 +207,15 @@ def test_the_base_of_an_adapter_is_a_part_of_it(place: str, part: str, checkpoin
     assert before != read_source(str(adapter)).key([])
 
 
-def test_the_steps_of_a_training_are_no_part_of_its_checkpoint(checkpoint: Path) -> None:
-    """A checkpoint of a training in the same folder does not change the model, and its large files are not read."""
+def test_intermediate_checkpoints_do_not_change_the_cache_key(checkpoint: Path) -> None:
+    """A training's intermediate checkpoints in the folder are not part of the model, and their large files are not read."""
     before = read_source(str(checkpoint)).key([])
     shutil.copytree(checkpoint, checkpoint / "checkpoint-500")
 
     assert before == read_source(str(checkpoint)).key([])
 
 
-def test_a_training_without_a_model_of_its_own_names_its_steps(checkpoint: Path) -> None:
+def test_the_error_for_a_training_folder_names_its_checkpoints(checkpoint: Path) -> None:
     run = checkpoint.parent / "run"
     run.mkdir()
     (run / "trainer_state.json").write_text("{}")
@@ -224,7 +224,7 @@ def test_a_training_without_a_model_of_its_own_names_its_steps(checkpoint: Path)
         read_source(str(run))
 
 
-def test_each_name_and_each_option_has_its_own_export(checkpoint: Path) -> None:
+def test_each_source_name_and_option_has_its_own_cache_key(checkpoint: Path) -> None:
     keys = [
         read_source(str(checkpoint)).key([]),
         read_source(f"b={checkpoint}").key([]),
@@ -236,10 +236,10 @@ def test_each_name_and_each_option_has_its_own_export(checkpoint: Path) -> None:
     assert len(keys) == len(set(keys))
 
 
-def test_two_starts_at_once_export_once(checkpoint: Path, fake: Fake, tmp_path: Path) -> None:
+def test_two_simultaneous_starts_export_once(checkpoint: Path, fake: Fake, tmp_path: Path) -> None:
     fake("time.sleep(0.3)")
     source = read_source(str(checkpoint))
-    # threads stand for processes: a lock is of the open file; the signals of an export are the main thread's
+    # threads can replace processes, because the lock belongs to an open file; only the main thread handles an export's signals
     made: list[Path] = []
 
     def other() -> None:
@@ -256,13 +256,13 @@ def test_two_starts_at_once_export_once(checkpoint: Path, fake: Fake, tmp_path: 
     assert 1 == len(calls(tmp_path))
 
 
-def test_a_cache_that_cannot_be_written_is_said(checkpoint: Path, fake: Fake, tmp_path: Path) -> None:
+def test_an_unwritable_cache_is_an_error(checkpoint: Path, fake: Fake, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(StartError, match="--cache-dir"):
         with_sources(settings(tmp_path, "--model", str(checkpoint)))
 
 
-def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_cache_is_in_the_cache_folder_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
     assert Path("/elsewhere/bertserve") == sources.cache_folder(Settings())
     monkeypatch.delenv("XDG_CACHE_HOME")
@@ -285,7 +285,7 @@ def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--provider", "cuda", "--precision", "fp16", "--allow-provider-fallback"], "--provider cpu,cuda"),
     ],
 )
-def test_what_is_exported_follows_from_what_is_asked_for(flags: list[str], options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_export_options_follow_from_the_settings(flags: list[str], options: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "_is_installed", lambda package: False)
     found = export_options(parse(Settings, flags))
 
@@ -293,20 +293,20 @@ def test_what_is_exported_follows_from_what_is_asked_for(flags: list[str], optio
     assert "x" == _parser().parse_args([*found, "--output", "y", "--name", "z", "--revision", "r", "--", "x"]).source
 
 
-def test_with_the_runtime_of_gpus_there_are_graphs_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--provider auto` then takes CUDA where it is available."""
+def test_an_installed_gpu_runtime_adds_cuda_to_the_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--provider auto` then uses CUDA if it is available."""
     monkeypatch.setattr(sources, "_is_installed", lambda package: True)
     assert ["--provider", "cpu,cuda"] == export_options(Settings())
     assert ["--provider", "cuda", "--precision", "fp16"] == export_options(Settings(precision="fp16"))
 
 
 @pytest.mark.parametrize("flags", [["--precision", "fp16", "--provider", "cpu"], ["--precision", "int8", "--provider", "cuda"]])
-def test_a_precision_that_a_provider_lacks_is_wrong_usage(flags: list[str], checkpoint: Path, tmp_path: Path) -> None:
+def test_a_precision_that_the_provider_lacks_is_a_usage_error(flags: list[str], checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="--precision is "):
         with_sources(settings(tmp_path, "--model", str(checkpoint), *flags))
 
 
-def test_the_exports_error_is_the_commands(checkpoint: Path, fake: Fake, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_export_error(checkpoint: Path, fake: Fake, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     fake('sys.exit("bert-export: the checkpoint cannot be read.")')
     with pytest.raises(SystemExit) as stopped:
         main(["serve", "--port", "0", "--model", str(checkpoint), "--cache-dir", str(tmp_path / "cache")])
@@ -315,7 +315,7 @@ def test_the_exports_error_is_the_commands(checkpoint: Path, fake: Fake, tmp_pat
     assert "bert-export: the checkpoint cannot be read.\n" == capfd.readouterr().err
 
 
-def test_what_is_missing_is_said_in_one_line(
+def test_one_line_names_the_missing_packages(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sources, "find_spec", lambda name: None if name in ("torch", "transformers") else object())
@@ -327,13 +327,13 @@ def test_what_is_missing_is_said_in_one_line(
     assert "torch, transformers " in first and "`export` (`pip install " in first
 
 
-def test_the_exporter_stands_beside_the_service() -> None:
+def test_the_exporter_is_in_the_same_package_as_the_service() -> None:
     assert "bertserve.export.cli" == sources.MODULE
 
 
 @contextmanager
 def starting(*flags: str) -> Iterator[subprocess.Popen[str]]:
-    """Runs a start that exports with the fake; ends it if it has not ended."""
+    """Yields the process of a start that exports with the fake, and kills it at the end."""
     code = textwrap.dedent("""
         import sys
         from bertserve.service.cli import main
@@ -359,7 +359,7 @@ def starting(*flags: str) -> Iterator[subprocess.Popen[str]]:
     ],
 )
 def test_a_signal_ends_the_export_and_the_start(workers: str, number: signal.Signals, checkpoint: Path, fake: Fake, tmp_path: Path) -> None:
-    """Both end, with the exit code of the signal; the exporter gets the very signal once, and the cache has no bundle."""
+    """The start exits with the code of the signal. The exporter gets the same signal once, and the cache has no bundle."""
     fake(
         "got = []; signal.signal(signal.SIGINT, lambda n, _: got.append(n)); signal.signal(signal.SIGTERM, lambda n, _: got.append(n))\n"
         'open(output.parent / "ready", "w").close()\n'
@@ -386,19 +386,19 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
     return line
 
 
-def test_a_checkpoint_in_the_place_of_models_is_said(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With both commands that make something of it, also where it is one of a folder's."""
+def test_the_error_for_a_checkpoint_in_models_shows_what_to_do(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error shows the commands to serve and to export the checkpoint, also if `--models` is its parent folder."""
     assert f"`bert-serve serve --model {checkpoint}`" in said(capsys, "--models", str(checkpoint))
     assert f"`bert-export {checkpoint} --output MODELS_DIR`" in said(capsys, "--models", str(checkpoint.parent))
 
 
-def test_the_default_folder_may_not_be_there(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after an install of the wheel, which has no models: one line says what to give."""
+def test_a_missing_default_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed wheel has no models. One line names the folder that is missing."""
     monkeypatch.chdir(tmp_path)
     assert "`models`" in said(capsys)
 
 
-def test_a_bundle_may_be_given_itself(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the place of the folder that it is in, by any way to write it."""
+def test_models_accepts_a_single_bundle(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bundle's path can be absolute or relative."""
     monkeypatch.chdir(models / "tiny")
     assert [models / "tiny"] == find_bundles([Path()]) == find_bundles([models / "tiny"])

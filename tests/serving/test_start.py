@@ -1,4 +1,4 @@
-"""A start over a real port, with one worker and with two: what is said, what is logged, and starts that fail."""
+"""Starts on a real port with one or two workers: the output, the log, and failed starts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def classify(served: Served, inputs: Any, **headers: str) -> httpx.Response:
 
 
 def start_lines(models: Path, *flags: str) -> list[str]:
-    """Starts a service of two models, ends it, and returns what it printed, after a look that it had nothing to complain of."""
+    """Starts a service with two models, stops it, checks that it logged no problem, and returns the lines that it printed."""
     command = [
         str(Path(sys.executable).with_name("bert-serve")),
         "serve",
@@ -53,8 +53,8 @@ def start_lines(models: Path, *flags: str) -> list[str]:
     return lines
 
 
-def test_the_start_says_models_address_and_time(models: Path) -> None:
-    """The service prints each model with the endpoints that use it, where it listens and how long it took, then runs until it is told to stop."""
+def test_a_start_prints_models_address_and_time(models: Path) -> None:
+    """The service prints each model with its default endpoints, the address, and the seconds until it was ready."""
     lines = start_lines(models)
     assert lines[:2] == ["  other: text-classification, cpu/fp32\n", "  tiny: text-classification, cpu/fp32, answers /classify\n"]
     assert re.fullmatch(
@@ -64,8 +64,8 @@ def test_the_start_says_models_address_and_time(models: Path) -> None:
 
 
 @pytest.mark.full_grid
-def test_the_start_is_json_where_the_log_is(models: Path) -> None:
-    """Whoever collects stdout and stderr as one gets JSON alone, and the address as a field."""
+def test_the_start_lines_are_json_if_the_log_is(models: Path) -> None:
+    """A collector of stdout and stderr gets only JSON, and the address is a field."""
     lines = [json.loads(line) for line in start_lines(models, "--log-format", "json")]
     assert [line["message"].split()[0] for line in lines] == ["other:", "tiny:", "bertserve"]
     assert lines[2]["address"] in lines[2]["message"]
@@ -73,7 +73,7 @@ def test_the_start_is_json_where_the_log_is(models: Path) -> None:
 
 
 @pytest.mark.full_grid
-def test_sigint_stops_the_service_as_sigterm(models: Path, serve: Serve) -> None:
+def test_sigint_stops_the_service_like_sigterm(models: Path, serve: Serve) -> None:
     with serve(models) as served:
         served.process.send_signal(signal.SIGINT)
         served.process.wait(10)
@@ -102,7 +102,7 @@ def test_the_log_can_be_json(models: Path, serve: Serve) -> None:
     assert [line["client"] for line in access] == ["127.0.0.1", "127.0.0.1"]
 
 
-def test_a_key_from_a_file_is_asked_for(models: Path, serve: Serve, tmp_path: Path) -> None:
+def test_a_key_from_a_file_is_required(models: Path, serve: Serve, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("swordfish\n")
     with serve(models, "--api-key-file", str(tmp_path / "key"), "--access-log") as served:
         rejected(classify(served, "good"), 401, "unauthorized")
@@ -116,13 +116,13 @@ def failed(*flags: str) -> subprocess.CompletedProcess[str]:
 
 
 def failed_with_one_and_two(*flags: str) -> list[subprocess.CompletedProcess[str]]:
-    """Runs a start that must fail with one worker, and with two."""
+    """Returns the results of a start that must fail, with one worker and with two."""
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(lambda workers: failed(*flags, *workers), ((), TWO)))
 
 
-def test_a_broken_bundle_is_the_same_one_error_as_with_one_worker(models: Path) -> None:
-    """The start fails with the same line and code, said once."""
+def test_a_broken_bundle_gives_the_same_error_with_one_or_two_workers(models: Path) -> None:
+    """Both starts print the same single line and have the same exit code."""
     (models / "tiny/tokenizer.json").unlink()
     one, two = failed_with_one_and_two("--models", str(models), "--port", "0")
 
@@ -130,15 +130,15 @@ def test_a_broken_bundle_is_the_same_one_error_as_with_one_worker(models: Path) 
     assert 1 == len(two.stderr.splitlines())
 
 
-def test_a_wrong_setting_that_workers_find_is_wrong_usage(models: Path) -> None:
-    """An error of settings that only shows once models are loaded keeps its code."""
+def test_a_wrong_setting_that_a_worker_finds_is_a_usage_error(models: Path) -> None:
+    """A settings error that is only found after the models are loaded also exits with 2."""
     done = failed("--models", str(models), "--port", "0", *TWO, "--default", "classify=other")
 
     assert (2, 1) == (done.returncode, len(done.stderr.splitlines()))
 
 
 def test_a_port_in_use_is_an_error(models: Path) -> None:
-    """A port that is taken ends the start with a code and a message that names it, with two workers before either starts."""
+    """The start exits with 1 and a message that names the port. Two workers are not started."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         one, two = failed_with_one_and_two("--models", str(models), "--port", port)

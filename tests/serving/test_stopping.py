@@ -1,4 +1,4 @@
-"""The end of the service: nothing lost under load, readiness first, half-sent requests, impatience, and workers that hang meanwhile."""
+"""Shutdown: requests under load, readiness, half-sent requests, further signals, and workers that hang."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def get(served: Any, path: str) -> httpx.Response:
     return httpx.get(served.url + path, trust_env=False, timeout=30)
 
 
-# a client may stand still during the shutdown for longer than the service waits for its next request by default
+# during a shutdown, a client can pause for longer than the service waits for its next request by default
 LINGERING = f"from bertserve.service.process import protocol; protocol.LINGER_S = 4; {UNTHROTTLED}"
 
 
@@ -44,7 +44,7 @@ def waits(served: Any) -> float:
 
 @pytest.mark.parametrize("workers", [pytest.param((), id="one", marks=pytest.mark.full_grid), pytest.param(TWO, id="two")])
 def test_sigterm_under_load_loses_nothing(models: Path, tmp_path: Path, workers: tuple[str, ...]) -> None:
-    """Many clients that never pause all get answers until the service stops to listen; the last ones get 503 with Retry-After."""
+    """Clients that never pause get answers until the service stops listening. The last requests get 503 with `Retry-After`."""
     outcome = Outcome()
     with running(models, tmp_path / "log", *workers, program=LINGERING) as served:
 
@@ -58,7 +58,7 @@ def test_sigterm_under_load_loses_nothing(models: Path, tmp_path: Path, workers:
         asyncio.run(load())
         assert 0 == served.process.wait(20)
         log = served.lines()
-    print(outcome)  # pytest -s shows the metrics
+    print(outcome)  # pytest -s shows the counts
     assert outcome.lost <= 2, outcome
     assert {200, 503} >= set(outcome.answers)
     assert outcome.answers[200] > 48
@@ -67,8 +67,8 @@ def test_sigterm_under_load_loses_nothing(models: Path, tmp_path: Path, workers:
     assert [] == [line for line in log if "during shutdown" not in line]
 
 
-def test_readiness_is_red_while_the_service_goes_on(models: Path, serve: Serve) -> None:
-    """With `--pre-stop-delay-s` readiness fails while requests, over new connections too, are answered; then the service ends without a refusal."""
+def test_readiness_fails_while_requests_are_still_answered(models: Path, serve: Serve) -> None:
+    """During `--pre-stop-delay-s` readiness fails, but requests over new connections are answered. No request is refused."""
     new_connections = {"connection": "close"}
     with (
         serve(models, "--pre-stop-delay-s", "3") as served,
@@ -90,11 +90,11 @@ def test_readiness_is_red_while_the_service_goes_on(models: Path, serve: Serve) 
         b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n{",
     ],
 )
-def test_what_is_half_sent_at_the_end_is_refused_in_peace(models: Path, serve: Serve, sent: bytes) -> None:
-    """Half a head and half a body get a 503 of ours when the service stops, and leave no traceback."""
+def test_a_half_sent_request_gets_503_at_shutdown(models: Path, serve: Serve, sent: bytes) -> None:
+    """Half a head or half a body is answered with the service's own 503, and the log has no traceback."""
     with serve(models) as served, socket.create_connection(served.address, timeout=20) as connection:
         connection.sendall(sent)
-        assert 200 == get(served, "/health/live").status_code  # it was read by then
+        assert 200 == get(served, "/health/live").status_code  # the half-sent request has been read by now
         served.process.send_signal(signal.SIGTERM)
         answer = connection.makefile("rb").read()
         assert 0 == served.process.wait(20)
@@ -104,8 +104,8 @@ def test_what_is_half_sent_at_the_end_is_refused_in_peace(models: Path, serve: S
     assert ("Traceback" in log, "ERROR" in log) == (False, False), log
 
 
-def test_an_idle_connection_is_closed_in_order(models: Path, serve: Serve) -> None:
-    """A client that keeps a connection without a request sees its end, not a reset."""
+def test_an_idle_connection_is_closed_cleanly(models: Path, serve: Serve) -> None:
+    """A client with an open connection and no request sees the end of the connection, not a reset."""
     with serve(models) as served, socket.create_connection(served.address, timeout=20) as connection:
         connection.sendall(b"GET /health/live HTTP/1.1\r\nhost: test\r\n\r\n")
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 OK\r\n")
@@ -116,13 +116,13 @@ def test_an_idle_connection_is_closed_in_order(models: Path, serve: Serve) -> No
     started, finished = log.splitlines()
     pid = served.process.pid
     assert re.search(rf" INFO \[{pid}\] bertserve\.server: shutdown started: .* 0 s, .* 30 s .* 0 requests", started)
-    # by itself, that is before what is left is cut off
+    # before the remaining connections would be aborted
     assert re.search(rf" INFO \[{pid}\] bertserve\.server: shutdown finished after [0-4]\.", finished)
 
 
 @pytest.mark.parametrize("workers", [("--threads", "1"), pytest.param(TWO, marks=pytest.mark.full_grid)], ids=["one", "two"])
-def test_a_second_interrupt_ends_the_service_at_once(tmp_path: Path, serve: Serve, workers: tuple[str, ...]) -> None:
-    """A second Ctrl-C does not wait for accepted requests; a second SIGTERM changes nothing."""
+def test_an_interrupt_during_shutdown_ends_the_service_at_once(tmp_path: Path, serve: Serve, workers: tuple[str, ...]) -> None:
+    """Ctrl-C after SIGTERM does not wait for accepted requests; a second SIGTERM has no effect."""
     slow.bundle(tmp_path / "slow")
     with serve(tmp_path / "slow", *workers, "--shutdown-timeout-s", "600") as served, ThreadPoolExecutor(1) as pool:
         cut = pool.submit(httpx.post, f"{served.url}/classify", json={"inputs": ["good"] * 500}, timeout=60, trust_env=False)
@@ -140,8 +140,8 @@ def test_a_second_interrupt_ends_the_service_at_once(tmp_path: Path, serve: Serv
 
 
 @pytest.mark.full_grid
-def test_a_worker_that_hangs_while_it_drains_keeps_nobody_waiting(tmp_path: Path, serve: Serve) -> None:
-    """It is killed long before the grace is over, and what the other one has accepted is answered."""
+def test_a_worker_that_hangs_during_shutdown_is_killed(tmp_path: Path, serve: Serve) -> None:
+    """The worker is killed long before the shutdown timeout. The other worker answers the requests that it has accepted."""
     slow.bundle(tmp_path / "slow")
     with serve(tmp_path / "slow", *TWO, "--shutdown-timeout-s", "600") as served, ThreadPoolExecutor(4) as pool:
         clients = [httpx.Client(base_url=served.url, timeout=60, trust_env=False) for _ in range(4)]
@@ -189,7 +189,7 @@ sys.exit(main(["serve", "--port", "0", "--workers", "WORKERS", "--threads", "WOR
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_no_signal_is_lost_while_the_service_starts(models: Path, workers: int) -> None:
-    """One that comes as soon as the first handler is there, and before uvicorn has its own, ends the service in order."""
+    """A signal right after the first handler is installed, or before uvicorn installs its own, stops the service cleanly."""
     command = [sys.executable, "-c", EARLY.replace("WORKERS", str(workers)), str(models)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     assert 0 == done.returncode
@@ -216,8 +216,8 @@ loading._load = long_load
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_end_does_not_wait_for_a_load(models: Path, tmp_path: Path, number: int) -> None:
-    """A stop abandons it; the exit code, the log and the file of the process are those of any stop."""
+def test_shutdown_does_not_wait_for_a_model_to_load(models: Path, tmp_path: Path, number: int) -> None:
+    """The load is abandoned. Exit code, log and PID file are the same as for every stop."""
     pid_file = tmp_path / "pid"
     with running(models, tmp_path / "log", "--pid-file", str(pid_file), program=LONG_LOADS) as served:
         shutil.rmtree(models / "tiny")
@@ -272,7 +272,7 @@ Supervisor(
 
 @pytest.mark.parametrize(("hangs", "said"), [("[1]", ["ended 1", "ready"]), ("[2]", ["ready", "ended 1", "ended 1"])])
 def test_a_worker_that_hangs_while_it_starts_is_replaced(hangs: str, said: list[str]) -> None:
-    """Once another has started, a worker that takes many times longer is killed, at the first start and as a replacement."""
+    """A worker whose start takes many times longer than another's is killed, at the first start or as a replacement."""
     command = [sys.executable, "-c", STARTS.replace("HANGS", hangs)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""What systemd is told by a service that it starts as `Type=notify`: when it is ready, that it still runs, and when it stops."""
+"""Messages of a service to systemd with `Type=notify`: ready, watchdog and stopping."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def test_systemd_is_told(models: Path, tmp_path: Path, serve: Serve, monkeypatch
     assert "Traceback" not in served.log.read_text()
 
 
-def test_the_watchdog_is_for_the_process_that_the_unit_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that a shell in between started is another one; without a unit nothing is sent, and nothing fails."""
+def test_only_the_main_process_of_a_unit_sends_watchdog_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No message is sent for another `WATCHDOG_PID` or without a valid `WATCHDOG_USEC`. A missing socket is not an error."""
     monkeypatch.setenv("NOTIFY_SOCKET", "/nowhere")
     notify("READY=1")
     sent: list[str] = []

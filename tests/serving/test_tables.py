@@ -1,4 +1,4 @@
-"""Lookup tables of ONNX files: which are found, and that the sessions of a graph share them."""
+"""Lookup tables of ONNX files: which tables are found, and that the sessions of a graph share them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def graph_of(path: Path, tensors: dict[str, NDArray[Any]], nodes: list[tuple[str
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8, np.uint8])
 def test_tables_that_are_only_looked_up_are_found(tmp_path: Path, dtype: type) -> None:
-    """Tables stay as they are if another operator reads them too, if they are indices, or if they have another type."""
+    """A tensor is not a table if another operator reads it, if it has indices, or if it is unused."""
     values = np.arange(6).reshape(3, 2).astype(dtype)
     tensors = {"table": values, "both": values, "matrix": values, "indices": np.array([1, 2]), "unused": values}
     nodes = [("Gather", ["table", "ids"]), ("Gather", ["both", "indices"]), ("MatMul", ["both", "matrix"])]
@@ -47,13 +47,13 @@ def test_tables_that_are_only_looked_up_are_found(tmp_path: Path, dtype: type) -
     np.testing.assert_array_equal(values, found["table"])
 
 
-def test_small_tables_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_tables_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_file, "LEAST_BYTES", 1000)
 
     assert {} == read_tables(graph_of(tmp_path / "g.onnx", {"t": np.zeros((9, 9), dtype=np.float32)}, [("Gather", ["t", "ids"])]))
 
 
-def test_what_is_no_whole_graph_has_none_or_whole_ones(tmp_path: Path) -> None:
+def test_a_damaged_file_has_no_tables_or_only_complete_ones(tmp_path: Path) -> None:
     values = np.arange(8, dtype=np.int8).reshape(4, 2)
     path = graph_of(tmp_path / "g.onnx", {"table": values}, [("Gather", ["table", "ids"])])
     whole = path.read_bytes()
@@ -68,7 +68,7 @@ def test_what_is_no_whole_graph_has_none_or_whole_ones(tmp_path: Path) -> None:
     assert {} == read_tables(tmp_path / "absent.onnx")
 
 
-def test_sessions_read_the_table_that_they_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_read_the_shared_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = files.load_bundle(tiny.bundle(tmp_path))
     graph = loaded.manifest.graphs[0]
     encoding = Encoding(np.array([2, 7, 8, 3]), np.zeros(4, dtype=np.int64))
@@ -86,7 +86,7 @@ def test_sessions_read_the_table_that_they_share(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("name", ["sentiment", "fill-mask"])
-def test_embedded_models_share_their_embeddings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_embeddings_of_embedded_models_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     file = ROOT / "models" / name / "model.cpu.int8.onnx"
     (table,) = read_tables(file).values()

@@ -1,4 +1,4 @@
-"""The routes of Text Embeddings Inference, with bodies as its description has them."""
+"""The routes of Text Embeddings Inference, with the bodies of its API description."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ def test_raw_scores_are_logits(api: Send) -> None:
 
 
 @pytest.mark.parametrize("inputs", [["a", "b", "c"], [["a", "b", "c"]], [[]], ["a", ["b"]], [["a"], "b"]])
-def test_more_than_two_texts_are_no_sequence(api: Send, inputs: Any) -> None:
-    """Who takes `/predict` for an endpoint of lists is told how a batch is sent."""
+def test_an_invalid_sequence_is_refused(api: Send, inputs: Any) -> None:
+    """The error shows the forms of a text, a pair and a batch."""
     assert '["a", "b"]' in refused(api, "/predict", inputs=inputs)
 
 
-def test_long_texts_are_cut_or_refused(api: Send) -> None:
+def test_long_texts_are_truncated_or_refused(api: Send) -> None:
     assert "1" == post(api, {"inputs": LONG}, path="/predict").headers["x-truncated"]
     assert "60 tokens" in refused(api, "/predict", inputs=LONG, truncate=False)
 
 
-def test_each_token_has_a_vector(api: Send) -> None:
-    """Those of `/embed` with the pooling `none`, not normalized; one text makes a list of one."""
+def test_embed_all_returns_a_vector_per_token(api: Send) -> None:
+    """The vectors are those of `/embed` with pooling `none` and no normalization. One text gives a list with one item."""
     expected = posted(api, "/embed", inputs=["good film"], pooling="none", prompt_name="query", normalize=False)
     found = posted(api, "/embed_all", inputs="good film", prompt_name="query", truncate=True, truncation_direction="Left")
 
@@ -63,12 +63,12 @@ def test_each_token_has_a_vector(api: Send) -> None:
     assert [6] == [len(tokens) for tokens in found]
 
 
-def test_no_model_has_sparse_vectors(api: Send) -> None:
+def test_sparse_vectors_are_not_supported(api: Send) -> None:
     rejected(post(api, {"inputs": "good"}, path="/embed_sparse"), 404, "not_found")
 
 
-def test_bodies_of_shared_paths_are_read(api: Send) -> None:
-    """What its clients send to `/embed`, `/similarity` and `/rerank` means the same there, upper case included."""
+def test_bodies_of_tei_clients_are_accepted_at_shared_paths(api: Send) -> None:
+    """The bodies have the same meaning at `/embed`, `/similarity` and `/rerank`, including capitalized values."""
     options = {"truncate": True, "truncation_direction": "Right"}
     embedded = posted(api, "/embed", inputs="good", normalize=True, prompt_name=None, dimensions=2, **options)
     assert [2] == [len(vector) for vector in embedded]
@@ -78,8 +78,8 @@ def test_bodies_of_shared_paths_are_read(api: Send) -> None:
     assert 1 == len(compared)
 
 
-def test_tokens_are_shown_with_their_places(api: Send) -> None:
-    """The ids are the model's input, special tokens have no place, and `start` and `stop` count code points of the text."""
+def test_tokenize_returns_tokens_with_offsets(api: Send) -> None:
+    """The ids are the model's input. Special tokens have no offsets; `start` and `stop` count code points of the text."""
     (tokens,) = posted(api, "/tokenize", inputs="\U0001f600 good", model="classifier")
 
     assert ["[CLS]", "\U0001f600", "good", "[SEP]"] == [token["text"] for token in tokens]
@@ -88,11 +88,11 @@ def test_tokens_are_shown_with_their_places(api: Send) -> None:
     assert tokens[1:-1] == posted(api, "/tokenize", inputs=["\U0001f600 good"], model="classifier", add_special_tokens=False)[0]
 
 
-def test_long_texts_are_tokenized_whole(api: Send) -> None:
+def test_tokenize_does_not_truncate_long_texts(api: Send) -> None:
     assert [62, 2] == [len(tokens) for tokens in posted(api, "/tokenize", inputs=[LONG, ""], model="classifier")]
 
 
-def test_ids_become_texts(api: Send) -> None:
+def test_decode_converts_ids_to_texts(api: Send) -> None:
     ids = [token["id"] for token in posted(api, "/tokenize", inputs="good film", model="classifier")[0]]
 
     assert ["good film"] == posted(api, "/decode", ids=ids, model="classifier")
@@ -115,13 +115,13 @@ def test_ids_become_texts(api: Send) -> None:
     ],
 )
 def test_wrong_bodies_are_refused(api: Send, path: str, body: dict[str, Any], message: str) -> None:
-    """An unknown id would be left out silently by the tokenizer."""
+    """Without the check, the tokenizer would silently skip an unknown id."""
     assert message in refused(api, path, **{"model": "classifier"} | body)
 
 
 @pytest.mark.parametrize(("path", "field", "item"), [("/tokenize", "inputs", "a"), ("/decode", "ids", [1]), ("/predict", "inputs", ["a"])])
-def test_limits_hold(models: Path, path: str, field: str, item: Any) -> None:
-    """Inputs and characters are limited as everywhere; a service of one model needs no name."""
+def test_inputs_and_characters_are_limited(models: Path, path: str, field: str, item: Any) -> None:
+    """The limits are those of all endpoints. With one model, a body needs no model name."""
     limits = {"max_inputs": 2, "max_chars": 9}
     assert 200 == call(models, "POST", path, settings=limits, json={field: [item] * 2}).status_code
     message = rejected(call(models, "POST", path, settings=limits, json={field: [item] * 3}), 413, "too_large")
@@ -131,8 +131,8 @@ def test_limits_hold(models: Path, path: str, field: str, item: Any) -> None:
         assert "9 are allowed" in rejected(call(models, "POST", path, settings=limits, json=body), 413, "too_large")
 
 
-def test_tokenizing_is_admitted_as_any_work(models: Path) -> None:
-    """What is more than the queue holds is refused before it is tokenized; the answer says where the time went, and is counted."""
+def test_tokenize_and_decode_are_admitted_like_other_requests(models: Path) -> None:
+    """A request larger than the queue is refused before tokenization. A response has timings and is counted in the metrics."""
     settings = {"max_queue_tokens": 64, "max_batch_tokens": 64}
     rejected(call(models, "POST", "/tokenize", settings=settings, json={"inputs": "good " * 100}), 413, "too_large")
     rejected(call(models, "POST", "/decode", settings=settings, json={"ids": [1] * 100}), 413, "too_large")

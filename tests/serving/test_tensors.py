@@ -1,4 +1,4 @@
-"""Bodies of the Open Inference Protocol: whatever bytes come, they are read, or refused with an error of the caller's."""
+"""Bodies of the Open Inference Protocol: any bytes are either read or refused with a `CallerError`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def packed(texts: list[str]) -> bytes:
 
 
 @given(TEXTS)
-def test_binary_texts_come_back(texts: list[str]) -> None:
+def test_binary_texts_survive_a_round_trip(texts: list[str]) -> None:
     data = Output(np.array(texts, object), binary=True).packed()
 
     assert packed(texts) == data
@@ -36,8 +36,8 @@ def test_binary_texts_come_back(texts: list[str]) -> None:
     st.lists(st.integers(0, 2**40), min_size=1, max_size=3),
     st.sampled_from(["BYTES", "INT64", "INT32", "BOOL", "FP32"]),
 )
-def test_any_bytes_are_read_or_refused(data: bytes, shape: list[int], datatype: str) -> None:
-    """They make exactly the values that the shape says, or InvalidValueError; in no time, whatever the shape is."""
+def test_any_tensor_data_is_read_or_refused(data: bytes, shape: list[int], datatype: str) -> None:
+    """The number of values matches the shape, or reading raises an `InvalidValueError`. A huge shape costs no time."""
     tensor = Tensor("a", datatype, tuple(shape), memoryview(data))
     for read in (tensor.texts, lambda: tensor.integers("INT64", "INT32", "BOOL")):
         try:
@@ -76,13 +76,13 @@ def test_any_body_is_read_or_refused(value: Any, rest: bytes, off: int | None) -
 
 
 @given(st.binary(max_size=40), st.text(max_size=6))
-def test_any_bytes_at_all_are_refused(raw: bytes, header: str) -> None:
+def test_random_bytes_are_refused(raw: bytes, header: str) -> None:
     for length in (None, header):
         with pytest.raises(CallerError):
             read_infer_body(raw, length)
 
 
-def test_an_answer_may_have_both_forms() -> None:
+def test_an_answer_can_mix_binary_and_json_outputs() -> None:
     outputs = {
         "a": Output(np.array([[1, 2], [3, 4]], np.float32), binary=True),
         "b": Output(np.array([5], np.int64), binary=False),

@@ -1,4 +1,4 @@
-"""What is costly and needs no key: the page of metrics and the statistics of models are made at most once per second."""
+"""Costly pages that need no key: the metrics page and the model statistics are computed at most once per second."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from bertserve.service.serving.build import build
 from bertserve.service.settings import Settings
 
 
-async def test_calls_share_runs_that_start_after_them() -> None:
-    """Of many calls at once and of calls during a run; no caller gets a result from before its call."""
+async def test_simultaneous_calls_share_one_run() -> None:
+    """The run starts after the calls. If one call is cancelled, the other calls still get the result."""
     runs = iter(range(10))
     costly = Throttled(lambda: next(runs))
     assert [0] * 5 == await asyncio.gather(*(costly() for _ in range(5)))
@@ -29,7 +29,7 @@ async def test_calls_share_runs_that_start_after_them() -> None:
     assert 1 == await staying
 
 
-async def test_a_failure_is_that_of_all_callers_and_the_next_run_may_succeed() -> None:
+async def test_all_callers_get_the_error_of_a_run_and_the_next_run_can_succeed() -> None:
     results = iter([ValueError("no"), 7])
 
     def function() -> int:
@@ -44,8 +44,8 @@ async def test_a_failure_is_that_of_all_callers_and_the_next_run_may_succeed() -
 
 
 @pytest.mark.parametrize(("path", "function"), [("/metrics", "page"), ("/v2/models/stats", "totals"), ("/v2/models/tiny/stats", "totals")])
-def test_many_scrapes_cost_one(models: Path, monkeypatch: pytest.MonkeyPatch, path: str, function: str) -> None:
-    """Twenty at once, and twenty more right behind, take two runs, of which the second waits until the interval is over."""
+def test_simultaneous_scrapes_share_one_run(models: Path, monkeypatch: pytest.MonkeyPatch, path: str, function: str) -> None:
+    """Twenty scrapes, followed by twenty more, need two runs. The second run waits for the end of the interval."""
     runs: list[str] = []
     slept: list[float] = []
     run, sleep = getattr(Metrics, function), asyncio.sleep

@@ -1,4 +1,4 @@
-"""A new base task is its file and a line of the catalog: endpoints, tensors, columns, the playground and OpenAPI follow from its spec."""
+"""A new base task needs a file and a line in the catalog; endpoints, tensors, columns, playground and OpenAPI follow from its spec."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RESULT, OTHER_RESULT = {"tokens": 5, "outputs": 3}, {"tokens": 2, "outputs": 3}
 
 @pytest.fixture(name="registered", scope="module", autouse=True)
 def one_more_task() -> Iterator[None]:
-    """The catalog with the task, and the tiny graph of a classifier for it."""
+    """Adds the toy task to the catalog and makes its bundles use a classifier's tiny graph."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(TASKS, toy_task.TASK, toy_task.SPEC)  # type: ignore[arg-type]  # a dict, which only tests change
         patch.setitem(tiny.LABELS_OF, toy_task.TASK, tiny.LABELS)
@@ -51,7 +51,7 @@ def service(folder: Path) -> Iterator[Send]:
 
 
 @pytest.mark.parametrize("path", ["/count", "/models/toy", "/", "/invocations"])
-def test_it_is_answered_at_every_path(api: Send, path: str) -> None:
+def test_the_toy_task_is_answered_at_every_path(api: Send, path: str) -> None:
     assert RESULT == api("POST", path, json={"inputs": PAIR}).json()
     assert [RESULT, OTHER_RESULT] == api("POST", path, json={"inputs": [PAIR, OTHER]}).json()
     assert 10 == api("POST", path, json={"inputs": PAIR, "parameters": {"factor": 2}}).json()["tokens"]
@@ -60,13 +60,13 @@ def test_it_is_answered_at_every_path(api: Send, path: str) -> None:
     assert [RESULT, OTHER_RESULT] == [json.loads(line) for line in streamed]
 
 
-def test_wrong_bodies_are_refused_as_those_of_other_tasks(api: Send) -> None:
+def test_wrong_bodies_are_refused_like_those_of_other_tasks(api: Send) -> None:
     assert "`inputs" in rejected(api("POST", "/count", json={"inputs": {"left": "a"}}), 422, "invalid_value")
     message = rejected(api("POST", "/count", json={"inputs": PAIR, "parameters": {"factr": 2}}), 422, "invalid_value")
     assert "did you mean `factor`" in message
 
 
-def test_it_is_described(api: Send) -> None:
+def test_the_toy_task_is_described(api: Send) -> None:
     assert ("toy", ["/count"], ["/count"]) == tuple(api("GET", "/count/info").json()[key] for key in ("name", "endpoints", "default_of"))
     assert 200 == api("GET", "/count/health").status_code
     post = api("GET", "/openapi.json").json()["paths"]["/count"]["post"]
@@ -78,7 +78,7 @@ def test_it_is_described(api: Send) -> None:
     assert {"inputs": {"left": "a film", "right": "a book"}} == examples["count"]["value"]
 
 
-def test_it_answers_tensors_and_instances(api: Send) -> None:
+def test_the_toy_task_answers_tensors_and_instances(api: Send) -> None:
     described = api("GET", "/v2/models/toy").json()
     assert ["left", "right"] == [tensor["name"] for tensor in described["inputs"]]
     assert ["tokens", "json"] == [tensor["name"] for tensor in described["outputs"]]
@@ -94,13 +94,13 @@ def test_it_answers_tensors_and_instances(api: Send) -> None:
     assert {"predictions": [RESULT]} == api("POST", "/v1/models/toy:predict", json={"instances": [PAIR]}).json()
 
 
-def test_it_has_a_form_on_the_playground(api: Send) -> None:
+def test_the_toy_task_has_a_form_on_the_playground(api: Send) -> None:
     form = api("GET", "/playground/forms.json").json()["/count"]
     assert ("Count", "json", ["inputs.left", "inputs.right"]) == (form["title"], form["view"], [field["to"] for field in form["fields"]])
 
 
 @pytest.mark.parametrize("flags", [[], ["--left", "first", "--right", "second"]])
-def test_files_are_scored_by_it(folder: Path, tmp_path: Path, flags: list[str]) -> None:
+def test_the_toy_task_scores_files(folder: Path, tmp_path: Path, flags: list[str]) -> None:
     left, right = flags[1::2] or ["left", "right"]
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text(json.dumps({left: "a good film", right: "a book"}) + "\n", "utf-8")
@@ -110,7 +110,7 @@ def test_files_are_scored_by_it(folder: Path, tmp_path: Path, flags: list[str]) 
     assert {"tokens": 10, "outputs": 3} == scored["prediction"]
 
 
-def test_a_graph_of_other_widths_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_with_wrong_output_widths_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = tiny.graph
     monkeypatch.setattr(tiny, "graph", lambda task, **options: graph(task, **options | {"labels": 2}))
     tiny.bundle(tmp_path, "toy", task=toy_task.TASK)
@@ -118,7 +118,7 @@ def test_a_graph_of_other_widths_is_refused(tmp_path: Path, monkeypatch: pytest.
         pass
 
 
-# A task that another task's models answer
+# A task that is answered by models of another task
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class _Length:
 
 
 class _LengthBody(classify.ClassifyBody):
-    """Body of a task that is only tested."""
+    """Body of a test-only task."""
 
     count_tokens: bool
 
@@ -145,7 +145,7 @@ def _count_tokens(request: _Length, model: TaskModel) -> TaskRun:
     return len(batch.encodings[0])
 
 
-def test_a_task_in_the_list_is_served(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_derived_task_in_the_catalog_is_served(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = replace(
         classify.SPEC,
         name="token-counting",

@@ -1,4 +1,4 @@
-"""Traces: a real request's spans as a collector receives them by OTLP, within the caller's trace, and what happens where there is no collector."""
+"""Tracing: the spans of real requests as an OTLP collector receives them, the caller's trace, and a missing collector."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TRACEPARENT = f"00-{CALLER}-{PARENT}-01"
 
 
 class Collector(http.server.ThreadingHTTPServer):
-    """Takes spans on loopback as an OpenTelemetry collector does."""
+    """Receives spans on loopback like an OpenTelemetry collector."""
 
     def __init__(self) -> None:
         self.exports: list[ExportTraceServiceRequest] = []
@@ -72,7 +72,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: Any) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
 
 @pytest.fixture(name="collector")
@@ -91,7 +91,7 @@ def values(carrier: Any) -> dict[str, Any]:
 
 @contextmanager
 def tracing(collector: Collector) -> Iterator[Tracer]:
-    """Yields a tracer, whose spans have all come when the block has ended."""
+    """Yields a tracer; after the block, the collector has all its spans."""
     tracer = Tracer.to(collector.address)
     assert tracer is not None
     yield tracer
@@ -99,13 +99,13 @@ def tracing(collector: Collector) -> Iterator[Tracer]:
 
 
 def traced(models: Path, collector: Collector, check: Callable[[httpx.AsyncClient], Any], **options: Any) -> Any:
-    """Returns what a check of a service returns, whose spans then have come."""
+    """Returns the result of a check of a service; the collector then has all its spans."""
     with tracing(collector) as tracer:
         return play(replace(build(Settings(models=models)), tracer=tracer), check, **options)
 
 
 def ask(models: Path, collector: Collector, body: Any, *, path: str = "/classify", **headers: str) -> httpx.Response:
-    """Returns the answer to a POST, whose spans then have come."""
+    """Returns the response to a POST; the collector then has all its spans."""
 
     async def check(client: httpx.AsyncClient) -> httpx.Response:
         return await client.post(path, json=body, headers={name.replace("_", "-"): value for name, value in headers.items()})
@@ -114,7 +114,7 @@ def ask(models: Path, collector: Collector, body: Any, *, path: str = "/classify
     return answer
 
 
-def test_a_request_is_a_span_with_its_stages(models: Path, collector: Collector) -> None:
+def test_a_request_is_a_span_with_a_child_per_stage(models: Path, collector: Collector) -> None:
     ask(models, collector, {"inputs": "good"}, x_request_id="mine-1")
     server = collector.one("POST /classify")
     children = sorted(
@@ -141,7 +141,7 @@ def test_a_request_is_a_span_with_its_stages(models: Path, collector: Collector)
     assert Status.STATUS_CODE_UNSET == server.status.code
 
 
-def test_a_batch_is_a_span_that_links_its_requests(models: Path, collector: Collector) -> None:
+def test_a_batch_is_a_span_with_links_to_its_requests(models: Path, collector: Collector) -> None:
     engine = FakeEngine()
     service = faked(models, engine, clock=ManualClock())
 
@@ -175,8 +175,8 @@ def test_a_batch_is_a_span_that_links_its_requests(models: Path, collector: Coll
     } == values(together)
 
 
-def test_the_callers_trace_goes_on(models: Path, collector: Collector) -> None:
-    """A request with `traceparent` is a span of that trace, below that span; the answer names ours, and the request's id stays its own."""
+def test_the_trace_of_the_caller_is_continued(models: Path, collector: Collector) -> None:
+    """The request's span is a child of the span in `traceparent`. The response names the new span and keeps the request id."""
     answer = ask(models, collector, {"inputs": "good"}, traceparent=TRACEPARENT, tracestate="vendor=1", x_request_id="mine-2")
     server = collector.one("POST /classify")
     assert (CALLER, PARENT) == (server.trace_id.hex(), server.parent_span_id.hex())
@@ -201,8 +201,8 @@ def test_the_callers_trace_goes_on(models: Path, collector: Collector) -> None:
         "00-" + "ä" * 32 + f"-{PARENT}-01",
     ],
 )
-def test_a_malformed_traceparent_begins_a_new_trace(collector: Collector, header: str) -> None:
-    """What is no `traceparent` by W3C is ignored, and the request is traced all the same."""
+def test_a_malformed_traceparent_starts_a_new_trace(collector: Collector, header: str) -> None:
+    """An invalid `traceparent` is ignored; the request is still traced."""
     with tracing(collector) as tracer:
         trace = tracer.begin("POST", [(b"traceparent", header.encode("latin-1"))], {}, 1.0)
         tracer.end(trace, 2.0, attributes={}, failed=False)
@@ -210,8 +210,8 @@ def test_a_malformed_traceparent_begins_a_new_trace(collector: Collector, header
     assert (trace.trace_id, b"") == (collector.one("POST").trace_id.hex(), collector.one("POST").parent_span_id)
 
 
-def test_two_traceparents_are_none(collector: Collector) -> None:
-    """Nobody can say which of two callers it is, so neither is believed; two `tracestate` are one list."""
+def test_two_traceparent_headers_are_ignored(collector: Collector) -> None:
+    """The service cannot know which of them is right. Two `tracestate` headers are joined into one list."""
     with tracing(collector) as tracer:
         twice = tracer.begin("POST", [(b"traceparent", TRACEPARENT.encode())] * 2, {}, 1.0)
         states = tracer.begin("POST", [(b"traceparent", TRACEPARENT.encode()), (b"tracestate", b"a=1"), (b"tracestate", b"b=2")], {}, 1.0)
@@ -228,8 +228,8 @@ def test_two_traceparents_are_none(collector: Collector) -> None:
         {"traceparent": TRACEPARENT, "tracestate": "Sesame!"},
     ],
 )
-def test_the_log_has_no_header_of_a_caller(collector: Collector, caplog: pytest.LogCaptureFixture, headers: dict[str, str]) -> None:
-    """OpenTelemetry's propagators would quote members that are too long or invalid, one line for each of them."""
+def test_headers_of_a_caller_are_not_logged(collector: Collector, caplog: pytest.LogCaptureFixture, headers: dict[str, str]) -> None:
+    """By default, OpenTelemetry's propagators log each header member that is too long or invalid."""
     with tracing(collector) as tracer:
         trace = tracer.begin("POST", [(name.encode(), value.encode("latin-1")) for name, value in headers.items()], {}, 1.0)
         tracer.end(trace, 2.0, attributes={}, failed=False)
@@ -245,16 +245,16 @@ def test_baggage_is_not_read(collector: Collector, monkeypatch: pytest.MonkeyPat
     assert ["traceparent", "tracestate"] == read
 
 
-def test_what_the_caller_does_not_record_is_not_recorded(models: Path, collector: Collector) -> None:
-    """A trace that its root chose not to record sends no span, but its ids are passed on."""
+def test_a_trace_that_the_caller_does_not_sample_is_not_recorded(models: Path, collector: Collector) -> None:
+    """No span is sent, but the ids of the trace are passed on."""
     answer = ask(models, collector, {"inputs": "good"}, traceparent=f"00-{CALLER}-{PARENT}-00")
     assert [] == collector.spans
     assert f'traceparent;desc="00-{CALLER}-' in answer.headers["server-timing"]
     assert answer.headers["server-timing"].endswith('-00"')
 
 
-def test_no_span_has_the_text_of_a_caller(models: Path, collector: Collector) -> None:
-    """Neither bodies, nor paths that are made up, nor queries, nor keys, nor other headers leave the service."""
+def test_no_span_contains_text_of_a_caller(models: Path, collector: Collector) -> None:
+    """Spans contain no bodies, unknown paths, query strings, API keys or other headers."""
 
     async def check(client: httpx.AsyncClient) -> None:
         headers = {"user-agent": "sesame", "authorization": "Bearer sesame", "referer": "http://sesame/"}
@@ -268,15 +268,15 @@ def test_no_span_has_the_text_of_a_caller(models: Path, collector: Collector) ->
     assert {"_OTHER", "POST"} == {values(span)["http.request.method"] for span in collector.spans if span.kind == Span.SPAN_KIND_SERVER}
 
 
-def test_what_a_caller_did_wrong_is_no_error_of_the_service(models: Path, collector: Collector) -> None:
+def test_a_client_error_is_not_an_error_of_the_span(models: Path, collector: Collector) -> None:
     assert 422 == ask(models, collector, {"inputs": 1}).status_code
     server = collector.one("POST /classify")
     assert 422 == values(server)["http.response.status_code"]
     assert (None, Status.STATUS_CODE_UNSET) == (values(server).get("error.type"), server.status.code)
 
 
-def test_a_run_that_fails_is_an_error_of_its_batch_and_of_the_request(models: Path, collector: Collector) -> None:
-    """Both spans say so: the request's its status, the batch's the kind of error, and none its text."""
+def test_a_failed_run_is_an_error_of_its_batch_and_its_request(models: Path, collector: Collector) -> None:
+    """The request's span has the status, and the batch's span has the type of the error. Neither has its message."""
     engine = FakeEngine()
 
     def fail(_: Any) -> None:
@@ -304,14 +304,14 @@ def test_probes_and_scrapes_are_not_traced(models: Path, collector: Collector) -
     assert ["GET /models/{name}/info"] == [span.name for span in collector.spans]
 
 
-def test_a_long_text_waits_before_its_tokenizer_too(models: Path, collector: Collector) -> None:
+def test_a_long_text_also_waits_before_tokenization(models: Path, collector: Collector) -> None:
     ask(models, collector, {"inputs": LONG * 40})
     named = [span.name for span in sorted(collector.spans, key=lambda span: span.start_time_unix_nano) if span.parent_span_id]
     assert ["queue", "tokenize", "queue", "run", "decode"] == named
 
 
 def test_the_first_lines_of_a_stream_are_traced(models: Path, collector: Collector) -> None:
-    """Each of the first lines is a span below the stream's, with stages of its own."""
+    """Each of the first lines is a child of the stream's span and has its own stages."""
     lines = "\n".join(['{"inputs": "good"}'] * (MAX_TRACED_LINES + 2) + ["nonsense"])
 
     async def check(client: httpx.AsyncClient) -> None:
@@ -326,7 +326,7 @@ def test_the_first_lines_of_a_stream_are_traced(models: Path, collector: Collect
     assert {"200"} == {values(span)["bertserve.line.status"] for span in of_lines}
 
 
-def test_log_lines_have_the_trace(models: Path, collector: Collector, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_lines_have_the_ids_of_the_trace(models: Path, collector: Collector, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
     async def check(client: httpx.AsyncClient) -> None:
@@ -339,8 +339,8 @@ def test_log_lines_have_the_trace(models: Path, collector: Collector, caplog: py
     assert [(CALLER, span), (CALLER, span), (None, None)] == [(line.get("trace_id"), line.get("span_id")) for line in lines]
 
 
-def test_who_sends_is_described_and_variables_say_more(models: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The standard variables go over our own names: of the service, what is known of it, headers, how many traces are recorded."""
+def test_standard_variables_set_the_resource_and_the_sampler(models: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenTelemetry's variables set the service name, further resource attributes, the compression and the sampler."""
     monkeypatch.setenv("OTEL_SERVICE_NAME", "reviews")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
@@ -359,8 +359,8 @@ def test_the_sdk_can_be_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Tracer.to("http://127.0.0.1:1") is None
 
 
-def test_a_collector_that_is_away_disturbs_nobody(models: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests are answered without a receiver of spans, the shutdown does not wait for them, and the log has no text of a caller."""
+def test_an_unreachable_collector_has_no_effect(models: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests are answered, the shutdown does not wait for the spans, and the log has no text of a caller."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     tracer = Tracer.to("http://127.0.0.1:1/v1/traces")
     assert tracer is not None
@@ -372,34 +372,34 @@ def test_a_collector_that_is_away_disturbs_nobody(models: Path, caplog: pytest.L
     tracer.close()
     assert "sesame" not in caplog.text
     assert any(record.name.startswith("opentelemetry.exporter") for record in caplog.records)
-    # it retries with `random.uniform`, which hypothesis would take for a use of `random` by a strategy of the next test
+    # the exporter retries with `random.uniform`; hypothesis would attribute this to a strategy of the next test
     for thread in threading.enumerate():
         if thread.name == "last-spans":
             thread.join(20)
 
 
-def test_nothing_of_it_is_there_where_it_is_off(models: Path) -> None:
+def test_without_tracing_a_response_has_no_traceparent(models: Path) -> None:
     async def check(client: httpx.AsyncClient) -> httpx.Response:
         return await client.post("/classify", json={"inputs": "good"}, headers={"traceparent": TRACEPARENT})
 
     assert "traceparent" not in play(build(Settings(models=models)), check).headers["server-timing"]
 
 
-def test_a_missing_extra_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The setting without the library ends the start with one sentence that says what to install."""
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the library, the setting is an error that says what to install."""
     monkeypatch.setitem(sys.modules, "bertserve.service.tracing.tracer", None)
     with pytest.raises(SettingsError, match=r"--otlp-endpoint .*pip install 'opentelemetry-exporter"):
         tracer_to("http://localhost:4318")
 
 
 @pytest.mark.parametrize("address", ["localhost:4318", "grpc://localhost:4317", "http://", "http://user:secret@host", "http://host/?key=1"])
-def test_an_address_that_is_none_is_refused(address: str) -> None:
+def test_an_invalid_collector_address_is_refused(address: str) -> None:
     with pytest.raises(SettingsError, match=r"--otlp-endpoint .* http://localhost:4318"):
         parse(Settings, ["--otlp-endpoint", address])
 
 
-def test_waits_are_from_each_put_to_the_last_start_of_it() -> None:
-    """Two texts of a request that start one after the other are one wait; what never started waited until the request ended."""
+def test_a_wait_lasts_from_a_put_to_the_last_start_of_its_items() -> None:
+    """Texts that start one after another share one wait. A wait without a start ends with the next put or with the request."""
     trace = Trace(None, None, "", "", "", True, 0)  # type: ignore[arg-type]
     trace.put(1.0)
     for start in (2.0, 3.0):
@@ -412,8 +412,8 @@ def test_waits_are_from_each_put_to_the_last_start_of_it() -> None:
     assert [(1.0, 3.0), (4.0, 5.0), (5.0, 5.5), (6.0, 9.0)] == [(wait.start, wait.end) for wait in trace.waits(9.0)]
 
 
-def test_a_trace_keeps_some_of_its_stages() -> None:
-    """A document of many windows keeps its first runs and its last one, and as many slices of decoding and waits."""
+def test_a_trace_keeps_a_limited_number_of_stages() -> None:
+    """A document of many windows keeps its first runs and the last run. The same holds for decoding and waits."""
     trace = Trace(None, None, "", "", "", True, 0)  # type: ignore[arg-type]
     for start in range(MAX_STAGES + 5):
         trace.put(start)
@@ -427,8 +427,8 @@ def test_a_trace_keeps_some_of_its_stages() -> None:
 
 @pytest.mark.full_grid
 @pytest.mark.serial
-def test_each_worker_sends_what_it_answered(models: Path, serve: Any, collector: Collector) -> None:
-    """Workers are forked and send all the same, each under an id of its own, what is left at the end too; JSON lines name the trace."""
+def test_each_worker_sends_its_own_spans(models: Path, serve: Any, collector: Collector) -> None:
+    """Each forked worker has its own instance id and sends its last spans at the end. The JSON log has the same trace ids."""
     flags = ("--workers", "2", "--threads", "2", "--otlp-endpoint", collector.address, "--access-log", "--log-format", "json")
     with serve(models, *flags) as served:
         for _ in range(8):

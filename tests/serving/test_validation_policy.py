@@ -1,4 +1,4 @@
-"""Bundles that are refused for want of a validation report, or for what it says."""
+"""Bundles that are refused because of a missing or an insufficient validation report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def agreement(measure: Any, value: float | None, decisions: int | None, worst: f
 
 
 def measured(folder: Path, name: str = "measured", *, bundle: dict[str, Any] | None = None, **evidence: Any) -> Path:
-    """Writes a tiny bundle whose one graph has this validation report; `bundle` are other fields of its manifest."""
+    """Writes a tiny bundle whose graph has this validation report, and returns its path; `bundle` has options of `tiny.bundle`."""
     path = tiny.bundle(folder, name, **bundle or {})
     manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
     as_json = {key: value.model_dump() if isinstance(value, Agreement) else value for key, value in evidence.items()}
@@ -34,7 +34,7 @@ def measured(folder: Path, name: str = "measured", *, bundle: dict[str, Any] | N
 
 @pytest.mark.parametrize("flags", [{}, {"require_validation": True}, {"min_agreement": 0.9}, {"min_agreement": 0.95}])
 def test_a_bundle_with_enough_validation_is_served(tmp_path: Path, flags: dict[str, Any]) -> None:
-    """A validation report at the floor is enough, and without a floor none is asked for."""
+    """An agreement equal to the floor is enough. Without a floor, no report is required."""
     measured(tmp_path, label_agreement=0.95)
 
     assert ["measured"] == list(build(Settings(models=tmp_path, **flags)).registry.models)
@@ -54,10 +54,10 @@ def test_a_bundle_with_enough_validation_is_served(tmp_path: Path, flags: dict[s
         ({"label_agreement": 0.9}, [{"name": "accuracy", "checkpoint": 0.9, "graphs": {"cuda/fp16": 0.9}}], True),
     ],
 )
-def test_a_graph_that_answers_otherwise_is_warned_of(
+def test_a_graph_with_low_agreement_is_logged(
     tmp_path: Path, evidence: dict[str, Any], figures: list[Any], warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At the start, below 98 % by the measure of the task, unless metrics of labeled data are near the checkpoint's."""
+    """The start logs an agreement below 98 % of the task's measure, unless metrics on labeled data are near the checkpoint's."""
     path = measured(tmp_path, **evidence)
     manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
     (path / MANIFEST_FILE).write_text(json.dumps(manifest | {"figures": figures}), encoding="utf-8")
@@ -66,8 +66,8 @@ def test_a_graph_that_answers_otherwise_is_warned_of(
     assert warned == (": graph cpu/fp32: " in caplog.text)
 
 
-def test_a_graph_that_was_tried_and_is_not_there_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """At the start, with the reason; who asks for it is refused with the reason too. Manifests that lack the field omit nothing."""
+def test_a_graph_that_the_export_omitted_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The start logs the reason, and the error for that precision has it too. A manifest without the field omits no graph."""
     path = measured(tmp_path)
     build(Settings(models=(tmp_path,)))
     assert "was tried" not in caplog.text
@@ -82,16 +82,16 @@ def test_a_graph_that_was_tried_and_is_not_there_is_warned_of(tmp_path: Path, ca
 
 
 @pytest.mark.parametrize(("samples", "share", "low", "high"), [(18, 1.0, 0.824, 1.0), (368, 0.98, 0.960, 0.990), (100, 0.5, 0.404, 0.596)])
-def test_few_samples_say_little(samples: int, share: float, low: float, high: float) -> None:
-    """Wilson's interval of 95 % confidence, as tables have it."""
+def test_few_samples_give_a_wide_interval(samples: int, share: float, low: float, high: float) -> None:
+    """The expected values are Wilson's intervals at 95 % confidence, from tables."""
     assert (low, high) == pytest.approx(agreement_range(share, samples), abs=5e-4)
 
 
 @pytest.mark.parametrize(
     ("flags", "named"), [({"require_validation": True}, "--require-validation"), ({"min_agreement": 0.0}, "--min-agreement is 0.0")]
 )
-def test_a_bundle_without_validation_is_refused_when_asked(models: Path, flags: dict[str, Any], named: str) -> None:
-    """The message names bundle, graph, setting, and what to do; a floor of 0 is a floor too."""
+def test_a_bundle_without_required_validation_is_refused(models: Path, flags: dict[str, Any], named: str) -> None:
+    """The message names the bundle, the graph, the setting and the command to run. A floor of 0 also requires a report."""
     with pytest.raises(BundleError) as error:
         build(Settings(models=models, **flags))
 
@@ -110,13 +110,13 @@ def test_a_bundle_below_the_floor_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["1.01", "-0.1", "nan", "high"])
-def test_a_floor_that_is_no_share_is_a_usage_error(models: Path, capsys: pytest.CaptureFixture[str], value: str) -> None:
-    """Exit code 2, naming the flag."""
+def test_an_invalid_floor_is_a_usage_error(models: Path, capsys: pytest.CaptureFixture[str], value: str) -> None:
+    """The command exits with 2 and names the flag."""
     assert 2 == main(["check", "--models", str(models), f"--min-agreement={value}"])
     assert "--min-agreement" in capsys.readouterr().err
 
 
-def test_a_refused_bundle_ends_the_command_with_1(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_exits_with_1_for_a_refused_bundle(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert 1 == main(["check", "--models", str(models), "--require-validation"])
     assert capsys.readouterr().err.startswith("bert-serve: bundle `tiny`, graph cpu/fp32: ")
 
@@ -128,7 +128,7 @@ def test_the_embedded_bundles_have_validation() -> None:
     assert 6 == len(build(Settings(models=EMBEDDED, require_validation=True)).registry.models)
 
 
-def test_agreement_by_construction_of_an_older_export_is_none() -> None:
+def test_agreement_that_could_not_fail_in_an_older_export_is_ignored() -> None:
     found = {path.name: load_bundle(path).manifest.graphs[0].evidence.agreement for path in EMBEDDED.iterdir() if path.is_dir()}
 
     assert found["embed"] is None
@@ -148,7 +148,7 @@ def test_agreement_by_construction_of_an_older_export_is_none() -> None:
         ({"task": "feature-extraction"}, None),
     ],
 )
-def test_what_an_older_export_recorded_counts_where_it_could_fail(tmp_path: Path, bundle: dict[str, Any], expected: str | None) -> None:
+def test_an_older_label_agreement_counts_only_if_it_could_fail(tmp_path: Path, bundle: dict[str, Any], expected: str | None) -> None:
     [graph] = load_bundle(measured(tmp_path, bundle=bundle, label_agreement=1.0)).manifest.graphs
     found = graph.evidence.agreement
 
@@ -156,7 +156,7 @@ def test_what_an_older_export_recorded_counts_where_it_could_fail(tmp_path: Path
 
 
 @pytest.mark.parametrize("found", [agreement("span_f1", None, 0), agreement("set_f1", None, 0), agreement("spearman", None, 0)])
-def test_a_floor_refuses_what_was_not_measured(tmp_path: Path, found: Agreement) -> None:
+def test_a_floor_refuses_an_agreement_that_was_not_measured(tmp_path: Path, found: Agreement) -> None:
     measured(tmp_path, label_agreement=None, agreement=found)
 
     with pytest.raises(BundleError, match="not measured"):
@@ -164,8 +164,8 @@ def test_a_floor_refuses_what_was_not_measured(tmp_path: Path, found: Agreement)
     assert ["measured"] == list(build(Settings(models=tmp_path, require_validation=True)).registry.models)
 
 
-def test_an_agreement_on_no_input_is_no_manifest(tmp_path: Path) -> None:
-    """Full agreement where nothing was decided is what this must never say."""
+def test_an_agreement_without_decisions_is_refused(tmp_path: Path) -> None:
+    """A manifest must not claim full agreement if nothing was compared."""
     path = measured(tmp_path, agreement={"measure": "set_f1", "value": 1.0, "decisions": 0})
 
     with pytest.raises(BundleError, match=r"`value` .*`decisions` is 0"):
@@ -182,8 +182,8 @@ def test_an_agreement_on_no_input_is_no_manifest(tmp_path: Path) -> None:
         (agreement("span_f1", float("nan"), 100), 0.0, False),
     ],
 )
-def test_a_floor_is_for_the_measure_of_the_task(tmp_path: Path, found: Agreement, floor: float, served: bool) -> None:
-    """The same flag for every task; the message names the measure, its value and what it rests on."""
+def test_a_floor_applies_to_the_measure_of_the_task(tmp_path: Path, found: Agreement, floor: float, served: bool) -> None:
+    """One flag serves all tasks. The message has the value of the measure and the number of decisions."""
     [graph] = load_bundle(measured(tmp_path, label_agreement=None)).manifest.graphs
     graph = graph.model_copy(update={"evidence": graph.evidence.model_copy(update={"agreement": found})})
     try:
@@ -196,8 +196,8 @@ def test_a_floor_is_for_the_measure_of_the_task(tmp_path: Path, found: Agreement
 
 
 @pytest.mark.parametrize(("precision", "low"), [("fp32", False), ("fp16", False), ("int8", True)])
-def test_int8_without_a_decision_is_low(precision: str, low: bool) -> None:
-    """Logits of a float graph are within a bound; only the agreement says that coarser numbers do no harm."""
+def test_int8_without_decisions_has_a_low_agreement(precision: str, low: bool) -> None:
+    """The logits of a float graph are within a bound. For int8, only the agreement shows that the rounding does no harm."""
     assert low is is_low(spec("cpu", precision, "cpu", agreement=agreement("span_f1", None, 0)))
 
 
@@ -211,7 +211,7 @@ def test_int8_without_a_decision_is_low(precision: str, low: bool) -> None:
         (agreement("spearman", 0.98, 100), "Spearman correlation 0.9800 on 100"),
     ],
 )
-def test_a_table_names_the_measure(found: Agreement | None, expected: str) -> None:
+def test_the_summary_of_an_agreement_names_its_measure(found: Agreement | None, expected: str) -> None:
     assert expected == summarize_agreement(found)
 
 
@@ -247,7 +247,7 @@ def spec(provider: str, precision: str, measured_on: str, **evidence: Any) -> Gr
         ("cpu", "int8", "cpu", None),
     ],
 )
-def test_validation_counts_for_what_was_measured(
+def test_a_report_counts_only_for_the_measured_provider_and_precision(
     floor: ValidationPolicy, provider: str, precision: str, measured_on: str, named: str | None
 ) -> None:
     graph = spec(provider, precision, measured_on)
@@ -272,23 +272,23 @@ def test_validation_counts_for_what_was_measured(
         ("fp32", ["avx2", "avx512_vnni"], ["avx2"], False),
     ],
 )
-def test_a_cpu_that_adds_otherwise_is_known(precision: str, measured_with: list[str] | None, own: list[str], other: bool) -> None:
-    """Without VNNI x86 adds pairs of products of int8 in 16 bits; where a CPU is unknown nothing is said."""
+def test_a_cpu_with_other_int8_kernels_is_detected(precision: str, measured_with: list[str] | None, own: list[str], other: bool) -> None:
+    """Without VNNI, x86 adds pairs of int8 products in 16 bits. An unknown CPU counts as one with the same kernels."""
     speed = None if measured_with is None else {"cpu": "Some", "instructions": measured_with, "threads": 1, "timings": []}
 
     assert other is is_of_other_kernels(spec("cpu", precision, "cpu", speed=speed), own)
 
 
 @pytest.mark.parametrize(("flags", "warned"), [({}, False), ({"require_validation": True}, True), ({"min_agreement": 0.5}, True)])
-def test_int8_of_other_kernels_is_warned_of(
+def test_int8_that_was_measured_with_other_kernels_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, flags: dict[str, Any], warned: bool
 ) -> None:
-    """Where a validation report is asked for; the model is served, because the scales of int8 allow for it."""
+    """A line is logged only if a validation report is required. The model is served, because its int8 scales allow for the difference."""
     monkeypatch.setattr("bertserve.service.serving.loading.cpu_instructions", lambda: ("avx2", "fma"))
     build(Settings(models=EMBEDDED / "sentiment", **flags))
 
     assert warned == ("avx512_vnni, avx512_bf16; this CPU has avx2, fma" in caplog.text)
 
 
-def test_without_a_policy_validation_of_another_provider_is_served() -> None:
+def test_without_a_policy_a_report_of_another_provider_is_accepted() -> None:
     ValidationPolicy().check("tiny", spec("cuda", "fp16", "cpu"))

@@ -1,4 +1,4 @@
-"""Predicted waits against real ones: a queue with threads that take their time in virtual seconds, at twice what they can do."""
+"""Predicted and real waits: a queue whose inference threads run in virtual time, at twice their capacity."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Simulation:
     """Inference threads in virtual time.
 
     Attributes:
-        threads: How many.
-        key: What may share a batch; None for texts that run alone.
-        waits: Predicted and real seconds until the first text started, of each admitted request.
-        refusals: Seconds that those refused were told to stay away.
+        threads: Number of inference threads.
+        key: Key of texts that can share a batch; None if each text runs alone.
+        waits: Predicted and real seconds until the first text started, by admitted request.
+        refusals: `Retry-After` seconds of the refused requests.
     """
 
     threads: int
@@ -55,7 +55,7 @@ class Simulation:
         return sum(max(end - self.now, 0.0) for _, end in self.runs.values()) if len(self.runs) == self.threads else 0.0
 
     def arrive(self, *lengths: int) -> None:
-        """Admits a request of texts of so many tokens, or refuses it."""
+        """Admits or refuses a request whose texts have these numbers of tokens."""
         estimate, busy_s = sum(COST(1, length) for length in lengths), self.busy_s()
         try:
             request = self.queue.admit(
@@ -78,7 +78,7 @@ class Simulation:
         self.now = max(self.now, until) if until < float("inf") else self.now
 
     def overload(self, seconds: float, texts: Callable[[random.Random], tuple[int, ...]]) -> None:
-        """Plays requests that arrive at random and are twice as much as the inference threads can do, then all that was admitted."""
+        """Plays random arrivals at twice the capacity of the inference threads, then runs the remaining requests."""
         mean = sum(COST(1, length) for _ in range(1000) for length in texts(self.random)) / 1000
         time = 0.0
         while time < seconds:
@@ -87,12 +87,12 @@ class Simulation:
         self.play()
 
     def share(self, holds: Callable[[float, float], bool]) -> float:
-        """Returns the share of the admitted that started, after the queue had filled, of whose predicted and real wait something holds."""
+        """Returns the share of requests after the queue has filled whose predicted and real wait meet a condition."""
         waits = self._known_waits()
         return sum(holds(predicted, real) for predicted, real in waits) / len(waits)
 
     def error_s(self) -> float:
-        """Returns the mean difference of their predicted and real waits, in seconds."""
+        """Returns the mean difference between the predicted and real waits of these requests, in seconds."""
         return fmean(abs(predicted - real) for predicted, real in self._known_waits())
 
     def _known_waits(self) -> list[tuple[float, float]]:
@@ -125,12 +125,12 @@ class Simulation:
 
 
 def short_and_long(dice: random.Random) -> tuple[int, ...]:
-    """Returns a request: four of five are a short text, one is a long one."""
+    """Returns the lengths of a request's texts: four of five requests are a short text, the fifth is a long text."""
     return (dice.randint(8, 40),) if dice.random() < 0.8 else (dice.randint(200, 512),)
 
 
 def with_documents(dice: random.Random) -> tuple[int, ...]:
-    """Returns a request: one of fifty is a document of up to thirty windows."""
+    """Returns the lengths of a request's texts: one of fifty requests is a document of up to thirty windows."""
     return (400,) * dice.randint(3, 30) if dice.random() < 0.02 else short_and_long(dice)
 
 
@@ -141,8 +141,8 @@ def within_twice(predicted: float, real: float) -> bool:
 @pytest.mark.parametrize("threads", [1, 2, pytest.param(4, marks=pytest.mark.full_grid)])
 @pytest.mark.parametrize("key", [None, "model"])
 @pytest.mark.parametrize("texts", [short_and_long, with_documents])
-def test_the_predicted_wait_is_right(threads: int, key: str | None, texts: Any) -> None:
-    """At twice the capacity it is within a factor of two of the real one for nine in ten of the admitted at least."""
+def test_the_predicted_wait_is_within_a_factor_of_two(threads: int, key: str | None, texts: Any) -> None:
+    """At twice the capacity, this holds for at least nine in ten of the admitted requests."""
     simulation = Simulation(threads, key)
     simulation.overload(60.0, texts)
 
@@ -153,7 +153,7 @@ def test_the_predicted_wait_is_right(threads: int, key: str | None, texts: Any) 
 @pytest.mark.parametrize("threads", [1, 2, pytest.param(4, marks=pytest.mark.full_grid)])
 @pytest.mark.parametrize("texts", [short_and_long, with_documents])
 def test_the_predicted_wait_of_texts_that_share_runs_is_an_upper_bound(threads: int, texts: Any) -> None:
-    """Who is taken along by a run of others starts sooner; few wait much longer than predicted."""
+    """A text that joins another request's run starts sooner. At most 5 % wait more than 1.25 times as long as predicted."""
     simulation = Simulation(threads, key="model")
     simulation.overload(60.0, texts)
 
@@ -163,8 +163,8 @@ def test_the_predicted_wait_of_texts_that_share_runs_is_an_upper_bound(threads: 
 
 @pytest.mark.parametrize("key", [pytest.param(None, marks=pytest.mark.full_grid), "model"])
 @pytest.mark.parametrize("max_queue_tokens", [5_000, 10**6], ids=["queue_full", "deadline"])
-def test_who_comes_again_after_retry_after_is_admitted(key: str | None, max_queue_tokens: int) -> None:
-    """Without other clients nine in ten are admitted at the announced time, and nearly all a tenth later."""
+def test_a_retry_after_the_announced_time_is_admitted(key: str | None, max_queue_tokens: int) -> None:
+    """Without other clients, nine in ten are admitted at the announced time, and 95 % if they wait a tenth longer."""
     refused_again = {1.0: 0, 1.1: 0}
     for seed in range(60):
         for factor in refused_again:
@@ -185,7 +185,7 @@ def test_who_comes_again_after_retry_after_is_admitted(key: str | None, max_queu
 @pytest.mark.parametrize("threads", [1, 2, pytest.param(4, marks=pytest.mark.full_grid)])
 @pytest.mark.parametrize("key", [None, "model"])
 def test_reservations_halve_the_error_of_the_predicted_wait(threads: int, key: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without them, all windows of a document that waits would count as work before a request that arrives later."""
+    """Without reservations, all windows of a waiting document count as work before each later request."""
     with_reservations, without = Simulation(threads, key), Simulation(threads, key)
     with_reservations.overload(60.0, with_documents)
     monkeypatch.setattr(Reservations, "seconds_after", lambda self, now: 0.0)

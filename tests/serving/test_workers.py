@@ -1,4 +1,4 @@
-"""Several workers on one port: what is divided, one metrics page, restarts, the end, and starts that fail."""
+"""Several workers on one port: divided limits, one metrics page, restarts, shutdown, and failed starts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ LIMITS = ConnectionLimits(max_connections=8, header_timeout_s=1, max_header_byte
 
 @contextmanager
 def clients_of(served: Any, count: int, *, workers: int = 1) -> Iterator[list[httpx.Client]]:
-    """Opens clients with a connection each: `count` of them, and more until so many workers have one."""
+    """Yields clients with a connection each: at least `count` of them, and enough for connections to `workers` workers."""
     clients: list[httpx.Client] = []
     reached: set[int] = set()
     with ExitStack() as stack:
@@ -62,7 +62,7 @@ def clients_of(served: Any, count: int, *, workers: int = 1) -> Iterator[list[ht
 
 
 def worker_of(client: httpx.Client) -> dict[str, int]:
-    """Returns what the worker that a client is connected to says of itself."""
+    """Returns the `worker` entry of `/info`, from the worker that the client is connected to."""
     worker: dict[str, int] = client.get("/info").json()["worker"]
     return worker
 
@@ -83,8 +83,8 @@ def test_a_total_is_divided_among_the_workers(total: int, workers: int, shares: 
     assert shares == [WorkerContext(index, workers).share(total) for index in range(workers)]
 
 
-def test_info_has_totals_and_the_workers_share(models: Path) -> None:
-    """`/info` says what is allowed in total, and which worker with which share answers."""
+def test_info_has_the_totals_and_the_share_of_the_worker(models: Path) -> None:
+    """`/info` has the total limits, and the index and the limits of the worker that answers."""
 
     async def info(client: httpx.AsyncClient) -> Any:
         return (await client.get("/info")).json()
@@ -113,22 +113,22 @@ def test_every_worker_has_a_thread_by_default(models: Path) -> None:
         (("--workers", "0"), ("--workers (or BERT_SERVE_WORKERS) is `0`",)),
     ],
 )
-def test_what_cannot_be_divided_is_refused(flags: tuple[str, ...], words: tuple[str, ...]) -> None:
-    """Limits that leave a worker with nothing to work with are an error that names both."""
+def test_limits_that_are_too_small_for_all_workers_are_refused(flags: tuple[str, ...], words: tuple[str, ...]) -> None:
+    """The error names the limit and the number of workers."""
     with pytest.raises(SettingsError) as refused:
         parse(Settings, flags)
     assert [] == [word for word in words if word not in refused.value.message]
 
 
-def test_a_system_that_cannot_fork_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where processes cannot be forked, as on Windows, more than one worker is wrong usage."""
+def test_several_workers_need_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a system without fork, for example Windows, more than one worker is a usage error."""
     monkeypatch.delattr(os, "fork")
     with pytest.raises(SettingsError, match="--workers is 2,"):
         prepare(Settings(workers=2))
 
 
-def test_the_listener_leaves_connections_to_whoever_has_fewest() -> None:
-    """Of a burst of connections each of two workers takes half, also when one is always asked first."""
+def test_the_listener_leaves_connections_to_the_worker_with_the_fewest() -> None:
+    """Each of two workers takes half of a burst of connections, even if one worker is always asked first."""
 
     async def run() -> list[int]:
         counts = shared_counts(2)
@@ -156,8 +156,8 @@ def test_the_listener_leaves_connections_to_whoever_has_fewest() -> None:
     assert [4, 4] == asyncio.run(asyncio.wait_for(run(), 10))
 
 
-def test_the_listener_takes_what_nobody_comes_for() -> None:
-    """A worker that has more than another, which does not come, takes the connection in the end."""
+def test_the_listener_takes_a_connection_that_no_other_worker_takes() -> None:
+    """A worker with more connections takes it in the end if the worker with fewer connections does not."""
 
     async def run() -> int:
         counts = shared_counts(2)
@@ -175,8 +175,8 @@ def test_the_listener_takes_what_nobody_comes_for() -> None:
     assert ABSENT == asyncio.run(asyncio.wait_for(run(), 10))
 
 
-def test_a_listener_that_leaves_takes_nothing_more() -> None:
-    """What waits at the socket when a worker gives up is for another, which is served as if the first had not been there."""
+def test_a_listener_that_leaves_takes_no_more_connections() -> None:
+    """A connection that still waits at the socket is left to another worker, which takes it."""
 
     async def run() -> list[int]:
         counts = shared_counts(2)
@@ -195,8 +195,8 @@ def test_a_listener_that_leaves_takes_nothing_more() -> None:
     assert [0, 0] == asyncio.run(asyncio.wait_for(run(), 10))
 
 
-def test_a_worker_with_a_dead_thread_makes_room_for_another() -> None:
-    """A worker stays alive while its inference threads do, and ends with them."""
+def test_a_worker_with_a_dead_inference_thread_ends() -> None:
+    """A worker ends when its inference threads have ended."""
 
     async def run() -> list[bool]:
         scheduler = Scheduler(RequestQueue(max_batch_tokens=64, max_queue_tokens=64), threads=1)
@@ -220,11 +220,11 @@ def test_a_worker_with_a_dead_thread_makes_room_for_another() -> None:
     assert [False, True] == asyncio.run(run())
 
 
-def test_all_workers_answer_and_any_page_counts_all_requests(models: Path, serve: Serve) -> None:
+def test_all_workers_answer_and_each_metrics_page_counts_all_requests(models: Path, serve: Serve) -> None:
     with serve(models, *TWO) as served, clients_of(served, 8, workers=2) as clients:
         for client in clients:
             assert 200 == client.post("/classify", json={"inputs": ["good", "bad"]}).status_code
-        wait_until(lambda: {float(len(clients))} == {answered(client) for client in clients})  # each is counted once it was sent
+        wait_until(lambda: {float(len(clients))} == {answered(client) for client in clients})  # each answer is counted after it was sent
         page = clients[0].get("/metrics").text
         assert 'bertserve_model_info{model="tiny"' in page
         assert "pid=" not in page
@@ -234,14 +234,14 @@ def test_all_workers_answer_and_any_page_counts_all_requests(models: Path, serve
     assert [] == served.lines()
 
 
-def test_a_worker_that_dies_is_replaced_and_what_it_counted_stays(models: Path, serve: Serve) -> None:
-    """After one was killed both places are taken again, the dead one's requests are still counted, and requests are answered."""
+def test_a_worker_that_dies_is_replaced_and_its_counts_are_kept(models: Path, serve: Serve) -> None:
+    """After a kill there are two workers again. The metrics keep the dead worker's requests, and new requests are answered."""
     with serve(models, *TWO) as served:
         before = workers_of(served)
         with clients_of(served, 8) as clients:
             for client in clients:
                 client.post("/classify", json={"inputs": "good"})
-            wait_until(lambda: answered(clients[0]) == 8.0)  # each is counted once it was sent
+            wait_until(lambda: answered(clients[0]) == 8.0)  # each answer is counted after it was sent
         os.kill(before[0], signal.SIGKILL)
         wait_until(lambda: f"worker 0, process {before[0]}, ended with code -9" in served.log.read_text())
         with clients_of(served, 1) as [client]:
@@ -260,11 +260,11 @@ def test_a_worker_that_dies_is_replaced_and_what_it_counted_stays(models: Path, 
 
 @pytest.mark.full_grid
 def test_a_worker_that_hangs_is_replaced(models: Path, serve: Serve) -> None:
-    """A worker whose event loop stands still is killed, and another takes its place; the other one is left alone."""
+    """A worker whose event loop has stopped is killed and replaced. The other worker is not affected."""
     with serve(models, *TWO) as served:
         before = workers_of(served)
         start = time.monotonic()
-        os.kill(before[0], signal.SIGSTOP)  # it cannot even be told to stop
+        os.kill(before[0], signal.SIGSTOP)  # a stopped process cannot even handle SIGTERM
         wait_until(lambda: "is killed" in served.log.read_text())
         killed_s = time.monotonic() - start
         wait_until(lambda: "worker 0 restarted as process" in served.log.read_text())
@@ -279,8 +279,8 @@ def test_a_worker_that_hangs_is_replaced(models: Path, serve: Serve) -> None:
 
 
 @pytest.mark.full_grid
-def test_a_machine_that_stood_still_costs_no_worker(models: Path, serve: Serve) -> None:
-    """A worker that is paused together with the supervisor, for example by a container's runtime, does not count as hung later."""
+def test_a_pause_of_all_processes_kills_no_worker(models: Path, serve: Serve) -> None:
+    """Workers that are paused together with the supervisor, for example by a container runtime, do not count as hung afterwards."""
     with serve(models, *TWO) as served:
         before = workers_of(served)
         everyone = [served.process.pid, *before.values()]
@@ -295,8 +295,8 @@ def test_a_machine_that_stood_still_costs_no_worker(models: Path, serve: Serve) 
     assert [] == served.lines()
 
 
-def test_a_worker_that_cannot_be_replaced_leaves_the_others_serving(models: Path, serve: Serve) -> None:
-    """While no model can be loaded its place is tried again and again, and taken once one can; the service ends only with its last worker."""
+def test_the_others_serve_while_a_worker_cannot_be_replaced(models: Path, serve: Serve) -> None:
+    """The start is retried until the models can be loaded again. The service ends only if its last worker has ended."""
     tokenizer = (models / "tiny/tokenizer.json").read_bytes()
     with serve(models, *TWO) as served:
         before = workers_of(served)
@@ -318,8 +318,8 @@ def test_a_worker_that_cannot_be_replaced_leaves_the_others_serving(models: Path
         assert "tokenizer.json" in served.log.read_text().splitlines()[-1]
 
 
-def test_a_start_that_fails_is_tried_again_later_and_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first attempts follow at once, further ones after 1, 2, 4 s and so on up to a minute; when all places have failed it is the end."""
+def test_a_failed_start_is_retried_with_growing_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first retries follow at once, further retries after 1, 2, 4 s, up to 60 s. The service stops if all workers have failed."""
     now, started, stopped = [100.0], list[int](), list[str]()
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     supervisor = Supervisor(lambda *_: None, workers=2, shutdown_timeout_s=1, heartbeats=[0, 0], on_ready=print, on_end=print)
@@ -341,7 +341,7 @@ def test_a_start_that_fails_is_tried_again_later_and_later(monkeypatch: pytest.M
 
 
 def test_messages_wait_for_a_worker_that_does_not_read() -> None:
-    """They come in their order, and SIGHUP only once, however often it is sent meanwhile."""
+    """The messages arrive in order. SIGHUP arrives once, however often it is sent in the meantime."""
     supervisor = Supervisor(lambda *_: None, workers=1, shutdown_timeout_s=1, heartbeats=[0], on_ready=print, on_end=print)
     pipe, unread = multiprocessing.Pipe()
     process: Any = SimpleNamespace(pid=1)  # without `kill`
@@ -361,7 +361,7 @@ def test_messages_wait_for_a_worker_that_does_not_read() -> None:
     assert [*messages, signal.SIGHUP, None] == read
 
 
-def test_no_message_comes_to_the_successor_of_a_worker() -> None:
+def test_no_message_for_a_worker_reaches_its_replacement() -> None:
     supervisor = Supervisor(lambda *_: None, workers=1, shutdown_timeout_s=1, heartbeats=[0], on_ready=print, on_end=print)
     process: Any = SimpleNamespace(pid=1, exitcode=0, join=lambda: None)
     (pipe, unread), (next_pipe, next_unread) = multiprocessing.Pipe(), multiprocessing.Pipe()
@@ -405,7 +405,7 @@ print(read[0])
 
 
 def test_a_worker_that_reads_late_gets_all_messages_before_it_stops() -> None:
-    """The supervisor sends what waits on its own, also while it stops; a worker with a heartbeat is not killed."""
+    """The supervisor continues to send waiting messages while it stops, and does not kill the worker."""
     done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=60, check=False)
     assert (0, "1000\n") == (done.returncode, done.stdout)
 
@@ -413,7 +413,7 @@ def test_a_worker_that_reads_late_gets_all_messages_before_it_stops() -> None:
 @pytest.mark.full_grid
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_all_workers(tmp_path: Path, serve: Serve, number: int) -> None:
-    """What was accepted by either worker is answered after the signal, even if the workers get it too, and the exit code is 0."""
+    """Both workers answer the requests that they have accepted, even if they get the signal too. The exit code is 0."""
     slow.bundle(tmp_path / "slow")
     with serve(tmp_path / "slow", *TWO) as served, clients_of(served, 4, workers=2) as clients, ThreadPoolExecutor(len(clients)) as pool:
         workers = workers_of(served)
@@ -422,7 +422,7 @@ def test_a_signal_drains_all_workers(tmp_path: Path, serve: Serve, number: int) 
             wait_until(lambda: waiting(client) > 30)
         served.process.send_signal(number)
         for pid in workers.values():
-            os.kill(pid, number)  # as a terminal, or systemd, sends it to the whole group
+            os.kill(pid, number)  # like a terminal or systemd, which sends it to the whole group
         assert {(200, 15)} == {(future.result().status_code, len(future.result().json())) for future in accepted}
         assert 0 == served.process.wait(10)
     assert [] == served.lines()
@@ -435,7 +435,7 @@ def waiting(client: httpx.Client) -> float:
 def test_no_worker_outlives_its_supervisor(models: Path, serve: Serve) -> None:
     with serve(models, *TWO) as served:
         served.process.kill()
-        reader = threading.Thread(target=served.process.stdout.read)  # ends when the last of them has closed it
+        reader = threading.Thread(target=served.process.stdout.read)  # ends when the last process has closed its stdout
         reader.start()
         reader.join(15)
         assert not reader.is_alive()
@@ -443,7 +443,7 @@ def test_no_worker_outlives_its_supervisor(models: Path, serve: Serve) -> None:
             httpx.get(served.url, trust_env=False)
 
 
-def test_replaced_workers_take_no_more_memory(models: Path, serve: Serve) -> None:
+def test_replacement_workers_use_no_additional_shared_memory(models: Path, serve: Serve) -> None:
     with serve(models, *TWO) as served:
         folder = folder_of(served)
         with clients_of(served, 4) as clients:
@@ -471,15 +471,15 @@ def room(folder: Path) -> int:
 
 
 def counted(served: Any) -> dict[str, float]:
-    """Returns the counters and histograms of the metrics page, without those of processes."""
+    """Returns the counters and histograms of the metrics page, without the metrics of processes."""
     with clients_of(served, 1) as [client]:
         lines = client.get("/metrics").text.splitlines()
     found = dict(line.rsplit(" ", 1) for line in lines if re.match(r"bertserve_\w+_(total|count|sum|bucket)[ {]", line))
     return {name: float(value) for name, value in found.items()}
 
 
-def test_a_killed_service_leaves_its_folder_for_the_next_start_to_remove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder of a service that runs stays, and so do a new one that is still empty and what is none of ours."""
+def test_a_start_removes_the_folder_of_a_killed_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders of running services, new empty folders, and files of other programs are kept."""
     monkeypatch.setattr(serve, "MEMORY", str(tmp_path))
     abandoned, empty, other = (tmp_path / name for name in (f"{PREFIX}abandoned", f"{PREFIX}empty", "other"))
     for folder in (abandoned, empty, other):
@@ -493,8 +493,8 @@ def test_a_killed_service_leaves_its_folder_for_the_next_start_to_remove(tmp_pat
     assert {empty.name, other.name, f"{PREFIX}link"} == set(os.listdir(tmp_path))
 
 
-def test_the_log_is_one_for_all_workers(models: Path, serve: Serve) -> None:
-    """Lines of all workers come as whole JSON objects, which say whose they are; so do those of the supervisor about the shutdown."""
+def test_all_workers_write_to_one_log(models: Path, serve: Serve) -> None:
+    """Each line is a JSON object with the process id and the worker's index. The supervisor's lines have no index."""
     with serve(models, *TWO, "--access-log", "--log-format", "json") as served, clients_of(served, 4) as clients:
         for client in clients:
             client.post("/classify", json={"inputs": "good"})
@@ -511,7 +511,7 @@ def test_the_log_is_one_for_all_workers(models: Path, serve: Serve) -> None:
 
 @pytest.mark.full_grid
 def test_models_change_in_all_workers_under_load(models: Path, tmp_path: Path, serve: Serve) -> None:
-    """Whichever worker is asked: no request fails or is answered by two models, all have the same after it, and a worker that comes later too."""
+    """A change at any worker reaches all workers and later replacements. No request fails or is answered by two models."""
     tiny.bundle(models, "other")
     (tmp_path / "admin").write_text("trident")
     admin = {"authorization": "Bearer trident"}

@@ -1,4 +1,4 @@
-"""A base task that only tests know, which counts the tokens of two texts: what the file of a new task in service/tasks has."""
+"""A test-only base task that counts the tokens of two texts. It shows what the file of a new task in service/tasks contains."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ToyParameters(TaskParameters):
 
 @dataclass(frozen=True, slots=True)
 class ToyRequest:
-    """Two texts."""
+    """Two texts and the factor of their answer."""
 
     left: str
     right: str
@@ -34,7 +34,7 @@ class ToyRequest:
 
     @property
     def chars(self) -> int:
-        """Characters that have to be tokenized."""
+        """The number of characters to tokenize."""
         return len(self.left) + len(self.right)
 
 
@@ -64,7 +64,7 @@ class ToyBody(TaskBody):
 
 
 def count(request: ToyRequest, model: TaskModel) -> TaskRun:
-    """Returns the tokens of both texts, multiplied, and the number of the model's outputs."""
+    """Returns the number of tokens of both texts times the factor, and the number of the model's outputs."""
     left, right = model.tokenizer.tokenize([request.left, request.right])
     [row] = yield Batch([model.tokenizer.assemble(left.ids, right.ids)], Cost(answer_bytes=32))
     return {"tokens": request.factor * (len(left) + len(right)), "outputs": len(row["logits"])}

@@ -1,4 +1,4 @@
-"""Attack: one way to harm a service from outside; and Target, the service as an attacker has it."""
+"""Defines Attack, a way to harm a service from outside, and Target, the service from an attacker's point of view."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from http.client import HTTPException, HTTPResponse
 from typing import Literal
 
-NICE = 10  # of an attacking thread: attackers of a real service have processors of their own
+NICE = 10  # of attacking threads, because the attackers of a real service have their own processors
 READ_BYTES = 1 << 16
-REFUSED = (OSError, HTTPException, ValueError)  # the connection was refused, closed or too slow, or the answer is none
+REFUSED = (OSError, HTTPException, ValueError)  # the connection was refused, closed or too slow, or the answer is invalid
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,15 @@ class Target:
 
     Attributes:
         port: Its port on loopback.
-        tls: Whether it speaks TLS.
+        tls: Whether the service uses TLS.
         key: The attacker's API key; empty for none.
-        admin_key: A key that may load and unload models.
-        max_connections: The service's limit.
-        until: Time by `time.monotonic` at which the last request is sent.
-        patience_s: Seconds for which an answer is waited for after that.
-        parallel: Attackers at once.
-        index: Which of them this is, from 0.
-        answers: How often each status came in answer to whole requests; shared by all attackers.
+        admin_key: A key that can load and unload models.
+        max_connections: The service's limit of connections.
+        until: End of the attack, as `time.monotonic`; no request starts later.
+        patience_s: Seconds to wait for answers after the end of the attack.
+        parallel: Number of attackers at the same time.
+        index: Number of this attacker, from 0.
+        answers: Status -> number of answers to complete requests; all attackers share it.
     """
 
     port: int
@@ -62,12 +62,12 @@ class Target:
         return replace(self, key=self.admin_key)
 
     def pause(self, seconds: float) -> bool:
-        """Waits, at most to the end; returns whether there is time left."""
+        """Waits, at most until the end of the attack. Returns whether time is left."""
         time.sleep(max(min(seconds, self.until - time.monotonic()), 0))
         return not self.over
 
     def connect(self) -> socket.socket:
-        """Returns a new connection, after the TLS handshake where there is one."""
+        """Returns a new connection. If the service uses TLS, the handshake is complete."""
         connection = self.connect_tcp()
         if not self.tls:
             return connection
@@ -84,7 +84,7 @@ class Target:
         return socket.create_connection(("127.0.0.1", self.port), timeout=self.left_s)
 
     def head(self, method: str, path: str, *headers: bytes) -> bytes:
-        """Returns a request's head with the attacker's key, up to the empty line."""
+        """Returns the head of a request with the attacker's key, including the empty line."""
         key = [f"authorization: Bearer {self.key}".encode()] if self.key else []
         return b"\r\n".join([f"{method} {path} HTTP/1.1".encode(), b"host: t", *key, *headers]) + b"\r\n\r\n"
 
@@ -93,7 +93,7 @@ class Target:
 
     @contextmanager
     def opened(self) -> Iterator[list[socket.socket]]:
-        """Yields a list of connections that are all closed in the end."""
+        """Yields a list of connections, and closes all of them at the end."""
         connections: list[socket.socket] = []
         try:
             yield connections
@@ -102,12 +102,12 @@ class Target:
                 connection.close()
 
     def ask_all(self, requests: Iterable[bytes | Iterable[bytes]]) -> None:
-        """Sends requests one after the other over one connection, opened again when it is lost, and reads the answers.
+        """Sends requests one after the other over one connection, and reads the answers. Reconnects if the connection is lost.
 
         Args:
-            requests: Each as bytes, or as parts that are sent one by one.
+            requests: The requests, each as bytes or as parts that are sent one by one.
         """
-        with self.opened() as connections:  # one, or none
+        with self.opened() as connections:  # at most one
             for request in requests:
                 if self.over:
                     return
@@ -129,10 +129,10 @@ class Target:
 
 
 def read_answer(connection: socket.socket, target: Target) -> tuple[int, bool]:
-    """Reads an answer and drops it; returns its status, and whether the connection is open behind it.
+    """Reads and discards an answer. Returns its status, and whether the connection stays open.
 
     Raises:
-        TimeoutError: The answer did not end in time; that of a stream may last as long as a client reads it.
+        TimeoutError: The answer did not end in time; the answer of a stream can last as long as the client reads it.
     """
     answer = HTTPResponse(connection)
     try:
@@ -150,15 +150,15 @@ Run = Callable[[Target], None]
 
 @dataclass(frozen=True)
 class Attack:
-    """One way to harm the service.
+    """A way to harm the service.
 
     Attributes:
         name: Its name in the table.
-        kind: `field` of a request body, `body` that is costly as a whole, or feature of the `protocol`.
-        run: Attacks until the target says that it is over; one that is refused is started again.
-        covers: Names of the fields that it attacks.
-        connections: Connections that one attacker opens, at least.
-        callers: Requests of one attacker that run at the same time: as many ordinary clients are the normal load to compare with.
+        kind: The attack uses a `field` of a request body, an expensive `body`, or a feature of the `protocol`.
+        run: Attacks until `Target.over`; called again if the connection is refused.
+        covers: Names of the attacked fields.
+        connections: Minimum number of connections that one attacker opens.
+        callers: Number of requests of one attacker that run at the same time. The same number of ordinary clients is the normal load.
     """
 
     name: str
@@ -170,7 +170,7 @@ class Attack:
 
 
 def start(attack: Attack, targets: Iterable[Target]) -> list[threading.Thread]:
-    """Starts an attacker for each target, in a thread of low priority."""
+    """Starts an attacker for each target, in a thread with low priority, and returns the threads."""
     threads = [threading.Thread(target=_attack, args=(attack, target), daemon=True) for target in targets]
     for thread in threads:
         thread.start()

@@ -1,4 +1,4 @@
-"""Bodies that cost as much as a combination of fields can: in tokens, in candidates, in bytes of the answer; most are just within the limits."""
+"""Request bodies that are as expensive as possible, in tokens, candidates or bytes of the answer. Most are just within the limits."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from attack import Attack, Target
 from hostile_values import BATCH_CHARS, MAX_CHARS, MAX_INPUTS, ROOM, any_value, listed, prose, repeated
 
 LABELS = [f"label {number}" for number in range(MAX_INPUTS)]
-SYLLABLES = [first + second for first in ascii_lowercase for second in ascii_lowercase]  # of one token or two
+SYLLABLES = [first + second for first in ascii_lowercase for second in ascii_lowercase]  # each has one or two tokens
 ENTITY_GROUPS = ["O", "PER", "ORG", "LOC", "MISC"]
 
-# name: (path, what makes the body); a body is made once for each attacker, in its own thread
+# name -> (path, function that returns the body); each attacker calls the function once, in its own thread
 COSTLY: dict[str, tuple[str, Callable[[], Any]]] = {
     "explain the longest text": ("/classify", lambda: {"inputs": repeated("incomprehensibilities "), "parameters": {"explain": True}}),
     "explain texts of the most words": ("/classify", lambda: {"inputs": [repeated("a ", 760)] * 3, "parameters": {"explain": True}}),
@@ -82,7 +82,7 @@ def _run(path: str, make: Callable[[], Any], target: Target) -> None:
 
 
 def _binary_tensors(target: Target) -> None:
-    """Sends binary tensors whose sizes, shapes and lengths contradict each other, each with a body of the most bytes."""
+    """Sends binary tensors whose sizes, shapes and text lengths contradict each other."""
     requests = []
     for size, shape, text in ((ROOM // 2, [512], 0), (10**30, [1], 0), (ROOM // 2, [2**40], 1), (8, [1], 2**32 - 1), (0, [0], 0)):
         tensor = {"name": "inputs", "shape": shape, "datatype": "BYTES", "parameters": {"binary_data_size": size}}

@@ -1,4 +1,4 @@
-"""The catalogue of attacks: on every field of a request body, on every feature of the protocol, and on every setting that limits something."""
+"""The catalogue of attacks: on each field of a request body, on each feature of the protocol, and on each setting that limits callers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from body_attacks import body_attacks
 from field_attacks import field_attacks
 from protocol_attacks import protocol_attacks
 
-# The attack that goes to the limit of each setting, and beyond it.
+# Setting -> name of the attack that reaches and exceeds its limit.
 ATTACK_ON_SETTING: dict[str, str] = {
     "threads": "explain the longest text",
     "multi_threads": "all windows of many texts",
@@ -32,7 +32,7 @@ ATTACK_ON_SETTING: dict[str, str] = {
     "tls_cert": "handshakes",
     "tls_key": "half of a TLS hello",
 }
-# Settings that limit nothing that a caller can do.
+# Settings that do not limit callers.
 WITHOUT_LIMIT = frozenset(
     "config host port models model cache_dir skip_broken provider allow_provider_fallback engine_cache precision require_validation "
     "min_agreement batch_variant_graphs shutdown_timeout_s pre_stop_delay_s default allow_implicit_default public_health public_metrics root_path forwarded_allow_ips "

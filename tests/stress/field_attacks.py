@@ -1,6 +1,6 @@
-"""One attack for each field of a request body: its costliest values, which are written here, and whatever is wrong for it.
+"""One attack for each field of a request body: the field's most expensive values, which are listed here, and invalid values.
 
-A field without a line in COSTLIEST has no attack, and test_catalogue.py fails.
+A field without a line in COSTLIEST has no attack, so that test_catalogue.py fails.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from hostile_values import ANY, BATCH_CHARS, MAX_CHARS, MAX_INPUTS, ROOM, any_va
 from request_fields import Field, all_fields
 
 PROSE = prose(MAX_CHARS)
-BATCH = [prose(BATCH_CHARS)] * MAX_INPUTS  # as many and as long texts as a body takes
+BATCH = [prose(BATCH_CHARS)] * MAX_INPUTS  # the maximum number of texts, each as long as the size of a body permits
 LABELS = [f"{number} {prose(900)}" for number in range(1000)]
 INT64 = 2**63 - 1
 
-# The costliest values that each field takes, by `Class.field` of the class that declares it.
+# `Class.field` -> the field's most expensive values; the class is the one that declares the field.
 COSTLIEST: dict[str, tuple[Any, ...]] = {
     # all tasks
     "TaskBody.model": ("sentiment", repeated("sentiment-")),
@@ -148,7 +148,7 @@ COSTLIEST: dict[str, tuple[Any, ...]] = {
 
 
 def requests_of(field: Field, target: Target, *, seed: int) -> Iterator[list[bytes]]:
-    """Yields requests without end, each as parts: the costliest values first, then all others in random order."""
+    """Yields requests without end, each as a list of parts: first the most expensive values, then all others in random order."""
     written = (json.dumps(value).encode() for value in COSTLIEST[field.name])
     wrong = [*values_of_schema(field.schema), *ANY]
     random.Random(seed).shuffle(wrong)
@@ -166,7 +166,7 @@ def _request(field: Field, target: Target, value: bytes) -> list[bytes]:
 
 
 def attack_on(fields: list[Field], name: str) -> Attack:
-    """Returns an attack on fields that takes a request of each in turn."""
+    """Returns an attack that sends a request for each of the fields in turn."""
 
     def run(target: Target) -> None:
         seeds = range(target.index * len(fields), (target.index + 1) * len(fields))
@@ -185,7 +185,7 @@ def field_attacks() -> list[Attack]:
 
 
 def path_attacks() -> list[Attack]:
-    """Returns an attack for each path on all fields of its body: for the short version, in which one on each field takes too long."""
+    """Returns one attack per path, on all fields of its body. Short runs use it, because an attack per field takes too long."""
     by_path: dict[str, list[Field]] = defaultdict(list)
     for field in all_fields():
         if field.name in COSTLIEST:

@@ -1,4 +1,4 @@
-"""Values that are large, deep, numerous or hard to read, as JSON: any of them may stand where a body has a field."""
+"""JSON values that are large, deeply nested, numerous or hard to parse. Each of them can replace the value of any field in a body."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from bertserve.service.tasks.body import MAX_ITEMS
 MAX_CHARS: int = Settings.model_fields["max_chars"].default
 MAX_BODY: int = Settings.model_fields["max_body_bytes"].default
 MAX_INPUTS: int = Settings.model_fields["max_inputs"].default
-ROOM = MAX_BODY - 4096  # what a value may take of a body, with all that stands around it
-BATCH_CHARS = 3700  # of each text, if a body has as many inputs as it may, and another text of the most characters
+ROOM = MAX_BODY - 4096  # maximum bytes of a value; 4096 bytes are for the rest of the body
+BATCH_CHARS = 3700  # of each text, in a body with MAX_INPUTS such texts and one text of MAX_CHARS
 WORDS = "the river is long and wide but nobody has ever seen where it ends because fog lies on it all year".split()
 
 
 def prose(chars: int) -> str:
-    """Returns a text of so many characters, of words in an order that does not repeat."""
+    """Returns a text with this number of characters: words in random order."""
     words = random.Random(chars).choices(WORDS, k=chars // 3)
     return " ".join(words)[:chars]
 
 
 def repeated(unit: str, chars: int = MAX_CHARS) -> str:
-    """Returns a text of so many characters at most that is one unit again and again."""
+    """Returns a unit repeated up to this number of characters."""
     return unit * (chars // len(unit))
 
 
-# a text of the most characters there may be, each of a kind that a tokenizer, a regular expression or an encoder may find hard
+# name -> unit that is repeated to a text of MAX_CHARS; the text can be hard for a tokenizer, a regular expression or an encoder
 TEXT_UNITS: dict[str, str] = {
     "one word": "a",
     "words of a letter": "a ",
@@ -58,13 +58,13 @@ TEXT_UNITS: dict[str, str] = {
 
 @functools.cache
 def text_values() -> tuple[bytes, ...]:
-    """Returns the longest texts, one of each kind, and one of a character more, as JSON."""
+    """Returns texts of the maximum length, one of each kind, and a text with one character more, all as JSON."""
     texts = [repeated(unit) for unit in TEXT_UNITS.values()]
     return tuple(json.dumps(text).encode() for text in [*texts, prose(MAX_CHARS), prose(MAX_CHARS + 1)])
 
 
 def listed(item: bytes, size: int = ROOM) -> bytes:
-    """Returns a JSON list of one item as often as it fits into so many bytes."""
+    """Returns a JSON list that repeats an item as often as it fits into `size` bytes."""
     return b"[" + (item + b",") * (size // (len(item) + 1) - 1) + item + b"]"
 
 
@@ -73,7 +73,7 @@ def _many_keys() -> bytes:
     return b"{" + b",".join(pairs) + b"}"
 
 
-# what is wrong for any field, made when it is needed: each takes megabytes
+# name -> function that returns a value that is invalid for any field; most have megabytes, so they are built on demand
 ANY: dict[str, Callable[[], bytes]] = {
     "empty lists": lambda: listed(b"[]"),
     "lists of empty lists": lambda: listed(b"[[]]"),
@@ -100,12 +100,12 @@ ANY: dict[str, Callable[[], bytes]] = {
 
 @functools.lru_cache(maxsize=32)
 def any_value(name: str) -> bytes:
-    """Returns one of the values that are wrong for any field."""
+    """Returns the value of ANY with this name."""
     return ANY[name]()
 
 
 def values_of_schema(schema: dict[str, Any]) -> Iterator[bytes]:
-    """Yields, for a JSON schema, values at its limits and beyond by one, and long texts where it takes a text."""
+    """Yields, as JSON, values at the limits of a JSON schema and one beyond them, and long texts if it accepts strings."""
     for kind in _kinds(schema):
         if kind.get("type") == "string" and "enum" not in kind:
             yield from text_values()

@@ -1,7 +1,7 @@
-"""Loads on a real service: how long they last, what the service says of itself before and after, and how every request ended.
+"""Helpers for loads on a real service: durations, the service's metrics before and after a load, and the outcome of every request.
 
-`make test`, or for one of them `make test-all`, runs each load for half a second, on tiny models, and looks at what must always hold.
-`make stress` sets STRESS_SECONDS, runs them as long as their bars say on the embedded ones, and prints each figure with its bar.
+`make test` and `make test-all` run each load for half a second on tiny models, and check what must always be true. `make stress` sets
+STRESS_SECONDS, runs each load on the embedded models for the full duration, and prints each metric with its threshold.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from conftest import ROOT, Served
 LONGEST_S = float(os.environ.get("STRESS_SECONDS", "0.5"))
 LONG = "STRESS_SECONDS" in os.environ
 QUIET = BenchProgress(quiet=True)
-# a client that waits longer has lost its request: every deadline here is far shorter
+# every deadline here is far shorter: if a client waits longer, its request is lost
 CLIENT_TIMEOUT_S = 60.0
 
 TASKS_OF = {"sentiment": "text-classification", "ner": "token-classification", "qa": "question-answering", "fill-mask": "fill-mask"}
@@ -40,12 +40,12 @@ Samples = Counter[tuple[str, frozenset[tuple[str, str]]]]
 
 
 def seconds(most: float) -> float:
-    """Returns how long a load lasts that takes so many seconds in `make stress`."""
+    """Returns the duration of a load in seconds: `most`, limited by STRESS_SECONDS."""
     return min(most, LONGEST_S)
 
 
 def models_for(folder: Path) -> Path:
-    """Returns a folder of models: the embedded ones in `make stress`, else tiny ones of the same names and tasks."""
+    """Returns a folder of models: in `make stress` the embedded models, otherwise tiny models with the names and tasks of TASKS_OF."""
     if LONG:
         return ROOT / "models"
     for name, task in TASKS_OF.items():
@@ -54,26 +54,26 @@ def models_for(folder: Path) -> Path:
 
 
 def target(served: Served, path: str, bodies: Iterable[Any], **headers: str) -> Target:
-    """Returns what the generator loads: a path of the service, with bodies that take turns: bytes as they are, anything else as JSON."""
+    """Returns a target for the load generator: a path and its bodies, sent in turn. Bytes are sent unchanged, other bodies as JSON."""
     encoded = [Body(body if isinstance(body, bytes) else json.dumps(body).encode(), 1) for body in bodies]
     return build_target(parse_url(served.url + path), "stress", encoded, headers)
 
 
 def closed_loop(targets: Sequence[Target], connections: int, duration_s: float, *, warmup_s: float = 0.0) -> LoadResult:
-    """Has so many connections to each target ask again as soon as they are answered."""
+    """Runs a closed loop: each of `connections` connections per target sends a request as soon as it has the last answer."""
     durations = Durations(duration_s, warmup_s, CLIENT_TIMEOUT_S)
     return generator.run_closed_loop(targets, connections, durations, stop=threading.Event(), progress=QUIET)
 
 
 @contextmanager
 def beside(load: Callable[[], LoadResult]) -> Iterator[Future[LoadResult]]:
-    """Runs a load during the block; its result is there when both have ended."""
+    """Yields the future of a load that runs in parallel with the block. Exits when both have ended."""
     with ThreadPoolExecutor(1) as pool:
         yield pool.submit(load)
 
 
 def open_loop(targets: Sequence[Target], arrivals: Sequence[Sequence[float]], duration_s: float, *, warmup_s: float = 0.0) -> LoadResult:
-    """Sends each target's requests when they are due, whatever the service does."""
+    """Runs an open loop: sends each target's requests at their arrival times, even if the service is slow."""
     durations = Durations(duration_s, warmup_s, CLIENT_TIMEOUT_S)
     return generator.run_open_loop(targets, arrivals, 4000, durations, stop=threading.Event(), progress=QUIET)
 
@@ -85,13 +85,13 @@ def measured(load: LoadResult, of: int = 0) -> list[RequestRecord]:
 
 
 def percentile(values: Iterable[float], share: float) -> float:
-    """Returns the value that so large a share of the values does not exceed; 0 of none."""
+    """Returns the percentile of the values for a share of 0 to 1, or 0 without values."""
     ordered = sorted(values)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
 
 
 def samples(served: Served) -> Samples:
-    """Returns every sample of the service's metrics by name and labels."""
+    """Returns the value of every sample of the service's metrics, by name and labels."""
     page = httpx.get(f"{served.url}/metrics", trust_env=False, timeout=60).text
     found: Samples = Counter()
     for family in text_string_to_metric_families(page):
@@ -115,10 +115,12 @@ def by_status(found: Samples, metric: str = "requests_total") -> Counter[int]:
 
 
 def assert_each_ended_once(before: Samples, after: Samples, *loads: LoadResult, metric: str = "requests_total") -> Counter[int | str]:
-    """Asserts that each request got one answer, the one that the service has counted, and that none waits; returns how often each came.
+    """Asserts that each request got exactly one answer, which the service counted, and that no request is queued.
 
-    The generator keeps a record for each request that it sent: one that was never answered, or whose connection was lost, has a word
-    in the place of a status.
+    The load generator records each request that it sent. Without an answer, its outcome is a word instead of a status.
+
+    Returns:
+        Outcome -> number of requests.
     """
     ended = Counter(record.outcome for load in loads for records in load.records for record in records)
     answered = by_status(after, metric) - by_status(before, metric)
@@ -130,19 +132,19 @@ def assert_each_ended_once(before: Samples, after: Samples, *loads: LoadResult, 
 
 
 def show(bar: str, figure: str) -> None:
-    """Prints a figure with its bar if the load lasted as long as the bar requires."""
+    """Prints a metric with its threshold if STRESS_SECONDS is set, because short loads give no meaningful values."""
     if LONG:
         print(f"\n  {bar}: {figure}", end="", flush=True)
 
 
 def accesses(served: Served) -> list[dict[str, Any]]:
-    """Returns a line for each request that a service with `--access-log --log-format json` has answered."""
+    """Returns the access log of a service with `--access-log --log-format json`: one line per answered request."""
     lines = map(json.loads, Path(served.log).read_text().splitlines())
     return [line for line in lines if line["logger"] == "bertserve.access"]
 
 
 def memory_mib(served: Served) -> float:
-    """Returns the resident memory of the service's process in MiB, without the pages of files, which the kernel drops and reads again as it likes."""
+    """Returns the anonymous resident memory of the service's process in MiB. The kernel can drop and reread pages of files."""
     [line] = [line for line in Path(f"/proc/{served.process.pid}/status").read_text().splitlines() if line.startswith("RssAnon:")]
     return int(line.split()[1]) / 1024
 

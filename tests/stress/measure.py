@@ -1,4 +1,4 @@
-"""What an attack does to a service, measured from outside: see `Limits` for what is measured, and `prober.py` for how."""
+"""Measures from outside what an attack does to a service. `Outcome` describes the metrics; `prober.py` watches the service."""
 
 from __future__ import annotations
 
@@ -27,28 +27,27 @@ from hostile_values import prose
 from loads import LONG, percentile, seconds
 from prober import Measurement, Options, memory, process_tree
 
-# "Limits: stall 250 ms, growth 64 MiB per attacking connection and 256 MiB in total, no worker killed,
-# other callers' p99 at most three times normal."
+# The limits for an attack. The growth of memory has a limit per attacking connection, and a limit in total.
 MAX_STALL_MS = 250.0
 MAX_GROWTH_PER_CONNECTION_MIB = 64.0
 MAX_GROWTH_MIB = 256.0
 MAX_WORKERS_KILLED = 0
-# held in `make stress` only: a p99 of half a second is noise. Normal is the p99 next to as many clients that send ordinary requests one
-# after the other: they too use the cores that all share
+# Only `make stress` checks the p99 of other callers, because the p99 of half a second is noise. The normal p99 is measured next to the same
+# number of clients that send ordinary requests one after the other, because those clients also use the shared cores.
 MAX_P99_RATIO = 3.0
 
 ATTACK_S, PATIENCE_S = (seconds(2.0), 8.0) if LONG else (0.25, 1.0)
 LONG_ATTACK_S = 10.0
 SETTLE_S, RETURN_S = (60.0, 10.0) if LONG else (5.0, 0.0)
 MAX_CONNECTIONS = 256
-# a service of which fewer threads than this run or wait for a core is done with what was sent; the prober's requests take a fifth of one
+# the service is idle if fewer threads than this, on average, run or wait for a core; the prober's requests use a fifth of a thread
 IDLE_THREADS = 0.5
 IDLE_SAMPLES, IDLE_EVERY_S = 10, 0.01
 RETURNED_MIB = 32.0
 MIB = 1 << 20
 KEYS = {"attacker": "attacker-key", "caller": "caller-key", "admin": "admin-key"}
-# Ordinary requests with the largest batches, two at once. Growth is what an attack takes beyond their peak: the memory between two of
-# them depends on when glibc last returned freed memory, by 50 MiB.
+# Ordinary requests with the largest batches, two at the same time. Growth is the memory of an attack above the peak of these requests.
+# Between requests the memory varies by 50 MiB: it depends on when glibc last returned freed memory.
 CALLERS = 2
 WARM_UP: tuple[tuple[str, Any], ...] = (
     ("/classify", {"inputs": [prose(2500)] * 16}),
@@ -74,14 +73,14 @@ ORDINARY = Attack("ordinary requests", "protocol", _ask_as_others_do)
 
 @dataclass(frozen=True)
 class Configuration:
-    """How the service is started.
+    """A configuration of the service.
 
     Attributes:
         name: Its name in the table.
-        workers: Processes.
+        workers: Number of worker processes.
         keys: Whether callers need an API key.
         max_concurrent_per_key: Limit of a key's open requests per worker; None for no limit.
-        tls: Whether it speaks TLS.
+        tls: Whether the service uses TLS.
     """
 
     name: str
@@ -91,7 +90,7 @@ class Configuration:
     tls: bool = False
 
     def flags(self, folder: Path) -> list[str]:
-        """Returns the flags of `bert-serve serve`; what they name is written to the folder."""
+        """Returns the flags of `bert-serve serve`, and writes the files that the flags name to the folder."""
         flags = [
             "--allow-implicit-default",
             "--max-connections",
@@ -122,23 +121,23 @@ def _written(file: Path, *keys: str) -> Path:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one attack did.
+    """The effect of one attack.
 
     Attributes:
-        attack: Its name.
+        attack: Name of the attack.
         configuration: Name of the service's configuration.
-        attackers: How many attacked at once.
-        connections: Connections that they opened together, at least.
-        stall_ms: Longest time that `/health/live` took, less what the machine itself was late.
-        growth_mib: Peak memory of the service's processes, less what they had before, or less the peak of ordinary requests if that is more.
-        return_s: Seconds after the attack until the memory was back; None if it was not, within `RETURN_S`.
-        busy_s: Seconds after the attack until the service was idle; None if it was not, within `SETTLE_S`.
-        killed: Worker processes that ended.
-        hung: Runs that hung, each of which takes its inference thread with it.
+        attackers: Number of attackers at the same time.
+        connections: Minimum number of connections that all attackers opened.
+        stall_ms: Longest time until `/health/live` answered, minus the delay of the machine itself.
+        growth_mib: Peak memory of the service's processes, minus the larger of their memory before and their peak with ordinary requests.
+        return_s: Seconds after the attack until the growth was below `RETURNED_MIB`; None if it was not within `RETURN_S`.
+        busy_s: Seconds after the attack until the service was idle; None if it was not within `SETTLE_S`.
+        killed: Number of worker processes that ended.
+        hung: Number of runs that hung; each of them blocks its inference thread.
         ready: Whether the service was ready afterwards.
-        attacker: How often the attackers got each status.
-        statuses: How often the other caller got each status; -1 for no answer.
-        p99_ratio: Its p99 over that next to as many ordinary clients; infinite if over 1 % of the requests were not answered with 200.
+        attacker: Status -> number of answers to the attackers.
+        statuses: Status -> number of answers to the other caller; -1 means no answer.
+        p99_ratio: The other caller's p99, divided by its p99 next to as many ordinary clients; infinite if over 1 % of its requests failed.
     """
 
     attack: str
@@ -158,14 +157,14 @@ class Outcome:
 
     @property
     def breaches(self) -> list[str]:
-        """Which limits were broken, in words."""
+        """Descriptions of the exceeded limits."""
         growth = min(MAX_GROWTH_MIB, MAX_GROWTH_PER_CONNECTION_MIB * self.connections)
         unanswered = {status: count for status, count in self.statuses.items() if status not in (200, 429)}
         broken = {
             f"stall {self.stall_ms:.0f} ms > {MAX_STALL_MS:.0f}": self.stall_ms > MAX_STALL_MS,
             f"growth {self.growth_mib:.0f} MiB > {growth:.0f}": self.growth_mib > growth,
             f"{self.killed} workers killed": self.killed > MAX_WORKERS_KILLED,
-            f"{self.hung} inference threads lost": LONG and self.hung > 0,  # a busy machine can be as slow as a run that hangs
+            f"{self.hung} inference threads lost": LONG and self.hung > 0,  # on a busy machine, a slow run can look hung
             "not ready afterwards": not self.ready,
             f"other callers got {unanswered}": bool(unanswered) or 200 not in self.statuses,
             f"other callers' p99 {self.p99_ratio:.1f}x > {MAX_P99_RATIO:.0f}x": LONG and self.p99_ratio > MAX_P99_RATIO,
@@ -188,23 +187,23 @@ UNITS = (
 
 
 class AttackedService:
-    """A service of the embedded models and of tiny ones for the other tasks, with a prober; started when it is needed."""
+    """A service with the embedded models, tiny models for the other endpoints, and a prober. It starts on demand."""
 
     def __init__(self, configuration: Configuration, folder: Path) -> None:
-        """Starts nothing yet; `folder` is for its files."""
+        """Stores the arguments; `folder` is for the service's files."""
         self._configuration = configuration
         self._folder = folder
         self._running: ExitStack | None = None
         self._served: Served
         self._prober: subprocess.Popen[str]
-        self._usual_p99_s: dict[int, float] = {}  # by how many others there are
+        self._usual_p99_s: dict[int, float] = {}  # by number of ordinary clients
         self._memory_at_start = self._ordinary_peak = 0
         self.starts = 0
 
     def measure(self, attack: Attack, attackers: int) -> Outcome:
-        """Attacks, waits until the service is idle again, and returns what was seen. A service that did not recover is started again.
+        """Attacks, waits until the service is idle, and returns the outcome. A service that does not recover is restarted.
 
-        The p99 of an attack of two seconds is the slowest of about 60 requests. If only that breaks its limit, the attack is repeated for longer.
+        In an attack of two seconds, the p99 is the slowest of about 60 requests. If only it exceeds its limit, a longer attack follows.
         """
         outcome = self._measure(attack, attackers, ATTACK_S)
         if LONG and outcome.p99_ratio > MAX_P99_RATIO and len(outcome.breaches) == 1:
@@ -241,13 +240,13 @@ class AttackedService:
         )
         grown = (
             LONG and self._memory() - self._memory_at_start > MAX_GROWTH_PER_CONNECTION_MIB * MIB
-        )  # the next one's growth would hide in it
+        )  # this growth would hide the growth of the next attack
         if busy_s is None or killed or lost or grown or not outcome.ready:
             self.stop(broken=True)
         return outcome
 
     def stop(self, *, broken: bool = False) -> None:
-        """Stops the service, one that is broken by force."""
+        """Stops the service; kills it if it is broken."""
         if self._running is None:
             return
         for pid in process_tree(self._served.process.pid) if broken else ():
@@ -278,7 +277,7 @@ class AttackedService:
             self._running = stack.pop_all()
 
     def _usual(self, others: int) -> float:
-        """Returns the p99 of the prober's requests in seconds during a load of so many ordinary clients."""
+        """Returns the p99 of the prober's requests in seconds, next to this number of ordinary clients."""
         if others not in self._usual_p99_s:
             self._tell_prober("begin")
             self._attack(ORDINARY, others, ATTACK_S)
@@ -325,7 +324,7 @@ class AttackedService:
         return memory(self._served.process.pid)
 
     def _hung_runs(self) -> int:
-        """Returns how many runs have hung since the start; each takes its inference thread with it."""
+        """Returns the number of runs that have hung since the start."""
         return self._served.log.read_text().count(" hangs: ")
 
     def _is_ready(self) -> bool:
@@ -347,11 +346,11 @@ class AttackedService:
                 return None
 
     def _runnable_threads(self) -> int:
-        """Returns how many threads of the service run, or wait for a core."""
+        """Returns the number of the service's threads that run or wait for a core."""
         runnable = 0
         for pid in process_tree(self._served.process.pid):
             for status in Path(f"/proc/{pid}/task").glob("*/stat"):
-                with suppress(OSError):  # it has just ended
+                with suppress(OSError):  # the thread has just ended
                     runnable += status.read_text().rpartition(") ")[2].startswith("R")
         return runnable
 
@@ -370,7 +369,7 @@ class AttackedService:
 
 
 def _tiny_models(folder: Path) -> Path:
-    """Writes a bundle for each task that no embedded model answers; by name they come behind the embedded ones."""
+    """Writes tiny bundles for the endpoints that no embedded model serves. Their names sort after those of the embedded models."""
     models = folder / "models"
     tiny.bundle(models, "tiny-attention", max_length=512, attention_heads=(4, 4))
     tiny.bundle(models, "tiny-choices", max_length=512, task="multiple-choice")

@@ -1,8 +1,8 @@
-"""Watches a service from outside, as a process of its own: how long it stands still, what other callers get, how much memory it takes.
+"""Watches a service from outside, in a separate process: measures stalls, the answers to another caller, and memory.
 
-Run as `python prober.py OPTIONS`, with options as JSON; see `Options`. The line `begin` on its input starts a measurement, and `end`
-prints what was measured as a line of JSON. It raises its own priority where it may, and measures how late it is woken itself, so that
-a machine that stands still is not taken for a service that does.
+Run it as `python prober.py OPTIONS`, with `Options` as JSON. The line `begin` on stdin starts a measurement, and the line `end` prints the
+result as a line of JSON. The prober raises its own priority if it has the permission. It also measures its own wake-up delay, so that
+a stall of the machine does not count as a stall of the service.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ PROBE_EVERY_S = 0.01
 CALL_EVERY_S = 0.02
 SAMPLE_EVERY_S = 0.02
 TIMEOUT_S = 60.0
-MOST_MEMORY = 4 << 30  # a service that takes more is killed, before the kernel kills something else
+MOST_MEMORY = 4 << 30  # a service that uses more is killed, before the kernel kills another process
 LAST_ANSWER_S = 10.0
 PRIORITY = -10
-UNANSWERED = (OSError, ValueError, KeyError)  # no answer, or none that can be read
+UNANSWERED = (OSError, ValueError, KeyError)  # no answer, or an unreadable answer
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to watch.
+    """The options of the prober.
 
     Attributes:
         port: Port of the service on loopback.
-        pid: Its first process.
-        probes: Connections that ask for `/health/live`; as many as there are worker processes, which each get one of them.
+        pid: Main process of the service.
+        probes: Number of connections that request `/health/live`: one per worker process.
         key: API key of the caller; empty for none.
-        authority: Certificate authority of a service that speaks TLS, as a PEM file; empty for plain HTTP.
+        authority: PEM file of the service's certificate authority; empty for plain HTTP.
     """
 
     port: int
@@ -50,16 +50,16 @@ class Options:
 
 @dataclass
 class Measurement:
-    """What was seen between `begin` and `end`.
+    """The values that were measured between `begin` and `end`.
 
     Attributes:
-        stall_s: Longest time that `/health/live` took, failed attempts included.
-        late_s: Longest time that a thread of the service's own priority was late to wake up: the machine's part of a stall.
-        failed_probes: Probes without an answer.
-        latencies_s: Seconds of each answered request of the caller.
-        statuses: How often the caller got each status; -1 stands for no answer.
+        stall_s: Longest time until `/health/live` answered, including failed attempts.
+        late_s: Longest wake-up delay of a thread with the service's priority: the machine's part of a stall.
+        failed_probes: Number of probes without an answer.
+        latencies_s: Latency in seconds of each of the caller's requests with status 200.
+        statuses: Status -> number of answers to the caller; -1 means no answer.
         rss_before: Bytes of anonymous memory of all processes of the service at `begin`.
-        rss_peak: The most of them.
+        rss_peak: Peak of that memory.
     """
 
     stall_s: float = 0.0
@@ -72,19 +72,19 @@ class Measurement:
 
 
 def process_tree(pid: int) -> list[int]:
-    """Returns a process and all that descend from it."""
+    """Returns a process and all its descendants."""
     found = [pid]
     for parent in found:
         try:
             for task in Path(f"/proc/{parent}/task").iterdir():
                 found += [int(child) for child in (task / "children").read_text().split()]
         except OSError:
-            continue  # it has just ended
+            continue  # the process has just ended
     return found
 
 
 def memory(pid: int) -> int:
-    """Returns the anonymous resident bytes of a process and all that descend from it."""
+    """Returns the anonymous resident bytes of a process and all its descendants."""
     total = 0
     for each in process_tree(pid):
         try:
@@ -96,7 +96,7 @@ def memory(pid: int) -> int:
 
 
 class Connection:
-    """A connection that is opened again when it was lost."""
+    """A connection that is reopened after it was lost."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -104,7 +104,7 @@ class Connection:
         self._socket: socket.socket | None = None
 
     def ask(self, request: bytes) -> int:
-        """Returns the status of the answer to a request, or raises one of UNANSWERED."""
+        """Sends a request and returns the status of its answer, or raises one of UNANSWERED."""
         try:
             if self._socket is None:
                 self._socket = socket.create_connection(("127.0.0.1", self._options.port), timeout=TIMEOUT_S)
@@ -148,8 +148,8 @@ class Prober:
         self._options = options
         self._measurement = Measurement()
         self._lock = threading.Lock()
-        self._called: Measurement | None = None  # of which the caller waits for an answer
-        self._asked: dict[int, float] = {}  # when the probes that are not answered yet were sent, by thread
+        self._called: Measurement | None = None  # the measurement in which the caller sent the request that is in flight
+        self._asked: dict[int, float] = {}  # thread -> send time of its unanswered probe
         for work in (*[self._probe] * options.probes, self._call, self._sample, self._watch_own_delay):
             threading.Thread(target=work, daemon=True).start()
 
@@ -159,7 +159,7 @@ class Prober:
             self._measurement = Measurement(rss_before=now, rss_peak=now)
 
     def end(self) -> Measurement:
-        """Returns what was measured since `begin`, with the probes that still wait; the caller gets its answer first."""
+        """Returns the measurement since `begin`, including unanswered probes. First waits for the answer to the caller."""
         deadline = time.monotonic() + LAST_ANSWER_S
         while (self._called is self._now() or not self._now().statuses) and time.monotonic() < deadline:
             time.sleep(PROBE_EVERY_S / 2)
@@ -176,7 +176,7 @@ class Prober:
         connection, thread = Connection(self._options), threading.get_ident()
         while True:
             measurement = self._now()
-            start = self._asked.setdefault(thread, time.monotonic())  # a failed probe is sent again, and its time keeps running
+            start = self._asked.setdefault(thread, time.monotonic())  # a failed probe is repeated, and its time continues
             try:
                 connection.ask(b"GET /health/live HTTP/1.1\r\nhost: t\r\n\r\n")
                 del self._asked[thread]
@@ -214,7 +214,7 @@ class Prober:
             time.sleep(SAMPLE_EVERY_S)
 
     def _watch_own_delay(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 0)  # as the service has it; Linux keeps it for each thread
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 0)  # the service's priority; on Linux each thread has its own
         while True:
             measurement = self._now()
             start = time.monotonic()
@@ -223,8 +223,8 @@ class Prober:
 
 
 def main() -> None:
-    """Obeys the lines of its input."""
-    with suppress(PermissionError):  # it is measured how late it is
+    """Executes the lines of stdin."""
+    with suppress(PermissionError):  # without a higher priority, `late_s` has the delay
         os.nice(PRIORITY)
     prober = Prober(Options(**json.loads(sys.argv[1])))
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""Attacks on HTTP/1.1 and TLS: what a client may do with a connection, with heads, framing and time, apart from what its bodies say."""
+"""Attacks on HTTP/1.1 and TLS: clients misuse connections, request heads, framing and timing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PAIRS = json.dumps({"inputs": [{"text": "a", "text_pair": "b"}] * 220}).encode()
 MANY_SENTENCES = json.dumps({"inputs": {"source_sentence": "a", "sentences": [""] * 500}}).encode() + b"\n"
 LARGE_ANSWER = json.dumps({"inputs": "[MASK] " * 64, "parameters": {"top_k": 300}}).encode()  # 10 MB
 BYTE_EVERY_S = 0.2
-MANY = 64  # connections that one attacker opens where each of them costs the service something
+MANY = 64  # connections of one attacker if each of them uses resources of the service
 FLOOD = 1 << 20
 RESET = struct.pack("ii", 1, 0)
 
@@ -36,26 +36,25 @@ def forever(*requests: bytes) -> Iterator[bytes]:
 
 
 def blind(target: Target, data: bytes) -> None:
-    """Sends bytes over a connection again and again, without reading an answer, until the service closes it or stops reading."""
+    """Sends bytes repeatedly over a connection without reading an answer, until the service closes it or the attack ends."""
     with target.opened() as connections:
         connections.append(target.connect())
         connections[0].settimeout(0.2)
+        rest = memoryview(data)
         while not target.over:
-            try:
-                connections[0].sendall(data)
-            except TimeoutError:
-                continue
+            with suppress(TimeoutError):  # the service does not read
+                rest = rest[connections[0].send(rest) :] or memoryview(data)
 
 
 def hold(target: Target, count: int, data: bytes, *, byte: bytes = b"", tls: bool = True) -> None:
-    """Opens connections, sends data over each, and then holds them open, with one more byte from time to time."""
+    """Opens connections, sends data over each, and keeps them open. It sends `byte` over each from time to time."""
     with target.opened() as connections:
         for _ in range(target.share(count)):
             if target.over:
                 return
             connections.append(target.connect() if tls else target.connect_tcp())
             connections[-1].settimeout(0.2)
-            with suppress(OSError):  # refused, or not read
+            with suppress(OSError):  # the service refuses the connection or does not read
                 connections[-1].sendall(data)
         while target.pause(BYTE_EVERY_S):
             for connection in connections if byte else ():
@@ -64,7 +63,7 @@ def hold(target: Target, count: int, data: bytes, *, byte: bytes = b"", tls: boo
 
 
 def read_slowly(target: Target, count: int, request: bytes) -> None:
-    """Asks over several connections for large answers and reads them a few bytes at a time."""
+    """Requests large answers over several connections, and reads them a few bytes at a time."""
     with target.opened() as connections:
         for _ in range(count):
             connections.append(connect_with_small_buffer(target))
@@ -79,7 +78,7 @@ def read_slowly(target: Target, count: int, request: bytes) -> None:
 
 
 def flood(*parts: bytes, path: str = "/classify", count: int = 80) -> Run:
-    """Returns an attack by several streams of known length at once, which send the same bytes without end and read their answers."""
+    """Returns an attack by parallel streams with a content length, which send the same bytes without end and read the answers."""
 
     def run(target: Target) -> None:
         head = target.head("POST", path, b"content-length: 999999999999", b"content-type: application/x-ndjson")
@@ -100,7 +99,7 @@ def flood(*parts: bytes, path: str = "/classify", count: int = 80) -> Run:
 
 
 def never_read(target: Target, count: int, request: bytes, *, behind: bytes = b"") -> None:
-    """Sends a request over several connections, and then more bytes behind it, and does not read the answers."""
+    """Sends a request and then the bytes `behind` over each of several connections, and never reads the answers."""
     with target.opened() as connections:
         for _ in range(target.share(count)):
             if target.over:
@@ -118,7 +117,7 @@ def never_read(target: Target, count: int, request: bytes, *, behind: bytes = b"
 
 
 def connect_with_small_buffer(target: Target) -> socket.socket:
-    """Returns a new connection whose client takes few bytes before it reads them."""
+    """Returns a new connection with a small receive buffer. With TLS, the buffer has the usual size."""
     if target.tls:
         return target.connect()
     connection = socket.socket()
@@ -132,7 +131,7 @@ def connect_with_small_buffer(target: Target) -> socket.socket:
 
 
 def in_chunks(*parts: bytes) -> Run:
-    """Returns an attack by requests whose body is these bytes, in chunks already."""
+    """Returns an attack by chunked requests with this body. Its bytes include the chunk framing."""
 
     def run(target: Target) -> None:
         head = target.head("POST", "/classify", b"transfer-encoding: chunked", b"content-type: application/json")
@@ -142,7 +141,7 @@ def in_chunks(*parts: bytes) -> Run:
 
 
 def lines(*parts: bytes) -> Run:
-    """Returns an attack by a stream of JSON Lines without end, whose answers are read."""
+    """Returns an attack by a stream of JSON Lines that lasts as long as the attack. The answers are read afterwards."""
 
     def run(target: Target) -> None:
         head = target.head("POST", "/classify", b"transfer-encoding: chunked", b"content-type: application/x-ndjson")
@@ -167,16 +166,16 @@ def gets(*paths: str) -> Run:
 
 
 def posts(*headers: bytes, body: bytes = SHORT, path: str = "/classify") -> Run:
-    """Returns an attack by requests with each of the headers in turn."""
+    """Returns an attack by POST requests, each with one of the headers in turn."""
     return lambda target: target.ask_all(forever(*(target.post(path, body, header) for header in headers)))
 
 
 def raw(*data: bytes, half_close: bool = False) -> Run:
-    """Returns an attack by bytes of which each is sent over a connection of its own; what is answered within 0.2 s is read.
+    """Returns an attack that sends each byte string over a new connection, and reads the answer until no bytes arrive for 0.2 s.
 
     Args:
-        *data: What is sent.
-        half_close: Close the sending half of the connection behind it.
+        *data: The byte strings.
+        half_close: Close the sending half of the connection after the bytes.
     """
 
     def run(target: Target) -> None:
@@ -194,7 +193,7 @@ def raw(*data: bytes, half_close: bool = False) -> Run:
 
 
 def hang_up(request: Callable[[Target], bytes], *, reset: bool, tls: bool = True, wait_s: float = 0.0) -> Run:
-    """Returns an attack by clients that leave as soon as they have sent a request."""
+    """Returns an attack by clients that send a request, wait `wait_s` seconds, and disconnect without reading the answer."""
 
     def run(target: Target) -> None:
         while not target.over:
@@ -209,25 +208,25 @@ def hang_up(request: Callable[[Target], bytes], *, reset: bool, tls: bool = True
 
 
 def wrong_keys(target: Target) -> None:
-    """Sends an unknown key with each request, and some values that are not keys."""
+    """Sends requests with an unknown key, and with values that are not keys."""
     keys = [b"Bearer wrong", b"Bearer " + b"a" * (HEAD_BYTES - 1024), b"Basic " + b"=" * 1000, b"\xff" * 1000]
     heads = [b"POST /classify HTTP/1.1\r\nhost: t\r\nauthorization: %s\r\ncontent-length: 0\r\n\r\n" % key for key in keys]
     target.ask_all(forever(*heads))
 
 
 def handshakes(target: Target) -> None:
-    """Opens connections, each with a TLS handshake where the service has one, and closes them."""
+    """Opens and closes connections, each with a TLS handshake if the service uses TLS."""
     while not target.over:
         target.connect().close()
 
 
 def large_body(target: Target) -> bytes:
-    """Returns a request of the most bytes, without its last one."""
+    """Returns a request with a body of the maximum size, without the last byte."""
     return target.post("/classify", b" " * (MAX_BODY - 1)).replace(b"length: %d" % (MAX_BODY - 1), b"length: %d" % MAX_BODY)
 
 
 def long_line(target: Target) -> bytes:
-    """Returns a stream of one answered line and the longest one, without the last byte of that."""
+    """Returns a stream with a valid line and a line of the maximum length, without the last byte of the second line."""
     head = target.head("POST", "/classify", b"transfer-encoding: chunked", b"content-type: application/x-ndjson")
     return head + chunk(SHORT + b"\n") + b"%x\r\n" % MAX_BODY + b" " * (MAX_BODY - 1)
 
@@ -250,7 +249,7 @@ LONG_PATHS = tuple("/" + name for name in ("clasify", "modls/x/y/z/a/b/c/d", "v2
 CONTROL_PATHS = ("/classify%0A", "/health/live%0a", "/%00", "/models/a%0d%0aset-cookie:%20b/info", "/models/%0a/unload", "/..%2f..", "//t/")
 SCRAPES = ("/metrics", "/openapi.json", "/models", "/v2/models/stats", "/info", "/docs", "/v2/models/sentiment/config")
 
-# name: (what is done, connections of one attacker)
+# name -> (attack, minimum number of connections of one attacker)
 PROTOCOL: dict[str, tuple[Run, int]] = {
     "pipelined probes": (lambda target: blind(target, GET_LIVE * 5000), 1),
     "pipelined requests": (lambda target: blind(target, target.post("/classify", SHORT) * 5000), 1),
@@ -312,7 +311,7 @@ PROTOCOL: dict[str, tuple[Run, int]] = {
 }  # fmt: skip
 
 
-# how many requests of one attacker run at the same time, if it does not wait for each answer
+# attack that does not wait for each answer -> number of requests of one attacker that run at the same time
 CALLERS = {
     "slow readers of a large answer": 8,
     "slow readers of a stream": 8,

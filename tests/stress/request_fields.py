@@ -1,4 +1,4 @@
-"""Every field of every request body, found by walking the pydantic models, with a body of which it is a part."""
+"""Finds every field of every request body in the pydantic models, each with an example body that contains it."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from bertserve.service.http.open_inference import ChangeBody, IndexBody
 from bertserve.service.tasks.body import TaskBody, TaskParameters
 from bertserve.service.wire.routes import all_routes
 
-MARK = "\1"  # stands for the value in a body
-# what the name in a path is, by the model that has to answer
+MARK = "\1"  # placeholder for a field's value in a body
+# path of a route -> path of a request, with the name of a model
 PATHS = {
     "/v2/models/{name}/infer": "/v2/models/sentiment/infer",
     "/v2/models/{name}/versions/{version}/infer": "/v2/models/sentiment/versions/1/infer",
     "/v1/models/{name}:predict": "/v1/models/sentiment:predict",
     "/models/{name}": "/models/sentiment",
 }
-# any model can do these, so that the body has to name one
+# any model can serve these paths, so the body must name a model
 MODEL_OF = {"/tokenize": "sentiment", "/decode": "sentiment"}
-# bodies of paths that are not in the table of routes; there is no such model, so that nothing is changed
+# bodies of paths that are not in the table of routes; the model does not exist, so that no model is unloaded
 ADMIN_BODIES: tuple[tuple[str, type[BaseModel]], ...] = (
     ("/v2/repository/index", IndexBody),
     ("/v2/repository/models/nobody/unload", ChangeBody),
 )
-# whole objects, in which one value at a time is replaced
+# class -> valid object, in which one value at a time is replaced
 OBJECTS: dict[str, dict[str, Any]] = {
     "TextPair": {"text": "A good film.", "text_pair": "A bad one."},
     "Question": {"question": "Where was it built?", "context": "It was built in Porto in 1886."},
@@ -49,11 +49,11 @@ class Field:
     """A field of a request body.
 
     Attributes:
-        name: `Class.field`, of the class that declares it.
-        path: A path that takes it.
-        place: Keys and indices on the way to it.
-        body: A body with the mark in its place.
-        schema: JSON schema of its value.
+        name: `Class.field`, with the class that declares the field.
+        path: A path that accepts the body.
+        place: Keys and indices that lead to the field in the body.
+        body: A body with MARK as the field's value.
+        schema: JSON schema of the field's value.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Field:
 
 @functools.cache
 def all_fields() -> tuple[Field, ...]:
-    """Returns all fields of all request bodies, each at every place where it stands; a body of many paths at the first of them."""
+    """Returns all fields of all request bodies, at every place where they occur. If a body has several paths, the first is used."""
     bodies = {body: PATHS.get(route.path, route.path) for route in reversed(all_routes()) for body in route.bodies}
     found: list[Field] = []
     for model, path in (*reversed(bodies.items()), *((model, path) for path, model in ADMIN_BODIES)):
@@ -103,7 +103,7 @@ def _declares(cls: type, name: str) -> bool:
 
 
 def _models_in(annotation: Any, in_list: bool = False) -> Iterator[tuple[type[BaseModel], bool]]:
-    """Yields the models within a type, and whether they are items of a list; one that stands both alone and in a list counts as alone."""
+    """Yields the models within a type, and whether each is an item of a list. If a model occurs twice, its first place counts."""
     seen: set[type[BaseModel]] = set()
 
     def look(kind: Any, listed: bool) -> Iterator[tuple[type[BaseModel], bool]]:
@@ -119,7 +119,7 @@ def _models_in(annotation: Any, in_list: bool = False) -> Iterator[tuple[type[Ba
 
 
 def _put(value: Any, place: tuple[str | int, ...], new: Any) -> Any:
-    """Returns a JSON value with another one at a place; what is missing on the way there is made."""
+    """Returns a copy of a JSON value with `new` at a place. Objects and lists that are missing on the way are created."""
     if not place:
         return new
     step, rest = place[0], place[1:]

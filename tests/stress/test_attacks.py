@@ -1,8 +1,8 @@
-"""Attacks on a service, each measured from outside: it does not stand still, its memory is bounded, no worker dies, others are answered.
+"""Attacks on a service, each measured from outside: no stalls, bounded memory, no killed workers, and answers to other callers.
 
-`make test` runs those of `EVERY_RUN` for a quarter of a second, and those on fields together for each path; `make test-all` runs the
-others too. `make stress` runs all of them for seconds, alone and ten at once, on one worker without keys or TLS, and on two workers with
-both. What attacks the protocol also meets each of these three alone.
+`make test` runs the attacks of `EVERY_RUN`, and one attack per path on all fields of its body, each for a quarter of a second.
+`make test-all` also runs the other attacks. `make stress` runs all attacks for seconds, with one attacker and with ten at the same time:
+on one worker without keys or TLS, and on two workers with both. Attacks on the protocol also run with only keys, TLS or two workers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WORKERS = Configuration("workers", workers=2)
 ALL = Configuration("all", workers=2, keys=True, tls=True)
 ON_PROTOCOL = [attack for attack in ATTACKS if attack.kind == "protocol"]
 BODIES = [attack for attack in ATTACKS if attack.kind == "body"]
-# what once stopped the service or filled its memory, and the costliest of each kind
+# attacks that once stopped the service or filled its memory, and the most expensive attacks of each kind
 EVERY_RUN = {
     "pipelined requests",
     "pipelined refusals",
@@ -65,7 +65,7 @@ EVERY_RUN = {
 
 
 def _cases() -> list[tuple[Configuration, int, Attack]]:
-    """Returns which attack is run on which configuration, by how many at once; those of one configuration stand together."""
+    """Returns the cases as (configuration, number of attackers, attack). Cases with the same configuration are consecutive."""
     if not LONG:
         attacks = [*ON_PROTOCOL, *BODIES, *path_attacks()]
         handshakes = [attack for attack in ON_PROTOCOL if "TLS" in attack.name or attack.name == "handshakes"]
@@ -80,12 +80,12 @@ def _cases() -> list[tuple[Configuration, int, Attack]]:
 
 
 def _is_in_every_run(attack: Attack) -> bool:
-    """Returns whether an attack is run by `make test`; `make stress` takes all."""
+    """Returns whether `make test` runs an attack. `make stress` runs all attacks."""
     return LONG or attack.kind == "field" or attack.name in EVERY_RUN
 
 
 class Services:
-    """One service at a time, in the configuration that was asked for last: an attack must not share its cores with another service."""
+    """Runs one service at a time, in the last requested configuration: an attacked service must not share its cores with another."""
 
     def __init__(self, factory: pytest.TempPathFactory) -> None:
         self._factory = factory
@@ -112,7 +112,7 @@ def all_services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]
 
 @pytest.fixture(name="outcomes", scope="module")
 def all_outcomes() -> Iterator[list[Outcome]]:
-    """What all attacks did; printed as a table in the end."""
+    """Yields a list for the outcomes of all attacks, and prints it as a table at the end."""
     outcomes: list[Outcome] = []
     yield outcomes
     show_table(outcomes)
@@ -128,7 +128,7 @@ def all_outcomes() -> Iterator[list[Outcome]]:
 def test_an_attack_stays_within_the_limits(
     services: Services, outcomes: list[Outcome], configuration: Configuration, attackers: int, attack: Attack
 ) -> None:
-    """Stall, memory, worker processes and the answers of other callers are within the limits of `measure.py`."""
+    """Stalls, memory, worker processes and the answers to other callers are within the limits of `measure.py`."""
     outcome = services.of(configuration).measure(attack, attackers)
     outcomes.append(outcome)
     assert [] == outcome.breaches, outcome.line()

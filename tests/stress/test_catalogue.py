@@ -1,4 +1,4 @@
-"""The catalogue of attacks has an entry for every field of a request body and for every setting that limits something."""
+"""The catalogue of attacks has an entry for every field of a request body and for every setting that limits callers."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ def test_every_field_of_a_request_body_is_attacked() -> None:
     assert set() == FIELDS - set().union(*(attack.covers for attack in ATTACKS)), "fields without a line in field_attacks.COSTLIEST"
 
 
-def test_no_attack_is_on_a_field_that_does_not_exist() -> None:
+def test_every_attacked_field_exists() -> None:
     assert set() == set(COSTLIEST) - FIELDS, "lines of field_attacks.COSTLIEST for fields that do not exist"
 
 
-def test_every_setting_is_attacked_or_limits_nothing() -> None:
-    """A new setting needs a line in `catalogue.ATTACK_ON_SETTING`, or a word in `catalogue.WITHOUT_LIMIT`."""
+def test_every_setting_is_attacked_or_does_not_limit_callers() -> None:
+    """A new setting must be added to `catalogue.ATTACK_ON_SETTING` or to `catalogue.WITHOUT_LIMIT`."""
     assert set(Settings.model_fields) == set(ATTACK_ON_SETTING) | WITHOUT_LIMIT
     assert set() == set(ATTACK_ON_SETTING) & WITHOUT_LIMIT
     assert set() == set(ATTACK_ON_SETTING.values()) - {attack.name for attack in ATTACKS}
 
 
-def test_each_attack_has_a_name_of_its_own() -> None:
+def test_names_of_attacks_are_unique() -> None:
     assert [] == [name for name, count in Counter(attack.name for attack in ATTACKS).items() if count > 1]

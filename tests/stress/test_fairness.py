@@ -1,4 +1,4 @@
-"""One client with heavy requests and others with short ones: how much longer the others wait, and how much its key may have in progress."""
+"""Fairness between one client with heavy requests and clients with short requests: waiting times, and the request limit per key."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from loads import (
 pytestmark = pytest.mark.serial
 
 PROBES, OK = b"GET /health/live HTTP/1.1\r\nhost: t\r\n\r\n" * 500, b"HTTP/1.1 200 "
-SHARE = 0.2  # of what the service can do, that the others send
+SHARE = 0.2  # rate of the other clients, as a share of the service's throughput
 TURNS = 3 if LONG else 1
 SHORT = workload_inputs("short", seed=1)
-# (what is sent, path, body): lists of 500 texts, and a question about a document of eighty windows
+# (description, path, body) of the heavy requests
 HEAVY = [
     ("lists of 500 texts", "/classify", {"inputs": [SHORT[i % len(SHORT)] for i in range(500)]}),
     ("documents of 80 windows", "/answer", {"inputs": {"question": "How long is it?", "context": "The river is long and wide. " * 2800}}),
@@ -47,7 +47,7 @@ HEAVY = [
 
 
 @pytest.mark.full_grid
-def test_one_heavy_client_among_others(tmp_path: Path, serve: Callable[..., Any]) -> None:
+def test_all_requests_are_answered_next_to_a_heavy_client(tmp_path: Path, serve: Callable[..., Any]) -> None:
     with serve(models_for(tmp_path)) as served:
         others = target(served, "/classify", [{"inputs": text} for text in SHORT])
         before = samples(served)
@@ -63,7 +63,7 @@ def test_one_heavy_client_among_others(tmp_path: Path, serve: Callable[..., Any]
             alone, among = [], []
             for _ in range(TURNS):
                 alone.append(others_alone())
-                # it stops with the first answer behind the end of the others' load, so that it is there all the time
+                # the heavy client stops with its first answer after the others' load, so that it is active all the time
                 with beside(lambda client=client: closed_loop([client], 1, seconds(15) / 2)) as heavy:  # type: ignore[misc]
                     among.append(others_alone())
                 loads.append(heavy.result())
@@ -81,8 +81,8 @@ def _show_figures(name: str, rate: float, alone: list[LoadResult], among: list[L
     )
 
 
-def test_a_key_has_no_more_under_way_than_it_may(tmp_path: Path, serve: Callable[..., Any]) -> None:
-    """Of one key's requests at once some are answered and the others refused, each once; another key's are answered meanwhile."""
+def test_requests_over_the_limit_of_a_key_are_refused(tmp_path: Path, serve: Callable[..., Any]) -> None:
+    """Each request of the greedy key gets one answer: 200, or 429 over the limit. Meanwhile all requests of another key get 200."""
     slow.bundle(tmp_path / "models")
     (tmp_path / "keys").write_text("greedy\nmodest")
     flags = ("--api-key-file", str(tmp_path / "keys"), "--max-concurrent-per-key", "4")
@@ -98,7 +98,7 @@ def test_a_key_has_no_more_under_way_than_it_may(tmp_path: Path, serve: Callable
 
 
 def test_pipelined_probes_do_not_starve_a_short_text(serve: Callable[..., Any]) -> None:
-    """Turns of the event loop that are shorter than Python's switch interval must not keep the interpreter from inference threads."""
+    """Event loop turns that are shorter than Python's switch interval must not keep the GIL from inference threads."""
     answered = 0
     over = threading.Event()
 
@@ -106,10 +106,10 @@ def test_pipelined_probes_do_not_starve_a_short_text(serve: Callable[..., Any]) 
         nonlocal answered
         with socket.create_connection(address) as probes:
             probes.settimeout(0.01)
-            rest = b""
+            rest, unsent = b"", memoryview(PROBES)
             while not over.is_set():
                 with suppress(TimeoutError):
-                    probes.sendall(PROBES)
+                    unsent = unsent[probes.send(unsent) :] or memoryview(PROBES)
                 with suppress(TimeoutError):
                     rest = rest[-len(OK) + 1 :] + probes.recv(1 << 20)
                     answered += rest.count(OK)
@@ -131,5 +131,5 @@ def test_pipelined_probes_do_not_starve_a_short_text(serve: Callable[..., Any]) 
             over.set()
         done.result()
 
-    # at most 1,000 with the pause of a millisecond behind each, on any machine, and 5,000 or more without it
+    # a pause of 1 ms after each probe limits the rate to 1,000 on any machine; without the pause it is 5,000 or more
     assert probes_per_s < 2000

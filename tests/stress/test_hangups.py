@@ -1,4 +1,4 @@
-"""A thousand clients that hang up while they wait or run: the service stops their work and keeps nothing of them."""
+"""Clients that disconnect while their requests wait or run: the service cancels the requests and frees their resources."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ CLIENTS, WAVES, HELD_S = (1000, 5, 2) if LONG else (60, 1, 1.5)
 THREADS = 2
 TRIES = 5
 GONE = 499
-# of the memory after the first wave: what it took is used again by the next ones
+# maximum ratio to the memory after the first wave, because later waves reuse that memory
 MOST_GROWTH = 1.05
-# Python's pool for the metrics page starts another thread where the last one has not quite ended its work
+# Python's thread pool for the metrics page starts another thread if the last one has not finished
 PAGE_THREADS = 6
-# half of the clients send 40,000 characters, so that what is kept of a request shows in the memory
+# half of the clients send 40,000 characters, so that leaked requests are visible in the memory
 TEXTS = [json.dumps({"inputs": text}).encode() for text in ("good", "good film " * 4_000)]
 LONG_RUN = json.dumps({"inputs": "dull"}).encode()
 
 
-def test_clients_that_hang_up_cost_nothing(tmp_path: Path, serve: Callable[..., Any]) -> None:
+def test_requests_of_disconnected_clients_release_all_resources(tmp_path: Path, serve: Callable[..., Any]) -> None:
     slow.hanging_bundle(tmp_path / "models", turns=int(HELD_S * slow.SECOND), batch_invariant=False)
     with serve(tmp_path / "models", "--threads", str(THREADS), "--max-queue-tokens", "4000000") as served:
-        samples(served)  # a thread comes with the first page
+        samples(served)  # the first metrics page starts a thread
         held, working = descriptors(served), threads(served)
         waited, memory = [], [memory_mib(served)]
         for _ in range(WAVES):
             waited.append(wave(served))
             memory.append(memory_mib(served))
-        wait_until(lambda: descriptors(served) <= held)  # the connection of the page may still have been closing
+        wait_until(lambda: descriptors(served) <= held)  # the connection of the metrics page can still be closing
         assert threads(served) < working + PAGE_THREADS
         assert_threads_live(served)
         show(f"rows run for {WAVES} times {CLIENTS} clients that left while they waited, bar 0", "0")
@@ -54,7 +54,7 @@ def test_clients_that_hang_up_cost_nothing(tmp_path: Path, serve: Callable[..., 
 
 
 def wave(served: Served) -> float:
-    """Has clients come and hang up, until all of them were seen to leave while the inference threads still ran; returns the memory in MiB while they waited."""
+    """Repeats `try_wave` until all disconnects were seen while the inference threads were busy. Returns the memory of the last try."""
     for _ in range(TRIES):
         memory = try_wave(served, samples(served))
         if memory is not None:
@@ -63,10 +63,10 @@ def wave(served: Served) -> float:
 
 
 def try_wave(served: Served, before: Any) -> float | None:
-    """Has clients come while all inference threads run long, and hang up, those whose texts run too.
+    """Connects all clients while each inference thread has a long run, and disconnects all of them, including those with a run.
 
     Returns:
-        Memory of the service while they waited, in MiB; None where the runs were over too soon, so that others may have run.
+        Memory of the service in MiB while the clients waited; None if the runs ended too soon, because other texts can have run then.
     """
     with leaving() as connections:
         connections += [connect(served) for _ in range(CLIENTS)]
@@ -95,12 +95,12 @@ def queued(served: Served) -> float:
 
 
 def runs(served: Served, before: Any) -> float:
-    """Returns how many runs have ended since some samples were taken."""
+    """Returns the number of runs that have ended since the samples `before`."""
     return total(samples(served), "inference_seconds_count") - total(before, "inference_seconds_count")
 
 
 def assert_threads_live(served: Served) -> None:
-    """Asserts that as many runs as there are threads end, side by side."""
+    """Asserts that parallel requests are answered, one per inference thread."""
     with ThreadPoolExecutor(THREADS) as pool:
         asked = [pool.submit(httpx.post, f"{served.url}/classify", content=LONG_RUN, timeout=60, trust_env=False) for _ in range(THREADS)]
         assert [200] * THREADS == [answer.result().status_code for answer in asked]
@@ -116,7 +116,7 @@ def send(connection: socket.socket, body: bytes) -> None:
 
 @contextmanager
 def leaving() -> Iterator[list[socket.socket]]:
-    """Yields a list of connections that all hang up in the end: half of them in order, half with a reset, as of a process that dies."""
+    """Yields a list of connections. At the end half of them close normally, and half with a reset, as when a process dies."""
     connections: list[socket.socket] = []
     try:
         yield connections

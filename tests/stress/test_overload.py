@@ -1,4 +1,4 @@
-"""Twice as much as the service can do: it does as much as ever, refuses the rest at once, and says how long it will take."""
+"""Overload at twice the capacity: the service keeps its throughput, and refuses the other requests at once with `Retry-After`."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ CONNECTIONS = (8, 32, 128) if LONG else (8,)
 
 
 def short_and_long() -> list[Any]:
-    """Returns bodies in random order: four of five have a short text, one a long one.
+    """Returns bodies in random order: four of five have a short text, the fifth has a long text.
 
-    By turns a long one would always come behind short ones, when there is room again, and be accepted more often.
+    In a fixed order, a long text would always follow short texts. Then the queue has capacity again, and accepts it more often.
     """
     short, long = workload_inputs("short", seed=1), workload_inputs("long", seed=1)
     bodies = [{"inputs": text} for i, one in enumerate(long) for text in (*(short[(4 * i + k) % len(short)] for k in range(4)), one)]
@@ -45,15 +45,15 @@ def short_and_long() -> list[Any]:
     return bodies
 
 
-def test_twice_the_capacity(tmp_path: Path, serve: Callable[..., Any]) -> None:
-    """Every request ends once, refusals have Retry-After, and the service answers as many as without the overload."""
+def test_each_request_ends_once_under_overload(tmp_path: Path, serve: Callable[..., Any]) -> None:
+    """Each request gets exactly one answer: 200, 504, or 429 with Retry-After."""
     models = ROOT / "models" if LONG else slow.bundle(tmp_path / "models").parent
     with serve(models, "--access-log", "--log-format", "json") as served:
         texts = target(served, "/classify", short_and_long(), **{"x-request-timeout-ms": str(DEADLINE_MS)})
         closed_loop([texts], 32, seconds(5) / 4)
         before = samples(served)
         best = [closed_loop([texts], connections, seconds(10) / 4, warmup_s=seconds(1) / 4) for connections in CONNECTIONS]
-        throughput = max(10.0, *(answered_per_s(load) for load in best))  # there may be no answer while the machine stands still
+        throughput = max(10.0, *(answered_per_s(load) for load in best))  # there can be no answers while the machine stalls
         middle = samples(served)
         lasts_s = seconds(60)
         arrivals = poisson_arrivals(2 * throughput, FILLS_S + lasts_s, seed=1)
@@ -68,7 +68,7 @@ def test_twice_the_capacity(tmp_path: Path, serve: Callable[..., Any]) -> None:
 
 
 def answered_per_s(load: LoadResult) -> float:
-    """Returns how many requests were answered in a second of the measured time."""
+    """Returns the number of requests per second that were answered with 200 within the measured time."""
     start, end = load.measured
     return sum(record.outcome == 200 and start <= record.ended < end for record in load.records[0]) / (end - start)
 

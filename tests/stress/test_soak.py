@@ -1,4 +1,4 @@
-"""Hours in short: all tasks, lengths and mistakes side by side. Memory, descriptors and threads stay what they are."""
+"""A long load of all tasks, text lengths and invalid requests: memory, file descriptors and threads stay constant."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from test_mixed import RIGHT, WRONG
 
 pytestmark = pytest.mark.serial
 
-CONNECTIONS = 2  # to each endpoint
+CONNECTIONS = 2  # per endpoint
 SETTLED_S = 60.0
 EVERY_S = 5.0
 MOST_GROWTH = 0.05
-# more of each: lists, the longest texts there may be, and bodies that are none
+# more requests: long lists, long texts and invalid bodies
 MORE: list[tuple[str, Any]] = [
     ("/classify", {"inputs": ["A warm, funny film."] * 64}),
     ("/classify", {"inputs": "A poor book. " * 10_000}),
@@ -34,10 +34,10 @@ MORE: list[tuple[str, Any]] = [
 
 
 class Watch:
-    """Reads what a process holds every few seconds, while a block runs.
+    """Records the resources of the service's process every few seconds, while a block runs.
 
     Attributes:
-        readings: Seconds since the start, MiB of memory, descriptors and threads.
+        readings: (seconds since the start, MiB of memory, number of descriptors, number of threads) of each reading.
     """
 
     def __init__(self, served: Served) -> None:
@@ -61,10 +61,10 @@ class Watch:
 
 
 @pytest.mark.full_grid
-def test_a_long_time_of_everything(tmp_path: Path, serve: Callable[..., Any]) -> None:
-    """Every request ends once, right ones are answered and wrong ones refused, and the process holds no more after ten minutes than after one."""
+def test_a_long_mixed_load_does_not_leak_resources(tmp_path: Path, serve: Callable[..., Any]) -> None:
+    """Each request gets exactly one answer: 200 or a 4xx error. Memory, descriptors and threads do not grow after the first minute."""
     by_path: dict[str, list[Any]] = {}
-    for path, body in RIGHT + WRONG[:-1] + MORE:  # without the unknown path: as a target of its own it would be most of the load
+    for path, body in RIGHT + WRONG[:-1] + MORE:  # without the unknown model's path: as a separate target, it would be most of the load
         by_path.setdefault(path, []).append(body)
     with serve(models_for(tmp_path)) as served:
         everything = [target(served, path, bodies) for path, bodies in by_path.items()]
@@ -79,11 +79,11 @@ def test_a_long_time_of_everything(tmp_path: Path, serve: Callable[..., Any]) ->
 
 
 def assert_constant(readings: list[tuple[float, float, int, int]]) -> None:
-    """Asserts that nothing grew after the first minute; a shorter load has only its figures."""
+    """Asserts that no resource grew after the first minute. It does nothing for shorter loads."""
     settled = [reading for reading in readings if reading[0] >= SETTLED_S]
     if not (LONG and settled):
         return
-    # of a minute each: threads take and give back what the text of the moment needs
+    # medians over a minute each, because the threads allocate and free memory with each text
     first = median(reading[1] for reading in settled if reading[0] < 2 * SETTLED_S)
     last = median(reading[1] for reading in settled if reading[0] >= settled[-1][0] - SETTLED_S)
     show("memory in the second and in the last minute, bar +5 %", f"{first:.0f} and {last:.0f} MiB, {last / first - 1:+.1%}")
