@@ -12,6 +12,7 @@ import tokenizers
 import transformers
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from bertserve.export.checkpoint.padding import Padding
@@ -45,7 +46,19 @@ def load_tokenizer(source: str, folder: Path) -> Any:
         raise CheckpointError(f"`{source}` has no tokenizer: neither `tokenizer.json` nor a vocabulary; save one with `save_pretrained`.")
     if (folder / TOKENIZER_FILE).is_file():
         _use_written_steps(source, tokenizer, folder)
+    elif type(tokenizer).__name__ == "DebertaTokenizer":
+        _use_one_separator(tokenizer)
     return tokenizer
+
+
+def _use_one_separator(tokenizer: Any) -> None:
+    """Gives DeBERTa v1 one [SEP] between the texts of a pair, as transformers' conversion of a bare vocabulary; its class has two."""
+    cls, sep = tokenizer.cls_token, tokenizer.sep_token
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{cls} $A {sep}",
+        pair=f"{cls} $A {sep} $B:1 {sep}:1",
+        special_tokens=[(cls, tokenizer.cls_token_id), (sep, tokenizer.sep_token_id)],
+    )
 
 
 def _use_written_steps(source: str, tokenizer: Any, folder: Path) -> None:

@@ -139,8 +139,8 @@ logger = logging.getLogger("bertserve.server")
 # After the scheduler has stopped, the server only sends finished answers and refuses late requests.
 FLUSH_S = 5
 HEARTBEAT_S = 0.2
-# Collections of young objects until one of all objects, which stops the process for 0.1 s or more while the queue is full. Python's default
-# is 10. Requests leave no cycles (tests/serving/test_streaming.py), so there is little to collect.
+# Collections of the middle generation until one of all objects, which stops the process for 0.1 s or more while the queue is full. Python's
+# default is 10. Requests leave no cycles (tests/serving/test_streaming.py), so there is little to collect.
 RARE_COLLECTIONS = 10_000
 
 

@@ -185,7 +185,8 @@ class Columns:
             taken: The columns that the output adds.
 
         Raises:
-            CallerError: The endpoint would refuse it, a required column is missing, or the output would have a column twice.
+            CallerError: The endpoint would refuse it, a column that is required or that a flag names is missing, or the output would have a
+                column twice.
         """
         self._check_taken(values, taken, InvalidValueError)
         inputs: dict[str, Any] = {}

@@ -143,7 +143,7 @@ def show_attention(request: AttentionRequest, model: TaskModel) -> TaskRun:
     place = {key: i for i, key in enumerate(maps)}
     weights = row[OUTPUT]
     layers: list[Floats] = [weights[[place[layer, head] for head in heads]] for layer, heads in request.layers]
-    return {"tokens": tokens, "offsets": offsets, "sentence_b_start": starts[1] if len(parts) > 1 else None, "attentions": layers}
+    return {"tokens": tokens, "offsets": offsets, "sentence_b_start": max(starts) if len(parts) > 1 else None, "attentions": layers}
 
 
 def encode(request: AttentionRequest, tokenizer: Tokenizer) -> tuple[Encoding, list[Tokens]]:

@@ -298,7 +298,8 @@ def _has_one_label(parameters: Mapping[str, Any], config: ModelConfig) -> bool:
     if parameters.get("explain") or parameters.get("top_k") not in (None, 1):
         return False
     # of independent labels any number may be right, and values of a regression have no best one
-    return len(config.labels) == 1 or (config.activation == "softmax" and lower(parameters.get("function_to_apply")) != "sigmoid")
+    function = lower(parameters.get("function_to_apply")) or config.activation
+    return len(config.labels) == 1 or function == "softmax" or (function == "none" and config.activation == "softmax")
 
 
 def _answer_bytes(request: ClassifyRequest, manifest: Manifest) -> int:

@@ -106,7 +106,7 @@ class Targets:
         self.chars_each = sum(len(word) + TEXT_CHARS for word in words) // texts
 
     def tokenized(self, tokenizer: Tokenizer) -> tuple[list[int], tuple[str, ...]]:
-        """Returns the distinct token ids of the targets, and a warning about targets that are cut to their first token.
+        """Returns the distinct token ids of the targets, and warnings about targets that are cut to their first token or left out.
 
         Args:
             tokenizer: The model's tokenizer, the same in each call.
@@ -338,7 +338,9 @@ def _all_pieces(words: Sequence[str], tokenizer: Tokenizer) -> tuple[dict[Pieces
         raise InvalidValueError("`targets` has no word of the model's vocabulary; give at least one.")
     unknown = [word for word, word_pieces in zip(words, pieces, strict=True) if not word_pieces or tokenizer.unknown_id in word_pieces]
     some = ", ".join(word[:32] for word in unknown[:5])
-    return targets, (f"targets; {len(unknown)} of {len(words)} have tokens that are not in the vocabulary: {some}",) if unknown else ()
+    return targets, (
+        f"targets; {len(unknown)} of {len(words)} have no tokens, or tokens that are not in the vocabulary: {some}",
+    ) if unknown else ()
 
 
 class FillMaskBody(TaskBody):

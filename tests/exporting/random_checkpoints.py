@@ -164,7 +164,7 @@ class Case:
             "init_lora_weights": self.adapter == "pissa",
             # in GPT-2's small vocabulary, the token is a parenthesis
             "padding token": self.quirk == "another padding token" and self.family == "GPT-2",
-            "second text": self.template == "second text first",
+            "each text of a pair": self.template == "second text first",
             "usable length": self.limit < (32 if self.task == "fill-mask" else 16),
             # too short for a question of the samples
             "a window of": self.task == "question-answering" and self.limit < 80,

@@ -178,6 +178,13 @@ def test_the_template_of_pairs_is_read_from_the_file(tmp_path: Path) -> None:
     assert len(expected) < len(transformers.AutoTokenizer.from_pretrained(tmp_path)("a", "b")["input_ids"])
     assert expected == load_tokenizer("x", tmp_path)("a", "b")["input_ids"]
 
+    model = json.loads((tmp_path / "tokenizer.json").read_text())["model"]
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]), encoding="utf-8")
+    (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]), encoding="utf-8")
+    (tmp_path / "tokenizer.json").unlink()
+    assert expected == load_tokenizer("x", tmp_path)("a", "b")["input_ids"]
+
 
 @pytest.mark.parametrize("family", ["XLNet", "LLaMA", "BERT"])
 def test_the_passage_is_before_the_question_if_the_tokenizer_pads_on_the_left(tmp_path: Path, family: str) -> None:

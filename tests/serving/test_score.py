@@ -115,6 +115,7 @@ def test_the_best_label_has_its_own_columns(models: Path, tmp_path: Path) -> Non
     [
         ({"activation": "none", "labels": ("warmth", "length")}, {}),
         ({"activation": "sigmoid", "labels": ("good", "long")}, {"function_to_apply": "none"}),
+        ({"activation": "softmax", "labels": ("good", "bad")}, {"function_to_apply": "sigmoid"}),
     ],
 )
 def test_a_csv_has_all_independent_values(tmp_path: Path, changes: dict[str, Any], parameters: dict[str, Any]) -> None:
