@@ -129,6 +129,22 @@ def test_a_csv_has_all_independent_values(tmp_path: Path, changes: dict[str, Any
     assert set(changes["labels"]) == {item["label"] for item in json.loads(row["prediction"])}
 
 
+def test_softmax_that_the_caller_requests_has_one_best_label(tmp_path: Path) -> None:
+    tiny.bundle(tmp_path, activation="sigmoid", labels=("good", "long"))
+    source = tmp_path / "in.csv"
+    source.write_text("text\ngood\n")
+    assert 0 == run(tmp_path, source, tmp_path / "out.csv", "--parameters", '{"function_to_apply": "softmax"}')
+    assert "text,prediction_label,prediction_score,warnings" == (tmp_path / "out.csv").read_text().splitlines()[0]
+
+
+def test_the_error_of_a_rejected_list_does_not_quote_the_text(tmp_path: Path) -> None:
+    tiny.bundle(tmp_path, task="feature-extraction")
+    source = write_lines(tmp_path / "in.jsonl", [{"source_sentence": "good", "sentences": '"My secret"'}])
+    assert 3 == run(tmp_path, source, tmp_path / "out.jsonl", "--task", "similarity")
+    [rejected] = read_lines(tmp_path / "out.jsonl.rejected.jsonl")
+    assert "`sentences`" in rejected["error"] and "secret" not in rejected["error"]
+
+
 def test_a_row_without_a_column_of_a_flag_is_rejected(models: Path, tmp_path: Path) -> None:
     """Such a row would otherwise be answered as a single text. An empty value still means that there is no second text."""
     source = write_lines(tmp_path / "in.jsonl", ['{"a": "good", "b": "bad"}', '{"a": "good"}', '{"a": "good", "b": null}'])
