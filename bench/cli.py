@@ -78,7 +78,8 @@ def _measure(args: argparse.Namespace, stop: threading.Event) -> int:
         report.interrupted = stop.is_set()
         if report.runs or report.limits:
             if report.judged or not report.inconclusive:  # a sweep without results has missed nothing
-                report.verdicts = slo.evaluate(objectives, report.judged | report.figures)
+                measured = report.judged | report.figures
+                report.verdicts = [slo.Verdict(objective, measured.get(objective.metric)) for objective in objectives]
             _write(report, args)
     if report.interrupted:
         return _INTERRUPTED

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bertserve.bench import bodies, workloads
+from bertserve.bench import bodies, flags, workloads
 from bertserve.bench.engine import EngineBenchmark, OnnxLoop
 from bertserve.bench.errors import BenchError
 from bertserve.bench.experiments import compare, compare_concurrent_targets, compare_tail_latency, sweep
@@ -26,12 +26,8 @@ def run(
 ) -> None:
     """Runs the subcommand `args.command`, which must be one that measures.
 
-    Args:
-        args: The parsed flags.
-        report: Gets each result at once.
-        objectives: The objectives of a sweep.
-        stop: Set by Ctrl-C; the command then ends early with the results so far.
-        progress: Gets the counts of each load.
+    The report gets each result at once. The objectives are for a sweep. If `stop` is set, by Ctrl-C, the command ends early with the
+    results so far.
 
     Raises:
         BenchError: A flag, a file or an address is wrong.
@@ -92,7 +88,7 @@ def _build_load_test(args: argparse.Namespace, report: BenchReport, stop: thread
         BenchError: A target, a header or the bundle is wrong.
     """
     headers = _request_headers(args)
-    probes = [probe_target(text, headers, texts=args.texts, seed=args.seed) for text in args.target or [args.default_target]]
+    probes = [probe_target(text, headers, texts=args.texts, seed=args.seed) for text in args.target or [flags.DEFAULT_URL]]
     targets = [target for target, _ in probes]
     report.service = fetch_json(targets[0].address, "/info", headers)
     report.models = [model for _, model in probes if model]

@@ -35,7 +35,6 @@ from bertserve.service.wire.reading import parse_json, requested_task, validate_
 
 Feed = dict[str, NDArray[Any]]
 
-VERSION: str = ort.__version__
 _WARMUP_SHARE = 0.1  # relative to the measured time
 # inputs of other exporters' graphs, by name -> their content
 _STOCK_INPUTS = {
@@ -127,11 +126,7 @@ class OnnxLoop:
     """A bundle's tokenizer, and an onnxruntime session with its graph or another one."""
 
     def __init__(self, path: Path, graph: Path | None = None) -> None:
-        """Loads the bundle and creates the session.
-
-        Args:
-            path: Folder of the bundle.
-            graph: ONNX file to run instead of the bundle's default graph for the CPU.
+        """Loads the bundle in a folder, and creates a session of its default graph for the CPU, or of another ONNX file.
 
         Raises:
             BenchError: The bundle is broken, or the graph cannot be loaded, or has an unknown input.
@@ -190,11 +185,8 @@ class OnnxLoop:
     def run_loop(self, encoded: EncodedBodies, *, threads: int, seconds: float, stop: threading.Event) -> EngineThroughput:
         """Runs the encoded bodies repeatedly in order, one row at a time per thread.
 
-        Args:
-            encoded: The runs, at least one.
-            threads: Number of threads that run the graph concurrently with one session.
-            seconds: Measured time; a tenth of it more is run before.
-            stop: Set by Ctrl-C; the loop then ends early with the results so far.
+        There must be at least one run. A tenth of `seconds` more is run before the measured time. If `stop` is set, the loop ends early
+        with the results so far.
 
         Raises:
             BenchError: A run failed.
@@ -270,15 +262,7 @@ def _create_session(path: Path, *, as_written: bool) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class EngineBenchmark:
-    """A raw ONNX Runtime loop and its inputs.
-
-    Attributes:
-        engine: The engine.
-        encoded: The bodies of the load, as graph inputs.
-        threads: Number of threads of the raw ONNX Runtime loop.
-        stop: Set by Ctrl-C; a loop then ends early.
-        progress: Gets a line per loop.
-    """
+    """A raw ONNX Runtime loop and its inputs; it ends early if `stop` is set."""
 
     engine: OnnxLoop
     encoded: EncodedBodies
@@ -301,7 +285,7 @@ class EngineBenchmark:
             "digest": bundle.version,
             "graph": self.engine.graph.name,
             "graph_sha256": spec.identity if is_bundle_graph else files.digest(self.engine.graph),
-            "onnxruntime": VERSION,
+            "onnxruntime": ort.__version__,
             "precision": spec.precision if is_bundle_graph else None,
             "threads": self.threads,
         }

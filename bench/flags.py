@@ -13,7 +13,7 @@ from bertserve.bench.report import slo
 from bertserve.service import __version__
 from bertserve.service.flag_parser import FlagParser
 
-_DEFAULT_URL = "http://127.0.0.1:8000/classify"
+DEFAULT_URL = "http://127.0.0.1:8000/classify"
 _ANSWERED = (f"error_rate={slo.DEFAULT_ERROR_RATE}",)
 # commands that send load -> their default objectives
 DEFAULT_OBJECTIVES = dict.fromkeys(("closed", "open", "compare", "concurrent-targets", "tail-latency"), _ANSWERED) | {
@@ -83,11 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
     """Returns the flags for a report, which has only the names of headers."""
-    shown = {
-        name: str(value) if isinstance(value, Path) else value
-        for name, value in vars(args).items()
-        if name not in ("command", "default_target")
-    }
+    shown = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items() if name != "command"}
     if "header" in shown:
         shown["header"] = [header.partition(":")[0] for header in args.header]
     return shown
@@ -99,9 +95,8 @@ def _add_load(command: argparse.ArgumentParser, *, connections: bool) -> None:
         action="append",
         metavar="URL[=WORKLOAD]",
         help=f"endpoint and workload ({', '.join(workloads.NAMES)}, or a JSON Lines file of bodies); repeat to load several at once (default: "
-        f"{_DEFAULT_URL}, with the workload for the model's task)",
+        f"{DEFAULT_URL}, with the workload for the model's task)",
     )
-    command.set_defaults(default_target=_DEFAULT_URL)
     if connections:
         command.add_argument("--connections", type=_count, default=16, help="connections per target (default: 16)")
     command.add_argument(

@@ -42,18 +42,12 @@ class LoadTest:
     durations: Durations
     stop: threading.Event
     progress: BenchProgress
-    engine: EngineBenchmark | None = None
-    max_connections: int = 512
-    seed: int = 0
+    engine: EngineBenchmark | None
+    max_connections: int
+    seed: int
 
     def run_closed_loop(self, connections: int, *, only: int | None = None, name: str = "") -> ReportRun:
-        """Runs a closed loop.
-
-        Args:
-            connections: Number of connections per target.
-            only: Index of the only target to load, or None for all.
-            name: Name of the run in the report.
-        """
+        """Runs a closed loop with this many connections per target, to all targets, or only to the one with index `only`."""
         indices = list(range(len(self.targets))) if only is None else [only]
         name = name or f"closed, {plural(connections, 'connection')}"
         self.progress.start(name)
@@ -63,11 +57,7 @@ class LoadTest:
         return self._build_run(name, indices, load, before, open_loop=False)
 
     def run_open_loop(self, rate: float, *, name: str = "") -> tuple[ReportRun, LoadResult, list[float]]:
-        """Runs an open loop with Poisson arrivals.
-
-        Args:
-            rate: Requests per second, divided evenly among the targets.
-            name: Name of the run in the report.
+        """Runs an open loop with Poisson arrivals; the rate is in requests per second, divided evenly among the targets.
 
         Returns:
             The run, the recorded load, and the arrival times of the first target in seconds from the start of the load.

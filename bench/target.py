@@ -105,14 +105,7 @@ class Target:
 
 
 def build_target(address: Address, workload: str, bodies: Sequence[Body], headers: Mapping[str, str]) -> Target:
-    """Returns a target with its requests.
-
-    Args:
-        address: Address of the endpoint.
-        workload: Name of the bodies in reports.
-        bodies: The bodies, at least one.
-        headers: Headers of every request.
-    """
+    """Returns a target with a request for each body, of which there must be at least one."""
     header_names = {name.lower() for name in headers}
     defaults = {"Host": address.authority, "Content-Type": "application/json"}
     lines = {name: value for name, value in defaults.items() if name.lower() not in header_names} | dict(headers)

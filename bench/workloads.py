@@ -105,13 +105,7 @@ NAMES = (*_LENGTHS, "mask", "qa")
 
 
 def workload_inputs(name: str, *, seed: int = 0, mask: str = MASK) -> list[Any]:
-    """Returns the inputs of a workload: texts, or objects with `question` and `context`.
-
-    Args:
-        name: One of NAMES.
-        seed: Seed of the words and of the order.
-        mask: The model's spelling of the mask.
-    """
+    """Returns the inputs of a workload in `NAMES`: texts, or objects with `question` and `context`; masks have the spelling `mask`."""
     random_ = random.Random(f"{name} {seed}")  # noqa: S311  # texts, not secrets
     if name == "mask":
         return _masked(random_, mask)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from bertserve.export import flags
 from bertserve.export.analyze.shapes import AXES, LENGTHS, MIDDLE, NAMED, choose_lengths
 from bertserve.export.errors import ExportError
 from bertserve.service import __version__
-from bertserve.service.bundle.files import MANIFEST_FILE
+from bertserve.service.bundle.files import is_bundle
 from bertserve.service.errors import BertServeError
 from bertserve.service.flag_parser import FlagParser
 
@@ -33,17 +33,17 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     parser = _parser()
     args = parser.parse_args(argv)
-    is_bundle = (Path(args.source) / MANIFEST_FILE).is_file()
-    if is_bundle and (args.batch is not None or args.by is not None):
+    of_bundle = is_bundle(Path(args.source))
+    if of_bundle and (args.batch is not None or args.by is not None):
         parser.error("--batch and --by are for configurations and checkpoints, not for a bundle; remove them")
-    if not is_bundle and "fp16" in (args.precision or ()):
+    if not of_bundle and "fp16" in (args.precision or ()):
         parser.error("argument --precision: fp16 is for GPUs, but runs are measured on the CPU; give fp32, int8 or both")
-    if flags.say_missing(OF_A_BUNDLE if is_bundle else PACKAGES, "analyzing needs the export extra", "export", "cpu"):
+    if flags.say_missing(OF_A_BUNDLE if of_bundle else PACKAGES, "analyzing needs the export extra", "export", "cpu"):
         return 3
     try:
         if args.output is not None:
             args.output.mkdir(parents=True, exist_ok=True)
-        _analyze_bundle(args) if is_bundle else _analyze_shapes(args)
+        _analyze_bundle(args) if of_bundle else _analyze_shapes(args)
     except (ExportError, BertServeError) as error:
         print(f"bert-export: {error}", file=sys.stderr)
         return error.exit_code if isinstance(error, ExportError) else 1
@@ -64,8 +64,9 @@ def _analyze_shapes(args: argparse.Namespace) -> None:
     precisions: tuple[Precision, ...] = args.precision or ("fp32", "int8")
     axes = AXES if args.by is None else args.by
     spec = SweepSpec(args.source, precisions, args.lengths, axes, args.batch or 8, args.seconds)
-    sweep = run_sweep(spec, lambda line: print(line, file=sys.stderr, flush=True))
-    _report(args.output, report.sweep_tables(sweep), asdict(sweep))
+    sweep = run_sweep(spec)
+    print("\n".join(report.sweep_tables(sweep)))
+    _report(args.output, asdict(sweep))
     if args.output is not None:
         _say_plots(report.plot_sweep(sweep, args.output) if report.can_plot() else [])
 
@@ -93,17 +94,15 @@ def _analyze_bundle(args: argparse.Namespace) -> None:
                 _say_plots([path for profile in profiles for path in report.plot_profile(profile, folder)] if report.can_plot() else [])
     if not entries:
         raise ExportError(f"bundle `{bundle.manifest.name}` has no such graph for the CPU; it has {list_graphs(bundle.manifest.graphs)}.")
-    _report(args.output, (), {"bundle": bundle.manifest.name, "graphs": entries})
+    _report(args.output, {"bundle": bundle.manifest.name, "graphs": entries})
 
 
-def _report(output: Path | None, lines: Iterable[str], figures: dict[str, Any]) -> None:
-    """Prints tables, and writes the same metrics as JSON if a folder is given."""
+def _report(output: Path | None, figures: dict[str, Any]) -> None:
+    """Prints the machine, and writes the metrics as JSON if a folder is given."""
     from bertserve.service.backend.hardware import cpu_instructions, cpu_name, usable_cores
     from bertserve.service.backend.sessions import VERSION
 
     cpu, instructions = cpu_name(), cpu_instructions()
-    for line in lines:
-        print(line)
     print(
         f"\none thread of {usable_cores()} cores, {cpu}, {', '.join(instructions)}, onnxruntime {VERSION}; ratios count, not the machine's speed"
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from huggingface_hub import ModelCardData
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
-from bertserve.export.errors import OutputExistsError
+from bertserve.export.errors import OutputError
 from bertserve.export.workspace import ignore_signals
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE
 from bertserve.service.bundle.graph_spec import GraphSpec, ValidationReport
@@ -24,16 +24,16 @@ def refuse_existing(target: Path, *, overwrite: bool) -> None:
     """Refuses an existing target, before minutes of work. A folder with other files than those of a bundle is never replaced.
 
     Raises:
-        OutputExistsError: `target` exists and `overwrite` is false, or it has files that are not a bundle's.
+        OutputError: `target` exists and `overwrite` is false, or it has files that are not a bundle's.
     """
     if not os.path.lexists(target):
         return
     if other := _other_files(target):
-        raise OutputExistsError(
+        raise OutputError(
             f"`{target}` exists and has `{other[0]}`, which is not part of a bundle; move it, or choose another --name or --output."
         )
     if not overwrite:
-        raise OutputExistsError(f"`{target}` exists; choose another --name or --output, or give --overwrite to replace it.")
+        raise OutputError(f"`{target}` exists; choose another --name or --output, or give --overwrite to replace it.")
 
 
 def _other_files(target: Path) -> list[str]:
@@ -90,13 +90,7 @@ def _remove(path: Path) -> None:
 
 
 def model_card(manifest: Manifest, folder: Path, card: str | None) -> str:
-    """Returns the bundle's README.md in Markdown.
-
-    Args:
-        manifest: The finished manifest.
-        folder: Folder of its graphs.
-        card: The checkpoint's own card, if any.
-    """
+    """Returns the bundle's README.md in Markdown; it quotes the checkpoint's own card, if any."""
     sections = [
         [f"# {manifest.name}", "", _summary(manifest)],
         _embedding(manifest),

@@ -180,11 +180,7 @@ class Texts:
         return cls(tuple(text for text in texts if isinstance(text, str)), pairs=tuple(text for text in texts if isinstance(text, tuple)))
 
     def with_passages(self, tokenizer: Tokenizer) -> Texts:
-        """Returns the same texts with passages of the lengths in `PASSAGES`, as far as the lines and the model's length allow.
-
-        Args:
-            tokenizer: The service's tokenizer for the model.
-        """
+        """Returns the same texts with passages of the lengths in `PASSAGES`, as far as the lines and the model's length allow."""
         tokens = [len(entry.ids) for entry in tokenizer.tokenize(self.lines)]
         room = tokenizer.room(pair=False)
         lengths: dict[int, int] = {}  # for a model with few positions, several lengths are equal
@@ -277,13 +273,7 @@ def make_feeds(texts: Texts, checkpoint: Checkpoint, tokenizer: Tokenizer, input
     """Returns the graph's inputs for each text, then for each pair, as the task uses them; each is a batch of one without padding.
 
     Lines are cut to `MAX_TOKENS`, pairs of lines to twice as many; passages, and pairs of the user's file, to the longest of `PASSAGES` or
-    the model's length. For fill-mask, one token in eight is masked.
-
-    Args:
-        texts: The texts.
-        checkpoint: The checkpoint, whose task decides how texts are used.
-        tokenizer: The service's tokenizer.
-        inputs: The graph's inputs, if they differ from those of the traced graph.
+    the model's length. For fill-mask, one token in eight is masked. `inputs` are by default those of the traced graph.
     """
     # a text with only control characters has no tokens, and without special tokens there is nothing to run
     bare = tokenizer.room(pair=False) == tokenizer.max_length
@@ -342,14 +332,7 @@ def _feed(encoding: Encoding, inputs: Sequence[InputSpec]) -> Feed:
 
 
 def pad(feed: Feed, inputs: Sequence[InputSpec], *, pad_id: int, tokens: int) -> Feed:
-    """Returns the inputs of a text with padding after it, so that a mask has different values.
-
-    Args:
-        feed: The inputs without padding.
-        inputs: The graph's inputs.
-        pad_id: Token id of the padding.
-        tokens: Number of padding tokens.
-    """
+    """Returns the inputs of a text with padding tokens after it, so that a mask has different values."""
     fills = {"token_ids": pad_id, "attention_mask": 0, "type_ids": 0}
     return {
         spec.name: np.pad(feed[spec.name], ((0, 0), (0, tokens)), constant_values=fills[spec.fill])

@@ -81,7 +81,7 @@ def _run(args: argparse.Namespace) -> int:
     }
     spec = ExportSpec(source=args.source or args.module, module=args.module is not None, **options)
     try:
-        target, manifest = export(spec, lambda line: print(line, file=sys.stderr, flush=True))
+        target, manifest = export(spec)
     except ExportError as error:
         print(f"bert-export: {error}", file=sys.stderr)
         return error.exit_code

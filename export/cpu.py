@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from onnxruntime.transformers.fusion_options import AttentionMaskFormat, FusionOptions
@@ -14,24 +14,9 @@ from bertserve.export.calibration import Split
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.graph import cpu_passes, onnx_files, ort_fusion
 from bertserve.export.int8 import quantize
-from bertserve.export.progress import Progress, stage
+from bertserve.export.progress import stage
 from bertserve.service.bundle.graph_spec import Precision
 from bertserve.service.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True)
-class Int8Options:
-    """Options of int8.
-
-    Attributes:
-        texts: The texts that calibrate int8, and those of its gate.
-        max_error: Maximum error of the outputs on the gate's texts, relative to their standard deviation.
-        quick: Whether to skip the measurement of which matrices matter most.
-    """
-
-    texts: Split
-    max_error: float
-    quick: bool = False
 
 
 def optimize(raw: Path, checkpoint: Checkpoint, traced: str) -> Artifact:
@@ -60,19 +45,15 @@ def build_graphs(
     folder: Path,
     checkpoint: Checkpoint,
     tokenizer: Tokenizer,
-    int8: Int8Options,
-    progress: Progress,
+    texts: Split,
+    *,
+    max_error: float,
+    quick: bool,
 ) -> Iterator[Artifact]:
     """Creates the graphs one by one on request; float32 is always first, because int8 is created from it.
 
-    Args:
-        optimized: The float32 graph.
-        precisions: The precisions to create.
-        folder: Folder of the files, `model.cpu.<precision>.onnx`.
-        checkpoint: The traced checkpoint.
-        tokenizer: The service's tokenizer, for texts.
-        int8: The options of int8.
-        progress: Called with a line when int8 is created.
+    The files are `model.cpu.<precision>.onnx`. `max_error` is the maximum error of int8's outputs on the gate's texts, relative to their
+    standard deviation. `quick` skips the measurement of which matrices matter most for int8.
 
     Raises:
         GraphError: There is nothing to quantize, or the outputs' error is too large; the float32 graph has been yielded before.
@@ -82,20 +63,11 @@ def build_graphs(
     yield replace(optimized, path=fp32)
     if "int8" not in precisions:
         return
-    texts = int8.texts
-    with stage(progress, "quantize", f"int8, calibrated on {len(texts.calibration)} texts, judged on {len(texts.gate)} others"):
+    with stage("quantize", f"int8, calibrated on {len(texts.calibration)} texts, judged on {len(texts.gate)} others"):
         feeds, gate = (calibration.make_feeds(split, checkpoint, tokenizer) for split in (texts.calibration, texts.gate))
-        graph = quantize.quantize(optimized.path, int8_path, optimized.path.parent, feeds, gate, max_error=int8.max_error, quick=int8.quick)
-    form = f"{optimized.form}, int8 by --quick" if int8.quick else optimized.form
-    yield replace(
-        optimized,
-        path=int8_path,
-        precision="int8",
-        form=form,
-        quantized=graph.counts,
-        error=graph.error,
-        max_error=int8.max_error,
-    )
+        counts, error = quantize.quantize(optimized.path, int8_path, optimized.path.parent, feeds, gate, max_error=max_error, quick=quick)
+    form = f"{optimized.form}, int8 by --quick" if quick else optimized.form
+    yield replace(optimized, path=int8_path, precision="int8", form=form, quantized=counts, error=error, max_error=max_error)
 
 
 def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> dict[str, int]:
@@ -121,12 +93,7 @@ def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> dict[str, int]:
 
 
 def attention_form(fusions: Mapping[str, int], checkpoint: Checkpoint) -> str:
-    """Returns a description of the attention for the manifest: fused in all layers, fused in some, or as traced.
-
-    Args:
-        fusions: The fusions of `fuse`.
-        checkpoint: The checkpoint; it has the number of layers.
-    """
+    """Returns a description of the attention for the manifest: fused in all layers, fused in some, or as traced."""
     layers = checkpoint.attentions
     count = fusions.get("Attention", 0) + fusions.get("MultiHeadAttention", 0)
     if checkpoint.attention_heads:

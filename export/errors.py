@@ -1,14 +1,4 @@
-"""Errors that stop an export or a verification. Each message says what is wrong and what to do; each class has an exit code.
-
-ExportError              1
-├── CheckpointError      1  the checkpoint cannot be read, or is not supported
-├── MissingPackageError  3  the checkpoint needs a package that is not installed
-├── GraphError           1  a graph differs from what a stage expects, or cannot be created
-├── ParityError          1  the bundle's answers differ from its checkpoint's
-├── OutputExistsError    2  the target exists already
-├── ExportRunningError   2  another process exports a bundle with this name
-└── DataError            2  the data for a verification cannot be read
-"""
+"""Errors that stop an export or a verification. Each message says what is wrong and what to do; each class has an exit code."""
 
 from typing import ClassVar
 
@@ -41,14 +31,8 @@ class ParityError(ExportError):
     """The bundle's answers differ from its checkpoint's; the message has the worst case."""
 
 
-class OutputExistsError(ExportError):
-    """The target exists and may not be replaced."""
-
-    exit_code = 2
-
-
-class ExportRunningError(ExportError):
-    """Another process exports a bundle with this name into the same folder."""
+class OutputError(ExportError):
+    """The target exists and may not be replaced, or another export writes it."""
 
     exit_code = 2
 

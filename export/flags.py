@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from importlib.util import find_spec
-from typing import get_args
+from typing import Any, get_args
 
 from bertserve.service.bundle.graph_spec import Precision
 from bertserve.service.bundle.manifest import Layers
@@ -16,13 +16,7 @@ from bertserve.service.providers import PROVIDERS, Provider
 
 
 def say_missing(packages: Iterable[str], purpose: str, *extras: str) -> bool:
-    """Prints which packages are not installed and how to install them; returns whether any are missing.
-
-    Args:
-        packages: Names of Python modules.
-        purpose: The feature that needs them, for the message.
-        extras: The extras to install.
-    """
+    """Prints which packages, named by module, are not installed and how to install the extras; returns whether any are missing."""
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
         print(f"bert-export: {', '.join(missing)} not installed; {purpose}: {install_command(*extras)}", file=sys.stderr)
@@ -50,8 +44,7 @@ def parse_precisions(text: str) -> tuple[Precision, ...]:
     Raises:
         argparse.ArgumentTypeError: A name is unknown, or occurs twice.
     """
-    precisions: dict[str, Precision] = {name: name for name in get_args(Precision)}
-    return tuple(precisions[name] for name in _parse_names(text, list(precisions)))
+    return _parse_names(text, get_args(Precision))
 
 
 def parse_providers(text: str) -> tuple[Provider, ...]:
@@ -60,7 +53,7 @@ def parse_providers(text: str) -> tuple[Provider, ...]:
     Raises:
         argparse.ArgumentTypeError: A name is unknown, or occurs twice.
     """
-    return tuple(_parse_names(text, list(PROVIDERS)))
+    return _parse_names(text, PROVIDERS)
 
 
 def parse_layers(text: str) -> Layers:
@@ -88,8 +81,8 @@ def join_negative_layers(arguments: Sequence[str]) -> list[str]:
     return joined
 
 
-def _parse_names(text: str, choices: Sequence[str]) -> list[str]:
+def _parse_names(text: str, choices: Collection[str]) -> tuple[Any, ...]:
     names = text.split(",")
     if any(name not in choices for name in names) or len(set(names)) != len(names):
         raise argparse.ArgumentTypeError(f"`{text}` is not a list of names from {', '.join(choices)} without duplicates")
-    return names
+    return tuple(names)

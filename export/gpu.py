@@ -1,11 +1,6 @@
 """Creates the graphs for a GPU's providers from the traced graph, each with the shapes in which it runs.
 
-CUDA gets ONNX Runtime's fused operators, and the number of tokens per row instead of a mask. The form of the mask decides which attention
-kernel CUDA runs: with [rows, length] it is none of the fast ones; with the length of each row (padding on the right) it is cuDNN's or
-TensorRT's. The lengths are a graph input, because the service knows them, which saves copying a mask and computing its sums. Inputs that
-the operators need as int32 have this type. In half precision, nodes that overflow on the calibration texts stay in float32.
-
-TensorRT gets the traced graph, and fuses and converts it itself.
+docs/explanation/graphs.md explains the CUDA graph, fp16, the TensorRT graph and the shape plans.
 """
 
 from __future__ import annotations
@@ -29,7 +24,7 @@ from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.errors import GraphError
 from bertserve.export.graph import onnx_files, ort_fusion
 from bertserve.export.inference import Feed
-from bertserve.export.progress import Progress, stage, track
+from bertserve.export.progress import stage, track
 from bertserve.service.bundle.graph_spec import InputSpec, Precision, ShapeBucket, ShapePlan
 from bertserve.service.providers import PROVIDERS, Provider
 from bertserve.service.text.tokenizer import Tokenizer
@@ -53,15 +48,7 @@ PROBE_TEXTS = 96
 class GraphBuild:
     """The inputs of graph building, for any provider.
 
-    Attributes:
-        precisions: The precisions to create.
-        traced: The traced graph.
-        form: A description of the tracing, for readers.
-        folder: Folder of the files, `model.<provider>.<precision>.onnx`.
-        checkpoint: The traced checkpoint.
-        tokenizer: The service's tokenizer, for texts.
-        texts: Calibration texts, to measure half precision.
-        progress: Called with a line when a graph is created.
+    The files are `<folder>/model.<provider>.<precision>.onnx`. `form` describes the tracing. The calibration texts measure half precision.
     """
 
     precisions: Sequence[Precision]
@@ -71,15 +58,10 @@ class GraphBuild:
     checkpoint: Checkpoint
     tokenizer: Tokenizer
     texts: Texts
-    progress: Progress
 
 
 def build_graphs(provider: Provider, build: GraphBuild) -> Iterator[Artifact]:
-    """Creates the graphs of a provider one by one on request; float32 is always first, because the others are created from it.
-
-    Args:
-        provider: One of `BUILDERS`.
-        build: The inputs of graph building.
+    """Creates the graphs of a provider in `BUILDERS` one by one on request; float32 is always first, because others are created from it.
 
     Raises:
         GraphError: The graph has operators that the provider does not support.
@@ -94,12 +76,12 @@ def build_graphs(provider: Provider, build: GraphBuild) -> Iterator[Artifact]:
 def _build_for_cuda(build: GraphBuild) -> Iterator[Artifact]:
     checkpoint = build.checkpoint
     fp32, fp16 = (build.folder / f"model.cuda.{precision}.onnx" for precision in ("fp32", "fp16"))
-    with stage(build.progress, "optimize", "cuda"):
+    with stage("optimize", "cuda"):
         fused = fuse(build.traced, fp32, checkpoint)
         fused = replace(fused, form=f"{build.form}, {fused.form}")
     yield fused
     if "fp16" in build.precisions:
-        with stage(build.progress, "optimize", "cuda, fp16"):
+        with stage("optimize", "cuda, fp16"):
             feeds = calibration.make_feeds(build.texts, checkpoint, build.tokenizer, fused.inputs)
             ids = next(spec.name for spec in fused.inputs if spec.fill == "token_ids")
             short = [feed for feed in feeds if feed[ids].shape[1] + PADDING <= checkpoint.tokenizer_spec.max_length]
@@ -114,7 +96,7 @@ def _build_for_cuda(build: GraphBuild) -> Iterator[Artifact]:
 def _build_for_tensorrt(build: GraphBuild) -> Iterator[Artifact]:
     """Creates one float32 graph for all precisions: TensorRT itself fuses it and converts it to half precision."""
     fp32 = build.folder / "model.tensorrt.fp32.onnx"
-    with stage(build.progress, "optimize", "tensorrt"):
+    with stage("optimize", "tensorrt"):
         write_standard(build.traced, fp32)
     form = f"{build.form}, standard operators, for TensorRT to fuse"
     form += "; fp16 is TensorRT's own" if "fp16" in build.precisions else ""
@@ -158,12 +140,8 @@ def plan_shapes(max_length: int, *, masks: bool, rectangle: bool) -> ShapePlan:
     )
     tokens = max(bucket.length * bucket.rows[-1] for bucket in buckets)
     # a mask counts as another token, so a batch has at most half as many masks as tokens; a single text may have any number
-    return ShapePlan(buckets=buckets, masks=_powers_of_two(max(tokens // 2, max_length)) if masks else ())
-
-
-def _powers_of_two(last: int) -> tuple[int, ...]:
-    """Returns the powers of two up to the first that is at least `last`."""
-    return tuple(2**i for i in range((last - 1).bit_length() + 1))
+    most = max(tokens // 2, max_length)
+    return ShapePlan(buckets=buckets, masks=tuple(2**i for i in range((most - 1).bit_length() + 1)) if masks else ())
 
 
 def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> Artifact:

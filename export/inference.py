@@ -19,13 +19,7 @@ Feed = Mapping[str, NDArray[Any]]
 
 
 def run(session: Any, feeds: Iterable[Feed], names: Sequence[str] | None = None) -> list[list[NDArray[Any]]]:
-    """Returns the selected outputs for each of the inputs.
-
-    Args:
-        session: A session with a single thread.
-        feeds: The inputs.
-        names: Names of the outputs; None for all.
-    """
+    """Returns the outputs `names` (None: all) for each of the inputs; the session must have a single thread."""
     return list(progress.each(lambda feed: session.run(names, dict(feed)), feeds))
 
 
@@ -33,9 +27,6 @@ def batches(feeds: Sequence[Feed]) -> list[Feed]:
     """Returns the inputs as batches of texts with the same number of tokens, so that no text is padded.
 
     The longest come first; otherwise, one core would work on them at the end while the others are idle.
-
-    Args:
-        feeds: The inputs of each text.
     """
     by_length: dict[int, list[Feed]] = {}
     for feed in feeds:

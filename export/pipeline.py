@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.checkpoint.module import load_module, module_name
 from bertserve.export.checkpoint.padding import refuse_ordinary_padding
 from bertserve.export.errors import CheckpointError, ParityError
-from bertserve.export.progress import Progress, stage
+from bertserve.export.progress import stage
 from bertserve.export.provider_graphs import BundleGraphs, GraphComparison, measure_graphs
 from bertserve.export.validation.reference import NO_TEXTS, Reference, sample_reference
 from bertserve.export.workspace import workspace
@@ -85,12 +85,8 @@ class ExportSpec:
     ignored_weights: Sequence[str] = ()
 
 
-def export(spec: ExportSpec, progress: Progress) -> tuple[Path, Manifest]:
-    """Converts a checkpoint to a bundle.
-
-    Args:
-        spec: The options.
-        progress: Called with a line per finished stage.
+def export(spec: ExportSpec) -> tuple[Path, Manifest]:
+    """Converts a checkpoint to a bundle, and writes a line to stderr per finished stage.
 
     Returns:
         The bundle's folder and its manifest. Graphs that failed are missing in the bundle, and listed with reasons in `omitted`.
@@ -105,15 +101,15 @@ def export(spec: ExportSpec, progress: Progress) -> tuple[Path, Manifest]:
     with workspace(name, spec.output) as scratch:
         refuse_existing(target, overwrite=spec.overwrite)
         texts = calibration.read_split(spec.calibration, spec.validation)  # before the checkpoint is loaded, because the texts may be wrong
-        with stage(progress, "load", spec.source):
+        with stage("load", spec.source):
             checkpoint = _load(spec)
         calibration.refuse_pairs((texts.calibration, texts.gate, texts.report), checkpoint.task)
         bundle, work = scratch / "bundle", scratch / "work"
         bundle.mkdir()
         work.mkdir()
-        manifest = _build(spec, name, checkpoint, texts, bundle, work, progress)
+        manifest = _build(spec, name, checkpoint, texts, bundle, work)
         refuse_existing(target, overwrite=spec.overwrite)  # created meanwhile, on a file system without locks
-        with stage(progress, "package", str(target)):
+        with stage("package", str(target)):
             package_bundle(bundle, target, manifest, card=checkpoint.card)
     return target, manifest
 
@@ -138,7 +134,7 @@ def _default_name(spec: ExportSpec) -> str:
     return (Path(spec.source).resolve() if Path(spec.source).is_dir() else Path(spec.source)).name
 
 
-def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Split, bundle: Path, work: Path, progress: Progress) -> Manifest:
+def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Split, bundle: Path, work: Path) -> Manifest:
     """Writes graphs and tokenizer to the folder `bundle`; returns the manifest."""
     precisions = choose_precisions(spec.providers, spec.precisions)
     refuse_ordinary_padding(
@@ -148,10 +144,10 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Split, bu
         [line for texts in (lines.calibration, lines.gate, lines.report) for line in texts.lines],
     )
     raw = work / "raw.onnx"
-    with stage(progress, "trace", f"to ONNX by {spec.tracer}" if spec.tracer else "to ONNX"):
+    with stage("trace", f"to ONNX by {spec.tracer}" if spec.tracer else "to ONNX"):
         traced = trace.trace(checkpoint, raw, spec.tracer)
     checkpoint = replace(checkpoint, inputs=traced.inputs)
-    with stage(progress, "optimize", f"cpu, from {traced.form}"):
+    with stage("optimize", f"cpu, from {traced.form}"):
         fused = cpu.optimize(raw, checkpoint, traced.form)
     (bundle / TOKENIZER_FILE).write_text(checkpoint.tokenizer_json, encoding="utf-8")
     tokenizer_spec = checkpoint.tokenizer_spec.model_copy(update={"sha256": digest(bundle / TOKENIZER_FILE)})
@@ -160,19 +156,20 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Split, bu
     except BundleError as error:
         raise CheckpointError(f"the tokenizer of `{spec.source}` is not supported: {error}") from error
     texts = lines.with_passages(tokenizer)
-    with stage(progress, "reference", "PyTorch float32"):
+    with stage("reference", "PyTorch float32"):
         reference = _reference(checkpoint, texts.report if "int8" in precisions.get("cpu", ()) else NO_TEXTS)
         flops = checkpoint.flops
     checkpoint.model.to_empty(device="meta")  # no later stage runs it, and sessions of a large model need the memory
     artifacts: dict[Provider, Iterable[Artifact]] = {}
     for provider in sorted(precisions, key=lambda provider: provider != "cpu"):
         if provider == "cpu":
-            int8 = cpu.Int8Options(texts, spec.max_int8_error, spec.quick)
-            artifacts[provider] = cpu.build_graphs(fused, precisions[provider], bundle, checkpoint, tokenizer, int8, progress)
+            artifacts[provider] = cpu.build_graphs(
+                fused, precisions[provider], bundle, checkpoint, tokenizer, texts, max_error=spec.max_int8_error, quick=spec.quick
+            )
         else:
-            build = gpu.GraphBuild(precisions[provider], raw, traced.form, bundle, checkpoint, tokenizer, texts.calibration, progress)
+            build = gpu.GraphBuild(precisions[provider], raw, traced.form, bundle, checkpoint, tokenizer, texts.calibration)
             artifacts[provider] = gpu.build_graphs(provider, build)
-    comparison = GraphComparison(bundle, checkpoint, tokenizer, reference, progress)
+    comparison = GraphComparison(bundle, checkpoint, tokenizer, reference)
     graphs = measure_graphs(artifacts, precisions, comparison, default_must_agree=spec.precisions is None)
     manifest = _manifest(spec, name, checkpoint, tokenizer_spec, flops, graphs)
     has_int8 = any(graph.precision == "int8" for graph in graphs.graphs)
@@ -229,7 +226,7 @@ def _manifest(
             versions=_versions(),
             commit=checkpoint.commit,
             ignored_weights=checkpoint.ignored_weights,
-            **asdict(checkpoint.card_metadata),
+            **checkpoint.card_metadata,
         ),
     )
 

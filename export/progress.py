@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,6 @@ from tqdm import tqdm
 
 from bertserve.service.backend.hardware import usable_cores
 
-Progress = Callable[[str], None]
 Item = TypeVar("Item")
 _BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{unit}, {elapsed} so far, {remaining} left"
 
@@ -21,41 +21,25 @@ Result = TypeVar("Result")
 
 
 @contextmanager
-def stage(progress: Progress, name: str, detail: str) -> Iterator[None]:
-    """Reports that the block is done; reports nothing if it fails.
-
-    Args:
-        progress: Called with the line.
-        name: Name of the stage.
-        detail: A description of its input.
-    """
+def stage(name: str, detail: str) -> Iterator[None]:
+    """Writes a line to stderr when the block is done; writes nothing if it fails."""
     start = time.perf_counter()
     yield
-    progress(f"{name:<10}{detail}  ({time.perf_counter() - start:.1f} s)")
+    sys.stderr.write(f"{name:<10}{detail}  ({time.perf_counter() - start:.1f} s)\n")
 
 
 def track(items: Iterable[Item], step: str, *, unit: str, total: int | None = None) -> Iterable[Item]:
     """Returns the items with a progress bar on stderr, which disappears at the end; without a bar if stderr is not a terminal.
 
-    The bar shows the finished number, the elapsed time, and the remaining time if other items take as long.
-
-    Args:
-        items: The items.
-        step: The operation on each item.
-        unit: The unit of an item.
-        total: Number of items, if the iterable has no length.
+    The bar shows the finished number, the elapsed time, and the remaining time if other items take as long. `total` is the number of items
+    of an iterable without a length.
     """
     bar: Iterable[Item] = tqdm(items, desc=step, unit=f" {unit}", total=total, leave=False, disable=None, bar_format=_BAR)
     return bar
 
 
 def each(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """Yields the result of a function for each item, in order.
-
-    Args:
-        function: Called in several threads.
-        items: The arguments of the calls.
-    """
+    """Yields the result of a function for each item, in order, computed in several threads."""
     with ThreadPoolExecutor(min(usable_cores(), MAX_WORKERS)) as pool:
         yield from pool.map(function, items)
 

@@ -14,7 +14,7 @@ from bertserve.export.artifact import Artifact
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.errors import ExportError
 from bertserve.export.graph import onnx_files
-from bertserve.export.progress import Progress, stage
+from bertserve.export.progress import stage
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.validation.measure import measure_graph
 from bertserve.export.validation.reference import Reference
@@ -29,21 +29,12 @@ from bertserve.service.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class GraphComparison:
-    """The reference for graphs, and the folder of the bundle.
-
-    Attributes:
-        folder: The bundle's folder.
-        checkpoint: The checkpoint of the graphs.
-        tokenizer: The service's tokenizer.
-        reference: The checkpoint's own outputs.
-        progress: Called with a line per compared graph.
-    """
+    """The bundle's folder, and the reference for its graphs."""
 
     folder: Path
     checkpoint: Checkpoint
     tokenizer: Tokenizer
     reference: Reference
-    progress: Progress
 
 
 @dataclass(frozen=True)
@@ -131,7 +122,11 @@ def _measure(
         # fp32 is measured even if it is not kept; otherwise int8's wide limits could hide an error of the trace
         for artifact in artifacts:
             default = artifact.precision == precisions[-1]
-            graph, graph_engine = _measure_graph(artifact, comparison, default=default)
+            with stage("parity", f"{artifact.provider}/{artifact.precision}"):
+                onnx_files.finalize(artifact.path)
+                graph, graph_engine = measure_graph(
+                    artifact, comparison.checkpoint, comparison.tokenizer, comparison.reference, default=default
+                )
             graphs.append(graph)
             engine = graph_engine if default else engine
             del graph_engine  # the next graph needs its memory
@@ -147,12 +142,6 @@ def _measure(
         return _with_default(graphs, graphs[-1], comparison, omitted)
     assert engine is not None
     return _ProviderGraphs(graphs, engine)
-
-
-def _measure_graph(artifact: Artifact, comparison: GraphComparison, *, default: bool) -> tuple[GraphSpec, OnnxEngine]:
-    with stage(comparison.progress, "parity", f"{artifact.provider}/{artifact.precision}"):
-        onnx_files.finalize(artifact.path)
-        return measure_graph(artifact, comparison.checkpoint, comparison.tokenizer, comparison.reference, default=default)
 
 
 def _omitted(provider: Provider, precision: Precision, error: Exception) -> OmittedGraph:

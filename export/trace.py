@@ -11,9 +11,9 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -45,22 +45,11 @@ _AXES = {
 }
 
 
-@dataclass(frozen=True)
-class Traced:
-    """A traced graph.
-
-    Attributes:
-        inputs: The graph's inputs: those of the checkpoint, without token types if the model ignores them.
-        tracer: PyTorch's exporter.
-    """
+class Traced(NamedTuple):
+    """The inputs of a traced graph, without token types if the model ignores them, and its description in the manifest."""
 
     inputs: tuple[InputSpec, ...]
-    tracer: Tracer
-
-    @property
-    def form(self) -> str:
-        """The description of the tracing in the manifest."""
-        return f"{self.tracer} opset {OPSETS[self.tracer]}"
+    form: str
 
 
 class _PositionalModel(torch.nn.Module):
@@ -111,10 +100,7 @@ class _MaskedLanguageModel(torch.nn.Module):
 def trace(checkpoint: Checkpoint, path: Path, tracer: Tracer | None = None) -> Traced:
     """Exports the float32 graph with the task's inputs and outputs, as described by their specs.
 
-    Args:
-        checkpoint: The checkpoint.
-        path: The new graph.
-        tracer: PyTorch's exporter; None for the first of `TRACERS` that can export the model.
+    Without `tracer`, it uses the first of `TRACERS` that can export the model.
 
     Raises:
         GraphError: The model cannot be traced, or the traced graph has different inputs or outputs than expected.
@@ -122,7 +108,8 @@ def trace(checkpoint: Checkpoint, path: Path, tracer: Tracer | None = None) -> T
     errors: list[GraphError] = []
     for candidate in TRACERS if tracer is None else (tracer,):
         try:
-            return Traced((_trace_attention if checkpoint.attention_heads else _trace)(checkpoint, path, candidate), candidate)
+            inputs = (_trace_attention if checkpoint.attention_heads else _trace)(checkpoint, path, candidate)
+            return Traced(inputs, f"{candidate} opset {OPSETS[candidate]}")
         except GraphError as error:
             errors.append(error)
     if len(errors) == 1:

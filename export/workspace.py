@@ -13,12 +13,12 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from bertserve.export.errors import ExportRunningError, OutputExistsError
+from bertserve.export.errors import OutputError
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -42,18 +42,14 @@ class Stopped(BaseException):
         return 128 + self.signal
 
 
-@contextmanager
-def raise_on_signals() -> Iterator[None]:
+def raise_on_signals() -> AbstractContextManager[None]:
     """Raises `Stopped` in the block on SIGINT and SIGTERM."""
-    with _handle_signals(_raise_stopped):
-        yield
+    return _handle_signals(_raise_stopped)
 
 
-@contextmanager
-def ignore_signals() -> Iterator[None]:
+def ignore_signals() -> AbstractContextManager[None]:
     """Ignores SIGINT and SIGTERM in the block, for short work that must be completed."""
-    with _handle_signals(signal.SIG_IGN):
-        yield
+    return _handle_signals(signal.SIG_IGN)
 
 
 def _raise_stopped(number: int, _: FrameType | None) -> None:
@@ -76,21 +72,17 @@ def _handle_signals(handler: Callable[[int, FrameType | None], Any] | signal.Han
 
 @contextmanager
 def workspace(name: str, output: Path) -> Iterator[Path]:
-    """Creates a hidden folder on the output's file system, and removes it at the end.
-
-    Args:
-        name: Name of the bundle.
-        output: The models folder, which is created if it does not exist.
+    """Creates a hidden folder in the models folder, which is created if it does not exist, and removes the hidden folder at the end.
 
     Raises:
-        ExportRunningError: Another process exports a bundle with this name into this folder.
-        OutputExistsError: The hidden folder is a link, whose target is not the exporter's to empty.
+        OutputError: Another process exports a bundle with this name into this folder, or the hidden folder is a link, whose target is not
+            the exporter's to empty.
     """
     is_new = not output.exists()
     output.mkdir(parents=True, exist_ok=True)
     folder = output / f".{name}.export"
     if folder.is_symlink():
-        raise OutputExistsError(f"`{folder}`, in which the export works, is a link; remove it, or choose another --name or --output.")
+        raise OutputError(f"`{folder}`, in which the export works, is a link; remove it, or choose another --name or --output.")
     lock = _lock(folder)
     if lock is None:
         folder = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=output))
@@ -111,7 +103,7 @@ def _lock(folder: Path) -> IO[str] | None:
     """Creates a folder with a locked file in it, and returns the file; None on a file system without locks.
 
     Raises:
-        ExportRunningError: Another process has locked it.
+        OutputError: Another process has locked it.
     """
     path = folder / LOCK_FILE
     while True:
@@ -125,7 +117,7 @@ def _lock(folder: Path) -> IO[str] | None:
         except BlockingIOError as error:
             file.seek(0)
             with file:
-                raise ExportRunningError(
+                raise OutputError(
                     f"another export into `{folder.with_name(folder.name[1 : -len('.export')])}` is running (process {file.read().strip()}); "
                     "wait for it, or choose another --name or --output."
                 ) from error

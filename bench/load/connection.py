@@ -127,12 +127,7 @@ class PreciseTimer:
     """Calls a function once per `set`, on the loop's thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
-        """Creates an inactive timer.
-
-        Args:
-            loop: The event loop.
-            callback: The function to call.
-        """
+        """Creates an inactive timer."""
         self._loop = loop
         self._callback = callback
         self._handle: asyncio.TimerHandle | None = None

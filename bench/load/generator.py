@@ -69,14 +69,9 @@ class LoadResult:
 def run_closed_loop(
     targets: Sequence[Target], connections: int, durations: Durations, *, stop: threading.Event, progress: BenchProgress
 ) -> LoadResult:
-    """Loads each target over a fixed number of connections.
+    """Loads all targets at the same time, each over a fixed number of connections with one request in flight.
 
-    Args:
-        targets: Endpoints to load at the same time.
-        connections: Number of connections per target; each has one request in flight.
-        durations: The durations of the load.
-        stop: Set by Ctrl-C; the load then ends early with the records so far.
-        progress: Gets the counts.
+    If `stop` is set, the load ends early with the records so far.
 
     Raises:
         BenchError: A target cannot be reached.
@@ -93,15 +88,9 @@ def run_open_loop(
     stop: threading.Event,
     progress: BenchProgress,
 ) -> LoadResult:
-    """Loads each target with requests at fixed times.
+    """Loads all targets at the same time, each with requests at fixed times, in seconds from the start of the warm-up.
 
-    Args:
-        targets: Endpoints to load at the same time.
-        arrivals: For each target, the times when its requests are due, in seconds from the start of the warm-up.
-        max_connections: Maximum number of connections per target.
-        durations: The durations of the load.
-        stop: Set by Ctrl-C; the load then ends early with the records so far.
-        progress: Gets the counts.
+    If `stop` is set, the load ends early with the records so far.
 
     Raises:
         BenchError: A target cannot be reached.
@@ -210,14 +199,9 @@ class _LoadRun:
 
 
 def poisson_arrivals(rate: float, seconds: float, *, seed: int) -> list[float]:
-    """Returns the arrival times of a Poisson process, ascending, in seconds from 0.
+    """Returns the arrival times of a Poisson process of `rate` per second, over 0: ascending, in seconds from 0 and below `seconds`.
 
     The same seed gives the same sequence, scaled for another rate, so the runs of a sweep differ only in their rate.
-
-    Args:
-        rate: Arrivals per second, over 0.
-        seconds: Upper bound of the arrival times.
-        seed: Seed of the gaps.
     """
     random_ = random.Random(seed)  # noqa: S311  # load, not secrets
     times = []

@@ -27,10 +27,7 @@ Runs = Sequence[Mapping[str, Any]]
 
 
 def render_page(documents: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the page of one or several reports.
-
-    Args:
-        documents: Reports in their JSON form.
+    """Returns the page of one or several reports in their JSON form.
 
     Raises:
         MissingExtraError: matplotlib is not installed.

@@ -95,10 +95,7 @@ def in_words(condition: str) -> str:
 
 
 def sweep_result(document: Mapping[str, Any]) -> str | None:
-    """Returns the result of a sweep as a sentence.
-
-    Args:
-        document: A report in its JSON form.
+    """Returns the result of a sweep as a sentence, from a report in its JSON form.
 
     Returns:
         The sentence, without objectives on rates, which are not part of the search; None for other commands and without verdicts.
@@ -110,8 +107,3 @@ def sweep_result(document: Mapping[str, Any]) -> str | None:
     if rate is None:
         return f"does not hold {conditions} at any rate that was tried"
     return f"holds {conditions} up to {rate:.4g} requests/s"
-
-
-def evaluate(objectives: Sequence[Objective], figures: Mapping[str, float | None]) -> list[Verdict]:
-    """Returns the verdict on each objective."""
-    return [Verdict(objective, figures.get(objective.metric)) for objective in objectives]

@@ -200,11 +200,7 @@ class Profile:
 def profile_graph(bundle: Bundle, graph: GraphSpec, lengths: Sequence[int], *, seconds: float) -> list[Profile]:
     """Profiles a CPU graph on one thread, with single texts.
 
-    Args:
-        bundle: The bundle.
-        graph: Its entry in the manifest.
-        lengths: Lengths in tokens, at most the model's maximum.
-        seconds: Limit for the runs of each length, after the minimum number of runs.
+    Lengths are in tokens, at most the model's maximum. `seconds` limits the runs of each length after their minimum number.
 
     Raises:
         GraphError: ONNX Runtime cannot run the graph.

@@ -72,12 +72,7 @@ def variants(base: Shape, axis: Axis) -> list[Shape]:
 
 
 def choose_lengths(lengths: Sequence[int] | None, default: Sequence[int], max_length: int) -> list[int]:
-    """Returns the lengths to measure, in tokens: the requested ones, or default ones that the model can read.
-
-    Args:
-        lengths: The requested lengths, or None.
-        default: The lengths to use by default.
-        max_length: The model's maximum length; it is used if all default ones are longer.
+    """Returns the lengths to measure, in tokens: the requested ones, or default ones that the model can read, or only its maximum length.
 
     Raises:
         CheckpointError: The model cannot read a requested length.

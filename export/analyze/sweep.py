@@ -35,7 +35,7 @@ from bertserve.export.errors import CheckpointError, ExportError
 from bertserve.export.graph import onnx_files
 from bertserve.export.inference import Feed
 from bertserve.export.int8 import quantize
-from bertserve.export.progress import Progress, stage
+from bertserve.export.progress import stage
 from bertserve.export.tasks import feature_extraction
 from bertserve.export.validation.measure import without_validation_report
 from bertserve.service.bundle.graph_spec import InputSpec, Precision
@@ -156,7 +156,7 @@ def build_fp32(checkpoint: Checkpoint, folder: Path) -> Artifact:
     traced = trace.trace(checkpoint, raw)
     optimized = cpu.optimize(raw, replace(checkpoint, inputs=traced.inputs), traced.form)
     onnx_files.remove(raw)
-    return Artifact(optimized.path, "cpu", "fp32", optimized.form, traced.inputs)
+    return optimized
 
 
 def build_int8(fp32: Artifact, checkpoint: Checkpoint, folder: Path) -> Artifact:
@@ -231,14 +231,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The results of a sweep.
-
-    Attributes:
-        model: Description of the base.
-        base: Its shape.
-        points: The graphs.
-        omitted: One line with the reason per omitted measurement.
-    """
+    """The results of a sweep: the base and its shape, a point per measured graph, and a line with the reason per omitted measurement."""
 
     model: str
     base: Shape
@@ -257,12 +250,8 @@ def steps_within(seconds: float, names: Iterable[str], clock: Callable[[], float
             longest = max(longest, clock() - start)
 
 
-def run_sweep(spec: SweepSpec, progress: Progress) -> Sweep:
+def run_sweep(spec: SweepSpec) -> Sweep:
     """Measures the base at all lengths and in all precisions, and the variants at the middle length.
-
-    Args:
-        spec: The options.
-        progress: Called with a line per measured graph.
 
     Raises:
         CheckpointError: The source cannot be read, or the model cannot read a length.
@@ -281,12 +270,12 @@ def run_sweep(spec: SweepSpec, progress: Progress) -> Sweep:
         if not fits:
             omitted.append(f"{name}: not started, because --seconds {spec.seconds:g} would not have been enough")
         elif variant is None:
-            points += _measure(checkpoint, "base", base, spec, lengths, progress)
+            points += _measure(checkpoint, "base", base, spec, lengths)
             del checkpoint  # the next model needs its memory
         else:
             axis, shape = variant
             try:
-                points += _measure(random_checkpoint(with_shape(config, shape)), axis, shape, spec, [middle], progress)
+                points += _measure(random_checkpoint(with_shape(config, shape)), axis, shape, spec, [middle])
             except ExportError as error:
                 omitted.append(f"{name}: {error}")
         gc.collect()
@@ -304,20 +293,20 @@ def _base(source: str) -> tuple[Checkpoint, object]:
 
 
 def _measure(
-    checkpoint: Checkpoint, axis: Axis | Literal["base"], shape: Shape, spec: SweepSpec, lengths: Sequence[int], progress: Progress
+    checkpoint: Checkpoint, axis: Axis | Literal["base"], shape: Shape, spec: SweepSpec, lengths: Sequence[int]
 ) -> Iterator[Point]:
     parameters, flops = sum(parameter.numel() for parameter in checkpoint.model.parameters()), checkpoint.flops
     with tempfile.TemporaryDirectory(prefix="bert-export-analyze-") as name:
         folder = Path(name)
-        with stage(progress, "build", f"{shape}, fp32"):
+        with stage("build", f"{shape}, fp32"):
             fp32 = build_fp32(checkpoint, folder)
         for precision in spec.precisions:
             graph = fp32
             if precision == "int8":
-                with stage(progress, "build", f"{shape}, int8"):
+                with stage("build", f"{shape}, int8"):
                     graph = build_int8(fp32, checkpoint, folder)
             size = sum(file.stat().st_size for file in onnx_files.files(graph.path))
-            with stage(progress, "measure", f"{shape}, {precision}"):
+            with stage("measure", f"{shape}, {precision}"):
                 entry, pad_id = without_validation_report(graph, checkpoint, default=True), checkpoint.tokenizer_spec.pad_id
                 seconds = min(CELL_SECONDS, spec.seconds / 20)
                 timings = measure_apart(graph.path, entry, pad_id, lengths, batch=spec.batch, seconds=seconds)

@@ -57,15 +57,7 @@ class AnalysisTiming:
 
 
 def measure_apart(path: Path, graph: GraphSpec, pad_id: int, lengths: Sequence[int], *, batch: int, seconds: float) -> list[AnalysisTiming]:
-    """Measures a graph in a separate process.
-
-    Args:
-        path: Path of the file.
-        graph: Its entry in a manifest.
-        pad_id: The model's token id of the padding.
-        lengths: Lengths in tokens.
-        batch: Number of texts of a batch.
-        seconds: Limit for the runs of each length, after the minimum number of runs.
+    """Measures a graph at lengths in tokens in a separate process; `seconds` limits the runs of each length after the minimum number.
 
     Raises:
         GraphError: The process ended without a result.
@@ -133,10 +125,10 @@ def _run(engine: OnnxEngine, batch: Sequence[Encoding], seconds: float) -> tuple
     return times, cpu_times
 
 
-def _resident_mib(field: str, status: Path = Path("/proc/self/status")) -> float | None:
+def _resident_mib(field: str) -> float | None:
     """Returns a memory value of this process; `VmHWM`, the peak, starts anew with the program."""
     try:
-        match = re.search(rf"^{field}:\s*(\d+) kB", status.read_text(encoding="ascii"), re.MULTILINE)
+        match = re.search(rf"^{field}:\s*(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE)
     except OSError:
         return None
     return None if match is None else int(match[1]) * 1024 / _MIB

@@ -18,7 +18,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 from transformers import PreTrainedModel
 
-from bertserve.export.checkpoint.source import CardMetadata
 from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec
 from bertserve.service.bundle.manifest import (
     Activation,
@@ -52,7 +51,7 @@ class Checkpoint:
         tokenizer_json: The fast tokenizer without truncation and padding.
         tokenizer_spec: Its entry in the manifest, without the digest of its file.
         card: The checkpoint's README.md, if any.
-        card_metadata: License, language and data sets in the card.
+        card_metadata: License, language and data sets in the card, as fields of the manifest's `Source`.
         embedding: The settings of a text's vector, for feature extraction.
         attention_heads: Number of heads of each layer if the graph returns attention maps, otherwise empty.
         ignored_weights: Patterns of names of weights that the model may leave unused, because the user allowed that.
@@ -72,7 +71,7 @@ class Checkpoint:
     commit: str | None = None
     weights_sha256: str = ""
     card: str | None = None
-    card_metadata: CardMetadata = field(default_factory=CardMetadata)
+    card_metadata: dict[str, Any] = field(default_factory=dict)
     embedding: Embedding | None = None
     attention_heads: tuple[int, ...] = ()
     ignored_weights: tuple[str, ...] = ()
@@ -100,11 +99,7 @@ class Checkpoint:
         return encoder_layers + (2 * max(counts) if reads_encoder else 0)
 
     def example_ids(self, length: int) -> list[int]:
-        """Returns the token ids of a text, including special tokens, because the heads of some models look for the last of them.
-
-        Args:
-            length: Number of tokens, including special tokens.
-        """
+        """Returns ids of a text of `length` tokens with special tokens, because the heads of some models look for the last of them."""
         word, single = 0 if self.tokenizer_spec.pad_id else 1, self.tokenizer_spec.single
         place = next((i for i, piece in enumerate(single) if not isinstance(piece, SpecialPiece)), 0)
         before, after = ([piece.id for piece in side if isinstance(piece, SpecialPiece)] for side in (single[:place], single[place:]))
@@ -122,13 +117,8 @@ def count_flops(
     """Returns the operations of a text: a term linear in its tokens, and a quadratic one.
 
     A head that reads every position counts at all of them. A masked language model is an exception, because its graph runs the head only
-    for masks: if there is an input `mask_index`, the head gets one position, so that its count is constant.
-
-    Args:
-        model: The model in evaluation mode with eager attention, so that every product is a separate operator.
-        inputs: The graph's inputs.
-        example_ids: Returns the token ids of a text with a number of tokens.
-        max_length: Maximum length in tokens.
+    for masks: if there is an input `mask_index`, the head gets one position, so that its count is constant. The model must be in evaluation
+    mode with eager attention, so that every product is a separate operator. `example_ids(n)` returns the ids of a text of n tokens.
     """
     longest = min(max_length, MAX_LENGTH)
     lengths = [max(longest // 4, 1), max(longest // 2, 2), max(longest, 3)]
@@ -139,12 +129,7 @@ def count_flops(
 
 
 def fit_terms(lengths: Sequence[int], counts: Sequence[int]) -> Flops:
-    """Returns the two terms of `constant + linear * S + quadratic * S**2` through three points, both at least at their possible minimum.
-
-    Args:
-        lengths: Three lengths in tokens, ascending.
-        counts: Number of operations at each length.
-    """
+    """Returns the terms of `constant + linear * S + quadratic * S**2` through three points, ascending in S, both at least their minimum."""
     (s, t, u), (x, y, z) = lengths, counts
     first, second = (y - x) / (t - s), (z - y) / (u - t)
     quadratic = max((second - first) / (u - s), 0.0)

@@ -16,7 +16,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.padding import Padding, find_padding, refuse_self_modifying, settle_pad_token
-from bertserve.export.checkpoint.sentence_transformers import has_pooling, read_sentence_settings
+from bertserve.export.checkpoint.sentence_transformers import POOLING, read_modules, read_sentence_settings
 from bertserve.export.checkpoint.signature import (
     ATTENTION_INDEX,
     ATTENTIONS,
@@ -58,16 +58,7 @@ def load_checkpoint(
     attentions: bool = False,
     ignored_weights: Sequence[str] = (),
 ) -> Checkpoint:
-    """Loads a checkpoint from a local folder or the hub.
-
-    Args:
-        source: A folder with `config.json` and `model.safetensors`, or a hub id.
-        task: A Hugging Face task name, or `auto` to read it from the architecture.
-        revision: Branch, tag or commit of a hub id.
-        layers: Outputs of an embedding graph: the last layer, the last four layers in one output, or the layers with these numbers.
-        combine: The default function to combine these layers; None to use the last layer by default.
-        attentions: Whether the graph returns attention maps.
-        ignored_weights: Patterns of names of weights that the model may leave unused, with `*` for any characters.
+    """Loads a checkpoint from a local folder or the hub; the options are those of `bertserve.export.pipeline.ExportSpec`.
 
     Raises:
         CheckpointError: A part is missing or not supported; the message says which.
@@ -77,7 +68,7 @@ def load_checkpoint(
     transformers.utils.logging.set_verbosity_error()
     files = find_source(source, revision)
     config = _read_config(files)
-    if task == "auto" and has_pooling(files.folder):
+    if task == "auto" and any(entry.kind == POOLING for entry in read_modules(files.folder)):
         task = (
             feature_extraction.TASK.name
         )  # modules.json decides; all-mpnet-base-v2, for example, names the class in which its base was trained

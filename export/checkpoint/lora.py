@@ -120,11 +120,7 @@ class LoraAdapter:
     full_parameters: dict[str, torch.Tensor]
 
     def label_count(self, model: PreTrainedModel) -> int | None:
-        """Returns the number of labels of the trained head, if the model has another number.
-
-        Args:
-            model: The model with its own number of labels; only shapes are read.
-        """
+        """Returns the number of labels of the trained head, if the model has another number; only the model's shapes are read."""
         parameters = dict(model.named_parameters())
         counts = {
             tensor.shape[0]

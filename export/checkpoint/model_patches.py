@@ -29,17 +29,13 @@ CHECK_FUNCTIONS = ("torch_compilable_check",)
 
 
 @contextmanager
-def patch_for_tracing(model: PreTrainedModel, length: int) -> Iterator[list[str]]:
+def patch_for_tracing(model: PreTrainedModel, length: int) -> Iterator[None]:
     """Makes a model traceable for every length: replaces functions of its code until the block ends.
 
     Args:
         model: The model.
         length: Maximum length of a text in tokens.
-
-    Yields:
-        The names of the replaced functions.
     """
-    replaced: list[str] = []
     with ExitStack() as stack:
         stack.enter_context(_LastOfEachRow())
         for owner in _owners(model):
@@ -55,8 +51,7 @@ def patch_for_tracing(model: PreTrainedModel, length: int) -> Iterator[list[str]
                     is_static = isinstance(original, staticmethod)
                     replacement = replace(original.__func__ if is_static else original)
                     stack.enter_context(mock.patch.object(owner, name, staticmethod(replacement) if is_static else replacement))
-                    replaced.append(name)
-        yield replaced
+        yield
 
 
 def _owners(model: PreTrainedModel) -> list[Any]:

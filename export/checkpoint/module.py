@@ -101,10 +101,7 @@ class _Module(PreTrainedModel):  # type: ignore[misc]
 
 
 def load_module(reference: str) -> Checkpoint:
-    """Runs a factory and returns its module as a checkpoint.
-
-    Args:
-        reference: `FILE:FACTORY`, a Python file and the name of a function in it without parameters, which returns a ModuleSpec.
+    """Runs `FILE:FACTORY`, a Python file and its function without parameters that returns a ModuleSpec; returns its module as a checkpoint.
 
     Raises:
         CheckpointError: The file or function does not exist, the function fails, or the parts of its result do not match.

@@ -29,12 +29,7 @@ MAX_DIFFERENCE = 1e-3
 
 @dataclass(frozen=True)
 class Padding:
-    """Padding that does not change a text's outputs.
-
-    Attributes:
-        id: Token id.
-        side: Side of the padding.
-    """
+    """A token id and a side of padding that do not change a text's outputs."""
 
     id: int
     side: Side
@@ -45,12 +40,6 @@ def settle_pad_token(source: str, model: PreTrainedModel, tokenizer: Any, pieces
 
     Without one, transformers reads the last position, and takes one text at a time. No template contains the chosen token; otherwise the
     last token of a text would be taken for padding, and another token would be read.
-
-    Args:
-        source: The checkpoint, for the message.
-        model: The model, whose configuration may get an id.
-        tokenizer: The tokenizer, which may get a token.
-        pieces: The templates.
 
     Raises:
         CheckpointError: There is neither a padding token nor a special token that can replace it.
@@ -77,12 +66,6 @@ def settle_pad_token(source: str, model: PreTrainedModel, tokenizer: Any, pieces
 
 def refuse_ordinary_padding(source: str, tokenizer: Any, pad_id: int, texts: Iterable[str]) -> None:
     """Refuses a padding token that ordinary texts contain, because the service reads it as unknown text there.
-
-    Args:
-        source: The checkpoint, for the message.
-        tokenizer: Its Hugging Face tokenizer.
-        pad_id: Token id of padding.
-        texts: Ordinary texts.
 
     Raises:
         CheckpointError: A text contains the token.
@@ -149,10 +132,6 @@ def _tolerates(model: PreTrainedModel, tokenizer: Any, names: Sequence[str], max
 @contextmanager
 def refuse_self_modifying(source: str, model: PreTrainedModel) -> Iterator[None]:
     """Compares a model's layers before and after the block, in which the model runs for the first time.
-
-    Args:
-        source: The checkpoint, for the message.
-        model: The model.
 
     Raises:
         CheckpointError: A layer has another class afterwards.

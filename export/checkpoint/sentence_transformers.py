@@ -70,15 +70,6 @@ def read_modules(folder: Path) -> tuple[ModuleEntry, ...]:
     return tuple(_entry(folder, str(entry.get("type", "")), str(entry.get("path", ""))) for entry in entries)
 
 
-def has_pooling(folder: Path) -> bool:
-    """Returns whether a checkpoint has a pooling module, so that it is for embeddings even if its configuration names another task.
-
-    Raises:
-        CheckpointError: `modules.json` is broken, or names a folder outside of the checkpoint.
-    """
-    return any(entry.kind == POOLING for entry in read_modules(folder))
-
-
 def find_transformer(folder: Path) -> Path:
     """Returns the folder of a checkpoint's model: its own folder, or the one that `modules.json` names.
 

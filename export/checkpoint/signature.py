@@ -70,12 +70,7 @@ def graph_outputs(task: Task, embedding: Embedding | None) -> tuple[OutputSpec, 
 
 
 def read_output(outputs: Any, name: str) -> torch.Tensor:
-    """Returns an output of a model by its name in the graph, float32 [rows, ...].
-
-    Args:
-        outputs: The result of the model's `forward`.
-        name: Name of the graph's output.
-    """
+    """Returns an output of a model's `forward` by its name in the graph, float32 [rows, ...]."""
     if name == LAST_FOUR_LAYERS or name.startswith(LAYERS):
         # the last one is read from `last_hidden_state`, because some models apply a norm after the last layer
         states = (*outputs.hidden_states[:-1], outputs.last_hidden_state)
@@ -159,11 +154,7 @@ def returning_attention(model: PreTrainedModel) -> Iterator[None]:
 
 
 def count_heads(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
-    """Returns the number of heads of each layer, from the model's attention.
-
-    Args:
-        model: The model with eager attention; other implementations return none.
-        tokenizer: Its tokenizer.
+    """Returns the number of heads of each layer, from the model's attention, which must be eager; other implementations return none.
 
     Raises:
         CheckpointError: It returns no attention, or not a weight for each pair of tokens with a sum of 1 per token.

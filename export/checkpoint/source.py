@@ -30,7 +30,7 @@ from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from bertserve.export.checkpoint.lora import CONFIG_FILE, WEIGHTS_FILE, LoraAdapter, read_adapter
 from bertserve.export.checkpoint.sentence_transformers import find_transformer, read_modules
 from bertserve.export.errors import CheckpointError
-from bertserve.service.bundle.files import MANIFEST_FILE, is_checkpoint
+from bertserve.service.bundle.files import is_bundle, is_checkpoint
 
 logger = logging.getLogger("bertserve.export")
 MAX_CARD_BYTES = 2**20
@@ -54,55 +54,25 @@ class _WithoutAliases(yaml.SafeLoader):  # type: ignore[misc]
         return super().compose_node(parent, index)
 
 
-@dataclass(frozen=True)
-class CardMetadata:
-    """The hub's fields of a card, by the hub's names; a missing field is empty.
+def read_card_metadata(card: Path) -> dict[str, Any]:
+    """Reads the front matter of a checkpoint's README.md, if any, as fields of the manifest's `Source`; a missing field is empty.
 
-    Attributes:
-        license: The hub's ids of licenses; the next two fields describe `other`.
-        license_name: Name of a license without an id.
-        license_link: Link to that license.
-        language: Codes of languages.
-        datasets: The hub's ids of the training data.
-    """
-
-    license: tuple[str, ...] = ()
-    license_name: str | None = None
-    license_link: str | None = None
-    language: tuple[str, ...] = ()
-    datasets: tuple[str, ...] = ()
-
-
-def read_card_metadata(card: Path) -> CardMetadata:
-    """Reads the front matter of a checkpoint's README.md; values other than texts and lists of texts are ignored and logged as warnings.
-
-    Args:
-        card: The file, which may not exist.
+    Values other than texts and lists of texts are ignored and logged as warnings.
     """
     try:
         metadata = _front_matter(read_card(card) or "")
     except Exception as error:  # noqa: BLE001 - YAML raises any error of its constructors, such as IndexError for an empty number
         reason = (str(error).splitlines() or [""])[0] or type(error).__name__
         logger.warning("the front matter of `%s` is not a YAML object (%s), so its license and languages are unknown.", card, reason)
-        return CardMetadata()
-    return CardMetadata(
-        license=_texts(card, metadata, "license"),
-        license_name=_text(card, metadata, "license_name"),
-        license_link=_text(card, metadata, "license_link"),
-        language=_texts(card, metadata, "language"),
-        datasets=_texts(card, metadata, "datasets"),
-    )
+        metadata = {}
+    return {name: read(card, metadata, name) for name, read in _CARD_FIELDS.items()}
 
 
 def read_card(card: Path, errors: str = "strict") -> str | None:
     """Returns the text of a checkpoint's README.md; None if it does not exist, leaves the checkpoint or is larger than a mebibyte.
 
-    Args:
-        card: The file, which may not exist.
-        errors: The handling of invalid UTF-8, as in `str.decode`.
-
     Raises:
-        UnicodeDecodeError: It is not UTF-8, and `errors` is `strict`.
+        UnicodeDecodeError: It is not UTF-8, and `errors`, as in `str.decode`, is `strict`.
     """
     if not card.is_file():
         return None
@@ -151,6 +121,16 @@ def _texts(card: Path, metadata: dict[Any, Any], key: str) -> tuple[str, ...]:
         _leave_out(card, key, value, "a text or a list of texts")
         return ()
     return tuple(item for item in items if item)
+
+
+# the fields of `Source` that a card has, by the hub's names
+_CARD_FIELDS: dict[str, Callable[[Path, dict[Any, Any], str], Any]] = {
+    "license": _texts,
+    "license_name": _text,
+    "license_link": _text,
+    "language": _texts,
+    "datasets": _texts,
+}
 
 
 def _leave_out(card: Path, key: str, value: object, expected: str) -> None:
@@ -206,7 +186,7 @@ class SourceFiles:
         return read_card(self.folder / "README.md", errors="replace")
 
     @property
-    def card_metadata(self) -> CardMetadata:
+    def card_metadata(self) -> dict[str, Any]:
         """License, language and data sets in the card."""
         return read_card_metadata(self.folder / "README.md")
 
@@ -222,11 +202,7 @@ class SourceFiles:
 
 
 def find_source(source: str, revision: str | None) -> SourceFiles:
-    """Finds a checkpoint, and downloads missing files.
-
-    Args:
-        source: A local folder or a hub id.
-        revision: Branch, tag or commit of a hub id.
+    """Finds a checkpoint by its local folder, or by its hub id and a branch, tag or commit; downloads missing files.
 
     Raises:
         CheckpointError: It does not exist, or its weights are not safetensors.
@@ -241,13 +217,7 @@ def find_source(source: str, revision: str | None) -> SourceFiles:
 
 
 def read_with_transformers(description: str, from_pretrained: Callable[..., Any], folder: Path, **options: Any) -> Any:
-    """Calls a `from_pretrained` function, and translates transformers' errors about broken files.
-
-    Args:
-        description: A description of the files, for the message.
-        from_pretrained: The function.
-        folder: Folder of the files.
-        options: Further arguments of the function.
+    """Calls a `from_pretrained` function with the options, and translates its errors about broken files, which messages call `description`.
 
     Raises:
         CheckpointError: The files cannot be read.
@@ -274,7 +244,7 @@ def read_with_transformers(description: str, from_pretrained: Callable[..., Any]
 
 def _find_folder(source: str, revision: str | None) -> Path:
     """Returns the local folder of a source; for a hub id it first downloads the few files that are needed."""
-    if (Path(source) / MANIFEST_FILE).is_file() and not is_checkpoint(Path(source)):
+    if is_bundle(Path(source)) and not is_checkpoint(Path(source)):
         raise CheckpointError(f"`{source}` is a bundle, not a checkpoint; serve it with `bert-serve serve --model {source}`.")
     if Path(source).is_dir():
         return Path(source)

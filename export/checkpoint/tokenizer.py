@@ -31,10 +31,6 @@ _COMPARED_TEXTS = [*TEXTS, NAMES, "ﬁne Ⅷ ２０ ÀÉ don't well-known  SOME_
 def load_tokenizer(source: str, folder: Path) -> Any:
     """Returns the fast tokenizer; refuses one that is not supported.
 
-    Args:
-        source: The checkpoint, for the message.
-        folder: Folder of the tokenizer's files.
-
     Raises:
         CheckpointError: There is no tokenizer, or only a slow one, or transformers does not read it as written.
     """
@@ -115,16 +111,7 @@ def describe_tokenizer(
     mask: MaskToken | None = None,
     pairs_only: bool = False,
 ) -> TokenizerSpec:
-    """Returns the manifest's entry for a tokenizer, without the digest of its file.
-
-    Args:
-        tokenizer: The tokenizer.
-        templates: The templates of one text and of a pair.
-        padding: The padding that the model tolerates.
-        max_length: Maximum length in tokens, including special tokens.
-        mask: The mask token, for fill-mask.
-        pairs_only: Whether the model scores the relation of two texts, so that a single text has no meaning for it.
-    """
+    """Returns the manifest's entry for a tokenizer, without the digest of its file; the options are fields of `TokenizerSpec`."""
     single, pair = templates
     return TokenizerSpec(
         sha256="",
@@ -186,11 +173,6 @@ def vocabulary_size(tokenizer: Any) -> int:
 
 def read_templates(source: str, tokenizer: Any, *, second_text_first: bool = False) -> tuple[tuple[Piece, ...], tuple[Piece, ...]]:
     """Reads the special-token templates of one text and of a pair from encodings of short texts, for any post-processor.
-
-    Args:
-        source: The checkpoint, for the message.
-        tokenizer: The tokenizer.
-        second_text_first: Whether the model was trained on pairs whose second text is before the first one.
 
     Raises:
         CheckpointError: The tokenizer cannot encode them.

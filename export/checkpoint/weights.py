@@ -45,12 +45,7 @@ _MODULE = re.compile(r"(?:^|\.)layer\.(\d+)\.attention\.(?:(?P<head>self\.(?:que
 def load_model(files: SourceFiles, task: Task, auto_class: Any, config: Any, ignored_weights: Sequence[str] = ()) -> PreTrainedModel:
     """Returns the model in float32 and evaluation mode, with eager attention and a merged adapter.
 
-    Args:
-        files: The checkpoint's files.
-        task: Its task.
-        auto_class: The class of transformers that loads it.
-        config: Its configuration.
-        ignored_weights: Patterns of names of weights that the model may leave unused.
+    Unused weights whose names match a pattern in `ignored_weights` are allowed.
 
     Raises:
         CheckpointError: Weights are missing, unexpected or not finite, or have other shapes than configured.
@@ -121,13 +116,8 @@ def refuse_unexpected_weights(source: str, unexpected: Collection[str], model: P
     """Refuses weights that the model should have used.
 
     Weights of other heads that transformers has for the model's configuration are harmless, and so are buffers of position ids.
-    transformers does not report weights that a model's class declares as ignored.
-
-    Args:
-        source: The checkpoint, for the message.
-        unexpected: Names of the weights that the model does not use.
-        model: The loaded model.
-        ignored: Patterns of names of harmless weights from the user, with `*` for any characters.
+    transformers does not report weights that a model's class declares as ignored. `ignored` has the user's patterns of names of harmless
+    weights, with `*` for any characters.
 
     Raises:
         CheckpointError: A weight belongs to a layer that the configuration leaves out, or to a part that the model lacks.
@@ -193,10 +183,6 @@ def prune_while_loading(source: str, config: Any) -> Iterator[None]:
     """Makes models that are created in the block lack the pruned heads of their configuration.
 
     Modules with unknown names stay unchanged; the shapes of their weights then differ, which is refused during loading.
-
-    Args:
-        source: The checkpoint, for the message.
-        config: Its configuration.
 
     Raises:
         CheckpointError: `pruned_heads` is invalid, or leaves a layer without a head.

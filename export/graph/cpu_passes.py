@@ -54,10 +54,6 @@ _SCORE_BIAS = 5  # input of MultiHeadAttention that is added to the scores, [1 o
 def unfuse(source: Path, target: Path) -> None:
     """Writes the graph for the CPU provider to a new file: the same function with operators that have fast kernels.
 
-    Args:
-        source: The fused graph.
-        target: The new graph.
-
     Raises:
         GraphError: A fused operator is used in an unsupported way.
     """
@@ -249,28 +245,24 @@ def _slice_inputs(graph: ir.Graph, restricted: Mapping[ir.Node, tuple[int, ...]]
             node.replace_input_with(i, sliced[value, axis])
 
 
-def pack_qkv(source: Path, target: Path) -> int:
+def pack_qkv(source: Path, target: Path) -> None:
     """Merges products of the same tensor, and writes the graph to a new file.
 
     Args:
         source: A graph with `MatMul` and optional `Add` of a bias. Its last layer must already be restricted to [CLS] if possible, because
             packed products cannot be restricted.
         target: The new graph.
-
-    Returns:
-        The number of products that were merged into others.
     """
     model = rewrite.load(source)
     groups: dict[tuple[ir.Value, bool], list[Linear]] = {}
     for layer in map(as_linear, model.graph):
         if layer is not None:
             groups.setdefault((layer.x, layer.add is None), []).append(layer)
-    merged = [layers for layers in groups.values() if len(layers) > 1]
-    for layers in merged:
-        _pack(model.graph, layers)
+    for layers in groups.values():
+        if len(layers) > 1:
+            _pack(model.graph, layers)
     common.DeduplicateHashedInitializersPass()(model)
     rewrite.save(model, target)
-    return sum(len(layers) - 1 for layers in merged)
 
 
 def _pack(graph: ir.Graph, layers: Sequence[Linear]) -> None:

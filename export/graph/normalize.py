@@ -49,12 +49,9 @@ _UNKNOWN = 9  # a token id; values that depend on other inputs than by their sha
 
 
 def normalize(model: ir.Model, mask: str | None, length: int) -> None:
-    """Changes a model in place, to the same function of the remaining inputs.
+    """Changes a model with symbolic shapes in place, to the same function of the remaining inputs.
 
-    Args:
-        model: The graph of an exported program; its inputs have symbolic shapes.
-        mask: Name of the attention mask, if any.
-        length: Maximum length of a text in tokens.
+    `mask` is the name of the attention mask, if any, and `length` the maximum length of a text in tokens.
     """
     common.ClearMetadataAndDocStringPass()(model)  # it includes paths of this machine
     _simplify(model)
@@ -135,29 +132,26 @@ def _shift_norms(graph: ir.Graph) -> None:
                 node.replace_input_with(2, rewrite.add_constant(graph, f"no_shift/{'_'.join(map(str, shape))}", zeros))
 
 
-def use_key_padding(model: ir.Model, mask: str, length: int) -> int:
+def use_key_padding(model: ir.Model, mask: str, length: int) -> None:
     """Replaces the values that are added to the scores for padding by `(1 - mask) * lowest`, [rows, 1, 1, length].
+
+    A model with another form of masking stays unchanged.
 
     Args:
         model: The model with constants as initializers; it is changed in place. Unused nodes stay.
         mask: Name of the attention mask, an input of [rows, length] with 1 for tokens and 0 for padding.
         length: Maximum length of a text in tokens. A query's attention window may cover all shorter texts.
-
-    Returns:
-        The number of replaced values: one if all layers share it, 0 if masking has another form.
     """
     graph = model.graph
     value = next((value for value in graph.inputs if value.name == mask), None)
     candidates = [] if value is None else _biases(graph, value)
     if value is None or not candidates:
-        return 0
-    biases = [bias for bias in zip(candidates, _lowest(model, value, candidates, length), strict=True) if bias[1] is not None]
-    for old, lowest in biases:
-        assert lowest is not None
-        new, nodes = _classic_form(graph, value, lowest)
-        graph.insert_before(graph[0], nodes)
-        old.replace_all_uses_with(new)
-    return len(biases)
+        return
+    for old, lowest in zip(candidates, _lowest(model, value, candidates, length), strict=True):
+        if lowest is not None:
+            new, nodes = _classic_form(graph, value, lowest)
+            graph.insert_before(graph[0], nodes)
+            old.replace_all_uses_with(new)
 
 
 def _biases(graph: ir.Graph, mask: ir.Value) -> list[ir.Value]:

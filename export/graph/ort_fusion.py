@@ -14,14 +14,7 @@ from bertserve.export.graph import onnx_files
 
 
 def optimize(source: Path, heads: int, hidden: int, options: FusionOptions) -> tuple[Any, dict[str, int]]:
-    """Returns the fused graph as the optimizer's own model, and its fused operators with their counts.
-
-    Args:
-        source: The traced graph.
-        heads: Number of heads of an attention; 0 if unknown.
-        hidden: Number of values that these heads divide.
-        options: The fusions.
-    """
+    """Returns the fused graph as the optimizer's own model, and its fused operators with their counts; `heads` is 0 if unknown."""
     with onnx_files.lazy_weights(source) as model:
         fused = optimize_model(model, model_type="bert", num_heads=heads, hidden_size=hidden, optimization_options=options, opt_level=0)
     if heads:

@@ -95,14 +95,8 @@ class Activations:
 def observe(model: ir.Model, linears: Mapping[str, Linear], path: Path, feeds: Sequence[Feed], samples: Path) -> dict[str, Activations]:
     """Runs the calibration texts, or fewer for a large model, and returns the observations of each linear layer's input.
 
-    Tensors that are multiplied by the same matrix count as one, so that they get the same scales and the matrix is stored once.
-
-    Args:
-        model: The float32 model.
-        linears: Its linear layers, by their input tensor.
-        path: A file for a graph that returns these tensors.
-        feeds: The calibration texts as graph inputs.
-        samples: A folder for samples, which may need gigabytes.
+    Tensors that are multiplied by the same matrix count as one, so that they get the same scales and the matrix is stored once. `path` gets
+    a graph that returns the tensors. The samples in the folder may need gigabytes.
     """
     widest = max(layer.shape[0] for layer in linears.values())
     flops_per_token = 2 * sum(math.prod(layer.shape) for layer in linears.values())
@@ -120,14 +114,7 @@ def observe(model: ir.Model, linears: Mapping[str, Linear], path: Path, feeds: S
 
 
 def observe_tensors(path: Path, tensors: Sequence[str], feeds: Sequence[Feed], samples: Path) -> dict[str, Activations]:
-    """Runs a graph that returns these tensors, and returns the observations of each.
-
-    Args:
-        path: The graph; each tensor is one of its outputs, [..., width].
-        tensors: Their names.
-        feeds: Its inputs.
-        samples: A folder for samples.
-    """
+    """Runs a graph that returns these tensors, [..., width], and returns the observations of each, with its samples in a folder."""
     batches = inference.batches(feeds)
     texts = [len(next(iter(batch.values()))) for batch in batches]
     tokens = sum(map(inference.tokens, feeds))

@@ -71,7 +71,8 @@ def split_hidden_units(graph: ir.Graph, activation: ir.Node, peak: Floats) -> ND
         parts.append(rewrite.add_constant(graph, f"{value.name}/float", part))
     tape = ir.tape.Tape()
     hidden = tape.op("Gelu", [tape.op("Add", [tape.op("MatMul", [first.x, parts[0]]), parts[1]])], domain=CONTRIB)
-    _add_to_output(graph, second, tape, tape.op("MatMul", [hidden, parts[2]]))
+    # after the bias, so that product and bias stay recognizable
+    rewrite.add_to_output(graph, second.nodes[-1], tape, tape.op("MatMul", [hidden, parts[2]]))
     return others
 
 
@@ -91,13 +92,8 @@ def split_input_channels(graph: ir.Graph, layer: Linear, peak: Floats) -> None:
     layer.matmul.replace_input_with(1, rewrite.add_constant(graph, f"{weight.name}/rest", rest))
     tape = ir.tape.Tape()
     channels = tape.op("Gather", [x, rewrite.add_constant(graph, f"{x.name}/outlying", outlying.astype(np.int64))], {"axis": -1})
-    _add_to_output(graph, layer, tape, tape.op("MatMul", [channels, part]))
-
-
-def _add_to_output(graph: ir.Graph, layer: Linear, tape: ir.tape.Tape, part: ir.Value) -> None:
-    """Adds a computed value to the output of a linear layer, after its bias, so that product and bias stay recognizable."""
-    assert layer.add is not None, layer.matmul.name
-    rewrite.add_to_output(graph, layer.add, tape, part)
+    # after the bias, so that product and bias stay recognizable
+    rewrite.add_to_output(graph, layer.nodes[-1], tape, tape.op("MatMul", [channels, part]))
 
 
 def fold_smoothing(graph: ir.Graph, multipliers: Mapping[str, Floats]) -> set[str]:

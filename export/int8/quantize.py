@@ -1,7 +1,7 @@
-"""int8 for the CPU with fixed scales: the result of a row does not depend on its batch and, except for rare sums, not on the CPU.
+"""int8 for the CPU with fixed scales: the result of a row depends neither on its batch nor on the CPU, unless a 16-bit sum saturates (step 4).
 
 Activations have one scale per tensor from calibration, weights one per column, word embeddings one per row. Four steps keep
-the answers close to float, each exact or cheap at run time (docs/explanation/int8.md):
+the answers close to float; each is exact or cheap at run time (docs/explanation/int8.md):
 
 1. The largest channels of the tensors whose quantization changes the model's outputs most are computed in float
    (`bertserve.export.int8.graph_edits`).
@@ -11,7 +11,7 @@ the answers close to float, each exact or cheap at run time (docs/explanation/in
 3. Weights are rounded by GPTQ, and the mean error is added to the bias.
 4. Columns whose products could saturate the 16-bit sums of CPUs without VNNI get larger steps (`bertserve.export.int8.gptq`).
 
-The last step is a gate: if the outputs differ from the float graph's by more than allowed, on texts that were not used above, the
+After them comes a gate: if the outputs differ from the float graph's by more than allowed, on texts that were not used above, the
 most important matrices return to float.
 """
 
@@ -20,7 +20,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -50,19 +49,6 @@ SMOOTH_ABOVE = 1 / 12
 Item = TypeVar("Item")
 
 
-@dataclass(frozen=True)
-class Int8Graph:
-    """The result of quantization.
-
-    Attributes:
-        counts: Quantized operators, and operators that stay in float or were rounded to nearest because of too few texts -> count.
-        error: Root mean square difference of the outputs from the float graph's on the gate's texts, relative to their standard deviation.
-    """
-
-    counts: dict[str, int]
-    error: float
-
-
 @contextmanager
 def _one_thread_a_product() -> Iterator[None]:
     """Makes torch and numpy use one thread: each core has its own task, and tasks with shared threads would wait for each other."""
@@ -77,8 +63,8 @@ def _one_thread_a_product() -> Iterator[None]:
 
 @_one_thread_a_product()
 def quantize(
-    source: Path, target: Path, workspace: Path, feeds: Sequence[Feed], gate: Sequence[Feed], *, max_error: float, quick: bool = False
-) -> Int8Graph:
+    source: Path, target: Path, workspace: Path, feeds: Sequence[Feed], gate: Sequence[Feed], *, max_error: float, quick: bool
+) -> tuple[dict[str, int], float]:
     """Writes the int8 graph to a new file.
 
     Args:
@@ -91,7 +77,8 @@ def quantize(
         quick: Whether to skip the measurement of each matrix; then all channels are smoothed, and none is computed in float.
 
     Returns:
-        The counts and the remaining error.
+        Quantized operators, and operators that stay in float or were rounded to nearest because of too few texts -> count; and the
+        difference of the outputs from the float graph's on the gate's texts, by `inference.relative_error`.
 
     Raises:
         GraphError: There is no matrix to quantize, or the error is too large with any matrix in int8.
@@ -129,7 +116,7 @@ def quantize(
     counts = {"MatMulIntegerToFloat": len(params) - float_count, "PerRowEmbedding": tables}
     counts |= {"FloatUnits": len(units), "FloatInputs": len(inputs)}
     exceptions = {"KeptFloat": float_count, "RoundedToNearest": sum(not params[x].by_gptq for x in order[float_count:])}
-    return Int8Graph(counts | {name: count for name, count in exceptions.items() if count}, error)
+    return counts | {name: count for name, count in exceptions.items() if count}, error
 
 
 def _is_changeable(layer: Linear) -> bool:

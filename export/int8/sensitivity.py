@@ -39,14 +39,8 @@ def measure(
     """Returns the effect of quantizing each tensor, with the matrix that reads it, on the model's outputs.
 
     It is the square of their relative error if nothing else is quantized, relative to the average of all tensors. (With other layers in
-    int8 it cannot be measured: a small change alters their rounding, which changes the outputs by as much.)
-
-    Args:
-        model: The float32 model.
-        params: The quantization of the layers to measure, by their input tensor.
-        path: A file for a graph.
-        feeds: The calibration texts as graph inputs.
-        limits: The values to which the results will be compared.
+    int8 it cannot be measured: a small change alters their rounding, which changes the outputs by as much.) `path` is a file for a graph.
+    `limits` are the values to which the results will be compared.
     """
     layers = rewrite.find_linears(model.graph).values()
     texts = _short(feeds, FLOPS / len(params) / (2 * sum(math.prod(layer.shape) for layer in layers)))
@@ -64,12 +58,7 @@ class _ShiftedGraph:
     """A model with an optional addition to each linear layer's output."""
 
     def __init__(self, model: ir.Model, path: Path) -> None:
-        """Writes the graph and opens a session.
-
-        Args:
-            model: The float32 model.
-            path: A file for the graph.
-        """
+        """Writes the graph to a file and opens a session."""
         self.linears = rewrite.find_linears(model.graph)
         self._outputs = [str(value.name) for value in model.graph.outputs]
         shifted = model.clone()
@@ -86,15 +75,8 @@ class _ShiftedGraph:
         runs = inference.run(self._session, [self._with({}, batch) for batch in batches], names)
         return [dict(zip(names, values, strict=True)) for values in runs]
 
-    def outputs(self, batches: Sequence[Feed], x: str | None = None, changes: Sequence[Floats] | None = None) -> list[NDArray[Any]]:
-        """Returns the model's outputs over all batches, flattened.
-
-        Args:
-            batches: The inputs.
-            x: The input tensor of a layer.
-            changes: Values to add to this layer's output in each batch.
-        """
-        shifts: Sequence[Feed] = [{} for _ in batches] if x is None or changes is None else [{_shift(x): change} for change in changes]
+    def outputs(self, batches: Sequence[Feed], shifts: Sequence[Feed]) -> list[NDArray[Any]]:
+        """Returns the model's outputs over all batches, flattened, with these additions to outputs of layers in each batch."""
         return inference.flat(
             [self._session.run(self._outputs, self._with(shift, batch)) for shift, batch in zip(shifts, batches, strict=True)]
         )
@@ -107,11 +89,11 @@ class _ShiftedGraph:
 def _measure(graph: _ShiftedGraph, params: Mapping[str, QuantParams], texts: Sequence[Feed]) -> dict[str, float]:
     """Returns the square of the outputs' relative error for each layer, with only this layer in int8."""
     batches = inference.batches(texts)
-    expected, inputs = graph.outputs(batches), graph.inputs(batches)
+    expected, inputs = graph.outputs(batches, [{}] * len(batches)), graph.inputs(batches)
 
     def error(x: str) -> float:
         changes = _changes(graph.linears[x], params[x], [values[x] for values in inputs])
-        return inference.relative_error(expected, graph.outputs(batches, x, changes)) ** 2
+        return inference.relative_error(expected, graph.outputs(batches, [{_shift(x): change} for change in changes])) ** 2
 
     errors = track(progress.each(error, params), "measure sensitivity", unit="matrices", total=len(params))
     return dict(zip(params, errors, strict=True))

@@ -22,23 +22,12 @@ Span = tuple[int, int, str]  # start, end (exclusive, code points), label
 
 
 def f1(right: int, predicted: int, expected: int) -> float:
-    """Returns the harmonic mean of precision and recall; 0 if nothing was expected and nothing predicted, which has no meaning.
-
-    Args:
-        right: Number of predicted items that were expected.
-        predicted: Number of predicted items.
-        expected: Number of expected items.
-    """
+    """Returns the harmonic mean of precision and recall, from numbers of items; 0 if none is expected and none predicted."""
     return 2 * right / (predicted + expected) if predicted + expected else 0.0
 
 
 def span_f1(expected: Sequence[Collection[Span]], predicted: Sequence[Collection[Span]]) -> float:
-    """Returns the strict F1 over all texts (micro-averaged): a span is correct if start, end and label are.
-
-    Args:
-        expected: The correct spans of each text.
-        predicted: The predicted spans of each text, in the same order.
-    """
+    """Returns the strict F1 over all texts (micro-averaged): a span is correct if start, end and label are."""
     pairs = [(set(a), set(b)) for a, b in zip(expected, predicted, strict=True)]
     return f1(sum(len(a & b) for a, b in pairs), sum(len(b) for _, b in pairs), sum(len(a) for a, _ in pairs))
 
@@ -115,12 +104,7 @@ def widen_to_words(spans: Collection[Span], words: Sequence[tuple[int, int]]) ->
 
 
 def matthews(expected: Sequence[str], predicted: Sequence[str]) -> float:
-    """Returns the Matthews correlation of two series of labels, for any number of labels; 0 if one series is constant.
-
-    Args:
-        expected: The correct label of each text.
-        predicted: The predicted label of each text, in the same order.
-    """
+    """Returns the Matthews correlation of two series of labels, for any number of labels; 0 if one series is constant."""
     right, total = sum(a == b for a, b in zip(expected, predicted, strict=True)), len(expected)
     a, b = Counter(expected), Counter(predicted)
     squares_a, squares_b = sum(n * n for n in a.values()), sum(n * n for n in b.values())
@@ -129,12 +113,7 @@ def matthews(expected: Sequence[str], predicted: Sequence[str]) -> float:
 
 
 def macro_f1(expected: Sequence[str], predicted: Sequence[str]) -> float:
-    """Returns the mean F1 of all labels in either series.
-
-    Args:
-        expected: The correct label of each text.
-        predicted: The predicted label of each text, in the same order.
-    """
+    """Returns the mean F1 of all labels in either series."""
     right = Counter(a for a, b in zip(expected, predicted, strict=True) if a == b)
     a, b = Counter(expected), Counter(predicted)
     labels = a.keys() | b.keys()

@@ -45,24 +45,14 @@ class AgreementMeter:
     """Compares results one by one, and stores only the values that the measure needs."""
 
     def __init__(self, task: str, config: ModelConfig) -> None:
-        """Chooses the measure.
-
-        Args:
-            task: Hugging Face name of the task.
-            config: The model's labels and activation.
-        """
+        """Chooses the measure for a task, by its Hugging Face name, and for the model's labels and activation."""
         self._task = TASKS[task]
         self._config = config
         self._measure = self._task.measure(config)
         self._pairs: list[tuple[Any, Any]] = []
 
     def add(self, expected: Any, actual: Any) -> None:
-        """Adds the results of one input.
-
-        Args:
-            expected: The reference's result, as the task's decoder returned it.
-            actual: The graph's result.
-        """
+        """Adds the results of one input, as the task's decoder returned them: the reference's and the graph's."""
         if self._measure == "cosine":  # storing a vector per token would need too much memory
             self._pairs.append((1.0, 1.0 - cosine_distance(expected, actual)))
         else:
@@ -132,14 +122,7 @@ def equal_but_for_scores(expected: Any, actual: Any) -> bool:
 
 
 def equal_but_for_ties(task: str, expected: Any, actual: Any, tolerance: float) -> bool:
-    """Returns whether two results are equal, where items with nearly equal scores may be in either order.
-
-    Args:
-        task: Hugging Face name of the task, which says whether its lists are ordered by score.
-        expected: The reference's result.
-        actual: The graph's result.
-        tolerance: Maximum difference of two scores that rounding can put in either order.
-    """
+    """Returns whether two results are equal, where items whose scores differ by at most `tolerance` may be in either order."""
     scored = TASKS[task].best_first and _is_scored(expected) and _is_scored(actual) and len(expected) == len(actual)
     if not scored:
         nested = isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual)
@@ -197,10 +180,7 @@ class RowErrors:
 def measure_row_errors(engine: Engine, encodings: Sequence[Encoding], alone: Sequence[Row]) -> RowErrors:
     """Runs rows in batches, and compares them with the same rows run alone.
 
-    Args:
-        engine: The graph.
-        encodings: The rows; neighbors share batches, so their lengths should vary. Rows over `MAX_TOKENS` are left out.
-        alone: The outputs of each row run alone.
+    Neighbors share batches, so their lengths should vary. Rows over `MAX_TOKENS` are left out.
 
     Raises:
         ValueError: There are fewer than two rows, so there is no batch.

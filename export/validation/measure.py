@@ -35,13 +35,6 @@ def measure_graph(
 ) -> tuple[GraphSpec, OnnxEngine]:
     """Compares a graph with its checkpoint; returns its manifest entry with the validation report, and the engine that ran it.
 
-    Args:
-        artifact: The graph.
-        checkpoint: Its checkpoint.
-        tokenizer: The service's tokenizer.
-        reference: The checkpoint's own outputs.
-        default: Whether the graph is the default for its provider.
-
     Raises:
         ParityError: The graph does not agree with the checkpoint, or cannot be served.
     """
@@ -89,9 +82,7 @@ def without_validation_report(artifact: Artifact, checkpoint: Checkpoint, *, def
         GraphFile(file=path.name, sha256=digest(path), size_bytes=path.stat().st_size) for path in onnx_files.files(artifact.path)
     )
     return GraphSpec(
-        file=graph_file.file,
-        sha256=graph_file.sha256,
-        size_bytes=graph_file.size_bytes,
+        **dict(graph_file),
         data=tuple(data),
         provider=artifact.provider,
         precision=artifact.precision,
@@ -106,13 +97,7 @@ def without_validation_report(artifact: Artifact, checkpoint: Checkpoint, *, def
 
 
 def measure_latency(engine: Engine, *, max_length: int, pad_id: int) -> Speed:
-    """Times runs of single texts at each length, on one thread.
-
-    Args:
-        engine: The graph.
-        max_length: The model's maximum length in tokens.
-        pad_id: A token id of the model, which fills the texts.
-    """
+    """Times runs of single texts at each length in tokens, on one thread; the token `pad_id` fills the texts."""
     lengths = sorted({min(length, max_length) for length in (*LENGTHS, max_length)})
     timings = tuple(Timing(length=length, median_ms=_median_ms(engine, length, pad_id)) for length in lengths)
     return Speed(cpu=cpu_name(), instructions=cpu_instructions(), threads=1, timings=timings)

@@ -39,12 +39,12 @@ MAX_REL_ERROR: dict[Precision, float] = {"fp32": 2e-5, "fp16": 2e-2}
 # (docs/explanation/validation.md).
 MAX_INT8_RMS, MAX_INT8_WORST = 0.1, 3.0
 INT8_SLACK = 2  # factor for the gate's error, if that allows more
-ODDITY = 2  # factor if the fixed samples decide, which are more unusual than ordinary texts
+FIXED_SAMPLES_FACTOR = 2  # factor if the fixed samples decide, which are more unusual than ordinary texts
 MAX_REASON = 300  # of ONNX Runtime's own message
 SHORTEST_RANGE = 16  # in tokens; each range of the table by length is twice as long as the previous one
 
 
-class SpreadError:
+class RelativeError:
     """Error of a graph's outputs, relative to the reference's standard deviation; the largest one of several outputs.
 
     It stores only sums, because all rows of fill-mask together would need gigabytes.
@@ -59,12 +59,7 @@ class SpreadError:
         self._sums: dict[str, tuple[NDArray[np.float64], float]] = {}
 
     def add(self, expected: Mapping[str, NDArray[np.float32]], actual: Mapping[str, NDArray[np.float32]]) -> None:
-        """Adds a row.
-
-        Args:
-            expected: The reference's outputs by name, float32 of any shape.
-            actual: The graph's outputs, with the same shapes.
-        """
+        """Adds a row: the outputs by name of the reference, of any shape, and those of the graph, with the same shapes."""
         self.rows += 1
         for name, output in expected.items():
             values = output.astype(np.float64).ravel()
@@ -116,17 +111,12 @@ class Parity:
 
 
 def measure_parity(
-    engine: Engine, tokenizer: Tokenizer, reference: Reference, checkpoint: Checkpoint, precision: Precision, int8_bound: float = 0.0
+    engine: Engine, tokenizer: Tokenizer, reference: Reference, checkpoint: Checkpoint, precision: Precision, int8_bound: float
 ) -> Parity:
     """Runs the reference's requests alone and in mixed batches, and compares outputs and decoded answers.
 
-    Args:
-        engine: The graph under test.
-        tokenizer: The service's tokenizer on the bundle's files.
-        reference: The checkpoint's outputs.
-        checkpoint: The checkpoint, for task, labels and activation.
-        precision: The precision, which decides the limits.
-        int8_bound: Maximum root mean square error of int8, relative to the outputs' standard deviation, if it is more than `MAX_INT8_RMS`.
+    The precision decides the limits. `int8_bound` is the maximum root mean square error of int8, relative to the outputs' standard
+    deviation, if it is more than `MAX_INT8_RMS`.
 
     Raises:
         ParityError: A logit differs too much, a decoded float32 answer differs, or the graph fails; the message has the worst case.
@@ -134,7 +124,7 @@ def measure_parity(
     task = TASKS[checkpoint.task].run
     same_answers, differences, meter = 0, [], AgreementMeter(checkpoint.task, checkpoint)
     encodings, alone = list[Encoding](), list[Row]()
-    fixed, texts = SpreadError(), SpreadError()
+    fixed, texts = RelativeError(), RelativeError()
     spans: list[tuple[set[Span], set[Span]]] = []
 
     def run(request: Any) -> tuple[Sequence[Encoding], list[Row]]:
@@ -215,10 +205,10 @@ def _check(worst: _Difference, same_answers: int, samples: int, precision: Preci
         raise ParityError(f"float32 answers agree on {same_answers} of {samples} samples, which is too few.")
 
 
-def _check_int8(worst: _Difference, fixed: SpreadError, texts: SpreadError, bound: float) -> None:
+def _check_int8(worst: _Difference, fixed: RelativeError, texts: RelativeError, bound: float) -> None:
     """Refuses an int8 graph that differs from the checkpoint by more than the gate's error explains."""
     # a standard deviation over few texts is not reliable
-    spread, factor = (texts, 1) if texts.rows and texts.rows >= fixed.rows else (fixed, ODDITY)
+    spread, factor = (texts, 1) if texts.rows and texts.rows >= fixed.rows else (fixed, FIXED_SAMPLES_FACTOR)
     rms = factor * max(MAX_INT8_RMS, bound)
     largest, worst_error = MAX_INT8_WORST * rms / MAX_INT8_RMS, max(fixed.worst, texts.worst)
     if not (spread.rms <= rms and worst_error <= largest):  # not `>`, which is false for NaN

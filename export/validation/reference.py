@@ -46,13 +46,7 @@ class Reference:
     """
 
     def __init__(self, checkpoint: Checkpoint, requests: Sequence[Any], texts: Sequence[Any] = ()) -> None:
-        """Runs the requests through PyTorch, one window at a time, because windows in a batch change each other's outputs in some models.
-
-        Args:
-            checkpoint: The checkpoint.
-            requests: Requests for graphs of each precision.
-            texts: Further requests for int8.
-        """
+        """Runs requests, and `texts` for int8, in PyTorch window by window, because windows of a batch change each other in some models."""
         self.requests = [*requests, *texts]
         call, spec = TASKS[checkpoint.task].tokenizer_call, checkpoint.tokenizer_spec
         self.rows = [
@@ -73,12 +67,7 @@ class Reference:
 
 
 def sample_reference(checkpoint: Checkpoint, texts: Texts = NO_TEXTS) -> Reference:
-    """Returns the checkpoint's outputs for the samples of its task.
-
-    Args:
-        checkpoint: The checkpoint.
-        texts: Ordinary texts to validate int8, which were not used to create it; empty without an int8 graph.
-    """
+    """Returns the checkpoint's outputs for the samples of its task, and for texts to validate int8, which were not used to create it."""
     task, spec = checkpoint.task, checkpoint.tokenizer_spec
     prompts = checkpoint.embedding.prompts.values() if checkpoint.embedding else ()
     full = full_length_request(task, spec, lambda text: len(checkpoint.tokenizer(text, add_special_tokens=False)["input_ids"]))

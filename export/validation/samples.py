@@ -36,12 +36,9 @@ MAX_FULL_LENGTH = 4096  # in tokens; PyTorch needs attention of length x length 
 
 
 def text_requests(task: Task, texts: Texts, spec: TokenizerSpec) -> list[Any]:
-    """Returns a request for each text, passage and pair.
+    """Returns a request for each text, passage and pair; none for embeddings, which decide nothing.
 
-    Args:
-        task: Hugging Face name of the task; for embeddings, which decide nothing, the result is empty.
-        texts: Ordinary texts that were not used to create the graph.
-        spec: The manifest's entry for the tokenizer.
+    The texts must not have been used to create the graph.
     """
     record = TASKS[task]
     texts = replace(texts, passages=tuple(passage for passage in texts.passages if passage not in texts.lines))
@@ -59,11 +56,7 @@ def attention_texts() -> list[tuple[str, ...]]:
 def sample_requests(task: Task, spec: TokenizerSpec, prompts: Iterable[str] = ()) -> list[Any]:
     """Returns the fixed requests of a task, and requests for the model's own added tokens and prompts.
 
-    Args:
-        task: Hugging Face name of the task.
-        spec: The manifest's entry for the tokenizer. Without special tokens in its template, an empty text has no tokens and no
-            answer.
-        prompts: Prompts of the model.
+    Without special tokens in the template, an empty text has no tokens and no answer, so there is no request for it.
     """
     record = TASKS[task]
     if record.fixed_requests is not None:
@@ -77,13 +70,7 @@ def sample_requests(task: Task, spec: TokenizerSpec, prompts: Iterable[str] = ()
 
 
 def full_length_request(task: Task, spec: TokenizerSpec, count: Callable[[str], int]) -> Any:
-    """Returns a request with the model's maximum length, or with about `MAX_FULL_LENGTH` tokens if that is shorter.
-
-    Args:
-        task: Hugging Face name of the task.
-        spec: The manifest's entry for the tokenizer.
-        count: Returns the number of tokens of a text.
-    """
+    """Returns a request of the model's maximum length, or of about `MAX_FULL_LENGTH` tokens if that is shorter; `count` counts tokens."""
     length = min(spec.max_length, MAX_FULL_LENGTH)
     # enough tokens for the model to cut the text; below the model's length nothing is cut, and special tokens and a second text need space
     target_length = length + length // 4 if length == spec.max_length else length - 32
@@ -103,10 +90,6 @@ def _added_token_texts(spec: TokenizerSpec) -> list[str]:
 def read_request(task: str, document: Mapping[str, Any]) -> TaskBody:
     """Returns a body as the service reads it, without a limit on its length.
 
-    Args:
-        task: Hugging Face name of the task.
-        document: The body.
-
     Raises:
         CallerError: It is not a valid body of the task.
     """
@@ -115,15 +98,7 @@ def read_request(task: str, document: Mapping[str, Any]) -> TaskBody:
 
 
 def predict(task: str, request: Any, tokenizer: Tokenizer, engine: Engine, config: ModelConfig) -> Any:
-    """Returns the result that a client gets from the service's answer; each window is run alone.
-
-    Args:
-        task: Hugging Face name of the task.
-        request: A request of it.
-        tokenizer: The bundle's tokenizer.
-        engine: The graph.
-        config: Labels and activation: a manifest, or a checkpoint.
-    """
+    """Returns the result that a client gets from the service's answer; each window is run alone."""
     model = TaskModel(tokenizer, config, Budget())
     return to_plain(
         run_all(catalog.TASKS[task].run(request, model), lambda encodings: [engine.run([encoding])[0] for encoding in encodings])

@@ -10,7 +10,6 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from bertserve.export.errors import CheckpointError, DataError, ParityError
 from bertserve.export.validation.measure import measure_graph
 from bertserve.export.validation.parity import INT8_SLACK, measure_parity
 from bertserve.export.validation.reference import NO_TEXTS, Reference, measure_attention, sample_reference
-from bertserve.export.verify.data_checks import Baseline
 from bertserve.export.verify.graph_checks import BundleCheck, LoadedGraph
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
@@ -44,13 +42,7 @@ _SHOWN_CHARS = 200  # of a setting in the report
 
 
 def load_checkpoint_of(bundle: Bundle, source: str, *, revision: str | None = None, module: bool = False) -> Checkpoint:
-    """Loads a checkpoint for the task and layers of a bundle.
-
-    Args:
-        bundle: The bundle.
-        source: A folder or a hub id, or for a module `FILE:FACTORY`.
-        revision: Branch, tag or commit of a hub id.
-        module: Whether `source` is a module, whose code is trusted and executed.
+    """Loads a checkpoint for the task and layers of a bundle; if `module`, the source is `FILE:FACTORY`, whose code is trusted and run.
 
     Raises:
         CheckpointError: It cannot be loaded, or the bundle was made from another one.
@@ -144,12 +136,7 @@ def _shorten(value: Any) -> str:
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
 
 
-def checkpoint_baseline(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Baseline:
-    """Returns the checkpoint as the baseline on a user's data."""
-    return Baseline("the checkpoint", lambda request: _answer(checkpoint, tokenizer, request))
-
-
-def _answer(checkpoint: Checkpoint, tokenizer: Tokenizer, request: Any) -> Any:
+def answer(checkpoint: Checkpoint, tokenizer: Tokenizer, request: Any) -> Any:
     """Returns the checkpoint's result in PyTorch, with the Hugging Face tokenizer's own truncation and windows.
 
     Raises:
@@ -168,10 +155,7 @@ def _answer(checkpoint: Checkpoint, tokenizer: Tokenizer, request: Any) -> Any:
 def remeasure(bundle: Bundle, checkpoint: Checkpoint, validation: Path | None = None) -> Manifest:
     """Compares all graphs with the checkpoint again, times them, and writes the new manifest and card.
 
-    Args:
-        bundle: The loaded bundle.
-        checkpoint: The checkpoint of the bundle.
-        validation: A file of texts to validate int8; None for the built-in ones.
+    `validation` is a file of texts to validate int8; None for the built-in ones.
 
     Returns:
         The new manifest.
@@ -199,7 +183,7 @@ def remeasure(bundle: Bundle, checkpoint: Checkpoint, validation: Path | None = 
     texts = texts.with_passages(tokenizer)
     reference = sample_reference(checkpoint, texts)
     graphs = tuple(_measure(bundle.path, graph, checkpoint, tokenizer, reference) for graph in manifest.graphs)
-    source = manifest.source.model_copy(update=asdict(checkpoint.card_metadata))
+    source = manifest.source.model_copy(update=checkpoint.card_metadata)
     updated = Manifest.model_validate(
         manifest.model_copy(update={"graphs": graphs, "flops": checkpoint.flops, "source": source, "int8_texts": int8_texts}).model_dump()
     )

@@ -48,10 +48,7 @@ class Line:
 def read_dataset(path: Path, task: str, config: ModelConfig) -> list[Line]:
     """Reads JSONL: `{"inputs": ..., "parameters"?: ...}` as for the service, or the fields of one input, with the correct answer.
 
-    Args:
-        path: The file; empty lines are skipped.
-        task: Hugging Face name of the bundle's task.
-        config: The bundle's labels and, for embeddings, the settings of its vectors.
+    Empty lines are skipped.
 
     Raises:
         DataError: The file cannot be read, or a line is invalid; the message has its number.
@@ -178,13 +175,7 @@ def fp32_baseline(bundle: Bundle, graphs: list[LoadedGraph]) -> Baseline | None:
 
 
 def check_labels(lines: Sequence[Line], task: str, *, needed: bool) -> BundleCheck:
-    """Counts the lines with a correct answer, and names ignored keys.
-
-    Args:
-        lines: The data.
-        task: Hugging Face name of the task.
-        needed: Whether the check fails without any correct answer.
-    """
+    """Counts the lines with a correct answer, and names ignored keys; the check fails if it is `needed` and no line has an answer."""
     gold_keys = TASKS[task].gold_keys
     labeled = sum(line.gold is not None for line in lines)
     counts = Counter(key for line in lines for key in line.ignored)
@@ -214,14 +205,7 @@ def check_data(
     min_agreement: float | None,
     min_metrics: Mapping[str, float],
 ) -> Iterator[BundleCheck]:
-    """Measures each graph on the data.
-
-    Args:
-        graphs: The graphs.
-        baseline: The reference for the graphs.
-        lines: The data.
-        min_agreement: Minimum agreement of a graph with the baseline, by the measure of the task, or None.
-        min_metrics: Metric -> the minimum for each graph.
+    """Measures each graph on the data, and checks the minimum of its agreement, by the task's measure, and of its metrics, by name.
 
     Raises:
         DataError: The task cannot answer a line.
@@ -247,13 +231,6 @@ def _measure_agreement(
     lines: Sequence[Line], task: str, config: ModelConfig, graph: Answer, reference: Answer | None
 ) -> DataComparison | Unanswered:
     """Runs every line on graph and reference, and compares their answers. If a line has no answer, nothing is compared.
-
-    Args:
-        lines: The data.
-        task: Hugging Face name of the task.
-        config: The model's labels and activation.
-        graph: Answers a request with the graph under test.
-        reference: Answers a request with the reference, or None.
 
     Raises:
         DataError: The task cannot answer a line.

@@ -41,13 +41,7 @@ class BundleCheck:
 
 @dataclass(eq=False)
 class LoadedGraph:
-    """A graph of a bundle; `tokenizer` and `engine` load it.
-
-    Attributes:
-        bundle: The bundle.
-        graph: Its entry in the manifest.
-        runs_on: The execution provider that runs it.
-    """
+    """A graph of a bundle, run by the provider `runs_on`; `tokenizer` and `engine` load it."""
 
     bundle: Bundle
     graph: GraphSpec
@@ -89,12 +83,7 @@ class LoadedGraph:
 
 
 def choose_graphs(bundle: Bundle, providers: tuple[Provider, ...] | None, precisions: tuple[Precision, ...] | None) -> list[GraphSpec]:
-    """Returns the requested graphs in the manifest's order.
-
-    Args:
-        bundle: The bundle.
-        providers: Providers of the graphs; None for any.
-        precisions: Precisions of the graphs; None for any.
+    """Returns the requested graphs in the manifest's order; None requests all providers or precisions.
 
     Raises:
         BundleError: The bundle has no graph for a requested provider or precision; the message lists its graphs.
@@ -120,11 +109,7 @@ def choose_graphs(bundle: Bundle, providers: tuple[Provider, ...] | None, precis
 def choose_provider(graph: GraphSpec, *, requested: bool) -> tuple[Provider, str | None]:
     """Returns the provider that runs a graph here; if it is not the graph's own, also the reason.
 
-    As at export, the CPU replaces a provider that is not available.
-
-    Args:
-        graph: The graph.
-        requested: Whether its provider was requested by name, so that it is not replaced.
+    As at export, the CPU replaces a provider that is not available, unless it was requested by name.
     """
     provider_error = None if requested else why_not(graph.provider)
     return (graph.provider, None) if provider_error is None else ("cpu", provider_error)
@@ -146,13 +131,7 @@ def list_graphs(graphs: tuple[GraphSpec, ...]) -> str:
 
 
 def check_engine(loaded: LoadedGraph, error: str | None, provider_error: str | None) -> BundleCheck:
-    """Reports that a graph cannot run, or that it runs on the CPU instead of its provider.
-
-    Args:
-        loaded: The graph.
-        error: The reason why it cannot be loaded, or None.
-        provider_error: The reason why its provider is not available, or None.
-    """
+    """Reports that a graph cannot run, or that it runs on the CPU instead of its provider."""
     name = f"engine {loaded.name}"
     if provider_error is None:
         return BundleCheck(name, False, error or "")

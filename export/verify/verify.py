@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from bertserve.export.verify.data_checks import Baseline, check_data, check_labels, fp32_baseline, read_dataset
@@ -90,7 +91,7 @@ def verify(spec: VerifySpec) -> Iterator[BundleCheck]:
 
         checkpoint = checkpoint_checks.load_checkpoint_of(bundle, spec.checkpoint, revision=spec.revision, module=spec.module)
         yield from checkpoint_checks.check_parity(usable, checkpoint)
-        baseline = checkpoint_checks.checkpoint_baseline(checkpoint, usable[0].tokenizer)
+        baseline = Baseline("the checkpoint", partial(checkpoint_checks.answer, checkpoint, usable[0].tokenizer))
     if lines:
         yield from check_data(usable, baseline or fp32_baseline(bundle, usable), lines, spec.min_agreement, spec.min_metrics)
 
@@ -106,13 +107,7 @@ def _not_measured(graph: GraphSpec, spec: VerifySpec) -> Iterator[BundleCheck]:
 
 
 def _check_graph(bundle: Bundle, graph: GraphSpec, *, requested: bool) -> Generator[BundleCheck, None, LoadedGraph | None]:
-    """Checks a graph against the manifest; returns it if this machine can run it.
-
-    Args:
-        bundle: The bundle.
-        graph: The graph's entry in the manifest.
-        requested: Whether its provider was requested by name.
-    """
+    """Checks a graph against the manifest, on its own provider if that was requested; returns it if this machine can run it."""
     runs_on, provider_error = choose_provider(graph, requested=requested)
     loaded = LoadedGraph(bundle, graph, runs_on)
     yield check_validation_report(loaded)

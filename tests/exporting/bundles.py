@@ -31,7 +31,7 @@ def exported(source: str | Path, output: Path | None = None, **options: Any) -> 
     from bertserve.export.pipeline import ExportSpec, export
 
     spec = ExportSpec(str(source), output or Path(source).parent / "models", **{"precisions": ("fp32",), **options})
-    return load_bundle(export(spec, lambda line: None)[0])
+    return load_bundle(export(spec)[0])
 
 
 def refused(source: Path, **options: Any) -> str:

@@ -132,7 +132,7 @@ def main(teacher: Path) -> int:
             shutil.copytree(teacher, source)
             make(source)
             spec = ExportSpec(str(source), Path(folder) / "models", max_int8_error=1.0, quick=True, precisions=("fp32", "int8"))
-            bundle = load_bundle(export(spec, lambda line: print(line, file=sys.stderr, flush=True))[0])
+            bundle = load_bundle(export(spec)[0])
             pad = bundle.manifest.tokenizer
             for graph in bundle.manifest.graphs:
                 engine = OnnxEngine(bundle.path / graph.file, graph, pad_id=pad.pad_id, padding_side=pad.padding_side)

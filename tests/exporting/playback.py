@@ -63,6 +63,6 @@ def _recordings() -> tuple[str, dict[str, Recorded]]:
             patch.setattr(
                 f"bertserve.export.{stage}", recording(stage, getattr(importlib.import_module(f"bertserve.export.{module}"), function))
             )
-        export(ExportSpec(str(source), folder / "models", calibration=few_texts(folder)), lambda line: None)
+        export(ExportSpec(str(source), folder / "models", calibration=few_texts(folder)))
         assert set(STAGES) == set(recordings)
         return digest(source / "model.safetensors"), recordings

@@ -35,7 +35,7 @@ LABELS = {"question-answering": ("LABEL_0", "LABEL_1")}
 
 @dataclass(frozen=True)
 class Staged:
-    """A checkpoint, its tokenizer, its graph after each stage, and the counts that the stages returned."""
+    """A checkpoint, its tokenizer, its graph after each stage, and the number of nodes that read one row."""
 
     loaded: Checkpoint
     tokenizer: Tokenizer
@@ -44,7 +44,6 @@ class Staged:
     cls_only: Path
     packed: Path
     nodes_restricted: int
-    products_merged: int
 
     def feeds(self, texts: Sequence[str]) -> list[Feed]:
         return calibration.make_feeds(calibration.Texts(tuple(texts)), self.loaded, self.tokenizer)
@@ -65,10 +64,10 @@ def stage(source: Path, folder: Path) -> Staged:
     cpu.fuse(raw, after["fused"], loaded)
     cpu_passes.unfuse(after["fused"], after["unfused"])
     nodes_restricted = cpu_passes.restrict_to_cls(after["unfused"], after["cls_only"])
-    products_merged = cpu_passes.pack_qkv(after["cls_only"], after["packed"])
+    cpu_passes.pack_qkv(after["cls_only"], after["packed"])
     (folder / TOKENIZER_FILE).write_text(loaded.tokenizer_json, encoding="utf-8")
     tokenizer = Tokenizer(folder / TOKENIZER_FILE, loaded.tokenizer_spec.model_copy(update={"sha256": digest(folder / TOKENIZER_FILE)}))
-    return Staged(loaded, tokenizer, **after, nodes_restricted=nodes_restricted, products_merged=products_merged)
+    return Staged(loaded, tokenizer, **after, nodes_restricted=nodes_restricted)
 
 
 def graph_of(

@@ -11,7 +11,7 @@ import pytest
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.tasks.metrics import Span, result_spans
 from bertserve.export.validation.agreement import AgreementMeter, equal_but_for_scores, equal_but_for_ties, measure_row_errors
-from bertserve.export.validation.parity import SpreadError
+from bertserve.export.validation.parity import RelativeError
 from bertserve.service.bundle.graph_spec import Agreement
 from bertserve.service.bundle.manifest import Activation
 
@@ -229,7 +229,7 @@ def test_agreement_without_inputs_is_none(task: str, config: Config) -> None:
 
 def test_a_nan_error_is_not_ignored() -> None:
     """The largest error is NaN if any error is NaN; Python's `max` could ignore it."""
-    error = SpreadError()
+    error = RelativeError()
     for name in ("start", "end"):
         values = np.float32([1, 2, np.nan if name == "end" else 3])
         error.add({name: np.float32([1, 2, 3])}, {name: values})

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bertserve.export.checkpoint.source import MAX_CARD_BYTES, CardMetadata, read_card, read_card_metadata
+from bertserve.export.checkpoint.source import MAX_CARD_BYTES, read_card, read_card_metadata
 
 pytestmark = pytest.mark.torch
 
@@ -21,33 +22,38 @@ def front(matter: str) -> str:
     return f"---\n{matter}\n---\n# A model\n"
 
 
+def fields(**values: Any) -> dict[str, Any]:
+    """Returns the fields of a card with these values; all others are empty."""
+    return {"license": (), "license_name": None, "license_link": None, "language": (), "datasets": ()} | values
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (front("license: mit"), CardMetadata(license=("mit",))),
-        ("---\r\nlicense: mit\r\n---\r\n".encode("utf-8-sig"), CardMetadata(license=("mit",))),  # with a byte order mark
-        (front("license: [mit, apache-2.0]\nlanguage: en"), CardMetadata(license=("mit", "apache-2.0"), language=("en",))),
+        (front("license: mit"), fields(license=("mit",))),
+        ("---\r\nlicense: mit\r\n---\r\n".encode("utf-8-sig"), fields(license=("mit",))),  # with a byte order mark
+        (front("license: [mit, apache-2.0]\nlanguage: en"), fields(license=("mit", "apache-2.0"), language=("en",))),
         (
             front("license: other\nlicense_name: our-terms\nlicense_link: LICENSE.md"),
-            CardMetadata(license=("other",), license_name="our-terms", license_link="LICENSE.md"),
+            fields(license=("other",), license_name="our-terms", license_link="LICENSE.md"),
         ),
         (
             front("language:\n- 'no'\n- zh\ndatasets:\n- stanfordnlp/sst2"),
-            CardMetadata(language=("no", "zh"), datasets=("stanfordnlp/sst2",)),
+            fields(language=("no", "zh"), datasets=("stanfordnlp/sst2",)),
         ),
         # unknown fields, fields without a value, and no front matter at the beginning
-        (front("license:\nlanguage: []\ntags: {a: 1}\n5: x"), CardMetadata()),
-        (front(""), CardMetadata()),
-        ("", CardMetadata()),
-        ("# A model", CardMetadata()),
-        ("license: mit", CardMetadata()),
-        ("---\nlicense: mit", CardMetadata()),
+        (front("license:\nlanguage: []\ntags: {a: 1}\n5: x"), fields()),
+        (front(""), fields()),
+        ("", fields()),
+        ("# A model", fields()),
+        ("license: mit", fields()),
+        ("---\nlicense: mit", fields()),
     ],
 )
-def test_card_fields_are_read(tmp_path: Path, content: str | bytes, expected: CardMetadata, caplog: pytest.LogCaptureFixture) -> None:
+def test_card_fields_are_read(tmp_path: Path, content: str | bytes, expected: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     """A string is read as a list of one. A missing field or a missing card causes no warning."""
     assert expected == read_card_metadata(card(tmp_path, content))
-    assert CardMetadata() == read_card_metadata(tmp_path / "none.md")
+    assert fields() == read_card_metadata(tmp_path / "none.md")
     assert "" == caplog.text
 
 
@@ -68,7 +74,7 @@ def test_a_value_that_is_not_a_string_is_ignored_with_a_warning(
 ) -> None:
     other = "license" if key != "license" else "language"
 
-    assert CardMetadata(**{other: ("en",)}) == read_card_metadata(card(tmp_path, front(f"{line}\n{other}: en")))
+    assert fields(**{other: ("en",)}) == read_card_metadata(card(tmp_path, front(f"{line}\n{other}: en")))
     [record] = caplog.records
     assert [key, tmp_path / "README.md", shown] == list(record.args or ())[:3]
 
@@ -97,7 +103,7 @@ MERGED = ["a0: &a0 {x: 1}", *(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 1
 )
 def test_broken_front_matter_causes_a_warning(tmp_path: Path, content: str | bytes, caplog: pytest.LogCaptureFixture) -> None:
     """Invalid YAML does not make the export fail. Bytes that are not UTF-8 are not decoded with another encoding."""
-    assert CardMetadata() == read_card_metadata(card(tmp_path, content))
+    assert fields() == read_card_metadata(card(tmp_path, content))
     [record] = caplog.records
     assert [tmp_path / "README.md"] == list(record.args or ())[:1]  # if a field were ignored, its name would come first
 
@@ -106,7 +112,7 @@ def test_a_card_that_is_too_large_is_ignored(tmp_path: Path, caplog: pytest.LogC
     path = card(tmp_path, front("license: mit"))
     with path.open("r+b") as file:
         file.truncate(MAX_CARD_BYTES + 1)
-    assert CardMetadata() == read_card_metadata(path)
+    assert fields() == read_card_metadata(path)
     assert read_card(path) is None
     assert f" {MAX_CARD_BYTES} bytes" in caplog.text
 
@@ -132,5 +138,5 @@ def test_a_link_out_of_the_checkpoint_is_ignored(
     (folder / "README.md").symlink_to(target)
 
     assert is_read is (read_card(folder / "README.md") is not None)
-    assert (("mit",) if is_read else ()) == read_card_metadata(folder / "README.md").license
+    assert (("mit",) if is_read else ()) == read_card_metadata(folder / "README.md")["license"]
     assert is_read is (caplog.text == "")

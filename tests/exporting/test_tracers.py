@@ -112,7 +112,7 @@ def test_torchscript_is_the_fallback_for_dynamo(small: Checkpoint, tmp_path: Pat
     monkeypatch.setattr(trace, "TRACERS", BOTH)
     monkeypatch.setattr(trace, "_export_program", failing)
 
-    assert "torchscript" == trace.trace(small, tmp_path / "raw.onnx").tracer
+    assert "torchscript opset 17" == trace.trace(small, tmp_path / "raw.onnx").form
     with pytest.raises(GraphError, match=r" dynamo: ValueError: This operator is unknown\.$"):
         trace.trace(small, tmp_path / "raw.onnx", "dynamo")
     monkeypatch.setattr(trace, "_export_script", failing)
