@@ -40,11 +40,7 @@ class ApiKeys:
     """The keys of a file, which can be read again during requests."""
 
     def __init__(self, path: Path, *, flag: str = "--api-key-file") -> None:
-        """Reads a file of keys.
-
-        Args:
-            path: The file.
-            flag: The setting that names the file, for messages.
+        """Reads a file of keys; `flag` is the setting that names the file, for messages.
 
         Raises:
             SettingsError: The file cannot be read, has no key, or has an invalid line.
@@ -52,11 +48,6 @@ class ApiKeys:
         self._path = path
         self._flag = flag
         self._load()
-
-    @property
-    def names(self) -> list[str]:
-        """The names of all keys."""
-        return list(self._digests)
 
     def holder(self, key: bytes) -> str | None:
         """Returns the name of a key, or None if it is unknown."""
@@ -124,10 +115,7 @@ def digest_of(key: bytes) -> bytes:
 
 
 def new_key(name: str) -> tuple[str, str]:
-    """Creates a key.
-
-    Args:
-        name: Name of the key in logs and metrics.
+    """Creates a key with a name for logs and metrics.
 
     Returns:
         The key for the caller, and the line for the file of keys.

@@ -6,6 +6,7 @@ Exit codes: 0 success, 1 a start or a check failed, 2 wrong usage, 3 scoring fin
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import re
@@ -171,7 +172,7 @@ def _with_one_model(score: Score) -> Settings:
     if len(score.model) != 1:
         raise SettingsError(f"--model names {len(score.model)} models, but score takes one; give --model NAME or --model SOURCE.")
     (name,) = score.model
-    bundle = next((folder / name for folder in score.models if (folder / name / files.MANIFEST_FILE).is_file()), None)
+    bundle = next((folder / name for folder in score.models if files.is_bundle(folder / name)), None)
     if bundle is None and re.fullmatch(NAME_PATTERN, name) and not Path(name).exists():
         names = (path.parent.name for folder in score.models for path in folder.glob(f"*/{files.MANIFEST_FILE}"))
         hint = did_you_mean(name, names, f"give the folder that has it with --models, or a hub id with its owner, such as org/{name}.")
@@ -202,7 +203,7 @@ class Models(SourceSettings):
     def run(self) -> int:
         """Prints the list; returns 1 if a manifest cannot be read."""
         listed = [listing.facts(path) for path in files.find_bundles(with_sources(self, export=False).models)]
-        print(listing.as_json(listed) if self.as_json else listing.as_table(listed), flush=True)
+        print(json.dumps(listed, indent=1) if self.as_json else listing.as_table(listed), flush=True)
         return 1 if any("error" in model for model in listed) else 0
 
 

@@ -40,12 +40,7 @@ class ConfigFile(PydanticBaseSettingsSource):
     """The file that a flag or a variable names; without a file it is empty."""
 
     def __init__(self, settings_cls: Any, fields: Mapping[str, FieldInfo]) -> None:
-        """Creates it.
-
-        Args:
-            settings_cls: The class of the settings.
-            fields: The settings that the file can contain.
-        """
+        """Creates it from the class of the settings, and the `fields` that the file can contain."""
         super().__init__(settings_cls)
         self._known = {name: field for name, field in fields.items() if name != SETTING}
 

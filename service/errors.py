@@ -46,7 +46,7 @@ SAFE_VALUES = frozenset(
     # names that the service defines, and sentences made from them
     | {"caller", "example", "field", "holder", "known", "model", "models", "own_task", "place", "problem", "remedy", "task", "tasks", "why"}
     # sizes that the service measured
-    | {"answer_bytes", "chars", "counted", "estimate", "held", "longest", "memory", "memory_per_input", "others", "queue_tokens", "room"}
+    | {"answer_bytes", "chars", "counted", "estimate", "held", "longest", "memory", "others", "queue_tokens", "room"}
     | {"rows", "running", "size", "tokens", "total", "wait", "watched_s", "words"}
 )
 # Characters of a wrong name, path or key that are shown, and compared with the known ones. Comparing megabytes would take seconds.
@@ -59,14 +59,7 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, names: Iterable[str], otherwise: str = "", *, name_format: str = "`{}`") -> str:
-    """Returns a question with the known name that is most similar to a wrong one.
-
-    Args:
-        name: The wrong name.
-        names: The known names.
-        otherwise: What is returned if none of them is similar.
-        name_format: How the question writes the name.
-    """
+    """Returns a question with the known name that is most similar to a wrong one, or `otherwise` if none is similar."""
     near = nearest(name, names)
     return f"did you mean {name_format.format(near)}?" if near else otherwise
 
@@ -154,7 +147,7 @@ class BertServeError(Exception):
         """The template with the values of `SAFE_VALUES`, and the names of all other values."""
         if not self.values:
             return self.template
-        return self.template.format_map(_SafeValues(self.values))
+        return self.template.format(**{name: value if name in SAFE_VALUES else _Name(name) for name, value in self.values.items()})
 
     def name_input(self, *, many: bool, subject: str = "inputs") -> None:
         """Puts the wrong input before the message: `inputs[i]` for a list, otherwise `inputs` or the name of the field that replaces it."""
@@ -163,15 +156,8 @@ class BertServeError(Exception):
             self.input_index = None
 
 
-class _SafeValues(dict[str, Any]):
-    """Values for a log. A value that is not safe is replaced by its name in braces, for any format."""
-
-    def __getitem__(self, name: str) -> Any:
-        return super().__getitem__(name) if name in SAFE_VALUES else _Name(name)
-
-
 class _Name(str):
-    """The name of a value, which replaces the value."""
+    """The name of a value, which replaces a value that is not safe; with braces, whatever the format is."""
 
     __slots__ = ()
 
@@ -222,11 +208,7 @@ class NotFoundError(CallerError):
 
 
 class MethodNotAllowedError(CallerError):
-    """The path exists, but not with this method.
-
-    Attributes:
-        allowed: The methods of the path, separated by commas.
-    """
+    """The path exists, but not with this method; `allowed` has its methods, separated by commas."""
 
     def __init__(self, template: str, /, *, allowed: str, **values: Any) -> None:
         super().__init__(template, allowed=allowed, **values)

@@ -16,9 +16,6 @@ _READY, _KEY_NEEDED = 200, 401
 def ask(settings: AddressSettings) -> str:
     """Returns a sentence about the service's state.
 
-    Args:
-        settings: Settings of the service.
-
     Raises:
         StartError: The service does not answer, or is not ready.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,7 @@ _SHOWN_LABELS = 4
 
 
 def facts(path: Path) -> dict[str, Any]:
-    """Returns the facts in the manifest of a bundle, or the reason why it cannot be read as `error`.
-
-    Args:
-        path: The bundle's folder.
-    """
+    """Returns the facts in the manifest of a bundle's folder, or the reason why it cannot be read as `error`."""
     try:
         manifest, _ = read_manifest(path)
         graphs = [_graph_facts(path, graph) for graph in manifest.graphs]
@@ -38,11 +33,6 @@ def facts(path: Path) -> dict[str, Any]:
         "source": {"checkpoint": manifest.source.checkpoint, "revision": manifest.source.revision, "commit": manifest.source.commit},
         "card": str(card) if card.is_file() else None,
     }
-
-
-def as_json(listed: Sequence[dict[str, Any]]) -> str:
-    """Returns a JSON list of facts."""
-    return json.dumps(listed, indent=1)
 
 
 def as_table(listed: Sequence[dict[str, Any]]) -> str:

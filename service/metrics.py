@@ -114,8 +114,10 @@ class Metrics:
         self.requests_by_key = cache(lambda key, status: self.key_requests.labels(key, str(status)))
         self.model = cache(lambda task, model: ModelMetrics(self, task, model))
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
-        return Histogram(f"bertserve_{name}", text, ("task", "model"), buckets=buckets, registry=self._registry)
+    def _histogram(
+        self, name: str, text: str, buckets: tuple[float, ...] = SECONDS, labels: tuple[str, ...] = ("task", "model")
+    ) -> Histogram:
+        return Histogram(f"bertserve_{name}", text, labels, buckets=buckets, registry=self._registry)
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...] = ("task", "model")) -> Counter:
         return Counter(f"bertserve_{name}", text, labels, registry=self._registry)
@@ -167,11 +169,8 @@ class Metrics:
             (),
         )
         self.loop_cpu = self._counter("event_loop_cpu_seconds_total", "CPU seconds of the event loop, summed over workers.", ())
-        self.loop_lag = Histogram(
-            "bertserve_event_loop_lag_seconds",
-            "Delay of the event loop in seconds, sampled twice per second.",
-            buckets=SECONDS,
-            registry=self._registry,
+        self.loop_lag = self._histogram(
+            "event_loop_lag_seconds", "Delay of the event loop in seconds, sampled twice per second.", labels=()
         )
         self.workers = self._gauge("workers", "Configured workers.", "livemax")
         self.ready_workers = self._gauge("ready_workers", "Workers that accept requests.", "livesum")
@@ -185,12 +184,11 @@ class Metrics:
         self.differing_models = self._gauge(
             "differing_models", "Models whose version or endpoints differ between workers, as /models shows.", "livemax"
         )
-        self.load_seconds = Histogram(
-            "bertserve_model_load_seconds",
+        self.load_seconds = self._histogram(
+            "model_load_seconds",
             "Seconds per step of loading a model: files verified (verify), sessions created and warmed up (load).",
+            LOAD_SECONDS,
             ("model", "step", "outcome"),
-            buckets=LOAD_SECONDS,
-            registry=self._registry,
         )
 
     def observe_queue(self, items: int, tokens: int) -> None:

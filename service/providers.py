@@ -53,12 +53,9 @@ class ExecutionProvider:
 
 
 def cuda_options(graph: GraphSpec, engines: Path | None = None) -> Options:
-    """Returns the options of the CUDA provider.
+    """Returns the options of the CUDA provider; `engines` is not used.
 
-    Args:
-        graph: The graph. For fp32, products are computed in full precision: TF32 has a mantissa of 10 bits, but the report was measured
-            with 23.
-        engines: Is not used.
+    For fp32, products are computed in full precision: TF32 has a mantissa of 10 bits, but the report was measured with 23.
     """
     return {
         "device_id": "0",
@@ -102,10 +99,7 @@ def tensorrt_options(graph: GraphSpec, engines: Path | None) -> Options:
 def profile(inputs: Sequence[InputSpec], plan: ShapePlan, size: str) -> str:
     """Returns one end of a TensorRT profile, `name:dimxdim,...` for every input.
 
-    Args:
-        inputs: The graph's inputs.
-        plan: Its shapes.
-        size: `min`, `max`, or `opt`, the middle of the plan's lengths and of that length's numbers of rows.
+    `size` is `min`, `max`, or `opt`, the middle of the plan's lengths and of that length's numbers of rows.
     """
     first, middle, last = plan.buckets[0], plan.buckets[len(plan.buckets) // 2], plan.buckets[-1]
     rows, length = {

@@ -386,13 +386,7 @@ def parse(command: type[_Command], args: Sequence[str]) -> _Command:
 
 
 def _wrong_usage(message: str, command: type[BaseSettings], args: Sequence[str]) -> SettingsError:
-    """Returns the error for a command line that argparse refused.
-
-    Args:
-        message: The message of argparse.
-        command: The settings to read.
-        args: The arguments.
-    """
+    """Returns the error for a command line that argparse refused with a message."""
     choice = _WRONG_CHOICE.search(message)
     if choice is not None and args[0].startswith("--"):  # a value was taken for the command
         message, choice = f"unrecognized arguments: {args[0]}", None
@@ -410,13 +404,7 @@ def _wrong_usage(message: str, command: type[BaseSettings], args: Sequence[str])
 
 
 def _unknown_argument(argument: str, command: type[BaseSettings], name: str | None) -> SettingsError:
-    """Returns the error for an argument that is unknown.
-
-    Args:
-        argument: The argument.
-        command: The settings of the command.
-        name: The name of the command; None if there is none.
-    """
+    """Returns the error for an unknown argument; `name` is the command's, None if there is no command."""
     flag = argument.partition("=")[0]
     positional = [field for field, info in command.model_fields.items() if _POSITIONAL in info.metadata]
     if flag.removeprefix("--") in positional:
@@ -436,27 +424,19 @@ def _unknown_argument(argument: str, command: type[BaseSettings], name: str | No
 
 
 def check_environment() -> None:
-    """Refuses unknown variables that look like settings, and removes variables that Kubernetes creates from a Service's name.
+    """Refuses unknown variables that look like settings, and removes the variables that Kubernetes sets for a Service named bert-serve.
 
     Raises:
         SettingsError: A BERT_SERVE_* variable is unknown.
     """
-    _drop_service_links()
-    _refuse_unknown_variables()
-
-
-def _drop_service_links() -> None:
-    """Removes the variables that Kubernetes sets for a Service named bert-serve, because their names look like settings."""
-    for name, value in list(os.environ.items()):
-        rest = name.removeprefix(PREFIX)
-        if rest != name and (_SERVICE_LINK.fullmatch(rest) or (rest == "PORT" and _SERVICE_ADDRESS.match(value))):
-            del os.environ[name]
-
-
-def _refuse_unknown_variables() -> None:
     names = [name.upper() for name in Settings.model_fields]
-    for name in os.environ:
-        if name.startswith(PREFIX) and (setting := name.removeprefix(PREFIX)) not in names:
+    for name, value in list(os.environ.items()):
+        if not name.startswith(PREFIX):
+            continue
+        setting = name.removeprefix(PREFIX)
+        if _SERVICE_LINK.fullmatch(setting) or (setting == "PORT" and _SERVICE_ADDRESS.match(value)):
+            del os.environ[name]
+        elif setting not in names:
             if (new := RENAMED.get(setting.lower())) is not None:
                 raise SettingsError(f"unknown setting {name}; it is called {PREFIX}{new.upper()} now.")
             hint = did_you_mean(setting, names, "see `bert-serve serve --help`.", name_format=PREFIX + "{}")

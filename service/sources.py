@@ -25,7 +25,7 @@ from types import FrameType
 from typing import TypeVar
 
 from bertserve.service import __version__
-from bertserve.service.bundle.files import MANIFEST_FILE, digest, is_checkpoint
+from bertserve.service.bundle.files import MANIFEST_FILE, digest, is_bundle, is_checkpoint
 from bertserve.service.bundle.manifest import NAME_PATTERN
 from bertserve.service.errors import SettingsError, StartError, install_command
 from bertserve.service.providers import PROVIDERS
@@ -37,28 +37,14 @@ _READ = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md")
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """The origin of a model.
-
-    Attributes:
-        name: The model's name in the service.
-        where: A folder or a hub id.
-        revision: Branch, tag or commit of a hub id.
-    """
+    """The origin of a model: a folder, or a hub id with an optional branch, tag or commit."""
 
     name: str
     where: str
     revision: str | None = None
 
-    @property
-    def is_bundle(self) -> bool:
-        """Whether it can be served without an export."""
-        return (Path(self.where) / MANIFEST_FILE).is_file()
-
     def key(self, options: Sequence[str]) -> str:
-        """Returns the name of its export: a digest of its files, or of hub id and revision, and of the options.
-
-        Args:
-            options: The flags of the export.
+        """Returns the name of its export: a digest of its files, or of hub id and revision, and of the export's flags.
 
         Raises:
             StartError: A file cannot be read.
@@ -67,7 +53,7 @@ class ModelSource:
         if not Path(self.where).is_dir():
             return _digest([*facts, self.where, self.revision])
         try:
-            return _digest([*facts, [(str(path.name), digest(path)) for folder in _folders(Path(self.where)) for path in _files(folder)]])
+            return _digest([*facts, [(path.name, digest(path)) for folder in _folders(Path(self.where)) for path in _files(folder)]])
         except OSError as error:
             raise StartError(f"the checkpoint `{self.where}` cannot be read: `{error.filename}`, {error.strerror}.") from error
 
@@ -93,7 +79,7 @@ def read_source(text: str) -> ModelSource:
 
 def _of_folder(text: str, name: str, folder: Path) -> ModelSource:
     own_name = Path(os.path.abspath(folder)).name
-    if (folder / MANIFEST_FILE).is_file():
+    if is_bundle(folder):
         if name not in ("", own_name):
             raise SettingsError(
                 f"--model is `{text}`: a bundle is served under its own name, `{own_name}`; export its checkpoint with another --name."
@@ -176,10 +162,7 @@ def run_export(argv: Sequence[str], *, lock: int) -> int:
     """Runs bert-export with its progress and errors on stderr; returns its exit code.
 
     SIGINT and SIGTERM are forwarded, and this process ends after it, because the export removes its own incomplete files.
-
-    Args:
-        argv: The command with its arguments.
-        lock: Descriptor of a lock that is held until bert-export has ended, even if this process is killed.
+    `lock` is the descriptor of a lock that is held until bert-export has ended, even if this process is killed.
 
     Raises:
         SystemExit: A signal stopped both processes.
@@ -217,11 +200,8 @@ _SIGNALED = 128  # signals have exit codes from here on
 def with_sources(settings: S, *, export: bool = True) -> S:
     """Returns settings whose `models` include the folders of all `--model` sources, which are exported if necessary.
 
-    The folders of `--models` stay if they were set; their default is removed.
-
-    Args:
-        settings: The settings.
-        export: Whether to export a checkpoint that is not in the cache; otherwise this is an error.
+    The folders of `--models` stay if they were set; their default is removed. Without `export`, a checkpoint that is not in the cache is
+    an error.
 
     Raises:
         StartError: A source is wrong, the exporter is missing, or the cache cannot be written.
@@ -243,18 +223,14 @@ def _with_sources(settings: S, export: bool) -> S:
     options = export_options(settings)
     folder = cache_folder(settings)
     folders = settings.models if "models" in settings.model_fields_set else ()
-    bundles = [Path(source.where) if source.is_bundle else obtain(source, options, folder, export=export) for source in sources]
+    bundles = [
+        Path(source.where) if is_bundle(Path(source.where)) else obtain(source, options, folder, export=export) for source in sources
+    ]
     return settings.model_copy(update={"models": (*folders, *bundles)})
 
 
 def obtain(source: ModelSource, options: Sequence[str], cache: Path, *, export: bool = True) -> Path:
     """Returns the bundle of a checkpoint from the cache, or a new one.
-
-    Args:
-        source: The checkpoint.
-        options: Flags of the export.
-        cache: The cache's folder.
-        export: Whether it may be exported.
 
     Raises:
         StartError: It is not in the cache and may not be exported, the exporter is not installed, or the cache cannot be written.
@@ -262,25 +238,19 @@ def obtain(source: ModelSource, options: Sequence[str], cache: Path, *, export: 
     """
     folder = cache / source.key(options)
     bundle = folder / source.name
-    if not _is_there(bundle):
+    if not is_bundle(bundle):
         if not export:
             raise StartError(
                 f"`{source.where}` was not exported yet with these settings; run `bert-serve serve --model {source.where}` to export it."
             )
         command = export_command()
         with _locked(folder) as lock:
-            if not _is_there(bundle):  # another start may have created it during the wait
+            if not is_bundle(bundle):  # another start may have created it during the wait
                 logger.info("exporting %s, once, as %s; this takes minutes, or one minute with --precision fp32", source.where, bundle)
-                flags = [
-                    "--output",
-                    str(folder),
-                    "--name",
-                    source.name,
-                    *options,
-                    *(["--revision", source.revision] if source.revision else []),
-                ]
+                revision = ["--revision", source.revision] if source.revision else []
+                flags = ["--output", str(folder), "--name", source.name, *options, *revision]
                 code = run_export([*command, *flags, "--", source.where], lock=lock)
-                if code == GRAPH_MISSING and _is_there(bundle):
+                if code == GRAPH_MISSING and is_bundle(bundle):
                     logger.warning("serving %s without the graph that the line above names", source.where)
                 elif code != 0:
                     if code < _SIGNALED:
@@ -343,11 +313,6 @@ def _is_installed(package: str) -> bool:
     except PackageNotFoundError:
         return False
     return True
-
-
-def _is_there(bundle: Path) -> bool:
-    """Returns whether a bundle exists; bert-export renames it to this place as a whole."""
-    return (bundle / MANIFEST_FILE).is_file()
 
 
 @contextmanager

@@ -83,7 +83,7 @@ def test_every_endpoint_is_described() -> None:
         ("explanation/scheduling.md", f"| digits of numbers in a body | {json_text.MAX_DIGITS:,} |"),
         ("explanation/scheduling.md", f"for each choice or label | {cost.MAX_CHARS:,} |"),
         ("explanation/scheduling.md", f"with `targets`, {joint_masks.MAX_PATTERNS * cost.TEXT_CHARS:,} characters per text |"),
-        ("explanation/scheduling.md", f"until the request is answered | {cost.MAX_HELD:,} ({4 * cost.MAX_HELD >> 20} MiB);"),
+        ("explanation/scheduling.md", f"until the request is answered | {cost.MAX_MEMORY:,} ({4 * cost.MAX_MEMORY >> 20} MiB);"),
         ("explanation/scheduling.md", f"each about a microsecond | {cost.MAX_STEPS:,} |"),
         ("explanation/scheduling.md", f"| bytes of the answer as JSON | {cost.MAX_ANSWER_BYTES:,} |"),
         ("explanation/scheduling.md", f"{cost.STEPS_PER_TOKEN} steps of decoding count as one token in the queue."),

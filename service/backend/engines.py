@@ -27,12 +27,7 @@ MULTI_THREADED_SECONDS_PER_NODE = 5e-5
 
 
 class MultiThreadedEngine:
-    """An engine whose runs use several cores. It is created in its own thread on the first request, and no run waits for it.
-
-    Attributes:
-        threads: Threads of a run.
-        min_tokens: Minimum padded tokens of a run that is faster with several threads.
-    """
+    """An engine whose runs use several cores. It is created in its own thread on the first request, and no run waits for it."""
 
     def __init__(self, make: Callable[[], Engine], *, model: str, threads: int, min_tokens: int) -> None:
         """Stores the arguments; `engine` creates the engine.
@@ -62,18 +57,13 @@ class MultiThreadedEngine:
     def _start(self, make: Callable[[], Engine]) -> None:
         try:
             self._engine = make()
-        except BertServeError as error:
-            self._say_why(error.message)
         except Exception as error:  # noqa: BLE001 - the boundary of a thread; the inference threads do not need its result
-            self._say_why(f"{type(error).__name__}.")
-
-    def _say_why(self, reason: str) -> None:
-        logger.error(
-            "all runs of the model %s have one thread, because a session with %d threads could not be created: %s",
-            self._model,
-            self.threads,
-            reason,
-        )
+            logger.error(
+                "all runs of the model %s have one thread, because a session with %d threads could not be created: %s",
+                self._model,
+                self.threads,
+                error.message if isinstance(error, BertServeError) else f"{type(error).__name__}.",
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,33 +44,27 @@ class Gpu:
 
 def cpu_name(info: Path = Path("/proc/cpuinfo")) -> str:
     """Returns the CPU model as reported by the system, or else its architecture."""
-    try:
-        lines = info.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    named = (value.strip() for key, _, value in (line.partition(":") for line in lines) if key.strip() == "model name")
+    named = (value for key, value in _cpu_info(info) if key == "model name")
     return next(named, "") or platform.processor() or platform.machine()
 
 
 def cpu_instructions(info: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
     """Returns the CPU's instruction sets among `INSTRUCTIONS`; empty if the system does not report them."""
-    flags: set[str] = set()
-    try:
-        lines = info.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip().lower() in ("flags", "features"):
-            flags.update(value.split())
+    flags = {flag for key, value in _cpu_info(info) if key.lower() in ("flags", "features") for flag in value.split()}
     return tuple(flag for flag in INSTRUCTIONS if flag in flags)
 
 
-def first_gpu(load: Load = ctypes.CDLL) -> Gpu:
-    """Returns the first GPU of the NVIDIA driver.
+def _cpu_info(info: Path) -> list[tuple[str, str]]:
+    """Returns the names and values in /proc/cpuinfo; empty if it cannot be read."""
+    try:
+        lines = info.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    return [(key.strip(), value.strip()) for key, _, value in (line.partition(":") for line in lines)]
 
-    Args:
-        load: Loads a shared library by its name.
+
+def first_gpu(load: Load = ctypes.CDLL) -> Gpu:
+    """Returns the first GPU of the NVIDIA driver; `load` loads a shared library by its name.
 
     Raises:
         ProviderError: There is no driver, or it has no GPU for this process.

@@ -90,10 +90,7 @@ class OnnxEngine:
         return engine
 
     def run(self, encodings: Sequence[Encoding]) -> list[Row]:
-        """Runs one batch, padded to its longest text.
-
-        Args:
-            encodings: The encodings, at least one.
+        """Runs one batch of at least one encoding, padded to its longest text.
 
         Returns:
             For each encoding, its outputs by name, float32, without padding. The shapes are [values] for `per_text`, [length, ...]
@@ -165,11 +162,7 @@ class OnnxEngine:
         return slice(longest - length, longest) if self._left else slice(0, length)
 
     def time_runs(self, shapes: Sequence[tuple[int, int]], *, repeats: int) -> list[tuple[int, int, float]]:
-        """Warms up on dummy batches and times them, for the cost model.
-
-        Args:
-            shapes: `(rows, length)` of each batch.
-            repeats: Runs of each shape; the fastest one counts, so the first run may be slow.
+        """Warms up on dummy batches and times them, for the cost model; the fastest of `repeats` runs counts, so the first may be slow.
 
         Returns:
             `(rows, length, seconds)` for each shape.
@@ -198,16 +191,14 @@ class OnnxEngine:
                 flat = [i * longest + places[i].start + mask for i, encoding in enumerate(encodings) for mask in encoding.masks]
                 flat += flat[:1] * (self._filled(len(flat)) - len(flat))
                 feed[spec.name] = np.array(flat, dtype=self._dtypes[spec.name])
-                continue
-            if spec.fill == "lengths":
+            elif spec.fill == "lengths":
                 feed[spec.name] = np.array([len(encoding.ids) for encoding in batch], dtype=self._dtypes[spec.name])
-                continue
-            if spec.fill == "attention_index":
+            elif spec.fill == "attention_index":
                 feed[spec.name] = np.array(_maps(encodings), dtype=self._dtypes[spec.name]).reshape(-1, 3)
-                continue
-            padded = feed[spec.name] = np.full((rows, longest), self._pad[spec.fill], dtype=self._dtypes[spec.name])
-            for row, place, encoding in zip(padded, places, batch, strict=True):
-                row[place] = {"token_ids": encoding.ids, "attention_mask": 1, "type_ids": encoding.type_ids}[spec.fill]
+            else:
+                padded = feed[spec.name] = np.full((rows, longest), self._pad[spec.fill], dtype=self._dtypes[spec.name])
+                for row, place, encoding in zip(padded, places, batch, strict=True):
+                    row[place] = {"token_ids": encoding.ids, "attention_mask": 1, "type_ids": encoding.type_ids}[spec.fill]
         return feed
 
 

@@ -100,13 +100,8 @@ def engine_folder(root: Path, graph: GraphSpec, gpu: Gpu, *, compiler: str) -> P
     """Returns the folder of a graph's engine and timing caches.
 
     An engine is valid for one graph, one kind of GPU, one version of both libraries, and the shapes for which it was built. The
-    name has a part for each of them, so that an outdated engine stays on disk but is never loaded.
-
-    Args:
-        root: The folder of all engine caches.
-        graph: The graph with its plan.
-        gpu: The GPU that runs it.
-        compiler: Name and version of the compiler.
+    name has a part for each of them, so that an outdated engine stays on disk but is never loaded. `compiler` is the compiler's name and
+    version.
     """
     ends = "" if graph.shapes is None else "|".join(profile(graph.inputs, graph.shapes, size) for size in ("min", "opt", "max"))
     shapes = hashlib.sha256(ends.encode()).hexdigest()[:8]
@@ -118,10 +113,7 @@ def engine_folder(root: Path, graph: GraphSpec, gpu: Gpu, *, compiler: str) -> P
 def missing(provider: Provider, available: Sequence[str], load: Load = ctypes.CDLL) -> str | None:
     """Returns what a provider lacks on this machine: the wheel, the driver or a library; None if all of them are available.
 
-    Args:
-        provider: The provider.
-        available: The providers of the installed onnxruntime.
-        load: Loads a shared library by its name.
+    `available` has the providers of the installed onnxruntime, and `load` loads a shared library by its name.
     """
     record = PROVIDERS[provider]
     if record.ort_name not in available:

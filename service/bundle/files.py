@@ -65,10 +65,7 @@ class Bundle:
 
 
 def load_bundle(path: Path) -> Bundle:
-    """Reads a bundle's manifest and verifies the digest of every file in it.
-
-    Args:
-        path: The bundle's folder.
+    """Reads the manifest in a bundle's folder and verifies the digest of every file in it.
 
     Raises:
         BundleError: A file is missing or altered, or the manifest is invalid; the message names bundle and file.
@@ -81,11 +78,7 @@ def load_bundle(path: Path) -> Bundle:
 
 
 def verify_graph(path: Path, graph: GraphSpec) -> None:
-    """Verifies the digests of a graph's files, and that the graph loads no other files.
-
-    Args:
-        path: The bundle's folder.
-        graph: A graph of its manifest.
+    """Verifies the digests of a graph's files in the bundle's folder, and that the graph loads no other files.
 
     Raises:
         BundleError: A file is missing or altered, or the graph loads another one; the message names the file.
@@ -96,10 +89,7 @@ def verify_graph(path: Path, graph: GraphSpec) -> None:
 
 
 def read_manifest(path: Path) -> tuple[Manifest, str]:
-    """Returns a bundle's manifest, and its version, which is the start of the manifest's digest.
-
-    Args:
-        path: The bundle's folder.
+    """Returns the manifest in a bundle's folder, and the bundle's version, which is the start of the manifest's digest.
 
     Raises:
         BundleError: The manifest is missing or invalid, or has another bundle's name.
@@ -156,7 +146,7 @@ def _bundles_in(folder: Path) -> list[Path]:
         raise BundleError(
             f"the models folder `{folder}` does not exist; give a folder of bundles with --models, or a checkpoint with --model."
         )
-    if (folder / MANIFEST_FILE).is_file():
+    if is_bundle(folder):
         return [Path(os.path.abspath(folder))]  # so that `.` gets its real name
     if is_checkpoint(folder):
         raise BundleError(_what_to_do_with(folder))
@@ -167,6 +157,11 @@ def _bundles_in(folder: Path) -> list[Path]:
         if not re.fullmatch(NAME_PATTERN, entry.name):
             raise BundleError(f"`{entry}` cannot be a model: names must match {NAME_PATTERN}; rename or move the folder.")
     return folders
+
+
+def is_bundle(folder: Path) -> bool:
+    """Returns whether a folder has a manifest."""
+    return (folder / MANIFEST_FILE).is_file()
 
 
 def is_checkpoint(folder: Path) -> bool:

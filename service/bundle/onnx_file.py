@@ -105,11 +105,7 @@ _ENTRY, _KEY, _VALUE, _LOCATION = "StringStringEntryProto", 1, 2, b"location"
 
 
 def refuse_unlisted_data(path: Path, graph: GraphSpec) -> None:
-    """Refuses a graph that would load weights from a file without a verified digest.
-
-    Args:
-        path: The bundle's folder.
-        graph: A graph of its manifest.
+    """Refuses a graph in a bundle's folder that would load weights from a file without a verified digest.
 
     Raises:
         BundleError: The graph loads a file that is not in its `data`, or a link that leads out of the bundle.

@@ -33,13 +33,7 @@ NOT_MEASURED: dict[Measure, str] = {
 
 
 def _older_measure(task: Task, labels: Sequence[str], activation: Activation) -> Measure:
-    """Returns the measure of a bundle that was exported before the field `agreement` existed.
-
-    Args:
-        task: Hugging Face name of the task.
-        labels: The model's labels.
-        activation: The function from its logits to scores.
-    """
+    """Returns the measure of a bundle that was exported before the field `agreement` existed."""
     if task == "feature-extraction":
         return "cosine"
     if task == "token-classification":
@@ -55,9 +49,6 @@ def upgrade_validation_reports(manifest: Manifest) -> Manifest:
     """Returns a manifest whose validation reports have the field `agreement`, even if it was exported before that field existed.
 
     For embeddings, single scores and independent labels, older exports recorded no agreement, so the field stays empty.
-
-    Args:
-        manifest: The manifest as read.
     """
     measure = _older_measure(manifest.task, manifest.labels, manifest.activation)
     graphs = tuple(
@@ -105,9 +96,7 @@ def is_low(graph: GraphSpec) -> bool:
 def is_measured_near(metrics: Sequence[Metric], graph: str) -> bool:
     """Returns whether metrics on labeled data, which are stronger evidence than agreement, show a graph as good as its checkpoint.
 
-    Args:
-        metrics: The metrics of the manifest.
-        graph: The graph as `provider/precision`.
+    The graph is named as `provider/precision`.
     """
     own = [(metric.checkpoint, metric.graphs[graph]) for metric in metrics if graph in metric.graphs]
     return bool(own) and all(abs(checkpoint - measured) <= NEAR for checkpoint, measured in own)
@@ -116,9 +105,7 @@ def is_measured_near(metrics: Sequence[Metric], graph: str) -> bool:
 def is_of_other_kernels(graph: GraphSpec, instructions: Sequence[str]) -> bool:
     """Returns whether the report of an int8 graph is from a CPU that adds products differently from this one; false if unknown.
 
-    Args:
-        graph: The graph.
-        instructions: This CPU's instruction sets, as in `Speed.instructions`.
+    `instructions` has this CPU's instruction sets, as in `Speed.instructions`.
     """
     speed = graph.evidence.speed
     if graph.precision != "int8" or speed is None or not speed.instructions or not instructions:
@@ -252,6 +239,3 @@ def _check_agreement(which: str, graph: GraphSpec, floor: float) -> None:
             "graph (--precision fp32), export again with a lower `bert-export --max-int8-error` or with --calibration "
             "texts of your own, or lower the floor."
         )
-
-
-ACCEPT_ANY = ValidationPolicy()

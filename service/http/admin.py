@@ -12,7 +12,8 @@ from fastapi.responses import PlainTextResponse
 from starlette.responses import Response
 
 from bertserve.service import __version__
-from bertserve.service.http.auth import METRICS, AdminEndpoint, KeyEndpoint, MetricsEndpoint, ProbeEndpoint
+from bertserve.service.api_keys import Access
+from bertserve.service.http.auth import METRICS
 from bertserve.service.http.openapi import endpoints, error_responses
 from bertserve.service.http.responses import check_ready, json_answer, probed
 from bertserve.service.http.throttled import Throttled
@@ -28,10 +29,10 @@ _FOUND = error_responses(404)
 
 def routers(state: AppState) -> list[APIRouter]:
     """Returns the routes, with one router for each access."""
-    probes = endpoints(ProbeEndpoint, responses=error_responses(), tags=["health"])
-    models = endpoints(KeyEndpoint, responses=error_responses(), tags=["models"])
-    changes = endpoints(AdminEndpoint, responses=error_responses(403, 404, 422), tags=["models"])
-    metrics = endpoints(MetricsEndpoint, responses=error_responses(), tags=["health"])
+    probes = endpoints(Access.PROBE, responses=error_responses(), tags=["health"])
+    models = endpoints(Access.KEY, responses=error_responses(), tags=["models"])
+    changes = endpoints(Access.ADMIN, responses=error_responses(403, 404, 422), tags=["models"])
+    metrics = endpoints(Access.METRICS, responses=error_responses(), tags=["health"])
     for spec in TASKS.values():
         _add_task(probes, models, state, spec.name, f"/{spec.path}")
     _add_models(probes, models, state)
@@ -133,7 +134,7 @@ def _add_operations(probes: APIRouter, models: APIRouter, state: AppState) -> No
             {
                 "name": "bertserve",
                 "version": __version__,
-                "limits": _limits(state) | asdict(state.totals),
+                "limits": _limits(state) | state.totals,
                 "worker": asdict(state.worker),
                 "machine": asdict(state.machine),
                 "models": {model.name: model.task for model in state.registry.models.values()},

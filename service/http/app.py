@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import re
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -32,6 +32,7 @@ DESCRIPTION = """Fine-tuned BERT-family encoders over HTTP, in the wire format o
 For a list of inputs, the answer is a list. Errors have one shape, `{"error", "error_type", "request_id"}`. Every answer has the header
 `x-request-id`. The answer of a model also has `x-model` and `server-timing`; `x-truncated` and `X-HF-Warning` say when
 text was cut."""
+MAX_SEARCHES = 20  # per second, for the path that is most similar to an unknown one
 _METHOD_NOT_ALLOWED = 405
 _NAME = re.compile(r"\{(\w+)\}")
 _HEADERS_OF_ANSWERS = ("x-request-id", "x-model", "server-timing", "x-truncated", "x-windows", "x-hf-warning", "retry-after")
@@ -57,8 +58,8 @@ def create_app(
         sends_request_id: Whether the application adds the header `x-request-id`; a server around it may add it instead.
     """
     auth = auth or Authenticator()
-    running = inference_routes(Inference(state))
-    fastapi = create_fastapi(state, running, root_path=root_path, asks_for_key=auth.keys is not None)
+    fastapi = create_fastapi(state, root_path=root_path, asks_for_key=auth.keys is not None)
+    running = [route for route in fastapi.routes if isinstance(route, InferenceEndpoint)]
     app = RequestMiddleware(
         DirectRoutes(running, fastapi),
         metrics=state.metrics,
@@ -76,16 +77,8 @@ def create_app(
     )
 
 
-def create_fastapi(
-    state: AppState, running: Sequence[InferenceEndpoint] | None = None, *, root_path: str = "", asks_for_key: bool = False
-) -> FastAPI:
+def create_fastapi(state: AppState, *, root_path: str = "", asks_for_key: bool = False) -> FastAPI:
     """Returns the application with all routes. It serves documents, models, probes, metrics and unknown paths.
-
-    Args:
-        state: The models, metrics and limits.
-        running: The routes that run models.
-        root_path: Path prefix of the proxy.
-        asks_for_key: Whether callers need a key.
 
     Raises:
         TypeError: A route declares no access.
@@ -110,7 +103,7 @@ def create_fastapi(
         redoc_url=None,
     )
     app.router.redirect_slashes = False  # the redirect would go to a host that the caller chose in `Host`
-    app.router.routes.extend(inference_routes(Inference(state)) if running is None else running)
+    app.router.routes.extend(inference_routes(Inference(state)))
     for router in (
         *admin_routers(state),
         playground.router(root_path),
@@ -119,9 +112,8 @@ def create_fastapi(
     ):
         app.router.routes.extend(router.routes)
     check_declared(app.routes)
-    app.add_exception_handler(
-        HTTPException, partial(_translate, tuple(sorted({route.path for route in app.routes if isinstance(route, Endpoint)})))
-    )
+    suggestions = Suggestions(sorted({route.path for route in app.routes if isinstance(route, Endpoint)}))
+    app.add_exception_handler(HTTPException, partial(_translate, suggestions))
     app.add_exception_handler(Exception, _answer_error)
     add_description(app, state.registry, root_path=root_path, asks_for_key=asks_for_key)
     return app
@@ -132,8 +124,8 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     return errors.response(error, request.scope[REQUEST_ID], request.scope["path"])
 
 
-async def _translate(paths: tuple[str, ...], request: Request, error: Exception) -> Response:
-    """Turns the router's own errors into errors of this service; `paths` has the paths of all routes."""
+async def _translate(suggestions: Suggestions, request: Request, error: Exception) -> Response:
+    """Turns the router's own errors into errors of this service."""
     assert isinstance(error, HTTPException)
     if error.status_code == _METHOD_NOT_ALLOWED:
         # a path can have several routes, and the router names only the methods of the first one
@@ -147,27 +139,42 @@ async def _translate(paths: tuple[str, ...], request: Request, error: Exception)
             method=request.method,
             allowed=allowed,
         )
-    raise _no_such_path(request.scope["path"], paths)
+    raise _no_such_path(request.scope["path"], suggestions)
 
 
-def _no_such_path(path: str, paths: tuple[str, ...]) -> NotFoundError:
-    """Returns the error for an unknown path.
+class Suggestions:
+    """Finds the known path that is most similar to an unknown one.
 
-    Args:
-        path: The path of the request.
-        paths: The known paths; `{name}` in a path is a model's name, `{version}` its version.
+    A search takes about 2 ms of the event loop, and a caller needs no key for it, so their number per second is limited.
     """
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        """Takes the known paths; `{name}` in a path is a model's name, `{version}` its version."""
+        self._paths = tuple(paths)
+        self._second = 0
+        self._searches = 0
+
+    def nearest(self, path: str) -> str | None:
+        """Returns the known path, if one is similar and the limit is not reached."""
+        second = int(time.monotonic())
+        if second != self._second:
+            self._second, self._searches = second, 0
+        self._searches += 1
+        return _nearest(path, self._paths) if self._searches <= MAX_SEARCHES else None
+
+
+def _no_such_path(path: str, suggestions: Suggestions) -> NotFoundError:
+    """Returns the error for an unknown path."""
     shown = path[:SHOWN_CHARS]
-    nearest_path = _nearest(shown, paths)
+    nearest_path = suggestions.nearest(shown)
     if nearest_path is not None:
         return NotFoundError("there is no path `{path}`; did you mean `{near}`? See /docs.", path=shown, near=nearest_path)
     tasks = ", ".join(f"/{spec.path}" for spec in TASKS.values())
     return NotFoundError("there is no path `{path}`; send a POST to {tasks} or /models/NAME, see /docs.", path=shown, tasks=tasks)
 
 
-@functools.lru_cache(maxsize=256)
 def _nearest(path: str, paths: tuple[str, ...]) -> str | None:
-    """Returns the known path that is most similar, if any. It compares all paths in one call, because a client may send many."""
+    """Returns the known path that is most similar, if any."""
     if (of_openai := f"/v1{path}") in paths:  # the base URL of OpenAI's client lacks `/v1`
         return of_openai
     steps = path.split("/")

@@ -37,13 +37,7 @@ CALLER = "bertserve.caller"  # scope key: the Caller, once its key has been chec
 
 
 class Caller(NamedTuple):
-    """The owner of a request's key.
-
-    Attributes:
-        name: The key's name in its file.
-        admin: Whether the key is in the file of admin keys.
-        digest: The digest of the key.
-    """
+    """The owner of a request's key: its name in its file, whether it is an admin key, and its digest."""
 
     name: str
     admin: bool
@@ -73,22 +67,13 @@ class Authenticator:
         """
         self.keys = keys
         self.admin_keys = admin_keys
-        self._open = {
-            Access.PUBLIC: True,
-            Access.PROBE: public_health,
-            Access.METRICS: public_metrics,
-            Access.KEY: False,
-            Access.ADMIN: False,
-        }
+        # other accesses always need a key
+        self._open = {Access.PUBLIC: True, Access.PROBE: public_health, Access.METRICS: public_metrics}
         self._max_concurrent = max_concurrent_per_key
         self._running: Counter[Caller] = Counter()
 
     def enter(self, access: Access, headers: Iterable[tuple[bytes, bytes]]) -> Caller | None:
-        """Admits a request. The code that calls it must pass the returned caller, if any, to `leave`.
-
-        Args:
-            access: The access that the route declares.
-            headers: The request's headers, with names in lower case.
+        """Admits a request; header names are in lower case. The code that calls it must pass the returned caller, if any, to `leave`.
 
         Returns:
             The owner of the request's key; None if the route needs no key.
@@ -99,7 +84,7 @@ class Authenticator:
             RefusedError: The key has its maximum number of open requests.
         """
         admin = access is Access.ADMIN
-        if not admin and (self.keys is None or self._open[access]):
+        if not admin and (self.keys is None or self._open.get(access, False)):
             return None
         if admin and self.admin_keys is None:
             raise ForbiddenError("model management is disabled; the operator can enable it with --admin-key-file.")
@@ -149,19 +134,16 @@ class Authenticator:
         scheme, _, key = values[0].partition(b" ")
         if scheme.lower() != b"bearer":
             raise UnauthorizedError("the scheme of the `Authorization` header is not Bearer; send `Authorization: Bearer KEY`.")
+        key = key.strip()
         for keys, admin in ((self.admin_keys, True), (self.keys, False)):
-            name = None if keys is None else keys.holder(key.strip())
+            name = None if keys is None else keys.holder(key)
             if name is not None:
-                return Caller(name, admin, digest_of(key.strip()))
+                return Caller(name, admin, digest_of(key))
         raise UnauthorizedError("unknown API key; check it, or ask the operator for one.")
 
 
 class Endpoint(APIRoute):
-    """A route that checks its access before it runs. Each subclass below declares one access.
-
-    Attributes:
-        access: The access that callers need.
-    """
+    """A route that checks its access before it runs. `openapi.endpoints` makes a subclass for each access."""
 
     access: Access
 
@@ -184,36 +166,6 @@ class Endpoint(APIRoute):
         await super().handle(scope, receive, send)
 
 
-class PublicEndpoint(Endpoint):
-    """A page or a document that contains nothing about the models."""
-
-    access = Access.PUBLIC
-
-
-class ProbeEndpoint(Endpoint):
-    """A health check."""
-
-    access = Access.PROBE
-
-
-class MetricsEndpoint(Endpoint):
-    """A page of metrics."""
-
-    access = Access.METRICS
-
-
-class KeyEndpoint(Endpoint):
-    """A route for callers with a key: inference, and information about the models."""
-
-    access = Access.KEY
-
-
-class AdminEndpoint(Endpoint):
-    """A route that changes models."""
-
-    access = Access.ADMIN
-
-
 def check_declared(routes: Iterable[BaseRoute]) -> None:
     """Checks at startup that all routes declare their access.
 
@@ -222,4 +174,4 @@ def check_declared(routes: Iterable[BaseRoute]) -> None:
     """
     for route in routes:
         if not (isinstance(route, Endpoint) and isinstance(getattr(route, "access", None), Access)):
-            raise TypeError(f"the route {getattr(route, 'path', route)!r} declares no access; use a route class of service/http/auth.py.")
+            raise TypeError(f"the route {getattr(route, 'path', route)!r} declares no access; use `endpoints` of service/http/openapi.py.")

@@ -96,9 +96,7 @@ class ErrorLog:
     def write(self, error: Exception, request: Mapping[str, Any]) -> None:
         """Logs the error of a request, or only counts it if many errors of its kind were logged within the last second.
 
-        Args:
-            error: The error.
-            request: `request_id`, `method`, `path` and further fields of the log line.
+        `request` has `request_id`, `method`, `path` and further fields of the log line.
         """
         kind = classify(error)
         max_lines = _most_lines(kind)

@@ -13,11 +13,12 @@ from starlette.datastructures import QueryParams
 from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from bertserve.service.api_keys import Access
 from bertserve.service.errors import BertServeError, ClientGoneError, ContentEncodingError, ExpiredError, InvalidValueError, TooLargeError
 from bertserve.service.http.auth import Endpoint
 from bertserve.service.http.middleware import HEADERS, LABELS, PREDICTION, REQUEST_ID, recorded_trace
 from bertserve.service.http.responses import content_of
-from bertserve.service.http.streaming import LineAnswerer, LineStream, is_stream
+from bertserve.service.http.streaming import MEDIA_TYPES, LineAnswerer, LineStream
 from bertserve.service.http.turns import SMALL_BYTES, Turns
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.serving.build import AppState
@@ -39,17 +40,12 @@ class InferenceEndpoint(Endpoint):
     dependencies take two fifths of the event loop's time for a short text (bench/results/2026-11-21-with-memory-arena.md).
     """
 
+    access = Access.KEY
+
     def __init__(
         self, route: Route, answer: Callable[[Route, Scope, Receive, Send], Coroutine[Any, Any, None]], **description: Any
     ) -> None:
-        """Creates it.
-
-        Args:
-            route: The route.
-            answer: Answers a request of a route.
-            **description: The arguments of FastAPI's route that describe it for OpenAPI. FastAPI never calls the function of this route.
-        """
-        self.access = route.access
+        """Creates it; `description` has FastAPI's arguments for OpenAPI, and FastAPI never calls the function of this route."""
         self.run = partial(answer, route)  # type: ignore[method-assign]
         super().__init__(route.path, lambda: None, methods=["POST"], summary=route.summary, response_model=None, **description)
 
@@ -58,17 +54,12 @@ class DirectRoutes:
     """Matches POST requests to the routes that run models; FastAPI gets all other requests."""
 
     def __init__(self, routes: Sequence[InferenceEndpoint], otherwise: ASGIApp) -> None:
-        """Takes the routes. A fixed path takes precedence over a path with a name in it.
-
-        Args:
-            routes: The routes that run models.
-            otherwise: The application for all other requests and for the lifespan.
-        """
+        """Takes the routes; a fixed path has precedence over one with a name. `otherwise` gets all other requests and the lifespan."""
         self._fixed = {route.path: route for route in routes if "{" not in route.path}
         self._named = [route for route in routes if "{" in route.path]
         self._otherwise = otherwise
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Serves one request."""
         app = self._otherwise
         if scope["type"] == "http" and scope["method"] == "POST":
@@ -83,7 +74,7 @@ class DirectRoutes:
                         scope.update(parameters)
                         app = route.handle
                         break
-        await app(scope, receive, send)
+        return app(scope, receive, send)
 
 
 class Inference:
@@ -96,7 +87,7 @@ class Inference:
 
     async def answer(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request of a route, or each line of a stream."""
-        if route.streams and is_stream(scope[HEADERS].get(b"content-type", b"")):
+        if route.streams and scope[HEADERS].get(b"content-type", b"").partition(b";")[0].strip().lower() in MEDIA_TYPES:
             await self._stream(scope, receive, route)(send)
             return
         reservation = ByteReservation(self._state.held_bytes)
@@ -187,14 +178,13 @@ class Inference:
             return Incoming(raw, headers, named, self._state.registry, self._state.limits, request_id=scope[REQUEST_ID])
 
         line = LineAnswerer(self._state, route, incoming, scope, self._turns, timeout_s=timeout_s)
-        limits = self._state
         return LineStream(
             scope,
             receive,
             line.answer,
-            max_requests=limits.max_stream_requests,
-            max_bytes=limits.max_body_bytes,
-            held=limits.held_bytes,
+            max_requests=self._state.max_stream_requests,
+            max_bytes=self._state.max_body_bytes,
+            held=self._state.held_bytes,
             turns=self._turns,
         )
 
@@ -260,7 +250,7 @@ def _headers(call: Call, content: Content, prediction: Prediction) -> list[tuple
 def _warnings(prediction: Prediction, body: RequestInputs) -> Iterator[str]:
     """Yields each warning once, with its inputs unless it applies to all."""
     about: dict[str, list[int]] = {}
-    for index, warning in zip(prediction.warned, prediction.warnings, strict=True):
+    for index, warning in prediction.warnings:
         about.setdefault(warning, []).append(index)
     for warning, indices in about.items():
         yield warning if len(indices) == len(prediction.results) else f"{warning}: {_named(indices, body)}"
@@ -349,11 +339,7 @@ WATCH_AFTER_S = 0.1
 
 
 async def unless_disconnected(work: Awaitable[T], receive: Receive) -> T:
-    """Awaits work and cancels it when the client disconnects.
-
-    Args:
-        work: The work to await.
-        receive: The request's ASGI channel; its body has been read to the end.
+    """Awaits work and cancels it when the client disconnects; the request's body must have been read to the end.
 
     Raises:
         ClientGoneError: The client disconnected first.

@@ -60,7 +60,7 @@ class RequestMiddleware:
         Args:
             app: The application.
             metrics: Counts requests.
-            auth: Checks the access of each route.
+            auth: Routes use it to check their callers.
             log_access: Whether to log a line for each request.
             root_path: Path prefix that a proxy may have kept.
             tracer: Gets a span for each request except probes and scrapes.
@@ -150,9 +150,6 @@ class RequestMiddleware:
 def _check_path(scope: Scope) -> None:
     """Refuses a path that a proxy may have interpreted in another way.
 
-    Args:
-        scope: The request's scope.
-
     Raises:
         MalformedRequestError: The path has a control character, an encoded slash or backslash, a dot segment, or invalid UTF-8.
     """
@@ -171,11 +168,28 @@ def recorded_trace(scope: Scope) -> Trace | None:
     return trace if trace is not None and trace.recorded else None
 
 
+# field of a log line -> attribute of a span
+_ATTRIBUTES = {
+    "request_id": "bertserve.request_id",
+    "path": "url.path",
+    "client": "client.address",
+    "task": "bertserve.task",
+    "model": "bertserve.model",
+}
+
+
 def _end(trace: Trace, end: float, scope: Scope, status: int) -> None:
     """Ends a request's span, with the attributes that are known by then."""
-    route = _route(scope)
+    fields, route = of_request(scope), _route(scope)
+    attributes: dict[str, str | int | float | bool] = {
+        attribute: value for field, attribute in _ATTRIBUTES.items() if (value := fields[field]) is not None
+    }
+    attributes["http.response.status_code"] = status
+    if route is not None:
+        attributes["http.route"] = route
+    if status >= _INTERNAL:
+        attributes["error.type"] = str(status)
     name = _method(scope) if route is None else f"{_method(scope)} {route}"
-    attributes = _attributes_of_answer(status, of_request(scope) | {"route": route})
     trace.tracer.end(trace, end, name=name, attributes=attributes, failed=status >= _INTERNAL)
 
 
@@ -244,25 +258,3 @@ def _attributes_of_request(scope: Scope) -> Attributes:
         host, port = scope["server"]
         attributes |= {"server.address": host} | ({} if port is None else {"server.port": port})
     return attributes
-
-
-def _attributes_of_answer(status: int, request: dict[str, str | None]) -> Attributes:
-    """Returns the attributes that are known when a request is answered.
-
-    Args:
-        status: Status of the answer.
-        request: The fields of its log line: `request_id`, `path`, `route`, `client`, `task` and `model`.
-    """
-    names = {
-        "request_id": "bertserve.request_id",
-        "path": "url.path",
-        "route": "http.route",
-        "client": "client.address",
-        "task": "bertserve.task",
-        "model": "bertserve.model",
-    }
-    attributes: dict[str, str | int | float | bool] = {
-        name: value for field, name in names.items() if (value := request.get(field)) is not None
-    }
-    attributes["http.response.status_code"] = status
-    return attributes | ({"error.type": str(status)} if status >= _INTERNAL else {})

@@ -10,8 +10,8 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from bertserve.service import __version__
+from bertserve.service.api_keys import Access
 from bertserve.service.errors import InvalidValueError, MalformedRequestError
-from bertserve.service.http.auth import AdminEndpoint, KeyEndpoint, ProbeEndpoint
 from bertserve.service.http.inference import read_raw
 from bertserve.service.http.middleware import HEADERS
 from bertserve.service.http.openapi import endpoints, error_responses
@@ -49,7 +49,7 @@ class ChangeBody(BaseModel):
 def routers(state: AppState) -> list[APIRouter]:
     """Returns the routes, with one router for each access."""
     probes, models, changes = (
-        endpoints(access, responses=error_responses(), tags=["open inference"]) for access in (ProbeEndpoint, KeyEndpoint, AdminEndpoint)
+        endpoints(access, responses=error_responses(), tags=["open inference"]) for access in (Access.PROBE, Access.KEY, Access.ADMIN)
     )
     _add_server(probes, models, state)
     _add_models(probes, models, state)

@@ -18,9 +18,10 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.responses import HTMLResponse, Response
 
+from bertserve.service.api_keys import Access
 from bertserve.service.errors import BertServeError, NotFoundError
 from bertserve.service.http import errors
-from bertserve.service.http.auth import Endpoint, PublicEndpoint
+from bertserve.service.http.auth import Endpoint
 from bertserve.service.http.inference import TIMEOUT_HEADER, Inference, InferenceEndpoint
 from bertserve.service.http.streaming import MEDIA_TYPE
 from bertserve.service.serving.model import Model
@@ -85,13 +86,9 @@ def inference_routes(inference: Inference) -> list[InferenceEndpoint]:
     return [InferenceEndpoint(route, inference.answer, **_described(route)) for route in all_routes()]
 
 
-def endpoints(route_class: type[Endpoint], **options: Any) -> APIRouter:
-    """Returns a router for routes of one access.
-
-    Args:
-        route_class: Declares the access.
-        **options: Further arguments of `APIRouter`.
-    """
+def endpoints(access: Access, **options: Any) -> APIRouter:
+    """Returns a router for routes of one access, with further arguments of `APIRouter`."""
+    route_class = type("Endpoint", (Endpoint,), {"access": access})
     return APIRouter(route_class=route_class, generate_unique_id_function=operation_id, **options)
 
 
@@ -109,7 +106,7 @@ def docs_router(registry: Registry) -> APIRouter:
     Args:
         registry: The loaded models; the document is written again when they change.
     """
-    routes = endpoints(PublicEndpoint, include_in_schema=False)
+    routes = endpoints(Access.PUBLIC, include_in_schema=False)
     written: dict[int, bytes] = {}
     writing = asyncio.Lock()
     page_html = get_swagger_ui_html(
@@ -244,12 +241,7 @@ def _drop_fastapi_errors(schema: dict[str, Any]) -> None:
 
 
 def _add_examples(schema: dict[str, Any], models: Registry) -> None:
-    """Puts examples into a document, and replaces those of an earlier call.
-
-    Args:
-        schema: The document.
-        models: The loaded models.
-    """
+    """Puts examples of the loaded models into a document, and replaces the examples of an earlier call."""
     answering = _answering(models)
     first = next(iter(answering.values()), None)
     for operations in schema["paths"].values():

@@ -60,9 +60,6 @@ def check_ready(ready: bool) -> None:
 def probed(find: Callable[[], Model]) -> Model:
     """Returns the model that a probe asks for.
 
-    Args:
-        find: Returns the model.
-
     Raises:
         NotFoundError: The model is not loaded. Probes need no key, so the message names no models.
     """

@@ -5,7 +5,8 @@ the answers that are not yet sent. At the limit, nothing more is read from the c
 that does not read its answers slows its own stream in the same way. This module knows no models: a function answers a line.
 
 The bytes of all streams of a process and of its other requests share one limit (`HeldBytes`). A line over 64 KiB is read further only
-when the bytes of the longest allowed line can be reserved. While they cannot, each stream processes one line at a time.
+when the bytes of the longest allowed line can be reserved; an answer over 64 KiB is built only when its bytes can be reserved. While the
+limit is reached, each stream processes one line at a time.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from bertserve.service.http.turns import LINE_BYTES, SMALL_BYTES, Turns
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.scheduling.scheduled_request import SHARE_FULL, Share
 from bertserve.service.serving.build import AppState
-from bertserve.service.serving.held_bytes import UNCOUNTED_BYTES, HeldBytes
+from bertserve.service.serving.held_bytes import UNCOUNTED_BYTES, ByteReservation, HeldBytes
 from bertserve.service.serving.work import Prediction
 from bertserve.service.tracing.trace import Trace
 from bertserve.service.wire.call import Call, Incoming
@@ -36,22 +37,13 @@ from bertserve.service.wire.routes import Route
 # Bytes of a stream that take as long to cut into lines, at most, as one byte of a line takes to be read.
 CUT_BYTES = 8
 MEDIA_TYPE = "application/x-ndjson"
-MEDIA_TYPES = frozenset({MEDIA_TYPE, "application/jsonl", "application/jsonlines", "application/x-jsonlines"})
+MEDIA_TYPES = frozenset({MEDIA_TYPE.encode(), b"application/jsonl", b"application/jsonlines", b"application/x-jsonlines"})
 
 Answer = Callable[[bytes], Coroutine[Any, Any, bytes]]
 
 
-def is_stream(content_type: bytes) -> bool:
-    """Returns whether a body of this content type has many lines."""
-    return content_type.partition(b";")[0].strip().lower().decode("latin-1") in MEDIA_TYPES
-
-
 class LineCutter:
-    """Cuts a sequence of chunks into lines.
-
-    Attributes:
-        size: Bytes that are stored of the unfinished line.
-    """
+    """Cuts a sequence of chunks into lines; `size` is the number of stored bytes of the unfinished line."""
 
     def __init__(self, max_bytes: int) -> None:
         """Creates it; it stores at most `max_bytes` + 1 bytes of a line, and drops the rest."""
@@ -248,7 +240,9 @@ class LineStream:
             if start is not None:
                 await send(start)
                 start = None
-            await send_body(send, answer + b"\n", more=True)
+            # a copy of a long answer would be in memory until the client has read it
+            for part in (answer + b"\n",) if len(answer) <= UNCOUNTED_BYTES else (answer, b"\n"):
+                await send_body(send, part, more=True)
             self._running.discard(answering)
             self._hold(-1, -size - len(answer))
         if start is not None:
@@ -273,11 +267,7 @@ _OK, _CLIENT_GONE, _SERVER_ERROR = 200, 499, 500
 
 
 class _Admission:
-    """The lock of the line that is parsed and admitted.
-
-    Attributes:
-        line: Number of the line that has the lock; 0 for none.
-    """
+    """The lock of the line that is parsed and admitted; `line` is the number of the line that has the lock, 0 for none."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -345,6 +335,7 @@ class LineAnswerer:
         trace = self._begin(start)
         number = self._lines
         labels, status = (self._route.task or UNKNOWN, UNKNOWN), _CLIENT_GONE
+        reservation = ByteReservation(self._state.held_bytes)
         try:
             if len(line) > self._state.max_body_bytes:
                 raise TooLargeError(
@@ -357,7 +348,7 @@ class LineAnswerer:
             self._read_s += loop.time() - reads_from
             labels = (call.task, call.model.name)
             timed_from += self._read_s - read_before_s
-            content = await content_of(call, await self._predict(call, number, len(line), timed_from, trace))
+            content = await content_of(call, await self._predict(call, number, len(line), timed_from, trace, reservation))
             body, status = content.data, _OK
         except Exception as error:  # noqa: BLE001 - the process boundary of a line
             if isinstance(error, BertServeError):
@@ -367,6 +358,7 @@ class LineAnswerer:
             if status >= _SERVER_ERROR:  # errors of callers are only in the answers, because a stream can have millions of lines
                 self._scope[ERROR_LOG].write(error, of_request(self._scope))
         finally:
+            reservation.release()  # the stream counts the answer at once, before another task runs
             if self._admission.line == number:
                 self._admission.end()
             if trace is not None:
@@ -386,8 +378,23 @@ class LineAnswerer:
             return None
         return stream.tracer.begin_within(stream, "line", start)
 
-    async def _predict(self, call: Call, number: int, size: int, timed_from: float, trace: Trace | None) -> Prediction:
-        """Returns the prediction; while the queue is full, it waits and tries again until the line's deadline."""
+    async def _predict(
+        self, call: Call, number: int, size: int, timed_from: float, trace: Trace | None, reservation: ByteReservation
+    ) -> Prediction:
+        """Returns the prediction, with the bytes of a large answer reserved; while the queue or the memory is full, it waits and tries again.
+
+        Args:
+            call: The line's request.
+            number: Number of the line.
+            size: Bytes of the line.
+            timed_from: Time from which its deadline counts, on the event loop's clock.
+            trace: Its trace, if it is recorded.
+            reservation: The bytes of its answer.
+
+        Raises:
+            RefusedError: The queue stayed full until the deadline.
+            UnavailableError: The memory for large answers stayed full.
+        """
         loop = asyncio.get_running_loop()
         timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
         requests = call.body.requests(call.model.bundle.manifest)
@@ -395,7 +402,7 @@ class LineAnswerer:
         while True:
             left_s = max(timed_from, self._capacity_at) + timeout_s - loop.time()
             try:
-                return await call.model.predict(
+                prediction = await call.model.predict(
                     requests,
                     timeout_s=max(left_s, 0.0),
                     task=call.task,
@@ -404,10 +411,16 @@ class LineAnswerer:
                     trace=trace,
                     share=self._share,
                 )
+                needed = 2 * prediction.answer_bytes - reservation.size  # for the results, and the answer that is built of them
+                if prediction.answer_bytes <= UNCOUNTED_BYTES or reservation.may_grow(needed):
+                    return prediction
+                # The line runs again once there is memory. The results of all lines that wait would need more than their answers.
+                del prediction
+                await reservation.grow_when_free(needed)
+                await self._admit_again(number)
             except RefusedError as error:
                 if self._admission.line != number:  # it was admitted, but has more tokens, memory or answer than estimated
-                    self._answered.set()  # the line with the lock may wait for this one, which holds no capacity now
-                    await self._admission.begin(number)
+                    await self._admit_again(number)
                 if error.reason == SHARE_FULL:
                     await self._wait_for_own_lines()
                     continue
@@ -419,6 +432,11 @@ class LineAnswerer:
             except BertServeError as error:
                 error.name_input(many=call.body.is_list, subject=call.body.subject)
                 raise
+
+    async def _admit_again(self, number: int) -> None:
+        """Waits for the lock of the line that is admitted. The line with the lock may wait for this one, which holds no capacity now."""
+        self._answered.set()
+        await self._admission.begin(number)
 
     async def _wait_for_own_lines(self) -> None:
         """Waits until another line of the stream is answered, unless there is none."""

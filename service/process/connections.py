@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("bertserve.connections")
 
 SWEEP_S = 1.0
-TURN_BYTES = 2**14  # that are parsed in the turn of the loop in which they are read, of all connections; at most about 2 ms
+# Bytes that are parsed in the turn of the loop in which they are read, of all connections; it takes at most about 2 ms. A read counts at least
+# READ_BYTES, because a request of few bytes takes as long to answer as a longer one.
+TURN_BYTES, READ_BYTES = 2**14, 2**8
 SOME = 128  # connections that are checked in one turn of the loop, which takes about 0.3 ms
 LINGER_S = 0.5  # time for a client to read its last answer, and for a client with an answer to send its next request
 # In a burst of connections, the service may not have read a client's first byte before. It is less than SWEEP_S, so that the second check
@@ -76,9 +78,7 @@ class Connections(set[Any]):
     def __init__(self, limits: ConnectionLimits, *, count: Callable[[str], None] = lambda reason: None) -> None:
         """Creates an empty set.
 
-        Args:
-            limits: The limits of each connection.
-            count: Called with the reason when a connection is closed, or its request is refused, before the request was complete.
+        `count` is called with the reason when a connection is closed, or its request is refused, before the request was complete.
         """
         super().__init__()
         self.limits = limits
@@ -117,10 +117,11 @@ class Connections(set[Any]):
         return True
 
     def may_parse(self, size: int) -> bool:
-        """Returns whether a connection can parse so many bytes at once, and takes them from the bytes that are left for this turn.
+        """Returns whether a connection can parse a read of so many bytes at once, and takes them from the bytes that are left for this turn.
 
         Other reads are parsed in later turns, and pause reading until then: uvloop reads up to 32 times from a connection in one turn.
         """
+        size = max(size, READ_BYTES)
         if size > self._room:
             return False
         if self._room == TURN_BYTES:

@@ -6,9 +6,9 @@ import logging
 import logging.handlers
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from typing import Any
 
 from pythonjsonlogger.json import JsonFormatter
@@ -31,25 +31,12 @@ def configure_logging(log_format: str, *, worker: int | None = None) -> None:
 
 
 def as_printed(line: str, log_format: str, **fields: Any) -> str:
-    """Returns a line for stdout: unchanged for a text log, which a person reads, or as JSON for a program that collects both.
-
-    Args:
-        line: The line.
-        log_format: As for `configure_logging`.
-        fields: Further fields of the JSON object.
-    """
+    """Returns a line for stdout: unchanged for a text log, which a person reads, or as JSON with `fields` for a program that reads both."""
     if log_format != "json":
         return line
     record = logging.LogRecord("bertserve", logging.INFO, "", 0, line, None, None)
     record.__dict__.update(fields)
     return _formatter(log_format).format(record)
-
-
-class _ZonedFormatter(logging.Formatter):
-    """Formats lines as text with times in UTC."""
-
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - logging's name
-        return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
 
 
 def _formatter(log_format: str, worker: int | None = None) -> logging.Formatter:
@@ -60,7 +47,11 @@ def _formatter(log_format: str, worker: int | None = None) -> logging.Formatter:
             "%(levelname)s %(name)s %(process)d %(message)s", rename_fields=renamed, static_fields=fields, timestamp="time"
         )
     place = "" if worker is None else f" worker {worker}"
-    return _ZonedFormatter(f"%(asctime)s %(levelname)s [%(process)d{place}] %(name)s: %(message)s")
+    formatter = logging.Formatter(
+        f"%(asctime)s.%(msecs)03d+00:00 %(levelname)s [%(process)d{place}] %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S"
+    )
+    formatter.converter = time.gmtime
+    return formatter
 
 
 @contextmanager

@@ -39,12 +39,7 @@ def rendered(error: BertServeError | None = None, default_headers: list[tuple[by
 
 
 def unchunked(app: ASGIApp, cycle: Callable[[], RequestResponseCycle]) -> ASGIApp:
-    """Returns an application that sends its answers without chunked encoding.
-
-    Args:
-        app: The application.
-        cycle: Returns uvicorn's state of the request, which decides about chunked encoding.
-    """
+    """Returns an application that answers without chunked encoding; `cycle` returns uvicorn's state of the request, which decides this."""
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
         unknown_length = False

@@ -18,18 +18,10 @@ logger = logging.getLogger("bertserve.tls")
 
 
 class Certificate:
-    """A certificate chain with its key, as files.
-
-    Attributes:
-        context: For new connections; it requires TLS 1.2 or later.
-    """
+    """A certificate chain with its key, as files; `context` is for new connections, and requires TLS 1.2 or later."""
 
     def __init__(self, chain: Path, key: Path) -> None:
-        """Reads the files.
-
-        Args:
-            chain: The certificate and its intermediate certificates, as PEM.
-            key: Its private key, as PEM, without a password.
+        """Reads the PEM files: the certificate with its intermediate certificates, and its private key without a password.
 
         Raises:
             SettingsError: A file cannot be read, or the files do not belong together.
@@ -92,11 +84,6 @@ class Secrets:
         certificate = None if settings.tls_cert is None or settings.tls_key is None else Certificate(settings.tls_cert, settings.tls_key)
         return cls(keys, admin_keys, certificate)
 
-    @property
-    def tls(self) -> ssl.SSLContext | None:
-        """The context for TLS connections."""
-        return None if self.certificate is None else self.certificate.context
-
     def reload(self) -> None:
         """Reads all files again; after an error in a file, it logs the error and keeps the old value."""
         for secret in (self.keys, self.admin_keys, self.certificate):
@@ -130,10 +117,7 @@ def raise_limit() -> None:
 
 
 def max_connections(setting: int | None) -> int:
-    """Returns the maximum number of open connections.
-
-    Args:
-        setting: The setting; None for as many as descriptors allow, up to MOST_BY_DEFAULT.
+    """Returns the maximum number of open connections: the setting, or as many as descriptors allow, up to MOST_BY_DEFAULT.
 
     Raises:
         SettingsError: There are too few descriptors.

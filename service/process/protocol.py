@@ -8,11 +8,10 @@ from __future__ import annotations
 import asyncio
 import select
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
-from uvicorn import Config
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.server import ServerState
 
 from bertserve.service.errors import BertServeError, SlowRequestError, UnavailableError
 from bertserve.service.http import errors
@@ -36,7 +35,8 @@ _HEADS = tuple(b"HTTP/1.1 %d" % digit for digit in (2, 3, 4, 5))  # not 100, aft
 _PEER_CLOSED = getattr(select, "POLLRDHUP", 0)  # only on Linux; elsewhere poll still reports errors and resets
 _END_OF_HEAD = b"\r\n\r\n"
 # Seconds before the next request of a client that does not wait for its answers. Without a pause, cheap requests keep the loop in turns that
-# are shorter than SWITCH_S of the scheduler, and a thread that waits for the GIL starts its wait anew after each turn.
+# are shorter than SWITCH_S of the scheduler, and a thread that waits for the GIL starts its wait anew after each turn. After the pause, the
+# connections with such requests take turns.
 PIPELINE_S = 0.001
 LARGE_BYTES = 2**16  # of a body that is written separately from its head, because copying it costs more than a system call
 
@@ -163,13 +163,7 @@ class HttpProtocol(RequestParser):
 
     transport: CoalescingTransport
     handshake: asyncio.Task[Any] | None = None
-
-    def __init__(
-        self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None
-    ) -> None:
-        """Creates the protocol as uvicorn does; `server_state.connections` are `Connections`."""
-        super().__init__(config, server_state, app_state, _loop)
-        self._served = False
+    _served = False  # whether it has answered a request
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Handles a new connection."""
@@ -202,7 +196,7 @@ class HttpProtocol(RequestParser):
         if self._stage == COMPLETE:
             self._stage = WAITING
             if self._unparsed:
-                self.loop.call_later(PIPELINE_S, self._parse_on, True)
+                self.loop.call_later(PIPELINE_S, self._open.parse_later, partial(self._parse_on, True))
         if self.flow.read_paused:
             self.flow.resume_reading()
 
@@ -246,7 +240,7 @@ class HttpProtocol(RequestParser):
         elif self.transport.is_closing():
             return
         elif self._stage == WAITING:
-            if not self._unparsed:  # else its request is parsed within PIPELINE_S
+            if not self._unparsed:  # else its request is parsed soon
                 self.transport.close()
         elif self._stage == ENDING:
             if not self.transport.get_write_buffer_size():

@@ -41,11 +41,7 @@ logger = logging.getLogger("bertserve")
 
 
 def serve(settings: Settings, with_sources: Callable[[Settings], Settings]) -> None:
-    """Serves until a signal stops it.
-
-    Args:
-        settings: The settings.
-        with_sources: Returns the settings with the folders of the bundles that `--model` names.
+    """Serves until a signal stops it; `with_sources` adds the folders of the bundles that `--model` names to the settings.
 
     Raises:
         StartError: The service cannot start with these settings.
@@ -146,12 +142,7 @@ def _supervise(settings: Settings, listener: socket.socket, secrets: Secrets, on
 
 
 class _Workers:
-    """The shared state of the workers, and the supervisor's callbacks for them.
-
-    Attributes:
-        log: The changes of models.
-        shared: The state that all workers share.
-    """
+    """The shared state of the workers, and the supervisor's callbacks for them."""
 
     log: ReloadLog
 
@@ -257,11 +248,8 @@ def remove_abandoned(parent: Path) -> None:
 def reserve(folder: Path, index: int) -> None:
     """Creates the files of a worker before prometheus_client is imported, or reuses those of the worker that it replaces.
 
-    If the files do not fit, the metrics of this worker stay in its memory and are missing from `/metrics`.
-
-    Args:
-        folder: The folder of all workers' files; it is also in PROMETHEUS_MULTIPROC_DIR.
-        index: Index of the worker.
+    If the files do not fit, the metrics of this worker stay in its memory and are missing from `/metrics`. The folder of all workers'
+    files is also in PROMETHEUS_MULTIPROC_DIR.
     """
     created: list[Path] = []
     try:

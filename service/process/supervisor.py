@@ -5,7 +5,8 @@ creates its own sessions.
 
     worker ───── pipe ──────► supervisor   first: ready, or the error of the start; then messages of any kind;
                                            SIGHUP means: this worker got the signal, which is for all workers
-    supervisor ─ pipe ──────► worker       messages of any kind; None means: finish and end; SIGHUP means: read the secrets again
+    supervisor ─ pipe ──────► worker       messages of any kind; None means: finish and end; SIGHUP means: read the secrets again;
+                                           models are refreshed by a message
     worker ───── heartbeat ─► supervisor   in shared memory: time of the last turn of the event loop
 
 A worker's pipe closes when the supervisor is killed, so no worker is left behind. gunicorn's and uvicorn's supervisors are not suitable:
@@ -85,11 +86,7 @@ class _Worker:
 
 
 class Supervisor:
-    """Keeps a number of workers running until it is stopped.
-
-    Attributes:
-        on_message: Called with each message of a worker after its first.
-    """
+    """Keeps a number of workers running until it is stopped; `on_message` is called with each message of a worker after its first."""
 
     def __init__(
         self,

@@ -37,16 +37,7 @@ def work(
     context: WorkerContext = SINGLE_WORKER,
     pipe: Connection | None = None,
 ) -> None:
-    """Loads the models and serves them until it is stopped.
-
-    Args:
-        settings: The settings.
-        listener: The bound socket.
-        secrets: Keys and certificate.
-        on_ready: Called when the server accepts connections.
-        context: The position of this worker.
-        pipe: Pipe to the supervisor, if any.
-    """
+    """Loads the models and serves them on a bound socket until it is stopped; `on_ready` is called when the server accepts connections."""
     tracer = tracer_to(settings.otlp_endpoint)  # only here, after the workers are forked
     limits = _connection_limits(settings)  # before the models are loaded, because a setting may be wrong
     # importing FastAPI takes about 0.17 s; models can load at the same time, because their runs need no interpreter
@@ -73,7 +64,7 @@ def _server(
     config = configure(
         application(settings, state, secrets),
         keep_alive_s=settings.keep_alive_s,
-        tls=secrets.tls,
+        tls=None if secrets.certificate is None else secrets.certificate.context,
         proxies=settings.forwarded_allow_ips,
     )
     refreshing: set[asyncio.Task[None]] = set()
@@ -117,11 +108,7 @@ def _server(
 def application(settings: Settings, state: AppState, secrets: Secrets, *, sends_request_id: bool = True) -> ASGIApp:
     """Returns the application for settings, to be served by this process or as a replica in another server.
 
-    Args:
-        settings: The settings of access and logs.
-        state: The models, metrics and limits.
-        secrets: The keys.
-        sends_request_id: Whether the application adds the header `x-request-id`; a server around it may add it instead.
+    If `sends_request_id` is false, a server around the application adds the header `x-request-id` instead.
     """
     from bertserve.service.http.app import create_app
     from bertserve.service.http.auth import Authenticator

@@ -13,9 +13,7 @@ T = TypeVar("T")
 async def on_thread(work: Callable[[], T], *, name: str) -> T:
     """Returns the result of a function that runs on a thread of its own; the end of the process does not wait for this thread.
 
-    Args:
-        work: The function. If the coroutine is cancelled, it runs on, and its result is dropped.
-        name: Name of the thread.
+    If the coroutine is cancelled, the function runs on, and its result is dropped.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()

@@ -94,26 +94,17 @@ class PeakConcurrency:
     with another run, and both take longer. If nothing else has run for a second or more, this is likely to continue.
     """
 
-    def __init__(self, window_s: float = WINDOW_S) -> None:
-        """Starts with no runs.
-
-        Args:
-            window_s: Length of a window in seconds.
-        """
-        self._window_s = window_s
+    def __init__(self) -> None:
+        """Starts with no runs."""
         self._window = 0
         self._now = 0
         self._before = 0
 
     def record(self, runs: int, now: float) -> int:
-        """Records the number of runs that need a core at `now`, in seconds of a monotonic clock; returns the peak."""
-        window = int(now // self._window_s)
+        """Records the number of runs that need a core at `now`, in seconds of a monotonic clock; returns the peak. 0 only reads it."""
+        window = int(now // WINDOW_S)
         if window != self._window:
             self._before = self._now if window == self._window + 1 else 0
             self._window, self._now = window, 0
         self._now = max(self._now, runs)
         return max(self._now, self._before)
-
-    def peak(self, now: float) -> int:
-        """Returns the peak of the current window and the one before."""
-        return self.record(0, now)

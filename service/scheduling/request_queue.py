@@ -23,10 +23,10 @@ from bertserve.service.scheduling.scheduled_request import (
     MAX_RESERVATIONS,
     PACE,
     UNDERESTIMATED,
-    Cost,
     Group,
     Item,
     Reservations,
+    RunSeconds,
     ScheduledRequest,
     Shape,
     Share,
@@ -46,7 +46,7 @@ LONG_S = 0.05
 # over other requests. For a request of more than HEAVY_S seconds the limit is PACE, because it would delay others for too long.
 HEAVY_S, LEAST_PACE = 1.0, 1.0
 
-# When the queue is full, requests of at most a 64th of it are still admitted, until small requests hold an 8th of it.
+# When the queue or its memory is full, requests of at most a 64th of it are still admitted, until small requests hold an 8th of it.
 SMALL_PARTS, SPARE_PARTS = 64, 8
 
 # After this many seconds of delay, long requests no longer delay all others: every second start goes to a short request, if one waits.
@@ -65,10 +65,10 @@ OVERTAKEN_S = 0.1
 # Minimum share of a run that a batch-mate must save. A run cannot be interrupted, so it must not become longer for a small gain.
 LEAST_GAIN = 1 / 32
 
-# Items that `put` and `link` queue in one call. It takes 0.3 ms, in which the scheduler's lock is held.
+# Items that `put` and `put_part` queue in one call. It takes 0.3 ms, in which the scheduler's lock is held.
 PART_ITEMS = 256
 
-# An entry of a heap: a lower bound of the priority of the request's first waiting item; the place of its current stage; the request.
+# An entry of a heap: a lower bound of the priority of the request's first waiting item; the number of its current stage; the request.
 _Node = tuple[float, int, ScheduledRequest]
 
 
@@ -87,7 +87,7 @@ class RequestQueue:
         self.max_batch_tokens = max_batch_tokens
         self.max_queue_tokens = max_queue_tokens
         self._max_memory = max_memory
-        self._memory = 0
+        self._memory = self._small_memory = 0  # of all open requests, and of small ones
         self.queue_tokens = 0
         self.queue_items = 0
         self.queue_seconds = 0.0
@@ -138,7 +138,9 @@ class RequestQueue:
         if share is not None:
             tokens = share.reservation(tokens, self.max_queue_tokens)
         is_small = share is None and tokens * SMALL_PARTS <= self.max_queue_tokens
-        self._check_room(tokens, busy_s, is_small=is_small)
+        has_room = is_small and self._small_tokens + tokens <= self.max_queue_tokens // SPARE_PARTS
+        if self.queue_tokens + tokens > self.max_queue_tokens and not has_room:
+            raise self._full(tokens, busy_s)
         before = seconds - seconds / max(items, 1)  # before its last item, if all have the same cost
         is_short = before <= LONG_S and share is None
         wait = self.wait_s(now, busy_s, is_short=is_short)
@@ -166,21 +168,18 @@ class RequestQueue:
         self._reservations.expect(request, items)
         return request
 
-    def _check_room(self, tokens: int, busy_s: float, *, is_small: bool) -> None:
-        """Refuses a request if the queue is full."""
-        has_room = is_small and self._small_tokens + tokens <= self.max_queue_tokens // SPARE_PARTS
-        if self.queue_tokens + tokens > self.max_queue_tokens and not has_room:
-            excess = (self.queue_tokens + tokens - self.max_queue_tokens) / self.queue_tokens
-            raise RefusedError(
-                "the queue is full: it holds {queue_tokens} of {max_queue_tokens} tokens and the request has about {tokens}; "
-                "try again later.",
-                queue_tokens=self.queue_tokens,
-                max_queue_tokens=self.max_queue_tokens,
-                tokens=tokens,
-                reason="queue_full",
-                # capacity becomes free when items start, after the current runs
-                retry_after_s=max(busy_s + self.queue_seconds * excess, 0.0) / self.threads,
-            )
+    def _full(self, tokens: int, busy_s: float) -> RefusedError:
+        """Returns the error for a request if the queue is full."""
+        excess = (self.queue_tokens + tokens - self.max_queue_tokens) / self.queue_tokens
+        return RefusedError(
+            "the queue is full: it holds {queue_tokens} of {max_queue_tokens} tokens and the request has about {tokens}; try again later.",
+            queue_tokens=self.queue_tokens,
+            max_queue_tokens=self.max_queue_tokens,
+            tokens=tokens,
+            reason="queue_full",
+            # capacity becomes free when items start, after the current runs
+            retry_after_s=max(busy_s + self.queue_seconds * excess, 0.0) / self.threads,
+        )
 
     def wait_s(self, now: float, busy_s: float = 0.0, *, is_short: bool = True) -> float:
         """Returns the predicted seconds until an item that arrives now starts: all work with priority over it, divided by the threads.
@@ -202,7 +201,7 @@ class RequestQueue:
         request: ScheduledRequest,
         key: Hashable | None,
         work: Sequence[tuple[int, Any]],
-        cost: Cost,
+        cost: RunSeconds,
         now: float,
         *,
         keep_estimate: bool = False,
@@ -223,7 +222,7 @@ class RequestQueue:
             shape: Returns the shape at which a batch of this key runs. A longer batch never has a smaller shape, and one row always fits.
 
         Returns:
-            The items after the first `PART_ITEMS`, which already count. The caller must pass them to `link` in parts.
+            The items after the first `PART_ITEMS`, which already count. The caller must pass them to `put_part` in parts.
 
         Raises:
             InvalidValueError: An item exceeds the maximum tokens of a batch.
@@ -254,17 +253,11 @@ class RequestQueue:
         self.queue_items += len(work)
         first = request.priority + request.pace * (request.started_s + request.finish_s + request.delay_s)
         items = _items(request, key, work, cost, shape, runs, first)
-        self.link(request, list(islice(items, PART_ITEMS)), now)
+        self.put_part(request, list(islice(items, PART_ITEMS)), now)
         return items
 
-    def link(self, request: ScheduledRequest, items: Sequence[Item], now: float) -> None:
-        """Lets items of a request wait, in order; for a closed request it does nothing.
-
-        Args:
-            request: The request.
-            items: The next items that `put` has returned, at least one.
-            now: The current time.
-        """
+    def put_part(self, request: ScheduledRequest, items: Sequence[Item], now: float) -> None:
+        """Lets the next items that `put` has returned, at least one, wait in order; for a closed request it does nothing."""
         if not request.open:
             return
         request.items.extend(items)
@@ -275,9 +268,9 @@ class RequestQueue:
                 group.push(item.tokens, (item.priority, next(self._tie), item))
             if item.priority > now:
                 self._reservations.add(item)
-        request.place = next(self._tie)
+        request.stage_number = next(self._tie)
         heap = self._by_priority if request.is_short else self._long_by_priority
-        heapq.heappush(heap, (request.items[0].priority, request.place, request))
+        heapq.heappush(heap, (request.items[0].priority, request.stage_number, request))
         if request.expires and not request.watched:  # a request with several stages has only one node
             request.watched = True
             heapq.heappush(self._deadlines, (request.deadline, next(self._tie), request))
@@ -295,7 +288,7 @@ class RequestQueue:
             retry_after_s=self.queue_seconds / self.threads,
         )
 
-    def expect_memory(self, request: ScheduledRequest, memory: int) -> None:
+    def reserve_memory(self, request: ScheduledRequest, memory: int) -> None:
         """Reserves memory, in numbers of four bytes, until the request ends.
 
         Raises:
@@ -303,8 +296,10 @@ class RequestQueue:
         """
         if not request.open:
             return
-        other_memory = self._memory - request.memory
-        if memory > request.memory and other_memory and other_memory + memory > self._max_memory:
+        small = memory if memory * SMALL_PARTS <= self._max_memory else 0
+        other_memory, other_small = self._memory - request.memory, self._small_memory - request.small_memory
+        has_room = other_memory + memory <= self._max_memory or (small and other_small + small <= self._max_memory // SPARE_PARTS)
+        if memory > request.memory and other_memory and not has_room:
             raise RefusedError(
                 "the request needs memory for {memory} numbers, and other requests hold {others} of {max_memory}; try again later, or split it.",
                 memory=memory,
@@ -313,9 +308,10 @@ class RequestQueue:
                 reason="queue_full",
                 retry_after_s=self.queue_seconds / self.threads,
             )
-        self._memory, request.memory = other_memory + memory, memory
+        self._memory, self._small_memory = other_memory + memory, other_small + small
+        request.memory, request.small_memory = memory, small
 
-    def expect_answer(self, request: ScheduledRequest, size: int) -> None:
+    def reserve_answer(self, request: ScheduledRequest, size: int) -> None:
         """Adds the bytes of a request's answer to its share.
 
         Raises:
@@ -326,7 +322,7 @@ class RequestQueue:
             request.share.answer_bytes += size - request.answer_bytes
             request.answer_bytes = size
 
-    def take(self, now: float, *, last_thread: bool = False, long_step: bool = True) -> list[Item]:
+    def take(self, now: float, *, last_thread: bool = False, allow_long_step: bool = True) -> list[Item]:
         """Takes the best batch: the item with the lowest priority value and its best batch-mates; empty if no item can start.
 
         Batch-mates have the head's key, and have waited nearly as long. The nearest lengths come first. A batch-mate joins if the batch
@@ -337,9 +333,9 @@ class RequestQueue:
             now: The current time.
             last_thread: Whether no other thread is free and other requests may arrive. Then only requests without running items may start,
                 so that no request has all inference threads.
-            long_step: Whether a request may start with a step that can take longer than `LONG_STEP_S`.
+            allow_long_step: Whether a request may start with a step that can take longer than `LONG_STEP_S`.
         """
-        head = self._first(now, last_thread, long_step)
+        head = self._first(now, last_thread, allow_long_step)
         if head is None:
             return []
         batch = [head]
@@ -381,16 +377,18 @@ class RequestQueue:
         self._ended += sum(item.key is not None for item in request.items if item.waiting)
         request.items.clear()
         self._memory -= request.memory
+        self._small_memory -= request.small_memory
         self._open_requests -= 1
-        self._long_requests -= request.is_long
-        if request.share is not None:
+        if request.share is None:
+            self._long_requests -= not request.is_short
+        else:
             request.share.requests -= 1
             request.share.priority -= request.pace * request.seconds  # the work that will not run
             request.share.answer_bytes -= request.answer_bytes
             self._long_requests -= request.share.requests == 0
         self._hold(request, -request.tokens, -request.seconds)
         self.queue_items -= request.waiting
-        self._let_go()
+        self._drop_ended()
         return True
 
     def expire(self, now: float) -> list[ScheduledRequest]:
@@ -416,23 +414,20 @@ class RequestQueue:
             share.priority = request.priority + request.pace * seconds
 
     def _pace(self, request: ScheduledRequest, before: float) -> None:
-        """Sets the pace of a request from the number of long requests, so that all of them together do not fall behind.
+        """Sets the pace of an open request from the number of long requests, so that all of them together do not fall behind.
 
         Its last item must get a priority early enough to start before the deadline, even if other requests keep all inference threads busy.
-
-        Args:
-            request: An open request.
-            before: Predicted seconds of its remaining work before its last item.
+        `before` is the predicted seconds of its remaining work before this item.
         """
         before += request.started_s + request.finish_s
-        if before > LONG_S and not request.is_long and request.share is None:  # all requests of a share together count as one long request
-            request.is_long, request.is_short = True, False
+        if before > LONG_S and request.is_short:  # not in a share: all requests of a share together count as one long request
+            request.is_short = False
             self._long_requests += 1
         request.pace = PACE * max(1.0, self._long_requests / self.threads)
         if before * request.pace > request.slack_s:
             request.pace = max(request.slack_s / before, PACE if before > HEAVY_S else LEAST_PACE)
 
-    def _let_go(self) -> None:
+    def _drop_ended(self) -> None:
         """Drops ended items and requests before they outnumber the live ones; while all threads are busy, nothing else drops them."""
         slack = KEPT_ENDED if self._open_requests else 0
         if len(self._deadlines) > 2 * self._open_requests + slack:
@@ -441,7 +436,7 @@ class RequestQueue:
         heaps = (self._by_priority, self._long_by_priority)
         if sum(map(len, heaps)) > 2 * self._open_requests + slack:
             for heap in heaps:
-                heap[:] = [node for node in heap if node[2].open and node[1] == node[2].place]
+                heap[:] = [node for node in heap if node[2].open and node[1] == node[2].stage_number]
                 heapq.heapify(heap)
         if self._ended > self.queue_items + slack:
             self._ended = 0
@@ -451,7 +446,7 @@ class RequestQueue:
                     if item.waiting and item.key is not None:
                         self._groups.setdefault(item.key, Group()).push(item.tokens, (item.priority, next(self._tie), item))
         if len(self._reservations.items) > 2 * (self.queue_items + MAX_RESERVATIONS * self._open_requests) + slack:
-            self._reservations.let_go()
+            self._reservations.drop_ended()
 
     def _hold(self, request: ScheduledRequest, tokens: int, seconds: float) -> None:
         self.queue_tokens += tokens
@@ -485,20 +480,20 @@ class RequestQueue:
             if not group.lengths:
                 del self._groups[item.key]
 
-    def _first(self, now: float, last_thread: bool, long_step: bool) -> Item | None:
+    def _first(self, now: float, last_thread: bool, allow_long_step: bool) -> Item | None:
         """Returns the item that starts next: the one with the lowest priority value, but a late long request only at every second start.
 
         Long requests become late if there are more of them, or if they take longer, than predicted at their admission. Without this rule,
         all short requests would wait equally long.
         """
-        short = _first_of(self._by_priority, last_thread, long_step) if self._by_priority else None
-        long = _first_of(self._long_by_priority, last_thread, long_step) if self._long_by_priority else None
+        short = _first_of(self._by_priority, last_thread, allow_long_step) if self._by_priority else None
+        long = _first_of(self._long_by_priority, last_thread, allow_long_step) if self._long_by_priority else None
         if short is None or long is None:
             first = short or long
         elif self._last_was_long and now - long.priority > LATE_S:
             first = short
         else:
-            first = min(short, long, key=lambda item: (item.priority, item.request.place))
+            first = min(short, long, key=lambda item: (item.priority, item.request.stage_number))
         self._last_was_long = first is not None and first is long
         return first
 
@@ -520,7 +515,7 @@ class RequestQueue:
         return None
 
 
-def _first_of(heap: list[_Node], last_thread: bool, long_step: bool) -> Item | None:
+def _first_of(heap: list[_Node], last_thread: bool, allow_long_step: bool) -> Item | None:
     """Returns the first waiting item, by priority, of the requests that may start one; a request with waiting items stays in the heap."""
     passed: list[_Node] = []
     item = None
@@ -528,11 +523,11 @@ def _first_of(heap: list[_Node], last_thread: bool, long_step: bool) -> Item | N
         priority, tie, request = heap[0]
         while request.items and not request.items[0].waiting:  # it has started as a batch-mate
             request.items.popleft()
-        if tie != request.place or not request.items:
+        if tie != request.stage_number or not request.items:
             heapq.heappop(heap)
         elif request.items[0].priority > priority:
             heapq.heapreplace(heap, (request.items[0].priority, tie, request))
-        elif (last_thread and request.running) or (request.long_step and not long_step):
+        elif (last_thread and request.running) or (request.long_step and not allow_long_step):
             passed.append(heapq.heappop(heap))
         else:
             item = request.items[0]
@@ -541,7 +536,9 @@ def _first_of(heap: list[_Node], last_thread: bool, long_step: bool) -> Item | N
     return item
 
 
-def _runs(counts: Sequence[int], key: Hashable | None, cost: Cost, shape: Shape, max_batch_tokens: int) -> dict[int, tuple[int, float]]:
+def _runs(
+    counts: Sequence[int], key: Hashable | None, cost: RunSeconds, shape: Shape, max_batch_tokens: int
+) -> dict[int, tuple[int, float]]:
     """Returns by the tokens of an item the length at which it runs alone, and its part of the predicted seconds of a full batch.
 
     Raises:
@@ -562,7 +559,7 @@ def _items(
     request: ScheduledRequest,
     key: Hashable | None,
     work: Sequence[tuple[int, Any]],
-    cost: Cost,
+    cost: RunSeconds,
     shape: Shape,
     runs: dict[int, tuple[int, float]],
     priority: float,

@@ -12,7 +12,7 @@ from typing import Any
 
 from bertserve.service.errors import RefusedError
 
-Cost = Callable[[int, int], float]
+RunSeconds = Callable[[int, int], float]
 # rows and longest tokens of a batch -> the rows and length of its run; None if it has more rows than can run at once
 Shape = Callable[[int, int], tuple[int, int] | None]
 
@@ -45,7 +45,7 @@ class ScheduledRequest:
         remaining: Items that have not finished.
         open: Whether it is neither answered nor failed.
         estimated: Whether its items are not yet known.
-        place: The node of its current stage in the queue's order.
+        stage_number: Number of its current stage among the stages of all requests; it breaks ties of priorities.
         watched: Whether the queue checks its deadline.
         expires: Whether the deadline ends it while items wait.
         queued_at: Time at which its items were put.
@@ -58,12 +58,12 @@ class ScheduledRequest:
             this step had already run.
         long_step: Whether the step after its waiting item can take a long time without interruption.
         pace: Factor by which its earlier items count in the priorities of its later ones.
-        is_long: Whether it counts as a long request.
         answer_bytes: Maximum bytes of its answer, as its share counts them.
         is_short: Whether it may start before late requests: it is not long, and in no share.
         is_small: Whether its estimate was a small part of the queue.
         reserved_s: Predicted seconds of its waiting items whose start time is in the future.
         memory: Memory that it holds until it ends, in numbers of four bytes.
+        small_memory: The same memory if it is a small part of the limit, otherwise 0.
         share: The share of the queue in which it counts; None if there is none.
         owner: Data of the scheduler; the queue does not read it.
     """
@@ -81,7 +81,7 @@ class ScheduledRequest:
     remaining: int = 0
     open: bool = True
     estimated: bool = True
-    place: int = -1
+    stage_number: int = -1
     watched: bool = False
     expires: bool = True
     queued_at: float = 0.0
@@ -93,12 +93,12 @@ class ScheduledRequest:
     delay_s: float = 0.0
     long_step: bool = False
     pace: float = PACE
-    is_long: bool = False
     is_short: bool = True
     is_small: bool = False
     answer_bytes: int = 0
     reserved_s: float = 0.0
     memory: int = 0
+    small_memory: int = 0
     share: Share | None = None
     owner: Any = None
 
@@ -128,7 +128,7 @@ class Item:
     tokens: int
     payload: Any
     key: Hashable | None
-    cost: Cost
+    cost: RunSeconds
     shape: Shape
     length: int
     seconds: float
@@ -149,7 +149,7 @@ UNDERESTIMATED = 4
 PARTS_OF_QUEUE = 4
 
 # Maximum bytes of the answers that a share's requests build at once, unless there is only one; their results need several times the memory.
-MAX_ANSWER_BYTES = 2**23
+MAX_SHARE_ANSWER_BYTES = 2**23
 
 # Reason of a refusal: other requests hold the whole share.
 SHARE_FULL = "share_full"
@@ -157,7 +157,7 @@ SHARE_FULL = "share_full"
 
 @dataclass(slots=True, eq=False)
 class Share:
-    """A part of the queue.
+    """The part of the queue that all lines of one stream use together.
 
     Attributes:
         tokens: Tokens that its open requests hold.
@@ -178,10 +178,6 @@ class Share:
 
         A request that is larger than a share must be the only one in it.
 
-        Args:
-            estimate: Estimated tokens of the request.
-            max_queue_tokens: Maximum tokens of the queue.
-
         Raises:
             RefusedError: Other requests hold too much of the share; the reason is `SHARE_FULL`.
         """
@@ -198,21 +194,17 @@ class Share:
         return tokens
 
     def check_answer(self, own: int, size: int) -> None:
-        """Checks that an answer can be built at the same time as the answers of other requests.
-
-        Args:
-            own: Bytes that the request already counts.
-            size: Bytes of its answer.
+        """Checks that a request, which already counts `own` bytes, can build an answer of `size` bytes at the same time as others.
 
         Raises:
             RefusedError: The answers together are too large; the reason is `SHARE_FULL`.
         """
         other_bytes = self.answer_bytes - own
-        if other_bytes and other_bytes + size > MAX_ANSWER_BYTES:
+        if other_bytes and other_bytes + size > MAX_SHARE_ANSWER_BYTES:
             raise RefusedError(
                 "the answers to other lines of this stream need {others} bytes and {limit} are allowed at once; wait for them.",
                 others=other_bytes,
-                limit=MAX_ANSWER_BYTES,
+                limit=MAX_SHARE_ANSWER_BYTES,
                 reason=SHARE_FULL,
                 retry_after_s=0.0,
             )
@@ -327,7 +319,7 @@ class Reservations:
         self._seconds -= request.reserved_s
         request.reserved_s = 0.0
 
-    def let_go(self) -> None:
+    def drop_ended(self) -> None:
         """Removes items that have started or ended."""
         self.items = [item for item in self.items if item[2].alive and item[2].reserved]
         heapq.heapify(self.items)

@@ -65,11 +65,7 @@ class _Ticket:
 
 
 class Scheduler:
-    """Runs requests on a fixed number of threads. It must be started in an event loop, and used from that loop only.
-
-    Attributes:
-        max_queue_tokens: Maximum tokens that all admitted requests hold together.
-    """
+    """Runs requests on a fixed number of threads. It must be started in an event loop, and used from that loop only."""
 
     def __init__(
         self,
@@ -281,8 +277,8 @@ class Scheduler:
                 if expired := self._queue.expire(now):
                     self._end_expired(expired)
                 # if no other thread is free, and other requests came recently, a request that already runs leaves this thread to them
-                last_thread = self._thread_count > 1 and not self._waiting_threads and self._callers.peak(now) > 1
-                if batch := self._queue.take(now, last_thread=last_thread, long_step=self._may_begin_long_step()):
+                last_thread = self._thread_count > 1 and not self._waiting_threads and self._callers.record(0, now) > 1
+                if batch := self._queue.take(now, last_thread=last_thread, allow_long_step=self._may_begin_long_step()):
                     break
                 self._waiting_threads += 1
                 self._condition.wait()
@@ -424,8 +420,8 @@ class Scheduler:
             request.owner.stage, request.expires = stage, stage.expires
             request.delay_s, request.long_step = stage.delay_s, stage.long_step
             if request.share is not None:
-                self._queue.expect_answer(request, stage.answer_bytes)
-            self._queue.expect_memory(request, stage.memory)
+                self._queue.reserve_answer(request, stage.answer_bytes)
+            self._queue.reserve_memory(request, stage.memory)
             items = self._queue.put(
                 request,
                 stage.key,
@@ -442,7 +438,7 @@ class Scheduler:
         # between the parts, other threads and the event loop get the lock
         while part := list(islice(items, PART_ITEMS)):
             with self._condition:
-                self._queue.link(request, part, self._clock())
+                self._queue.put_part(request, part, self._clock())
                 self._condition.notify(self._waiting_threads)
 
     def _watch_deadline(self, request: ScheduledRequest, ticket: _Ticket) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bertserve.service.scheduling.scheduled_request import Cost, Shape, exact
+from bertserve.service.scheduling.scheduled_request import RunSeconds, Shape, exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Stage:
     run: Callable[[Sequence[Any]], Sequence[Any]]
     finish: Callable[[Sequence[Any]], Any]
     key: Hashable | None
-    cost: Cost
+    cost: RunSeconds
     keep_estimate: bool = False
     reserved_tokens: int = 0
     memory: int = 0

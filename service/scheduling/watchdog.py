@@ -57,6 +57,7 @@ class Watchdog:
             floor_s: Minimum seconds after which a run counts as hung; UNPREDICTED_FLOORS times that for a run without a prediction.
         """
         self.hung = 0
+        self.all_hung = False  # whether all inference threads hang
         self._threads = threads
         self._clock = clock
         self._pending = pending
@@ -65,11 +66,6 @@ class Watchdog:
         self._floor_s = floor_s
         self._tick_s = floor_s / TICKS_OF_FLOOR
         self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def all_hung(self) -> bool:
-        """Whether all inference threads hang."""
-        return 0 < self.hung == sum(not thread.long_steps_only for thread in self._threads)
 
     def wake(self, loop: asyncio.AbstractEventLoop) -> None:
         """Starts ticking, until a tick finds no request and no run."""
@@ -105,6 +101,7 @@ class Watchdog:
                 hung += not thread.long_steps_only
                 self._end_overdue(run)
         self.hung = hung
+        self.all_hung = 0 < hung == sum(not thread.long_steps_only for thread in self._threads)
 
     def _patience_s(self, run: Run) -> float:
         return max(self._floor_s, HUNG_RATIO * run.predicted_s) if run.predicted_s else UNPREDICTED_FLOORS * self._floor_s

@@ -23,13 +23,7 @@ Empty = Literal["warn", "reject"]
 
 @dataclass(frozen=True, slots=True)
 class InputField:
-    """An input of a task.
-
-    Attributes:
-        name: Its name in a body.
-        needed: Whether each row must have it.
-        is_list: Whether it is a list of texts, which is written as JSON in text files.
-    """
+    """An input of a task, with its name in a body; a list of texts is written as JSON in text files."""
 
     name: str
     needed: bool
@@ -124,7 +118,15 @@ def read_parameters(text: str) -> dict[str, Any]:
 class Columns:
     """Builds request bodies from rows, and validates them like the endpoint."""
 
-    def __init__(self, task: str, named: Mapping[str, str], parameters: Mapping[str, Any], limits: Limits, empty: Empty = "warn") -> None:
+    def __init__(
+        self,
+        task: str,
+        named: Mapping[str, str],
+        parameters: Mapping[str, Any],
+        limits: Limits,
+        added: Sequence[str],
+        empty: Empty = "warn",
+    ) -> None:
         """Creates it.
 
         Args:
@@ -132,12 +134,13 @@ class Columns:
             named: Field -> column; if empty, columns are found by the names of the fields.
             parameters: Parameters of each request, in the format of the endpoint.
             limits: The limits of a request.
+            added: The columns that the output adds; the last one has the warnings.
             empty: The handling of rows without a text.
 
         Raises:
             SettingsError: A field does not belong to the task, a required field has no column, or the endpoint refuses the parameters.
         """
-        self._limits, self._empty = limits, empty
+        self.task, self._limits, self._added, self._empty = task, limits, added, empty
         self._spec = TASKS[task]
         fields = input_fields(self._spec)
         if unknown := [name for name in named if name not in fields]:
@@ -153,17 +156,8 @@ class Columns:
             self._parameters = {"parameters": dict(parameters)}
         self._example = self._with_parameters()
 
-    @property
-    def task(self) -> str:
-        """The task."""
-        return self._spec.name
-
-    def check(self, columns: Sequence[str], taken: Sequence[str]) -> None:
+    def check(self, columns: Sequence[str]) -> None:
         """Checks the columns of a file.
-
-        Args:
-            columns: The columns of the file.
-            taken: The columns that the output adds.
 
         Raises:
             SettingsError: A required column is missing, or the output would have a column twice.
@@ -174,21 +168,16 @@ class Columns:
                 raise SettingsError(
                     f"the input has no column `{column}`; {hint + ' It' if hint else 'it'} has {listed(columns[:20])}; choose one with --{_flag(field)}."
                 )
-        self._check_taken(columns, taken, SettingsError)
+        self._check_added(columns, SettingsError)
 
-    def request(self, values: Mapping[str, Any], config: Any, taken: Sequence[str]) -> Any:
-        """Returns the request of a row.
-
-        Args:
-            values: Values by column.
-            config: The model's manifest.
-            taken: The columns that the output adds.
+    def request(self, values: Mapping[str, Any], config: Any) -> Any:
+        """Returns the request of a row, given its values by column and the model's manifest.
 
         Raises:
             CallerError: The endpoint would refuse it, a column that is required or that a flag names is missing, or the output would have a
                 column twice.
         """
-        self._check_taken(values, taken, InvalidValueError)
+        self._check_added(values, InvalidValueError)
         inputs: dict[str, Any] = {}
         for name, column in self.by_field.items():
             field = self._fields[name]
@@ -240,11 +229,10 @@ class Columns:
         except BertServeError as error:
             raise SettingsError(f"--parameters does not fit /{self._spec.path}: {error.message}") from error
 
-    @staticmethod
-    def _check_taken(columns: Any, taken: Sequence[str], kind: type[BertServeError]) -> None:
-        for name in taken:
+    def _check_added(self, columns: Any, kind: type[BertServeError]) -> None:
+        for name in self._added:
             if name in columns:
-                flag = "--warnings-column" if name == taken[-1] else "--prediction-column"
+                flag = "--warnings-column" if name == self._added[-1] else "--prediction-column"
                 raise kind(f"the input already has the column `{name}`, which the output adds; give another name with {flag}.")
 
 

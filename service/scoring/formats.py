@@ -35,11 +35,9 @@ class Reader(Protocol):
 
 
 class Writer(Protocol):
-    """Converts rows and answers to bytes."""
+    """Converts rows and answers to bytes; `head` has the bytes before the first row."""
 
-    def begin(self) -> bytes:
-        """Returns the bytes before the first row."""
-        ...
+    head: bytes
 
     def write(self, window: Window, answers: Sequence[RowAnswer]) -> tuple[bytes, dict[int, BertServeError]]:
         """Returns the rows that have an answer as bytes, and the errors of rows that cannot be written, by index."""

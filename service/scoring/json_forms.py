@@ -31,11 +31,7 @@ class JsonColumn:
     """Converts the values of one column."""
 
     def __init__(self, name: str, kind: Any) -> None:
-        """Chooses the conversion.
-
-        Args:
-            name: Name of the column, for errors.
-            kind: Its Arrow type, without dictionaries.
+        """Chooses the conversion of a column, by its Arrow type without dictionaries.
 
         Raises:
             SettingsError: The type cannot be converted to JSON.

@@ -129,6 +129,8 @@ def _is_text(kind: Any) -> bool:
 class ParquetWriter:
     """Converts rows and answers to an Arrow stream, and the stream to Parquet."""
 
+    head = b""  # `write` returns the schema with the first window, because it depends on this window
+
     def __init__(self, schema: Any, answer_types: Sequence[Any], prediction: str, warnings: str, *, known: Path | None) -> None:
         """Creates it.
 
@@ -144,10 +146,6 @@ class ParquetWriter:
         if known is not None:
             with pa.OSFile(str(known)) as file, pa.ipc.open_stream(file) as stream:
                 self._schema = stream.schema
-
-    def begin(self) -> bytes:
-        """Returns nothing, because the stream starts with its schema, which depends on the first window."""
-        return b""
 
     def write(self, window: Window, answers: Sequence[RowAnswer]) -> tuple[bytes, dict[int, BertServeError]]:
         """Returns the rows that have an answer as messages of the stream, and the errors of rows that cannot be written, by index."""

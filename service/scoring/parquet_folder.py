@@ -36,12 +36,7 @@ _MADE = re.compile(rf"\..+\.[0-9a-f]{{32}}{re.escape(_MADE_SUFFIX)}", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """Properties of a file in a listing.
-
-    Attributes:
-        size: Size in bytes.
-        changed: Time of its last change in nanoseconds, by the clock of its file system.
-    """
+    """A file in a listing: its size in bytes, and the time of its last change in nanoseconds by the clock of its file system."""
 
     size: int
     changed: int
@@ -51,11 +46,7 @@ class ParquetFolder:
     """A folder, by its path or URI. It can be pickled."""
 
     def __init__(self, uri: str, flag: str) -> None:
-        """Creates it, without access to the folder.
-
-        Args:
-            uri: A local path, or a URI such as `s3://bucket/folder`.
-            flag: Its name in errors.
+        """Creates it from a local path or a URI such as `s3://bucket/folder`, without access to the folder; `flag` names it in errors.
 
         Raises:
             SettingsError: pyarrow does not support the URI.

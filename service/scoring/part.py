@@ -72,10 +72,7 @@ class PartialOutput:
     def __init__(self, output: Path, rejected: Path, facts: Mapping[str, Any]) -> None:
         """Creates it; `open` opens it.
 
-        Args:
-            output: Name of the complete output.
-            rejected: The file of rejected rows.
-            facts: Everything that affects the bytes of the output, by name. A run continues only if these facts are equal.
+        `facts` has everything that affects the bytes of the output, by name. A run continues only if these facts are equal.
         """
         self.path = output.with_name(output.name + ".part")
         self._output, self._rejected_path, self._facts = output, rejected, json.loads(json.dumps(facts))
@@ -94,10 +91,7 @@ class PartialOutput:
         return {"the output": self._output, "--rejected": self._rejected_path} | {f"the run's own file {path.name}": path for path in paths}
 
     def open(self, *, restart: bool) -> ScoringProgress:
-        """Opens the part, and returns its progress.
-
-        Args:
-            restart: Whether to start from the beginning, even if files exist.
+        """Opens the part, and returns its progress; `restart` starts from the beginning, even if files exist.
 
         Raises:
             SettingsError: A file exists that is not from this run, or model, options or input differ from those at the start of the
@@ -201,11 +195,7 @@ class PartialOutput:
             return progress
 
     def finish(self, progress: ScoringProgress, make: Callable[[Path, Path], None] | None) -> None:
-        """Gives the complete part its name.
-
-        Args:
-            progress: The progress of the run.
-            make: Writes the output from the part, if it has another format.
+        """Gives the complete part its name; `make` writes the output from the part, if it has another format.
 
         Raises:
             OSError: It cannot be written.
@@ -288,10 +278,7 @@ def _identity(path: Path) -> dict[str, int] | None:
 
 
 def check_distinct(files: Mapping[str, Path]) -> None:
-    """Checks that no two paths are the same file, directly or through links.
-
-    Args:
-        files: Description of a file -> its path; the file need not exist.
+    """Checks that no two paths, given by description, are the same file, directly or through links; the files need not exist.
 
     Raises:
         SettingsError: Two paths are the same file.
@@ -302,11 +289,7 @@ def check_distinct(files: Mapping[str, Path]) -> None:
 
 
 def check_stream(stream: IO[Any], files: Mapping[str, Path]) -> None:
-    """Checks that a stream is not redirected to one of the files.
-
-    Args:
-        stream: Stdout.
-        files: Description of a file -> its path.
+    """Checks that stdout is not redirected to one of the files, whose paths are given by description.
 
     Raises:
         SettingsError: It is.
@@ -323,10 +306,6 @@ def check_stream(stream: IO[Any], files: Mapping[str, Path]) -> None:
 def refuse_existing(path: Path, *, flag: str) -> None:
     """Refuses a file that exists, for a run without permission to replace it; a dangling link counts as a file.
 
-    Args:
-        path: Path of the file.
-        flag: The flag for another path.
-
     Raises:
         SettingsError: It exists.
     """
@@ -336,10 +315,6 @@ def refuse_existing(path: Path, *, flag: str) -> None:
 
 def _refuse_special(path: Path, *, flag: str) -> None:
     """Refuses an existing path that is not a regular file: a run would replace or remove a device, and would fail on a folder at its end.
-
-    Args:
-        path: The path.
-        flag: The flag for another path.
 
     Raises:
         SettingsError: It is not a regular file.

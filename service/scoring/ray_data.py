@@ -46,15 +46,7 @@ except ImportError as absent:
 
 @dataclass(frozen=True, slots=True)
 class ActorTask:
-    """The task of an actor.
-
-    Attributes:
-        settings: Settings with one model.
-        version: Version of its bundle.
-        spec: The data and the options.
-        source: The folder of the input files.
-        output: The folder of the output files.
-    """
+    """The task of an actor: settings with one model, the version of its bundle, the options, and the folders of input and output files."""
 
     settings: Settings
     version: str
@@ -117,7 +109,7 @@ class FileScorer:
         before = work.source.facts(name)
         reader = work.source.reader(name, list(columns.by_field.values()))
         try:
-            columns.check(reader.columns, spec.names)
+            columns.check(reader.columns)
             writer: Any = make_writer(PARQUET, reader, columns.task, spec.names, known=None)
             output = ParquetOutput(work.output, name, writer)
             rejected = Path(name + REJECTED_SUFFIX)
@@ -150,15 +142,7 @@ FACTS_FILE = "_bertserve.json"
 
 @dataclass(slots=True)
 class Totals:
-    """The results of a run.
-
-    Attributes:
-        files: Number of finished files.
-        rows: Number of their rows.
-        rejected: Rows without an answer.
-        warned: Answered rows with warnings.
-        broken: An error for each file that cannot be read or written.
-    """
+    """The results of a run: numbers of finished files and of their rows, and an error for each file that cannot be read or written."""
 
     files: int = 0
     rows: int = 0
@@ -168,11 +152,7 @@ class Totals:
 
 
 def score_on_ray(settings: Settings, spec: ScoringSpec) -> int:
-    """Scores a folder; returns the exit code.
-
-    Args:
-        settings: Settings with one model, in a folder that exists on all nodes.
-        spec: The data and the options.
+    """Scores a folder with the settings of one model, whose folder exists on all nodes; returns the exit code.
 
     Raises:
         StartError: Flags, the cluster, a file or the model are wrong, or too many rows were rejected; the message says what to do.
@@ -220,9 +200,10 @@ def _plan(settings: Settings, spec: ScoringSpec) -> tuple[ActorTask, dict[str, i
     (bundle,) = files.find_bundles(settings.models)
     manifest, version = files.read_manifest(bundle)
     task = task_for(tasks_of(manifest), spec.task, parameters, spec.columns)
-    columns = Columns(task, spec.columns, parameters, Limits(max_inputs=settings.max_inputs, max_chars=settings.max_chars), spec.empty)
+    limits = Limits(max_inputs=settings.max_inputs, max_chars=settings.max_chars)
+    columns = Columns(task, spec.columns, parameters, limits, spec.names, spec.empty)
     first = source.reader(next(iter(there)), list(columns.by_field.values()))
-    columns.check(first.columns, spec.names)
+    columns.check(first.columns)
     first.close()
     facts = _facts(settings, manifest, version, columns, parameters, spec)
     undone_names = undone(there, {} if spec.restart else _begun(output, facts))

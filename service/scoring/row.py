@@ -46,13 +46,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Rows that are sorted by length together.
-
-    Attributes:
-        rows: The rows in the order of the file.
-        after: The place after them.
-        table: The rows as an Arrow table, for a Parquet file.
-    """
+    """Rows, in the order of the file, that are sorted by length together, and the place after them; for Parquet also as an Arrow table."""
 
     rows: list[Row]
     after: Place
@@ -61,13 +55,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class RowAnswer:
-    """The answer of a row.
-
-    Attributes:
-        prediction: The task's result, as its endpoint returns it for one input; None after an error.
-        warnings: Warnings, for example about truncation.
-        error: The reason why there is no prediction.
-    """
+    """The answer of a row: the task's result, as its endpoint returns it for one input, or an error."""
 
     prediction: Any = None
     warnings: tuple[str, ...] = ()

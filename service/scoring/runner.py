@@ -75,16 +75,7 @@ class ProgressBar:
 class ScoringRun:
     """A run: it reads windows, has them answered, and writes the answers in order.
 
-    Attributes:
-        reader: Reads windows.
-        scorer: Answers rows.
-        writer: Converts answers to bytes.
-        sink: Stores the bytes.
-        progress: The progress of the stored output.
-        bar: Shows the progress.
-        max_rejected: Maximum number of rows without an answer.
-        rejected_to: The file of these rows, for errors; None if there is no such file, so that the first one ends the run.
-        window_rows: Maximum rows of a window.
+    `rejected_to` is the file of rejected rows, for errors; None if there is no such file, so that the first rejected row ends the run.
     """
 
     reader: Reader
@@ -121,7 +112,7 @@ class ScoringRun:
                 waiting.popleft()
                 await self._write(window, answered)
             if self.progress.place.row == 0:
-                await self._append(self.writer.begin(), b"", self.progress)
+                await self._append(self.writer.head, b"", self.progress)
         finally:
             for _, task in waiting:
                 task.cancel()
@@ -130,7 +121,7 @@ class ScoringRun:
     async def _write(self, window: Window, answers: Sequence[RowAnswer]) -> None:
         data, errors = await on_thread(lambda: self.writer.write(window, answers), name=THREAD)
         if self.progress.place.row == 0:
-            data = self.writer.begin() + data
+            data = self.writer.head + data
         answers = [replace(answer, error=errors.get(index, answer.error)) for index, answer in enumerate(answers)]
         lines = [_rejection(window, index, answer) for index, answer in enumerate(answers) if answer.error is not None]
         progress = replace(

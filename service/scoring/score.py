@@ -39,11 +39,7 @@ class StdoutSink:
     """Stdout as the output; such a run cannot be continued."""
 
     def __init__(self, rejected: Path | None, *, restart: bool) -> None:
-        """Creates the file of rejected rows, if requested.
-
-        Args:
-            rejected: The file.
-            restart: Whether an existing file is replaced.
+        """Creates the file of rejected rows, if requested; `restart` replaces an existing file.
 
         Raises:
             SettingsError: The file exists.
@@ -71,11 +67,7 @@ class StdoutSink:
 
 
 def score(settings: Settings, spec: ScoringSpec) -> int:
-    """Scores an input; returns the exit code.
-
-    Args:
-        settings: Settings with one model.
-        spec: The data and the options.
+    """Scores an input with the settings of one model; returns the exit code.
 
     Raises:
         StartError: Flags, files or the model are wrong, or too many rows were rejected; the message says what to do.
@@ -158,7 +150,7 @@ class _Run:
         )
         try:
             if reader.columns is not None:
-                columns.check(reader.columns, self._loaded.names)
+                columns.check(reader.columns)
         except SettingsError:
             reader.close()
             raise

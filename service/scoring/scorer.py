@@ -35,31 +35,15 @@ _Item = tuple[int, Any]
 class Scorer:
     """Answers rows; several calls may run at the same time."""
 
-    def __init__(self, model: Model, columns: Columns, *, threads: int, max_batch_tokens: int, taken: Sequence[str]) -> None:
-        """Creates it.
-
-        Args:
-            model: The model, whose scheduler has started.
-            columns: Builds requests from rows.
-            threads: Number of batches that run at the same time; there are slightly more chunks.
-            max_batch_tokens: Maximum tokens of a batch.
-            taken: Columns that the output adds to those of the row.
-        """
-        self._model, self._columns, self._taken = model, columns, taken
+    def __init__(self, model: Model, columns: Columns, *, threads: int, max_batch_tokens: int) -> None:
+        """Creates it for a model whose scheduler has started; there are slightly more chunks than batches that run at the same time."""
+        self._model, self._columns = model, columns
         self._chunks = 2 * threads + 2
-        self._batch_tokens = min(max_batch_tokens, CPU_BATCH_TOKENS) if model.graph.provider == "cpu" else max_batch_tokens
-
-    @property
-    def batch_tokens(self) -> int:
-        """Padded tokens of a batch; the last digits of the answers may depend on it."""
-        return self._batch_tokens
+        # padded tokens of a batch; the last digits of the answers may depend on it
+        self.batch_tokens = min(max_batch_tokens, CPU_BATCH_TOKENS) if model.graph.provider == "cpu" else max_batch_tokens
 
     async def answer(self, rows: Sequence[Row], on_done: Callable[[int, int], None] = lambda size, rows: None) -> list[RowAnswer]:
-        """Returns one answer per row, in order; an error of a row is in its answer.
-
-        Args:
-            rows: The rows.
-            on_done: Called with the size and the number of rows that are done.
+        """Returns one answer per row, in order, with the row's error if any; `on_done` gets size and number of the rows that are done.
 
         Raises:
             UnavailableError: An inference thread has died, or all of them hang.
@@ -70,7 +54,7 @@ class Scorer:
             try:
                 if row.error is not None:
                     raise row.error
-                requests.append((index, self._columns.request(row.values, self._model.bundle.manifest, self._taken)))
+                requests.append((index, self._columns.request(row.values, self._model.bundle.manifest)))
             except CallerError as error:
                 answers[index] = RowAnswer(error=error)
                 on_done(row.size, 1)
@@ -100,7 +84,7 @@ class Scorer:
         except BertServeError as error:
             return await self._run_rest(chunk, error)
         warnings: list[list[str]] = [[] for _ in chunk]
-        for index, warning in zip(prediction.warned, prediction.warnings, strict=True):
+        for index, warning in prediction.warnings:
             warnings[index].append(warning)
         for index in prediction.truncated:
             warnings[index].append(f"truncation; cut to the model's {self._model.bundle.manifest.tokenizer.max_length} tokens")
@@ -127,7 +111,7 @@ class Scorer:
                     timeout_s=DEADLINE_S,
                     task=self._columns.task,
                     counts_refusals=False,
-                    fixed_batch_tokens=self._batch_tokens,
+                    fixed_batch_tokens=self.batch_tokens,
                 )
             except RefusedError as error:
                 await asyncio.sleep(min(max(error.retry_after_s, LEAST_WAIT_S), MOST_WAIT_S))
@@ -217,13 +201,13 @@ class LoadedModel:
         (self.model,) = self.state.registry.models.values()
         self.parameters = read_parameters(spec.parameters)
         task = task_for(self.model.tasks, spec.task, self.parameters, spec.columns)
-        self.columns = Columns(task, spec.columns, self.parameters, self.state.limits, spec.empty)
         prediction, warnings = spec.names
         has_one_label = TASKS[task].has_one_label(self.parameters, self.model.bundle.manifest)
         flat = spec.output_format in DELIMITERS and not spec.json_cells and has_one_label
         self.names = (f"{prediction}_label", f"{prediction}_score", warnings) if flat else spec.names
+        self.columns = Columns(task, spec.columns, self.parameters, self.state.limits, self.names, spec.empty)
         if warnings in self.names[:-1]:
             raise SettingsError(f"--warnings-column is `{warnings}`, which is a column of the prediction; give another name.")
         self.window_rows = max(1, min(WINDOW_ROWS, WINDOW_ANSWER_BYTES // max(1, self.columns.answer_bytes(self.model.bundle.manifest))))
         threads, max_batch_tokens = self.state.worker.threads, settings.max_batch_tokens
-        self.scorer = Scorer(self.model, self.columns, threads=threads, max_batch_tokens=max_batch_tokens, taken=self.names)
+        self.scorer = Scorer(self.model, self.columns, threads=threads, max_batch_tokens=max_batch_tokens)

@@ -134,13 +134,11 @@ def _reason(line: bytes) -> str | None:
 class JsonLinesWriter:
     """Converts rows and answers to JSON Lines."""
 
+    head = b""
+
     def __init__(self, prediction: str, warnings: str) -> None:
         """Takes the names of the two additional columns."""
         self._names = [f", {json.dumps(name, ensure_ascii=False)}: ".encode() for name in (prediction, warnings)]
-
-    def begin(self) -> bytes:
-        """Returns the bytes before the first row."""
-        return b""
 
     def write(self, window: Window, answers: Sequence[RowAnswer]) -> tuple[bytes, dict[int, BertServeError]]:
         """Returns the lines of the rows that have an answer, and the errors of rows that cannot be written, by index."""
@@ -266,10 +264,7 @@ class DelimitedWriter:
             json_cells: Whether warnings are JSON instead of text.
         """
         self._columns, self._added, self._delimiter, self._json_cells = columns, names, delimiter, json_cells
-
-    def begin(self) -> bytes:
-        """Returns the header."""
-        return self._encoded([[*self._columns, *self._added]])
+        self.head = self._encoded([[*columns, *names]])
 
     def write(self, window: Window, answers: Sequence[RowAnswer]) -> tuple[bytes, dict[int, BertServeError]]:
         """Returns the rows that have an answer, and the errors of rows that cannot be written, by index."""

@@ -33,7 +33,7 @@ from bertserve.service.serving.workers import SINGLE_WORKER, Report, WorkerConte
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import tasks_of
-from bertserve.service.tasks.cost import MAX_HELD, MAX_HELD_TOGETHER
+from bertserve.service.tasks.cost import MAX_MEMORY, MAX_MEMORY_TOGETHER
 
 if TYPE_CHECKING:
     from bertserve.service.tracing.tracer import Tracer
@@ -47,31 +47,8 @@ MAX_LOADING = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
-    """The limits of all workers together, for `/info`.
-
-    Attributes:
-        max_batch_tokens: Padded tokens of a batch.
-        max_queue_tokens: Tokens in the queues.
-        threads: Inference threads.
-    """
-
-    max_batch_tokens: int
-    max_queue_tokens: int
-    threads: int
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerShare:
-    """A worker and its share of the limits, for `/info`.
-
-    Attributes:
-        index: Its index.
-        workers: Number of workers.
-        pid: Its process id.
-        max_queue_tokens: Tokens in its queue.
-        threads: Its inference threads.
-    """
+    """A worker and its share of the limits, for `/info`."""
 
     index: int
     workers: int
@@ -133,7 +110,7 @@ class AppState:
     max_timeout_ms: int
     max_stream_requests: int
     reloader: Reloader
-    totals: Totals
+    totals: dict[str, int]
     worker: WorkerShare
     machine: Machine
     broken: Mapping[str, str] = field(default_factory=dict)
@@ -143,10 +120,7 @@ class AppState:
 def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tracer | None = None) -> AppState:
     """Loads every bundle of the models folder and builds the service; it starts no threads.
 
-    Args:
-        settings: The settings, with totals over all workers.
-        worker: The position of this worker, which gets its share of threads and queue.
-        tracer: Records requests, if tracing is enabled.
+    The settings have totals over all workers; this worker gets its share of threads and queue.
 
     Raises:
         StartError: A bundle, the provider or a setting is wrong; the message says which.
@@ -196,7 +170,7 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
         timeout_ms=settings.timeout_ms,
         max_timeout_ms=settings.max_timeout_ms,
         max_stream_requests=settings.max_stream_requests,
-        totals=Totals(settings.max_batch_tokens, settings.max_queue_tokens, threads_total),
+        totals={"max_batch_tokens": settings.max_batch_tokens, "max_queue_tokens": settings.max_queue_tokens, "threads": threads_total},
         worker=WorkerShare(worker.index, worker.workers, os.getpid(), scheduler.max_queue_tokens, threads),
         machine=Machine(cpu_name(), sessions.VERSION, requested, provider, sessions.THREADS),
     )
@@ -207,7 +181,7 @@ def _make_scheduler(settings: Settings, worker: WorkerContext, threads: int, mul
     queue = RequestQueue(
         max_batch_tokens=settings.max_batch_tokens,
         max_queue_tokens=worker.share(settings.max_queue_tokens),
-        max_memory=max(worker.share(MAX_HELD_TOGETHER), MAX_HELD),
+        max_memory=max(worker.share(MAX_MEMORY_TOGETHER), MAX_MEMORY),
         threads=threads,
     )
     return Scheduler(queue, threads=threads, multi_threads=multi_threads, observe=metrics.observe_queue, on_hang=metrics.hung_runs.inc)
@@ -265,9 +239,7 @@ def _log_replaced(models: Sequence[Model], before: Report) -> None:
 def check_next_start(settings: Settings, broken: Mapping[str, str]) -> None:
     """Checks that a start with the same settings would accept the bundles that the models folders have now.
 
-    Args:
-        settings: The settings.
-        broken: Name -> error, for models that cannot be loaded.
+    `broken` has the errors of models that cannot be loaded, by name.
 
     Raises:
         StartError: The start would fail; the message says what to do.

@@ -20,7 +20,6 @@ from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.bundle.validation_policy import (
-    ACCEPT_ANY,
     ValidationPolicy,
     describe_agreement,
     is_low,
@@ -49,7 +48,7 @@ class LoadOptions:
 
     Attributes:
         provider: The execution provider of the graphs.
-        provider_asked: The provider that the operator requested, if it is another one; None for the same.
+        provider_asked: The provider that the operator requested.
         precision: The precision of the graph to choose.
         batch_variant: Whether texts share a batch even if a graph is not batch-invariant.
         max_batch_tokens: Maximum tokens of a batch.
@@ -59,13 +58,13 @@ class LoadOptions:
     """
 
     provider: Provider
-    provider_asked: Provider | None = None
-    precision: Precision | Literal["auto"] = "auto"
-    batch_variant: bool = False
-    max_batch_tokens: int = 8192
-    multi_threads: int = 1
-    engine_cache: Path | None = None
-    validation_policy: ValidationPolicy = ACCEPT_ANY
+    provider_asked: Provider
+    precision: Precision | Literal["auto"]
+    batch_variant: bool
+    max_batch_tokens: int
+    multi_threads: int
+    engine_cache: Path | None
+    validation_policy: ValidationPolicy
 
 
 def choose_provider(bundles: Sequence[Bundle], provider: Provider | Literal["auto"]) -> Provider:
@@ -129,8 +128,11 @@ def _load(bundle: Bundle, options: LoadOptions, scheduler: Scheduler, metrics: M
     graph = _graph(bundle, options)
     options.validation_policy.check(manifest.name, graph)
     _warn(manifest, graph, options.validation_policy)
-    engine = _engine(bundle, graph, options)
-    tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
+    spec = manifest.tokenizer
+    engine = OnnxEngine(
+        bundle.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, engine_cache=options.engine_cache
+    )
+    tokenizer = Tokenizer(bundle.tokenizer_path, spec)
     _check_fit(bundle, engine, tokenizer)
     cost = CostModel(manifest.flops)
     shapes = [(rows, min(length, manifest.tokenizer.max_length)) for rows, length in WARM_UP_SHAPES]
@@ -211,16 +213,6 @@ def _check_attention(manifest: Manifest, engine: OnnxEngine) -> None:
         ) from error
 
 
-def _engine(bundle: Bundle, graph: GraphSpec, options: LoadOptions) -> OnnxEngine:
-    return OnnxEngine(
-        bundle.path / graph.file,
-        graph,
-        pad_id=bundle.manifest.tokenizer.pad_id,
-        padding_side=bundle.manifest.tokenizer.padding_side,
-        engine_cache=options.engine_cache,
-    )
-
-
 def _multi_threaded_engine(
     engine: OnnxEngine, bundle: Bundle, graph: GraphSpec, options: LoadOptions, cost: CostModel
 ) -> MultiThreadedEngine | None:
@@ -245,7 +237,7 @@ def _graph(bundle: Bundle, options: LoadOptions) -> GraphSpec:
 
     The requested precision applies only to the requested provider; after a fallback, the default graph runs.
     """
-    fell_back = options.provider_asked not in (None, options.provider)
+    fell_back = options.provider_asked != options.provider
     graph = bundle.graph(options.provider, "auto" if fell_back else options.precision)
     if graph.shapes is None:
         return graph

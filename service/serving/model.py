@@ -25,7 +25,7 @@ from bertserve.service.scheduling.stage import RequestResult, Stage, in_fixed_ba
 from bertserve.service.serving.work import Prediction, RequestRun, TaskInput, Work, trace_run
 from bertserve.service.tasks.batch import PAUSE, TaskModel
 from bertserve.service.tasks.catalog import TASKS, tasks_of
-from bertserve.service.tasks.cost import MAX_CHARS, TEXT_CHARS, Budget
+from bertserve.service.tasks.cost import ENCODING_MEMORY, MAX_CHARS, TEXT_CHARS, Budget
 from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
 from bertserve.service.tracing.trace import Trace
@@ -52,16 +52,7 @@ LEAST_WAIT_S = 0.01
 
 
 class Model:
-    """A loaded model.
-
-    Attributes:
-        bundle: Its bundle.
-        name: Its name.
-        task: The Hugging Face name of its task.
-        graph: The graph that runs.
-        tasks: All tasks that it answers, its own task first.
-        engines: Run the graph.
-    """
+    """A loaded model; `tasks` has the Hugging Face names of all tasks that it answers, its own task first."""
 
     def __init__(
         self,
@@ -75,18 +66,7 @@ class Model:
         metrics: ModelMetrics,
         batch_variant: bool = False,
     ) -> None:
-        """Combines the parts of a model.
-
-        Args:
-            bundle: The verified bundle.
-            graph: The graph of the bundle that the engines run.
-            tokenizer: Its tokenizer.
-            engines: Run the graph.
-            cost: Predicts the seconds of a run on an inference thread.
-            scheduler: The scheduler of the engines' device.
-            metrics: This model's metrics.
-            batch_variant: Batch texts even if the graph is not batch-invariant.
-        """
+        """Combines the parts of a model; with `batch_variant`, texts share a batch even if the graph is not batch-invariant."""
         self.bundle = bundle
         self.name = bundle.manifest.name
         self.task: str = bundle.manifest.task
@@ -151,10 +131,10 @@ class Model:
             UnavailableError: The service is stopping or broken.
         """
         if not requests:
-            return Prediction([], [], [])
+            return Prediction()
         metrics = self._metrics if task is None or task == self.task else self._metrics.of(task)
         spec = spec or TASKS[task or self.task]
-        chars: int = sum(request.chars for request in requests)
+        chars: int = sum(request.chars for request in requests) + TEXT_CHARS * (len(requests) - 1)
         if chars > MAX_CHARS:
             raise _too_many_chars(chars)
         tokens, seconds, items = self._estimate(requests, spec, chars)
@@ -189,7 +169,7 @@ class Model:
     def _first_stage(self, run: RequestRun, chars: int) -> Stage:
         """Returns the first stage. Short texts are tokenized here at once, long ones on an inference thread."""
         # switching to an inference thread and back costs more than tokenizing a short text
-        if chars + TEXT_CHARS * (len(run.requests) - 1) <= SHORT_CHARS:
+        if chars <= SHORT_CHARS:
             return self._tokenize(run)
         if run.trace is not None:
             run.trace.put(time.perf_counter())
@@ -206,52 +186,48 @@ class Model:
     def _tokenize(self, run: RequestRun) -> Stage:
         """Starts the task of each input until its first batch; returns the stage that runs these batches, or one that continues here."""
         start = end = time.perf_counter()
+        prediction = run.prediction
         while (index := len(run.inputs)) < len(run.requests):
-            if run.begun is None:
+            if run.paused_task is None:
                 run.chars = run.requests[index].chars
             can_be_long = run.chars > LONG_CHARS
             next_s = run.chars * max(SECONDS_PER_CHAR, run.seconds_per_char)
             # the scheduler knows only the first text of a slice, so another text that is long, or can be long unlike the first, starts a new slice
-            starts_slice = run.begun is None and (next_s > LONG_STEP_S or (can_be_long and not run.long_step))
+            starts_slice = run.paused_task is None and (next_s > LONG_STEP_S or (can_be_long and not run.long_step))
             if end - start > SLICE_S or (end > start and starts_slice):
                 run.long_step = can_be_long
-                run.tokenize_s += end - start
+                prediction.tokenize_s += end - start
                 if run.trace is not None:
                     run.trace.note("tokenize", start, end, waits=True)
-                return _paused(partial(self._tokenize, run), memory=run.cost.memory_per_input, delay_s=next_s, long_step=run.long_step)
-            task = run.begun or run.spec.run(run.requests[index], run.model)
+                memory = run.cost.memory + ENCODING_MEMORY * len(run.inputs)
+                return _paused(partial(self._tokenize, run), memory=memory, delay_s=next_s, long_step=run.long_step)
+            task = run.paused_task or run.spec.run(run.requests[index], run.model)
             try:
                 batch = next(task)
             except BertServeError as error:
                 error.input_index = index
                 raise
-            run.begun = task if batch is PAUSE else None
-            if run.begun is None:
+            run.paused_task = task if batch is PAUSE else None
+            if run.paused_task is None:
                 run.inputs.append(TaskInput(task, batch))
-                run.tokens += batch.tokens
+                prediction.tokens += batch.tokens
+                prediction.warnings += [(index, warning) for warning in batch.warnings]
+                if batch.truncated:
+                    prediction.truncated.append(index)
                 run.cost = batch.cost if len(run.inputs) == 1 else run.cost + batch.cost
                 run.reserved_tokens = run.cost.queue_tokens
                 # checked after each input, because the windows of one text may have a thousand times as many tokens as the text
-                if run.tokens + run.reserved_tokens > self._scheduler.max_queue_tokens:
-                    raise _larger_than_queue(run.tokens + run.reserved_tokens, self._scheduler.max_queue_tokens)
+                if (tokens := prediction.tokens + run.reserved_tokens) > self._scheduler.max_queue_tokens:
+                    raise _larger_than_queue(tokens, self._scheduler.max_queue_tokens)
                 run.cost.check()
             last, end = end, time.perf_counter()
             if can_be_long:  # the time of a shorter text says little about a long one
                 run.seconds_per_char = max(run.seconds_per_char, min((end - last) / run.chars, SLOWEST_SECONDS_PER_CHAR))
-        run.tokenize_s += end - start
+        prediction.tokenize_s += end - start
         if run.trace is not None:
             run.trace.note("tokenize", start, end, waits=True)
-        batches = [item.batch for item in run.inputs]
-        run.prediction = Prediction(
-            [],
-            truncated=[index for index, batch in enumerate(batches) if batch.truncated],
-            warnings=[warning for batch in batches for warning in batch.warnings],
-            tokens=run.tokens,
-            warned=[index for index, batch in enumerate(batches) for _ in batch.warnings],
-            tokenize_s=run.tokenize_s,
-            answer_bytes=run.cost.answer_bytes,
-            read=batches[0].read if len(batches) == 1 else (),
-        )
+        prediction.answer_bytes = run.cost.answer_bytes
+        prediction.read = run.inputs[0].batch.read if len(run.inputs) == 1 else ()
         run.open = list(range(len(run.inputs)))
         return self._stage(run)
 
@@ -269,7 +245,7 @@ class Model:
             key=self._key,
             cost=self._cost.seconds,
             reserved_tokens=run.reserved_tokens,
-            memory=run.cost.memory_per_input,
+            memory=run.cost.memory + ENCODING_MEMORY * len(work),
             shape=self.graph.shape,
             run_multi_threaded=partial(self._run, multi_threaded=True),
             answer_bytes=run.cost.answer_bytes,
@@ -280,7 +256,6 @@ class Model:
         remaining = iter(rows)
         run.ready.extend((index, list(islice(remaining, len(run.inputs[index].batch.encodings)))) for index in run.open)
         run.open = []
-        run.next_reserved_tokens = 0
         return self._decode(run)
 
     def _decode(self, run: RequestRun) -> Prediction | Stage:
@@ -298,7 +273,6 @@ class Model:
                 if item.batch.encodings:
                     run.open.append(index)
                     prediction.tokens += item.batch.tokens
-                    run.next_reserved_tokens += item.batch.cost.queue_tokens
                 else:
                     run.ready.appendleft((index, []))
             end = time.perf_counter()
@@ -307,9 +281,9 @@ class Model:
             run.trace.note("decode", start, end, waits=bool(run.ready or run.open))
         if run.ready:
             cost = run.cost
-            return _paused(partial(self._decode, run), run.reserved_tokens, memory=cost.memory_per_input, answer_bytes=cost.answer_bytes)
+            return _paused(partial(self._decode, run), run.reserved_tokens, memory=cost.memory, answer_bytes=cost.answer_bytes)
         if run.open:
-            run.reserved_tokens = run.next_reserved_tokens
+            run.reserved_tokens = sum(run.inputs[index].batch.cost.queue_tokens for index in run.open)
             return self._stage(run)
         prediction.results = [item.result for item in run.inputs]
         prediction.answer_bytes = max(prediction.answer_bytes, run.model.budget.answer_bytes)

@@ -96,11 +96,7 @@ def wanted_defaults(
 ) -> dict[str, str]:
     """Returns task -> name of its default model: the defaults of the models folders, overridden by `--default`.
 
-    Args:
-        flag_defaults: The defaults from `--default`.
-        folders: The models folders.
-        answered: The models.
-        broken: Name -> error, for models that could not be loaded; a folder's default is ignored if it is such a model.
+    A folder's default is ignored if it is one of the `broken` models, which could not be loaded.
 
     Raises:
         BundleError: A folder's default is not loaded, or its file cannot be read.

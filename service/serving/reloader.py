@@ -216,13 +216,7 @@ class SharedReloader(Reloader):
     """Changes the models of all workers."""
 
     def __init__(self, *args: Any, worker: WorkerContext, **kwargs: Any) -> None:
-        """Creates it.
-
-        Args:
-            *args: Arguments of a Reloader.
-            worker: The position of this worker, with its channel to the supervisor.
-            **kwargs: Arguments of a Reloader.
-        """
+        """Creates it with the arguments of a Reloader; `worker` has the channel to the supervisor."""
         super().__init__(*args, **kwargs)
         assert worker.tell is not None
         self._index, self._workers, self._tell = worker.index, worker.workers, worker.tell

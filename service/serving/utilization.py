@@ -15,12 +15,7 @@ class Utilization:
     """Measures one process; used only from its event loop."""
 
     def __init__(self, scheduler: Scheduler, metrics: Metrics) -> None:
-        """Creates it.
-
-        Args:
-            scheduler: The scheduler of the inference threads.
-            metrics: Gets the measurements.
-        """
+        """Creates it for the inference threads of a scheduler; `metrics` gets the measurements."""
         self._scheduler = scheduler
         self._metrics = metrics
         self._busy_s = 0.0

@@ -49,6 +49,35 @@ class TaskInput:
 
 
 @dataclass(slots=True)
+class Prediction:
+    """The answer to a request, with its times in seconds.
+
+    Attributes:
+        results: One per input, in order.
+        truncated: Indices of inputs whose text was cut.
+        warnings: Further warnings for the caller: index of the input, and text as `topic; message`.
+        tokens: Tokens that the model read, including special tokens, plus one for each mask to be filled.
+        tokenize_s: Seconds to tokenize all inputs.
+        queue_s: Seconds until its first run started, without `tokenize_s`.
+        inference_s: Seconds from the start of its first run to the end of its last one.
+        decode_s: Seconds to decode all inputs.
+        answer_bytes: Estimated maximum length of the answer as JSON, in bytes.
+        read: The spans that the model read of a single input, if it is cut or was read in several windows.
+    """
+
+    results: list[Any] = field(default_factory=list)
+    truncated: list[int] = field(default_factory=list)
+    warnings: list[tuple[int, str]] = field(default_factory=list)
+    tokens: int = 0
+    tokenize_s: float = 0.0
+    queue_s: float = 0.0
+    inference_s: float = 0.0
+    decode_s: float = 0.0
+    answer_bytes: int = 0
+    read: Sequence[ReadSpan] = ()
+
+
+@dataclass(slots=True)
 class RequestRun:
     """The progress of one request. Only one thread at a time continues it.
 
@@ -58,18 +87,15 @@ class RequestRun:
         model: The model, with the limits of decoding.
         trace: Records the stages, if the request is traced.
         inputs: The inputs whose task has yielded its first batch.
-        begun: The task of the next input, if it has paused before its first batch.
+        paused_task: The task of the next input, if it has paused before its first batch.
         chars: Characters of the next input.
-        tokens: Tokens of the first batches.
-        cost: Other costs of the first batches.
-        tokenize_s: Seconds to reach the first batches.
+        cost: Cost of the first batches in addition to their tokens.
         seconds_per_char: Seconds of its slowest step, for each character of the input; only long inputs count.
         long_step: Whether the current slice began with an input that can take a long step.
-        prediction: The prediction so far, once all inputs have started.
+        prediction: The prediction so far.
         open: Indices of the inputs that have a batch to run.
         ready: Indices of inputs whose task can continue, with their rows.
         reserved_tokens: Maximum tokens of the batches after the current ones.
-        next_reserved_tokens: The same for the batches after those of `open`.
     """
 
     requests: Sequence[Any]
@@ -77,18 +103,15 @@ class RequestRun:
     model: TaskModel
     trace: Trace | None
     inputs: list[TaskInput] = field(default_factory=list)
-    begun: TaskRun | None = None
+    paused_task: TaskRun | None = None
     chars: int = 0
-    tokens: int = 0
     cost: Cost = NOTHING
-    tokenize_s: float = 0.0
     seconds_per_char: float = 0.0
     long_step: bool = False
-    prediction: Prediction = field(init=False)
+    prediction: Prediction = field(default_factory=Prediction)
     open: list[int] = field(default_factory=list)
     ready: deque[tuple[int, Sequence[Row]]] = field(default_factory=deque)
     reserved_tokens: int = 0
-    next_reserved_tokens: int = 0
 
 
 def trace_run(
@@ -118,34 +141,3 @@ def trace_run(
     attributes = {f"bertserve.{name}": value for name, value in model.items()} | {f"bertserve.batch.{name}": n for name, n in batch.items()}
     kind = None if error is None else type(error).__name__
     traces[0].tracer.batch(traces, f"batch {model['model']}", start, time.perf_counter(), attributes=attributes, error=kind)
-
-
-@dataclass(slots=True)
-class Prediction:
-    """The answer to a request, with its times in seconds.
-
-    Attributes:
-        results: One per input, in order.
-        truncated: Indices of inputs whose text was cut.
-        warnings: Further warnings for the caller, each as `topic; message`.
-        tokens: Tokens that the model read, including special tokens, plus one for each mask to be filled.
-        warned: Index of the input of each warning.
-        tokenize_s: Seconds to tokenize all inputs.
-        queue_s: Seconds until its first run started, without `tokenize_s`.
-        inference_s: Seconds from the start of its first run to the end of its last one.
-        decode_s: Seconds to decode all inputs.
-        answer_bytes: Estimated maximum length of the answer as JSON, in bytes.
-        read: The spans that the model read of a single input, if it is cut or was read in several windows.
-    """
-
-    results: list[Any]
-    truncated: list[int]
-    warnings: list[str]
-    tokens: int = 0
-    warned: list[int] = field(default_factory=list)
-    tokenize_s: float = 0.0
-    queue_s: float = 0.0
-    inference_s: float = 0.0
-    decode_s: float = 0.0
-    answer_bytes: int = 0
-    read: Sequence[ReadSpan] = ()

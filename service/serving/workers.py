@@ -68,12 +68,7 @@ class ReloadLog:
     """
 
     def __init__(self, workers: int, send: Callable[[int, Change | Report], None]) -> None:
-        """Creates an empty log.
-
-        Args:
-            workers: Number of workers.
-            send: Sends a message to the worker with an index.
-        """
+        """Creates an empty log; `send` sends a message to the worker with an index."""
         self.reports: dict[int, Report] = {}
         self._waiting: list[deque[Change]] = [deque() for _ in range(workers)]
         self._following: set[int] = set()  # workers that have reported since their start
@@ -103,9 +98,7 @@ class ReloadLog:
     def on_end(self, index: int, *, stopping: bool = False) -> None:
         """Handles the end of a worker. Its successor does not repeat the unfinished change, which may have caused the end.
 
-        Args:
-            index: Index of the worker.
-            stopping: Whether the service stops, so that there is no successor.
+        There is no successor if the service stops.
         """
         if index in self._following:
             self._following.remove(index)

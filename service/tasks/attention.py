@@ -71,11 +71,7 @@ class AttentionRequest:
 
 
 def choose(parameters: AttentionParameters, counts: Sequence[int]) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Returns the requested layers, each with its heads.
-
-    Args:
-        parameters: The caller's parameters.
-        counts: Number of heads of each layer.
+    """Returns the requested layers, each with its heads; `counts` has the number of heads of each layer.
 
     Raises:
         InvalidValueError: The model lacks a layer or head, or one is named twice.
@@ -101,11 +97,6 @@ def _numbers(name: str, choice: Sequence[int] | None, count: int, owner: str) ->
     if len(set(numbers)) < len(numbers):
         raise InvalidValueError("`{field}` has a duplicate: {given}; name each once.", field=name, given=list(indices))
     return numbers
-
-
-def compatible(config: ModelConfig) -> bool:
-    """Returns whether a model has attention as an output."""
-    return bool(config.attention_heads)
 
 
 def estimate(request: AttentionRequest, max_length: int) -> int:
@@ -136,7 +127,7 @@ def show_attention(request: AttentionRequest, model: TaskModel) -> TaskRun:
     cost = Cost(
         answer_bytes=NUMBER_BYTES * values + sum(TOKEN_BYTES + text_bytes(token) for token in tokens),
         steps=length,
-        memory_per_input=values,
+        memory=values,
         reserved_tokens=values // WEIGHTS_PER_TOKEN,
     )
     [row] = yield Batch([encoding], cost, copied)
@@ -236,7 +227,9 @@ SPEC = TaskSpec(
         "attention",
         parameters={"output_attentions": True},
     ),
-    derivation=Derivation(base=None, compatible=compatible, needs=NEEDS, discriminator=("parameters", "output_attentions")),
+    derivation=Derivation(
+        base=None, compatible=lambda config: bool(config.attention_heads), needs=NEEDS, discriminator=("parameters", "output_attentions")
+    ),
     answer_bytes=_answer_bytes,
     load_body=_load_body,
 )

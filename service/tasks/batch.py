@@ -102,13 +102,7 @@ class ModelConfig(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TaskModel:
-    """The model that runs one request.
-
-    Attributes:
-        tokenizer: Its tokenizer.
-        config: Its labels and activation.
-        budget: The limits of decoding, for all inputs of the request together.
-    """
+    """The model that runs one request; `budget` limits the decoding of all inputs of the request together."""
 
     tokenizer: Tokenizer
     config: ModelConfig
@@ -128,12 +122,7 @@ def copied(_: int, row: Row) -> Row:
 
 
 def kept(batch: Batch, rows: Sequence[Row]) -> list[Row]:
-    """Returns the outputs of a batch that its task needs.
-
-    Args:
-        batch: The batch.
-        rows: One row of outputs per encoding.
-    """
+    """Returns the outputs of a batch that its task needs, from one row of outputs per encoding."""
     return list(rows) if batch.keep is None else [batch.keep(index, row) for index, row in enumerate(rows)]
 
 
@@ -148,25 +137,13 @@ def begin(run: TaskRun) -> Batch:
 
 
 def result_of(function: TaskFunction, request: Any, model: TaskModel, rows: Sequence[Row]) -> Any:
-    """Returns a task's result for given outputs of its first batch, which must be its only batch.
-
-    Args:
-        function: The task's function.
-        request: A request of the task.
-        model: Its tokenizer and labels.
-        rows: One row of outputs per encoding of the batch.
-    """
+    """Returns a task's result for given outputs of its first batch, which must be its only batch."""
     outputs = [rows]
     return run_all(function(request, model), lambda _: outputs.pop())
 
 
 def run_all(run: TaskRun, execute: Callable[[Sequence[Encoding]], Sequence[Row]]) -> Any:
-    """Runs a task from start to end without a scheduler, and returns its result.
-
-    Args:
-        run: The generator of the task's function.
-        execute: Encodings -> one row of outputs per encoding.
-    """
+    """Runs a task from start to end without a scheduler, and returns its result; `execute` returns one row of outputs per encoding."""
     try:
         batch = begin(run)
         while True:

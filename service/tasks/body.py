@@ -7,7 +7,7 @@ The reader of the body checks the names next to `inputs`; it ignores some names 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
@@ -21,16 +21,14 @@ from bertserve.service.text.words import Unit
 TEXT, PAIR, LIST = TAGS = ("<text>", "<object>", "<list>")
 
 
-def _json_kind(*tags: str) -> Callable[[Any], str | None]:
-    """Returns a function from inputs to tags by their JSON type; it returns None for other types."""
-    kinds = {kind: tag for kind, tag in ((str, TEXT), (dict, PAIR), (list, LIST)) if tag in tags}
-    # called for each item of a list, so it is only a look-up; an object may already be a model
-    return lambda value: kinds.get(dict if isinstance(value, BaseModel) else type(value))
-
-
 def one_of(message: str, *tags: str) -> Discriminator:
     """Returns a discriminator of a union by JSON type; `message` says which values are allowed."""
-    return Discriminator(_json_kind(*tags), custom_error_type="input", custom_error_message=f"must be {message}")
+    kinds = {kind: tag for kind, tag in ((str, TEXT), (dict, PAIR), (list, LIST)) if tag in tags}
+
+    def tag_of(value: Any) -> str | None:  # called for each item of a list, so it is only a look-up; an object may already be a model
+        return kinds.get(dict if isinstance(value, BaseModel) else type(value))
+
+    return Discriminator(tag_of, custom_error_type="input", custom_error_message=f"must be {message}")
 
 
 def lower(value: Any) -> Any:
@@ -193,12 +191,7 @@ class ForeignBody(TaskBody):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a request.
-
-    Attributes:
-        max_inputs: Maximum inputs of a request.
-        max_chars: Maximum characters of a text.
-    """
+    """The limits of a request: the number of its inputs, and the characters of each text."""
 
     max_inputs: int
     max_chars: int

@@ -1,4 +1,4 @@
-"""The list of all tasks. A new task needs one line here."""
+"""The list of all tasks. A new task needs its import and its entry here."""
 
 from __future__ import annotations
 

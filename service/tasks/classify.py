@@ -79,14 +79,7 @@ DEFAULTS = ClassifyParameters()
 
 @dataclass(frozen=True, slots=True)
 class ClassifyRequest:
-    """One text or pair of texts to classify.
-
-    Attributes:
-        text: The text, or the first text of a pair.
-        text_pair: The second text of a pair.
-        parameters: The parameters.
-        truncation_side: The side that is truncated; None for the model's own.
-    """
+    """One text or pair of texts to classify; `truncation_side` is None for the model's own."""
 
     text: str
     text_pair: str | None = None
@@ -129,7 +122,7 @@ def classify(request: ClassifyRequest, model: TaskModel) -> TaskRun:
     cost = Cost(
         answer_bytes=count * (LABEL_BYTES + longest_label(config.labels)),
         steps=count,
-        memory_per_input=len(text.encodings) * len(config.labels),
+        memory=len(text.encodings) * len(config.labels),
     )
     if parameters.explain:
         explained = min(count, MAX_EXPLAINED) if activation == "sigmoid" else 1

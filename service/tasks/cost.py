@@ -17,15 +17,17 @@ from bertserve.service.errors import TooLargeError
 MAX_CHARS = 2**24  # characters to tokenize; a text that is tokenized again for each label or choice counts again
 # Tokenizing a text has a fixed cost that equals this many characters; it counts for each text of a request after the first.
 TEXT_CHARS = 32
-MAX_HELD = 2**24  # numbers of four bytes in memory until it is answered: 64 MiB
-MAX_HELD_TOGETHER = 2 * MAX_HELD  # for all requests of all workers
+MAX_MEMORY = 2**24  # numbers of four bytes in memory until it is answered: 64 MiB
+MAX_MEMORY_TOGETHER = 2 * MAX_MEMORY  # for all requests of all workers
 MAX_STEPS = 2**22  # about four seconds
 MAX_ANSWER_BYTES = 2**24  # bytes of the answer as JSON; the event loop writes as many in 0.1 s
 
 # Steps that count as one token in the queue: a small encoder needs about the same time per token.
 STEPS_PER_TOKEN = 32
+# Memory of the objects of an encoding while it waits, in numbers of four bytes.
+ENCODING_MEMORY = 512
 # Memory of a token with its offsets and its spelling, in numbers of four bytes.
-TOKEN_HELD = 30
+TOKEN_MEMORY = 30
 # Bytes of a float32 with its comma in an answer, and of a float64.
 NUMBER_BYTES, SCORE_BYTES = 14, 22
 _ESCAPED = re.compile(r'[\x00-\x1f"\\]')
@@ -38,13 +40,13 @@ class Cost:
     Attributes:
         answer_bytes: Length of its result as JSON. A part that depends on the outputs is taken from the task's budget later.
         steps: Work of decoding.
-        memory_per_input: Numbers of four bytes in memory until it is answered.
+        memory: Numbers of four bytes in memory until it is answered.
         reserved_tokens: Additional tokens of the queue: for later batches, or for outputs much larger than those of a text.
     """
 
     answer_bytes: int
     steps: int = 0
-    memory_per_input: int = 0
+    memory: int = 0
     reserved_tokens: int = 0
 
     def __add__(self, other: Cost) -> Cost:
@@ -52,7 +54,7 @@ class Cost:
         return Cost(
             answer_bytes=self.answer_bytes + other.answer_bytes,
             steps=self.steps + other.steps,
-            memory_per_input=self.memory_per_input + other.memory_per_input,
+            memory=self.memory + other.memory,
             reserved_tokens=self.reserved_tokens + other.reserved_tokens,
         )
 
@@ -67,12 +69,12 @@ class Cost:
         Raises:
             TooLargeError: A limit is exceeded.
         """
-        if self.memory_per_input > MAX_HELD:
+        if self.memory > MAX_MEMORY:
             raise TooLargeError(
-                "the request needs memory for at least {memory_per_input} numbers and {limit} are allowed; send fewer "
+                "the request needs memory for at least {memory} numbers and {limit} are allowed; send fewer "
                 "or shorter texts at once, or request less output for each.",
-                memory_per_input=shown(self.memory_per_input),
-                limit=MAX_HELD,
+                memory=shown(self.memory),
+                limit=MAX_MEMORY,
             )
         if self.answer_bytes > MAX_ANSWER_BYTES:
             raise _too_long_answer(self.answer_bytes)
@@ -124,11 +126,6 @@ def _too_many_steps() -> TooLargeError:
         "the response would take too long to compute from the model's outputs; send fewer or shorter texts "
         "at once, or make `top_k` or `max_answer_len` smaller."
     )
-
-
-def tokens_of_steps(steps: int) -> int:
-    """Returns the number of queue tokens for a number of steps."""
-    return steps // STEPS_PER_TOKEN
 
 
 def text_bytes(text: str) -> int:

@@ -90,17 +90,11 @@ class SpanTexts:
         last = self._offsets[min(self._lasts[end], cut.stop - 1)][1]
         return {"answer": self._passage[first:last], "score": score, "start": first, "end": last}
 
-    def lengths(self, longest: int) -> NDArray[np.int64]:
-        """Returns the characters of the answer of `longest` tokens that starts at each token, int64 [tokens]; fewer tokens at the end."""
+    def longest(self, tokens: int) -> int:
+        """Returns the characters of the longest answer of at most `tokens` tokens."""
         starts = np.array([start for start, _ in self._offsets])[self._firsts]
         ends = np.array([end for _, end in self._offsets])[self._lasts]
-        lengths: NDArray[np.int64] = ends[np.minimum(np.arange(len(ends)) + longest, len(ends)) - 1] - starts
-        return lengths
-
-
-def longest_answer(texts: SpanTexts, longest: int) -> int:
-    """Returns the characters of the longest answer of at most `longest` tokens."""
-    return int(texts.lengths(longest).max())
+        return int((ends[np.minimum(np.arange(len(ends)) + tokens, len(ends)) - 1] - starts).max())
 
 
 def spend(budget: Budget, answer: dict[str, Any]) -> None:

@@ -54,11 +54,6 @@ class LayerChoice:
     places: tuple[int, ...] = (0,)
     combine: Combine = "concat"
 
-    @property
-    def widths(self) -> int:
-        """Length of a vector, as a multiple of the vector of one layer."""
-        return len(self.places) if self.combine == "concat" else 1
-
     def of(self, row: Row) -> Floats:
         """Returns the vectors of all tokens, float32 [length, values].
 
@@ -80,12 +75,7 @@ LAST_LAYER = LayerChoice()
 
 
 def choose(layers: Layers | list[int] | None, combine: Combine | None, embedding: Embedding) -> LayerChoice:
-    """Returns the chosen layers of a request.
-
-    Args:
-        layers: The caller's choice; None for the bundle's default.
-        combine: The function that combines several layers; None for the bundle's default.
-        embedding: The bundle's settings.
+    """Returns the chosen layers of a request; `layers` and `combine` are None for the bundle's defaults.
 
     Raises:
         InvalidValueError: The bundle lacks a layer, or a layer is named twice.
@@ -207,15 +197,11 @@ class EmbedRequest:
 def resolve(parameters: EmbedParameters, embedding: Embedding) -> EmbedRequest:
     """Returns a request without a text, with the caller's choices and the bundle's defaults.
 
-    Args:
-        parameters: The caller's parameters.
-        embedding: The bundle's settings.
-
     Raises:
         InvalidValueError: The bundle lacks the prompt or a layer, or has fewer dimensions.
     """
     layers = choose(parameters.layers, parameters.combine, embedding)
-    width = embedding.dimensions * layers.widths
+    width = embedding.dimensions * (len(layers.places) if layers.combine == "concat" else 1)
     if parameters.dimensions is not None and parameters.dimensions > width:
         raise InvalidValueError(
             "`dimensions` is {dimensions}, but this model's vectors have {width}; give at most {width}.",
@@ -259,7 +245,7 @@ def embed(request: EmbedRequest, model: TaskModel) -> TaskRun:
     encoding, truncated = encode(request, model.tokenizer)
     count = len(encoding) if request.parameters.pooling == "none" else 1
     width = request.parameters.dimensions or request.width
-    cost = Cost(answer_bytes=count * _vector_bytes(request), steps=count, memory_per_input=count * width)
+    cost = Cost(answer_bytes=count * _vector_bytes(request), steps=count, memory=count * width)
     [row] = yield Batch(
         [encoding], cost, lambda _, row: pooled_row(request, row), truncated=truncated, warnings=() if request.text.strip() else EMPTY
     )

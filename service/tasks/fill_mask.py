@@ -20,7 +20,7 @@ from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.batch import PAUSE, Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import TaskBody, TaskParameters, TextOrTexts, body_config
-from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost, text_bytes, tokens_of_steps
+from bertserve.service.tasks.cost import SCORE_BYTES, STEPS_PER_TOKEN, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import Floats, Row, activate
 from bertserve.service.tasks.joint_masks import (
     DEFAULT_BEAM,
@@ -31,7 +31,6 @@ from bertserve.service.tasks.joint_masks import (
     Slot,
     prepare,
     search,
-    slot_of_any_token,
     slots_of,
 )
 from bertserve.service.tasks.spec import Form, FormField, TaskSpec, TensorForm
@@ -47,11 +46,11 @@ MAX_TARGETS_CHARS = 2**14
 # Bytes of a candidate in the answer, without its `sequence`, and additional bytes of its token.
 CANDIDATE_BYTES, PIECE_BYTES = 56 + SCORE_BYTES, 48
 # Memory of a candidate in numbers of four bytes, without the characters of its `sequence`, and of each token of a joint filling.
-CANDIDATE_HELD, PIECE_HELD = 100, 32
+CANDIDATE_MEMORY, PIECE_MEMORY = 100, 32
 # Steps of a candidate, without the tokens that are decoded for it.
 CANDIDATE_STEPS = 4
 _VOCABULARY = 2**15  # tokens of a typical vocabulary, for the estimate at admission
-_ID_HELD = 9  # memory of a token id of a whole text, in numbers of four bytes
+_ID_MEMORY = 9  # memory of a token id of a whole text, in numbers of four bytes
 # Spellings of masks of other models, and common typing errors.
 _LOOKS_LIKE_A_MASK = re.compile(r"[\[<({]{1,2}\s*mask\s*[\])}>]{1,2}|_{3,}", re.IGNORECASE)
 
@@ -168,7 +167,7 @@ def estimate(request: FillMaskRequest, max_length: int) -> int:
     tokens, masks = min(whole, max_length), request.text.count(request.mask) if request.mask else 1
     if not request.parameters.joint:
         choices = _VOCABULARY if request.parameters.targets is None else len(request.parameters.targets)
-        return tokens + tokens_of_steps(_steps(whole, min(masks, MAX_MASKS) * min(request.parameters.top_k, choices)))
+        return tokens + _steps(whole, min(masks, MAX_MASKS) * min(request.parameters.top_k, choices)) // STEPS_PER_TOKEN
     # one token per target, as for words of the vocabulary; if a target has more, tokenizing finds that before anything runs
     masks = min(masks, MAX_JOINT_MASKS)
     wide = request.beam if request.parameters.targets is None else min(request.beam, len(request.parameters.targets))
@@ -188,7 +187,7 @@ def _candidate_memory(text: str, tokens: int) -> int:
     four bytes if the text has an emoji.
     """
     chars = len(text) + tokens
-    return CANDIDATE_HELD + (chars if not text.isascii() and max(text) > "\uffff" else chars // 2)
+    return CANDIDATE_MEMORY + (chars if not text.isascii() and max(text) > "\uffff" else chars // 2)
 
 
 def fill_masks(request: FillMaskRequest, model: TaskModel) -> TaskRun:
@@ -220,7 +219,7 @@ def fill_masks(request: FillMaskRequest, model: TaskModel) -> TaskRun:
         # a decoder may put a space before each token
         answer_bytes=candidates * (CANDIDATE_BYTES + PIECE_BYTES + text_bytes(request.text) + len(ids)),
         steps=_steps(len(ids), candidates),
-        memory_per_input=_ID_HELD * len(ids) + candidates * _candidate_memory(request.text, len(ids)),
+        memory=_ID_MEMORY * len(ids) + candidates * _candidate_memory(request.text, len(ids)),
     )
     rows = yield Batch(_windows(ids, masks, tokenizer), cost, keep, warnings=warnings)
     best = [pair for row in rows for pair in zip(row["tokens"].tolist(), row["scores"].tolist(), strict=True)]
@@ -248,15 +247,16 @@ def _windows(ids: list[int], masks: Sequence[int], tokenizer: Tokenizer) -> list
 def _fill_jointly(request: FillMaskRequest, ids: list[int], masks: list[int], tokenizer: Tokenizer) -> TaskRun:
     """Returns the best fillings of all masks of a text together."""
     beam, top_k, vocabulary = request.beam, request.parameters.top_k, tokenizer.vocabulary_size
-    slots, warnings = ([slot_of_any_token(vocabulary)], ()) if request.targets is None else request.targets.slots(tokenizer)
+    # without targets, any token of the vocabulary fills a mask
+    slots, warnings = ([Slot((1, vocabulary))], ()) if request.targets is None else request.targets.slots(tokenizer)
     patterns, reserved_tokens, cut = prepare(ids, masks, slots, beam=beam, tokenizer=tokenizer)
     count = min(top_k, sum(pattern.runs[-1] for pattern in patterns) * sum(slot.ways[-1] for slot in slots))
     longest, pieces = max(len(pattern.ids) for pattern in patterns), max(len(pattern.masks) for pattern in patterns)
     cost = Cost(
         answer_bytes=count * (CANDIDATE_BYTES + PIECE_BYTES * pieces + text_bytes(request.text) + longest),
         steps=_steps(longest, count) + count * (CANDIDATE_STEPS * pieces + max(pattern.span for pattern in patterns)),
-        memory_per_input=sum(pattern.memory(beam, top_k, vocabulary) for pattern in patterns)
-        + count * (PIECE_HELD * pieces + _candidate_memory(request.text, longest)),
+        memory=sum(pattern.memory(beam, top_k, vocabulary) for pattern in patterns)
+        + count * (PIECE_MEMORY * pieces + _candidate_memory(request.text, longest)),
         reserved_tokens=reserved_tokens,
     )
     yield Batch([], cost, truncated=cut, warnings=warnings)  # the search starts after its total cost has been checked

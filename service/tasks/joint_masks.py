@@ -39,12 +39,7 @@ Pieces = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """Tokens for the first masks.
-
-    Attributes:
-        log: Logarithm of the score.
-        tokens: Token ids, from left to right.
-    """
+    """Token ids for the first masks, from left to right, and the logarithm of their score."""
 
     log: float = 0.0
     tokens: Pieces = ()
@@ -158,11 +153,6 @@ def prepare(
     return patterns, tokens, any(len(pattern.ids) > room for pattern in patterns)
 
 
-def slot_of_any_token(vocabulary: int) -> Slot:
-    """Returns the slot of a mask that any token of the vocabulary can fill; `vocabulary` is its size."""
-    return Slot((1, vocabulary))
-
-
 def slots_of(targets: Mapping[Pieces, str]) -> list[Slot]:
     """Returns the slots of a mask, one for each number of tokens of the targets; `targets` has tokens -> target."""
     slots = []
@@ -255,14 +245,7 @@ class _Beam:
 
 
 def search(patterns: Sequence[Pattern], *, beam: int, top_k: int, tokenizer: Tokenizer) -> TaskRun:
-    """Returns the best fillings of all patterns, by falling score. Each batch runs the next mask of all patterns.
-
-    Args:
-        patterns: The texts with masks.
-        beam: Beam width for each text.
-        top_k: Number of fillings to return.
-        tokenizer: Turns ids back into text.
-    """
+    """Returns the `top_k` best fillings of all patterns, by falling score. Each batch runs the next mask of all patterns."""
     beams = [_Beam(pattern) for pattern in patterns]
     while open_ := [pattern_beam for pattern_beam in beams if not pattern_beam.full]:
         texts: list[tuple[Encoding, Callable[[Row], Row]]] = []

@@ -99,7 +99,7 @@ def choose(request: ChooseRequest, model: TaskModel) -> TaskRun:
         truncated |= total > room
         encodings.append(encoding)
         yield PAUSE
-    cost = Cost(answer_bytes=CHOICE_BYTES * count + sum(map(text_bytes, request.choices)), steps=count, memory_per_input=count)
+    cost = Cost(answer_bytes=CHOICE_BYTES * count + sum(map(text_bytes, request.choices)), steps=count, memory=count)
     rows = yield Batch(encodings, cost, truncated=truncated)
     scores = activate(np.concatenate([row["logits"] for row in rows]), "softmax")
     return [{"index": i, "score": float(scores[i]), "text": request.choices[i]} for i in best_first(scores)]

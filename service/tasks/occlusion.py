@@ -60,12 +60,7 @@ class ReadText:
 
 
 def check_count(words: int, of: str, instead: str) -> None:
-    """Checks the number of words.
-
-    Args:
-        words: Number of words.
-        of: Name of the text with the words.
-        instead: Remedy if there are too many words.
+    """Checks the number of words; in the message, `of` names their text, and `instead` is the remedy.
 
     Raises:
         InvalidValueError: There are too many words.
@@ -86,14 +81,7 @@ def estimate(tokens: int, length: int) -> int:
 
 
 def cost(words: int, length: int, texts: Sequence[str], *, explained: int = 1) -> Cost:
-    """Returns the cost of an explanation: one run per word, and the words in the answer.
-
-    Args:
-        words: Number of words.
-        length: Tokens of a run.
-        texts: The texts with the words.
-        explained: Number of explained scores.
-    """
+    """Returns the cost of an explanation: one run of `length` tokens per word, and the words in the answer for each explained score."""
     return Cost(
         answer_bytes=explained * (words * WORD_BYTES + sum(map(text_bytes, texts))),
         steps=words * WORD_STEPS * (1 + explained),
@@ -103,13 +91,7 @@ def cost(words: int, length: int, texts: Sequence[str], *, explained: int = 1) -
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """An input without one word.
-
-    Attributes:
-        part: The text with the word.
-        word: The word.
-        encoding: The rest of the input.
-    """
+    """An input without one word: the text with the word, the word, and the encoding of the rest of the input."""
 
     part: ReadText
     word: Word
@@ -117,12 +99,7 @@ class Variant:
 
 
 def variants(parts: Sequence[ReadText], tokenizer: Tokenizer) -> list[Variant]:
-    """Returns the variants of an input: one without each of its words.
-
-    Args:
-        parts: The one or two texts of the input.
-        tokenizer: Assembles the variants.
-    """
+    """Returns the variants of an input of one or two texts: one without each of its words."""
     variant_list = []
     for place, part in enumerate(parts):
         for word in part.words:

@@ -19,8 +19,8 @@ from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import occlusion
 from bertserve.service.tasks.batch import PAUSE, Batch, TaskModel, TaskRun, copied, spans_read
 from bertserve.service.tasks.body import LIST, PAIR, STOP, Closed, OffsetUnit, TaskBody, TaskParameters, body_config, lower, one_of
-from bertserve.service.tasks.cost import NOTHING, SCORE_BYTES, TOKEN_HELD, Cost, text_bytes, tokens_of_steps
-from bertserve.service.tasks.decoding import BestAnswers, Floats, Row, SpanTexts, SummedAnswers, activate, longest_answer, score_spans
+from bertserve.service.tasks.cost import NOTHING, SCORE_BYTES, STEPS_PER_TOKEN, TOKEN_MEMORY, Cost, text_bytes
+from bertserve.service.tasks.decoding import BestAnswers, Floats, Row, SpanTexts, SummedAnswers, activate, score_spans
 from bertserve.service.tasks.occlusion import ReadText, WordImportance
 from bertserve.service.tasks.spec import (
     CHRONICLE,
@@ -32,8 +32,6 @@ from bertserve.service.tasks.spec import (
     TensorField,
     TensorForm,
     Values,
-    floats,
-    objects,
 )
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
 from bertserve.service.text.windows import windows
@@ -43,7 +41,7 @@ TASK = "question-answering"
 DEFAULT_SEQ_LEN = 384
 DEFAULT_STRIDE = 128
 # Memory of an answer in numbers of four bytes, and its bytes in the result without its text.
-ANSWER_HELD, ANSWER_BYTES = 128, 56 + SCORE_BYTES
+ANSWER_MEMORY, ANSWER_BYTES = 128, 56 + SCORE_BYTES
 # Spans that are scored and sorted per step.
 SPANS_PER_STEP = 32
 # Bytes of answers if each were as long as the passage; only above this limit the longest possible answer is computed.
@@ -81,13 +79,7 @@ DEFAULTS = AnswerParameters()
 
 @dataclass(frozen=True, slots=True)
 class AnswerRequest:
-    """One question about a passage.
-
-    Attributes:
-        question: The question.
-        context: The passage.
-        parameters: The parameters.
-    """
+    """One question about a passage, the `context`."""
 
     question: str
     context: str
@@ -132,7 +124,7 @@ def _estimate_whole(request: AnswerRequest, max_length: int) -> int:
     room = length - 3 - question
     # otherwise `windows_of` raises an error with more detail
     runs = min(question + passage, length) if passage <= room or room <= stride else (passage // (room - stride) + 1) * length
-    return runs + tokens_of_steps(runs * request.parameters.max_answer_len // SPANS_PER_STEP)
+    return runs + runs * request.parameters.max_answer_len // SPANS_PER_STEP // STEPS_PER_TOKEN
 
 
 def answer_question(request: AnswerRequest, model: TaskModel) -> TaskRun:
@@ -228,14 +220,14 @@ def _cost(request: AnswerRequest, passage_windows: PassageWindows) -> Cost:
     looked_at = min(len(passage_windows.cuts) * _limit(request) if parameters.duplicates == "sum" else 2 * parameters.top_k, spans)
     longest, chars = text_bytes(request.context), len(request.context)
     if max(answers, looked_at) * longest > _LONG_ANSWERS:
-        chars = longest_answer(_texts(request, passage_windows.passage), parameters.max_answer_len)
+        chars = _texts(request, passage_windows.passage).longest(parameters.max_answer_len)
         longest = min(longest, 6 * chars)  # an escaped character needs six bytes
     cost = Cost(
         answer_bytes=answers * (ANSWER_BYTES + longest),
         steps=spans // SPANS_PER_STEP,
-        memory_per_input=2 * sum(map(len, passage_windows.encodings))
-        + TOKEN_HELD * len(passage_windows.passage)
-        + looked_at * (ANSWER_HELD + chars),
+        memory=2 * sum(map(len, passage_windows.encodings))
+        + TOKEN_MEMORY * len(passage_windows.passage)
+        + looked_at * (ANSWER_MEMORY + chars),
     )
     if not parameters.explain:
         return cost
@@ -259,13 +251,7 @@ def _explain(
 ) -> TaskRun:
     """Runs the variants of a window, and explains the best answer by the score of its span in each variant.
 
-    Args:
-        request: The request.
-        passage_windows: The windows of its passage.
-        best: The best answer, which gets its explanation.
-        cut: Its window.
-        span: Its tokens; None for "no answer".
-        tokenizer: Assembles the variants.
+    `best` gets the explanation; `cut` is its window, and `span` has its tokens, None for "no answer".
     """
     question, passage = passage_windows.question, passage_windows.passage
     words = [word for word in words_of(request.context, passage, cut) if span is None or not _touches(word, best, span)]
@@ -353,8 +339,8 @@ class Answer(BaseModel):
 def _tensors(results: Sequence[Any], body: TaskBody, manifest: Manifest) -> dict[str, Values]:
     best = [result[0] if isinstance(result, list) else result for result in results]
     return {
-        "answer": objects([item["answer"] for item in best]),
-        "score": floats([item["score"] for item in best]),
+        "answer": np.array([item["answer"] for item in best], object),
+        "score": np.array([item["score"] for item in best], np.float32),
         "start": np.array([item["start"] for item in best], np.int64),
         "end": np.array([item["end"] for item in best], np.int64),
     }

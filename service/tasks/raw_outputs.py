@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,10 +40,7 @@ class RawOutputsRequest:
     outputs: tuple[OutputSpec, ...]
     manifest: Manifest
 
-    @property
-    def chars(self) -> int:
-        """Characters to tokenize, always 0."""
-        return 0
+    chars: ClassVar[int] = 0  # nothing is tokenized
 
 
 def rows(
@@ -136,11 +133,6 @@ def _check(
     raise error
 
 
-def estimate(request: RawOutputsRequest, max_length: int) -> int:
-    """Returns the tokens of the row."""
-    return request.encoding.cost_tokens
-
-
 def run_ids(request: RawOutputsRequest, model: TaskModel) -> TaskRun:
     """Returns the row's outputs by name, float32, without padding.
 
@@ -167,7 +159,7 @@ def run_ids(request: RawOutputsRequest, model: TaskModel) -> TaskRun:
     names = [output.name for output in request.outputs]
     [row] = yield Batch(
         [encoding],
-        Cost(answer_bytes=NUMBER_BYTES * values, memory_per_input=values),
+        Cost(answer_bytes=NUMBER_BYTES * values, memory=values),
         lambda _, row: {name: row[name].copy() for name in names},
     )
     return row
@@ -188,6 +180,6 @@ SPEC = TaskSpec(
     title="Run token ids, and return the outputs of the graph",
     body=TaskBody,
     answer=Any,
-    estimate=estimate,
+    estimate=lambda request, max_length: request.encoding.cost_tokens,
     run=run_ids,
 )

@@ -65,8 +65,8 @@ class RerankRequest:
 
     @property
     def chars(self) -> int:
-        """Characters to tokenize; each text counts `TEXT_CHARS` more."""
-        return len(self.query) + sum(map(len, self.texts)) + len(self.texts) * TEXT_CHARS
+        """Characters to tokenize; each text counts `TEXT_CHARS` more. Without texts, the query is not tokenized."""
+        return len(self.query) + sum(map(len, self.texts)) + len(self.texts) * TEXT_CHARS if self.texts else 0
 
 
 def relevant(labels: Sequence[str]) -> int | None:
@@ -96,7 +96,8 @@ def rerank(request: RerankRequest, model: TaskModel) -> TaskRun:
     """
     options, config, count = request.options, model.config, len(request.texts)
     room, encodings, truncated = model.tokenizer.room(pair=True), [], False
-    for i, (total, encoding) in enumerate(model.tokenizer.pairs((request.query, *request.texts), options.truncation_direction)):
+    pairs = model.tokenizer.pairs((request.query, *request.texts), options.truncation_direction) if request.texts else ()
+    for i, (total, encoding) in enumerate(pairs):
         if total > room and options.truncate is False:
             raise InvalidValueError(
                 "the query and `texts[{i}]` have {total} tokens together, and the model takes {room}; shorten them, "
@@ -109,7 +110,7 @@ def rerank(request: RerankRequest, model: TaskModel) -> TaskRun:
         encodings.append(encoding)
         yield PAUSE
     returned = sum(map(text_bytes, request.texts)) if options.return_text else request.returned_bytes
-    cost = Cost(answer_bytes=returned + RANKED_BYTES * count, steps=count, memory_per_input=2 * count)
+    cost = Cost(answer_bytes=returned + RANKED_BYTES * count, steps=count, memory=2 * count)
     rows = yield Batch(encodings, cost, truncated=truncated)
     if not rows:
         return []

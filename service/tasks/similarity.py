@@ -14,7 +14,7 @@ from bertserve.service.tasks import embed
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import STOP, Closed, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config, lower
 from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost
-from bertserve.service.tasks.spec import SCORE, Derivation, Form, FormField, TaskSpec, TensorField, TensorForm, floats
+from bertserve.service.tasks.spec import SCORE, Derivation, Form, FormField, TaskSpec, TensorField, TensorForm
 from bertserve.service.text.tokenizer import estimate_tokens
 
 TASK = "sentence-similarity"
@@ -22,13 +22,7 @@ TASK = "sentence-similarity"
 
 @dataclass(frozen=True, slots=True)
 class SimilarityRequest:
-    """A sentence, and the sentences to compare it with.
-
-    Attributes:
-        source_sentence: The sentence.
-        sentences: The other sentences.
-        like: The embedding request to copy for each sentence; its text is ignored.
-    """
+    """A sentence, and the sentences to compare it with; `like` is the embedding request to copy for each, and its text is ignored."""
 
     source_sentence: str
     sentences: tuple[str, ...]
@@ -43,11 +37,6 @@ class SimilarityRequest:
     def texts(self) -> tuple[str, ...]:
         """The sentence and the others, in this order; empty if there is nothing to compare."""
         return (self.source_sentence, *self.sentences) if self.sentences else ()
-
-
-def compatible(config: ModelConfig) -> bool:
-    """Returns whether a model embeds texts, which is true for every model of the base task."""
-    return config.embedding is not None
 
 
 def estimate(request: SimilarityRequest, max_length: int) -> int:
@@ -68,7 +57,7 @@ def compare(request: SimilarityRequest, model: TaskModel) -> TaskRun:
     count = len(encoded)
     rows = yield Batch(
         [encoding for encoding, _ in encoded],
-        Cost(answer_bytes=SCORE_BYTES * count, steps=count, memory_per_input=request.like.width * count),
+        Cost(answer_bytes=SCORE_BYTES * count, steps=count, memory=request.like.width * count),
         lambda _, row: embed.pooled_row(request.like, row),
         truncated=any(truncated for _, truncated in encoded),
     )
@@ -168,8 +157,10 @@ SPEC = TaskSpec(
     tensors=TensorForm(
         (TensorField("source_sentence", single=True), TensorField("sentences")),
         lambda manifest, body: (SCORE,),
-        lambda results, body, manifest: {"score": floats(results[0])},
+        lambda results, body, manifest: {"score": np.array(results[0], np.float32)},
     ),
-    derivation=Derivation(base=embed.TASK, compatible=compatible, needs="", discriminator=("inputs", "source_sentence")),
+    derivation=Derivation(
+        base=embed.TASK, compatible=lambda config: config.embedding is not None, needs="", discriminator=("inputs", "source_sentence")
+    ),
     load_body=_load_body,
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +15,6 @@ from numpy.typing import NDArray
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.tasks.batch import ModelConfig, TaskFunction
 from bertserve.service.tasks.body import TaskBody
-
-
-class Estimate(Protocol):
-    """Estimates the tokens of a request for admission, including all windows and decoding. It must be cheap, so nothing is tokenized."""
-
-    def __call__(self, request: Any, max_length: int) -> int:
-        """Returns the tokens, given the model's maximum length."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,23 +176,8 @@ class TensorForm:
     token_axes: int = 3
 
 
-def floats(values: Sequence[Any]) -> Values:
-    """Returns numbers as a tensor."""
-    return np.array(values, np.float32)
-
-
-def objects(texts: Sequence[str]) -> Values:
-    """Returns texts as a tensor."""
-    return np.array(texts, object)
-
-
 def labeled_form(labels: Callable[[TaskBody, Manifest], Sequence[str]], *inputs: TensorField) -> TensorForm:
-    """Returns the tensors of a task whose results are labels with scores, best first.
-
-    Args:
-        labels: Returns the labels in the order of `scores`.
-        inputs: The texts.
-    """
+    """Returns the tensors of a task whose results are labels with scores, best first; `labels` returns them in the order of `scores`."""
     return TensorForm(
         inputs,
         lambda manifest, body: (TensorField("label", "BYTES", (-1,)), SCORE, TensorField("scores", "FP32", (-1, len(manifest.labels)))),
@@ -221,8 +198,8 @@ def _labeled(results: Sequence[Any], labels: Sequence[str]) -> dict[str, Values]
         for item in result:
             row[next(free_places[item["label"]])] = item["score"]
     return {
-        "label": objects([result[0]["label"] for result in results]),
-        "score": floats([result[0]["score"] for result in results]),
+        "label": np.array([result[0]["label"] for result in results], object),
+        "score": np.array([result[0]["score"] for result in results], np.float32),
         "scores": scores,
     }
 
@@ -232,7 +209,9 @@ def scored_by_index(*inputs: TensorField) -> TensorForm:
     return TensorForm(
         inputs,
         lambda manifest, body: (SCORE,),
-        lambda results, body, manifest: {"score": floats([item["score"] for item in sorted(results[0], key=lambda item: item["index"])])},
+        lambda results, body, manifest: {
+            "score": np.array([item["score"] for item in sorted(results[0], key=lambda item: item["index"])], np.float32)
+        },
     )
 
 
@@ -246,7 +225,8 @@ class TaskSpec:
         title: A short description for OpenAPI.
         body: The body of a request. Its `parameters_type` declares the parameters, with limits and texts.
         answer: Type of the response's body, for OpenAPI.
-        estimate: Estimates a request's tokens.
+        estimate: Request and the model's maximum length -> estimate of its tokens for admission, including all windows and decoding. It
+            must be cheap, so nothing is tokenized.
         run: The task's generator function, which yields encodings and returns the result.
         derivation: Set if bundles of other tasks answer the task.
         requires: Returns the fields that a manifest of this task lacks, as text, or None.
@@ -265,7 +245,7 @@ class TaskSpec:
     title: str
     body: type[TaskBody]
     answer: Any
-    estimate: Estimate
+    estimate: Callable[[Any, int], int]
     run: TaskFunction
     derivation: Derivation | None = None
     requires: Callable[[Manifest], str | None] = lambda manifest: None

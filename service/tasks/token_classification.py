@@ -20,7 +20,7 @@ from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.batch import PAUSE, Batch, TaskModel, TaskRun, copied, spans_read
 from bertserve.service.tasks.body import OffsetUnit, Stride, TaskBody, TaskParameters, TextOrTexts, body_config, lower
 from bertserve.service.tasks.classify import logit_widths, require_labels
-from bertserve.service.tasks.cost import SCORE_BYTES, TOKEN_HELD, Cost, longest_label, text_bytes, tokens_of_steps
+from bertserve.service.tasks.cost import SCORE_BYTES, STEPS_PER_TOKEN, TOKEN_MEMORY, Cost, longest_label, text_bytes
 from bertserve.service.tasks.decoding import Floats, activate
 from bertserve.service.tasks.spec import CHRONICLE, Form, FormExample, FormField, TaskSpec, TensorForm
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
@@ -90,12 +90,7 @@ DEFAULTS = NerParameters()
 
 @dataclass(frozen=True, slots=True)
 class NerRequest:
-    """One text whose entities are searched.
-
-    Attributes:
-        text: The text.
-        parameters: The parameters.
-    """
+    """One text whose entities are searched."""
 
     text: str
     parameters: NerParameters = DEFAULTS
@@ -144,7 +139,7 @@ def estimate(request: NerRequest, max_length: int) -> int:
     room = max_length - 2
     # otherwise `label_tokens` raises an error with more detail
     runs = min(tokens, max_length) if tokens <= room or room <= stride else tokens * max_length // (room - stride)
-    return runs + tokens_of_steps(TOKEN_STEPS * tokens)
+    return runs + TOKEN_STEPS * tokens // STEPS_PER_TOKEN
 
 
 def label_tokens(request: NerRequest, model: TaskModel) -> TaskRun:
@@ -163,9 +158,7 @@ def label_tokens(request: NerRequest, model: TaskModel) -> TaskRun:
     cuts = _windows(request, len(tokens), tokenizer)
     encodings = [tokenizer.assemble(tokens.ids[cut.start : cut.stop]) for cut in cuts]
     # the number of entities is only known from the outputs
-    cost = Cost(
-        answer_bytes=2, steps=TOKEN_STEPS * len(tokens), memory_per_input=sum(map(len, encodings)) * len(labels) + len(tokens) * TOKEN_HELD
-    )
+    cost = Cost(answer_bytes=2, steps=TOKEN_STEPS * len(tokens), memory=sum(map(len, encodings)) * len(labels) + len(tokens) * TOKEN_MEMORY)
     rows = yield Batch(encodings, cost, copied, read=spans_read(tokens, cuts) if len(cuts) > 1 else ())
     if not rows:
         return []

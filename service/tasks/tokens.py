@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.batch import PAUSE, Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import STOP, ForeignBody, TextOrTexts, body_config
-from bertserve.service.tasks.cost import TOKEN_HELD, Cost, text_bytes
+from bertserve.service.tasks.cost import TOKEN_MEMORY, Cost, text_bytes
 from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.text.tokenizer import Tokenizer, Tokens, estimate_tokens
 
@@ -22,7 +22,7 @@ TOKENIZE, DECODE = "tokenize", "decode"
 _CHARS_PER_TOKEN = 4  # of English text
 TOKEN_BYTES, TOKEN_STEPS = 80, 2  # of a token's object in the answer, without its text
 TOKENS_PER_PAUSE = 1024
-OBJECT_HELD = 180  # memory of such an object in numbers of four bytes
+OBJECT_MEMORY = 180  # memory of such an object in numbers of four bytes
 
 
 class Token(BaseModel):
@@ -37,12 +37,7 @@ class Token(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """A text to tokenize.
-
-    Attributes:
-        text: The text.
-        add_special_tokens: Whether the model's special tokens are added.
-    """
+    """A text to tokenize."""
 
     text: str
     add_special_tokens: bool = True
@@ -55,12 +50,7 @@ class TextRequest:
 
 @dataclass(frozen=True, slots=True)
 class IdsRequest:
-    """Token ids to decode.
-
-    Attributes:
-        ids: The ids.
-        skip_special_tokens: Whether special tokens are left out.
-    """
+    """Token ids to decode."""
 
     ids: list[int]
     skip_special_tokens: bool = True
@@ -82,7 +72,7 @@ def tokenize(request: TextRequest, model: TaskModel) -> TaskRun:
         Cost(
             answer_bytes=TOKEN_BYTES * count + text_bytes(request.text),
             steps=TOKEN_STEPS * count,
-            memory_per_input=(TOKEN_HELD + OBJECT_HELD) * len(tokens),
+            memory=(TOKEN_MEMORY + OBJECT_MEMORY) * len(tokens),
         ),
     )
     items = before

@@ -79,12 +79,7 @@ class ZeroShotParameters(TaskParameters):
 
 @dataclass(frozen=True, slots=True)
 class ZeroShotRequest:
-    """One text and its possible labels.
-
-    Attributes:
-        text: The text.
-        parameters: The parameters; labels are distinct, and there is at least one.
-    """
+    """One text and its possible labels, which are distinct; there is at least one label."""
 
     text: str
     parameters: ZeroShotParameters
@@ -130,7 +125,7 @@ def classify_zero_shot(request: ZeroShotRequest, model: TaskModel) -> TaskRun:
         # some clients get the text with the labels
         answer_bytes=text_bytes(request.text) + sum(LABEL_BYTES + text_bytes(label) for label in labels),
         steps=len(labels),
-        memory_per_input=len(labels) * len(config.labels),
+        memory=len(labels) * len(config.labels),
     )
     rows = yield Batch(encodings, cost, truncated=truncated, warnings=() if request.text.strip() else EMPTY)
     entails = entailment(config.labels)

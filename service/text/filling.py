@@ -24,14 +24,7 @@ class Fillings:
     """The texts of token ids with different tokens in some places."""
 
     def __init__(self, tokenizer: Tokenizer, ids: TokenIds, places: Sequence[range], *, skip_special: bool) -> None:
-        """Decodes the parts that all texts share.
-
-        Args:
-            tokenizer: Decodes tokens.
-            ids: Token ids of the whole text.
-            places: The ranges of tokens to replace, ascending; each is replaced separately.
-            skip_special: Whether special tokens are left out.
-        """
+        """Decodes the parts that all texts share; `places` are the ranges of tokens to replace, ascending, each separately."""
         self._tokenizer, self._ids, self._places, self._skip = tokenizer, list(ids), places, skip_special
         self._cuts: list[tuple[int, int]] = []
         self._starts: dict[int, int] = {}

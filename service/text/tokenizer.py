@@ -57,11 +57,7 @@ class Tokens:
         return self._encoding.token_to_chars(cut.start)[0], self._encoding.token_to_chars(cut.stop - 1)[1]
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Returns the offsets; combining marks that the tokenizer has removed belong to the token before them.
-
-        Args:
-            text: The text of these tokens.
-        """
+        """Returns the offsets; combining marks that the tokenizer has removed belong to the token before them."""
         offsets = self.offsets
         whole = []
         for (start, end), (following, _) in zip(offsets, [*offsets[1:], (len(text), 0)], strict=True):
@@ -206,12 +202,7 @@ class Tokenizer:
         return self.max_length - self._templates[pair].specials
 
     def starts(self, a: int, b: int | None = None) -> list[int]:
-        """Returns the position of each text in an encoding.
-
-        Args:
-            a: Tokens of the text.
-            b: Tokens of the second text, if any.
-        """
+        """Returns the position of each text in an encoding, given the number of tokens of each text."""
         return self._templates[b is not None].starts({"a": a, "b": b or 0})
 
     def assemble(self, a: TokenIds, b: TokenIds | None = None, *, masks: Sequence[int] = ()) -> Encoding:
@@ -233,9 +224,7 @@ class Tokenizer:
     def pairs(self, texts: Iterable[str], side: Side | None = None) -> Iterator[tuple[int, Encoding]]:
         """Yields, for the first text with each other text, the number of tokens of both and their encoding, cut to the model's length.
 
-        Args:
-            texts: The texts.
-            side: The end at which texts are cut, the longer text first; None for the model's own.
+        The longer text is cut first, at the end `side`; None is the model's own side.
         """
         tokenized_texts = self.each(texts)
         first = next(tokenized_texts)
@@ -249,9 +238,7 @@ class Tokenizer:
 class _LibraryTokenizer:
     """A tokenizer of the library, shared by all tokenizers with the same file; it is never changed.
 
-    Attributes:
-        tokenizer: The library's.
-        unknown_id: For SentencePiece, the id of the unknown token, which the library does not expose.
+    For SentencePiece, `unknown_id` is the id of the unknown token, which the library does not expose.
     """
 
     tokenizer: Any

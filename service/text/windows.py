@@ -10,13 +10,7 @@ MAX_WINDOWS = 4096
 
 
 def truncate_longest_first(a: int, b: int, room: int) -> tuple[int, int]:
-    """Returns how many tokens of two texts to keep; the longer text is cut first, like in Hugging Face's `longest_first`.
-
-    Args:
-        a: Tokens of the first text.
-        b: Tokens of the second text.
-        room: Maximum tokens of both together.
-    """
+    """Returns how many of two texts' `a` and `b` tokens to keep in `room`; the longer is cut first, like Hugging Face's `longest_first`."""
     if a + b <= room:
         return a, b
     short = min(a, b)
@@ -27,13 +21,7 @@ def truncate_longest_first(a: int, b: int, room: int) -> tuple[int, int]:
 
 
 def kept_tokens(count: int, keep: int, side: Side) -> range:
-    """Returns the range of `count` tokens that is kept, if at most `keep` tokens are kept.
-
-    Args:
-        count: Tokens of the text.
-        keep: Maximum number of tokens to keep.
-        side: The end that is cut.
-    """
+    """Returns the range of `count` tokens that is kept, if at most `keep` tokens are kept and the end `side` is cut."""
     keep = min(keep, count)
     return range(count - keep, count) if side == "left" else range(keep)
 

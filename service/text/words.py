@@ -26,13 +26,7 @@ _CODECS = {"utf16": ("utf-16-le", 2), "utf8": ("utf-8", 1)}
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word of a text.
-
-    Attributes:
-        start: Index of its first code point in the text.
-        end: Index after its last code point.
-        tokens: Indices of its tokens.
-    """
+    """A word of a text, with its start and end in code points, end exclusive, and the indices of its tokens."""
 
     start: int
     end: int
@@ -102,13 +96,7 @@ def _is_letter(char: str) -> bool:
 
 
 def rebase(spans: Sequence[dict[str, Any]], text: str, unit: Unit) -> None:
-    """Converts `start` and `end` of each span from code points of the text to the unit, in place.
-
-    Args:
-        spans: The spans, in any order; they may overlap.
-        text: The text of the spans.
-        unit: The unit of the result.
-    """
+    """Converts `start` and `end` of each span, in any order, from code points of the text to the unit, in place; spans may overlap."""
     if unit == "code_points" or text.isascii():
         return
     codec, size = _CODECS[unit]

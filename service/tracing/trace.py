@@ -67,14 +67,7 @@ class Trace:
     _counts: Counter[StageName] = field(default_factory=Counter)
 
     def note(self, name: StageName, start: float, end: float, *, waits: bool) -> None:
-        """Adds a stage that has ended and is not a run.
-
-        Args:
-            name: Name of the stage.
-            start: Start time in seconds of `time.perf_counter`.
-            end: End time, in the same unit.
-            waits: Whether the request waits in the queue afterwards.
-        """
+        """Adds a stage that has ended and is not a run; `waits` is whether the request waits in the queue afterwards."""
         self.add(TraceStage(name, start, end))
         if waits:
             self.put(end)
@@ -93,11 +86,7 @@ class Trace:
         self.stages.append(stage)
 
     def waits(self, end: float) -> Iterator[TraceStage]:
-        """Yields the waits in the queue: each from a put until the start of its last item.
-
-        Args:
-            end: End time of the request, which also ends a wait without a start.
-        """
+        """Yields the waits in the queue: each from a put until the start of its last item, or until the request's end without a start."""
         for queued_at, next_queued_at in zip(self.puts, [*self.puts, end][1:], strict=True):
             started = [stage for stage in self.stages if queued_at <= stage.start < next_queued_at]
             # decoding follows a run without a wait; only a decoding slice without a run has waited

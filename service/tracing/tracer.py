@@ -39,11 +39,7 @@ class Tracer:
     """Starts and ends the spans of one process."""
 
     def __init__(self, exporter: SpanExporter) -> None:
-        """Creates a tracer with a thread that exports spans.
-
-        Args:
-            exporter: Exports finished spans. Its errors are logged, and the spans are lost.
-        """
+        """Creates a tracer with a thread that exports finished spans; errors of the exporter are logged, and the spans are lost."""
         described = Resource.create({"service.name": "bertserve", "service.version": __version__, "service.instance.id": str(uuid.uuid4())})
         resource = described.merge(OTELResourceDetector().detect())  # the variables take precedence
         processor = BatchSpanProcessor(exporter)

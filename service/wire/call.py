@@ -56,13 +56,7 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """An answer with more than a JSON value.
-
-    Attributes:
-        data: The body.
-        media_type: Its media type.
-        headers: Additional headers, with names in lower case.
-    """
+    """An answer with more than a JSON value; the names of its additional headers are in lower case."""
 
     data: bytes
     media_type: str

@@ -98,6 +98,8 @@ def read_rerank(incoming: Incoming) -> Call:
     body = read_as(DocumentsBody, incoming.raw, incoming.limits)
     model = incoming.models.for_task(rerank.TASK, body.model)
     returned = body.returned()
+    body.documents = list(body.ranked)  # other keys may need thirty times the memory of their bytes, until the request is answered
+    request_id = incoming.request_id  # not `incoming`, which has the body's bytes
 
     def answer(answered: Prediction) -> dict[str, Any]:
         (ranked,) = answered.results
@@ -109,6 +111,6 @@ def read_rerank(incoming: Incoming) -> Call:
         usage = {"prompt_tokens": answered.tokens, "total_tokens": answered.tokens}
         # each vendor's client expects the tokens in another field
         meta = {"tokens": {"input_tokens": answered.tokens}}
-        return {"id": incoming.request_id, "model": model.name, "results": results, "usage": usage, "meta": meta}
+        return {"id": request_id, "model": model.name, "results": results, "usage": usage, "meta": meta}
 
     return Call(rerank.TASK, model, body, answer)

@@ -16,9 +16,9 @@ from bertserve.service.serving.model import Model
 from bertserve.service.tasks.body import Limits, TaskBody
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.wire.call import Call, Incoming
-from bertserve.service.wire.clients import answer_for
+from bertserve.service.wire.clients import answer_for, upgrade_legacy_body
 from bertserve.service.wire.reading import parse_json, read_as, requested_task, show, validate_as
-from bertserve.service.wire.unknown_fields import check_names
+from bertserve.service.wire.unknown_fields import HARMLESS, check_names
 
 
 def read_for_task(task: str, incoming: Incoming) -> Call:
@@ -72,8 +72,11 @@ def _call(task: str, model: Model, body: TaskBody, incoming: Incoming) -> Call:
 
 def _fitting(task: str, value: Any, limits: Limits) -> TaskBody | TooLargeError | None:
     """Returns a value as the body of a task, or the error if it is too large; None if it does not fit the task."""
+    kind = TASKS[task].body
+    if isinstance(value, dict) and not upgrade_legacy_body(kind, value).keys() <= kind.names | HARMLESS.keys():
+        return None  # without the error of `validate_as`, which compares the names with all known ones
     try:
-        return validate_as(TASKS[task].body, value, limits)
+        return validate_as(kind, value, limits)
     except TooLargeError as error:
         return error
     except InvalidValueError:

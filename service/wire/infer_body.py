@@ -29,14 +29,7 @@ _LENGTH_BYTES = 4  # the length before each element of a binary BYTES tensor
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of a request whose values have not been read.
-
-    Attributes:
-        name: Its name.
-        datatype: Its datatype.
-        shape: Its dimensions.
-        data: The values as a flat or nested list, or the bytes of the binary format.
-    """
+    """A tensor of a request whose values have not been read: they are a flat or nested list, or the bytes of the binary format."""
 
     name: str
     datatype: str
@@ -67,10 +60,7 @@ class Tensor:
         return flat
 
     def integers(self, *datatypes: str) -> NDArray[np.int64]:
-        """Returns the values of a tensor of integers or booleans, with its shape.
-
-        Args:
-            datatypes: The allowed datatypes: INT64, INT32, BOOL.
+        """Returns the values of a tensor of the allowed datatypes, of INT64, INT32 and BOOL, with its shape.
 
         Raises:
             InvalidValueError: It has another datatype, or its number of values does not match its shape.
@@ -160,12 +150,7 @@ def shown_count(count: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A tensor of an answer.
-
-    Attributes:
-        values: Float32, int64, or texts as objects.
-        binary: Whether it follows the JSON as bytes.
-    """
+    """A tensor of an answer, with values of float32, int64, or texts as objects; if `binary`, it follows the JSON as bytes."""
 
     values: NDArray[Any]
     binary: bool

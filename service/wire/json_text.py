@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -40,9 +39,7 @@ _VALUE_BYTES = 16
 def parse(raw: bytes, *, finite: bool = False) -> Any:
     """Parses a JSON document.
 
-    Args:
-        raw: The document.
-        finite: Whether `NaN` and `Infinity`, which are not valid JSON, are errors; otherwise they become numbers, which no field accepts.
+    With `finite`, `NaN` and `Infinity`, which are not valid JSON, are errors; otherwise they become numbers, which no field accepts.
 
     Raises:
         ValueError: The document is not JSON.
@@ -52,8 +49,13 @@ def parse(raw: bytes, *, finite: bool = False) -> Any:
         _check_size(raw)
     if len(raw) <= _COLLECTED_BYTES:
         return from_json(raw, allow_inf_nan=not finite)
-    with _no_collection():
+    is_enabled = gc.isenabled()
+    gc.disable()  # it would find nothing during parsing, and traverse each new object several times
+    try:
         return from_json(raw, allow_inf_nan=not finite)
+    finally:
+        if is_enabled:
+            gc.enable()
 
 
 def _check_size(raw: bytes) -> None:
@@ -80,18 +82,6 @@ def _outside_texts(raw: bytes) -> np.ndarray[Any, np.dtype[np.int64]]:
         counts += np.bincount(codes[quotes & 1 == 0], minlength=256)
         inside = int(quotes[-1] & 1)
     return counts
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Pauses the garbage collector, which would find nothing during parsing and traverse each new object several times."""
-    paused = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if paused:
-            gc.enable()
 
 
 def to_json(value: Any) -> bytes:

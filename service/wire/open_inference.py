@@ -24,11 +24,11 @@ from bertserve.service.wire.tensor_forms import (
     JSON,
     MASK,
     MASK_INDEX,
+    RAW_INPUTS,
     TYPES,
     fills_masks,
     form_of,
     names_of,
-    raw_inputs,
     task_of,
 )
 from bertserve.service.wire.tensor_forms import raw_outputs as raw_output_fields
@@ -291,7 +291,7 @@ def _read_ids(query: _Asked, limits: Limits) -> Call:
     """Returns the call of a request with token ids."""
     model, graph, manifest = query.model, query.model.graph, query.model.bundle.manifest
     check_names(query.parameters, [], f"a request with `{IDS}` takes no task parameters and")
-    check_names(query.tensors, [field.name for field in raw_inputs()], f"a request with `{IDS}`")
+    check_names(query.tensors, [field.name for field in RAW_INPUTS], f"a request with `{IDS}`")
     check_names(query.outputs, [field.name for field in raw_output_fields(manifest, graph)], f"the answer to `{IDS}`")
     _check_best(query, f"a request with `{IDS}`", None)
     shape = query.tensors[IDS].shape

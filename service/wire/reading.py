@@ -31,12 +31,7 @@ def read_as(kind: type[B], raw: bytes, limits: Limits) -> B:
 
 
 def parse_json(raw: bytes, body: type[TaskBody] | None = None, *, finite: bool = False) -> Any:
-    """Parses a body.
-
-    Args:
-        raw: The body.
-        body: The expected class, for the example in an error.
-        finite: Whether `NaN` and `Infinity` are errors; see `parse`.
+    """Parses a body; `body` is its class, for the example in an error, and `finite` is as for `parse`.
 
     Raises:
         MalformedRequestError: The body is not JSON.
@@ -50,12 +45,7 @@ def parse_json(raw: bytes, body: type[TaskBody] | None = None, *, finite: bool =
 
 
 def requested_task(task: str, value: Any) -> str:
-    """Returns the task that a body requests.
-
-    Args:
-        task: The model's own task.
-        value: The JSON value of the body. If it is not an object, a later step reports that.
-    """
+    """Returns the task that a body requests, by default the model's own; a later step reports a body that is not an object."""
     derived = ((spec.name, spec.derivation) for spec in TASKS.values() if spec.derivation is not None)
     return next((name for name, derivation in derived if derivation.accepts(task) and _has(value, derivation.discriminator)), task)
 
@@ -127,12 +117,7 @@ def _translate(error: ValidationError, body: type[TaskBody]) -> InvalidValueErro
 
 
 def wrong_value(error: ErrorDetails, example: Mapping[str, Any]) -> InvalidValueError:
-    """Returns one of pydantic's errors, for a missing or wrong value, as one sentence.
-
-    Args:
-        error: Pydantic's error.
-        example: A valid body.
-    """
+    """Returns one of pydantic's errors, for a missing or wrong value, as one sentence; `example` is a valid body."""
     place = where([part for part in error["loc"] if part not in TAGS]) or "the body"
     if error["type"] == "missing":
         return InvalidValueError("`{place}` is missing; send JSON such as {example}.", place=place, example=json.dumps(example))

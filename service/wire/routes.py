@@ -1,4 +1,4 @@
-"""The routes that run models, each with its access and the wire format of its bodies. A new route needs one record here."""
+"""The routes that run models, each with the wire format of its bodies. A new route needs one record here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from bertserve.service.api_keys import Access
 from bertserve.service.tasks import classify, embed, rerank
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.classify import LabelScore
@@ -40,7 +39,6 @@ class Route:
         task: The task of the path; None if it depends on the model or the body.
         binary: Whether bodies and answers can have bytes after their JSON.
         streams: Whether it also accepts JSON Lines: one body per line, answered by one line each.
-        access: The access that callers need.
         tag: The tag of the operation in OpenAPI.
     """
 
@@ -52,7 +50,6 @@ class Route:
     task: str | None = None
     binary: bool = False
     streams: bool = False
-    access: Access = Access.KEY
     tag: str = OTHER_CLIENTS
 
 

@@ -47,14 +47,12 @@ def task_of(task: str, names: Collection[str], parameters: Mapping[str, Any]) ->
     return task
 
 
-def raw_inputs() -> tuple[TensorField, ...]:
-    """Returns the inputs of clients that tokenize themselves."""
-    shape = (-1, -1)
-    return (
-        TensorField(IDS, "INT64", shape),
-        TensorField(MASK, "INT64", shape, optional=True),
-        TensorField(TYPES, "INT64", shape, optional=True),
-    )
+# The inputs of clients that tokenize themselves.
+RAW_INPUTS = (
+    TensorField(IDS, "INT64", (-1, -1)),
+    TensorField(MASK, "INT64", (-1, -1), optional=True),
+    TensorField(TYPES, "INT64", (-1, -1), optional=True),
+)
 
 
 def raw_outputs(manifest: Manifest, graph: GraphSpec) -> tuple[TensorField, ...]:
@@ -86,11 +84,8 @@ def metadata(name: str, version: str, manifest: Manifest, graph: GraphSpec) -> d
         "platform": "onnx_onnxv1",
         "inputs": described(form.inputs),
         "outputs": described((*form.outputs(manifest, None), TensorField(JSON, "BYTES", (-1,)))),
-        "tensors": {"inputs": described(raw_inputs()), "outputs": described(raw_outputs(manifest, graph))},
+        "tensors": {"inputs": described(RAW_INPUTS), "outputs": described(raw_outputs(manifest, graph))},
     }
-
-
-_CONFIG_TYPES = {"BYTES": "TYPE_STRING"}
 
 
 def config(name: str, manifest: Manifest, *, max_rows: int) -> dict[str, Any]:
@@ -98,7 +93,7 @@ def config(name: str, manifest: Manifest, *, max_rows: int) -> dict[str, Any]:
     form = form_of(manifest.task)
 
     def tensor(field: TensorField) -> dict[str, Any]:
-        kind = _CONFIG_TYPES.get(field.datatype, f"TYPE_{field.datatype}")
+        kind = "TYPE_STRING" if field.datatype == "BYTES" else f"TYPE_{field.datatype}"
         return {"name": field.name, "data_type": kind, "dims": list(field.shape[1:]), "optional": field.optional}
 
     return {

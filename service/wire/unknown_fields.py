@@ -27,15 +27,9 @@ OPTIONS = ("use_cache", "wait_for_model", "use_gpu", "dont_load_model", "retry_o
 def check_keys(value: Mapping[str, Any], body: type[TaskBody]) -> None:
     """Checks that all keys of a body are known or harmless.
 
-    Args:
-        value: The body.
-        body: The expected class.
-
     Raises:
         InvalidValueError: A key is unknown or not supported. The message says where it belongs, or has the most similar name.
     """
-    if value.keys() <= body.names:
-        return
     # the check stops at the first wrong key, so a million keys cost no more
     for name, content in value.items():
         if name in body.names or (content is None and body.null_is_nothing):
@@ -55,27 +49,14 @@ def listed(names: Sequence[str]) -> str:
 
 
 def unknown_within(name: str, where: str, known: Sequence[str], body: type[TaskBody]) -> InvalidValueError:
-    """Returns the error of an unknown name in an object within a body.
-
-    Args:
-        name: The name.
-        where: The object, such as `parameters` or `inputs[3]`.
-        known: The names that it can have.
-        body: The body's class.
-    """
+    """Returns the error of an unknown name in an object within a body, such as `parameters` or `inputs[3]`."""
     if where == "parameters" and name in body.names:
         return InvalidValueError("`parameters` has no `{field}`; put it next to {known}.", field=name, known=listed(required(body)))
     return unknown_name(name, f"`{where}`", known)
 
 
 def unknown_name(name: str, holder: str, known: Sequence[str]) -> InvalidValueError:
-    """Returns the error of an unknown name.
-
-    Args:
-        name: The name.
-        holder: The object that does not have it, for the message.
-        known: The names that it has.
-    """
+    """Returns the error of an unknown name; `holder` is the object that does not have it, for the message."""
     hint = did_you_mean(name.lower(), known)
     remedy = f"{hint + ' Known' if hint else 'known'} names are {listed(known)}" if known else "leave it out"
     return InvalidValueError("{holder} has no `{name}`; {remedy}.", holder=holder, name=name[:SHOWN_CHARS], remedy=remedy)
@@ -126,13 +107,7 @@ _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def no_json(raw: bytes, reason: str, body: type[TaskBody] | None) -> MalformedRequestError:
-    """Returns the error of a body that is not JSON.
-
-    Args:
-        raw: The body.
-        reason: The error of the parser.
-        body: The expected class of the body, or None if it is not the body of a task.
-    """
+    """Returns the error of a body that is not JSON; `reason` is the parser's error, and `body` is None if no task has this body."""
     problem = _looks(raw) or at_column(raw, reason)
     if body is None:
         return MalformedRequestError("the body is not valid JSON: {problem}; send JSON.", problem=problem)

@@ -25,7 +25,7 @@ from bertserve.service.http.app import create_app
 from bertserve.service.metrics import Metrics
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
-from bertserve.service.serving.build import AppState, Machine, Totals, WorkerShare, build
+from bertserve.service.serving.build import AppState, Machine, WorkerShare, build
 from bertserve.service.serving.held_bytes import HeldBytes
 from bertserve.service.serving.model import Model
 from bertserve.service.serving.registry import Registry
@@ -243,7 +243,7 @@ def faked(models: Path, engine: FakeEngine, *, max_queue_tokens: int = 4096, clo
         timeout_ms=10_000,
         max_timeout_ms=20_000,
         max_stream_requests=32,
-        totals=Totals(64, max_queue_tokens, 1),
+        totals={"max_batch_tokens": 64, "max_queue_tokens": max_queue_tokens, "threads": 1},
         worker=WorkerShare(0, 1, os.getpid(), max_queue_tokens, 1),
         machine=Machine("", "", "cpu", "cpu", 1),
     )

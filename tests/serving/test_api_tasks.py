@@ -212,7 +212,7 @@ def test_the_warning_is_a_valid_header_for_any_target(api: Send) -> None:
 
 def test_headers_have_printable_ascii_only(models: Path) -> None:
     """A newline or a non-Latin letter in a vocabulary's piece is escaped, so that it cannot end or break a header line."""
-    prediction = Prediction([[]], [], ["targets; the first pieces were used: \n\r\x00\x7f, é, 日, \U0001f600, a\\b"], warned=[0])
+    prediction = Prediction([[]], [], [(0, "targets; the first pieces were used: \n\r\x00\x7f, é, 日, \U0001f600, a\\b")])
     model = build(Settings(models=models)).registry.models["tiny"]
     body = validate_as(TASKS["text-classification"].body, {"inputs": "good"}, Limits(1, 9))
     headers = _headers(Call("text-classification", model, body, lambda _: []), Content(b"[]", "application/json", {}), prediction)

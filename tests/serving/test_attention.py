@@ -217,7 +217,7 @@ def test_weights_count_as_tokens(tokenizer: Tokenizer) -> None:
     batch = encode(attention, request, tokenizer)
 
     assert (32, 144 * 32 * 32 // 1024) == (batch.encodings[0].cost_tokens, batch.cost.reserved_tokens)
-    assert 144 * 32 * 32 == batch.cost.memory_per_input
+    assert 144 * 32 * 32 == batch.cost.memory
     assert 32 + 144 * 32 * 32 // 1024 == attention.estimate(request, 32)
 
 

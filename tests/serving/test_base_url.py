@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,12 @@ def test_the_body_selects_one_of_several_models(api: Send, body: dict[str, Any],
 )
 def test_a_body_that_fits_several_tasks_or_none_is_refused(api: Send, body: Any, said: str) -> None:
     assert said in rejected(post(api, body, path="/"), 422, "invalid_value")
+
+
+def test_names_are_not_compared_with_those_of_each_task(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message does not use the result, and the comparison takes milliseconds."""
+    monkeypatch.setattr(difflib, "get_close_matches", None)
+    assert "fits none" in rejected(post(api, {"truncation_directon": 1}, path="/"), 422, "invalid_value")
 
 
 def test_a_body_over_a_limit_is_too_large(api: Send) -> None:

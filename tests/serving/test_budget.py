@@ -44,10 +44,8 @@ def test_a_batch_must_have_a_cost() -> None:
 
 
 def test_costs_add_up() -> None:
-    both = Cost(answer_bytes=1, steps=320, memory_per_input=3, reserved_tokens=4) + Cost(
-        answer_bytes=10, steps=320, memory_per_input=30, reserved_tokens=40
-    )
-    assert Cost(answer_bytes=11, steps=640, memory_per_input=33, reserved_tokens=44) == both == both + NOTHING
+    both = Cost(answer_bytes=1, steps=320, memory=3, reserved_tokens=4) + Cost(answer_bytes=10, steps=320, memory=30, reserved_tokens=40)
+    assert Cost(answer_bytes=11, steps=640, memory=33, reserved_tokens=44) == both == both + NOTHING
     assert 44 + 640 // 32 == both.queue_tokens
 
 
@@ -308,9 +306,7 @@ def test_tokens_of_long_texts_count_as_memory(tmp_path: Path) -> None:
     tokenizer = Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)
     assert (
         30_000 + 1002
-        == encode(
-            token_classification, token_classification.NerRequest("good " * 1000), tokenizer, Head(labels=("O",))
-        ).cost.memory_per_input
+        == encode(token_classification, token_classification.NerRequest("good " * 1000), tokenizer, Head(labels=("O",))).cost.memory
     )
 
 

@@ -10,26 +10,26 @@ from bertserve.service.scheduling.inference_thread import PeakConcurrency
 
 def test_a_peak_lasts_for_one_to_two_windows() -> None:
     """A burst counts for at least one second, and then has no effect."""
-    demand = PeakConcurrency(1.0)
+    demand = PeakConcurrency()
     demand.record(3, 10.0)
     for now in (10.4, 10.9, 11.3, 11.9):
         demand.record(1, now)
-        assert 3 == demand.peak(now)
+        assert 3 == demand.record(0, now)
     demand.record(1, 12.5)
-    assert 1 == demand.peak(12.5)
+    assert 1 == demand.record(0, 12.5)
 
 
 def test_an_old_peak_is_forgotten() -> None:
-    demand = PeakConcurrency(1.0)
+    demand = PeakConcurrency()
     demand.record(8, 10.0)
 
-    assert 0 == demand.peak(100.0)
+    assert 0 == demand.record(0, 100.0)
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 0.7), st.integers(1, 9)), min_size=1, max_size=60))
 def test_the_peak_is_the_maximum_of_the_last_one_to_two_windows(steps: list[tuple[float, int]]) -> None:
     """The peak is at least the maximum of the last window, and at most the maximum of the last two windows."""
-    demand, now = PeakConcurrency(1.0), 0.0
+    demand, now = PeakConcurrency(), 0.0
     seen: list[tuple[float, int]] = []
     for step, runs in steps:
         now += step
@@ -37,4 +37,4 @@ def test_the_peak_is_the_maximum_of_the_last_one_to_two_windows(steps: list[tupl
         seen.append((now, runs))
         least = max(count for when, count in seen if now - when < 1.0)
         most = max(count for when, count in seen if now - when <= 2.0)
-        assert least <= demand.peak(now) <= most
+        assert least <= demand.record(0, now) <= most

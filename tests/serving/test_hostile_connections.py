@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from bertserve.service.http.responses import send_body
 from bertserve.service.process import connections, parsing, protocol
-from bertserve.service.process.connections import PROBE_RESERVE, TURN_BYTES, ConnectionLimits, Room
+from bertserve.service.process.connections import PROBE_RESERVE, READ_BYTES, TURN_BYTES, ConnectionLimits, Room
 from bertserve.service.process.parsing import MAX_HEADERS
 from bertserve.service.process.protocol import CoalescingTransport, HttpProtocol
 from bertserve.service.process.server import Server, configure
@@ -423,6 +423,36 @@ async def test_all_connections_share_the_parsing_limit_of_a_turn() -> None:
     assert [False, True, False] == [open_.may_parse(size) for size in (TURN_BYTES + 1, TURN_BYTES - 1, 2)]
     await asyncio.sleep(0)
     assert open_.may_parse(2)
+
+
+async def test_a_short_read_counts_as_many_bytes_as_a_short_request() -> None:
+    """Otherwise one turn would answer hundreds of requests without headers."""
+    open_ = connections.Connections(LIMITS)
+    most = TURN_BYTES // READ_BYTES
+    assert [True] * most + [False] == [open_.may_parse(1) for _ in range(most + 1)]
+
+
+async def test_connections_with_pipelined_requests_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise each turn of the event loop would answer a request of each of thousands of connections."""
+    loop, parsed, parse_on = asyncio.get_running_loop(), [0], HttpProtocol._parse_on
+
+    def counted(self: HttpProtocol, behind_an_answer: bool) -> None:
+        parsed[-1] += 1
+        parse_on(self, behind_an_answer)
+
+    def turn() -> None:
+        parsed.append(0)
+        loop.call_soon(turn)
+
+    monkeypatch.setattr(HttpProtocol, "_parse_on", counted)
+    async with listening(echo) as served, AsyncExitStack() as stack:
+        opened = [await stack.enter_async_context(client(served)) for _ in range(20)]
+        turn()
+        for _, writer in opened:
+            writer.write(GET * 3)
+        await until(lambda: sum(connection.server_state.total_requests for connection in served.protocols[:1]) == 60)
+
+    assert (1, 40) == (max(parsed), sum(parsed))
 
 
 @pytest.mark.parametrize("body", [b"{", b"{" * 90])

@@ -133,7 +133,7 @@ def test_a_filling_has_tokens_and_text(runs: Runs) -> None:
 
 def test_a_filling_copies_only_a_part_of_a_long_text(runs: Runs) -> None:
     ids = [5] * 10_000 + [4, 6, 4] + [5] * 10_000
-    (pattern,), _, _ = prepare(ids, [10_000, 10_002], [joint_masks.slot_of_any_token(9)], beam=8, tokenizer=runs.tokenizer)
+    (pattern,), _, _ = prepare(ids, [10_000, 10_002], [joint_masks.Slot((1, 9))], beam=8, tokenizer=runs.tokenizer)
     assert [5, 7, 6, 4] == pattern.filled((7,), 9_999, 10_003)
     assert [7, 6, 8] == pattern.filled((7, 8), 10_000, 10_003)
 
@@ -323,7 +323,7 @@ def test_joint_is_refused_for_the_javascript_client(api: Send) -> None:
 
 def test_a_search_that_would_hold_too_much_memory_is_refused(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each variant holds its best tokens until all variants have run: a wide beam and a large `top_k` exceed the limit."""
-    monkeypatch.setattr("bertserve.service.tasks.cost.MAX_HELD", 12_000)
+    monkeypatch.setattr("bertserve.service.tasks.cost.MAX_MEMORY", 12_000)
     assert 50 == len(ask(api, "[MASK] [MASK]", top_k=50, beam=2))
     status, error = ask(api, "[MASK] [MASK]", top_k=50, beam=64)
     assert (413, True) == (status, "12000" in error), error

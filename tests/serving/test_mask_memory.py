@@ -70,7 +70,7 @@ def test_results_stay_within_the_estimated_memory(masks: int, joint: bool, rest:
     text = f"{bundle.tokenizer.mask.token} " * masks + rest
     parameters = fill_mask.FillMaskParameters(top_k=60, joint=joint)
     begun = begin(fill_mask, fill_mask.FillMaskRequest(text, parameters), bundle.tokenizer, bundle.manifest)
-    counted, random = 4 * begun.batch.cost.memory_per_input, np.random.default_rng(0)
+    counted, random = 4 * begun.batch.cost.memory, np.random.default_rng(0)
     result: Any = begun.batch
     while isinstance(result, Batch):
         shapes = [(len(encoding.masks), bundle.tokenizer.vocabulary_size) for encoding in result.encodings]

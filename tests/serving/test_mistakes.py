@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from application import Send, post, rejected
+from bertserve.service.http import app
 from bertserve.service.tasks.catalog import TASKS
 
 MULTIPART = b'--7d4b\r\nContent-Disposition: form-data; name="inputs"\r\n\r\ngood\r\n--7d4b--\r\n'
@@ -88,13 +89,16 @@ def test_the_error_for_bare_inputs_shows_a_complete_body(api: Send, body: object
         ("/v2/models/names/inferr", "/v2/models/names/infer"),
     ],
 )
-def test_the_error_for_an_unknown_path_suggests_the_nearest_path(api: Send, method: str, path: str, near: str) -> None:
+def test_the_error_for_an_unknown_path_suggests_the_nearest_path(
+    api: Send, monkeypatch: pytest.MonkeyPatch, method: str, path: str, near: str
+) -> None:
+    monkeypatch.setattr(app, "MAX_SEARCHES", 1000)
     assert f"`{path}`; did you mean `{near}`?" in rejected(api(method, path), 404, "not_found")
 
 
 @pytest.mark.parametrize("path", ["/nothing/like/it", "/v2/modles/x/infr", "/" + "x/" * 500])
 def test_the_search_for_the_nearest_path_is_bounded(api: Send, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    """The path is compared with all paths in one call, then by segments with similar paths. A repeated request skips the comparison."""
+    """The path is compared with all paths in one call, then by segments with similar paths."""
     words = []
     near = difflib.get_close_matches
 
@@ -102,14 +106,28 @@ def test_the_search_for_the_nearest_path_is_bounded(api: Send, monkeypatch: pyte
         words.append(word)
         return near(word, *args, **options)
 
+    monkeypatch.setattr(app, "MAX_SEARCHES", 1000)
     monkeypatch.setattr(difflib, "get_close_matches", count)
     rejected(api("GET", path), 404, "not_found")
     assert (1, True) == (words.count(path[:64]), len(words) <= 10)
-    rejected(api("GET", path), 404, "not_found")
-    assert 1 == words.count(path[:64])
 
 
-def test_the_error_for_an_unknown_openai_path_suggests_the_nearest_path(api: Send) -> None:
+def test_the_searches_for_nearest_paths_are_limited_per_second(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller needs no key for them. At the limit, an unknown path gets the general message."""
+    monkeypatch.setattr(app, "MAX_SEARCHES", 2)
+    monkeypatch.setattr(app.time, "monotonic", lambda: now)
+    now = 1e9
+
+    def hints(count: int) -> list[bool]:
+        return ["did you mean" in rejected(api("GET", f"/clasify{i}"), 404, "not_found") for i in range(count)]
+
+    assert [True, True, False, False] == hints(4)
+    now += 1
+    assert [True, True, False] == hints(3)
+
+
+def test_the_error_for_an_unknown_openai_path_suggests_the_nearest_path(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "MAX_SEARCHES", 1000)
     error = api("POST", "/v1/embeding").json()["error"]
     assert ("not_found", True) == (error["code"], "did you mean `/v1/embeddings`?" in error["message"])
 

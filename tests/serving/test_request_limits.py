@@ -27,12 +27,12 @@ from bertserve.service.serving.model import Model
 from bertserve.service.serving.work import RequestRun
 from bertserve.service.settings import Settings
 from bertserve.service.tasks import classify as classification
-from bertserve.service.tasks import decoding, embed, fill_mask, question_answering, token_classification
+from bertserve.service.tasks import decoding, embed, fill_mask, question_answering, rerank, token_classification
 from bertserve.service.tasks.batch import PAUSE, Batch, TaskModel, TaskRun, kept
 from bertserve.service.tasks.batch import begin as first_of
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.cost import TEXT_CHARS, Budget
+from bertserve.service.tasks.cost import ENCODING_MEMORY, TEXT_CHARS, Budget
 from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
 from bertserve.service.wire.reading import read_as
@@ -185,10 +185,23 @@ def test_many_empty_texts_are_not_tokenized_on_the_event_loop(
     def on_event_loop(body: dict[str, Any]) -> bool:
         requests = read_as(spec.body, json.dumps(body).encode(), LIMITS).requests(model.bundle.manifest)
         run = RequestRun(requests, spec, TaskModel(model._tokenizer, model.bundle.manifest, Budget()), None)
-        return model._first_stage(run, sum(request.chars for request in requests)).work != [(0, None)]
+        return model._first_stage(run, sum(request.chars for request in requests) + TEXT_CHARS * (len(requests) - 1)).work != [(0, None)]
 
     assert on_event_loop(few)
     assert not on_event_loop(many)
+
+
+def test_the_objects_of_each_encoding_count_as_memory(models_of_all: dict[str, Model]) -> None:
+    """A text of one token needs more memory for its objects than for its numbers."""
+    stage = begun(models_of_all["text-classification"], [classification.ClassifyRequest("good")] * 500, TASKS["text-classification"])
+    assert stage.memory >= ENCODING_MEMORY * 500
+
+
+def test_a_query_without_texts_is_not_tokenized(models_of_all: dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take time that no token of the queue counts."""
+    monkeypatch.setattr(Tokenizer, "tokenize", None)
+    request = rerank.RerankRequest("jq" * 50, ())
+    assert (0, []) == (request.chars, begun(models_of_all["text-classification"], [request], TASKS[rerank.TASK]).work)
 
 
 @pytest.mark.parametrize("stride", [None, 0, 20, 28])
@@ -339,7 +352,7 @@ def test_a_request_that_would_keep_too_many_numbers_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, task: str, body: dict[str, Any]
 ) -> None:
     """The error names how many numbers the request would keep, and the maximum."""
-    monkeypatch.setattr("bertserve.service.tasks.cost.MAX_HELD", 100)
+    monkeypatch.setattr("bertserve.service.tasks.cost.MAX_MEMORY", 100)
     tiny.bundle(tmp_path, task=task)
 
     assert "numbers and 100 " in rejected(call_fresh(tmp_path, "POST", path, json=body), 413, "too_large")

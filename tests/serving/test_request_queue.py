@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bertserve.service.errors import InvalidValueError, RefusedError
 from bertserve.service.scheduling.request_queue import KEPT_ENDED, LATE_PER_SHORT, LATE_S, RequestQueue
-from bertserve.service.scheduling.scheduled_request import MAX_ANSWER_BYTES, SHARE_FULL, Item, ScheduledRequest, Shape, Share, exact
+from bertserve.service.scheduling.scheduled_request import MAX_SHARE_ANSWER_BYTES, SHARE_FULL, Item, ScheduledRequest, Shape, Share, exact
 
 KEY = "model"
 
@@ -573,8 +573,8 @@ def test_a_long_step_waits_for_a_thread_that_may_start_it() -> None:
     queue.put(long, None, [(0, None)], lambda rows, length: 0.0, 0.0, keep_estimate=True)
     text = add(queue, 8, now=1.0)
 
-    assert [text] == [item.request for item in queue.take(1.0, long_step=False)]
-    assert [] == queue.take(1.0, long_step=False)
+    assert [text] == [item.request for item in queue.take(1.0, allow_long_step=False)]
+    assert [] == queue.take(1.0, allow_long_step=False)
     assert [long] == [item.request for item in queue.take(1.0)]
 
 
@@ -623,17 +623,33 @@ def test_open_requests_share_a_memory_limit() -> None:
     """A request over the limit is refused, except if no other request holds memory or if it already holds as much."""
     queue = new_queue(max_memory=100)
     large, other, next_one = (add(queue, 1) for _ in range(3))
-    queue.expect_memory(large, 70)
+    queue.reserve_memory(large, 70)
     with pytest.raises(RefusedError) as refused:
-        queue.expect_memory(other, 31)
-    queue.expect_memory(large, 70)
-    queue.expect_memory(next_one, 30)
+        queue.reserve_memory(other, 31)
+    queue.reserve_memory(large, 70)
+    queue.reserve_memory(next_one, 30)
     for request in (large, other, next_one):
         queue.close(request)
-    queue.expect_memory(large, 70)
-    queue.expect_memory(add(queue, 1), 101)
+    queue.reserve_memory(large, 70)
+    queue.reserve_memory(add(queue, 1), 101)
 
     assert "queue_full" == refused.value.reason
+
+
+def test_small_requests_get_memory_while_large_ones_hold_all_of_it() -> None:
+    """A request of at most a 64th of the limit gets memory, until such requests hold an eighth of it."""
+    queue = new_queue(max_memory=6400)
+    queue.reserve_memory(add(queue, 1), 6400)
+    small = [add(queue, 1) for _ in range(9)]
+    for request in small[:8]:
+        queue.reserve_memory(request, 100)
+    for request, memory in ((small[8], 100), (add(queue, 1), 101)):
+        with pytest.raises(RefusedError):
+            queue.reserve_memory(request, memory)
+    queue.reserve_memory(small[0], 50)
+    queue.reserve_memory(small[8], 50)
+    queue.close(small[1])
+    queue.reserve_memory(small[0], 100)
 
 
 # ---- many long requests
@@ -746,15 +762,15 @@ def test_the_requests_of_a_share_are_due_one_after_another() -> None:
 def test_the_answers_of_a_share_have_a_total_limit_of_bytes() -> None:
     queue, share = new_queue(), Share()
     requests = [queue.admit(tokens=9, seconds=0.0, deadline=100.0, now=0.0, share=share) for _ in range(3)]
-    queue.expect_answer(requests[0], MAX_ANSWER_BYTES + 1)
-    queue.expect_answer(requests[0], MAX_ANSWER_BYTES - 1)
+    queue.reserve_answer(requests[0], MAX_SHARE_ANSWER_BYTES + 1)
+    queue.reserve_answer(requests[0], MAX_SHARE_ANSWER_BYTES - 1)
 
     with pytest.raises(RefusedError) as error:
-        queue.expect_answer(requests[1], 2)
+        queue.reserve_answer(requests[1], 2)
     assert SHARE_FULL == error.value.reason
-    queue.expect_answer(requests[2], 1)
+    queue.reserve_answer(requests[2], 1)
     queue.close(requests[0])
-    queue.expect_answer(requests[1], 2)
+    queue.reserve_answer(requests[1], 2)
     for request in requests:
         queue.close(request)
     assert 0 == share.answer_bytes

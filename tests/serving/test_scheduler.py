@@ -68,8 +68,8 @@ class Watched(RequestQueue):
 
     in_vain = 0
 
-    def take(self, now: float, *, last_thread: bool = False, long_step: bool = True) -> list[Item]:
-        batch = super().take(now, last_thread=last_thread, long_step=long_step)
+    def take(self, now: float, *, last_thread: bool = False, allow_long_step: bool = True) -> list[Item]:
+        batch = super().take(now, last_thread=last_thread, allow_long_step=allow_long_step)
         self.in_vain += not batch
         return batch
 
@@ -210,15 +210,15 @@ async def test_a_request_with_many_items_queues_them_in_parts(bench: Bench, monk
 async def test_a_request_that_ends_while_its_items_are_queued_leaves_no_items(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     blocker = await bench.blocked()
     request = bench.admit(8 * 3 * PART_ITEMS)
-    link, parts = bench.queue.link, list[int]()
+    put_part, parts = bench.queue.put_part, list[int]()
 
-    def link_and_close(request: ScheduledRequest, items: Sequence[Item], now: float) -> None:
-        link(request, items, now)
+    def put_part_and_close(request: ScheduledRequest, items: Sequence[Item], now: float) -> None:
+        put_part(request, items, now)
         parts.append(len(items))
         if len(parts) == 2:
             bench.scheduler.close(request)
 
-    monkeypatch.setattr(bench.queue, "link", link_and_close)
+    monkeypatch.setattr(bench.queue, "put_part", put_part_and_close)
     task = asyncio.ensure_future(bench.scheduler.run(request, bench.stage(*range(3 * PART_ITEMS))))
     await asyncio.sleep(0)
     assert [PART_ITEMS] * 3 == parts
@@ -447,10 +447,10 @@ class Broken(RequestQueue):
 
     broken = False
 
-    def take(self, now: float, *, last_thread: bool = False, long_step: bool = True) -> list[Item]:
+    def take(self, now: float, *, last_thread: bool = False, allow_long_step: bool = True) -> list[Item]:
         if self.broken:
             raise RuntimeError("a bug of the queue")
-        return super().take(now, last_thread=last_thread, long_step=long_step)
+        return super().take(now, last_thread=last_thread, allow_long_step=allow_long_step)
 
 
 @on_loop(threads=2, queue=Broken)

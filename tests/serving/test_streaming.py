@@ -22,16 +22,18 @@ import pytest
 import slow
 from application import assert_same, call, faked, play, queued, rejected
 from bertserve.service.errors import InvalidValueError, RefusedError, UnavailableError
+from bertserve.service.http import streaming
 from bertserve.service.http.app import create_app
 from bertserve.service.http.auth import Authenticator
 from bertserve.service.http.streaming import CUT_BYTES, LineAnswerer, LineCutter, LineStream
 from bertserve.service.http.turns import LINE_BYTES, LONG_BYTES, PAUSES, SMALL_BYTES, Turns
+from bertserve.service.serving import held_bytes
 from bertserve.service.serving.build import AppState, build
 from bertserve.service.serving.held_bytes import HeldBytes
 from bertserve.service.serving.model import Model
 from bertserve.service.settings import Settings
 from bertserve.service.wire import json_text, reading
-from bertserve.service.wire.call import Call, Incoming
+from bertserve.service.wire.call import Call, Content, Incoming
 from bertserve.service.wire.routes import Route
 from fakes import FakeEngine
 from served_socket import client as socket_client
@@ -570,6 +572,45 @@ def test_lines_that_are_refused_after_admission_retry_one_at_a_time(models: Path
     answers = read(play(service, lambda client: client.post("/classify", content=content, headers=LINES)))
     assert [list] * 10 == [type(answer) for answer in answers]
     assert peak == 1
+
+
+@pytest.mark.parametrize(("wait_s", "kinds"), [(10.0, [list] * 3), (0.0, [dict, dict, list])])
+def test_a_large_answer_is_built_only_when_its_bytes_are_reserved(
+    models: Path, monkeypatch: pytest.MonkeyPatch, wait_s: float, kinds: list[type]
+) -> None:
+    """The lines of other streams wait for the bytes and run again, so that no results are kept. After `WAIT_S` they get an error."""
+    service = faked(models, FakeEngine())
+    service.held_bytes.limit = 500_000
+    runs = building = most = 0
+    predict = Model.predict
+
+    async def large(self: Model, requests: Any, **options: Any) -> Any:
+        nonlocal runs
+        runs += 1
+        prediction = await predict(self, requests, **options)
+        prediction.answer_bytes = 200_000
+        return prediction
+
+    async def build(call: Call, prediction: Any) -> Content:
+        nonlocal building, most
+        building += 1
+        most = max(most, building)
+        await asyncio.sleep(0.05)
+        building -= 1
+        return Content(b"[1]", "application/json", {})
+
+    monkeypatch.setattr(Model, "predict", large)
+    monkeypatch.setattr(streaming, "content_of", build)
+    monkeypatch.setattr(held_bytes, "WAIT_S", wait_s)
+
+    async def check(client: httpx.AsyncClient) -> list[Any]:
+        content = written({"inputs": "good"})
+        return await asyncio.gather(*(client.post("/classify", content=content, headers=LINES) for _ in range(3)))
+
+    answers = [read(answer)[0] for answer in play(service, check)]
+    assert sorted(kinds, key=str) == sorted(map(type, answers), key=str)
+    assert {"unavailable"} >= {answer["error_type"] for answer in answers if isinstance(answer, dict)}
+    assert (1, 5 if wait_s else 3, 0) == (most, runs, service.held_bytes.count)
 
 
 def test_a_line_waits_for_the_queue_until_its_deadline(models: Path) -> None:

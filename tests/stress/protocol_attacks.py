@@ -8,7 +8,7 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 import raw_http
@@ -86,16 +86,36 @@ def flood(*parts: bytes, path: str = "/classify", count: int = 80) -> Run:
             for _ in range(target.share(count)):
                 connections.append(target.connect())
                 connections[-1].sendall(head)
-                connections[-1].setblocking(False)
-            while not target.over:
-                for connection in connections:
-                    for part in parts:
-                        with suppress(BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-                            connection.send(part)
-                    with suppress(BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-                        connection.recv(65536)
+            send_and_read(target, connections, parts)
 
     return run
+
+
+def pipeline(data: bytes, count: int = 250) -> Run:
+    """Returns an attack over parallel connections, which send the same requests without end and read the answers."""
+
+    def run(target: Target) -> None:
+        with target.opened() as connections:
+            for _ in range(target.share(count)):
+                if target.over:
+                    return
+                connections.append(target.connect())
+            send_and_read(target, connections, [data])
+
+    return run
+
+
+def send_and_read(target: Target, connections: Sequence[socket.socket], parts: Sequence[bytes]) -> None:
+    """Sends parts over each connection in turn and reads what arrives, until the attack ends. What does not fit into a buffer is not sent."""
+    rests = [memoryview(b"".join(parts))] * len(connections)
+    for connection in connections:
+        connection.setblocking(False)
+    while not target.over:
+        for i, connection in enumerate(connections):
+            with suppress(BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                rests[i] = rests[i][connection.send(rests[i]) :] or memoryview(b"".join(parts))
+            with suppress(BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                connection.recv(65536)
 
 
 def never_read(target: Target, count: int, request: bytes, *, behind: bytes = b"") -> None:
@@ -240,12 +260,18 @@ def _stream_request(target: Target) -> bytes:
     return head + chunk(b'{"inputs":"A warm, funny film."}\n' * 2000)
 
 
+def _large_line_request(target: Target) -> bytes:
+    body = json.dumps({"inputs": "[MASK] " + "a " * 30_000, "parameters": {"top_k": 180}}).encode() + b"\n"  # an answer of 11 MB
+    return target.head("POST", "/fill-mask", b"content-length: %d" % len(body), b"content-type: application/x-ndjson") + body
+
+
 def _large_answers_request(target: Target) -> bytes:
     head = target.head("POST", "/fill-mask", b"transfer-encoding: chunked", b"content-type: application/x-ndjson")
     return head + chunk(LARGE_ANSWER + b"\n") * 40
 
 
 LONG_PATHS = tuple("/" + name for name in ("clasify", "modls/x/y/z/a/b/c/d", "v2/modles/x/infr", "x" * 30_000, "x/" * 10_000, "%0a" * 9000))
+WRONG_PATHS = b"".join(b"GET /v2/models/aaaaaaaa/versions/bbbbbbbb/conf%04d HTTP/1.1\r\nhost: t\r\n\r\n" % number for number in range(1000))
 CONTROL_PATHS = ("/classify%0A", "/health/live%0a", "/%00", "/models/a%0d%0aset-cookie:%20b/info", "/models/%0a/unload", "/..%2f..", "//t/")
 SCRAPES = ("/metrics", "/openapi.json", "/models", "/v2/models/stats", "/info", "/docs", "/v2/models/sentiment/config")
 
@@ -255,6 +281,8 @@ PROTOCOL: dict[str, tuple[Run, int]] = {
     "pipelined requests": (lambda target: blind(target, target.post("/classify", SHORT) * 5000), 1),
     "pipelined refusals": (lambda target: blind(target, target.post("/nowhere", b"") * 5000), 1),
     "pipelined scrapes": (lambda target: blind(target, target.head("GET", "/metrics") * 5000), 1),
+    "pipelined probes of many connections": (pipeline(GET_LIVE * 200), 250),
+    "pipelined wrong paths of many connections": (pipeline(WRONG_PATHS), 250),
     "trailers of a megabyte": (in_chunks(chunk(SHORT) + b"0\r\n", b"x: y\r\n" * (FLOOD // 6) + b"\r\n"), 1),
     "trailers without end": (in_chunks(chunk(SHORT) + b"0\r\n", *[b"x: y\r\n" * (FLOOD // 6)] * 200), 1),
     "chunks of a byte": (in_chunks(b"1\r\n \r\n" * FLOOD, chunk(SHORT) + b"0\r\n\r\n"), 1),
@@ -269,6 +297,7 @@ PROTOCOL: dict[str, tuple[Run, int]] = {
     "slow readers of a large answer": (lambda target: read_slowly(target, 8, _large_answer_request(target)), 8),
     "slow readers of a stream": (lambda target: read_slowly(target, 8, _stream_request(target)), 8),
     "a slow reader of a stream of large answers": (lambda target: read_slowly(target, 1, _large_answers_request(target)), 1),
+    "streams of a large answer that is not read": (lambda target: never_read(target, 40, _large_line_request(target)), 40),
     "silent connections": (lambda target: hold(target, target.max_connections + 16, b""), MANY),
     "silent connections without TLS": (lambda target: hold(target, target.max_connections + 16, b"", tls=False), MANY),
     "half of a TLS hello": (lambda target: hold(target, MANY, bytes.fromhex("16030100c8010000c40303"), byte=b"\0", tls=False), MANY),
@@ -320,6 +349,7 @@ CALLERS = {
     "a stream of short texts": 8,  # 32 lines of a stream run at the same time
     "a stream of lists of pairs": 8,
     "streams of many texts": 8,
+    "streams of a large answer that is not read": 8,
 }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fastapi import APIRouter
 
-from bertserve.service.http.auth import PublicEndpoint
+from bertserve.service.api_keys import Access
 from bertserve.service.http.openapi import add_file, endpoints
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.wire.json_text import to_json
@@ -35,12 +35,8 @@ POLICY = (
 
 
 def router(root_path: str = "") -> APIRouter:
-    """Returns the routes of the page and its files.
-
-    Args:
-        root_path: Path prefix of the proxy; the URLs of the page are relative to it.
-    """
-    routes = endpoints(PublicEndpoint, include_in_schema=False)
+    """Returns the routes of the page and its files; the URLs of the page are relative to the proxy's path prefix."""
+    routes = endpoints(Access.PUBLIC, include_in_schema=False)
     page = (_FOLDER / PAGE).read_bytes()
     if root_path:
         # without it, a browser at `/bert` without a final slash would resolve relative URLs against `/`
