@@ -59,7 +59,10 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, names: Iterable[str], otherwise: str = "", *, name_format: str = "`{}`") -> str:
-    """Returns a question with the known name that is most similar to a wrong one, or `otherwise` if none is similar."""
+    """Returns a question with the known name that is most similar to a wrong one, or `otherwise` if none is similar.
+
+    `name_format` is how the question writes the name.
+    """
     near = nearest(name, names)
     return f"did you mean {name_format.format(near)}?" if near else otherwise
 

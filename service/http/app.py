@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from math import inf
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -32,7 +33,7 @@ DESCRIPTION = """Fine-tuned BERT-family encoders over HTTP, in the wire format o
 For a list of inputs, the answer is a list. Errors have one shape, `{"error", "error_type", "request_id"}`. Every answer has the header
 `x-request-id`. The answer of a model also has `x-model` and `server-timing`; `x-truncated` and `X-HF-Warning` say when
 text was cut."""
-MAX_SEARCHES = 20  # per second, for the path that is most similar to an unknown one
+SEARCH_EVERY_S = 0.05  # of the search for the path that is most similar to an unknown one
 _METHOD_NOT_ALLOWED = 405
 _NAME = re.compile(r"\{(\w+)\}")
 _HEADERS_OF_ANSWERS = ("x-request-id", "x-model", "server-timing", "x-truncated", "x-windows", "x-hf-warning", "retry-after")
@@ -145,22 +146,23 @@ async def _translate(suggestions: Suggestions, request: Request, error: Exceptio
 class Suggestions:
     """Finds the known path that is most similar to an unknown one.
 
-    A search takes about 2 ms of the event loop, and a caller needs no key for it, so their number per second is limited.
+    A search takes milliseconds of the event loop, and a caller needs no key for it, so there is one per `SEARCH_EVERY_S` at most.
     """
 
     def __init__(self, paths: Sequence[str]) -> None:
         """Takes the known paths; `{name}` in a path is a model's name, `{version}` its version."""
         self._paths = tuple(paths)
-        self._second = 0
-        self._searches = 0
+        self._searched = -inf
 
     def nearest(self, path: str) -> str | None:
-        """Returns the known path, if one is similar and the limit is not reached."""
-        second = int(time.monotonic())
-        if second != self._second:
-            self._second, self._searches = second, 0
-        self._searches += 1
-        return _nearest(path, self._paths) if self._searches <= MAX_SEARCHES else None
+        """Returns the known path, if one is similar and the last search was long enough ago."""
+        if (of_openai := f"/v1{path}") in self._paths:  # the base URL of OpenAI's client lacks `/v1`
+            return of_openai
+        now = time.monotonic()
+        if now - self._searched < SEARCH_EVERY_S:
+            return None
+        self._searched = now
+        return _nearest(path, self._paths)
 
 
 def _no_such_path(path: str, suggestions: Suggestions) -> NotFoundError:
@@ -175,8 +177,6 @@ def _no_such_path(path: str, suggestions: Suggestions) -> NotFoundError:
 
 def _nearest(path: str, paths: tuple[str, ...]) -> str | None:
     """Returns the known path that is most similar, if any."""
-    if (of_openai := f"/v1{path}") in paths:  # the base URL of OpenAI's client lacks `/v1`
-        return of_openai
     steps = path.split("/")
     filled = [_filled(template.split("/"), steps) for template in paths if template.count("/") < len(steps)]
     lowered = {"/".join(path_steps).lower(): path_steps for path_steps in reversed(filled)}

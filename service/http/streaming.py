@@ -5,8 +5,9 @@ the answers that are not yet sent. At the limit, nothing more is read from the c
 that does not read its answers slows its own stream in the same way. This module knows no models: a function answers a line.
 
 The bytes of all streams of a process and of its other requests share one limit (`HeldBytes`). A line over 64 KiB is read further only
-when the bytes of the longest allowed line can be reserved; an answer over 64 KiB is built only when its bytes can be reserved. While the
-limit is reached, each stream processes one line at a time.
+when the bytes of the longest allowed line can be reserved. If the last answer was over 64 KiB, a line starts only when as many bytes can
+be reserved, and an answer that is larger than expected is an error if the memory is full. While the limit is reached, each stream
+processes one line at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from bertserve.service.errors import BertServeError, ClientGoneError, RefusedError, TooLargeError, UnauthorizedError
+from bertserve.service.errors import BertServeError, ClientGoneError, RefusedError, TooLargeError, UnauthorizedError, UnavailableError
 from bertserve.service.http import errors
 from bertserve.service.http.auth import AUTH, CALLER
 from bertserve.service.http.errors import GONE, UNANSWERED
@@ -39,7 +40,8 @@ CUT_BYTES = 8
 MEDIA_TYPE = "application/x-ndjson"
 MEDIA_TYPES = frozenset({MEDIA_TYPE.encode(), b"application/jsonl", b"application/jsonlines", b"application/x-jsonlines"})
 
-Answer = Callable[[bytes], Coroutine[Any, Any, bytes]]
+# a line, and the bytes that are already counted for its answer -> its answer
+Answer = Callable[[bytes, int], Coroutine[Any, Any, bytes]]
 
 
 class LineCutter:
@@ -206,6 +208,12 @@ class LineStream:
             if self._has_room(line):  # other streams may have taken the bytes
                 break
         expected = self._answer_bytes
+        if expected > UNCOUNTED_BYTES:
+            try:
+                await self._held.reserve_when_free(expected)
+                self._held.add(-expected)  # `_hold` counts them below, before another task runs
+            except UnavailableError:
+                expected = 0  # the line gets this error, unless its answer is small
         answering = asyncio.create_task(self._answer_held(line, expected))
         self._running.add(answering)
         self._hold(1, len(line) + expected)
@@ -220,7 +228,7 @@ class LineStream:
 
     async def _answer_held(self, line: bytes, expected: int) -> bytes:
         """Answers a line, and corrects the number of bytes that its answer counts."""
-        answer = await self._answer(line)
+        answer = await self._answer(line, expected)
         self._answer_bytes = len(answer)
         self._hold(0, len(answer) - expected)
         return answer
@@ -321,7 +329,7 @@ class LineAnswerer:
         self._capacity_at = 0.0  # when earlier lines last left capacity, on the event loop's clock
         self._read_s = 0.0  # seconds in which lines were read, which do not count towards the deadlines of those behind them
 
-    async def answer(self, line: bytes) -> bytes:
+    async def answer(self, line: bytes, expected: int) -> bytes:
         """Returns the answer to a line as JSON, or its error in the usual JSON shape; counts both.
 
         One line of a stream at a time is parsed and admitted, because a parsed line can need many times the memory of its bytes.
@@ -348,7 +356,11 @@ class LineAnswerer:
             self._read_s += loop.time() - reads_from
             labels = (call.task, call.model.name)
             timed_from += self._read_s - read_before_s
-            content = await content_of(call, await self._predict(call, number, len(line), timed_from, trace, reservation))
+            prediction = await self._predict(call, number, len(line), timed_from, trace)
+            if prediction.answer_bytes > max(UNCOUNTED_BYTES, 2 * expected):  # it is an upper bound, often twice the length
+                reservation.grow(3 * prediction.answer_bytes // 2 - expected)  # for the results, and the answer that is built of them
+            content = await content_of(call, prediction)
+            del prediction
             body, status = content.data, _OK
         except Exception as error:  # noqa: BLE001 - the process boundary of a line
             if isinstance(error, BertServeError):
@@ -358,7 +370,7 @@ class LineAnswerer:
             if status >= _SERVER_ERROR:  # errors of callers are only in the answers, because a stream can have millions of lines
                 self._scope[ERROR_LOG].write(error, of_request(self._scope))
         finally:
-            reservation.release()  # the stream counts the answer at once, before another task runs
+            reservation.release()  # the stream counts the answer before another task runs
             if self._admission.line == number:
                 self._admission.end()
             if trace is not None:
@@ -378,23 +390,8 @@ class LineAnswerer:
             return None
         return stream.tracer.begin_within(stream, "line", start)
 
-    async def _predict(
-        self, call: Call, number: int, size: int, timed_from: float, trace: Trace | None, reservation: ByteReservation
-    ) -> Prediction:
-        """Returns the prediction, with the bytes of a large answer reserved; while the queue or the memory is full, it waits and tries again.
-
-        Args:
-            call: The line's request.
-            number: Number of the line.
-            size: Bytes of the line.
-            timed_from: Time from which its deadline counts, on the event loop's clock.
-            trace: Its trace, if it is recorded.
-            reservation: The bytes of its answer.
-
-        Raises:
-            RefusedError: The queue stayed full until the deadline.
-            UnavailableError: The memory for large answers stayed full.
-        """
+    async def _predict(self, call: Call, number: int, size: int, timed_from: float, trace: Trace | None) -> Prediction:
+        """Returns the prediction; while the queue is full, it waits and tries again until the line's deadline."""
         loop = asyncio.get_running_loop()
         timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
         requests = call.body.requests(call.model.bundle.manifest)
@@ -402,7 +399,7 @@ class LineAnswerer:
         while True:
             left_s = max(timed_from, self._capacity_at) + timeout_s - loop.time()
             try:
-                prediction = await call.model.predict(
+                return await call.model.predict(
                     requests,
                     timeout_s=max(left_s, 0.0),
                     task=call.task,
@@ -411,16 +408,10 @@ class LineAnswerer:
                     trace=trace,
                     share=self._share,
                 )
-                needed = 2 * prediction.answer_bytes - reservation.size  # for the results, and the answer that is built of them
-                if prediction.answer_bytes <= UNCOUNTED_BYTES or reservation.may_grow(needed):
-                    return prediction
-                # The line runs again once there is memory. The results of all lines that wait would need more than their answers.
-                del prediction
-                await reservation.grow_when_free(needed)
-                await self._admit_again(number)
             except RefusedError as error:
                 if self._admission.line != number:  # it was admitted, but has more tokens, memory or answer than estimated
-                    await self._admit_again(number)
+                    self._answered.set()  # the line with the lock may wait for this one, which holds no capacity now
+                    await self._admission.begin(number)
                 if error.reason == SHARE_FULL:
                     await self._wait_for_own_lines()
                     continue
@@ -432,11 +423,6 @@ class LineAnswerer:
             except BertServeError as error:
                 error.name_input(many=call.body.is_list, subject=call.body.subject)
                 raise
-
-    async def _admit_again(self, number: int) -> None:
-        """Waits for the lock of the line that is admitted. The line with the lock may wait for this one, which holds no capacity now."""
-        self._answered.set()
-        await self._admission.begin(number)
 
     async def _wait_for_own_lines(self) -> None:
         """Waits until another line of the stream is answered, unless there is none."""

@@ -37,7 +37,10 @@ def work(
     context: WorkerContext = SINGLE_WORKER,
     pipe: Connection | None = None,
 ) -> None:
-    """Loads the models and serves them on a bound socket until it is stopped; `on_ready` is called when the server accepts connections."""
+    """Loads the models and serves them on a bound socket until it is stopped; `on_ready` is called when the server accepts connections.
+
+    `pipe` leads to the supervisor, if there is one.
+    """
     tracer = tracer_to(settings.otlp_endpoint)  # only here, after the workers are forked
     limits = _connection_limits(settings)  # before the models are loaded, because a setting may be wrong
     # importing FastAPI takes about 0.17 s; models can load at the same time, because their runs need no interpreter

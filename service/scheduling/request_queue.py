@@ -296,7 +296,7 @@ class RequestQueue:
         """
         if not request.open:
             return
-        small = memory if memory * SMALL_PARTS <= self._max_memory else 0
+        small = memory if request.share is None and memory * SMALL_PARTS <= self._max_memory else 0
         other_memory, other_small = self._memory - request.memory, self._small_memory - request.small_memory
         has_room = other_memory + memory <= self._max_memory or (small and other_small + small <= self._max_memory // SPARE_PARTS)
         if memory > request.memory and other_memory and not has_room:

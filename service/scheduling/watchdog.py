@@ -57,7 +57,7 @@ class Watchdog:
             floor_s: Minimum seconds after which a run counts as hung; UNPREDICTED_FLOORS times that for a run without a prediction.
         """
         self.hung = 0
-        self.all_hung = False  # whether all inference threads hang
+        self.all_hung = False  # whether all inference threads hang, as of the last check
         self._threads = threads
         self._clock = clock
         self._pending = pending

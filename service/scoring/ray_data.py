@@ -142,7 +142,10 @@ FACTS_FILE = "_bertserve.json"
 
 @dataclass(slots=True)
 class Totals:
-    """The results of a run: numbers of finished files and of their rows, and an error for each file that cannot be read or written."""
+    """The results of a run: numbers of finished files and of their rows, and an error for each file that cannot be read or written.
+
+    Rejected rows have no answer; warned rows have an answer and warnings.
+    """
 
     files: int = 0
     rows: int = 0

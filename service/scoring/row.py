@@ -55,7 +55,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class RowAnswer:
-    """The answer of a row: the task's result, as its endpoint returns it for one input, or an error."""
+    """The answer of a row: the task's result, as its endpoint returns it for one input, or None and an error."""
 
     prediction: Any = None
     warnings: tuple[str, ...] = ()

@@ -76,6 +76,7 @@ class ScoringRun:
     """A run: it reads windows, has them answered, and writes the answers in order.
 
     `rejected_to` is the file of rejected rows, for errors; None if there is no such file, so that the first rejected row ends the run.
+    `progress` is that of the stored output, and a window has at most `window_rows` rows.
     """
 
     reader: Reader

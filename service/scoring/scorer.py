@@ -36,7 +36,7 @@ class Scorer:
     """Answers rows; several calls may run at the same time."""
 
     def __init__(self, model: Model, columns: Columns, *, threads: int, max_batch_tokens: int) -> None:
-        """Creates it for a model whose scheduler has started; there are slightly more chunks than batches that run at the same time."""
+        """Creates it for a model whose scheduler has started and runs `threads` batches at the same time; chunks are slightly more."""
         self._model, self._columns = model, columns
         self._chunks = 2 * threads + 2
         # padded tokens of a batch; the last digits of the answers may depend on it

@@ -21,14 +21,16 @@ WAIT_S = 30.0  # limit of the wait for free bytes; otherwise several streams tha
 
 
 class HeldBytes:
-    """Counts the bytes of a body from its reading until its request is answered, and the bytes of an answer until it is sent."""
+    """Counts the bytes of a body from its reading until its request is answered, and the bytes of an answer until it is sent.
+
+    It is used only on the event loop.
+    """
 
     def __init__(self, max_body_bytes: int, workers: int = 1) -> None:
         """Starts with no bytes; `workers` is the number of processes that share the limit."""
         together = max(MAX_BODIES * max_body_bytes, MAX_ANSWERS * MAX_ANSWER_BYTES)
         self.limit = max(together // workers, MIN_LARGEST * max(max_body_bytes, MAX_ANSWER_BYTES))
         self.count = 0
-        self.waiting = 0
         self._released = asyncio.Event()
 
     @property
@@ -58,7 +60,6 @@ class HeldBytes:
         Raises:
             UnavailableError: The limit did not allow it within `WAIT_S`.
         """
-        self.waiting += 1
         try:
             async with asyncio.timeout(WAIT_S):
                 while self.count + size > self.limit:
@@ -67,8 +68,6 @@ class HeldBytes:
         except TimeoutError:
             self.reserve(size)  # raises, unless the limit allows them now
             return
-        finally:
-            self.waiting -= 1
         self.count += size
 
 
@@ -86,22 +85,6 @@ class ByteReservation:
             UnavailableError: The limit would be exceeded.
         """
         self.held.reserve(size)
-        self.size += size
-
-    def may_grow(self, size: int) -> bool:
-        """Reserves further bytes if the limit allows it and nothing waits for bytes; returns whether it does."""
-        if self.held.waiting or self.held.count + max(size, 0) > self.held.limit:
-            return size <= 0
-        self.grow(max(size, 0))
-        return True
-
-    async def grow_when_free(self, size: int) -> None:
-        """Reserves further bytes as soon as the limit allows it.
-
-        Raises:
-            UnavailableError: The limit did not allow it within `WAIT_S`.
-        """
-        await self.held.reserve_when_free(size)
         self.size += size
 
     def replace(self, size: int) -> None:

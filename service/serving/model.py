@@ -66,7 +66,10 @@ class Model:
         metrics: ModelMetrics,
         batch_variant: bool = False,
     ) -> None:
-        """Combines the parts of a model; with `batch_variant`, texts share a batch even if the graph is not batch-invariant."""
+        """Combines the parts of a model; with `batch_variant`, texts share a batch even if the graph is not batch-invariant.
+
+        The scheduler is that of the engines' device. `cost` predicts the seconds of a run on an inference thread.
+        """
         self.bundle = bundle
         self.name = bundle.manifest.name
         self.task: str = bundle.manifest.task
@@ -226,6 +229,8 @@ class Model:
         prediction.tokenize_s += end - start
         if run.trace is not None:
             run.trace.note("tokenize", start, end, waits=True)
+        # it stays the same for later batches, whose tokens are reserved: a request that has run must not be refused
+        run.memory = run.cost.memory + ENCODING_MEMORY * sum(len(item.batch.encodings) for item in run.inputs)
         prediction.answer_bytes = run.cost.answer_bytes
         prediction.read = run.inputs[0].batch.read if len(run.inputs) == 1 else ()
         run.open = list(range(len(run.inputs)))
@@ -245,7 +250,7 @@ class Model:
             key=self._key,
             cost=self._cost.seconds,
             reserved_tokens=run.reserved_tokens,
-            memory=run.cost.memory + ENCODING_MEMORY * len(work),
+            memory=run.memory,
             shape=self.graph.shape,
             run_multi_threaded=partial(self._run, multi_threaded=True),
             answer_bytes=run.cost.answer_bytes,
@@ -280,8 +285,7 @@ class Model:
         if run.trace is not None:
             run.trace.note("decode", start, end, waits=bool(run.ready or run.open))
         if run.ready:
-            cost = run.cost
-            return _paused(partial(self._decode, run), run.reserved_tokens, memory=cost.memory, answer_bytes=cost.answer_bytes)
+            return _paused(partial(self._decode, run), run.reserved_tokens, memory=run.memory, answer_bytes=run.cost.answer_bytes)
         if run.open:
             run.reserved_tokens = sum(run.inputs[index].batch.cost.queue_tokens for index in run.open)
             return self._stage(run)

@@ -90,6 +90,7 @@ class RequestRun:
         paused_task: The task of the next input, if it has paused before its first batch.
         chars: Characters of the next input.
         cost: Cost of the first batches in addition to their tokens.
+        memory: Memory that it reserves from its first batches on, in numbers of four bytes.
         seconds_per_char: Seconds of its slowest step, for each character of the input; only long inputs count.
         long_step: Whether the current slice began with an input that can take a long step.
         prediction: The prediction so far.
@@ -106,6 +107,7 @@ class RequestRun:
     paused_task: TaskRun | None = None
     chars: int = 0
     cost: Cost = NOTHING
+    memory: int = 0
     seconds_per_char: float = 0.0
     long_step: bool = False
     prediction: Prediction = field(default_factory=Prediction)

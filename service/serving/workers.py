@@ -98,7 +98,7 @@ class ReloadLog:
     def on_end(self, index: int, *, stopping: bool = False) -> None:
         """Handles the end of a worker. Its successor does not repeat the unfinished change, which may have caused the end.
 
-        There is no successor if the service stops.
+        There is no successor if the service is `stopping`.
         """
         if index in self._following:
             self._following.remove(index)

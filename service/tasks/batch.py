@@ -137,7 +137,7 @@ def begin(run: TaskRun) -> Batch:
 
 
 def result_of(function: TaskFunction, request: Any, model: TaskModel, rows: Sequence[Row]) -> Any:
-    """Returns a task's result for given outputs of its first batch, which must be its only batch."""
+    """Returns a task's result for given outputs of its first batch, which must be its only one; `rows` has a row for each encoding."""
     outputs = [rows]
     return run_all(function(request, model), lambda _: outputs.pop())
 

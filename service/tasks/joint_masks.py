@@ -245,7 +245,10 @@ class _Beam:
 
 
 def search(patterns: Sequence[Pattern], *, beam: int, top_k: int, tokenizer: Tokenizer) -> TaskRun:
-    """Returns the `top_k` best fillings of all patterns, by falling score. Each batch runs the next mask of all patterns."""
+    """Returns the `top_k` best fillings of all patterns, by falling score. Each batch runs the next mask of all patterns.
+
+    `beam` is the number of fillings that each pattern keeps.
+    """
     beams = [_Beam(pattern) for pattern in patterns]
     while open_ := [pattern_beam for pattern_beam in beams if not pattern_beam.full]:
         texts: list[tuple[Encoding, Callable[[Row], Row]]] = []

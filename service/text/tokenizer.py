@@ -57,7 +57,7 @@ class Tokens:
         return self._encoding.token_to_chars(cut.start)[0], self._encoding.token_to_chars(cut.stop - 1)[1]
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Returns the offsets; combining marks that the tokenizer has removed belong to the token before them."""
+        """Returns the offsets in `text`, the text of these tokens; combining marks without a token belong to the token before them."""
         offsets = self.offsets
         whole = []
         for (start, end), (following, _) in zip(offsets, [*offsets[1:], (len(text), 0)], strict=True):
@@ -202,7 +202,7 @@ class Tokenizer:
         return self.max_length - self._templates[pair].specials
 
     def starts(self, a: int, b: int | None = None) -> list[int]:
-        """Returns the position of each text in an encoding, given the number of tokens of each text."""
+        """Returns the position of each text in an encoding, given the number of tokens of each text; `b` is None for a single text."""
         return self._templates[b is not None].starts({"a": a, "b": b or 0})
 
     def assemble(self, a: TokenIds, b: TokenIds | None = None, *, masks: Sequence[int] = ()) -> Encoding:

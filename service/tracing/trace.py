@@ -67,7 +67,10 @@ class Trace:
     _counts: Counter[StageName] = field(default_factory=Counter)
 
     def note(self, name: StageName, start: float, end: float, *, waits: bool) -> None:
-        """Adds a stage that has ended and is not a run; `waits` is whether the request waits in the queue afterwards."""
+        """Adds a stage that has ended and is not a run; `waits` is whether the request waits in the queue afterwards.
+
+        `start` and `end` are in seconds of `time.perf_counter`.
+        """
         self.add(TraceStage(name, start, end))
         if waits:
             self.put(end)

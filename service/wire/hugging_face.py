@@ -73,7 +73,7 @@ def _call(task: str, model: Model, body: TaskBody, incoming: Incoming) -> Call:
 def _fitting(task: str, value: Any, limits: Limits) -> TaskBody | TooLargeError | None:
     """Returns a value as the body of a task, or the error if it is too large; None if it does not fit the task."""
     kind = TASKS[task].body
-    if isinstance(value, dict) and not upgrade_legacy_body(kind, value).keys() <= kind.names | HARMLESS.keys():
+    if isinstance(value, dict) and not _names_fit(kind, value):
         return None  # without the error of `validate_as`, which compares the names with all known ones
     try:
         return validate_as(kind, value, limits)
@@ -81,6 +81,12 @@ def _fitting(task: str, value: Any, limits: Limits) -> TaskBody | TooLargeError 
         return error
     except InvalidValueError:
         return None
+
+
+def _names_fit(kind: type[TaskBody], value: dict[str, Any]) -> bool:
+    parameters = value.get("parameters")
+    fits = upgrade_legacy_body(kind, value).keys() <= kind.names | HARMLESS.keys()
+    return fits and (not isinstance(parameters, dict) or parameters.keys() <= kind.parameters_type.model_fields.keys())
 
 
 def _paths(tasks: Iterable[str]) -> str:

@@ -219,7 +219,7 @@ async def test_a_long_line_waits_until_enough_bytes_are_free() -> None:
         if message.get("body"):
             answers.append(message["body"])
 
-    async def answered(line: bytes) -> bytes:
+    async def answered(line: bytes, expected: int) -> bytes:
         nonlocal most, running
         running += 1
         most = max(most, running)

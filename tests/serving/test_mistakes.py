@@ -92,7 +92,7 @@ def test_the_error_for_bare_inputs_shows_a_complete_body(api: Send, body: object
 def test_the_error_for_an_unknown_path_suggests_the_nearest_path(
     api: Send, monkeypatch: pytest.MonkeyPatch, method: str, path: str, near: str
 ) -> None:
-    monkeypatch.setattr(app, "MAX_SEARCHES", 1000)
+    monkeypatch.setattr(app, "SEARCH_EVERY_S", 0.0)
     assert f"`{path}`; did you mean `{near}`?" in rejected(api(method, path), 404, "not_found")
 
 
@@ -106,28 +106,26 @@ def test_the_search_for_the_nearest_path_is_bounded(api: Send, monkeypatch: pyte
         words.append(word)
         return near(word, *args, **options)
 
-    monkeypatch.setattr(app, "MAX_SEARCHES", 1000)
+    monkeypatch.setattr(app, "SEARCH_EVERY_S", 0.0)
     monkeypatch.setattr(difflib, "get_close_matches", count)
     rejected(api("GET", path), 404, "not_found")
     assert (1, True) == (words.count(path[:64]), len(words) <= 10)
 
 
-def test_the_searches_for_nearest_paths_are_limited_per_second(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A caller needs no key for them. At the limit, an unknown path gets the general message."""
-    monkeypatch.setattr(app, "MAX_SEARCHES", 2)
+def test_searches_for_the_nearest_path_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller needs no key for them. A known path of OpenAI without `/v1` needs no search."""
+    now, suggestions = 1e9, app.Suggestions(["/classify", "/v1/models"])
     monkeypatch.setattr(app.time, "monotonic", lambda: now)
-    now = 1e9
+    found = []
+    for seconds in (0.0, 0.9, 0.2, 0.2):
+        now += seconds * app.SEARCH_EVERY_S
+        found.append((suggestions.nearest("/clasify"), suggestions.nearest("/models")))
 
-    def hints(count: int) -> list[bool]:
-        return ["did you mean" in rejected(api("GET", f"/clasify{i}"), 404, "not_found") for i in range(count)]
-
-    assert [True, True, False, False] == hints(4)
-    now += 1
-    assert [True, True, False] == hints(3)
+    assert [("/classify", "/v1/models"), (None, "/v1/models"), ("/classify", "/v1/models"), (None, "/v1/models")] == found
 
 
 def test_the_error_for_an_unknown_openai_path_suggests_the_nearest_path(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "MAX_SEARCHES", 1000)
+    monkeypatch.setattr(app, "SEARCH_EVERY_S", 0.0)
     error = api("POST", "/v1/embeding").json()["error"]
     assert ("not_found", True) == (error["code"], "did you mean `/v1/embeddings`?" in error["message"])
 

@@ -138,7 +138,7 @@ async def test_a_disconnect_from_a_paused_stream_is_detected(monkeypatch: pytest
     monkeypatch.setattr(connections, "SWEEP_S", 0.02)
     started, cancelled = [], []
 
-    async def answered(line: bytes) -> bytes:
+    async def answered(line: bytes, expected: int) -> bytes:
         started.append(line)
         try:
             await asyncio.Event().wait()
