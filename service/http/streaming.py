@@ -332,6 +332,8 @@ class LineAnswerer:
     async def answer(self, line: bytes, expected: int) -> bytes:
         """Returns the answer to a line as JSON, or its error in the usual JSON shape; counts both.
 
+        `expected` is the number of bytes that are already counted for the answer; a much larger answer reserves more.
+
         One line of a stream at a time is parsed and admitted, because a parsed line can need many times the memory of its bytes.
 
         Raises:

@@ -25,8 +25,8 @@ logger = logging.getLogger("bertserve.connections")
 
 SWEEP_S = 1.0
 # Bytes that are parsed in the turn of the loop in which they are read, of all connections; it takes at most about 2 ms. A read counts at least
-# READ_BYTES, because a request of few bytes takes as long to answer as a longer one.
-TURN_BYTES, READ_BYTES = 2**14, 2**8
+# MIN_READ_BYTES, because a request of few bytes takes as long to answer as a longer one.
+TURN_BYTES, MIN_READ_BYTES = 2**14, 2**8
 SOME = 128  # connections that are checked in one turn of the loop, which takes about 0.3 ms
 LINGER_S = 0.5  # time for a client to read its last answer, and for a client with an answer to send its next request
 # In a burst of connections, the service may not have read a client's first byte before. It is less than SWEEP_S, so that the second check
@@ -121,7 +121,7 @@ class Connections(set[Any]):
 
         Other reads are parsed in later turns, and pause reading until then: uvloop reads up to 32 times from a connection in one turn.
         """
-        size = max(size, READ_BYTES)
+        size = max(size, MIN_READ_BYTES)
         if size > self._room:
             return False
         if self._room == TURN_BYTES:

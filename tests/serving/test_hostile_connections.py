@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from bertserve.service.http.responses import send_body
 from bertserve.service.process import connections, parsing, protocol
-from bertserve.service.process.connections import PROBE_RESERVE, READ_BYTES, TURN_BYTES, ConnectionLimits, Room
+from bertserve.service.process.connections import MIN_READ_BYTES, PROBE_RESERVE, TURN_BYTES, ConnectionLimits, Room
 from bertserve.service.process.parsing import MAX_HEADERS
 from bertserve.service.process.protocol import CoalescingTransport, HttpProtocol
 from bertserve.service.process.server import Server, configure
@@ -428,7 +428,7 @@ async def test_all_connections_share_the_parsing_limit_of_a_turn() -> None:
 async def test_a_short_read_counts_as_many_bytes_as_a_short_request() -> None:
     """Otherwise one turn would answer hundreds of requests without headers."""
     open_ = connections.Connections(LIMITS)
-    most = TURN_BYTES // READ_BYTES
+    most = TURN_BYTES // MIN_READ_BYTES
     assert [True] * most + [False] == [open_.may_parse(1) for _ in range(most + 1)]
 
 
