@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def main() -> None:
         tokenizer = AutoTokenizer.from_pretrained(args.base)
         model = AutoModelForSequenceClassification.from_pretrained(args.base, **naming)
     else:
-        tokenizer = train_tokenizer([text for text, _ in train])
+        tokenizer = make_tokenizer([text for text, _ in train])
         model = BertForSequenceClassification(small_config(len(tokenizer), naming))
 
     def encoded(texts: list[tuple[str, str]]) -> list[dict[str, Any]]:
@@ -99,11 +100,15 @@ def make_texts() -> tuple[list[tuple[str, str]], list[tuple[str, str]], list[str
     return train, test, list(data["sentences"])
 
 
-def train_tokenizer(texts: list[str]) -> BertTokenizerFast:
-    """Returns BERT's tokenizer with a vocabulary from these texts."""
-    empty = BertTokenizerFast(vocab={token: number for number, token in enumerate(SPECIAL)}, model_max_length=128)
-    trained: BertTokenizerFast = empty.train_new_from_iterator(texts, vocab_size=2000, show_progress=False)
-    return trained
+def make_tokenizer(texts: list[str]) -> BertTokenizerFast:
+    """Returns BERT's tokenizer with the words and letters of these texts as its vocabulary.
+
+    The trainer of the tokenizers library would find another vocabulary in each process.
+    """
+    words = sorted({word for text in texts for word in re.findall(r"\w+|[^\w\s]", text.lower())})
+    letters = sorted(set("".join(words)))
+    pieces = dict.fromkeys([*SPECIAL, *words, *letters, *(f"##{letter}" for letter in letters)])
+    return BertTokenizerFast(vocab={piece: number for number, piece in enumerate(pieces)}, model_max_length=128)
 
 
 def small_config(vocabulary: int, naming: dict[str, Any]) -> BertConfig:
