@@ -19,6 +19,26 @@ PAUSES = 3
 MOST_PAUSE_S = 0.06
 # Cost of a line other than the reading of its bytes, expressed in bytes: its task, its admission and its answer.
 LINE_BYTES = 2**9
+GIL_PAUSE_S, GIL_EVERY_S = 5e-5, 2e-3
+
+
+class GilPauses:
+    """Lets other threads take the GIL while an event loop with TLS has more work than fits in a turn.
+
+    OpenSSL's functions release the GIL for microseconds, and each time a waiting thread starts its wait anew (`SWITCH_S` of the scheduler).
+    If such calls follow each other without a pause, an inference thread can wait for more than 0.1 s.
+    """
+
+    def __init__(self, *, tls: bool) -> None:
+        """Creates it; without `tls` there are no pauses, because then waiting threads get the GIL after `SWITCH_S`."""
+        self._tls = tls
+        self._next = 0.0
+
+    def pause(self) -> None:
+        """Blocks the event loop for GIL_PAUSE_S, at most once per GIL_EVERY_S. Call it in a turn after which work remains."""
+        if self._tls and (now := time.monotonic()) >= self._next:
+            time.sleep(GIL_PAUSE_S)
+            self._next = now + GIL_EVERY_S
 
 
 class Turns:
@@ -28,8 +48,9 @@ class Turns:
     time would block the event loop until the supervisor takes the worker for hung.
     """
 
-    def __init__(self) -> None:
-        """Starts with a full turn."""
+    def __init__(self, *, tls: bool = False) -> None:
+        """Starts with a full turn. `tls` is whether the connections of this process use TLS."""
+        self._gil = GilPauses(tls=tls)
         self._left = SMALL_BYTES
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._long = asyncio.Lock()
@@ -77,3 +98,5 @@ class Turns:
             if not turn.done():  # it is done if its request has ended
                 turn.set_result(None)
                 self._spend(size)
+        if self._waiting:
+            self._gil.pause()

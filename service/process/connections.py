@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bertserve.service.errors import plural
+from bertserve.service.http.turns import GilPauses
 
 if TYPE_CHECKING:
     from bertserve.service.process.parsing import RequestParser
@@ -75,10 +76,13 @@ class Connections(set[Any]):
         changed: Called whenever a connection is added or removed.
     """
 
-    def __init__(self, limits: ConnectionLimits, *, count: Callable[[str], None] = lambda reason: None) -> None:
+    def __init__(self, limits: ConnectionLimits, *, count: Callable[[str], None] = lambda reason: None, tls: bool = False) -> None:
         """Creates an empty set.
 
-        `count` is called with the reason when a connection is closed, or its request is refused, before the request was complete.
+        Args:
+            limits: The limits of each connection.
+            count: Called with the reason when a connection is closed, or its request is refused, before the request was complete.
+            tls: Whether the connections use TLS.
         """
         super().__init__()
         self.limits = limits
@@ -94,6 +98,7 @@ class Connections(set[Any]):
         self._timer: asyncio.Handle | None = None
         self._unparsed: deque[Callable[[], None]] = deque()
         self._room = TURN_BYTES
+        self._gil = GilPauses(tls=tls)
 
     def add(self, connection: HttpProtocol) -> None:
         """Adds a connection."""
@@ -144,6 +149,7 @@ class Connections(set[Any]):
         finally:
             self._unparsed.popleft()
             if self._unparsed:
+                self._gil.pause()
                 asyncio.get_running_loop().call_soon(self._parse_next)
 
     def start(self) -> None:

@@ -167,7 +167,7 @@ class RequestParser(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Handles received bytes."""
-        if self._stage == ENDING:  # dropped, but only once per turn, because TLS decrypts it
+        if self._stage == ENDING or self._dropped(data):  # only one connection per turn, because reading takes time, and TLS decrypts it
             self.flow.pause_reading()
             self._open.parse_later(self.flow.resume_reading)
         elif self._unparsed or self._stage == COMPLETE:
@@ -182,6 +182,15 @@ class RequestParser(HttpToolsProtocol):
             else:
                 self._open.parse_later(partial(self._parse_on, False))
             self._hold_reading()
+
+    def _dropped(self, data: bytes) -> bool:
+        """Parses and drops bytes of a body that is already answered; returns false if they may be anything else."""
+        if self._body_left <= len(data) or not self.cycle.response_complete or self._unparsed:
+            return False
+        self._received += len(data)
+        self._body_left -= len(data)
+        self.parser.feed_data(data)
+        return True
 
     def _parse(self, data: bytes, start: int, *, behind_an_answer: bool = False) -> None:
         """Parses received bytes up to the end of a request; the rest waits until the request is answered.

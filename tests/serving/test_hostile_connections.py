@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import socket
 import ssl
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import trustme
 from starlette.types import Receive, Scope, Send
 
 from bertserve.service.http.responses import send_body
+from bertserve.service.http.turns import GIL_PAUSE_S
 from bertserve.service.process import connections, parsing, protocol
 from bertserve.service.process.connections import MIN_READ_BYTES, PROBE_RESERVE, TURN_BYTES, ConnectionLimits, Room
 from bertserve.service.process.parsing import MAX_HEADERS
@@ -364,6 +366,37 @@ async def test_a_body_that_the_application_does_not_read_is_dropped(monkeypatch:
         writer.write(b"0\r\n\r\n" + GET)
         await reader.readuntil(b"no")
         assert (await reader.readline()).startswith(b"HTTP/1.1 401 ")
+
+
+async def test_the_body_behind_an_answer_is_dropped_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise each turn of the event loop would read from each of hundreds of connections whose requests were refused."""
+    later: list[Callable[[], None]] = []
+    sent = b"POST / HTTP/1.1\r\nhost: test\r\ncontent-length: 2000\r\n\r\n"
+    async with listening(refuse) as served, client(served, sent) as (reader, writer):
+        await reader.readuntil(b"no")
+        (connection,) = served.protocols
+        monkeypatch.setattr(served.connections, "parse_later", later.append)
+        for count in (1, 2):
+            writer.write(b"x" * 900)
+            await until(lambda count=count: len(later) == count)  # type: ignore[misc]
+            assert (True, b"") == (connection.flow.read_paused, connection._unparsed)
+            later[-1]()
+        writer.write(b"x" * 200 + GET)  # the rest of the body, and another request
+        await reader.readuntil(b"no")
+        assert 2 == len(later)
+
+
+@pytest.mark.parametrize(("tls", "connections_", "pauses"), [(True, 2, 1), (True, 1, 0), (False, 2, 0)])
+async def test_the_event_loop_pauses_while_connections_with_tls_wait(
+    monkeypatch: pytest.MonkeyPatch, tls: bool, connections_: int, pauses: int
+) -> None:
+    """Otherwise the calls of OpenSSL could keep the GIL from a thread that waits for it."""
+    open_, paused, parsed = connections.Connections(LIMITS, tls=tls), list[float](), list[int]()
+    monkeypatch.setattr("bertserve.service.http.turns.time", SimpleNamespace(sleep=paused.append, monotonic=lambda: 1.0))
+    for i in range(connections_):
+        open_.parse_later(lambda i=i: parsed.append(i))  # type: ignore[misc]
+    await until(lambda: len(parsed) == connections_)
+    assert [GIL_PAUSE_S] * pauses == paused
 
 
 async def test_the_event_loop_pauses_between_two_requests_that_arrive_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import json
 import socket
 import threading
@@ -26,7 +27,7 @@ from bertserve.service.http import streaming
 from bertserve.service.http.app import create_app
 from bertserve.service.http.auth import Authenticator
 from bertserve.service.http.streaming import CUT_BYTES, LineAnswerer, LineCutter, LineStream
-from bertserve.service.http.turns import LINE_BYTES, LONG_BYTES, PAUSES, SMALL_BYTES, Turns
+from bertserve.service.http.turns import GIL_EVERY_S, GIL_PAUSE_S, LINE_BYTES, LONG_BYTES, PAUSES, SMALL_BYTES, GilPauses, Turns
 from bertserve.service.serving import held_bytes
 from bertserve.service.serving.build import AppState, build
 from bertserve.service.serving.held_bytes import HeldBytes
@@ -269,6 +270,31 @@ async def test_the_chunks_of_all_streams_are_cut_in_several_turns(monkeypatch: p
 
     assert max(cut.counts) <= 2 * CUT_BYTES
     assert sum(cut.counts) == 20 * 2**16 // SMALL_BYTES
+
+
+@pytest.mark.parametrize(("tls", "waiting", "pauses"), [(True, 20, 2), (True, 8, 0), (False, 20, 0)])
+async def test_the_event_loop_pauses_while_more_lines_wait_than_fit_in_a_turn(
+    monkeypatch: pytest.MonkeyPatch, tls: bool, waiting: int, pauses: int
+) -> None:
+    """With TLS, an inference thread would otherwise wait for the GIL for longer than the lines of all turns take."""
+    paused: list[float] = []
+    clock = itertools.count(1.0)
+    monkeypatch.setattr("bertserve.service.http.turns.time", SimpleNamespace(sleep=paused.append, monotonic=lambda: next(clock)))
+    turns = Turns(tls=tls)
+    fit = SMALL_BYTES // LINE_BYTES  # in the first turn
+    await asyncio.gather(*(turns.take(LINE_BYTES) for _ in range(fit + waiting)))
+    assert [GIL_PAUSE_S] * pauses == paused
+
+
+async def test_a_pause_for_other_threads_follows_some_time_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    paused: list[float] = []
+    now = [1.0]
+    monkeypatch.setattr("bertserve.service.http.turns.time", SimpleNamespace(sleep=paused.append, monotonic=lambda: now[0]))
+    pauses = GilPauses(tls=True)
+    for at in (1.0, 1.0 + GIL_EVERY_S / 2, 1.0 + GIL_EVERY_S):
+        now[0] = at
+        pauses.pause()
+    assert 2 == len(paused)
 
 
 @pytest.mark.parametrize("headers", [{}, LINES], ids=["body", "line"])

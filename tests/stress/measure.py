@@ -38,7 +38,7 @@ MAX_P99_RATIO = 3.0
 
 ATTACK_S, PATIENCE_S = (seconds(2.0), 8.0) if LONG else (0.25, 1.0)
 LONG_ATTACK_S = 10.0
-SETTLE_S, RETURN_S = (60.0, 10.0) if LONG else (5.0, 0.0)
+SETTLE_S, RETURN_S = (60.0, 5.0) if LONG else (5.0, 0.0)
 MAX_CONNECTIONS = 256
 # the service is idle if fewer threads than this, on average, run or wait for a core; the prober's requests use a fifth of a thread
 IDLE_THREADS = 0.5

@@ -329,6 +329,7 @@ PROTOCOL: dict[str, tuple[Run, int]] = {
     "a stream of lines of containers": (lines(*[chunk(b"[],[]," * (FLOOD // 6))] * 6, chunk(b"[]\n")), 1),
     "a stream in chunks of a byte": (lines(b"1\r\n1\r\n1\r\n\n\r\n" * 50_000), 1),
     "streams of blank lines": (flood(b"\n " * (FLOOD // 4)), 80),
+    "endless bodies behind an error of many connections": (flood(bytes(FLOOD), path="/nowhere", count=250), 250),
     "streams of short wrong lines": (flood(b"ab\n" * (FLOOD // 4)), 80),
     "streams of many texts": (flood(MANY_SENTENCES * 100, path="/similarity"), 80),
     "documents that are not read": (lambda target: never_read(target, target.max_connections + 16, DOCUMENT), MANY),
