@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from typing import TYPE_CHECKING
 
-from bertserve.service.wire.call import Call, Incoming
-from bertserve.service.wire.routes import Route
+if TYPE_CHECKING:  # the supervisor imports this module before it tells prometheus_client that there are several processes
+    from bertserve.service.wire.call import Call, Incoming
+    from bertserve.service.wire.routes import Route
 
 # Bytes of large bodies and stream lines that start in one turn of the event loop; they take a few milliseconds.
 SMALL_BYTES = 2**12
