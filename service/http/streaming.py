@@ -36,7 +36,7 @@ from bertserve.service.wire.call import Call, Incoming
 from bertserve.service.wire.routes import Route
 
 # Bytes of a stream that take as long to cut into lines, at most, as one byte of a line takes to be read.
-CUT_BYTES = 8
+CUT_BYTES = 2
 MEDIA_TYPE = "application/x-ndjson"
 MEDIA_TYPES = frozenset({MEDIA_TYPE.encode(), b"application/jsonl", b"application/jsonlines", b"application/x-jsonlines"})
 
