@@ -196,14 +196,15 @@ class AttackedService:
         self._running: ExitStack | None = None
         self._served: Served
         self._prober: subprocess.Popen[str]
-        self._usual_p99_s: dict[int, float] = {}  # by number of ordinary clients
+        self._usual_p99_s: dict[tuple[int, float], float] = {}  # (number of ordinary clients, seconds) -> p99
         self._memory_at_start = self._ordinary_peak = 0
         self.starts = 0
 
     def measure(self, attack: Attack, attackers: int) -> Outcome:
         """Attacks, waits until the service is idle, and returns the outcome. A service that does not recover is restarted.
 
-        In an attack of two seconds, the p99 is the slowest of about 60 requests. If only it exceeds its limit, a longer attack follows.
+        In an attack of two seconds, the p99 is the slowest of about 60 requests. If only it exceeds its limit, a longer attack follows; it
+        is compared with ordinary clients that run as long.
         """
         outcome = self._measure(attack, attackers, ATTACK_S)
         if LONG and outcome.p99_ratio > MAX_P99_RATIO and len(outcome.breaches) == 1:
@@ -212,7 +213,7 @@ class AttackedService:
 
     def _measure(self, attack: Attack, attackers: int, attack_s: float) -> Outcome:
         self._start_if_needed()
-        usual_p99_s = self._usual(attackers * attack.callers)
+        usual_p99_s = self._usual(attackers * attack.callers, attack_s)
         pids, hung, before = self._workers(), self._hung_runs(), self._memory()
         self._tell_prober("begin")
         answers = self._attack(attack, attackers, attack_s)
@@ -276,14 +277,15 @@ class AttackedService:
             self._memory_at_start = self._memory()
             self._running = stack.pop_all()
 
-    def _usual(self, others: int) -> float:
-        """Returns the p99 of the prober's requests in seconds, next to this number of ordinary clients."""
-        if others not in self._usual_p99_s:
+    def _usual(self, others: int, attack_s: float) -> float:
+        """Returns the p99 of the prober's requests in seconds, next to this number of ordinary clients that run for `attack_s`."""
+        key = others, attack_s
+        if key not in self._usual_p99_s:
             self._tell_prober("begin")
-            self._attack(ORDINARY, others, ATTACK_S)
+            self._attack(ORDINARY, others, attack_s)
             self._wait_until_idle(time.monotonic())
-            self._usual_p99_s[others] = self._p99_s(self._tell_prober("end"))
-        return self._usual_p99_s[others]
+            self._usual_p99_s[key] = self._p99_s(self._tell_prober("end"))
+        return self._usual_p99_s[key]
 
     def _probing(self, authority: str) -> subprocess.Popen[str]:
         key = KEYS["caller"] if self._configuration.keys else ""

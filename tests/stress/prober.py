@@ -25,6 +25,7 @@ SAMPLE_EVERY_S = 0.02
 TIMEOUT_S = 60.0
 MOST_MEMORY = 4 << 30  # a service that uses more is killed, before the kernel kills another process
 LAST_ANSWER_S = 10.0
+MOST_TRIES = 16  # connections until one leads to the right worker
 PRIORITY = -10
 UNANSWERED = (OSError, ValueError, KeyError)  # no answer, or an unreadable answer
 
@@ -36,16 +37,21 @@ class Options:
     Attributes:
         port: Port of the service on loopback.
         pid: Main process of the service.
-        probes: Number of connections that request `/health/live`: one per worker process.
+        workers: Number of worker processes. Each gets a connection that requests `/health/live`, and one of the caller.
         key: API key of the caller; empty for none.
         authority: PEM file of the service's certificate authority; empty for plain HTTP.
     """
 
     port: int
     pid: int
-    probes: int
+    workers: int
     key: str
     authority: str
+
+    @property
+    def authorization(self) -> bytes:
+        """The line of the header with the key; empty without a key."""
+        return f"authorization: Bearer {self.key}\r\n".encode() if self.key else b""
 
 
 @dataclass
@@ -96,10 +102,14 @@ def memory(pid: int) -> int:
 
 
 class Connection:
-    """A connection that is reopened after it was lost."""
+    """A connection that is reopened after it was lost.
 
-    def __init__(self, options: Options) -> None:
+    With `worker`, it leads to the worker process with this index. Otherwise a caller and an attacker would share a worker only by chance.
+    """
+
+    def __init__(self, options: Options, worker: int | None = None) -> None:
         self._options = options
+        self._worker = worker
         self._context = ssl.create_default_context(cafile=options.authority) if options.authority else None
         self._socket: socket.socket | None = None
 
@@ -107,21 +117,36 @@ class Connection:
         """Sends a request and returns the status of its answer, or raises one of UNANSWERED."""
         try:
             if self._socket is None:
-                self._socket = socket.create_connection(("127.0.0.1", self._options.port), timeout=TIMEOUT_S)
-                if self._context is not None:
-                    self._socket = self._context.wrap_socket(self._socket, server_hostname="127.0.0.1")
+                self._socket = self._open()
             self._socket.sendall(request)
-            return self._read(self._socket)
+            return self._read(self._socket)[0]
         except UNANSWERED:
             self.close()
             raise
+
+    def _open(self) -> socket.socket:
+        refused: list[socket.socket] = []  # still open, so that the next connection goes to another worker
+        try:
+            while True:
+                opened = socket.create_connection(("127.0.0.1", self._options.port), timeout=TIMEOUT_S)
+                if self._context is not None:
+                    opened = self._context.wrap_socket(opened, server_hostname="127.0.0.1")
+                if self._worker is None:
+                    return opened
+                opened.sendall(b"GET /info HTTP/1.1\r\nhost: t\r\n%s\r\n" % self._options.authorization)
+                if json.loads(self._read(opened)[1])["worker"]["index"] == self._worker or len(refused) == MOST_TRIES:
+                    return opened
+                refused.append(opened)
+        finally:
+            for each in refused:
+                each.close()
 
     def close(self) -> None:
         if self._socket is not None:
             self._socket.close()
         self._socket = None
 
-    def _read(self, open_socket: socket.socket) -> int:
+    def _read(self, open_socket: socket.socket) -> tuple[int, bytes]:
         received = b""
         while b"\r\n\r\n" not in received:
             received += self._some(open_socket)
@@ -131,7 +156,7 @@ class Connection:
             body += self._some(open_socket)
         if lines.get(b"connection") == b"close":
             self.close()
-        return int(head.split(b" ", 2)[1])
+        return int(head.split(b" ", 2)[1]), body
 
     def _some(self, open_socket: socket.socket) -> bytes:
         data = open_socket.recv(65536)
@@ -148,10 +173,12 @@ class Prober:
         self._options = options
         self._measurement = Measurement()
         self._lock = threading.Lock()
-        self._called: Measurement | None = None  # the measurement in which the caller sent the request that is in flight
+        self._called: dict[int, Measurement] = {}  # worker -> the measurement in which the caller sent the request that is in flight
         self._asked: dict[int, float] = {}  # thread -> send time of its unanswered probe
-        for work in (*[self._probe] * options.probes, self._call, self._sample, self._watch_own_delay):
+        for work in (*[self._probe] * options.workers, self._sample, self._watch_own_delay):
             threading.Thread(target=work, daemon=True).start()
+        for worker in range(options.workers):
+            threading.Thread(target=self._call, args=(worker,), daemon=True).start()
 
     def begin(self) -> None:
         now = memory(self._options.pid)
@@ -161,12 +188,16 @@ class Prober:
     def end(self) -> Measurement:
         """Returns the measurement since `begin`, including unanswered probes. First waits for the answer to the caller."""
         deadline = time.monotonic() + LAST_ANSWER_S
-        while (self._called is self._now() or not self._now().statuses) and time.monotonic() < deadline:
+        while (self._is_called() or not self._now().statuses) and time.monotonic() < deadline:
             time.sleep(PROBE_EVERY_S / 2)
         waiting = [time.monotonic() - start for start in list(self._asked.values())]
         measurement = self._now()
         measurement.stall_s = max([measurement.stall_s, *waiting])
         return measurement
+
+    def _is_called(self) -> bool:
+        """Returns whether a request that the caller sent in this measurement has no answer yet."""
+        return any(called is self._now() for called in list(self._called.values()))
 
     def _now(self) -> Measurement:
         with self._lock:
@@ -185,22 +216,22 @@ class Prober:
                 measurement.failed_probes += 1
             time.sleep(PROBE_EVERY_S)
 
-    def _call(self) -> None:
-        connection = Connection(self._options)
+    def _call(self, worker: int) -> None:
+        connection = Connection(self._options, worker if self._options.workers > 1 else None)
         body = b'{"inputs":"A warm, funny film."}'
-        key = f"authorization: Bearer {self._options.key}\r\n".encode() if self._options.key else b""
-        request = b"POST /classify HTTP/1.1\r\nhost: t\r\n%scontent-length: %d\r\n\r\n%s" % (key, len(body), body)
+        head = b"POST /classify HTTP/1.1\r\nhost: t\r\n%scontent-length: %d\r\n\r\n" % (self._options.authorization, len(body))
         while True:
             start = time.monotonic()
-            measurement = self._called = self._now()
+            measurement = self._called[worker] = self._now()
             try:
-                status = connection.ask(request)
+                status = connection.ask(head + body)
             except UNANSWERED:
                 status = -1
             if status == 200:
                 measurement.latencies_s.append(time.monotonic() - start)
-            measurement.statuses[status] = measurement.statuses.get(status, 0) + 1
-            self._called = None
+            with self._lock:
+                measurement.statuses[status] = measurement.statuses.get(status, 0) + 1
+            del self._called[worker]
             time.sleep(CALL_EVERY_S)
 
     def _sample(self) -> None:
