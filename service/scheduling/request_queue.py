@@ -40,7 +40,7 @@ KEPT_ENDED = 64
 PREDICTION_ERROR = 1.15
 
 # A request is long if its items before the last one take more predicted seconds of an inference thread than this.
-LONG_S = 0.05
+LONG_S = 0.03
 
 # The deadline can lower the pace of a request. The limit is LEAST_PACE, the speed of the clock, so that a short deadline gives no priority
 # over other requests. For a request of more than HEAVY_S seconds the limit is PACE, because it would delay others for too long.

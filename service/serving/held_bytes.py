@@ -10,8 +10,9 @@ from bertserve.service.tasks.cost import MAX_ANSWER_BYTES
 
 # Bodies of the maximum size that all workers together can hold.
 MAX_BODIES = 16
-# Answers of the maximum size; the limit is never lower than these, even if the maximum size of a body is small.
-MAX_ANSWERS = 8
+# Answers of the maximum size; the limit is never lower than these, even if the maximum size of a body is small. Together with the memory
+# for decoding (`MAX_MEMORY_TOGETHER`), they leave an eighth of 256 MiB for what is not counted.
+MAX_ANSWERS = 6
 # Each worker can hold at least this many bodies or answers of the maximum size, however many workers there are. If it could hold
 # only one, it would refuse one while it holds a smaller one.
 MIN_LARGEST = 2

@@ -46,7 +46,7 @@ LONG_CHARS = round(LONG_STEP_S / SLOWEST_SECONDS_PER_CHAR)
 MANY_CHARS = 50_000
 MANY_BYTES = 2**20
 # Seconds for which a thread tokenizes or decodes one request before other requests get a turn.
-SLICE_S = 0.01
+SLICE_S = 0.005
 # Shorter waits are not compared with their predictions, because they matter to no caller.
 LEAST_WAIT_S = 0.01
 

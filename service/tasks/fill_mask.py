@@ -272,13 +272,14 @@ def _best(logits: Floats, targets: Sequence[int] | None, top_k: int) -> tuple[ND
         top_k: Maximum number of tokens.
     """
     scores = activate(logits, "softmax")
-    candidates = np.arange(len(scores)) if targets is None else np.array(sorted(targets))
-    # includes all tokens that equal the last one, so that ties are complete
-    count = min(top_k, len(candidates))
-    floor = np.partition(scores[candidates], len(candidates) - count)[len(candidates) - count]
-    best = candidates[scores[candidates] >= floor]
-    order = best[np.argsort(-scores[best], kind="stable")][:count]
-    return order, scores[order]
+    candidates = None if targets is None else np.array(sorted(targets))
+    if candidates is not None:
+        scores = scores[candidates]
+    count = min(top_k, len(scores))
+    floor = np.partition(scores, len(scores) - count)[len(scores) - count]
+    places = np.flatnonzero(scores >= floor)  # with all that equal the last one, so that ties are complete
+    best = places[np.argsort(-scores[places], kind="stable")][:count]
+    return best if candidates is None else candidates[best], scores[best]
 
 
 def _fillings(ids: list[int], masks: Sequence[int], tokenizer: Tokenizer) -> Fillings:

@@ -26,6 +26,8 @@ from bertserve.service.process import parsing
 from bertserve.service.serving.build import AppState
 from bertserve.service.serving.held_bytes import ByteReservation, HeldBytes
 from bertserve.service.serving.model import Model
+from bertserve.service.settings import Settings
+from bertserve.service.tasks.cost import MAX_MEMORY_TOGETHER
 from bertserve.service.wire import json_text, reading
 from fakes import FakeEngine
 from served_socket import GET, client, listening, until
@@ -269,6 +271,14 @@ def test_workers_share_the_limit() -> None:
 
     assert alone == 2 * of_two
     assert 2 * 2**24 == of_many
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_all_requests_together_need_less_than_256_mib(workers: int) -> None:
+    """An eighth is left for what is not counted, such as JSON that is being built and memory that the allocator keeps."""
+    held = workers * HeldBytes(Settings.model_fields["max_body_bytes"].default, workers).limit
+
+    assert 7 * 2**25 >= held + 4 * MAX_MEMORY_TOGETHER
 
 
 @pytest.mark.parametrize("more", [False, True])

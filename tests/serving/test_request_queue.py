@@ -311,6 +311,17 @@ def test_short_texts_start_between_the_windows_of_a_long_document() -> None:
     assert [document] * 2 + [text] + [document] * 8 == order
 
 
+def test_a_short_text_does_not_wait_for_many_texts_with_many_labels() -> None:
+    """Ten requests of 45 ms are late. Before a text that arrives now, at most one of their runs starts."""
+    queue = new_queue(max_queue_tokens=10_000)
+    for _ in range(10):
+        add(queue, *[5] * 90, now=0.0, cost=lambda rows, length: 0.0005, key=None)
+    queue.take(0.0)
+    text = add(queue, 5, now=0.4, cost=lambda rows, length: 0.001, key=None)
+
+    assert text in {queue.take(0.4)[0].request for _ in range(2)}
+
+
 @given(st.lists(st.tuples(st.integers(1, 64), st.integers(0, 5)), min_size=1, max_size=30))
 def test_the_oldest_waiting_item_leads_every_batch(texts: list[tuple[int, int]]) -> None:
     """Therefore no item waits forever."""
