@@ -98,7 +98,7 @@ class Replica:
         self._seen = (now, busy_s)
         threads = self._state.worker.threads
         busy = (busy_s - busy_then) / max(now - then, 1e-3) / threads
-        return {"queue_s": self._state.scheduler.wait_s, "busy": min(busy, 1.0)}  # an additional thread for long steps counts too
+        return {"queue_s": self._state.scheduler.wait_s, "busy": min(busy, 1.0)}  # with one inference thread, two threads can be busy
 
 
 def enough_replicas(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
 from bertserve.service.scheduling.scheduled_request import Item
@@ -30,6 +31,21 @@ class Run:
     hung: bool = False
 
 
+class BatchKind(Enum):
+    """What a thread does with its batch."""
+
+    QUICK = auto()  # it runs quick requests only
+    LONG_STEP = auto()  # a step that can take long, such as tokenizing a long text
+    OTHER = auto()
+
+
+def kind_of(batch: Sequence[Item]) -> BatchKind:
+    """Returns the kind of a batch."""
+    if batch[0].request.long_step:
+        return BatchKind.LONG_STEP
+    return BatchKind.QUICK if all(item.request.is_quick for item in batch) else BatchKind.OTHER
+
+
 @dataclass(slots=True, eq=False)
 class InferenceThread:
     """A thread and its run.
@@ -39,15 +55,13 @@ class InferenceThread:
         run: The current run; None while it waits. Each run is another object, so a reader of one run never sees values of the next.
         busy: Seconds of batches that have ended, and the start time of the current batch, None while it waits. Both are in one tuple,
             so that another thread reads two values that belong together.
-        long_step: Whether it has started a long step that cannot be interrupted.
-        long_steps_only: Whether it is the additional thread for long steps, which exists if there is only one inference thread.
+        batch: The kind of its current batch; None while it waits. It changes only under the scheduler's lock.
     """
 
     handle: threading.Thread = field(init=False)
     run: Run | None = None
     busy: tuple[float, float | None] = (0.0, None)
-    long_step: bool = False
-    long_steps_only: bool = False
+    batch: BatchKind | None = None
 
     def busy_s(self, now: float) -> float:
         """Returns the seconds for which it has had a batch, up to now."""

@@ -56,8 +56,12 @@ LATE_S = 0.1
 LATE_PER_SHORT = 2.0
 
 # A step that can take longer, such as tokenizing a long text, cannot be interrupted. At least one of several threads starts no such step,
-# and a single one leaves it to an additional thread.
+# and if there is only one, a second thread serves all others meanwhile.
 LONG_STEP_S = 0.02
+
+# A request that takes at most this many predicted seconds in total is quick. With a single inference thread it does not wait for a longer
+# run of another request, which can take 0.1 s.
+QUICK_S = 0.005
 
 # Seconds by which a batch-mate may always overtake others: while waits are this short, the most efficient batch matters more.
 OVERTAKEN_S = 0.1
@@ -99,6 +103,7 @@ class RequestQueue:
         # has its own node; an older node is dropped.
         self._by_priority: list[_Node] = []
         self._long_by_priority: list[_Node] = []  # the same for long requests and requests in a share
+        self._quick_by_priority: list[_Node] = []  # and for quick requests
         self._last_was_long = False
         self._groups: dict[Hashable, Group] = {}
         self._deadlines: list[tuple[float, int, ScheduledRequest]] = []
@@ -246,13 +251,14 @@ class RequestQueue:
         request.waiting = request.remaining = len(work)
         request.queued_at = now
         total = sum(runs[tokens][1] for tokens in counts)
+        done_s = request.started_s + request.finish_s + request.delay_s
+        request.is_quick = not (reserved_tokens or request.share) and done_s + total + request.seconds <= QUICK_S
         self._pace(request, total - total / len(work))
         request.tokens += item_tokens
         request.seconds += total
         self._hold(request, request.tokens, request.seconds)
         self.queue_items += len(work)
-        first = request.priority + request.pace * (request.started_s + request.finish_s + request.delay_s)
-        items = _items(request, key, work, cost, shape, runs, first)
+        items = _items(request, key, work, cost, shape, runs, request.priority + request.pace * done_s)
         self.put_part(request, list(islice(items, PART_ITEMS)), now)
         return items
 
@@ -269,7 +275,7 @@ class RequestQueue:
             if item.priority > now:
                 self._reservations.add(item)
         request.stage_number = next(self._tie)
-        heap = self._by_priority if request.is_short else self._long_by_priority
+        heap = self._quick_by_priority if request.is_quick else self._by_priority if request.is_short else self._long_by_priority
         heapq.heappush(heap, (request.items[0].priority, request.stage_number, request))
         if request.expires and not request.watched:  # a request with several stages has only one node
             request.watched = True
@@ -322,7 +328,12 @@ class RequestQueue:
             request.share.answer_bytes += size - request.answer_bytes
             request.answer_bytes = size
 
-    def take(self, now: float, *, last_thread: bool = False, allow_long_step: bool = True) -> list[Item]:
+    @property
+    def has_quick(self) -> bool:
+        """Whether a quick request may wait."""
+        return bool(self._quick_by_priority)
+
+    def take(self, now: float, *, last_thread: bool = False, allow_long_step: bool = True, quick_only: bool = False) -> list[Item]:
         """Takes the best batch: the item with the lowest priority value and its best batch-mates; empty if no item can start.
 
         Batch-mates have the head's key, and have waited nearly as long. The nearest lengths come first. A batch-mate joins if the batch
@@ -334,8 +345,12 @@ class RequestQueue:
             last_thread: Whether no other thread is free and other requests may arrive. Then only requests without running items may start,
                 so that no request has all inference threads.
             allow_long_step: Whether a request may start with a step that can take longer than `LONG_STEP_S`.
+            quick_only: Whether only items of quick requests may start.
         """
-        head = self._first(now, last_thread, allow_long_step)
+        if quick_only:
+            head = _first_of(self._quick_by_priority, last_thread, allow_long_step)
+        else:
+            head = self._first(now, last_thread, allow_long_step)
         if head is None:
             return []
         batch = [head]
@@ -345,7 +360,7 @@ class RequestQueue:
         last_priority = head.priority + max((now - head.priority) / 3, OVERTAKEN_S)
         self._start(head, now)
         while group is not None and group.lengths:
-            batch_mate = self._batch_mate(group, len(batch), length, head, last_priority, last_thread)
+            batch_mate = self._batch_mate(group, len(batch), length, head, last_priority, last_thread, quick_only)
             if batch_mate is None:
                 break
             length = max(length, batch_mate.length)
@@ -433,7 +448,7 @@ class RequestQueue:
         if len(self._deadlines) > 2 * self._open_requests + slack:
             self._deadlines = [node for node in self._deadlines if node[2].open]
             heapq.heapify(self._deadlines)
-        heaps = (self._by_priority, self._long_by_priority)
+        heaps = (self._quick_by_priority, self._by_priority, self._long_by_priority)
         if sum(map(len, heaps)) > 2 * self._open_requests + slack:
             for heap in heaps:
                 heap[:] = [node for node in heap if node[2].open and node[1] == node[2].stage_number]
@@ -486,21 +501,28 @@ class RequestQueue:
         Long requests become late if there are more of them, or if they take longer, than predicted at their admission. Without this rule,
         all short requests would wait equally long.
         """
+        quick = _first_of(self._quick_by_priority, last_thread, allow_long_step) if self._quick_by_priority else None
         short = _first_of(self._by_priority, last_thread, allow_long_step) if self._by_priority else None
+        if quick is not None and (short is None or _order(quick) < _order(short)):
+            short = quick
         long = _first_of(self._long_by_priority, last_thread, allow_long_step) if self._long_by_priority else None
         if short is None or long is None:
             first = short or long
         elif self._last_was_long and now - long.priority > LATE_S:
             first = short
         else:
-            first = min(short, long, key=lambda item: (item.priority, item.request.stage_number))
+            first = min(short, long, key=_order)
         self._last_was_long = first is not None and first is long
         return first
 
-    def _batch_mate(self, group: Group, rows: int, length: int, head: Item, last_priority: float, last_thread: bool) -> Item | None:
+    def _batch_mate(
+        self, group: Group, rows: int, length: int, head: Item, last_priority: float, last_thread: bool, quick_only: bool
+    ) -> Item | None:
         """Returns the best item to add to a batch of `rows` padded to `length`, or None if no item is worth it."""
         for item in (group.longest_within(length, last_priority), group.shortest_over(length, last_priority)):
             if item is None or (last_thread and item.request.running and item.request is not head.request):
+                continue
+            if quick_only and not item.request.is_quick:
                 continue
             longer = max(length, item.length)
             # cost of real rows only: rows that pad a planned shape are free for the next batch-mate
@@ -513,6 +535,10 @@ class RequestQueue:
             if saved * self.queue_items > delay * rows and saved >= LEAST_GAIN * run_s:
                 return item
         return None
+
+
+def _order(item: Item) -> tuple[float, int]:
+    return item.priority, item.request.stage_number
 
 
 def _first_of(heap: list[_Node], last_thread: bool, allow_long_step: bool) -> Item | None:

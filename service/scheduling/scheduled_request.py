@@ -60,6 +60,7 @@ class ScheduledRequest:
         pace: Factor by which its earlier items count in the priorities of its later ones.
         answer_bytes: Maximum bytes of its answer, as its share counts them.
         is_short: Whether it may start before late requests: it is not long, and in no share.
+        is_quick: Whether the single inference thread of a device may be busy with another request, and it starts nevertheless.
         is_small: Whether its estimate was a small part of the queue.
         reserved_s: Predicted seconds of its waiting items whose start time is in the future.
         memory: Memory that it holds until it ends, in numbers of four bytes.
@@ -94,6 +95,7 @@ class ScheduledRequest:
     long_step: bool = False
     pace: float = PACE
     is_short: bool = True
+    is_quick: bool = False
     is_small: bool = False
     answer_bytes: int = 0
     reserved_s: float = 0.0

@@ -16,11 +16,10 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from queue import SimpleQueue
 from typing import Any
 
 from bertserve.service.errors import EngineError, ExpiredError, UnavailableError
-from bertserve.service.scheduling.inference_thread import CompletionQueue, InferenceThread, PeakConcurrency, Run
+from bertserve.service.scheduling.inference_thread import BatchKind, CompletionQueue, InferenceThread, PeakConcurrency, Run, kind_of
 from bertserve.service.scheduling.request_queue import PART_ITEMS, RequestQueue
 from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest, Share
 from bertserve.service.scheduling.stage import RequestResult, Stage
@@ -107,9 +106,14 @@ class Scheduler:
         self._dead = False
         self._submitted: set[ScheduledRequest] = set()
         self._threads: list[InferenceThread] = []
-        self._long_steps: SimpleQueue[list[Item] | None] = SimpleQueue()  # of a thread for them; each is a batch of one item
         self._watchdog = Watchdog(
-            self._threads, clock=clock, pending=self._submitted, fail=self._fail, on_hang=self._note_hang, floor_s=hung_floor_s
+            self._threads,
+            count=threads,
+            clock=clock,
+            pending=self._submitted,
+            fail=self._fail,
+            on_hang=self._note_hang,
+            floor_s=hung_floor_s,
         )
         self._on_hang = on_hang
 
@@ -127,7 +131,7 @@ class Scheduler:
 
     @property
     def busy_s(self) -> float:
-        """Seconds for which its threads have had a batch, up to now, in total; an additional thread for long steps counts too."""
+        """Seconds for which its threads have had a batch, up to now, in total; with one inference thread, two threads can have a batch."""
         now = self._clock()
         return sum(thread.busy_s(now) for thread in self._threads)
 
@@ -147,13 +151,11 @@ class Scheduler:
         self._completions = CompletionQueue(self._loop)
         self._ended = self._loop.create_future()  # for an ended request; late results are dropped
         self._ended.cancel()
-        for i in range(self._thread_count):
+        # Two threads share the work of a single one, so that quick requests do not wait for a long run, and no request for a long step. Apart from
+        # that, one of them waits, because two runs at the same time on one core are slower than one after the other.
+        for i in range(max(self._thread_count, 2)):
             thread = InferenceThread()
-            thread.handle = threading.Thread(target=self._serve, args=(thread, self._serve_one), name=f"inference-{i}", daemon=True)
-            self._threads.append(thread)
-        if self._thread_count == 1:  # all other callers would wait for a long step
-            thread = InferenceThread(long_steps_only=True)
-            thread.handle = threading.Thread(target=self._serve, args=(thread, self._serve_long_step), name="long-steps", daemon=True)
+            thread.handle = threading.Thread(target=self._serve, args=(thread,), name=f"inference-{i}", daemon=True)
             self._threads.append(thread)
         for thread in self._threads:
             thread.handle.start()
@@ -246,7 +248,6 @@ class Scheduler:
             self._stopped = True
             aborted_count = len(self._submitted)
             self._condition.notify_all()
-        self._long_steps.put(None)
         self._watchdog.end_hung()
         self._fail_all(self._unavailable())
         self._watchdog.sleep()
@@ -256,10 +257,10 @@ class Scheduler:
         sys.setswitchinterval(self._switch_s)
         return aborted_count
 
-    def _serve(self, thread: InferenceThread, serve_one: Callable[[InferenceThread], bool]) -> None:
+    def _serve(self, thread: InferenceThread) -> None:
         """Runs batches until the scheduler stops; it is the function of a thread."""
         try:
-            while serve_one(thread):
+            while self._serve_one(thread):
                 pass
         except BaseException as error:  # noqa: BLE001 - the boundary of a thread: no request may wait for this thread forever
             # An error of the scheduler itself; `_execute` and `_settle` handle errors of the work. The queue may be inconsistent, so no
@@ -270,32 +271,26 @@ class Scheduler:
 
     def _serve_one(self, thread: InferenceThread) -> bool:
         """Waits for a batch and runs it; returns false if the scheduler has stopped. Each call drops its references to the batch."""
-        thread.long_step = False
         with self._condition:
+            thread.batch = None
             while not self._stopped:
                 now = self._clock()
                 if expired := self._queue.expire(now):
                     self._end_expired(expired)
-                # if no other thread is free, and other requests came recently, a request that already runs leaves this thread to them
-                last_thread = self._thread_count > 1 and not self._waiting_threads and self._callers.record(0, now) > 1
-                if batch := self._queue.take(now, last_thread=last_thread, allow_long_step=self._may_begin_long_step()):
+                if batch := self._take(now):
                     break
                 self._waiting_threads += 1
                 self._condition.wait()
                 self._waiting_threads -= 1
             else:
                 return False
-            runner = self._thread_for_long_steps(thread) if batch[0].request.long_step else thread
-            runner.long_step = batch[0].request.long_step
+            thread.batch = kind_of(batch) if self._thread_count == 1 or batch[0].request.long_step else BatchKind.OTHER
             self._changed()
-            if self._waiting_threads and self._queue.queue_items:
+            if self._waiting_threads and self._queue.queue_items and (self._thread_count > 1 or self._may_wake()):
                 self._condition.notify()  # the other thread found no item that it could start, and this may have changed
             peak = self._concurrency.record(1 + self._running + self._queue.queue_items, now)
             multi_threaded = peak == 1 or peak * self._multi_threads <= self._thread_count
             self._running += 1  # under the lock, so that a thread that takes the next batch sees this run
-        if runner is not thread:
-            self._long_steps.put(batch)
-            return True
         start = self._clock()
         thread.busy = (busy_s := thread.busy[0], start)
         self._execute(thread, batch, whole_batch=batch, multi_threaded=multi_threaded)
@@ -303,29 +298,29 @@ class Scheduler:
         thread.run = None
         return True
 
-    def _serve_long_step(self, thread: InferenceThread) -> bool:
-        """Waits for a long step that the only inference thread has taken, and runs it; returns false if the scheduler has stopped."""
-        batch = self._long_steps.get()
-        if batch is None:
-            return False
-        start = self._clock()
-        thread.busy = (busy_s := thread.busy[0], start)
-        self._execute(thread, batch, whole_batch=batch, is_last=False)
-        thread.busy = (busy_s + self._clock() - start, None)
-        with self._condition:
-            thread.run, thread.long_step = None, False  # together, because both tell whether a long step may start
-            self._condition.notify()  # the next long step may start
-        return True
+    def _take(self, now: float) -> list[Item]:
+        """Takes the best batch that a thread may start now; empty if there is none."""
+        if self._thread_count == 1:
+            other = self._other_batch()
+            if other is BatchKind.QUICK:
+                return []
+            return self._queue.take(now, allow_long_step=other is None, quick_only=other is BatchKind.OTHER)
+        # if no other thread is free, and other requests came recently, a request that already runs leaves this thread to them
+        last_thread = not self._waiting_threads and self._callers.record(0, now) > 1
+        # one of the threads must have no long step, because it cannot be interrupted
+        batches = [thread.batch for thread in self._threads if (run := thread.run) is None or not run.hung]
+        allow_long_step = batches.count(BatchKind.LONG_STEP) < max(1, len(batches) - 1)
+        return self._queue.take(now, last_thread=last_thread, allow_long_step=allow_long_step)
 
-    def _may_begin_long_step(self) -> bool:
-        """Returns whether a thread may start a long step that cannot be interrupted: one of several threads must have no long step."""
-        alive = [thread for thread in self._threads if (run := thread.run) is None or not run.hung]
-        return sum(thread.long_step for thread in alive) < max(1, len(alive) - 1)
+    def _may_wake(self) -> bool:
+        """Returns whether one of two threads that share the work of a single one may find work in the queue."""
+        other = self._other_batch()
+        return other is not BatchKind.QUICK and (other is not BatchKind.OTHER or self._queue.has_quick)
 
-    def _thread_for_long_steps(self, thread: InferenceThread) -> InferenceThread:
-        """Returns the thread that runs a long step: the one for them, unless there is none or it hangs."""
-        last = self._threads[-1]
-        return last if last.long_steps_only and ((run := last.run) is None or not run.hung) else thread
+    def _other_batch(self) -> BatchKind | None:
+        """Returns the kind of batch that one of two threads runs, for the one that does not; None if that thread waits or hangs."""
+        kinds = [thread.batch for thread in self._threads if (run := thread.run) is None or not run.hung]
+        return next((kind for kind in kinds if kind is not None), None)
 
     def _execute(
         self, thread: InferenceThread, batch: list[Item], *, whole_batch: Sequence[Item], multi_threaded: bool = False, is_last: bool = True
@@ -433,7 +428,7 @@ class Scheduler:
                 shape=stage.shape,
             )
             self._changed()
-            if self._waiting_threads:
+            if self._waiting_threads and (self._thread_count > 1 or self._may_wake()):
                 self._condition.notify(min(self._waiting_threads, len(stage.work) - own))
         # between the parts, other threads and the event loop get the lock
         while part := list(islice(items, PART_ITEMS)):

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 
 from bertserve.service.errors import EngineError
-from bertserve.service.scheduling.inference_thread import InferenceThread, Run
+from bertserve.service.scheduling.inference_thread import BatchKind, InferenceThread, Run
 from bertserve.service.scheduling.scheduled_request import ScheduledRequest
 
 logger = logging.getLogger("bertserve.watchdog")
@@ -40,6 +40,7 @@ class Watchdog:
         self,
         threads: Sequence[InferenceThread],
         *,
+        count: int,
         clock: Callable[[], float],
         pending: Collection[ScheduledRequest],
         fail: Callable[[ScheduledRequest, Exception], None],
@@ -50,6 +51,7 @@ class Watchdog:
 
         Args:
             threads: The threads to check.
+            count: Number of inference threads; with one, there is an additional thread, and a long step that hangs leaves the other.
             clock: The scheduler's clock, for deadlines.
             pending: The open requests that an inference thread may take; the collection is always current.
             fail: Ends a request with an error, unless the request has already ended.
@@ -58,7 +60,7 @@ class Watchdog:
         """
         self.hung = 0
         self.all_hung = False  # whether all inference threads hang, as of the last check
-        self._threads = threads
+        self._threads, self._count = threads, count
         self._clock = clock
         self._pending = pending
         self._fail = fail
@@ -98,10 +100,10 @@ class Watchdog:
                 )
                 self._on_hang()
             if run.hung:
-                hung += not thread.long_steps_only
+                hung += thread.batch is not BatchKind.LONG_STEP or self._count == len(self._threads)
                 self._end_overdue(run)
         self.hung = hung
-        self.all_hung = 0 < hung == sum(not thread.long_steps_only for thread in self._threads)
+        self.all_hung = hung >= self._count
 
     def _patience_s(self, run: Run) -> float:
         return max(self._floor_s, HUNG_RATIO * run.predicted_s) if run.predicted_s else UNPREDICTED_FLOORS * self._floor_s

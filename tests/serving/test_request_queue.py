@@ -577,6 +577,27 @@ def test_a_running_request_leaves_the_last_free_thread_to_others() -> None:
     assert [] == queue.take(0.001)
 
 
+def test_a_thread_can_take_quick_requests_only() -> None:
+    """A request is quick if all its work takes at most 5 ms, including work that has run or is reserved, and if it is in no share."""
+    queue, share = new_queue(max_queue_tokens=10_000), Share()
+
+    def put(tokens: int, *, seconds: float = 0.0, reserved_tokens: int = 0, share: Share | None = None) -> ScheduledRequest:
+        request = queue.admit(tokens=tokens, seconds=seconds, deadline=100.0, now=0.0, share=share)
+        keeps = seconds > 0
+        queue.put(
+            request, None, [(tokens, None)], lambda rows, length: length * 1e-3, 0.0, keep_estimate=keeps, reserved_tokens=reserved_tokens
+        )
+        return request
+
+    others = {put(6), put(4, seconds=0.1), put(4, reserved_tokens=1), put(4, share=share)}
+    quick = put(4)
+
+    assert queue.has_quick
+    assert [quick] == [item.request for item in queue.take(0.0, quick_only=True)]
+    assert [] == queue.take(0.0, quick_only=True)
+    assert others == {item.request for batch in drain(queue) for item in batch}
+
+
 def test_a_long_step_waits_for_a_thread_that_may_start_it() -> None:
     queue = new_queue()
     long = queue.admit(tokens=8, seconds=0.0, deadline=100.0, now=0.0)

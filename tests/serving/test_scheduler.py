@@ -68,8 +68,8 @@ class Watched(RequestQueue):
 
     in_vain = 0
 
-    def take(self, now: float, *, last_thread: bool = False, allow_long_step: bool = True) -> list[Item]:
-        batch = super().take(now, last_thread=last_thread, allow_long_step=allow_long_step)
+    def take(self, now: float, **limits: bool) -> list[Item]:
+        batch = super().take(now, **limits)
         self.in_vain += not batch
         return batch
 
@@ -447,10 +447,10 @@ class Broken(RequestQueue):
 
     broken = False
 
-    def take(self, now: float, *, last_thread: bool = False, allow_long_step: bool = True) -> list[Item]:
+    def take(self, now: float, **limits: bool) -> list[Item]:
         if self.broken:
             raise RuntimeError("a bug of the queue")
-        return super().take(now, last_thread=last_thread, allow_long_step=allow_long_step)
+        return super().take(now, **limits)
 
 
 @on_loop(threads=2, queue=Broken)
@@ -870,6 +870,30 @@ def test_a_short_text_does_not_wait_for_long_steps(threads: int) -> None:
     play(check, threads=threads)
 
 
+@on_loop()
+async def test_a_quick_request_does_not_wait_for_a_long_run_of_the_only_thread(bench: Bench) -> None:
+    """Another long request waits for it, so that not two of them share a core. The quick request has two stages."""
+    bench.work.gate.clear()
+    long, next_long = (bench.submit(name, key=None, cost=lambda rows, length: 1.0) for name in ("long", "next"))
+    await asyncio.to_thread(bench.work.started.acquire)
+    second = bench.stage("quick", run=list)
+    assert ["quick"] == (await asyncio.wait_for(bench.submit("quick", run=list, finish=lambda results: second), 20)).value
+    assert not bench.work.started.acquire(blocking=False)
+    bench.work.gate.set()
+    assert [["long"], ["next"]] == [(await each).value for each in (long, next_long)]
+
+
+@on_loop()
+async def test_a_single_thread_runs_one_quick_batch_at_a_time(bench: Bench) -> None:
+    """A second run would only make the first one slower."""
+    blocker = await bench.blocked()
+    others = [bench.submit("quick"), bench.submit("long", key=None, cost=lambda rows, length: 1.0)]
+    await asyncio.sleep(0.05)
+    assert 2 == bench.queue.queue_items
+    bench.work.gate.set()
+    assert [["blocker"], ["quick"], ["long"]] == [(await each).value for each in (blocker, *others)]
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_long_step_does_not_wait_for_a_hung_long_step(threads: int) -> None:
     async def check(bench: Hanging) -> None:
@@ -888,7 +912,7 @@ def test_a_long_step_does_not_wait_for_a_hung_long_step(threads: int) -> None:
 
 @on_loop()
 async def test_an_error_in_a_long_step_fails_its_request(bench: Bench) -> None:
-    """The thread for long steps continues after an error, and ends with the scheduler."""
+    """Its thread continues after an error."""
 
     def fail(results: Sequence[Any]) -> Any:
         raise InvalidValueError("no")
@@ -896,9 +920,7 @@ async def test_an_error_in_a_long_step_fails_its_request(bench: Bench) -> None:
     for _ in range(2):
         with pytest.raises(InvalidValueError):
             await bench.submit("a", key=None, finish=fail, long_step=True)
-    [thread] = [thread for thread in threading.enumerate() if thread.name == "long-steps"]
-    await bench.scheduler.stop(0)
-    assert not thread.is_alive()
+    assert ["b"] == (await bench.submit("b")).value
 
 
 @on_loop(threads=2)
