@@ -311,7 +311,7 @@ def test_short_texts_start_between_the_windows_of_a_long_document() -> None:
     assert [document] * 2 + [text] + [document] * 8 == order
 
 
-def test_a_short_text_does_not_wait_for_many_texts_with_many_labels() -> None:
+def test_a_short_text_does_not_wait_for_requests_with_many_labels() -> None:
     """Ten requests of 45 ms are late. Before a text that arrives now, at most one of their runs starts."""
     queue = new_queue(max_queue_tokens=10_000)
     for _ in range(10):

@@ -912,7 +912,7 @@ def test_a_long_step_does_not_wait_for_a_hung_long_step(threads: int) -> None:
 
 @on_loop()
 async def test_an_error_in_a_long_step_fails_its_request(bench: Bench) -> None:
-    """Its thread continues after an error."""
+    """Its thread continues after an error, and both threads end with the scheduler."""
 
     def fail(results: Sequence[Any]) -> Any:
         raise InvalidValueError("no")
@@ -921,6 +921,11 @@ async def test_an_error_in_a_long_step_fails_its_request(bench: Bench) -> None:
         with pytest.raises(InvalidValueError):
             await bench.submit("a", key=None, finish=fail, long_step=True)
     assert ["b"] == (await bench.submit("b")).value
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("inference-")][
+        -2:
+    ]  # earlier tests leave some that hang
+    await bench.scheduler.stop(0)
+    assert [False, False] == [thread.is_alive() for thread in threads]
 
 
 @on_loop(threads=2)
