@@ -165,7 +165,7 @@ class Metrics:
         self.threads = self._gauge("threads", "Inference threads: batches that can run at once.", "livesum")
         self.thread_busy = self._counter(
             "thread_busy_seconds_total",
-            "Seconds that inference threads were busy, summed over threads; with one, a second thread can be busy too.",
+            "Seconds that inference threads were busy, summed over threads; with one, up to two others can be busy too.",
             (),
         )
         self.loop_cpu = self._counter("event_loop_cpu_seconds_total", "CPU seconds of the event loop, summed over workers.", ())

@@ -7,6 +7,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from bertserve.service.scheduling.scheduler import GIL_PAUSE_S
+
 if TYPE_CHECKING:  # the supervisor imports this module before it tells prometheus_client that there are several processes
     from bertserve.service.wire.call import Call, Incoming
     from bertserve.service.wire.routes import Route
@@ -21,14 +23,13 @@ PAUSES = 3
 MOST_PAUSE_S = 0.06
 # Cost of a line other than the reading of its bytes, expressed in bytes: its task, its admission and its answer.
 LINE_BYTES = 2**9
-GIL_PAUSE_S, GIL_EVERY_S = 5e-5, 2e-3
+GIL_EVERY_S = 2e-3  # minimum seconds between two pauses
 
 
 class GilPauses:
     """Lets other threads take the GIL while an event loop with TLS has more work than fits in a turn.
 
-    OpenSSL's functions release the GIL for microseconds, and each time a waiting thread starts its wait anew (`SWITCH_S` of the scheduler).
-    If such calls follow each other without a pause, an inference thread can wait for more than 0.1 s.
+    Without pauses, an inference thread can wait for more than 0.1 s, because OpenSSL releases the GIL for microseconds (`GIL_PAUSE_S`).
     """
 
     def __init__(self, *, tls: bool) -> None:

@@ -56,7 +56,7 @@ LATE_S = 0.1
 LATE_PER_SHORT = 2.0
 
 # A step that can take longer, such as tokenizing a long text, cannot be interrupted. At least one of several threads starts no such step,
-# and if there is only one, a second thread serves all others meanwhile.
+# and if there is only one, another thread serves all others meanwhile.
 LONG_STEP_S = 0.02
 
 # A request that takes at most this many predicted seconds in total is quick. With a single inference thread it does not wait for a longer

@@ -31,6 +31,9 @@ LEAST_TIMER_S = 1e-3
 # Seconds until a thread that waits for the GIL asks for it. A request needs the GIL several times, and with Python's 5e-3 it would wait that
 # long each time. With less than 1e-4, threads take the GIL from each other so often that short texts take 4 % longer.
 SWITCH_S = 1e-4
+# numpy, tokenizers and OpenSSL release the GIL for microseconds, and each time a waiting thread starts its wait of SWITCH_S anew. A thread that
+# calls them one after the other sometimes sleeps this many seconds; otherwise other threads can wait for more than 0.05 s.
+GIL_PAUSE_S = 5e-5
 
 
 def _forgotten(results: Sequence[Any]) -> None:
@@ -131,7 +134,7 @@ class Scheduler:
 
     @property
     def busy_s(self) -> float:
-        """Seconds for which its threads have had a batch, up to now, in total; with one inference thread, two threads can have a batch."""
+        """Seconds for which its threads have had a batch, up to now, in total; with one inference thread, three threads can have a batch."""
         now = self._clock()
         return sum(thread.busy_s(now) for thread in self._threads)
 
@@ -151,9 +154,9 @@ class Scheduler:
         self._completions = CompletionQueue(self._loop)
         self._ended = self._loop.create_future()  # for an ended request; late results are dropped
         self._ended.cancel()
-        # Two threads share the work of a single one, so that quick requests do not wait for a long run, and no request for a long step. Apart from
-        # that, one of them waits, because two runs at the same time on one core are slower than one after the other.
-        for i in range(max(self._thread_count, 2)):
+        # Three threads share the work of a single one, so that no request waits for a long step, and a quick one not even for a long run. Apart
+        # from that, only one of them works, because two runs at the same time on one core are slower than one after the other.
+        for i in range(self._thread_count if self._thread_count > 1 else 3):
             thread = InferenceThread()
             thread.handle = threading.Thread(target=self._serve, args=(thread,), name=f"inference-{i}", daemon=True)
             self._threads.append(thread)
@@ -287,7 +290,7 @@ class Scheduler:
             thread.batch = kind_of(batch) if self._thread_count == 1 or batch[0].request.long_step else BatchKind.OTHER
             self._changed()
             if self._waiting_threads and self._queue.queue_items and (self._thread_count > 1 or self._may_wake()):
-                self._condition.notify()  # the other thread found no item that it could start, and this may have changed
+                self._condition.notify()  # another thread found no item that it could start, and this may have changed
             peak = self._concurrency.record(1 + self._running + self._queue.queue_items, now)
             multi_threaded = peak == 1 or peak * self._multi_threads <= self._thread_count
             self._running += 1  # under the lock, so that a thread that takes the next batch sees this run
@@ -301,10 +304,10 @@ class Scheduler:
     def _take(self, now: float) -> list[Item]:
         """Takes the best batch that a thread may start now; empty if there is none."""
         if self._thread_count == 1:
-            other = self._other_batch()
-            if other is BatchKind.QUICK:
+            kinds = self._current_kinds()
+            if BatchKind.QUICK in kinds:
                 return []
-            return self._queue.take(now, allow_long_step=other is None, quick_only=other is BatchKind.OTHER)
+            return self._queue.take(now, allow_long_step=not kinds, quick_only=BatchKind.OTHER in kinds)
         # if no other thread is free, and other requests came recently, a request that already runs leaves this thread to them
         last_thread = not self._waiting_threads and self._callers.record(0, now) > 1
         # one of the threads must have no long step, because it cannot be interrupted
@@ -313,14 +316,13 @@ class Scheduler:
         return self._queue.take(now, last_thread=last_thread, allow_long_step=allow_long_step)
 
     def _may_wake(self) -> bool:
-        """Returns whether one of two threads that share the work of a single one may find work in the queue."""
-        other = self._other_batch()
-        return other is not BatchKind.QUICK and (other is not BatchKind.OTHER or self._queue.has_quick)
+        """Returns whether a waiting thread may find work in the queue, if several threads share the work of a single one."""
+        kinds = self._current_kinds()
+        return BatchKind.QUICK not in kinds and (BatchKind.OTHER not in kinds or self._queue.has_quick)
 
-    def _other_batch(self) -> BatchKind | None:
-        """Returns the kind of batch that one of two threads runs, for the one that does not; None if that thread waits or hangs."""
-        kinds = [thread.batch for thread in self._threads if (run := thread.run) is None or not run.hung]
-        return next((kind for kind in kinds if kind is not None), None)
+    def _current_kinds(self) -> set[BatchKind]:
+        """Returns the kinds of all current batches, except those of runs that hang."""
+        return {thread.batch for thread in self._threads if thread.batch is not None and ((run := thread.run) is None or not run.hung)}
 
     def _execute(
         self, thread: InferenceThread, batch: list[Item], *, whole_batch: Sequence[Item], multi_threaded: bool = False, is_last: bool = True

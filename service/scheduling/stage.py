@@ -27,7 +27,7 @@ class Stage:
         delay_s: Predicted seconds of `finish`, if it cannot be interrupted. They count as if the request had already run for so long, so
             short texts start before a long text is tokenized.
         long_step: Whether `finish` can take a long time without interruption. One of several threads starts no such stage; if there is
-            only one, a second thread serves all others meanwhile.
+            only one, another thread serves all others meanwhile.
         expires: Whether the request's deadline ends it while this stage waits; false if only decoding is left.
         answer_bytes: Maximum bytes of the request's answer.
         run_multi_threaded: Does the same as `run` with several threads; it is used while no other run is active or waits.

@@ -51,7 +51,7 @@ class Watchdog:
 
         Args:
             threads: The threads to check.
-            count: Number of inference threads; with one, there is a second thread, which continues if a long step hangs.
+            count: Number of inference threads; with one, there are more threads, which continue if a long step hangs.
             clock: The scheduler's clock, for deadlines.
             pending: The open requests that an inference thread may take; the collection is always current.
             fail: Ends a request with an error, unless the request has already ended.

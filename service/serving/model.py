@@ -20,7 +20,7 @@ from bertserve.service.errors import BertServeError, ExpiredError, RefusedError,
 from bertserve.service.metrics import ModelMetrics
 from bertserve.service.scheduling.request_queue import LONG_STEP_S
 from bertserve.service.scheduling.scheduled_request import ScheduledRequest, Share
-from bertserve.service.scheduling.scheduler import Scheduler
+from bertserve.service.scheduling.scheduler import GIL_PAUSE_S, Scheduler
 from bertserve.service.scheduling.stage import RequestResult, Stage, in_fixed_batches
 from bertserve.service.serving.work import Prediction, RequestRun, TaskInput, Work, trace_run
 from bertserve.service.tasks.batch import PAUSE, TaskModel
@@ -203,6 +203,7 @@ class Model:
                 if run.trace is not None:
                     run.trace.note("tokenize", start, end, waits=True)
                 memory = run.cost.memory + ENCODING_MEMORY * len(run.inputs)
+                time.sleep(GIL_PAUSE_S)
                 return _paused(partial(self._tokenize, run), memory=memory, delay_s=next_s, long_step=run.long_step)
             task = run.paused_task or run.spec.run(run.requests[index], run.model)
             try:
@@ -285,6 +286,7 @@ class Model:
         if run.trace is not None:
             run.trace.note("decode", start, end, waits=bool(run.ready or run.open))
         if run.ready:
+            time.sleep(GIL_PAUSE_S)
             return _paused(partial(self._decode, run), run.reserved_tokens, memory=run.memory, answer_bytes=run.cost.answer_bytes)
         if run.open:
             run.reserved_tokens = sum(run.inputs[index].batch.cost.queue_tokens for index in run.open)

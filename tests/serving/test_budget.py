@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,7 @@ import tiny
 from application import Send, answered, ask, faked, play, post, rejected
 from bertserve.service.bundle import files
 from bertserve.service.errors import TooLargeError
+from bertserve.service.http.responses import LONG_BYTES, content_of
 from bertserve.service.tasks import classify, fill_mask, question_answering, token_classification
 from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun, begin
 from bertserve.service.tasks.catalog import TASKS
@@ -173,6 +177,26 @@ def test_long_responses_are_built_outside_the_event_loop(api: Send, monkeypatch:
     monkeypatch.setattr("bertserve.service.http.responses.LONG_BYTES", 0)
     assert whole == answered(api, "/models/nli", "good")
     assert [True, False] == threads
+
+
+async def test_one_long_response_is_built_at_a_time() -> None:
+    """Each further thread that builds one would make short requests wait longer for the GIL."""
+    running: list[Any] = []
+    most = 0
+
+    def answer(prediction: Any) -> Any:
+        nonlocal most
+        running.append(prediction)
+        most = max(most, len(running))
+        time.sleep(0.02)
+        running.pop()
+        return []
+
+    prediction: Any = SimpleNamespace(answer_bytes=LONG_BYTES + 1)
+    call: Any = SimpleNamespace(answer=answer)
+    contents = await asyncio.gather(*(content_of(call, prediction) for _ in range(3)))
+    assert [b"[]"] * 3 == [content.data for content in contents]
+    assert 1 == most
 
 
 def test_classification_outputs_have_a_limit_of_classes(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:

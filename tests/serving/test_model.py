@@ -21,7 +21,7 @@ from bertserve.service.bundle import files
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.metrics import Metrics
 from bertserve.service.scheduling.request_queue import LONG_STEP_S, RequestQueue
-from bertserve.service.scheduling.scheduler import Scheduler
+from bertserve.service.scheduling.scheduler import GIL_PAUSE_S, Scheduler
 from bertserve.service.scheduling.stage import Stage
 from bertserve.service.serving import model as model_module
 from bertserve.service.serving.work import RequestRun
@@ -203,8 +203,11 @@ class SlowTexts:
         self.bench = bench
         self.now_s = 0.0
         self.tokenized: list[int] = []
+        self.pauses: list[float] = []
         self.seconds_per_char = model_module.SECONDS_PER_CHAR
-        monkeypatch.setattr(model_module, "time", SimpleNamespace(perf_counter=self._clock, thread_time=self._clock))
+        monkeypatch.setattr(
+            model_module, "time", SimpleNamespace(perf_counter=self._clock, thread_time=self._clock, sleep=self.pauses.append)
+        )
 
     def _clock(self) -> float:
         self.now_s += 1e-9
@@ -233,6 +236,19 @@ def test_a_text_that_is_slow_to_tokenize_starts_a_new_slice(tmp_path: Path, monk
         assert (expected[-1] == long) == stage.long_step == (stage.delay_s > LONG_STEP_S)
         stage = stage.finish([None])
         assert expected == texts.tokenized
+
+
+def test_a_thread_lets_others_take_the_gil_between_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the event loop waits for many slices, because numpy and tokenizers release the GIL only for microseconds."""
+    texts = SlowTexts(Bench(tmp_path), monkeypatch)
+    monkeypatch.setattr(model_module, "SLICE_S", 0.0)
+    stage = texts.first_stage(1, 1, 1)
+    paused = [len(texts.pauses)]
+    while isinstance(stage, Stage):
+        stage = stage.finish([None])
+        paused.append(len(texts.pauses))
+    assert [1, 2, 2, 3, 4, 4] == paused  # after each slice but the last: three texts are tokenized, then three results are read
+    assert {GIL_PAUSE_S} == set(texts.pauses)
 
 
 def test_a_slice_with_a_possibly_slow_text_is_a_long_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

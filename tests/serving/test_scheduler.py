@@ -884,6 +884,23 @@ async def test_a_quick_request_does_not_wait_for_a_long_run_of_the_only_thread(b
 
 
 @on_loop()
+async def test_a_quick_request_does_not_wait_for_a_long_step_and_a_long_run_of_the_only_thread(bench: Bench) -> None:
+    """A long run starts during a long step. A quick request starts during both, and no other request does."""
+    steps = LongSteps(bench)
+    await asyncio.to_thread(steps.begun.acquire)
+    bench.work.started = threading.Semaphore(0)  # discards the runs before the long steps
+    bench.work.gate.clear()
+    long, next_long = (bench.submit(name, key=None, cost=lambda rows, length: 1.0) for name in ("long", "next"))
+    await asyncio.to_thread(bench.work.started.acquire)
+    assert ["quick"] == (await asyncio.wait_for(bench.submit("quick", run=list), 20)).value
+    assert not bench.work.started.acquire(blocking=False)
+    assert not steps.begun.acquire(blocking=False)
+    for gate in (bench.work.gate, *steps.gates):
+        gate.set()
+    await asyncio.gather(long, next_long, *steps.requests)
+
+
+@on_loop()
 async def test_a_single_thread_runs_one_quick_batch_at_a_time(bench: Bench) -> None:
     """A second run would only make the first one slower."""
     blocker = await bench.blocked()
@@ -912,7 +929,7 @@ def test_a_long_step_does_not_wait_for_a_hung_long_step(threads: int) -> None:
 
 @on_loop()
 async def test_an_error_in_a_long_step_fails_its_request(bench: Bench) -> None:
-    """Its thread continues after an error, and both threads end with the scheduler."""
+    """Its thread continues after an error, and all threads end with the scheduler."""
 
     def fail(results: Sequence[Any]) -> Any:
         raise InvalidValueError("no")
@@ -921,11 +938,10 @@ async def test_an_error_in_a_long_step_fails_its_request(bench: Bench) -> None:
         with pytest.raises(InvalidValueError):
             await bench.submit("a", key=None, finish=fail, long_step=True)
     assert ["b"] == (await bench.submit("b")).value
-    threads = [thread for thread in threading.enumerate() if thread.name.startswith("inference-")][
-        -2:
-    ]  # earlier tests leave some that hang
+    # earlier tests leave some that hang
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("inference-")][-3:]
     await bench.scheduler.stop(0)
-    assert [False, False] == [thread.is_alive() for thread in threads]
+    assert [False] * 3 == [thread.is_alive() for thread in threads]
 
 
 @on_loop(threads=2)
