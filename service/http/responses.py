@@ -28,13 +28,14 @@ PIECE_BYTES = 2**16
 async def content_of(call: Call, prediction: Prediction) -> Content:
     """Returns the answer to a call."""
     if prediction.answer_bytes > LONG_BYTES:
-        return await asyncio.get_running_loop().run_in_executor(_long_answers, _content_of, call, prediction, to_long_json)
-    return _content_of(call, prediction, to_json)
-
-
-def _content_of(call: Call, prediction: Prediction, to_bytes: Callable[[Any], bytes]) -> Content:
+        return await asyncio.get_running_loop().run_in_executor(_long_answers, _long_content_of, call, prediction)
     answer = call.answer(prediction)
-    return answer if isinstance(answer, Content) else Content(to_bytes(answer), "application/json", {})
+    return answer if isinstance(answer, Content) else Content(to_json(answer), "application/json", {})
+
+
+def _long_content_of(call: Call, prediction: Prediction) -> Content:
+    answer = call.answer(prediction)
+    return answer if isinstance(answer, Content) else Content(to_long_json(answer), "application/json", {})
 
 
 async def send_body(send: Send, body: bytes, *, more: bool = False) -> None:

@@ -51,17 +51,21 @@ class InferenceThread:
     """A thread and its run.
 
     Attributes:
+        condition: Wakes it; all threads have the scheduler's lock.
         handle: The thread; the scheduler starts it.
         run: The current run; None while it waits. Each run is another object, so a reader of one run never sees values of the next.
         busy: Seconds of batches that have ended, and the start time of the current batch, None while it waits. Both are in one tuple,
             so that another thread reads two values that belong together.
         batch: The kind of its current batch; None while it waits. It changes only under the scheduler's lock.
+        waits: Whether it waits for work and nothing has woken it yet. It changes only under the scheduler's lock.
     """
 
+    condition: threading.Condition
     handle: threading.Thread = field(init=False)
     run: Run | None = None
     busy: tuple[float, float | None] = (0.0, None)
     batch: BatchKind | None = None
+    waits: bool = False
 
     def busy_s(self, now: float) -> float:
         """Returns the seconds for which it has had a batch, up to now."""

@@ -97,9 +97,9 @@ class Scheduler:
         self._thread_count = threads
         self._clock = clock
         self._observe = observe
-        self._condition = threading.Condition()
+        self._lock = threading.RLock()
+        self._waiting_threads = 0  # whose `waits` is true
         self._multi_threads = multi_threads
-        self._waiting_threads = 0
         self._running = 0
         self._concurrency = PeakConcurrency()
         self._callers = PeakConcurrency()
@@ -128,7 +128,7 @@ class Scheduler:
     @property
     def wait_s(self) -> float:
         """Predicted seconds until a request that arrives now starts: all admitted work that has not run, divided by the threads."""
-        with self._condition:
+        with self._lock:
             now = self._clock()
             return self._queue.wait_s(now, self._busy_s(now))
 
@@ -157,7 +157,7 @@ class Scheduler:
         # Three threads share the work of a single one, so that no request waits for a long step, and a quick one not even for a long run. Apart
         # from that, only one of them works, because two runs at the same time on one core are slower than one after the other.
         for i in range(self._thread_count if self._thread_count > 1 else 3):
-            thread = InferenceThread()
+            thread = InferenceThread(threading.Condition(self._lock))
             thread.handle = threading.Thread(target=self._serve, args=(thread,), name=f"inference-{i}", daemon=True)
             self._threads.append(thread)
         for thread in self._threads:
@@ -171,7 +171,7 @@ class Scheduler:
             RefusedError: The queue is full, or the request would expire before it could start.
             UnavailableError: The scheduler is stopping, an inference thread has died, or all of them hang.
         """
-        with self._condition:
+        with self._lock:
             if not self._accepts:
                 raise self._unavailable()
             now = self._clock()
@@ -191,7 +191,7 @@ class Scheduler:
 
     def close(self, request: ScheduledRequest) -> bool:
         """Ends an admitted request; returns true if it was open. Its current runs continue, and their results are dropped."""
-        with self._condition:
+        with self._lock:
             self._submitted.discard(request)
             if not self._queue.close(request):
                 return False
@@ -242,15 +242,15 @@ class Scheduler:
         Returns:
             The number of requests that were failed.
         """
-        with self._condition:
+        with self._lock:
             self._stopping = True
             pending = [request.owner.future for request in self._submitted]
         if pending:
             await asyncio.wait(pending, timeout=0 if self._watchdog.all_hung else shutdown_timeout_s)
-        with self._condition:
+        with self._lock:
             self._stopped = True
             aborted_count = len(self._submitted)
-            self._condition.notify_all()
+            self._wake(len(self._threads))
         self._watchdog.end_hung()
         self._fail_all(self._unavailable())
         self._watchdog.sleep()
@@ -274,23 +274,23 @@ class Scheduler:
 
     def _serve_one(self, thread: InferenceThread) -> bool:
         """Waits for a batch and runs it; returns false if the scheduler has stopped. Each call drops its references to the batch."""
-        with self._condition:
+        with self._lock:
             thread.batch = None
             while not self._stopped:
                 now = self._clock()
                 if expired := self._queue.expire(now):
                     self._end_expired(expired)
-                if batch := self._take(now):
+                if batch := self._take(thread, now):
                     break
+                thread.waits = True
                 self._waiting_threads += 1
-                self._condition.wait()
-                self._waiting_threads -= 1
+                thread.condition.wait()
             else:
                 return False
             thread.batch = kind_of(batch) if self._thread_count == 1 or batch[0].request.long_step else BatchKind.OTHER
             self._changed()
-            if self._waiting_threads and self._queue.queue_items and (self._thread_count > 1 or self._may_wake()):
-                self._condition.notify()  # another thread found no item that it could start, and this may have changed
+            if self._waiting_threads and self._queue.queue_items:
+                self._wake()  # another thread found no item that it could start, and this may have changed
             peak = self._concurrency.record(1 + self._running + self._queue.queue_items, now)
             multi_threaded = peak == 1 or peak * self._multi_threads <= self._thread_count
             self._running += 1  # under the lock, so that a thread that takes the next batch sees this run
@@ -301,9 +301,12 @@ class Scheduler:
         thread.run = None
         return True
 
-    def _take(self, now: float) -> list[Item]:
-        """Takes the best batch that a thread may start now; empty if there is none."""
+    def _take(self, thread: InferenceThread, now: float) -> list[Item]:
+        """Takes the best batch that the thread may start now; empty if there is none."""
         if self._thread_count == 1:
+            if self._threads[0].waits and self._queue.queue_items:
+                self._wake()  # each thread that runs large batches keeps tens of megabytes, so the first one runs what it can
+                return []
             kinds = self._current_kinds()
             if BatchKind.QUICK in kinds:
                 return []
@@ -311,18 +314,26 @@ class Scheduler:
         # if no other thread is free, and other requests came recently, a request that already runs leaves this thread to them
         last_thread = not self._waiting_threads and self._callers.record(0, now) > 1
         # one of the threads must have no long step, because it cannot be interrupted
-        batches = [thread.batch for thread in self._threads if (run := thread.run) is None or not run.hung]
+        batches = [each.batch for each in self._threads if (run := each.run) is None or not run.hung]
         allow_long_step = batches.count(BatchKind.LONG_STEP) < max(1, len(batches) - 1)
         return self._queue.take(now, last_thread=last_thread, allow_long_step=allow_long_step)
-
-    def _may_wake(self) -> bool:
-        """Returns whether a waiting thread may find work in the queue, if several threads share the work of a single one."""
-        kinds = self._current_kinds()
-        return BatchKind.QUICK not in kinds and (BatchKind.OTHER not in kinds or self._queue.has_quick)
 
     def _current_kinds(self) -> set[BatchKind]:
         """Returns the kinds of all current batches, except those of runs that hang."""
         return {thread.batch for thread in self._threads if thread.batch is not None and ((run := thread.run) is None or not run.hung)}
+
+    def _wake(self, count: int = 1) -> None:
+        """Wakes at most `count` waiting threads, the first ones of all, if they may find work or must end."""
+        if self._thread_count == 1 and not self._stopped:
+            kinds = self._current_kinds()
+            if BatchKind.QUICK in kinds or (BatchKind.OTHER in kinds and not self._queue.has_quick):
+                return
+        for thread in self._threads:
+            if count > 0 and thread.waits:
+                thread.waits = False
+                self._waiting_threads -= 1
+                thread.condition.notify()
+                count -= 1
 
     def _execute(
         self, thread: InferenceThread, batch: list[Item], *, whole_batch: Sequence[Item], multi_threaded: bool = False, is_last: bool = True
@@ -355,7 +366,7 @@ class Scheduler:
         half = (len(batch) + 1) // 2
         for part in (batch[:half], batch[half:]):
             if open_items := [item for item in part if item.request.open]:
-                with self._condition:
+                with self._lock:
                     self._running += 1
                 self._execute(thread, open_items, whole_batch=whole_batch, is_last=is_last and part[-1] is batch[-1])
 
@@ -365,7 +376,7 @@ class Scheduler:
         try:
             results: Sequence[Any] = run([item.payload for item in batch])
         finally:
-            with self._condition:
+            with self._lock:
                 self._running -= 1
         if len(results) != len(batch):
             raise EngineError(
@@ -379,10 +390,10 @@ class Scheduler:
         New work wakes a waiting thread, unless this thread delivers nothing more (`is_last`) and takes the work itself.
         """
         request = item.request
-        with self._condition:
+        with self._lock:
             if not self._queue.finish(item, result):
                 if request.waiting and not request.running and not is_last:
-                    self._condition.notify()  # an inference thread may have left the rest of the request while this item ran
+                    self._wake()  # an inference thread may have left the rest of the request while this item ran
                 return
             results = request.results
         start = self._clock()
@@ -408,7 +419,7 @@ class Scheduler:
         Raises:
             UnavailableError: The scheduler has stopped, or an inference thread has died.
         """
-        with self._condition:
+        with self._lock:
             if not request.open:
                 return
             if self._stopped or self._dead:
@@ -430,13 +441,13 @@ class Scheduler:
                 shape=stage.shape,
             )
             self._changed()
-            if self._waiting_threads and (self._thread_count > 1 or self._may_wake()):
-                self._condition.notify(min(self._waiting_threads, len(stage.work) - own))
+            if self._waiting_threads:
+                self._wake(len(stage.work) - own)
         # between the parts, other threads and the event loop get the lock
         while part := list(islice(items, PART_ITEMS)):
-            with self._condition:
+            with self._lock:
                 self._queue.put_part(request, part, self._clock())
-                self._condition.notify(self._waiting_threads)
+                self._wake(len(self._threads))
 
     def _watch_deadline(self, request: ScheduledRequest, ticket: _Ticket) -> None:
         ticket.timer = self._loop.call_later(max(request.deadline - self._clock(), LEAST_TIMER_S), self._expire, request, ticket)
@@ -447,7 +458,7 @@ class Scheduler:
         if now < request.deadline:  # uvloop's timers count whole milliseconds and fire up to one millisecond early
             self._watch_deadline(request, ticket)
             return
-        with self._condition:
+        with self._lock:
             self._end_expired(self._queue.expire(now))
 
     def _end_expired(self, requests: Sequence[ScheduledRequest]) -> None:
@@ -480,8 +491,8 @@ class Scheduler:
 
     def _note_hang(self) -> None:
         """Wakes waiting threads, which may take items that were left to the thread that hangs."""
-        with self._condition:
-            self._condition.notify_all()
+        with self._lock:
+            self._wake(len(self._threads))
         self._on_hang()
 
     def _fail_all(self, error: UnavailableError) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -211,7 +212,7 @@ def test_a_reload_is_counted_as_another_load(models: Path) -> None:
 
 def test_a_thread_is_busy_only_while_it_runs_a_batch() -> None:
     """A running batch counts up to now; the busy time of a waiting thread does not grow."""
-    thread = InferenceThread()
+    thread = InferenceThread(threading.Condition())
     assert thread.busy_s(5.0) == 0.0
     thread.busy = (2.0, 5.0)
     assert thread.busy_s(5.5) == 2.5

@@ -181,7 +181,7 @@ async def test_a_request_with_many_items_queues_them_in_parts(bench: Bench, monk
     blocker = await bench.blocked()
     request, count = bench.admit(8 * 10 * PART_ITEMS + 8), 10 * PART_ITEMS + 1
     task = asyncio.ensure_future(bench.scheduler.run(request, bench.stage(*range(count))))
-    lock, before, queued = bench.scheduler._condition, 0, list[int]()
+    lock, before, queued = bench.scheduler._lock, 0, list[int]()
 
     class Counting:
         def __enter__(self) -> None:
@@ -197,7 +197,7 @@ async def test_a_request_with_many_items_queues_them_in_parts(bench: Bench, monk
             return getattr(lock, name)
 
     with monkeypatch.context() as patch:
-        patch.setattr(bench.scheduler, "_condition", Counting())
+        patch.setattr(bench.scheduler, "_lock", Counting())
         await asyncio.sleep(0)
     assert [PART_ITEMS] * 10 + [1] == queued
     assert 10 * PART_ITEMS + 1 == bench.queue.queue_items
@@ -898,6 +898,33 @@ async def test_a_quick_request_does_not_wait_for_a_long_step_and_a_long_run_of_t
     for gate in (bench.work.gate, *steps.gates):
         gate.set()
     await asyncio.gather(long, next_long, *steps.requests)
+
+
+@on_loop()
+async def test_the_first_of_the_threads_of_a_single_one_runs_all_long_batches(bench: Bench) -> None:
+    """It also runs a long batch that waited for a quick one on another thread. So the others need no memory for long batches."""
+    gates = {name: threading.Event() for name in ("long", "quick", "next")}
+    ran: dict[str, str] = {}
+    begun = threading.Semaphore(0)
+
+    def run(payloads: Sequence[str]) -> list[str]:
+        ran[payloads[0]] = threading.current_thread().name
+        begun.release()
+        assert gates[payloads[0]].wait(20)
+        return list(payloads)
+
+    answers = []
+    for name, cost_s in (("long", 1.0), ("quick", 0.0), ("next", 1.0)):
+        answers.append(bench.submit(name, run=run, key=None, cost=lambda rows, length, cost_s=cost_s: cost_s))
+        if name != "next":
+            await asyncio.to_thread(begun.acquire)
+    gates["long"].set()
+    await answers[0]
+    assert {"long", "quick"} == set(ran)
+    gates["next"].set()
+    gates["quick"].set()
+    await asyncio.gather(*answers)
+    assert {"long": "inference-0", "quick": "inference-1", "next": "inference-0"} == ran
 
 
 @on_loop()
