@@ -83,7 +83,7 @@ class Inference:
     def __init__(self, state: AppState) -> None:
         """Uses the models and limits of `state`."""
         self._state = state
-        self._turns = Turns(tls=state.tls)
+        self._turns = Turns()
 
     async def answer(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request of a route, or each line of a stream."""

@@ -27,19 +27,19 @@ GIL_EVERY_S = 2e-3  # minimum seconds between two pauses
 
 
 class GilPauses:
-    """Lets other threads take the GIL while an event loop with TLS has more work than fits in a turn.
+    """Lets other threads take the GIL while an event loop has more work than fits in a turn.
 
-    Without pauses, an inference thread can wait for more than 0.1 s, because OpenSSL releases the GIL for microseconds (`GIL_PAUSE_S`).
+    System calls and OpenSSL release the GIL for microseconds (`GIL_PAUSE_S`). Without pauses, an inference thread can wait for more than
+    0.1 s with TLS, and for 0.02 s without it.
     """
 
-    def __init__(self, *, tls: bool) -> None:
-        """Creates it; without `tls` there are no pauses, because then waiting threads get the GIL after `SWITCH_S`."""
-        self._tls = tls
+    def __init__(self) -> None:
+        """Creates it; the first pause can be at once."""
         self._next = 0.0
 
     def pause(self) -> None:
         """Blocks the event loop for GIL_PAUSE_S, at most once per GIL_EVERY_S. Call it in a turn after which work remains."""
-        if self._tls and (now := time.monotonic()) >= self._next:
+        if (now := time.monotonic()) >= self._next:
             time.sleep(GIL_PAUSE_S)
             self._next = now + GIL_EVERY_S
 
@@ -51,9 +51,9 @@ class Turns:
     time would block the event loop until the supervisor takes the worker for hung.
     """
 
-    def __init__(self, *, tls: bool = False) -> None:
-        """Starts with a full turn. `tls` is whether the connections of this process use TLS."""
-        self._gil = GilPauses(tls=tls)
+    def __init__(self) -> None:
+        """Starts with a full turn."""
+        self._gil = GilPauses()
         self._left = SMALL_BYTES
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._long = asyncio.Lock()

@@ -76,13 +76,12 @@ class Connections(set[Any]):
         changed: Called whenever a connection is added or removed.
     """
 
-    def __init__(self, limits: ConnectionLimits, *, count: Callable[[str], None] = lambda reason: None, tls: bool = False) -> None:
+    def __init__(self, limits: ConnectionLimits, *, count: Callable[[str], None] = lambda reason: None) -> None:
         """Creates an empty set.
 
         Args:
             limits: The limits of each connection.
             count: Called with the reason when a connection is closed, or its request is refused, before the request was complete.
-            tls: Whether the connections use TLS.
         """
         super().__init__()
         self.limits = limits
@@ -98,7 +97,7 @@ class Connections(set[Any]):
         self._timer: asyncio.Handle | None = None
         self._unparsed: deque[Callable[[], None]] = deque()
         self._room = TURN_BYTES
-        self._gil = GilPauses(tls=tls)
+        self._gil = GilPauses()
 
     def add(self, connection: HttpProtocol) -> None:
         """Adds a connection."""

@@ -89,7 +89,7 @@ def _server(
 
     arguments: dict[str, Any] = {
         "scheduler": state.scheduler,
-        "connections": Connections(limits, count=lambda reason: state.metrics.ends[reason].inc(), tls=state.tls),
+        "connections": Connections(limits, count=lambda reason: state.metrics.ends[reason].inc()),
         "shutdown_timeout_s": settings.shutdown_timeout_s,
         "pre_stop_delay_s": settings.pre_stop_delay_s,
         "on_listen": on_listen,

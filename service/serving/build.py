@@ -97,7 +97,6 @@ class AppState:
         machine: What models run on.
         broken: Name -> error, for models that could not be loaded.
         tracer: Records requests; None if tracing is disabled.
-        tls: Whether connections use TLS.
     """
 
     registry: Registry
@@ -116,7 +115,6 @@ class AppState:
     machine: Machine
     broken: Mapping[str, str] = field(default_factory=dict)
     tracer: Tracer | None = None
-    tls: bool = False
 
 
 def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tracer | None = None) -> AppState:
@@ -166,7 +164,6 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
         metrics=metrics,
         utilization=Utilization(scheduler, metrics),
         tracer=tracer,
-        tls=settings.tls_cert is not None,
         limits=Limits(max_inputs=settings.max_inputs, max_chars=settings.max_chars),
         held_bytes=HeldBytes(settings.max_body_bytes, worker.workers),
         max_body_bytes=settings.max_body_bytes,

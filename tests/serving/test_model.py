@@ -277,15 +277,25 @@ def test_slow_texts_raise_the_expected_delay_of_their_own_request(tmp_path: Path
         assert chars * expected == pytest.approx(stage.delay_s, rel=1e-3)
 
 
-@pytest.mark.parametrize("is_large", [True, False])
-def test_memory_freed_by_a_large_answer_returns_to_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool) -> None:
-    """Glibc would keep the heap that thousands of candidates fragment. After a small answer, the call is skipped."""
+@pytest.mark.parametrize(
+    ("cost", "is_large"),
+    [
+        (Cost(answer_bytes=2 * model_module.MANY_BYTES), True),
+        (Cost(answer_bytes=2, memory=2 * model_module.MANY_NUMBERS), True),
+        (Cost(answer_bytes=2), False),
+    ],
+    ids=["large answer", "much memory", "small"],
+)
+def test_memory_freed_by_a_large_request_returns_to_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cost: Cost, is_large: bool
+) -> None:
+    """Glibc would keep the heap that thousands of candidates fragment. After a small request, the call is skipped."""
     bench = Bench(tmp_path)
     returned: list[bool] = []
     monkeypatch.setattr(model_module, "return_freed_memory", lambda: returned.append(True))
 
     def answer(request: ClassifyRequest, model: TaskModel) -> TaskRun[int]:
-        yield Batch([], Cost(answer_bytes=2 * model_module.MANY_BYTES if is_large else 2))
+        yield Batch([], cost)
         return 1
 
     async def check() -> None:

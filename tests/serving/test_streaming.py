@@ -272,15 +272,15 @@ async def test_the_chunks_of_all_streams_are_cut_in_several_turns(monkeypatch: p
     assert sum(cut.counts) == 20 * 2**16 // SMALL_BYTES
 
 
-@pytest.mark.parametrize(("tls", "waiting", "pauses"), [(True, 20, 2), (True, 8, 0), (False, 20, 0)])
+@pytest.mark.parametrize(("waiting", "pauses"), [(20, 2), (8, 0)])
 async def test_the_event_loop_pauses_while_more_lines_wait_than_fit_in_a_turn(
-    monkeypatch: pytest.MonkeyPatch, tls: bool, waiting: int, pauses: int
+    monkeypatch: pytest.MonkeyPatch, waiting: int, pauses: int
 ) -> None:
-    """With TLS, an inference thread would otherwise wait for the GIL for longer than the lines of all turns take."""
+    """An inference thread could otherwise wait for the GIL for longer than the lines of all turns take."""
     paused: list[float] = []
     clock = itertools.count(1.0)
     monkeypatch.setattr("bertserve.service.http.turns.time", SimpleNamespace(sleep=paused.append, monotonic=lambda: next(clock)))
-    turns = Turns(tls=tls)
+    turns = Turns()
     fit = SMALL_BYTES // LINE_BYTES  # in the first turn
     await asyncio.gather(*(turns.take(LINE_BYTES) for _ in range(fit + waiting)))
     assert [GIL_PAUSE_S] * pauses == paused
@@ -290,7 +290,7 @@ async def test_a_pause_for_other_threads_follows_some_time_after_another(monkeyp
     paused: list[float] = []
     now = [1.0]
     monkeypatch.setattr("bertserve.service.http.turns.time", SimpleNamespace(sleep=paused.append, monotonic=lambda: now[0]))
-    pauses = GilPauses(tls=True)
+    pauses = GilPauses()
     for at in (1.0, 1.0 + GIL_EVERY_S / 2, 1.0 + GIL_EVERY_S):
         now[0] = at
         pauses.pause()
