@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -222,6 +223,24 @@ def test_the_estimate_includes_the_decoding(tmp_path: Path) -> None:
     guessed = fill_mask.estimate(many, 32) - fill_mask.estimate(few, 32)
     assert real > 0
     assert real / 2 <= guessed <= 2 * real
+
+
+def test_a_fill_mask_request_that_waits_keeps_only_the_ids_of_its_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The offsets and pieces of hundreds of long texts would take tens of megabytes."""
+    tiny.bundle(tmp_path, task="fill-mask")
+    loaded = _bundle(tmp_path)
+    tokenize, made = Tokenizer.tokenize, list[weakref.ref[Tokens]]()
+
+    def noted(self: Tokenizer, texts: Any) -> Any:
+        tokens = tokenize(self, texts)
+        made.extend(weakref.ref(each) for each in tokens)
+        return tokens
+
+    monkeypatch.setattr(Tokenizer, "tokenize", noted)
+    model = TaskModel(Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer), loaded.manifest, Budget())
+    run = fill_mask.fill_masks(fill_mask.FillMaskRequest("a [MASK] film"), model)
+    assert isinstance(next(run), Batch)
+    assert [None] == [each() for each in made]
 
 
 def _bundle(folder: Path) -> Any:

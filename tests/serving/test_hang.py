@@ -44,7 +44,7 @@ def test_a_worker_whose_threads_hang_is_replaced(tmp_path: Path, serve: Callable
         assert "engine" == hung.result().json()["error_type"]
         assert "abandoned" in hung.result().json()["error"]
         assert waited is not None
-        assert waited.result().status_code in (200, 503)  # the second thread of the worker answers it, unless the worker ends first
+        assert waited.result().status_code in (200, 503)  # another thread of the worker answers it, unless the worker ends first
         with connections_of_two_workers(served.url) as ((one,), (other,)):
             assert 1 == len({worker(one), worker(other)} - before)
             assert "hung_runs_total 1.0" in one.get("/metrics").text
