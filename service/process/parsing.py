@@ -115,7 +115,7 @@ HANDSHAKE, WAITING, HEAD, BODY, COMPLETE, ENDING = range(6)
 """Stages: not yet connected, no byte of a request, half a head, half a body, a request to answer, about to close."""
 
 # Bytes of a body, or behind a request, that wait for the application. A connection with more reads nothing, so it keeps at most these and
-# one read: READ_BYTES, or with TLS what uvloop reads, 256,000 bytes.
+# one read: READ_BYTES, or with TLS TLS_READ_BYTES.
 MAX_UNREAD_BYTES = 2**14
 MAX_HEADERS = 128  # each needs 150 bytes of memory, and each search for a header reads the others
 PARSE_S = 0.0005  # seconds to parse the data of one connection before others get a turn; at least two pieces are parsed

@@ -26,7 +26,7 @@ from bertserve.service.errors import StartError, plural
 from bertserve.service.process import systemd
 from bertserve.service.process.connections import Connections, Room
 from bertserve.service.process.parsing import rendered
-from bertserve.service.process.protocol import HttpProtocol, LimitedReads
+from bertserve.service.process.protocol import HttpProtocol, connect
 from bertserve.service.scheduling.scheduler import Scheduler
 
 listener_logger = logging.getLogger("bertserve.listener")
@@ -278,14 +278,7 @@ class Server(uvicorn.Server):
             return
         protocol = HttpProtocol(self.config, self.server_state, self.lifespan.state, self._loop)
         protocol.surplus = room is Room.PROBE
-        tls = self.config.ssl
-        limits = self._open.limits
-        # `ssl_shutdown_timeout` also limits the time to send what is left of an answer
-        timeouts = {} if tls is None else {"ssl_handshake_timeout": limits.header_timeout_s, "ssl_shutdown_timeout": limits.body_timeout_s}
-        # not with TLS, for which uvloop has a buffer per connection: with both, refused connections kept twice as much memory
-        receiver = protocol if tls else LimitedReads(protocol)
-        connecting = self._loop.connect_accepted_socket(lambda: receiver, connection, ssl=tls, **timeouts)
-        protocol.handshake = self._loop.create_task(connecting)
+        protocol.handshake = self._loop.create_task(connect(protocol, connection, self.config.ssl, self._open.limits))
         protocol.handshake.add_done_callback(lambda handshake: self._connected(handshake, protocol, connection))
         self._open.add(protocol)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
@@ -14,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from bertserve.service.process.connections import ConnectionLimits, Connections
-from bertserve.service.process.protocol import HttpProtocol, LimitedReads
+from bertserve.service.process.protocol import HttpProtocol, connect
 from bertserve.service.process.server import configure
 
 LIMITS = {"max_connections": 100, "header_timeout_s": 10.0, "max_header_bytes": 4096, "body_timeout_s": 30.0, "min_body_rate": 65536}
@@ -50,19 +51,25 @@ async def listening(app: ASGIApp, tls: ssl.SSLContext | None = None, **limits: f
     state = ServerState()
     state.connections = found.connections
 
-    def protocol() -> LimitedReads:
-        found.protocols.append(HttpProtocol(config, state, {}, loop))
-        return LimitedReads(found.protocols[-1])
+    def accept() -> None:
+        connection, _ = listener.accept()
+        connection.setblocking(False)
+        protocol = HttpProtocol(config, state, {}, loop)
+        found.protocols.append(protocol)
+        protocol.handshake = loop.create_task(connect(protocol, connection, tls, found.connections.limits))
 
-    server = await loop.create_server(protocol, "127.0.0.1", 0, ssl=tls)
-    found.address = server.sockets[0].getsockname()
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
+    found.address = listener.getsockname()
+    loop.add_reader(listener, accept)
     try:
         yield found
     finally:
         found.connections.stop()
         for connection in list(found.connections):
             connection.abort()
-        server.close()
+        loop.remove_reader(listener)
+        listener.close()
 
 
 @asynccontextmanager

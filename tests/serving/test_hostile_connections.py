@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 import socket
 import ssl
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from bertserve.service.http.turns import GIL_PAUSE_S
 from bertserve.service.process import connections, parsing, protocol
 from bertserve.service.process.connections import MIN_READ_BYTES, PROBE_RESERVE, TURN_BYTES, ConnectionLimits, Room
 from bertserve.service.process.parsing import MAX_HEADERS
-from bertserve.service.process.protocol import CoalescingTransport, HttpProtocol
+from bertserve.service.process.protocol import READ_BYTES, TLS_READ_BYTES, CoalescingTransport, HttpProtocol
 from bertserve.service.process.server import Server, configure
 from served_socket import GET, answer, body_of, client, echo, everything, listening, until
 
@@ -296,26 +297,77 @@ async def test_a_turn_of_the_event_loop_parses_for_one_connection() -> None:
     assert all("turn" in pair for pair in itertools.pairwise(order))
 
 
-@pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
-@pytest.mark.parametrize("refused", [CHUNKED + b"%x\r\n" % 2**25, b"no HTTP\r\n"], ids=["unread", "malformed"])
-async def test_a_turn_of_the_event_loop_reads_once_from_a_connection(monkeypatch: pytest.MonkeyPatch, refused: bytes, secure: bool) -> None:
-    """By default, uvloop reads up to 32 times per turn while more bytes arrive, and other connections wait.
-
-    On a TLS connection that the service closes, uvloop decrypts everything that arrives.
-    """
-    loop, reads = asyncio.get_running_loop(), [0]
-    data_received = HttpProtocol.data_received
+def tls_contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Returns the TLS contexts of a server and of a client that trusts it."""
     context, authority = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), trustme.CA()
     authority.issue_cert("127.0.0.1").configure_cert(context)
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
+    return context, trusting
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
+async def test_reads_are_limited(monkeypatch: pytest.MonkeyPatch, secure: bool) -> None:
+    """A connection whose requests wait keeps a read; uvloop itself reads up to 256,000 bytes, and with TLS keeps them several times."""
+    context, trusting = tls_contexts()
+    sizes: list[int] = []
+    monkeypatch.setattr(HttpProtocol, "data_received", lambda self, data: sizes.append(len(data)))
+    async with listening(echo, context if secure else None) as served:
+        reader, writer = await asyncio.open_connection(*served.address, ssl=trusting if secure else None)
+        writer.write(b" " * 2**22)
+        await until(lambda: sum(sizes) == 2**22)
+        writer.transport.abort()
+        del reader
+    assert max(sizes) <= (TLS_READ_BYTES + 2**14 if secure else READ_BYTES)  # a read may complete a record of TLS of 2**14 bytes
+
+
+async def test_an_upload_over_tls_to_a_slow_application_arrives() -> None:
+    """Reading pauses while uvloop holds a read, whose last record of TLS is often incomplete."""
+    context, trusting = tls_contexts()
+    pieces = [b"x" * random.Random(i).randrange(1, 2**14 + 1) for i in range(200)]
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        received = 0
+        while (message := await receive())["more_body"]:
+            received += len(message["body"])
+            await asyncio.sleep(0.002)
+        await answer(send, b"%d" % (received + len(message["body"])))
+
+    def upload(address: tuple[str, int]) -> bytes:
+        length = sum(map(len, pieces))
+        with trusting.wrap_socket(socket.create_connection(address, timeout=10), server_hostname="127.0.0.1") as client:
+            client.sendall(b"POST / HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % length)
+            for piece in pieces:
+                client.sendall(piece)
+            return client.recv(65536)
+
+    async with listening(slow, context) as served:
+        received = await asyncio.to_thread(upload, served.address)
+    assert received.endswith(b"\r\n\r\n%d" % sum(map(len, pieces)))
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize("refused", [CHUNKED + b"%x\r\n" % 2**25, b"no HTTP\r\n"], ids=["unread", "malformed"])
+async def test_a_turn_of_the_event_loop_reads_little_from_a_connection(
+    monkeypatch: pytest.MonkeyPatch, refused: bytes, secure: bool
+) -> None:
+    """It reads what it parses at once, and one read more. By default, uvloop reads up to 32 times while more bytes arrive, and others wait.
+
+    On a TLS connection that the service closes, uvloop decrypts everything that arrives.
+    """
+    loop = asyncio.get_running_loop()
+    reads: list[int] = []
+    read_bytes = [0]  # of each turn
+    data_received = HttpProtocol.data_received
+    context, trusting = tls_contexts()
 
     def count(self: HttpProtocol, data: bytes) -> None:
-        reads[-1] += 1
+        reads.append(len(data))
+        read_bytes[-1] += len(data)
         data_received(self, data)
 
     def turn() -> None:
-        reads.append(0)
+        read_bytes.append(0)
         loop.call_soon(turn)
 
     def connect(address: tuple[str, int]) -> socket.socket:
@@ -326,13 +378,13 @@ async def test_a_turn_of_the_event_loop_reads_once_from_a_connection(monkeypatch
     async with listening(refuse, context if secure else None) as served:
         with await asyncio.to_thread(connect, served.address) as sender:
             await asyncio.to_thread(sender.sendall, refused)
-            await until(lambda: sum(reads) > 0)
+            await until(lambda: bool(reads))
             turn()
             with suppress(OSError):  # closed by the service
                 await asyncio.to_thread(sender.sendall, b" " * 2**25)
 
-    assert 1 == max(reads)
-    assert sum(reads) > 20
+    assert max(read_bytes[1:]) <= TURN_BYTES + max(reads)
+    assert len(reads) > 20
 
 
 async def test_a_request_that_is_read_but_not_parsed_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
