@@ -169,9 +169,7 @@ class Metrics:
             (),
         )
         self.loop_cpu = self._counter("event_loop_cpu_seconds_total", "CPU seconds of the event loop, summed over workers.", ())
-        self.loop_lag = self._histogram(
-            "event_loop_lag_seconds", "Delay of the event loop in seconds, sampled twice per second.", labels=()
-        )
+        self.loop_lag = self._histogram("event_loop_lag_seconds", "Delay of the event loop in seconds, sampled once per second.", labels=())
         self.workers = self._gauge("workers", "Configured workers.", "livemax")
         self.ready_workers = self._gauge("ready_workers", "Workers that accept requests.", "livesum")
         self.build_info = self._gauge(

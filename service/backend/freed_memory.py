@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from collections.abc import Callable
 
 # Delay until freed memory is returned to the system: the caller frees it after its request, and each call takes tens of milliseconds.
 RETURN_S = 0.2
+# Seconds of processor time; an idle service needs about 0.002 s per second.
+WORK_S = 0.05
 
 _ARENA_MAX = -8  # M_ARENA_MAX of mallopt
 
@@ -37,13 +40,22 @@ class FreedMemory:
     """Calls glibc's `malloc_trim` in a thread, `RETURN_S` seconds after the first request for it. Without glibc it does nothing.
 
     A tokenizer creates several small objects per token, and an answer with many candidates has several per candidate. After a text of
-    200,000 characters or an answer of 9 MiB, they leave holes of 20 to 50 MB in the heap of their thread, which glibc keeps.
+    200,000 characters or an answer of 9 MiB, they leave holes of 20 to 50 MB in the heap of their thread, which glibc keeps. It also keeps
+    what a run has freed, in the heap of each thread.
     """
 
     def __init__(self) -> None:
         """Starts without a pending call."""
         self._lock = threading.Lock()
         self._is_due = False
+        self._worked_s = time.process_time()
+
+    def return_after_work(self) -> None:
+        """Schedules the call if the process has used the processor for WORK_S since the last one. Call it once per second."""
+        worked_s = time.process_time()
+        if worked_s - self._worked_s > WORK_S:
+            self._worked_s = worked_s
+            self.return_soon()
 
     def return_soon(self) -> None:
         """Schedules the call in `RETURN_S` seconds, unless it is already scheduled."""
@@ -62,4 +74,4 @@ class FreedMemory:
         _malloc_trim(0)
 
 
-return_freed_memory = FreedMemory().return_soon  # only one, because each call is for all heaps of the process
+freed_memory = FreedMemory()  # only one, because each call is for all heaps of the process

@@ -12,7 +12,7 @@ from typing import Any
 
 from bertserve.service.backend.cost import CostModel
 from bertserve.service.backend.engines import Engines
-from bertserve.service.backend.freed_memory import return_freed_memory
+from bertserve.service.backend.freed_memory import freed_memory
 from bertserve.service.backend.onnx_engine import Row
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
@@ -153,11 +153,11 @@ class Model:
             raise
         finally:
             if chars > MANY_CHARS or run.memory > MANY_NUMBERS:
-                return_freed_memory()
+                freed_memory.return_soon()
         _observe(metrics, done)
         prediction: Prediction = done.value
         if prediction.answer_bytes > MANY_BYTES:
-            return_freed_memory()
+            freed_memory.return_soon()
         return prediction
 
     async def _run_request(self, scheduled: ScheduledRequest, run: RequestRun, chars: int, fixed_batch_tokens: int | None) -> RequestResult:

@@ -1,14 +1,15 @@
-"""Utilization: measures how busy the inference threads and the event loop are, twice per second and for each scrape."""
+"""Utilization: measures how busy the inference threads and the event loop are, once per second and for each scrape, and returns freed memory."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 
+from bertserve.service.backend.freed_memory import freed_memory
 from bertserve.service.metrics import Metrics
 from bertserve.service.scheduling.scheduler import Scheduler
 
-INTERVAL_S = 0.5
+INTERVAL_S = 1.0
 
 
 class Utilization:
@@ -52,4 +53,5 @@ class Utilization:
     def _look(self, due: float) -> None:
         self._metrics.loop_lag.observe(max(time.monotonic() - due, 0.0))
         self.measure()
+        freed_memory.return_after_work()
         self._look_again()

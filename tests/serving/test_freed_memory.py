@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -33,6 +35,40 @@ def test_one_call_returns_the_memory_of_all_pending_requests(monkeypatch: pytest
         timers.clear()
         timer()
     assert returned == [0, 0]
+
+
+def test_memory_is_returned_after_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle process does not call `malloc_trim`."""
+    work = iter([0.0, 0.1, 0.101, 0.149, 0.151, 0.16])
+    monkeypatch.setattr(freed_memory, "time", SimpleNamespace(process_time=lambda: next(work)))
+    freed, scheduled = FreedMemory(), []
+    monkeypatch.setattr(freed, "return_soon", lambda: scheduled.append(True))
+    counts = []
+    for _ in range(5):
+        freed.return_after_work()
+        counts.append(len(scheduled))
+    assert [1, 1, 1, 2, 2] == counts
+
+
+def test_freed_memory_leaves_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Glibc keeps a hole below an object in use, unless it is told to return it."""
+    if freed_memory._malloc_trim is None:
+        pytest.skip("needs glibc")
+    monkeypatch.setattr(freed_memory, "RETURN_S", 0)
+    objects = [bytes(1000) for _ in range(200_000)]
+    last = bytes(1000)
+    objects.clear()
+    before = resident_bytes()
+    FreedMemory().return_soon()
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer):
+            thread.join()
+    assert last
+    assert before - resident_bytes() > 2**26
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * mmap.PAGESIZE
 
 
 def test_without_glibc_nothing_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:

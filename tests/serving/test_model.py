@@ -292,7 +292,7 @@ def test_memory_freed_by_a_large_request_returns_to_the_system(
     """Glibc would keep the heap that thousands of candidates fragment. After a small request, the call is skipped."""
     bench = Bench(tmp_path)
     returned: list[bool] = []
-    monkeypatch.setattr(model_module, "return_freed_memory", lambda: returned.append(True))
+    monkeypatch.setattr(model_module.freed_memory, "return_soon", lambda: returned.append(True))
 
     def answer(request: ClassifyRequest, model: TaskModel) -> TaskRun[int]:
         yield Batch([], cost)

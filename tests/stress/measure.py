@@ -49,6 +49,7 @@ KEYS = {"attacker": "attacker-key", "caller": "caller-key", "admin": "admin-key"
 # Ordinary requests with the largest batches, two at the same time. Growth is the memory of an attack above the peak of these requests.
 # Between requests the memory varies by 50 MiB: it depends on when glibc last returned freed memory.
 CALLERS = 2
+ROUNDS = 3  # of the largest ordinary batches; in one round, both callers may reach the same worker, or never run at the same time
 WARM_UP: tuple[tuple[str, Any], ...] = (
     ("/classify", {"inputs": [prose(2500)] * 16}),
     ("/ner", {"inputs": [prose(2500)] * 16}),
@@ -271,7 +272,7 @@ class AttackedService:
             stack.callback(self._prober.kill)
             self._tell_prober("begin")
             with ThreadPoolExecutor(CALLERS) as pool:
-                list(pool.map(_send_largest_batches, [self._target(time.monotonic() + 30)] * CALLERS))
+                list(pool.map(_send_largest_batches, [self._target(time.monotonic() + 30)] * CALLERS * ROUNDS))
             self._ordinary_peak = self._tell_prober("end").rss_peak
             time.sleep(0.2)
             self._memory_at_start = self._memory()
