@@ -50,7 +50,7 @@ HOMES = {
     "tokenizers": {"bertserve.service.text", "bertserve.export.checkpoint.tokenizer"},
     "onnxruntime": {"bertserve.service.backend", "bertserve.export", "bertserve.bench.engine"},
     "prometheus_client": {"bertserve.service.metrics", "bertserve.bench.target"},
-    "uvloop": {"bertserve.bench.load", "bertserve.service.process.protocol"},
+    "uvloop": {"bertserve.bench.load", "bertserve.service.process.reads"},
     "httptools": {"bertserve.bench.load.connection", "bertserve.service.process.parsing"},
     "opentelemetry": {"bertserve.service.tracing.tracer"},
     "matplotlib": {"bertserve.bench.report.html", "bertserve.export.analyze.report"},

@@ -26,7 +26,8 @@ from bertserve.service.errors import StartError, plural
 from bertserve.service.process import systemd
 from bertserve.service.process.connections import Connections, Room
 from bertserve.service.process.parsing import rendered
-from bertserve.service.process.protocol import HttpProtocol, connect
+from bertserve.service.process.protocol import HttpProtocol
+from bertserve.service.process.reads import connect
 from bertserve.service.scheduling.scheduler import Scheduler
 
 listener_logger = logging.getLogger("bertserve.listener")

@@ -21,7 +21,8 @@ from bertserve.service.http.turns import GIL_PAUSE_S
 from bertserve.service.process import connections, parsing, protocol
 from bertserve.service.process.connections import MIN_READ_BYTES, PROBE_RESERVE, TURN_BYTES, ConnectionLimits, Room
 from bertserve.service.process.parsing import MAX_HEADERS
-from bertserve.service.process.protocol import READ_BYTES, TLS_READ_BYTES, CoalescingTransport, HttpProtocol
+from bertserve.service.process.protocol import CoalescingTransport, HttpProtocol
+from bertserve.service.process.reads import READ_BYTES, TLS_READ_BYTES
 from bertserve.service.process.server import Server, configure
 from served_socket import GET, answer, body_of, client, echo, everything, listening, until
 

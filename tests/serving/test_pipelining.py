@@ -12,7 +12,8 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from bertserve.service.process.parsing import MAX_UNREAD_BYTES
-from bertserve.service.process.protocol import READ_BYTES, HttpProtocol
+from bertserve.service.process.protocol import HttpProtocol
+from bertserve.service.process.reads import READ_BYTES
 from served_socket import GET, Listening, answer, client, echo, everything, listening, until
 
 
