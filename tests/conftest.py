@@ -154,7 +154,7 @@ class Served:
 
     @property
     def address(self) -> tuple[str, int]:
-        host, _, port = self.url.removeprefix("http://").partition(":")
+        host, _, port = self.url.rpartition("/")[2].partition(":")
         return host, int(port)
 
     def lines(self) -> list[str]:

@@ -66,7 +66,10 @@ class Turns:
         await self._long.acquire()
         reading = asyncio.ensure_future(asyncio.to_thread(self._read_long, route, incoming))
         reading.add_done_callback(self._end_long)
-        return await asyncio.shield(reading)  # a thread continues if its caller is cancelled
+        try:
+            return await asyncio.shield(reading)  # a thread continues if its caller is cancelled
+        finally:
+            del reading  # its error refers to this frame, and such a cycle would keep the body until a garbage collection
 
     def _end_long(self, reading: asyncio.Future[Call]) -> None:
         if not reading.cancelled():

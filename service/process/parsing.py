@@ -38,10 +38,11 @@ def rendered(error: BertServeError | None = None, default_headers: list[tuple[by
     return STATUS_LINE[response.status_code] + head + b"\r\n" + bytes(response.body)
 
 
-def unchunked(app: ASGIApp, cycle: Callable[[], RequestResponseCycle]) -> ASGIApp:
-    """Returns an application that answers without chunked encoding; `cycle` returns uvicorn's state of the request, which decides this."""
+def unchunked(app: ASGIApp) -> ASGIApp:
+    """Returns an application that answers without chunked encoding. Only uvicorn's protocol may call it."""
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        cycle: RequestResponseCycle = send.__self__  # type: ignore[attr-defined]  # uvicorn's state of the request
         unknown_length = False
 
         async def send_unchunked(message: Message) -> None:
@@ -49,9 +50,9 @@ def unchunked(app: ASGIApp, cycle: Callable[[], RequestResponseCycle]) -> ASGIAp
             if message["type"] == "http.response.start":
                 unknown_length = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
                 if unknown_length:
-                    cycle().chunked_encoding, cycle().expected_content_length = False, sys.maxsize
+                    cycle.chunked_encoding, cycle.expected_content_length = False, sys.maxsize
             elif unknown_length and not message.get("more_body", False):
-                cycle().expected_content_length = len(message.get("body", b""))  # so that uvicorn takes the body for complete
+                cycle.expected_content_length = len(message.get("body", b""))  # so that uvicorn takes the body for complete
             await send(message)
 
         await app(scope, receive, send_unchunked)
@@ -61,6 +62,10 @@ def unchunked(app: ASGIApp, cycle: Callable[[], RequestResponseCycle]) -> ASGIAp
 
 PIECE_BYTES = 4096  # with chunks of one byte they take about 0.5 ms to parse
 _EMPTY_LINE = b"\r\n\r\n"
+
+
+class _Rejected(Exception):
+    """Stops parsing. The parser replaces it by an error of its own if a callback raises it."""
 
 
 class PieceCutter:
@@ -218,7 +223,7 @@ class RequestParser(HttpToolsProtocol):
                     until = until or now + PARSE_S
                     if now > until:
                         break
-        except (httptools.HttpParserError, BertServeError):
+        except (httptools.HttpParserError, _Rejected):
             error, reason = self._refusal or (MalformedRequestError("not a valid HTTP/1.1 request."), "malformed")
             self._refuse(error, reason, answers=self._stage == BODY or not behind_an_answer)
             return
@@ -304,7 +309,7 @@ class RequestParser(HttpToolsProtocol):
         if self.surplus or self._open.stopping:
             self._check_path(self.url.partition(b"?")[0])
         if version == "1.0":  # such a connection has only one request
-            self.app = unchunked(self.app, lambda: self.cycle)
+            self.app = unchunked(self.app)
         headers = dict(self.headers)
         if (length := headers.get(b"content-length")) is not None:
             self._body_left = int(length)
@@ -360,9 +365,9 @@ class RequestParser(HttpToolsProtocol):
         return b"%s %s HTTP/%s\r\n%s\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode(), headers)
 
     def _reject(self, error: BertServeError, reason: str) -> None:
-        """Stops parsing with an error; a callback needs `_refusal`, because the parser replaces the error by its own."""
+        """Stops parsing with an error. It is not raised itself: its traceback would refer to this object, which keeps it."""
         self._refusal = error, reason
-        raise error
+        raise _Rejected
 
     def _refuse(self, error: BertServeError, reason: str, *, answers: bool = True) -> None:
         """Closes a connection with an incomplete request; answers it first if `answers`."""

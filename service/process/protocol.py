@@ -154,6 +154,10 @@ class CoalescingTransport(asyncio.Transport):
         if self.held:
             self.write(b"")
 
+    def release(self) -> None:
+        """Drops the reference to the protocol, after the connection has closed."""
+        self._drops_body = lambda: False
+
 
 class HttpProtocol(RequestParser):
     """One connection.
@@ -181,6 +185,7 @@ class HttpProtocol(RequestParser):
     def connection_lost(self, exc: Exception | None) -> None:
         """Handles a closed connection."""
         super().connection_lost(exc)
+        self.transport.release()
         self._unparsed = b""
         if self.cycle is not None and (gone := self.cycle.scope.get(GONE)) is not None:
             gone.set()  # type: ignore[attr-defined]

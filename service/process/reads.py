@@ -53,6 +53,8 @@ async def connect(protocol: asyncio.Protocol, connection: socket.socket, tls: ss
     except BaseException:
         transport.abort()
         raise
+    finally:
+        del connected  # its exception refers to this frame, and such a cycle would wait for the garbage collector
 
 
 class LimitedReads(asyncio.BufferedProtocol):

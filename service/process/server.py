@@ -140,9 +140,10 @@ logger = logging.getLogger("bertserve.server")
 # After the scheduler has stopped, the server only sends finished answers and refuses late requests.
 FLUSH_S = 5
 HEARTBEAT_S = 0.2
-# Collections of the middle generation until one of all objects, which stops the process for 0.1 s or more while the queue is full. Python's
-# default is 10. Requests leave no cycles (tests/serving/test_streaming.py), so there is little to collect.
-RARE_COLLECTIONS = 10_000
+# Ticks of 0.1 s until a collection of all objects, which stops the process for 0.1 s while the queue is full. Python alone would often collect
+# then. Connections and requests leave no cycles (tests/serving/test_garbage.py), so only an unknown error would leave something to collect.
+COLLECT_TICKS = 6000
+NEVER = 2**31 - 1  # collections of the middle generation until Python itself collects all objects
 
 
 class Server(uvicorn.Server):
@@ -205,7 +206,7 @@ class Server(uvicorn.Server):
             assert sockets
             gc.collect()
             gc.freeze()  # the loaded objects stay, so later collections need not visit them; requests and messages must not wait for it
-            gc.set_threshold(*gc.get_threshold()[:2], RARE_COLLECTIONS)
+            gc.set_threshold(*gc.get_threshold()[:2], NEVER)
             self._listen(sockets[0])
             host, port = sockets[0].getsockname()[:2]
             scheme = "http" if self.config.ssl is None else "https"
@@ -215,6 +216,8 @@ class Server(uvicorn.Server):
         """Returns whether to stop. If all inference threads hang, systemd gets no more reports, and restarts the service after a while."""
         if self._scheduler.ready:
             self._watchdog.beat()
+        if counter % COLLECT_TICKS == COLLECT_TICKS - 1:
+            gc.collect()
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -284,8 +287,10 @@ class Server(uvicorn.Server):
         self._open.add(protocol)
 
     def _connected(self, handshake: asyncio.Task[Any], protocol: HttpProtocol, connection: socket.socket) -> None:
+        protocol.handshake = None  # its exception refers to the protocol: such a cycle would wait for the garbage collector
         if handshake.cancelled() or handshake.exception() is not None:  # the client left, or was evicted, during the handshake
             self._open.discard(protocol)
+            protocol.parser = None  # type: ignore[assignment]  # it refers to the protocol too
             connection.close()
 
     def _count(self) -> None:
