@@ -269,6 +269,8 @@ def _client_gone() -> ClientGoneError:
     return ClientGoneError("the client closed the connection before its stream was answered.")
 
 
+# A refused line takes these bytes of the turns in addition: it needs the event loop as long as another line, but waits for no inference thread.
+WRONG_LINE_BYTES = 2 * LINE_BYTES
 MAX_TRACED_LINES = 128  # lines of one stream that are traced
 RETRY_LEAST_S, RETRY_MOST_S = 0.02, 1.0
 _OK, _CLIENT_GONE, _SERVER_ERROR = 200, 499, 500
@@ -371,6 +373,7 @@ class LineAnswerer:
             body, status = bytes(refusal.body), refusal.status_code
             if status >= _SERVER_ERROR:  # errors of callers are only in the answers, because a stream can have millions of lines
                 self._scope[ERROR_LOG].write(error, of_request(self._scope))
+            await self._turns.take(WRONG_LINE_BYTES)
         finally:
             reservation.release()  # the stream counts the answer before another task runs
             if self._admission.line == number:

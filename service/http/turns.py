@@ -7,8 +7,6 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from bertserve.service.scheduling.scheduler import GIL_PAUSE_S
-
 if TYPE_CHECKING:  # the supervisor imports this module before it tells prometheus_client that there are several processes
     from bertserve.service.wire.call import Call, Incoming
     from bertserve.service.wire.routes import Route
@@ -21,27 +19,11 @@ LONG_BYTES = 2**16
 # for up to 25 ms, and a short request needs the GIL several times; so only one of these waits is long.
 PAUSES = 3
 MOST_PAUSE_S = 0.06
+# Seconds until the next turn while bodies or lines wait. Without it they would keep the event loop busy, and other callers would wait three times as
+# long: for the loop, for the GIL, and on a machine with few cores for a core.
+REST_S = 0.001
 # Cost of a line other than the reading of its bytes, expressed in bytes: its task, its admission and its answer.
 LINE_BYTES = 2**9
-GIL_EVERY_S = 2e-3  # minimum seconds between two pauses
-
-
-class GilPauses:
-    """Lets other threads take the GIL while an event loop has more work than fits in a turn.
-
-    System calls and OpenSSL release the GIL for microseconds (`GIL_PAUSE_S`). Without pauses, an inference thread can wait for more than
-    0.1 s with TLS, and for 0.02 s without it.
-    """
-
-    def __init__(self) -> None:
-        """Creates it; the first pause can be at once."""
-        self._next = 0.0
-
-    def pause(self) -> None:
-        """Blocks the event loop for GIL_PAUSE_S, at most once per GIL_EVERY_S. Call it in a turn after which work remains."""
-        if (now := time.monotonic()) >= self._next:
-            time.sleep(GIL_PAUSE_S)
-            self._next = now + GIL_EVERY_S
 
 
 class Turns:
@@ -53,7 +35,6 @@ class Turns:
 
     def __init__(self) -> None:
         """Starts with a full turn."""
-        self._gil = GilPauses()
         self._left = SMALL_BYTES
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._long = asyncio.Lock()
@@ -94,7 +75,11 @@ class Turns:
 
     def _spend(self, size: int) -> None:
         if self._left == SMALL_BYTES:
-            asyncio.get_running_loop().call_soon(self._begin_turn)
+            loop = asyncio.get_running_loop()
+            if self._waiting:
+                loop.call_later(REST_S, self._begin_turn)
+            else:
+                loop.call_soon(self._begin_turn)
         self._left -= size
 
     def _begin_turn(self) -> None:
@@ -104,5 +89,3 @@ class Turns:
             if not turn.done():  # it is done if its request has ended
                 turn.set_result(None)
                 self._spend(size)
-        if self._waiting:
-            self._gil.pause()

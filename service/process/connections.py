@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bertserve.service.errors import plural
-from bertserve.service.http.turns import GilPauses
+from bertserve.service.scheduling.scheduler import GIL_PAUSE_S
 
 if TYPE_CHECKING:
     from bertserve.service.process.parsing import RequestParser
@@ -28,6 +29,10 @@ SWEEP_S = 1.0
 # Bytes that are parsed in the turn of the loop in which they are read, of all connections; it takes at most about 2 ms. A read counts at least
 # MIN_READ_BYTES, because a request of few bytes takes as long to answer as a longer one.
 TURN_BYTES, MIN_READ_BYTES = 2**14, 2**8
+# Seconds between two continued connections of clients that do not wait for their answers. Without a pause, such clients keep the event loop busy, and
+# others wait three times as long: for the loop, for the GIL, and on a machine with few cores for a core.
+EAGER_S = 0.001
+GIL_EVERY_S = 2e-3  # minimum seconds between two pauses of GilPauses
 SOME = 128  # connections that are checked in one turn of the loop, which takes about 0.3 ms
 LINGER_S = 0.5  # time for a client to read its last answer, and for a client with an answer to send its next request
 # In a burst of connections, the service may not have read a client's first byte before. It is less than SWEEP_S, so that the second check
@@ -57,6 +62,52 @@ class ConnectionLimits:
     min_body_rate: int
 
 
+class GilPauses:
+    """Lets other threads take the GIL while an event loop has more work than fits in a turn.
+
+    System calls and OpenSSL release the GIL for microseconds (`GIL_PAUSE_S`). Without pauses, an inference thread can wait for more than
+    0.1 s with TLS, and for 0.02 s without it.
+    """
+
+    def __init__(self) -> None:
+        """Creates it; the first pause can be at once."""
+        self._next = 0.0
+
+    def pause(self) -> None:
+        """Blocks the event loop for GIL_PAUSE_S, at most once per GIL_EVERY_S. Call it in a turn after which work remains."""
+        if (now := time.monotonic()) >= self._next:
+            time.sleep(GIL_PAUSE_S)
+            self._next = now + GIL_EVERY_S
+
+
+class Backlog:
+    """Calls functions in order, each in a later turn of the event loop, so that the connections with waiting calls take turns."""
+
+    def __init__(self, interval_s: float = 0.0) -> None:
+        """Creates an empty one. `interval_s` is the minimum number of seconds between two calls, and before the first one."""
+        self._interval_s = interval_s
+        self._calls: deque[Callable[[], None]] = deque()
+        self._gil = GilPauses()
+
+    def add(self, call: Callable[[], None]) -> None:
+        """Calls `call` in a later turn, after the calls that already wait."""
+        self._calls.append(call)
+        if len(self._calls) == 1:
+            self._wait()
+
+    def _wait(self) -> None:
+        asyncio.get_running_loop().call_later(self._interval_s, self._next)
+
+    def _next(self) -> None:
+        try:
+            self._calls[0]()
+        finally:
+            self._calls.popleft()
+            if self._calls:
+                self._gil.pause()
+                self._wait()
+
+
 class Room(Enum):
     """Capacity for another connection: a full one, one that can only send probes, or none."""
 
@@ -74,6 +125,8 @@ class Connections(set[Any]):
         closing: Whether each connection closes after its next answer.
         refusals: Number of 503 answers while the service was stopping, without probes, which expect them.
         changed: Called whenever a connection is added or removed.
+        unparsed: Continues to parse what connections have received.
+        eager: Continues connections whose clients send more before they have an answer, or after the end of what the service needs.
     """
 
     def __init__(self, limits: ConnectionLimits, *, count: Callable[[str], None] = lambda reason: None) -> None:
@@ -95,9 +148,9 @@ class Connections(set[Any]):
         self._scrapes: set[RequestParser] = set()
         self._expendable: deque[tuple[tuple[bool, float], HttpProtocol]] = deque()
         self._timer: asyncio.Handle | None = None
-        self._unparsed: deque[Callable[[], None]] = deque()
         self._room = TURN_BYTES
-        self._gil = GilPauses()
+        self.unparsed = Backlog()
+        self.eager = Backlog(EAGER_S)
 
     def add(self, connection: HttpProtocol) -> None:
         """Adds a connection."""
@@ -135,21 +188,6 @@ class Connections(set[Any]):
 
     def _begin_turn(self) -> None:
         self._room = TURN_BYTES
-
-    def parse_later(self, parse: Callable[[], None]) -> None:
-        """Calls `parse` in a later turn of the loop, after the calls of other connections: each turn parses for one connection."""
-        self._unparsed.append(parse)
-        if len(self._unparsed) == 1:
-            asyncio.get_running_loop().call_soon(self._parse_next)
-
-    def _parse_next(self) -> None:
-        try:
-            self._unparsed[0]()
-        finally:
-            self._unparsed.popleft()
-            if self._unparsed:
-                self._gil.pause()
-                asyncio.get_running_loop().call_soon(self._parse_next)
 
     def start(self) -> None:
         """Starts to check all connections, once per second."""

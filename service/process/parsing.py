@@ -9,7 +9,6 @@ import asyncio
 import random
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -64,7 +63,7 @@ PIECE_BYTES = 4096  # with chunks of one byte they take about 0.5 ms to parse
 _EMPTY_LINE = b"\r\n\r\n"
 
 
-class _Rejected(Exception):
+class _RejectedError(Exception):
     """Stops parsing. The parser replaces it by an error of its own if a callback raises it."""
 
 
@@ -174,7 +173,7 @@ class RequestParser(HttpToolsProtocol):
         """Handles received bytes."""
         if self._stage == ENDING or self._dropped(data):  # only one connection per turn, because reading takes time, and TLS decrypts it
             self.flow.pause_reading()
-            self._open.parse_later(self.flow.resume_reading)
+            self._open.eager.add(self.flow.resume_reading)
         elif self._unparsed or self._stage == COMPLETE:
             self._unparsed, self._start = self._unparsed[self._start :] + data, 0
             self._hold_reading()
@@ -185,7 +184,7 @@ class RequestParser(HttpToolsProtocol):
             if self._body_left:  # it takes microseconds, so it need not wait behind chunks
                 self.loop.call_soon(self._parse_on, False)
             else:
-                self._open.parse_later(partial(self._parse_on, False))
+                self._open.unparsed.add(partial(self._parse_on, False))
             self._hold_reading()
 
     def _dropped(self, data: bytes) -> bool:
@@ -223,14 +222,14 @@ class RequestParser(HttpToolsProtocol):
                     until = until or now + PARSE_S
                     if now > until:
                         break
-        except (httptools.HttpParserError, _Rejected):
+        except (httptools.HttpParserError, _RejectedError):
             error, reason = self._refusal or (MalformedRequestError("not a valid HTTP/1.1 request."), "malformed")
             self._refuse(error, reason, answers=self._stage == BODY or not behind_an_answer)
             return
         if start < len(data):
             self._unparsed, self._start = data, start
             if self._stage < COMPLETE:
-                self._open.parse_later(partial(self._parse_on, behind_an_answer))
+                self._open.unparsed.add(partial(self._parse_on, behind_an_answer))
             self._hold_reading()
         elif self._unparsed:
             self._unparsed = b""
@@ -367,7 +366,7 @@ class RequestParser(HttpToolsProtocol):
     def _reject(self, error: BertServeError, reason: str) -> None:
         """Stops parsing with an error. It is not raised itself: its traceback would refer to this object, which keeps it."""
         self._refusal = error, reason
-        raise _Rejected
+        raise _RejectedError
 
     def _refuse(self, error: BertServeError, reason: str, *, answers: bool = True) -> None:
         """Closes a connection with an incomplete request; answers it first if `answers`."""

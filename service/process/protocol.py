@@ -35,10 +35,6 @@ from bertserve.service.process.reads import TLS_READ_BYTES
 _HEADS = tuple(b"HTTP/1.1 %d" % digit for digit in (2, 3, 4, 5))  # not 100, after which the client only sends its body
 _PEER_CLOSED = getattr(select, "POLLRDHUP", 0)  # only on Linux; elsewhere poll still reports errors and resets
 _END_OF_HEAD = b"\r\n\r\n"
-# Seconds before the next request of a client that does not wait for its answers. Without a pause, cheap requests keep the loop in turns that
-# are shorter than SWITCH_S of the scheduler, and a thread that waits for the GIL starts its wait anew after each turn. After the pause, the
-# connections with such requests take turns.
-PIPELINE_S = 0.001
 LARGE_BYTES = 2**16  # of a body that is written separately from its head, because copying it costs more than a system call
 
 
@@ -204,7 +200,7 @@ class HttpProtocol(RequestParser):
         if self._stage == COMPLETE:
             self._stage = WAITING
             if self._unparsed:
-                self.loop.call_later(PIPELINE_S, self._open.parse_later, partial(self._parse_on, True))
+                self._open.eager.add(partial(self._parse_on, True))
         if self.flow.read_paused:
             self.flow.resume_reading()
 
@@ -238,6 +234,11 @@ class HttpProtocol(RequestParser):
             self._check_body(now, waited)
         elif waited > LINGER_S and not self.transport.get_write_buffer_size():
             self.transport.abort()
+
+    @property
+    def closing(self) -> bool:
+        """Whether the service has closed the connection, or is closing it."""
+        return self._stage != HANDSHAKE and self.transport.is_closing()
 
     def wind_up(self, now: float) -> None:
         """Ends the connection during shutdown, unless its request is being answered or about to arrive."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uvloop.loop import SSLProtocol  # type: ignore[attr-defined]  # its arguments are those of asyncio's class of the same name
 
 from bertserve.service.process.connections import ConnectionLimits
+
+if TYPE_CHECKING:
+    from bertserve.service.process.protocol import HttpProtocol
 
 READ_BYTES = 2**17  # of one read; with a half of it, large bodies would take one and a half times as long to arrive
 # Of one read with TLS: a connection with unparsed requests keeps such reads three times, in buffers of uvloop and OpenSSL and as bytes. Bodies of
@@ -18,7 +21,7 @@ TLS_READ_BYTES = 2**15
 _read_buffer = memoryview(bytearray(READ_BYTES))  # of all connections: a read is copied before the next one
 
 
-async def connect(protocol: asyncio.Protocol, connection: socket.socket, tls: ssl.SSLContext | None, limits: ConnectionLimits) -> None:
+async def connect(protocol: HttpProtocol, connection: socket.socket, tls: ssl.SSLContext | None, limits: ConnectionLimits) -> None:
     """Connects a protocol to an accepted socket, as uvloop does, but with smaller reads. With TLS it returns after the handshake.
 
     uvloop itself reads up to 256,000 bytes. A connection may have to keep what was read, although it has more than enough. A smaller receive buffer
@@ -47,7 +50,7 @@ async def connect(protocol: asyncio.Protocol, connection: socket.socket, tls: ss
         ssl_handshake_timeout=limits.header_timeout_s,
         ssl_shutdown_timeout=limits.body_timeout_s,  # also limits the time to send what is left of an answer
     )
-    transport, _ = await loop.connect_accepted_socket(lambda: LimitedTlsReads(encrypted), connection)
+    transport, _ = await loop.connect_accepted_socket(lambda: LimitedTlsReads(encrypted, protocol), connection)
     try:
         await connected
     except BaseException:
@@ -94,7 +97,22 @@ class LimitedReads(asyncio.BufferedProtocol):
 
 
 class LimitedTlsReads(LimitedReads):
-    """Passes what a transport reads to uvloop's protocol of TLS, at most TLS_READ_BYTES at a time."""
+    """Passes what a transport reads to uvloop's protocol of TLS, at most TLS_READ_BYTES at a time.
+
+    While a TLS connection closes, uvloop decrypts and drops all that still arrives, which a client can continue for long. So after TLS_READ_BYTES it
+    reads no more, and the client must wait for the end.
+    """
+
+    def __init__(self, encrypted: Any, application: HttpProtocol) -> None:
+        """Wraps uvloop's protocol, which has the protocol of the application."""
+        super().__init__(encrypted)
+        self._application = application
+        self._late = 0  # bytes that arrived after the application had closed the connection
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Handles a new connection."""
+        self._transport: Any = transport
+        super().connection_made(transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Returns the first bytes of the buffer of the connection; the others stay untouched and take no memory."""
@@ -104,3 +122,7 @@ class LimitedTlsReads(LimitedReads):
     def buffer_updated(self, nbytes: int) -> None:
         """Handles a read."""
         self._protocol.buffer_updated(nbytes)
+        if self._application.closing:
+            self._late += nbytes
+            if self._late > TLS_READ_BYTES:
+                self._transport.pause_reading()

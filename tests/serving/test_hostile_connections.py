@@ -17,12 +17,20 @@ import trustme
 from starlette.types import Receive, Scope, Send
 
 from bertserve.service.http.responses import send_body
-from bertserve.service.http.turns import GIL_PAUSE_S
-from bertserve.service.process import connections, parsing, protocol
-from bertserve.service.process.connections import MIN_READ_BYTES, PROBE_RESERVE, TURN_BYTES, ConnectionLimits, Room
+from bertserve.service.process import connections, parsing
+from bertserve.service.process.connections import (
+    GIL_EVERY_S,
+    GIL_PAUSE_S,
+    MIN_READ_BYTES,
+    PROBE_RESERVE,
+    TURN_BYTES,
+    ConnectionLimits,
+    GilPauses,
+    Room,
+)
 from bertserve.service.process.parsing import MAX_HEADERS
 from bertserve.service.process.protocol import CoalescingTransport, HttpProtocol
-from bertserve.service.process.reads import READ_BYTES, TLS_READ_BYTES
+from bertserve.service.process.reads import READ_BYTES, TLS_READ_BYTES, LimitedTlsReads
 from bertserve.service.process.server import Server, configure
 from served_socket import GET, answer, body_of, client, echo, everything, listening, until
 
@@ -282,7 +290,7 @@ async def test_a_turn_of_the_event_loop_parses_for_one_connection() -> None:
     def parse(name: str, times: int) -> None:
         order.append(name)
         if times > 1:
-            open_.parse_later(lambda: parse(name, times - 1))
+            open_.unparsed.add(lambda: parse(name, times - 1))
 
     def turn() -> None:
         order.append("turn")
@@ -290,7 +298,7 @@ async def test_a_turn_of_the_event_loop_parses_for_one_connection() -> None:
             loop.call_soon(turn)
 
     for name, times in (("a", 3), ("b", 2)):
-        open_.parse_later(lambda name=name, times=times: parse(name, times))  # type: ignore[misc]
+        open_.unparsed.add(lambda name=name, times=times: parse(name, times))  # type: ignore[misc]
     turn()
     while "turn" != order[-1] or len(order) < 12:
         await asyncio.sleep(0)
@@ -392,7 +400,7 @@ async def test_a_request_that_is_read_but_not_parsed_is_not_lost(monkeypatch: py
     later: list[Any] = []
     async with listening(echo) as served, client(served, GET) as (reader, writer):
         assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
-        monkeypatch.setattr(served.connections, "parse_later", later.append)
+        monkeypatch.setattr(served.connections.unparsed, "add", later.append)
         (connection,) = served.protocols
         writer.write(sent)
         await until(lambda: bool(later))
@@ -426,7 +434,7 @@ async def test_the_body_behind_an_answer_is_dropped_in_turns(monkeypatch: pytest
     async with listening(refuse) as served, client(served, sent) as (reader, writer):
         await reader.readuntil(b"no")
         (connection,) = served.protocols
-        monkeypatch.setattr(served.connections, "parse_later", later.append)
+        monkeypatch.setattr(served.connections.eager, "add", later.append)
         for count in (1, 2):
             writer.write(b"x" * 900)
             await until(lambda count=count: len(later) == count)  # type: ignore[misc]
@@ -441,30 +449,37 @@ async def test_the_body_behind_an_answer_is_dropped_in_turns(monkeypatch: pytest
 async def test_the_event_loop_pauses_while_connections_wait(monkeypatch: pytest.MonkeyPatch, connections_: int, pauses: int) -> None:
     """Otherwise its system calls and those of OpenSSL could keep the GIL from a thread that waits for it."""
     open_, paused, parsed = connections.Connections(LIMITS), list[float](), list[int]()
-    monkeypatch.setattr("bertserve.service.http.turns.time", SimpleNamespace(sleep=paused.append, monotonic=lambda: 1.0))
+    monkeypatch.setattr(connections, "time", SimpleNamespace(sleep=paused.append, monotonic=lambda: 1.0))
     for i in range(connections_):
-        open_.parse_later(lambda i=i: parsed.append(i))  # type: ignore[misc]
+        open_.unparsed.add(lambda i=i: parsed.append(i))  # type: ignore[misc]
     await until(lambda: len(parsed) == connections_)
     assert [GIL_PAUSE_S] * pauses == paused
+
+
+async def test_a_pause_for_other_threads_follows_some_time_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    paused: list[float] = []
+    now = [1.0]
+    monkeypatch.setattr(connections, "time", SimpleNamespace(sleep=paused.append, monotonic=lambda: now[0]))
+    pauses = GilPauses()
+    for at in (1.0, 1.0 + GIL_EVERY_S / 2, 1.0 + GIL_EVERY_S):
+        now[0] = at
+        pauses.pause()
+    assert 2 == len(paused)
 
 
 async def test_the_event_loop_pauses_between_two_requests_that_arrive_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a client with cheap requests would occupy the event loop and the GIL."""
     later: list[Any] = []
-    loop = asyncio.get_running_loop()
     async with listening(echo) as served, client(served, GET) as (reader, writer):
         assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
         (connection,) = served.protocols
-        monkeypatch.setattr(
-            connection, "loop", SimpleNamespace(call_later=lambda *timer: later.append(timer), create_task=loop.create_task)
-        )
+        monkeypatch.setattr(served.connections.eager, "add", later.append)
         writer.write(GET + GET)
         await until(lambda: bool(later))
         await asyncio.sleep(0.02)
         assert 2 == connection.server_state.total_requests
-        ((delay_s, continue_, *arguments),) = later
-        assert delay_s > 0
-        continue_(*arguments)
+        (continue_,) = later
+        continue_()
         await until(lambda: connection.server_state.total_requests == 3)
         writer.write_eof()
         assert 2 == (await everything(reader)).count(b"HTTP/1.1 200 ")
@@ -472,7 +487,7 @@ async def test_the_event_loop_pauses_between_two_requests_that_arrive_together(m
 
 async def test_bytes_that_arrive_between_two_requests_do_not_pause_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the service would not notice a disconnect while it answers the second request."""
-    monkeypatch.setattr(protocol, "PIPELINE_S", 0.1)
+    monkeypatch.setattr(connections, "EAGER_S", 0.1)
     answered = asyncio.Event()
 
     async def slow(scope: Scope, receive: Receive, send: Send) -> None:
@@ -553,6 +568,34 @@ async def test_a_response_that_fails_while_the_body_arrives_ends_its_connection(
         connection.check(asyncio.get_running_loop().time() + connections.LINGER_S + 1)
         await until(lambda: not served.connections)
         assert (await everything(reader)).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_closing_tls_connection_reads_little_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uvloop would decrypt and drop all that a client sends until it closes the connection too."""
+    context, trusting = tls_contexts()
+    late: list[int] = []
+    read = LimitedTlsReads.buffer_updated
+
+    def noted(self: LimitedTlsReads, nbytes: int) -> None:
+        late.extend([nbytes] * self._application.closing)
+        read(self, nbytes)
+
+    def flood(address: tuple[str, int]) -> bool:
+        """Returns whether the service has stopped reading."""
+        with trusting.wrap_socket(socket.create_connection(address, timeout=0.5), server_hostname="127.0.0.1") as connection:
+            connection.sendall(GET.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
+            connection.recv(1)
+            try:
+                for _ in range(500):
+                    connection.sendall(bytes(2**17))
+            except TimeoutError:
+                return True
+        return False
+
+    monkeypatch.setattr(LimitedTlsReads, "buffer_updated", noted)
+    async with listening(echo, context) as served:
+        assert await asyncio.to_thread(flood, served.address)
+    assert 0 < sum(late) <= 2 * TLS_READ_BYTES
 
 
 async def test_a_closing_connection_has_a_time_limit() -> None:
