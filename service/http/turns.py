@@ -80,7 +80,7 @@ class Turns:
                 loop.call_later(REST_S, self._begin_turn)
             else:
                 loop.call_soon(self._begin_turn)
-        self._left -= size
+        self._left -= max(size, 1)  # so that a turn with something spent is not taken for a full one
 
     def _begin_turn(self) -> None:
         self._left = SMALL_BYTES

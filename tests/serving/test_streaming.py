@@ -242,7 +242,9 @@ async def test_the_lines_of_all_streams_start_in_several_turns(line: bytes, most
         task.cancel()
 
     assert max(begun.counts) <= 2 * most  # a line that waited starts one turn later than a line that did not
-    assert max(ended.counts) <= 32  # the lines of one stream
+    assert (
+        max(ended.counts) <= 2 * 32
+    )  # the lines of one stream in each turn; a count can have the end of one turn and the start of the next
     assert sum(ended.counts) == 20 * 32
 
 
@@ -284,7 +286,7 @@ def test_a_refused_line_takes_more_of_a_turn(models: Path, monkeypatch: pytest.M
     assert 2 == taken.count(WRONG_LINE_BYTES)
 
 
-@pytest.mark.parametrize(("waiting", "rest_s", "least_s"), [(20, 0.02, 0.04), (8, 1000, 0)])
+@pytest.mark.parametrize(("waiting", "rest_s", "least_s"), [(20, 0.02, 0.03), (8, 1000, 0)])
 async def test_the_event_loop_rests_between_turns_while_lines_wait(
     monkeypatch: pytest.MonkeyPatch, waiting: int, rest_s: float, least_s: float
 ) -> None:
@@ -318,6 +320,18 @@ def test_a_long_body_is_read_on_another_thread(
 def long_body(read: Callable[[], None]) -> dict[str, Any]:
     """Returns arguments for `Turns.read`: a long body, which it reads by a call of `read`."""
     return {"route": SimpleNamespace(read=lambda _: read()), "incoming": SimpleNamespace(raw=bytes(LONG_BYTES + 1))}
+
+
+async def test_takes_of_no_bytes_start_only_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece of a stream can be too short to count."""
+    begun: list[int] = []
+    begin = Turns._begin_turn
+    monkeypatch.setattr(Turns, "_begin_turn", lambda self: (begun.append(1), begin(self)))
+    turns = Turns()
+    for _ in range(9):
+        await turns.take(0)
+    await asyncio.sleep(0.01)
+    assert [1] == begun
 
 
 async def test_a_pause_follows_a_long_body() -> None:
