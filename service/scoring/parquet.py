@@ -18,6 +18,7 @@ from bertserve.service.scoring.columns import options
 from bertserve.service.scoring.row import Place, Row, RowAnswer, Window
 from bertserve.service.scoring.text_lines import first_twice
 from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.text.filling import FilledText
 
 try:
     import pyarrow as pa
@@ -236,7 +237,7 @@ def _fits(kind: Any, value: Any) -> bool:
         return isinstance(value, dict) and value.keys() <= names and all(_fits(kind.field(name).type, item) for name, item in value.items())
     if pa.types.is_floating(kind):
         return isinstance(value, float | int) and not isinstance(value, bool)
-    return isinstance(value, {pa.string(): str, pa.int64(): int, pa.bool_(): bool}[kind])
+    return isinstance(value, {pa.string(): str | FilledText, pa.int64(): int, pa.bool_(): bool}[kind])
 
 
 def _narrowed(kind: Any, value: Any) -> Any:
@@ -247,11 +248,13 @@ def _narrowed(kind: Any, value: Any) -> Any:
 
 
 def _listed(value: Any) -> Any:
-    """Returns a value with lists instead of arrays, at any depth, because Arrow does not accept multidimensional arrays."""
+    """Returns a value as Arrow accepts it: with lists instead of arrays and strings instead of filled texts, at any depth."""
     if isinstance(value, dict):
         return {name: _listed(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_listed(item) for item in value]
+    if isinstance(value, FilledText):
+        return str(value)
     return value.tolist() if hasattr(value, "ndim") else value
 
 

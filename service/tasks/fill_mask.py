@@ -181,7 +181,7 @@ def _steps(tokens: int, candidates: int) -> int:
 
 
 def _candidate_memory(text: str, tokens: int) -> int:
-    """Returns the memory of a candidate in numbers of four bytes; its `sequence` is the whole text, with up to one more space per token.
+    """Returns the memory of a candidate in numbers of four bytes; its `sequence` can be the whole text, with up to one more space per token.
 
     All characters of a string have the width of its widest one. This is two bytes if a candidate is in another script than the text, and
     four bytes if the text has an emoji.

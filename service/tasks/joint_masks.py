@@ -24,7 +24,7 @@ from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.batch import PAUSE, Batch, TaskRun
 from bertserve.service.tasks.cost import Cost
 from bertserve.service.tasks.decoding import Floats, Row
-from bertserve.service.text.filling import FILLINGS_PER_STEP, Fillings
+from bertserve.service.text.filling import FILLINGS_PER_STEP, FilledText, Fillings
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 DEFAULT_BEAM = 8
@@ -322,7 +322,7 @@ def _results(beams: Sequence[_Beam], top_k: int, tokenizer: Tokenizer) -> TaskRu
     return results
 
 
-def _filled(tokenizer: Tokenizer, filling: Filling, pattern: Pattern, sequence: str) -> dict[str, object]:
+def _filled(tokenizer: Tokenizer, filling: Filling, pattern: Pattern, sequence: str | FilledText) -> dict[str, object]:
     chosen = [
         slot.targets[part] for slot, part in zip(pattern.slots, pattern.split(filling.tokens), strict=True) if slot.targets is not None
     ]

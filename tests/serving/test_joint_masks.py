@@ -183,7 +183,7 @@ def test_masks_far_into_a_long_text_are_in_one_window(runs: Runs) -> None:
     encoding = begun.advance([]).encodings[0]
     assert (32, 1, 2) == (len(encoding), len(encoding.masks), int((encoding.ids == 4).sum()))
     assert begun.batch.truncated
-    assert 84 == len(runs.drive(text_of(runs, text, beam=2, top_k=1))[0]["sequence"].split())
+    assert 84 == len(str(runs.drive(text_of(runs, text, beam=2, top_k=1))[0]["sequence"]).split())
     with pytest.raises(InvalidValueError, match=r"42 tokens .* 30; .*`joint`"):
         text_of(runs, f"[MASK] {LONG} [MASK]", beam=2, top_k=1)
 

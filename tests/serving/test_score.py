@@ -199,7 +199,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "text-classification": ({"text": "good", "text_pair": "bad"}, {}),
     "token-classification": ({"text": "a good film"}, {}),
     "question-answering": ({"question": "good?", "context": "a good film"}, {}),
-    "fill-mask": ({"text": "a [MASK] film"}, {"top_k": 2}),
+    "fill-mask": ({"text": "a [MASK] film" + " good" * 70}, {"top_k": 2}),
     "multiple-choice": ({"prompt": "the film was", "choices": ["very good", "a book"]}, {}),
     "feature-extraction": ({"text": "a film"}, {"normalize": True}),
     "sentence-similarity": ({"source_sentence": "a film", "sentences": ["a book", "a film"]}, {}),
@@ -221,6 +221,7 @@ GRID = [(task, suffix) for task in TASKS for suffix in ("jsonl", "csv", "parquet
 SOME = {(task, "jsonl") for task in TASKS} | {
     ("sentence-similarity", "csv"),
     ("token-classification", "parquet"),
+    ("fill-mask", "parquet"),
     ("feature-extraction", "parquet"),
 }
 
