@@ -171,7 +171,7 @@ class RequestParser(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Handles received bytes."""
-        if self._stage == ENDING or self._dropped(data):  # only one connection per turn, because reading takes time, and TLS decrypts it
+        if self._stage == ENDING or self._dropped(data):  # it reads on only when its turn comes, because reading and decrypting take time
             self.flow.pause_reading()
             self._open.eager.add(self.flow.resume_reading)
         elif self._unparsed or self._stage == COMPLETE:

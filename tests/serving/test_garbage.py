@@ -57,7 +57,7 @@ SENT = {
     "a large body": raw_http.post(body=raw_http.BODY + b" " * 70_000),
     "many lists": raw_http.post(body=b"[%s[]]" % (b"[]," * 70_000)),
     "a long text": raw_http.post(body=b'{"inputs": "%s"}' % (b"good " * 100_000)),
-    "an unknown model": raw_http.post(path=b"/models/nobody"),
+    "an unknown model": raw_http.post(path=b"/models/unknown"),
     "a wrong header": raw_http.post(b"x-request-timeout-ms: soon"),
     "a deadline": raw_http.post(b"x-request-timeout-ms: 1", body=b'{"inputs": [%s]}' % b", ".join([b'"%s"' % (b"good " * 99)] * 99)),
     "many headers": raw_http.get(*[b"a: b"] * 300),

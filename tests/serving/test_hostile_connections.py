@@ -485,6 +485,15 @@ async def test_the_event_loop_pauses_between_two_requests_that_arrive_together(m
         assert 2 == (await everything(reader)).count(b"HTTP/1.1 200 ")
 
 
+async def test_a_backlog_waits_before_each_call() -> None:
+    loop = asyncio.get_running_loop()
+    backlog, called = connections.Backlog(0.05), [loop.time()]
+    for _ in range(3):
+        backlog.add(lambda: called.append(loop.time()))
+    await until(lambda: len(called) == 4)
+    assert all(after - before >= 0.045 for before, after in itertools.pairwise(called))
+
+
 async def test_bytes_that_arrive_between_two_requests_do_not_pause_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the service would not notice a disconnect while it answers the second request."""
     monkeypatch.setattr(connections, "EAGER_S", 0.1)

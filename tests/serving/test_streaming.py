@@ -242,9 +242,8 @@ async def test_the_lines_of_all_streams_start_in_several_turns(line: bytes, most
         task.cancel()
 
     assert max(begun.counts) <= 2 * most  # a line that waited starts one turn later than a line that did not
-    assert (
-        max(ended.counts) <= 2 * 32
-    )  # the lines of one stream in each turn; a count can have the end of one turn and the start of the next
+    # the lines of one stream end in each turn; a count can contain the end of one turn and the start of the next
+    assert max(ended.counts) <= 2 * 32
     assert sum(ended.counts) == 20 * 32
 
 
