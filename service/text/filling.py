@@ -35,6 +35,18 @@ class FilledText:
         """Returns the number of characters."""
         return sum(map(len, self._parts))
 
+    def __eq__(self, other: object) -> bool:
+        """Returns whether the other one is the same text, as a string or as a filled text."""
+        return isinstance(other, str | FilledText) and str(self) == str(other)
+
+    def __hash__(self) -> int:
+        """Returns the hash of the string."""
+        return hash(str(self))
+
+    def __repr__(self) -> str:
+        """Returns the representation of the string."""
+        return repr(str(self))
+
     def __str__(self) -> str:
         """Returns the whole text."""
         return "".join(self._parts)

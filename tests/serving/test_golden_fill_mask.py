@@ -14,7 +14,6 @@ import pytest
 
 import embedded
 from bertserve.service.tasks import fill_mask
-from bertserve.service.wire.json_text import to_plain
 from golden import cases
 from task_runs import decode, encode
 
@@ -62,7 +61,7 @@ def test_stored_logits_decode_to_the_reference_tokens(case: dict[str, Any]) -> N
         for per_mask, want, got in zip(scores, wanted, found, strict=True):
             assert [pytest.approx(score, abs=1e-6) for score in per_mask] == [item["score"] for item in got]
             keys = ("token", "token_str", "sequence")
-            assert [[item[key] for key in keys] for item in want] == [[item[key] for key in keys] for item in to_plain(got)]
+            assert [[item[key] for key in keys] for item in want] == [[item[key] for key in keys] for item in got]
 
 
 @pytest.mark.parametrize("step", embedded.STEPS)
