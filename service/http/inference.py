@@ -92,18 +92,22 @@ class Inference:
             return
         reservation = ByteReservation(self._state.held_bytes)
         try:
-            data, headers = await self._respond(scope, receive, route, reservation)
+            pieces, headers = await self._respond(scope, receive, route, reservation)
             if reservation.size:  # the client may read its answer slowly, and only the answer is still needed
-                reservation.replace(len(data))
+                reservation.replace(sum(map(len, pieces)))
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await send({"type": "http.response.body", "body": data})
+            pieces.reverse()
+            while pieces:  # a piece that the client has read leaves the memory
+                await send({"type": "http.response.body", "body": pieces.pop(), "more_body": bool(pieces)})
+                if pieces:
+                    await asyncio.sleep(0)
         finally:  # only now: the answer may wait until the client has read the previous one
             if reservation.size:
                 reservation.release()
 
     async def _respond(
         self, scope: Scope, receive: Receive, route: Route, reservation: ByteReservation
-    ) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+    ) -> tuple[list[bytes], list[tuple[bytes, bytes]]]:
         """Returns the body and the headers of the answer to a request, whose path may name a model."""
         headers, registry = scope[HEADERS], self._state.registry
         scope[LABELS] = (route.task or UNKNOWN, UNKNOWN)
@@ -136,7 +140,7 @@ class Inference:
         content = await content_of(call, prediction)
         answer_headers = _headers(call, content, prediction)
         prediction.results = []  # the scope keeps the prediction until the answer is sent, because of its times
-        return content.data, answer_headers
+        return content.pieces, answer_headers
 
     async def _read(
         self, scope: Scope, receive: Receive, route: Route, named: Model | None, reservation: ByteReservation
@@ -223,7 +227,7 @@ def _headers(call: Call, content: Content, prediction: Prediction) -> list[tuple
     """Returns the headers of an answer."""
     warnings = list(_warnings(prediction, call.body)) if prediction.warnings else []
     headers = [
-        (b"content-length", b"%d" % len(content.data)),
+        (b"content-length", b"%d" % sum(map(len, content.pieces))),
         (b"content-type", content.media_type.encode()),
         (b"x-model", call.model.name.encode()),
         (

@@ -15,8 +15,9 @@ from bertserve.service.errors import INTERNAL, SHOWN_CHARS, MalformedRequestErro
 from bertserve.service.http import errors
 from bertserve.service.http.auth import AUTH, CALLER, METRICS, PROBES, Authenticator, Caller
 from bertserve.service.http.errors import ErrorLog
-from bertserve.service.http.responses import PIECE_BYTES, send_body
+from bertserve.service.http.responses import send_body
 from bertserve.service.metrics import UNKNOWN, Metrics
+from bertserve.service.wire.json_text import PIECE_BYTES
 
 if TYPE_CHECKING:
     from bertserve.service.serving.work import Prediction

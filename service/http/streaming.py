@@ -41,7 +41,7 @@ MEDIA_TYPE = "application/x-ndjson"
 MEDIA_TYPES = frozenset({MEDIA_TYPE.encode(), b"application/jsonl", b"application/jsonlines", b"application/x-jsonlines"})
 
 # a line, and the bytes that are already counted for its answer -> its answer
-Answer = Callable[[bytes, int], Coroutine[Any, Any, bytes]]
+Answer = Callable[[bytes, int], Coroutine[Any, Any, list[bytes]]]
 
 
 class LineCutter:
@@ -86,7 +86,7 @@ class LineStream:
         Args:
             scope: The request's scope.
             receive: The request's ASGI channel.
-            answer: Returns the answer to a line, or an error, without a newline.
+            answer: Returns the pieces of the answer to a line, or of an error, without a newline. The stream changes the list.
             max_requests: Maximum number of lines that are read and whose answer is not yet sent.
             max_bytes: Maximum bytes of a line, and of all these lines together with their answers unless there is only one. An answer that
                 is not yet ready counts as many bytes as the last answer had.
@@ -102,11 +102,11 @@ class LineStream:
         self._turns = turns
         self._reserved = 0  # bytes of the line that is being read, if it is long
         self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue(1)
-        self._answering: asyncio.Queue[tuple[asyncio.Task[bytes], int] | None] = asyncio.Queue()
+        self._answering: asyncio.Queue[tuple[asyncio.Task[list[bytes]], int] | None] = asyncio.Queue()
         self._count = self._bytes = 0
         self._answer_bytes = 0  # size of the last answer
         self._freed = asyncio.Event()
-        self._running: set[asyncio.Task[bytes]] = set()
+        self._running: set[asyncio.Task[list[bytes]]] = set()
 
     async def __call__(self, send: Send) -> None:
         """Answers all lines. The response starts with the first answer, so that an earlier failure can have its own status.
@@ -226,11 +226,11 @@ class LineStream:
         exceeded = self._held.full or self._bytes + len(line) + self._answer_bytes > self._max_bytes
         return self._count < self._max_requests and not exceeded
 
-    async def _answer_held(self, line: bytes, expected: int) -> bytes:
+    async def _answer_held(self, line: bytes, expected: int) -> list[bytes]:
         """Answers a line, and corrects the number of bytes that its answer counts."""
         answer = await self._answer(line, expected)
-        self._answer_bytes = len(answer)
-        self._hold(0, len(answer) - expected)
+        self._answer_bytes = sum(map(len, answer))
+        self._hold(0, self._answer_bytes - expected)
         return answer
 
     async def _write(self, send: Send) -> None:
@@ -248,11 +248,13 @@ class LineStream:
             if start is not None:
                 await send(start)
                 start = None
-            # a copy of a long answer would be in memory until the client has read it
-            for part in (answer + b"\n",) if len(answer) <= UNCOUNTED_BYTES else (answer, b"\n"):
-                await send_body(send, part, more=True)
+            answer_bytes = sum(map(len, answer))
+            answer[-1] += b"\n"
+            answer.reverse()
+            while answer:  # a piece that the client has read leaves the memory
+                await send_body(send, answer.pop(), more=True)
             self._running.discard(answering)
-            self._hold(-1, -size - len(answer))
+            self._hold(-1, -size - answer_bytes)
         if start is not None:
             await send(start)
         await send_body(send, b"")
@@ -331,8 +333,8 @@ class LineAnswerer:
         self._capacity_at = 0.0  # when earlier lines last left capacity, on the event loop's clock
         self._read_s = 0.0  # seconds in which lines were read, which do not count towards the deadlines of those behind them
 
-    async def answer(self, line: bytes, expected: int) -> bytes:
-        """Returns the answer to a line as JSON, or its error in the usual JSON shape; counts both.
+    async def answer(self, line: bytes, expected: int) -> list[bytes]:
+        """Returns the pieces of the answer to a line as JSON, or its error in the usual JSON shape; counts both.
 
         `expected` is the number of bytes that are already counted for the answer; a much larger answer reserves more.
 
@@ -365,12 +367,12 @@ class LineAnswerer:
                 reservation.grow(3 * prediction.answer_bytes // 2 - expected)  # for the results, and the answer that is built of them
             content = await content_of(call, prediction)
             del prediction
-            body, status = content.data, _OK
+            body, status = content.pieces, _OK
         except Exception as error:  # noqa: BLE001 - the process boundary of a line
             if isinstance(error, BertServeError):
                 error.message = f"line {number}: {error.message}"
             refusal = errors.response(error, self._scope[REQUEST_ID])
-            body, status = bytes(refusal.body), refusal.status_code
+            body, status = [bytes(refusal.body)], refusal.status_code
             if status >= _SERVER_ERROR:  # errors of callers are only in the answers, because a stream can have millions of lines
                 self._scope[ERROR_LOG].write(error, of_request(self._scope))
             await self._turns.take(WRONG_LINE_BYTES)

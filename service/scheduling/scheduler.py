@@ -126,6 +126,11 @@ class Scheduler:
         return self._accepts and not self._withdrawn
 
     @property
+    def has_short_requests(self) -> bool:
+        """Whether a request that is not long waits or runs."""
+        return any(request.is_short for request in list(self._submitted))  # a copy, because other threads change the set
+
+    @property
     def wait_s(self) -> float:
         """Predicted seconds until a request that arrives now starts: all admitted work that has not run, divided by the threads."""
         with self._lock:

@@ -99,6 +99,11 @@ class Model:
         """Whether it answers requests."""
         return self._scheduler.ready
 
+    @property
+    def has_short_requests(self) -> bool:
+        """Whether a short request, to any model of the scheduler, waits or runs."""
+        return self._scheduler.has_short_requests
+
     async def predict(
         self,
         requests: Sequence[Any],

@@ -56,9 +56,9 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """An answer with more than a JSON value; the names of its additional headers are in lower case."""
+    """An answer as bytes: its body in one or more pieces, and additional headers, with names in lower case."""
 
-    data: bytes
+    pieces: list[bytes]
     media_type: str
     headers: dict[str, str]
 

@@ -341,4 +341,4 @@ def write_infer_answer(head: Mapping[str, Any], outputs: Mapping[str, Output]) -
     if not parts:
         return answer
     head_json = to_json(answer)
-    return Content(b"".join([head_json, *parts]), "application/octet-stream", {HEADER_LENGTH: str(len(head_json))})
+    return Content([head_json, *parts], "application/octet-stream", {HEADER_LENGTH: str(len(head_json))})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 import weakref
@@ -194,10 +195,26 @@ async def test_one_long_response_is_built_at_a_time() -> None:
         return []
 
     prediction: Any = SimpleNamespace(answer_bytes=LONG_BYTES + 1)
-    call: Any = SimpleNamespace(answer=answer)
+    call: Any = SimpleNamespace(answer=answer, model=SimpleNamespace(has_short_requests=False))
     contents = await asyncio.gather(*(content_of(call, prediction) for _ in range(3)))
-    assert [b"[]"] * 3 == [content.data for content in contents]
+    assert [[b"[]"]] * 3 == [content.pieces for content in contents]
     assert 1 == most
+
+
+@pytest.mark.parametrize("has_short_requests", [True, False])
+async def test_a_long_response_leaves_half_of_the_time_to_short_requests(monkeypatch: pytest.MonkeyPatch, has_short_requests: bool) -> None:
+    """A pause follows each piece and takes as long as the piece."""
+    pauses: list[float] = []
+    worked = itertools.count(step=0.25)
+    clock = SimpleNamespace(thread_time=lambda: next(worked), sleep=pauses.append)
+    monkeypatch.setattr("bertserve.service.http.responses.time", clock)
+
+    prediction: Any = SimpleNamespace(answer_bytes=LONG_BYTES + 1)
+    call: Any = SimpleNamespace(answer=lambda _: ["a" * 50_000] * 9, model=SimpleNamespace(has_short_requests=has_short_requests))
+    content = await content_of(call, prediction)
+
+    assert 9 == len(content.pieces)
+    assert [0.25] * 9 * has_short_requests == pauses
 
 
 def test_classification_outputs_have_a_limit_of_classes(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:

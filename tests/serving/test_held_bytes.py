@@ -19,7 +19,7 @@ from bertserve.service.errors import UnavailableError
 from bertserve.service.http import inference
 from bertserve.service.http.app import create_app
 from bertserve.service.http.middleware import PREDICTION
-from bertserve.service.http.responses import PIECE_BYTES, send_body
+from bertserve.service.http.responses import send_body
 from bertserve.service.http.streaming import LineStream
 from bertserve.service.http.turns import Turns
 from bertserve.service.process import parsing
@@ -29,6 +29,7 @@ from bertserve.service.serving.model import Model
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.cost import MAX_MEMORY_TOGETHER
 from bertserve.service.wire import json_text, reading
+from bertserve.service.wire.json_text import PIECE_BYTES
 from fakes import FakeEngine
 from served_socket import GET, client, listening, until
 
@@ -221,13 +222,13 @@ async def test_a_long_line_waits_until_enough_bytes_are_free() -> None:
         if message.get("body"):
             answers.append(message["body"])
 
-    async def answered(line: bytes, expected: int) -> bytes:
+    async def answered(line: bytes, expected: int) -> list[bytes]:
         nonlocal most, running
         running += 1
         most = max(most, running)
         await asyncio.sleep(0)
         running -= 1
-        return b"%d" % len(line)
+        return [b"%d" % len(line)]
 
     held.add(1_000_000)
     stream = asyncio.create_task(LineStream({}, receive, answered, max_requests=32, max_bytes=500_000, held=held, turns=Turns())(send))

@@ -10,7 +10,7 @@ import pytest
 
 from bertserve.service.text.filling import FilledText
 from bertserve.service.wire import json_text
-from bertserve.service.wire.json_text import fragment, to_json, to_long_json
+from bertserve.service.wire.json_text import PIECE_BYTES, fragment, json_pieces, to_json
 
 ENTITY = {"entity_group": "PER", "score": 0.5, "word": "Ada\u00e9\n", "start": 0, "end": 3}
 VECTORS = np.linspace(-1, 1, 512 * 384, dtype=np.float32).reshape(512, 384)
@@ -39,17 +39,21 @@ VALUES: dict[str, Any] = {
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
 def test_pieces_make_the_same_json(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The longest piece is a text of 150 KB; text is written faster than numbers."""
-    pieces: list[int] = []
+    """The longest part is a text of 150 KB; text is written faster than numbers."""
+    parts: list[int] = []
 
     def counted(part: Any) -> bytes:
-        pieces.append(len(piece := to_json(part)))
-        return piece
+        parts.append(len(written := to_json(part)))
+        return written
 
     monkeypatch.setattr(json_text, "to_json", counted)
+    pieces = list(json_pieces(value))
+    whole = b"".join(pieces)
 
-    assert to_json(value) == to_long_json(value)
-    assert max(pieces, default=0) < 2 * 10**5
+    assert to_json(value) == whole
+    assert max(parts, default=0) < 2 * 10**5
+    assert max(map(len, pieces)) <= max(PIECE_BYTES, *parts, 0)
+    assert len(pieces) <= 1 + 2 * len(whole) // PIECE_BYTES
 
 
 def test_a_filled_text_is_written_as_its_string() -> None:
@@ -60,7 +64,7 @@ def test_filled_texts_need_only_the_memory_of_their_json() -> None:
     """The answer alone has 15 MB; its texts as strings would have 20 MB, and orjson would add another 15 MB to them."""
     tracemalloc.start()
     try:
-        length = len(to_long_json(FILLED))
+        length = sum(map(len, list(json_pieces(FILLED))))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -138,13 +138,13 @@ async def test_a_disconnect_from_a_paused_stream_is_detected(monkeypatch: pytest
     monkeypatch.setattr(connections, "SWEEP_S", 0.02)
     started, cancelled = [], []
 
-    async def answered(line: bytes, expected: int) -> bytes:
+    async def answered(line: bytes, expected: int) -> list[bytes]:
         started.append(line)
         try:
             await asyncio.Event().wait()
         finally:
             cancelled.append(line)
-        return b""
+        return [b""]
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(ClientGoneError):

@@ -20,7 +20,7 @@ import pytest
 import uvloop
 
 from bertserve.service.errors import EngineError, ExpiredError, InvalidValueError, RefusedError, UnavailableError
-from bertserve.service.scheduling.request_queue import PART_ITEMS, RequestQueue
+from bertserve.service.scheduling.request_queue import LONG_S, PART_ITEMS, RequestQueue
 from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest
 from bertserve.service.scheduling.scheduler import SWITCH_S, Scheduler
 from bertserve.service.scheduling.stage import RequestResult, Stage
@@ -247,6 +247,24 @@ async def test_a_request_with_several_runs_waits_only_for_the_first_run(bench: B
 async def test_a_single_request_is_not_delayed(bench: Bench) -> None:
     """A waiting thread starts it at once, without a timer: the clock of this test does not move."""
     assert [0.0] * 20 == [(await bench.submit("x")).queue_s for _ in range(20)]
+
+
+@on_loop(manual=True)
+async def test_only_a_short_request_that_waits_or_runs_is_reported(bench: Bench) -> None:
+    def seen() -> bool:
+        return bench.scheduler.has_short_requests
+
+    before = seen()
+    blocker = await bench.blocked()
+    short = seen()
+    bench.work.gate.set()
+    await blocker
+    bench.work.gate = threading.Event()
+    long = bench.submit(*"ab", cost=lambda rows, length: 2 * rows * LONG_S)
+    await asyncio.sleep(0)
+    assert [False, True, False, False] == [before, short, seen(), long.done()]
+    bench.work.gate.set()
+    await long
 
 
 @on_loop(manual=True)

@@ -174,10 +174,10 @@ async def test_a_stream_reads_few_lines_ahead() -> None:
     client, gates = Client([b"%d\n" % i for i in range(1000)]), [asyncio.Event() for _ in range(1000)]
     started: list[int] = []
 
-    async def answer(line: bytes, expected: int) -> bytes:
+    async def answer(line: bytes, expected: int) -> list[bytes]:
         started.append(int(line))
         await gates[int(line)].wait()
-        return line
+        return [line]
 
     running = asyncio.create_task(stream_of(client, answer)(client.send))
     await settle()
@@ -216,13 +216,13 @@ class TurnCounter:
 async def test_the_lines_of_all_streams_start_in_several_turns(line: bytes, most: int) -> None:
     begun, ended = TurnCounter(), TurnCounter()
 
-    async def answer(line: bytes, expected: int) -> bytes:
+    async def answer(line: bytes, expected: int) -> list[bytes]:
         begun.note()
         try:
             await asyncio.Event().wait()
         finally:
             ended.note()
-        return line
+        return [line]
 
     clients = [Client([line * 32]) for _ in range(20)]
     streams = [
@@ -397,10 +397,10 @@ async def test_a_client_that_does_not_read_pauses_its_stream() -> None:
     client.reads.clear()
     started = 0
 
-    async def answer(line: bytes, expected: int) -> bytes:
+    async def answer(line: bytes, expected: int) -> list[bytes]:
         nonlocal started
         started += 1
-        return line
+        return [line]
 
     running = asyncio.create_task(stream_of(client, answer)(client.send))
     await settle()
@@ -414,13 +414,13 @@ async def test_a_client_that_does_not_read_pauses_its_stream() -> None:
 async def test_the_bytes_of_concurrent_lines_are_limited() -> None:
     client, most, now = Client([b"x" * 40 + b"\n"] * 20 + [b"y" * 100 + b"\n"] * 3), 0, 0
 
-    async def answer(line: bytes, expected: int) -> bytes:
+    async def answer(line: bytes, expected: int) -> list[bytes]:
         nonlocal most, now
         now += len(line)
         most = max(most, now)
         await asyncio.sleep(0)
         now -= len(line)
-        return b""
+        return [b""]
 
     await stream_of(client, answer)(client.send)
     assert (100, 23) == (most, len(client.answers))
@@ -431,12 +431,12 @@ async def test_the_bytes_of_unread_answers_are_limited() -> None:
     client.reads.clear()
     held = most = 0
 
-    async def answer(line: bytes, expected: int) -> bytes:
+    async def answer(line: bytes, expected: int) -> list[bytes]:
         nonlocal held, most
         await asyncio.sleep(0)
         held += 1
         most = max(most, held - len(client.answers))
-        return b"x" * 60
+        return [b"x" * 60]
 
     running = asyncio.create_task(stream_of(client, answer, max_requests=32, max_bytes=300)(client.send))
     await settle()
@@ -621,11 +621,11 @@ async def test_a_line_starts_when_the_bytes_of_a_large_answer_can_be_reserved(mo
     client, held, expectations = Client([b"1\n", b"2\n"]), HeldBytes(1), list[int]()
     held.limit = 200_000
 
-    async def answer(line: bytes, expected: int) -> bytes:
+    async def answer(line: bytes, expected: int) -> list[bytes]:
         expectations.append(expected)
         if line == b"1":
             held.add(150_000)
-        return b"x" * 100_000
+        return [b"x" * 100_000]
 
     running = asyncio.create_task(stream_of(client, answer, held=held, max_bytes=2**20)(client.send))
     await settle()
@@ -654,7 +654,7 @@ def test_an_answer_that_is_larger_than_expected_needs_memory(models: Path, monke
         most = max(most, building)
         await asyncio.sleep(0.05)
         building -= 1
-        return Content(b"[1]", "application/json", {})
+        return Content([b"[1]"], "application/json", {})
 
     monkeypatch.setattr(Model, "predict", large)
     monkeypatch.setattr(streaming, "content_of", build)

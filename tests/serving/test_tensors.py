@@ -91,10 +91,10 @@ def test_an_answer_can_mix_binary_and_json_outputs() -> None:
     answer = write_infer_answer({"model_name": "m"}, outputs)
 
     assert isinstance(answer, Content)
-    size = int(answer.headers["inference-header-content-length"])
+    size, data = int(answer.headers["inference-header-content-length"]), b"".join(answer.pieces)
     assert [
         {"name": "a", "datatype": "FP32", "shape": [2, 2], "parameters": {"binary_data_size": 16}},
         {"name": "b", "datatype": "INT64", "shape": [1], "data": [5]},
         {"name": "c", "datatype": "BYTES", "shape": [2], "parameters": {"binary_data_size": 11}},
-    ] == json.loads(answer.data[:size])["outputs"]
-    assert struct.pack("<4f", 1, 2, 3, 4) + packed(["x", "é"]) == answer.data[size:]
+    ] == json.loads(data[:size])["outputs"]
+    assert struct.pack("<4f", 1, 2, 3, 4) + packed(["x", "é"]) == data[size:]
