@@ -88,6 +88,7 @@ def test_every_endpoint_is_described() -> None:
         ("explanation/scheduling.md", f"| bytes of the answer as JSON | {cost.MAX_ANSWER_BYTES:,} |"),
         ("explanation/scheduling.md", f"{cost.STEPS_PER_TOKEN} steps of decoding count as one token in the queue."),
         ("explanation/scheduling.md", f"An answer of more than {responses.LONG_BYTES >> 10} KiB"),
+        ("explanation/scheduling.md", f"A thread with a lower priority tokenizes more than {tokenizer.LOW_PRIORITY_CHARS:,} characters"),
         ("explanation/scheduling.md", f"| {windows.MAX_WINDOWS:,} windows per text |"),
         ("explanation/scheduling.md", f"{model.MAX_LOGITS:,} logits over the vocabulary, or {model.MAX_WEIGHTS:,} attention weights."),
         ("explanation/scheduling.md", f"The pace is {scheduled_request.PACE:g}."),

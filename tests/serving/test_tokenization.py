@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +18,8 @@ from hypothesis import strategies as st
 import tiny
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import TextPiece
-from bertserve.service.errors import BundleError
-from bertserve.service.text.tokenizer import Tokenizer, _loaded, estimate_tokens
+from bertserve.service.errors import BundleError, EngineError
+from bertserve.service.text.tokenizer import LOW_PRIORITY_CHARS, NICENESS, Tokenizer, _loaded, estimate_tokens
 from bertserve.service.text.windows import truncate_longest_first, windows
 
 
@@ -104,6 +107,37 @@ def test_a_tokenizer_file_that_makes_the_library_fail_is_named(models: Path, cha
 
     with pytest.raises(BundleError, match=r"tokenizer\.json`"):
         Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has priorities of threads")
+def test_a_long_text_is_tokenized_at_a_lower_priority(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The priority of the calling thread stays the same."""
+    made, priorities = tokenizer._tokenizer, []
+
+    def encoded(texts: list[str], **options: Any) -> Any:
+        priorities.append(os.getpriority(os.PRIO_PROCESS, 0))
+        return made.encode_batch(texts, **options)
+
+    monkeypatch.setattr(tokenizer, "_tokenizer", SimpleNamespace(encode_batch=encoded))
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    for chars in (LOW_PRIORITY_CHARS, LOW_PRIORITY_CHARS + 1, LOW_PRIORITY_CHARS):
+        text = ("good " * chars)[:chars]
+        [tokens] = tokenizer.tokenize([text])
+        assert made.encode(text, add_special_tokens=False).ids == tokens.ids
+
+    assert [usual, min(usual + NICENESS, 19), usual] == priorities
+
+
+def test_a_failure_of_a_long_text_reaches_the_caller(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    class PanicException(BaseException):  # noqa: N818 - the library's name
+        """A panic of the library."""
+
+    def failing(texts: list[str], **options: Any) -> Any:
+        raise PanicException
+
+    monkeypatch.setattr(tokenizer, "_tokenizer", SimpleNamespace(encode_batch=failing))
+    with pytest.raises(EngineError, match="PanicException"):
+        tokenizer.tokenize(["a" * (LOW_PRIORITY_CHARS + 1)])
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(2, 40))
