@@ -26,7 +26,7 @@ _SERVER_ERROR = 500
 # scope keys that the protocol and the application share
 REFUSAL = "bertserve.refusal"  # the error that the protocol has sent because the body is incomplete
 UNANSWERED = "bertserve.unanswered"  # lines of a stream that are read and not yet answered; while there are some, the client may pause
-GONE = "bertserve.gone"  # an event of a stream; the protocol sets it when the connection is lost
+GONE = "bertserve.gone"  # a function that the protocol calls when the connection is lost
 
 
 def has_openai_shape(path: str) -> bool:

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from bertserve.service.api_keys import Access
 from bertserve.service.errors import BertServeError, ClientGoneError, ContentEncodingError, ExpiredError, InvalidValueError, TooLargeError
 from bertserve.service.http.auth import Endpoint
+from bertserve.service.http.errors import GONE
 from bertserve.service.http.middleware import HEADERS, LABELS, PREDICTION, REQUEST_ID, recorded_trace
 from bertserve.service.http.responses import content_of
 from bertserve.service.http.streaming import MEDIA_TYPES, LineAnswerer, LineStream
@@ -129,6 +130,7 @@ class Inference:
                 model.predict(
                     requests, timeout_s=max(timeout_s - waited_s, 0.0), task=call.task, spec=call.spec, trace=recorded_trace(scope)
                 ),
+                scope,
                 receive,
             )
         except BertServeError as error:
@@ -159,7 +161,7 @@ class Inference:
         try:
             async with asyncio.timeout(self._timeout_s(headers)):
                 await self._turns.take(len(raw))
-                call = await unless_disconnected(self._turns.read(route, incoming), receive)
+                call = await unless_disconnected(self._turns.read(route, incoming), scope, receive)
                 return call, time.perf_counter() - start
         except TimeoutError:
             raise ExpiredError(
@@ -338,11 +340,11 @@ async def read_raw(receive: Receive, headers: Mapping[bytes, bytes], limit: int,
 
 T = TypeVar("T")
 
-# Most requests are answered sooner, and watching each one would cost more than it saves.
+# Other servers than bert-serve's do not call GONE. Most requests are answered sooner, and watching each one would cost more than it saves.
 WATCH_AFTER_S = 0.1
 
 
-async def unless_disconnected(work: Awaitable[T], receive: Receive) -> T:
+async def unless_disconnected(work: Awaitable[T], scope: Scope, receive: Receive) -> T:
     """Awaits work and cancels it when the client disconnects; the request's body must have been read to the end.
 
     Raises:
@@ -354,13 +356,17 @@ async def unless_disconnected(work: Awaitable[T], receive: Receive) -> T:
     watchers: list[asyncio.Task[None]] = []
     gone = False
 
-    async def watch() -> None:
+    def cancel() -> None:
         nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
-            continue
         gone = True
         task.cancel()
 
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            continue
+        cancel()
+
+    scope[GONE] = cancel
     timer = loop.call_later(WATCH_AFTER_S, lambda: watchers.append(loop.create_task(watch())))
     try:
         return await work
@@ -370,6 +376,7 @@ async def unless_disconnected(work: Awaitable[T], receive: Receive) -> T:
         task.uncancel()
         raise ClientGoneError("the client closed the connection before it was answered.") from None
     finally:
+        del scope[GONE]  # it refers to the task, and the task to the scope
         timer.cancel()
         for watcher in watchers:
             watcher.cancel()

@@ -115,7 +115,8 @@ class LineStream:
             ClientGoneError: The client disconnected; the requests of its lines are cancelled.
         """
         self._scope[UNANSWERED] = 0
-        self._scope[GONE] = gone = asyncio.Event()
+        gone = asyncio.Event()
+        self._scope[GONE] = gone.set
         try:
             error = await self._answer_all(send, gone)
         finally:

@@ -184,7 +184,7 @@ class HttpProtocol(RequestParser):
         self.transport.release()
         self._unparsed = b""
         if self.cycle is not None and (gone := self.cycle.scope.get(GONE)) is not None:
-            gone.set()  # type: ignore[attr-defined]
+            gone()  # type: ignore[operator]
 
     def on_response_complete(self) -> None:
         """Handles an answered request: does the same as uvicorn, but without its timer."""

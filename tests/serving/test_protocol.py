@@ -17,6 +17,8 @@ from starlette.types import Receive, Scope, Send
 
 import raw_http
 from bertserve.service.errors import ClientGoneError
+from bertserve.service.http.errors import GONE
+from bertserve.service.http.inference import unless_disconnected
 from bertserve.service.http.streaming import LineStream
 from bertserve.service.http.turns import Turns
 from bertserve.service.process import connections
@@ -163,6 +165,34 @@ async def test_a_disconnect_from_a_paused_stream_is_detected(monkeypatch: pytest
         writer.close()
         await until(lambda: not served.connections and len(cancelled) == 2)
     assert 2 == len(started)
+
+
+@pytest.mark.parametrize("reset", [False, True])
+async def test_a_lost_connection_cancels_its_request_at_once(monkeypatch: pytest.MonkeyPatch, reset: bool) -> None:
+    """Without this, callers that reset each request filled the queue with requests that nothing waits for."""
+    monkeypatch.setattr("bertserve.service.http.inference.WATCH_AFTER_S", 60)
+    ended: list[str] = []
+    started = asyncio.Event()
+
+    async def work() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await body_of(receive)
+        try:
+            await unless_disconnected(work(), scope, receive)
+        except ClientGoneError:
+            ended.append("gone")
+        assert GONE not in scope
+
+    async with listening(app) as served, client(served, GET) as (_, writer):
+        await started.wait()
+        if reset:
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.close()
+        await until(lambda: not served.connections and bool(ended))
+    assert ["gone"] == ended
 
 
 def connect(url: str) -> socket.socket:

@@ -129,7 +129,7 @@ def test_a_long_text_is_tokenized_at_a_lower_priority(tokenizer: Tokenizer, monk
 
 
 def test_a_failure_of_a_long_text_reaches_the_caller(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    class PanicException(BaseException):  # noqa: N818 - the library's name
+    class PanicException(BaseException):
         """A panic of the library."""
 
     def failing(texts: list[str], **options: Any) -> Any:
