@@ -18,7 +18,7 @@ from bertserve.service.errors import BertServeError, ClientGoneError, ContentEnc
 from bertserve.service.http.auth import Endpoint
 from bertserve.service.http.errors import GONE
 from bertserve.service.http.middleware import HEADERS, LABELS, PREDICTION, REQUEST_ID, recorded_trace
-from bertserve.service.http.responses import content_of
+from bertserve.service.http.responses import content_of, send_pieces
 from bertserve.service.http.streaming import MEDIA_TYPES, LineAnswerer, LineStream
 from bertserve.service.http.turns import SMALL_BYTES, Turns
 from bertserve.service.metrics import UNKNOWN
@@ -97,11 +97,10 @@ class Inference:
             if reservation.size:  # the client may read its answer slowly, and only the answer is still needed
                 reservation.replace(sum(map(len, pieces)))
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            pieces.reverse()
-            while pieces:  # a piece that the client has read leaves the memory
-                await send({"type": "http.response.body", "body": pieces.pop(), "more_body": bool(pieces)})
-                if pieces:
-                    await asyncio.sleep(0)
+            last = pieces.pop()
+            if pieces:
+                await send_pieces(send, pieces)
+            await send({"type": "http.response.body", "body": last})
         finally:  # only now: the answer may wait until the client has read the previous one
             if reservation.size:
                 reservation.release()
@@ -109,7 +108,7 @@ class Inference:
     async def _respond(
         self, scope: Scope, receive: Receive, route: Route, reservation: ByteReservation
     ) -> tuple[list[bytes], list[tuple[bytes, bytes]]]:
-        """Returns the body and the headers of the answer to a request, whose path may name a model."""
+        """Returns the pieces of the body, and the headers, of the answer to a request, whose path may name a model."""
         headers, registry = scope[HEADERS], self._state.registry
         scope[LABELS] = (route.task or UNKNOWN, UNKNOWN)
         path_params = scope["path_params"]

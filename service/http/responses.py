@@ -60,6 +60,15 @@ async def send_body(send: Send, body: bytes, *, more: bool = False) -> None:
     await send({"type": "http.response.body", "body": body[start:], "more_body": more})
 
 
+async def send_pieces(send: Send, pieces: list[bytes]) -> None:
+    """Sends the first pieces of a body, in several turns of the event loop, and forgets each one that the client has read."""
+    pieces.reverse()
+    while pieces:
+        await send_body(send, pieces.pop(), more=True)
+        if pieces:
+            await asyncio.sleep(0)
+
+
 def json_answer(value: Any) -> Response:
     """Returns a value as a response of JSON."""
     return Response(to_json(value), media_type="application/json")

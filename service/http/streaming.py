@@ -24,7 +24,7 @@ from bertserve.service.http import errors
 from bertserve.service.http.auth import AUTH, CALLER
 from bertserve.service.http.errors import GONE, UNANSWERED
 from bertserve.service.http.middleware import ERROR_LOG, REQUEST_ID, of_request, recorded_trace
-from bertserve.service.http.responses import content_of, send_body
+from bertserve.service.http.responses import content_of, send_body, send_pieces
 from bertserve.service.http.turns import LINE_BYTES, SMALL_BYTES, Turns
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.scheduling.scheduled_request import SHARE_FULL, Share
@@ -251,9 +251,7 @@ class LineStream:
                 start = None
             answer_bytes = sum(map(len, answer))
             answer[-1] += b"\n"
-            answer.reverse()
-            while answer:  # a piece that the client has read leaves the memory
-                await send_body(send, answer.pop(), more=True)
+            await send_pieces(send, answer)
             self._running.discard(answering)
             self._hold(-1, -size - answer_bytes)
         if start is not None:

@@ -411,6 +411,31 @@ async def test_a_client_that_does_not_read_pauses_its_stream() -> None:
     assert 1000 == started == len(client.answers)
 
 
+async def test_other_tasks_run_between_the_pieces_of_an_answer() -> None:
+    """Otherwise an answer of 10 MB to a client that reads fast would stop the event loop."""
+    client, turns, seen = Client([b"1\n"]), 0, list[int]()
+
+    async def answer(line: bytes, expected: int) -> list[bytes]:
+        return [b"x"] * 10
+
+    async def send(message: Any) -> None:
+        if message.get("body"):
+            seen.append(turns)
+            client.answers.append(message["body"])
+
+    async def count() -> None:
+        nonlocal turns
+        while len(seen) < 10:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    await stream_of(client, answer)(send)
+    await counting
+    assert b"x" * 10 + b"\n" == b"".join(client.answers)
+    assert seen == sorted(set(seen))
+
+
 async def test_the_bytes_of_concurrent_lines_are_limited() -> None:
     client, most, now = Client([b"x" * 40 + b"\n"] * 20 + [b"y" * 100 + b"\n"] * 3), 0, 0
 
