@@ -13,12 +13,13 @@ import os
 import sys
 import threading
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -41,27 +42,26 @@ GROUP_CHARS = 2**16  # that are tokenized in one call, unless a single text is l
 LOW_PRIORITY_CHARS = 2**14
 NICENESS = 5
 
-T = TypeVar("T")
 
-
-def _at_low_priority(work: Callable[[], T]) -> T:
-    """Returns the result of a function that runs on a thread with a lower priority; only Linux has priorities of threads.
-
-    Each call starts a thread, because a thread may not raise its priority again.
-    """
-    if sys.platform != "linux":
-        return work()
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
+def _lower_priority() -> None:
+    """Lowers the priority of the calling thread. Only Linux has priorities of threads, and some sandboxes forbid changes."""
+    if sys.platform == "linux":
+        with suppress(OSError):
             os.nice(NICENESS)
-            future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - the boundary of a thread: its caller gets the error
-            future.set_exception(error)
 
-    threading.Thread(target=run, daemon=True, name="long-text").start()
-    return future.result()
+
+@cache
+def _long_texts() -> ThreadPoolExecutor:
+    """Returns the threads that tokenize very long texts: usually one, and more only while several texts are tokenized at once.
+
+    They stay, because a thread may not raise its priority again. A new thread for each text would leave the holes of its many small objects
+    in all heaps in turn: ten callers with 80,000 full stops each then needed 100 MiB more.
+    """
+    return ThreadPoolExecutor(thread_name_prefix="long-texts", initializer=_lower_priority)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_long_texts.cache_clear)  # the child has none of the threads
 
 
 class Tokens:
@@ -179,7 +179,7 @@ class Tokenizer:
             elif chars <= LOW_PRIORITY_CHARS:
                 encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
             else:
-                encodings = _at_low_priority(partial(self._tokenizer.encode_batch, list(texts), add_special_tokens=False))
+                encodings = _long_texts().submit(self._tokenizer.encode_batch, list(texts), add_special_tokens=False).result()
         except BaseException as error:
             if _is_failure(error):
                 raise EngineError("the tokenizer failed with {name}. This is a bug.", name=type(error).__name__) from error

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import multiprocessing
 import os
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -126,6 +129,38 @@ def test_a_long_text_is_tokenized_at_a_lower_priority(tokenizer: Tokenizer, monk
         assert made.encode(text, add_special_tokens=False).ids == tokens.ids
 
     assert [usual, min(usual + NICENESS, 19), usual] == priorities
+
+
+def test_one_thread_tokenizes_all_long_texts_of_one_caller(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise each of them leaves holes in another heap."""
+    threads = set()
+
+    def encoded(texts: list[str], **options: Any) -> Any:
+        threads.add(threading.current_thread())
+        return [SimpleNamespace(ids=[])]
+
+    monkeypatch.setattr(tokenizer, "_tokenizer", SimpleNamespace(encode_batch=encoded))
+    for _ in range(5):
+        tokenizer.tokenize(["a" * (LOW_PRIORITY_CHARS + 1)])
+        time.sleep(0.01)  # the thread is free again a moment after its caller has the result
+
+    assert len(threads) == 1
+    assert threading.current_thread() not in threads
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+def test_a_forked_process_tokenizes_long_texts(tokenizer: Tokenizer) -> None:
+    """It has none of the threads of its parent."""
+    texts = ["a" * (LOW_PRIORITY_CHARS + 1)]
+    tokenizer.tokenize(texts)
+    child = multiprocessing.get_context("fork").Process(target=tokenizer.tokenize, args=(texts,))
+    child.start()
+    child.join(20)
+    child.kill()
+    child.join()
+
+    assert child.exitcode == 0
 
 
 def test_a_failure_of_a_long_text_reaches_the_caller(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
