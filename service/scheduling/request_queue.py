@@ -60,7 +60,7 @@ LATE_PER_SHORT = 2.0
 LONG_STEP_S = 0.02
 
 # A request that takes at most this many predicted seconds in total is quick. With a single inference thread it does not wait for a longer
-# run of another request, which can take 0.1 s.
+# run of another request, which can take 0.1 s: it starts next to it, and never shares its batch.
 QUICK_S = 0.005
 
 # Seconds by which a batch-mate may always overtake others: while waits are this short, the most efficient batch matters more.
@@ -97,6 +97,7 @@ class RequestQueue:
         self.queue_seconds = 0.0
         self._long_seconds = 0.0  # the part of long requests and of requests in a share
         self.threads = threads
+        self._has_quick_thread = threads == 1
         self._reservations = Reservations()
         self._tie = count()
         # Requests by a lower bound of the priority of their first waiting item, which is corrected at the front. Each stage of a request
@@ -252,13 +253,13 @@ class RequestQueue:
         request.queued_at = now
         total = sum(runs[tokens][1] for tokens in counts)
         done_s = request.started_s + request.finish_s + request.delay_s
-        request.is_quick = not (reserved_tokens or request.share) and done_s + total + request.seconds <= QUICK_S
+        request.is_quick = self._has_quick_thread and not (reserved_tokens or request.share) and done_s + total + request.seconds <= QUICK_S
         self._pace(request, total - total / len(work))
         request.tokens += item_tokens
         request.seconds += total
         self._hold(request, request.tokens, request.seconds)
         self.queue_items += len(work)
-        items = _items(request, key, work, cost, shape, runs, request.priority + request.pace * done_s)
+        items = _items(request, key and (key, request.is_quick), work, cost, shape, runs, request.priority + request.pace * done_s)
         self.put_part(request, list(islice(items, PART_ITEMS)), now)
         return items
 
@@ -345,7 +346,7 @@ class RequestQueue:
             last_thread: Whether no other thread is free and other requests may arrive. Then only requests without running items may start,
                 so that no request has all inference threads.
             allow_long_step: Whether a request may start with a step that can take longer than `LONG_STEP_S`.
-            quick_only: Whether only items of quick requests may start.
+            quick_only: Whether only items of quick requests may start, which is possible with a single thread only.
         """
         if quick_only:
             head = _first_of(self._quick_by_priority, last_thread, allow_long_step)
@@ -360,7 +361,7 @@ class RequestQueue:
         last_priority = head.priority + max((now - head.priority) / 3, OVERTAKEN_S)
         self._start(head, now)
         while group is not None and group.lengths:
-            batch_mate = self._batch_mate(group, len(batch), length, head, last_priority, last_thread, quick_only)
+            batch_mate = self._batch_mate(group, len(batch), length, head, last_priority, last_thread)
             if batch_mate is None:
                 break
             length = max(length, batch_mate.length)
@@ -515,14 +516,10 @@ class RequestQueue:
         self._last_was_long = first is not None and first is long
         return first
 
-    def _batch_mate(
-        self, group: Group, rows: int, length: int, head: Item, last_priority: float, last_thread: bool, quick_only: bool
-    ) -> Item | None:
+    def _batch_mate(self, group: Group, rows: int, length: int, head: Item, last_priority: float, last_thread: bool) -> Item | None:
         """Returns the best item to add to a batch of `rows` padded to `length`, or None if no item is worth it."""
         for item in (group.longest_within(length, last_priority), group.shortest_over(length, last_priority)):
             if item is None or (last_thread and item.request.running and item.request is not head.request):
-                continue
-            if quick_only and not item.request.is_quick:
                 continue
             longer = max(length, item.length)
             # cost of real rows only: rows that pad a planned shape are free for the next batch-mate

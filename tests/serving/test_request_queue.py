@@ -598,6 +598,23 @@ def test_a_thread_can_take_quick_requests_only() -> None:
     assert others == {item.request for batch in drain(queue) for item in batch}
 
 
+@pytest.mark.parametrize(("threads", "batches"), [(1, ["AC", "B" * 12]), (2, ["A" + "B" * 12 + "C"])])
+def test_quick_requests_share_no_batch_with_others_on_a_single_thread(threads: int, batches: list[str]) -> None:
+    """They could start next to the run of the others. Several threads start the most efficient batch, because each of them may become free."""
+    queue = new_queue(threads=threads)
+
+    def cost(rows: int, length: int) -> float:
+        return 0.01 + rows * length * 2e-4
+
+    names = {
+        add(queue, 2, now=0.0, cost=cost): "A",
+        add(queue, *[2] * 12, now=0.001, cost=cost): "B",
+        add(queue, 2, now=0.002, cost=cost): "C",
+    }
+
+    assert sorted(batches) == sorted("".join(sorted(names[item.request] for item in batch)) for batch in drain(queue, 0.003))
+
+
 def test_a_long_step_waits_for_a_thread_that_may_start_it() -> None:
     queue = new_queue()
     long = queue.admit(tokens=8, seconds=0.0, deadline=100.0, now=0.0)
