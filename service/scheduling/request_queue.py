@@ -86,7 +86,7 @@ class RequestQueue:
             max_batch_tokens: Maximum tokens of a batch: rows times padded length.
             max_queue_tokens: Maximum tokens that all admitted requests hold together.
             max_memory: Maximum memory that they hold together, in numbers of four bytes.
-            threads: Number of batches that run at the same time, to predict waits.
+            threads: Number of batches that run at the same time, to predict waits. If it is 1, quick requests may start next to a longer run.
         """
         self.max_batch_tokens = max_batch_tokens
         self.max_queue_tokens = max_queue_tokens
