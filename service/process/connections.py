@@ -126,6 +126,7 @@ class Connections(set[Any]):
         refusals: Number of 503 answers while the service was stopping, without probes, which expect them.
         changed: Called whenever a connection is added or removed.
         unparsed: Continues to parse what connections have received.
+        short: Starts to parse short requests, which therefore do not wait for the connections in `unparsed`.
         eager: Continues connections whose clients send more before they have an answer, or after the end of what the service needs.
     """
 
@@ -150,6 +151,7 @@ class Connections(set[Any]):
         self._timer: asyncio.Handle | None = None
         self._room = TURN_BYTES
         self.unparsed = Backlog()
+        self.short = Backlog()
         self.eager = Backlog(EAGER_S)
 
     def add(self, connection: HttpProtocol) -> None:

@@ -184,7 +184,8 @@ class RequestParser(HttpToolsProtocol):
             if self._body_left:  # it takes microseconds, so it need not wait behind chunks
                 self.loop.call_soon(self._parse_on, False)
             else:
-                self._open.unparsed.add(partial(self._parse_on, False))
+                is_short = self._stage == WAITING and len(data) <= PIECE_BYTES
+                (self._open.short if is_short else self._open.unparsed).add(partial(self._parse_on, False))
             self._hold_reading()
 
     def _dropped(self, data: bytes) -> bool:

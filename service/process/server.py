@@ -36,6 +36,9 @@ ABSENT = sys.maxsize  # the count of a worker that accepts no connections
 BACKLOG = 2048
 YIELD_S = 0.001  # pause in which other workers can accept; a worker without work needs a tenth of it
 PAUSE_S = 1.0  # pause when there is no descriptor or memory for another connection
+# Bytes of answers that the system takes before it has sent them, per connection. Without this limit it takes up to 4 MB: for clients that do not
+# read their answers, the service would work ahead, and the memory would not be in any limit. Half of it makes answers of 11 MB a little slower.
+MAX_UNSENT_BYTES = 2**17
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -409,6 +412,8 @@ def bind(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(OSError):  # a sandbox may not have this option
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
         listener.bind(address)
     except OSError as error:
         if listener is not None:

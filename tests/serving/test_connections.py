@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import raw_http
 import tiny
 from bertserve.service.errors import SettingsError
 from bertserve.service.process.preparation import RESERVE, max_connections
+from bertserve.service.process.server import MAX_UNSENT_BYTES, bind
 from conftest import UNTHROTTLED, Served, metric, running, wait_until, without_shutdown
 
 HALF_HEAD = b"POST /classify HTTP/1.1\r\nhost: te"
@@ -30,7 +31,7 @@ WHOLE = raw_http.post()
 SHORT = ("--header-timeout-s", "2.2", "--body-timeout-s", "0.6", "--keep-alive-s", "1", "--max-header-bytes", "2048")
 SWEEPS_OFTEN = f"from bertserve.service.process import connections; connections.SWEEP_S = 0.1; {UNTHROTTLED}"
 
-# small buffers, as on a slow network: on loopback, the system would buffer 4 MB of an unread response
+# small buffers, as on a slow network: on loopback, the buffers of both systems would take much of an unread response
 SENDS_LITTLE = f"""
 import socket
 from bertserve.service.process import serve
@@ -56,6 +57,23 @@ def connected(served: Any, sent: bytes = b"") -> Iterator[socket.socket]:
     with socket.create_connection(served.address, timeout=20) as connection:
         connection.sendall(sent)
         yield connection
+
+
+def test_the_system_takes_few_bytes_for_a_client_that_does_not_read() -> None:
+    """Otherwise it would take 4 MB of answers, and the service would work for an answer that its client may never read."""
+    sent = 0
+    with bind("127.0.0.1", 0) as listener, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        listener.listen()
+        client.connect(listener.getsockname())
+        with listener.accept()[0] as connection:
+            connection.setblocking(False)
+            for _ in range(20):
+                with suppress(BlockingIOError):
+                    while sent < 20 * MAX_UNSENT_BYTES:
+                        sent += connection.send(bytes(MAX_UNSENT_BYTES))
+                time.sleep(0.01)  # for what the client's system takes
+    assert MAX_UNSENT_BYTES <= sent < 3 * MAX_UNSENT_BYTES
 
 
 def until_closed(connection: socket.socket) -> bytes:

@@ -413,6 +413,21 @@ async def test_a_request_that_is_read_but_not_parsed_is_not_lost(monkeypatch: py
         assert b"/a " + b"b" * 20_000 in await reader.readuntil(b"b\n")
 
 
+async def test_a_short_request_does_not_wait_behind_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise it would wait for all connections with large bodies."""
+    later: list[Any] = []
+    async with listening(echo) as served, client(served, CHUNKED) as (_, sender), client(served) as (reader, writer):
+        await until(lambda: any(connection._stage == parsing.BODY for connection in served.protocols))
+        monkeypatch.setattr(served.connections, "may_parse", lambda size: False)
+        monkeypatch.setattr(served.connections.unparsed, "add", later.append)
+        sender.write(b"5\r\nbbbbb\r\n")
+        await until(lambda: 1 == len(later))
+        writer.write(GET)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        writer.write(b"GET / HTTP/1.1\r\na: " + b"b" * parsing.PIECE_BYTES)
+        await until(lambda: 2 == len(later))
+
+
 async def test_a_body_that_the_application_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """It uses no memory, and the connection is read further, wherever the parser pauses."""
     monkeypatch.setattr(parsing, "PARSE_S", 0)
