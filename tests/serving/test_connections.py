@@ -59,23 +59,6 @@ def connected(served: Any, sent: bytes = b"") -> Iterator[socket.socket]:
         yield connection
 
 
-def test_the_system_takes_few_bytes_for_a_client_that_does_not_read() -> None:
-    """Otherwise it would take 4 MB of answers, and the service would work for an answer that its client may never read."""
-    sent = 0
-    with bind("127.0.0.1", 0) as listener, socket.socket() as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        listener.listen()
-        client.connect(listener.getsockname())
-        with listener.accept()[0] as connection:
-            connection.setblocking(False)
-            for _ in range(20):
-                with suppress(BlockingIOError):
-                    while sent < 20 * MAX_UNSENT_BYTES:
-                        sent += connection.send(bytes(MAX_UNSENT_BYTES))
-                time.sleep(0.01)  # for what the client's system takes
-    assert MAX_UNSENT_BYTES <= sent < 3 * MAX_UNSENT_BYTES
-
-
 def until_closed(connection: socket.socket) -> bytes:
     """Returns all remaining bytes of a connection; fails if it is reset, or is not closed within its timeout."""
     return connection.makefile("rb").read()
@@ -101,6 +84,23 @@ def closed(served: Any, reason: str) -> float:
 
 def counted(served: Any, status: int) -> float:
     return metric(httpx.get(f"{served.url}/metrics", trust_env=False).text, "requests_total", status=str(status))
+
+
+def test_the_system_takes_few_bytes_for_a_client_that_does_not_read() -> None:
+    """Otherwise it would take 4 MB of answers, and the service would work for an answer that its client may never read."""
+    sent = 0
+    with bind("127.0.0.1", 0) as listener, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        listener.listen()
+        client.connect(listener.getsockname())
+        with listener.accept()[0] as connection:
+            connection.setblocking(False)
+            for _ in range(20):
+                with suppress(BlockingIOError):
+                    while sent < 20 * MAX_UNSENT_BYTES:
+                        sent += connection.send(bytes(MAX_UNSENT_BYTES))
+                time.sleep(0.01)  # for what the client's system takes
+    assert MAX_UNSENT_BYTES <= sent < 3 * MAX_UNSENT_BYTES
 
 
 @pytest.mark.parametrize(
