@@ -39,7 +39,8 @@ MAX_P99_RATIO = 3.0
 ATTACK_S, PATIENCE_S = (seconds(2.0), 8.0) if LONG else (0.25, 1.0)
 LONG_ATTACK_S = 10.0
 SETTLE_S, RETURN_S = (60.0, 5.0) if LONG else (5.0, 0.0)
-# the service returns freed memory up to 1.2 s after its work; if this were part of the memory at the start, kept memory would look smaller
+# Time from the ordinary requests to the measurement of the memory at the start. The service returns freed memory up to 1.2 s after its work;
+# if the measurement included it, the service could keep more without a restart.
 REST_S = 2.0 if LONG else 0.2
 MAX_CONNECTIONS = 256
 # the service is idle if fewer threads than this, on average, run or wait for a core; the prober's requests use a fifth of a thread
