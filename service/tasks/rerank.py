@@ -2,8 +2,9 @@
 
 A cross-encoder is a text classification model with one label. Answers are those of Hugging Face's Text Embeddings
 Inference: the sigmoid of the model's one logit, whatever its own activation is, or on request the logit. With two labels, the name of
-one must say that it is the relevant one. Its probability is then the score, and its log odds are the logit, so the sigmoid of
-the logit is the score here too. `LABEL_0` and `LABEL_1` do not say which is relevant, and the wrong one would reverse the order.
+one must say that it is the relevant one: `relevant...`, or `yes` next to `no`. Its probability is then the score, and its log odds are
+the logit, so the sigmoid of the logit is the score here too. `LABEL_0` and `LABEL_1` do not say which is relevant, and the wrong one
+would reverse the order.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ TASK = "text-ranking"
 RELEVANT = "relevant"
 RANKED_BYTES = 48 + SCORE_BYTES  # of a text's index and score in an answer, without the text
 NEEDS = (
-    f"exactly one label, as a cross-encoder has, or two labels, one of which begins with `{RELEVANT}` "
+    f"exactly one label, as a cross-encoder has, or two labels, `yes` and `no` or one of which begins with `{RELEVANT}` "
     "(set `id2label` in the checkpoint's config.json, and export it again)"
 )
 
@@ -70,8 +71,14 @@ class RerankRequest:
 
 
 def relevant(labels: Sequence[str]) -> int | None:
-    """Returns the id of the label that ranks texts: the only one, or the one of two that begins with "relevant", ignoring case."""
-    ids = [i for i, label in enumerate(labels) if len(labels) == 1 or label.lower().startswith(RELEVANT)]
+    """Returns the id of the label that ranks texts: the only one, `yes` of `yes` and `no`, or the one of two that begins with "relevant".
+
+    Case is ignored.
+    """
+    names = [label.lower() for label in labels]
+    if sorted(names) == ["no", "yes"]:
+        return names.index("yes")
+    ids = [i for i, name in enumerate(names) if len(names) == 1 or name.startswith(RELEVANT)]
     return ids[0] if len(ids) == 1 and len(labels) <= 2 else None
 
 
