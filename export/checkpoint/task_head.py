@@ -79,12 +79,13 @@ def judges_pairs(model: PreTrainedModel) -> bool:
 
 
 def read_labels(source: str, config: Any) -> tuple[str, ...]:
-    """Returns the names of the labels by id.
+    """Returns the names of the labels by id. Numbers, true and false become the texts that Python's `str` makes of the pipeline's answers.
 
     Raises:
         CheckpointError: The names are not distinct, or an id has no name.
     """
-    labels = tuple(str(config.id2label[i] or "") for i in sorted(config.id2label))
+    names = [config.id2label[i] for i in sorted(config.id2label)]
+    labels = tuple(str(name) if isinstance(name, str | int | float) else "" for name in names)
     if sorted(config.id2label) != list(range(len(labels))) or len(set(labels)) != len(labels) or "" in labels:
         raise CheckpointError(
             f"the labels of `{source}` are not distinct names for the ids 0 to {len(labels) - 1}: {config.id2label}; fix config.json."

@@ -158,11 +158,14 @@ def _read_label(document: Document, config: ModelConfig) -> Any:
 
 
 def _label_name(value: Any, labels: Sequence[str]) -> str:
+    name = str(value)
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(labels):
+        if name in labels and labels[value] != name:
+            raise ValueError(f'`label` is {value}, which is the id of {labels[value]} and also a name; write a name as a text, "{name}".')
         return labels[value]
-    if value not in labels:
+    if name not in labels:
         raise ValueError(f"`label` is {json.dumps(value)}; the model has {', '.join(labels)}, or their ids from 0.")
-    return str(value)
+    return name
 
 
 def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, float]:

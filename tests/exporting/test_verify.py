@@ -627,6 +627,30 @@ def test_a_value_that_is_not_a_finite_number_is_refused(label: str) -> None:
         read_gold({"label": json.loads(label)}, config)
 
 
+@pytest.mark.parametrize(
+    ("labels", "label", "expected"),
+    [
+        (("0", "1"), 1, "1"),
+        (("a", "b"), 1, "b"),
+        (("1", "2"), "1", "1"),
+        (("1", "2"), 2, "2"),
+        (("1", "2"), 1, None),
+        (("True", "False"), True, "True"),
+        (("0.5", "1.5"), 1.5, "1.5"),
+        (("a", "b"), True, None),
+    ],
+)
+def test_a_number_or_truth_value_names_a_label_or_its_id(labels: tuple[str, ...], label: Any, expected: str | None) -> None:
+    """A number that is the id of one label and the name of another is refused."""
+    read_gold, config = text_classification.TASK.read_gold, SimpleNamespace(labels=labels, activation="softmax")
+    assert read_gold is not None
+    if expected is None:
+        with pytest.raises(ValueError, match="`label` is"):
+            read_gold({"label": label}, config)
+    else:
+        assert {expected} == read_gold({"label": label}, config)
+
+
 def test_a_missing_data_file_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert 2 == cli.main(["verify", str(sound(tmp_path)), "--data", str(tmp_path / "none.jsonl")])
     captured = capsys.readouterr()

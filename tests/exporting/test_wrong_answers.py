@@ -212,6 +212,21 @@ def test_a_tokenizer_class_with_another_model_than_the_file_is_refused(tmp_path:
     assert 1 in load_checkpoint(str(source)).tokenizer("film")["input_ids"]
 
 
+# ---- labels that are not texts
+
+
+@pytest.mark.parametrize("labels", [(0, 1), (1, 0), (False, True), (0, "other"), (0.5, 1e30), (-1, 0)], ids=str)
+def test_labels_can_be_numbers_and_truth_values(tmp_path: Path, labels: tuple[Any, ...]) -> None:
+    """They are texts here, and equal to what `str` makes of the answers of the pipeline."""
+    source = bert(tmp_path, labels=("a", "b"))
+    edit_json(source / "config.json", id2label=dict(enumerate(labels)), label2id={str(label): i for i, label in enumerate(labels)})
+    [expected] = transformers.pipeline("text-classification", model=str(source), device="cpu", top_k=None)(["a good film"])
+    [answer] = Served(exported(source)).answer({"inputs": "a good film"})
+    assert [(str(item["label"]), pytest.approx(item["score"], abs=1e-5)) for item in expected] == [
+        (item["label"], item["score"]) for item in answer
+    ]
+
+
 # ---- unused weights (test_unexpected_weights.py has all kinds)
 
 
