@@ -136,7 +136,7 @@ class Model:
             TooLargeError: The request is larger than the queue, or would need too much memory.
             RefusedError: The queue is full now.
             ExpiredError: The deadline passed.
-            InvalidValueError: An input cannot be encoded; `input_index` is its index.
+            InvalidValueError: An input cannot be encoded or decoded; `input_index` is its index.
             EngineError: The graph failed on an input; `input_index` is its index.
             UnavailableError: The service is stopping or broken.
         """
@@ -282,6 +282,9 @@ class Model:
                 item.batch = item.run.send(rows)
             except StopIteration as ended:
                 item.result = ended.value
+            except BertServeError as error:
+                error.input_index = index
+                raise
             else:
                 if item.batch.encodings:
                     run.open.append(index)

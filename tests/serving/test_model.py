@@ -18,7 +18,7 @@ from application import model_of
 from bertserve.service.backend.cost import CostModel
 from bertserve.service.backend.engines import Engines
 from bertserve.service.bundle import files
-from bertserve.service.errors import InvalidValueError
+from bertserve.service.errors import InvalidValueError, TooLargeError
 from bertserve.service.metrics import Metrics
 from bertserve.service.scheduling.request_queue import LONG_STEP_S, RequestQueue
 from bertserve.service.scheduling.scheduler import GIL_PAUSE_S, Scheduler
@@ -28,7 +28,7 @@ from bertserve.service.serving.work import RequestRun
 from bertserve.service.tasks.batch import PAUSE, Batch, TaskModel, TaskRun
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.classify import ClassifyParameters, ClassifyRequest
-from bertserve.service.tasks.cost import Budget, Cost
+from bertserve.service.tasks.cost import NOTHING, Budget, Cost
 from bertserve.service.text.tokenizer import SHORT_CHARS
 from fakes import FakeEngine
 
@@ -114,6 +114,31 @@ def test_an_input_that_cannot_be_encoded_is_named(tmp_path: Path, padding: str) 
 
     play(bench, check)
     assert [] == bench.engine.batches
+    assert (0, 0) == (bench.queue.queue_items, bench.queue.queue_tokens)
+
+
+@pytest.mark.parametrize("steps", [[], [PAUSE], [Batch([], NOTHING)], ["again"]], ids=["first rows", "pause", "step", "second rows"])
+def test_an_input_that_cannot_be_decoded_is_named(tmp_path: Path, steps: list[Any]) -> None:
+    """The error has the index of the input, at whichever step of its decoding it is raised."""
+    bench = Bench(tmp_path)
+
+    def failing(request: Any, model: TaskModel) -> TaskRun:
+        (tokens,) = model.tokenizer.tokenize([request.text])
+        batch = Batch([model.tokenizer.assemble(tokens.ids)], Cost(answer_bytes=9))
+        yield batch
+        for step in steps:
+            yield batch if step == "again" else step
+        if request.text == "bad":
+            raise TooLargeError("too large")
+        return 1
+
+    async def check() -> None:
+        spec = replace(TASKS["text-classification"], run=failing)
+        with pytest.raises(TooLargeError) as caught:
+            await bench.model.predict([ClassifyRequest(text) for text in ("good", "fine", "bad", "good")], timeout_s=10, spec=spec)
+        assert 2 == caught.value.input_index
+
+    play(bench, check)
     assert (0, 0) == (bench.queue.queue_items, bench.queue.queue_tokens)
 
 
