@@ -6,7 +6,6 @@ A log line never has a caller's text: it has the template of the error; for an i
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 from collections import Counter
@@ -17,6 +16,7 @@ from starlette.responses import Response
 
 from bertserve.service import errors
 from bertserve.service.errors import INTERNAL, BertServeError, classify
+from bertserve.service.wire.json_text import to_json
 
 _OPENAI = "/v1/"  # paths below it are OpenAI's, and their clients expect errors of that shape
 _PREDICT = ":predict"  # paths with it are KServe's
@@ -51,7 +51,6 @@ def response(error: Exception, request_id: str, path: str = "") -> Response:
         status = _INVALID_IN_OPENAI if status == _INVALID else status
         kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < _SERVER_ERROR else "server_error")
         fields["error"] = {"message": message, "type": kind, "param": None, "code": error_type}
-    body = json.dumps(fields, ensure_ascii=False)
     headers = {}
     if isinstance(error, errors.RefusedError):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
@@ -61,7 +60,7 @@ def response(error: Exception, request_id: str, path: str = "") -> Response:
         headers["Allow"] = error.allowed
     if isinstance(error, errors.UnauthorizedError):
         headers["WWW-Authenticate"] = "Bearer"
-    return Response(body, status_code=status, headers=headers, media_type="application/json")
+    return Response(to_json(fields), status_code=status, headers=headers, media_type="application/json")
 
 
 def printable(message: str) -> str:

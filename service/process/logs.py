@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import logging.handlers
 import queue
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from pythonjsonlogger.json import JsonFormatter
@@ -44,7 +46,11 @@ def _formatter(log_format: str, worker: int | None = None) -> logging.Formatter:
         renamed = {"levelname": "level", "name": "logger", "process": "pid"}
         fields = {} if worker is None else {"worker": worker}
         return JsonFormatter(
-            "%(levelname)s %(name)s %(process)d %(message)s", rename_fields=renamed, static_fields=fields, timestamp="time"
+            "%(levelname)s %(name)s %(process)d %(message)s",
+            rename_fields=renamed,
+            static_fields=fields,
+            timestamp="time",
+            json_serializer=partial(json.dumps, separators=(",", ":")),
         )
     place = "" if worker is None else f" worker {worker}"
     formatter = logging.Formatter(

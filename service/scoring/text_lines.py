@@ -138,7 +138,7 @@ class JsonLinesWriter:
 
     def __init__(self, prediction: str, warnings: str) -> None:
         """Takes the names of the two additional columns."""
-        self._names = [f", {json.dumps(name, ensure_ascii=False)}: ".encode() for name in (prediction, warnings)]
+        self._names = [f",{json.dumps(name, ensure_ascii=False)}:".encode() for name in (prediction, warnings)]
 
     def write(self, window: Window, answers: Sequence[RowAnswer]) -> tuple[bytes, dict[int, BertServeError]]:
         """Returns the lines of the rows that have an answer, and the errors of rows that cannot be written, by index."""

@@ -29,6 +29,7 @@ from bertserve.service.http.errors import response
 from bertserve.service.http.middleware import LABELS, RequestMiddleware
 from bertserve.service.http.openapi import ErrorBody
 from bertserve.service.metrics import Metrics
+from bertserve.service.wire.json_text import to_json
 
 
 def leaves(kind: type[BertServeError]) -> Iterator[type[BertServeError]]:
@@ -77,6 +78,7 @@ def test_every_error_response_has_the_same_fields(kind: type[BertServeError]) ->
     body = ErrorBody.model_validate_json(answer.body)
     assert body.model_dump() == {"error": "what was wrong", "error_type": ERROR_STATUSES[kind][1], "request_id": "r-1"}
     assert answer.status_code == ERROR_STATUSES[kind][0]
+    assert to_json(json.loads(answer.body)) == answer.body  # the same style as other answers
 
 
 def test_a_refusal_has_a_retry_after_header() -> None:

@@ -183,7 +183,7 @@ def test_a_prediction_equals_the_answer_of_the_endpoint(models: Path, tmp_path: 
 
     found = (tmp_path / "out.jsonl").read_text().splitlines()
     expected = served(models, "/classify", {"inputs": TEXTS, "parameters": {"top_k": 2}})
-    assert [f'{{"id": {i}.10, "text": "{text}"' for i, text in enumerate(TEXTS)] == [line.split(', "prediction"')[0] for line in found]
+    assert [f'{{"id": {i}.10, "text": "{text}"' for i, text in enumerate(TEXTS)] == [line.split(',"prediction"')[0] for line in found]
     assert [[each["label"] for each in answer] for answer in expected] == [
         [each["label"] for each in json.loads(line)["prediction"]] for line in found
     ]
