@@ -25,7 +25,7 @@
         └── EngineError             the graph failed or returned invalid values
 
 A message says what is wrong, the given value, the allowed value and what to change, with names in backticks. The errors of callers and of
-the server have a template and values. The caller gets the sentence. The log has the template, with only the values of `SAFE_VALUES`.
+the server have a template and values. The caller gets the sentence. The log has it too, with the placeholders of the values that are `Sent`.
 """
 
 from __future__ import annotations
@@ -38,17 +38,6 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import requires
 from typing import Any
 
-# Names of values that may be logged. None of them is taken from a request.
-SAFE_VALUES = frozenset(
-    # settings
-    {"kind", "limit", "max_batch_tokens", "max_body_bytes", "max_chars", "max_concurrent", "max_inputs", "max_length", "max_memory"}
-    | {"header_timeout_s", "max_queue_tokens", "max_timeout_ms", "rate", "setting"}
-    # names that the service defines, and sentences made from them
-    | {"caller", "example", "field", "holder", "known", "model", "models", "own_task", "place", "problem", "remedy", "task", "tasks", "why"}
-    # sizes that the service measured
-    | {"answer_bytes", "chars", "counted", "estimate", "held", "longest", "memory", "others", "queue_tokens", "room"}
-    | {"rows", "running", "size", "tokens", "total", "wait", "watched_s", "words"}
-)
 # Characters of a wrong name, path or key that are shown, and compared with the known ones. Comparing megabytes would take seconds.
 SHOWN_CHARS = 64
 
@@ -130,11 +119,11 @@ class BertServeError(Exception):
     input_index: int | None = None
 
     def __init__(self, template: str, /, **values: Any) -> None:
-        """Creates the message.
+            **values: The values by name; the values that the caller sent are `Sent`.
 
         Args:
             template: A literal, so that it has no text of a request. Without values, its braces are plain text.
-            **values: The values by name; see `SAFE_VALUES`.
+            **values: The values by name; those that the caller chose are `Sent`.
         """
         self.template = template
         self.values = values
@@ -147,10 +136,10 @@ class BertServeError(Exception):
 
     @property
     def for_log(self) -> str:
-        """The template with the values of `SAFE_VALUES`, and the names of all other values."""
+        """The message, with names of placeholders in place of the values that the caller sent."""
         if not self.values:
             return self.template
-        return self.template.format(**{name: value if name in SAFE_VALUES else _Name(name) for name, value in self.values.items()})
+        return self.template.format(**{name: _Name(name) if isinstance(value, Sent) else value for name, value in self.values.items()})
 
     def name_input(self, *, many: bool, subject: str = "inputs") -> None:
         """Puts the wrong input before the message: `inputs[i]` for a list, otherwise `inputs` or the name of the field that replaces it."""
@@ -159,8 +148,24 @@ class BertServeError(Exception):
             self.input_index = None
 
 
+class Sent:
+    """A value that the caller sent, for an error: the answer has it, the log has the name of its placeholder instead.
+
+    Sizes and places that the service counted are not the caller's, nor are names that the service knows.
+    """
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: object) -> None:
+        """Takes a value; a text is cut to `SHOWN_CHARS`."""
+        self._value = value[:SHOWN_CHARS] if isinstance(value, str) else value
+
+    def __format__(self, spec: str) -> str:
+        return format(self._value, spec)
+
+
 class _Name(str):
-    """The name of a value, which replaces a value that is not safe; with braces, whatever the format is."""
+    """The name of a value, which replaces a value of the caller; with braces, whatever the format is."""
 
     __slots__ = ()
 

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+from collections.abc import Awaitable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
+from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from bertserve.service import __version__
 from bertserve.service.api_keys import Access
-from bertserve.service.http.auth import METRICS
+from bertserve.service.errors import classify
+from bertserve.service.http.auth import CALLER, METRICS
+from bertserve.service.http.middleware import LABELS, of_request
 from bertserve.service.http.openapi import endpoints, error_responses
 from bertserve.service.http.responses import check_ready, json_answer, probed
 from bertserve.service.http.throttled import Throttled
-from bertserve.service.metrics import CONTENT_TYPE
+from bertserve.service.metrics import CONTENT_TYPE, UNKNOWN
 from bertserve.service.serving.build import AppState
 from bertserve.service.serving.model import Model
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.wire.json_text import to_json
 
+T = TypeVar("T")
+audit_log = logging.getLogger("bertserve.audit")
 _NAMED, _LISTED = "/models/{name}", "/v1/models/{name}"
 _FOUND = error_responses(404)
 
@@ -77,13 +85,30 @@ def _add_models(probes: APIRouter, routes: APIRouter, state: AppState) -> None:
 def _add_changes(routes: APIRouter, state: AppState) -> None:
     @routes.post(f"{_NAMED}/load", summary="Load or reload a model from its folder (admin key)")
     @routes.post(f"{_NAMED}/reload", summary="The same as load (admin key)")
-    async def load(name: str) -> Response:
-        return json_answer(_describe(state, await state.reloader.load(name)))
+    async def load(name: str, request: Request) -> Response:
+        return json_answer(_describe(state, await audited(state, request.scope, name, state.reloader.load(name))))
 
     @routes.post(f"{_NAMED}/unload", summary="Unload a model (admin key)")
-    async def unload(name: str) -> Response:
-        await state.reloader.unload(name)
+    async def unload(name: str, request: Request) -> Response:
+        await audited(state, request.scope, name, state.reloader.unload(name))
         return json_answer({"name": name, "unloaded": True})
+
+
+async def audited(state: AppState, scope: Scope, name: str, change: Awaitable[T]) -> T:
+    """Makes a change of a model, and logs who made it and its outcome."""
+    action, outcome = scope["route"].path.rpartition("/")[2], "done"
+    is_known = name in state.registry.models
+    try:
+        return await change
+    except Exception as error:
+        _, outcome = classify(error)
+        raise
+    finally:
+        # the name of no model is only the caller's text
+        model = name if is_known or name in state.registry.models or name in state.broken else UNKNOWN
+        scope[LABELS] = None, model
+        fields = {**of_request(scope), "key": scope[CALLER].name, "action": action, "outcome": outcome}
+        audit_log.info("%s of the model %s by the key %s: %s", action, model, scope[CALLER].name, outcome, extra=fields)
 
 
 def _add_model_list(routes: APIRouter, state: AppState) -> None:

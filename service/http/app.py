@@ -18,7 +18,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp
 
 from bertserve.service import __version__
-from bertserve.service.errors import SHOWN_CHARS, MethodNotAllowedError, NotFoundError
+from bertserve.service.errors import SHOWN_CHARS, MethodNotAllowedError, NotFoundError, Sent
 from bertserve.service.http import errors, open_inference, playground
 from bertserve.service.http.admin import routers as admin_routers
 from bertserve.service.http.auth import Authenticator, Endpoint, check_declared
@@ -136,8 +136,8 @@ async def _translate(suggestions: Suggestions, request: Request, error: Exceptio
         allowed = ", ".join(methods)
         raise MethodNotAllowedError(
             "`{path}` takes {allowed}, not {method}; see /docs.",
-            path=request.url.path[:64],
-            method=request.method,
+            path=Sent(request.url.path),
+            method=Sent(request.method),
             allowed=allowed,
         )
     raise _no_such_path(request.scope["path"], suggestions)
@@ -167,12 +167,11 @@ class Suggestions:
 
 def _no_such_path(path: str, suggestions: Suggestions) -> NotFoundError:
     """Returns the error for an unknown path."""
-    shown = path[:SHOWN_CHARS]
-    nearest_path = suggestions.nearest(shown)
+    nearest_path = suggestions.nearest(path[:SHOWN_CHARS])
     if nearest_path is not None:
-        return NotFoundError("there is no path `{path}`; did you mean `{near}`? See /docs.", path=shown, near=nearest_path)
+        return NotFoundError("there is no path `{path}`; did you mean `{near}`? See /docs.", path=Sent(path), near=nearest_path)
     tasks = ", ".join(f"/{spec.path}" for spec in TASKS.values())
-    return NotFoundError("there is no path `{path}`; send a POST to {tasks} or /models/NAME, see /docs.", path=shown, tasks=tasks)
+    return NotFoundError("there is no path `{path}`; send a POST to {tasks} or /models/NAME, see /docs.", path=Sent(path), tasks=tasks)
 
 
 def _nearest(path: str, paths: tuple[str, ...]) -> str | None:

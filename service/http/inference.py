@@ -14,7 +14,15 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bertserve.service.api_keys import Access
-from bertserve.service.errors import BertServeError, ClientGoneError, ContentEncodingError, ExpiredError, InvalidValueError, TooLargeError
+from bertserve.service.errors import (
+    BertServeError,
+    ClientGoneError,
+    ContentEncodingError,
+    ExpiredError,
+    InvalidValueError,
+    Sent,
+    TooLargeError,
+)
 from bertserve.service.http.auth import Endpoint
 from bertserve.service.http.errors import GONE
 from bertserve.service.http.middleware import HEADERS, LABELS, PREDICTION, REQUEST_ID, recorded_trace
@@ -201,7 +209,7 @@ class Inference:
             raise InvalidValueError(
                 "the header `{timeout_header}` is `{value}`; it must be a whole number from 1 to {max_timeout_ms}.",
                 timeout_header=TIMEOUT_HEADER,
-                value=_shown(value),
+                value=Sent(value.decode("latin-1")),
                 max_timeout_ms=self._state.max_timeout_ms,
             )
         return int(value) / 1000
@@ -211,7 +219,7 @@ class Inference:
         if timeout_s * 1000 > self._state.max_timeout_ms:
             raise InvalidValueError(
                 "the timeout in the body is {timeout_s:.0f} ms, and {max_timeout_ms} ms are allowed; make it smaller.",
-                timeout_s=timeout_s * 1000,
+                timeout_s=Sent(timeout_s * 1000),
                 max_timeout_ms=self._state.max_timeout_ms,
             )
         return timeout_s
@@ -219,9 +227,9 @@ class Inference:
 
 def _no_query(scope: Scope) -> InvalidValueError:
     """Returns the error for a query string, which would otherwise have no effect."""
-    name = next(iter(QueryParams(scope["query_string"])), "")[:64]
+    name = next(iter(QueryParams(scope["query_string"])), "")
     where = "set `model` in the body, or use the path /models/NAME" if name == "model" else "put it into the body"
-    return InvalidValueError("the URL has the query parameter `{name}`, but this path takes none; {where}.", name=name, where=where)
+    return InvalidValueError("the URL has the query parameter `{name}`, but this path takes none; {where}.", name=Sent(name), where=where)
 
 
 def _headers(call: Call, content: Content, prediction: Prediction) -> list[tuple[bytes, bytes]]:
@@ -279,20 +287,18 @@ def _escaped(value: str) -> bytes:
     return value.encode() if value.isascii() and value.isprintable() else value.encode("unicode_escape")
 
 
-def _shown(value: bytes) -> str:
-    """Returns the start of a header's value, for a message."""
-    return value[:32].decode("latin-1")
-
-
 def _check_encoding(headers: Mapping[bytes, bytes]) -> None:
     encoding = headers.get(b"content-encoding")
     if encoding is not None and encoding.lower() != b"identity":
-        raise ContentEncodingError("the body's content encoding is `{encoding}`; send it uncompressed.", encoding=_shown(encoding))
+        raise ContentEncodingError(
+            "the body's content encoding is `{encoding}`; send it uncompressed.", encoding=Sent(encoding.decode("latin-1"))
+        )
     if b"content-length" not in headers:
         coding = headers.get(b"transfer-encoding", b"chunked")
         if coding.lower() != b"chunked":
             raise ContentEncodingError(
-                "the body's transfer encoding is `{coding}`; send it uncompressed, in chunks or with its length.", coding=_shown(coding)
+                "the body's transfer encoding is `{coding}`; send it uncompressed, in chunks or with its length.",
+                coding=Sent(coding.decode("latin-1")),
             )
 
 

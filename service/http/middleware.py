@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bertserve.service.errors import INTERNAL, SHOWN_CHARS, MalformedRequestError, RefusedError
+from bertserve.service.errors import INTERNAL, MalformedRequestError, RefusedError, Sent
 from bertserve.service.http import errors
 from bertserve.service.http.auth import AUTH, CALLER, METRICS, PROBES, Authenticator, Caller
 from bertserve.service.http.errors import ErrorLog
@@ -159,7 +159,7 @@ def _check_path(scope: Scope) -> None:
         raise MalformedRequestError(
             "the path `{path}` has a control character, an encoded slash, a dot segment or bytes that are not UTF-8; send "
             "the plain path, see /docs.",
-            path=scope["path"][:SHOWN_CHARS],
+            path=Sent(scope["path"]),
         )
 
 

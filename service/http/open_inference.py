@@ -12,6 +12,7 @@ from starlette.responses import Response
 from bertserve.service import __version__
 from bertserve.service.api_keys import Access
 from bertserve.service.errors import InvalidValueError, MalformedRequestError
+from bertserve.service.http.admin import audited
 from bertserve.service.http.inference import read_raw
 from bertserve.service.http.middleware import HEADERS
 from bertserve.service.http.openapi import endpoints, error_responses
@@ -151,13 +152,13 @@ def _add_repository(models: APIRouter, changes: APIRouter, state: AppState) -> N
     )
     async def load(name: str, request: Request) -> Response:
         _check_parameters(await _body(request, ChangeBody), ())
-        await state.reloader.load(name)
+        await audited(state, request.scope, name, state.reloader.load(name))
         return json_answer({})
 
     @changes.post(f"{_REPOSITORY}/unload", summary="Unload a model (admin key)", responses=changed, openapi_extra=takes)
     async def unload(name: str, request: Request) -> Response:
         _check_parameters(await _body(request, ChangeBody), ("unload_dependents",))
-        await state.reloader.unload(name)
+        await audited(state, request.scope, name, state.reloader.unload(name))
         return json_answer({})
 
 

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from bertserve.service.errors import BertServeError, HeadTooLargeError, MalformedRequestError, UnavailableError
+from bertserve.service.errors import BertServeError, HeadTooLargeError, MalformedRequestError, Sent, UnavailableError
 from bertserve.service.http import auth, errors
 from bertserve.service.process.connections import Connections
 
@@ -303,7 +303,9 @@ class RequestParser(HttpToolsProtocol):
             self._read_again = self._without_upgrade()
             return
         if (version := self.parser.get_http_version()) not in _VERSIONS:
-            self._reject(MalformedRequestError("HTTP/{version} is not supported; use HTTP/1.1 or HTTP/1.0.", version=version), "malformed")
+            self._reject(
+                MalformedRequestError("HTTP/{version} is not supported; use HTTP/1.1 or HTTP/1.0.", version=Sent(version)), "malformed"
+            )
         if b"#" in self.url:  # uvicorn would cut it off, and a proxy might not: the two would see different paths
             self._reject(MalformedRequestError("the request target has a `#`; send only the path and the query."), "malformed")
         if self.surplus or self._open.stopping:

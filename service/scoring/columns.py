@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_or
 from pydantic import BaseModel
 
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.errors import BertServeError, CallerError, InvalidValueError, SettingsError, did_you_mean
+from bertserve.service.errors import BertServeError, CallerError, InvalidValueError, Sent, SettingsError, did_you_mean
 from bertserve.service.tasks.body import Limits, TaskBody
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.spec import TaskSpec
@@ -184,7 +184,7 @@ class Columns:
             value = values.get(column)
             if column not in values and (field.needed or not self._optional):
                 raise InvalidValueError(
-                    "the row has no column `{column}`; it has {columns}.", column=column, columns=listed(list(values)[:20])
+                    "the row has no column `{column}`; it has {columns}.", column=column, columns=Sent(listed(list(values)[:20]))
                 )
             if self._empty == "reject" and field.needed and isinstance(value, str) and not value.strip():
                 raise InvalidValueError("the column `{column}` is empty, and --empty is `reject`.", column=column)

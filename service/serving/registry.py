@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from bertserve.service.errors import BundleError, InvalidValueError, NotFoundError, SettingsError, fault, nearest
+from bertserve.service.errors import BundleError, InvalidValueError, NotFoundError, Sent, SettingsError, fault, nearest
 from bertserve.service.serving.model import Model
 from bertserve.service.tasks.catalog import TASKS
 
@@ -229,9 +229,9 @@ class Registry:
         """
         if (model := self.models.get(name)) is None:
             if near := nearest(name, self.models):
-                raise NotFoundError("no model `{name}` is loaded; did you mean `{models}`?", name=name[:64], models=near)
+                raise NotFoundError("no model `{name}` is loaded; did you mean `{models}`?", name=Sent(name), models=near)
             raise NotFoundError(
-                "no model `{name}` is loaded; loaded are: {models}.", name=name[:64], models=", ".join(self.models) or "none"
+                "no model `{name}` is loaded; loaded are: {models}.", name=Sent(name), models=", ".join(self.models) or "none"
             )
         return model
 

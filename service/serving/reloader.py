@@ -25,6 +25,7 @@ from bertserve.service.errors import (
     InvalidValueError,
     NotFoundError,
     PartialChangeError,
+    Sent,
     ServerError,
     StartError,
     UnavailableError,
@@ -91,13 +92,13 @@ class Reloader:
             try:
                 path = (await on_thread(self._find, name=THREAD)).get(name)
                 if path is None:
-                    raise NotFoundError("no models folder has a bundle `{name}`; put it there first.", name=name[:64])
+                    raise NotFoundError("no models folder has a bundle `{name}`; put it there first.", name=Sent(name))
                 model = await self._replace(path)
             except StartError as error:
                 raise InvalidValueError(
-                    "the model `{name}` cannot be loaded, so nothing changed: {without_folders}",
-                    name=name[:64],
-                    without_folders=without_folders(error.message, self._folders),
+                    "the model `{name}` cannot be loaded, so nothing changed: {cause}",
+                    name=name,
+                    cause=without_folders(error.message, self._folders),
                 ) from error
             await self._warn_of_next_start()
             return model
@@ -326,7 +327,7 @@ class SharedReloader(Reloader):
                 "the {what} of `{name}` succeeded on worker {by}, but {failures}. Workers may now serve different models, "
                 "see /models; fix the cause, and send the request again.",
                 what=action,
-                name=name[:64],
+                name=name if done else Sent(name),  # no worker has a model of this name, so it is only the caller's text
                 by=", ".join(map(str, done)) or "none",
                 failures=failures,
             )
@@ -349,4 +350,6 @@ def _failure(report: Report | None, change: Change) -> str | None:
         return "it has not finished yet"
     if report.error is None or (change.action == "unload" and isinstance(report.error, NotFoundError)):
         return None
+    if isinstance(report.error, NotFoundError):  # its message quotes the caller
+        return "it found no such bundle"
     return report.error.message

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, Tag
 from typing_extensions import TypedDict
 
 from bertserve.service.bundle.manifest import Manifest, Side
-from bertserve.service.errors import InvalidValueError
+from bertserve.service.errors import InvalidValueError, Sent
 from bertserve.service.tasks import occlusion
 from bertserve.service.tasks.batch import EMPTY, Batch, ModelConfig, ReadSpan, TaskModel, TaskRun, spans_read
 from bertserve.service.tasks.body import LIST, PAIR, STOP, TEXT, Closed, Stride, TaskBody, TaskParameters, body_config, lower, one_of
@@ -226,13 +226,15 @@ def _in_windows(request: ClassifyRequest, tokenizer: Tokenizer, a: Tokens, b: To
     if room <= stride:
         if b is None:
             raise InvalidValueError(
-                "`stride` is {stride}, which is too large for windows of {room} tokens; make it smaller.", room=max(room, 0), stride=stride
+                "`stride` is {stride}, which is too large for windows of {room} tokens; make it smaller.",
+                room=max(room, 0),
+                stride=Sent(stride),
             )
         raise InvalidValueError(
             "`stride` is {stride}, which is too large for windows of {room} tokens after a first text of {first} "
             "tokens; make `stride` smaller, or shorten the first text.",
             room=max(room, 0),
-            stride=stride,
+            stride=Sent(stride),
             first=len(a),
         )
     cuts = windows(len(text), room, stride, tokenizer.truncation_side)

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.errors import InvalidValueError
+from bertserve.service.errors import InvalidValueError, Sent
 from bertserve.service.tasks.batch import PAUSE, Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import TaskBody, TaskParameters, TextOrTexts, body_config
 from bertserve.service.tasks.cost import SCORE_BYTES, STEPS_PER_TOKEN, TEXT_CHARS, Cost, text_bytes
@@ -306,7 +306,7 @@ def _check_masks(text: str, count: int, mask: str) -> None:
     if count == 0:
         if similar := _LOOKS_LIKE_A_MASK.search(text):
             raise InvalidValueError(
-                "`{given}` is not this model's mask; write `{known}` for each word to fill in.", given=similar.group()[:20], known=mask
+                "`{given}` is not this model's mask; write `{known}` for each word to fill in.", given=Sent(similar.group()), known=mask
             )
         raise InvalidValueError("the text has no mask; write `{known}` for each word to fill in.", known=mask)
 

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field, Tag
 
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.errors import InvalidValueError
+from bertserve.service.errors import InvalidValueError, Sent
 from bertserve.service.tasks import occlusion
 from bertserve.service.tasks.batch import PAUSE, Batch, TaskModel, TaskRun, copied, spans_read
 from bertserve.service.tasks.body import LIST, PAIR, STOP, Closed, OffsetUnit, TaskBody, TaskParameters, body_config, lower, one_of
@@ -187,7 +187,9 @@ def windows_of(request: AnswerRequest, tokenizer: Tokenizer) -> PassageWindows:
     length = parameters.max_seq_len or min(DEFAULT_SEQ_LEN, tokenizer.max_length)
     if length > tokenizer.max_length:
         raise InvalidValueError(
-            "`max_seq_len` is {length} and the model takes {max_length}; make it smaller.", length=length, max_length=tokenizer.max_length
+            "`max_seq_len` is {length} and the model takes {max_length}; make it smaller.",
+            length=Sent(length),
+            max_length=tokenizer.max_length,
         )
     stride = min(length // 2, DEFAULT_STRIDE) if parameters.doc_stride is None else parameters.doc_stride
     room = length - (tokenizer.max_length - tokenizer.room(pair=True)) - len(question)
@@ -196,10 +198,10 @@ def windows_of(request: AnswerRequest, tokenizer: Tokenizer) -> PassageWindows:
             "`doc_stride` is {stride}, but a window of {length} tokens has room for {room} tokens of the passage "
             "after a question of {question_count}; make `doc_stride` smaller, the question shorter, or `max_seq_len` "
             "greater.",
-            length=length,
+            length=Sent(length),
             room=max(room, 0),
             question_count=len(question),
-            stride=stride,
+            stride=Sent(stride),
         )
     cuts = windows(len(passage), room, stride, tokenizer.truncation_side) if len(passage) > room else [range(len(passage))]
     encodings = [tokenizer.assemble(question.ids, passage.ids[cut.start : cut.stop]) for cut in cuts]

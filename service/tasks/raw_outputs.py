@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.errors import InvalidValueError
+from bertserve.service.errors import InvalidValueError, Sent
 from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun
 from bertserve.service.tasks.body import TaskBody
 from bertserve.service.tasks.cost import NUMBER_BYTES, Cost
@@ -118,7 +118,7 @@ def _check(
     elif foreign[row].any():
         error = InvalidValueError(
             "`token_type_ids` has {wrong}, but this model has {names}.",
-            wrong=int(type_ids[row][foreign[row]].min()),
+            wrong=Sent(int(type_ids[row][foreign[row]].min())),
             names=", ".join(map(str, model_types)),
         )
     else:
@@ -150,7 +150,7 @@ def run_ids(request: RawOutputsRequest, model: TaskModel) -> TaskRun:
     if len(outside):
         raise InvalidValueError(
             "the token id {outside} is not in the vocabulary; give ids from 0 to {vocabulary_size}.",
-            outside=outside[0],
+            outside=Sent(outside[0]),
             vocabulary_size=vocabulary_size - 1,
         )
     # outputs are returned with padding

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field
 
-from bertserve.service.errors import InvalidValueError
+from bertserve.service.errors import InvalidValueError, Sent
 from bertserve.service.tasks.batch import PAUSE, Batch, TaskModel, TaskRun, copied, spans_read
 from bertserve.service.tasks.body import OffsetUnit, Stride, TaskBody, TaskParameters, TextOrTexts, body_config, lower
 from bertserve.service.tasks.classify import logit_widths, require_labels
@@ -182,7 +182,7 @@ def _windows(request: NerRequest, count: int, tokenizer: Tokenizer) -> list[rang
     stride = default_stride(room) if request.parameters.stride is None else request.parameters.stride
     if count > room and room <= stride:
         raise InvalidValueError(
-            "`stride` is {stride}, which is too large for windows of {room} tokens; make it smaller.", room=room, stride=stride
+            "`stride` is {stride}, which is too large for windows of {room} tokens; make it smaller.", room=room, stride=Sent(stride)
         )
     return windows(count, room, stride if count > room else 0, tokenizer.truncation_side) if count else []
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from bertserve.service.errors import InvalidValueError
+from bertserve.service.errors import InvalidValueError, Sent
 from bertserve.service.tasks.batch import PAUSE, Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import STOP, ForeignBody, TextOrTexts, body_config
 from bertserve.service.tasks.cost import TOKEN_MEMORY, Cost, text_bytes
@@ -102,7 +102,7 @@ def decode(request: IdsRequest, model: TaskModel) -> TaskRun:
     if unknown is not None:
         raise InvalidValueError(
             "unknown token id {unknown}; this model has {vocabulary_size} token ids, starting at 0.",
-            unknown=unknown,
+            unknown=Sent(unknown),
             vocabulary_size=tokenizer.vocabulary_size,
         )
     yield Batch([], Cost(answer_bytes=2, steps=TOKEN_STEPS * len(request.ids)))

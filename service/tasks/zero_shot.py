@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from bertserve.service.errors import InvalidValueError
+from bertserve.service.errors import InvalidValueError, Sent
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.batch import EMPTY, PAUSE, Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import TaskBody, TaskParameters, TextOrTexts, body_config
@@ -153,7 +153,7 @@ def _hypotheses(request: ZeroShotRequest, tokenizer: Tokenizer) -> Generator[Bat
             raise InvalidValueError(
                 "the hypothesis of the label `{label}` has {hypothesis_count} tokens and at most {room} are allowed; "
                 "shorten the label or `hypothesis_template`.",
-                label=label[:64],
+                label=Sent(label),
                 hypothesis_count=len(hypothesis),
                 room=room - 1,
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bertserve.service.bundle.manifest import Side
-from bertserve.service.errors import InvalidValueError
+from bertserve.service.errors import InvalidValueError, Sent
 
 # Of one text; a stride close to the window's length would need one window per token.
 MAX_WINDOWS = 4096
@@ -55,7 +55,7 @@ def windows(count: int, room: int, stride: int, side: Side = "right") -> list[ra
             count=count,
             starts_count=len(starts),
             room=room,
-            stride=stride,
+            stride=Sent(stride),
             limit=MAX_WINDOWS,
         )
     ranges = [range(start, min(start + room, count)) for start in starts]

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from bertserve.service.errors import InvalidValueError, TooLargeError
+from bertserve.service.errors import InvalidValueError, Sent, TooLargeError
 from bertserve.service.serving.model import Model
 from bertserve.service.tasks.body import Limits, TaskBody
 from bertserve.service.tasks.catalog import TASKS
@@ -40,7 +40,7 @@ def _call_for_model(value: Any, model: Model, incoming: Incoming) -> Call:
     body = validate_as(TASKS[task].body, value, incoming.limits)
     if body.model not in (None, model.name):
         raise InvalidValueError(
-            "`model` is `{given}`, but the path names `{model}`; remove one of them.", given=(body.model or "")[:64], model=model.name
+            "`model` is `{given}`, but the path names `{model}`; remove one of them.", given=Sent(body.model), model=model.name
         )
     return _call(task, model, body, incoming)
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from bertserve.service.errors import InvalidValueError, MalformedRequestError
+from bertserve.service.errors import InvalidValueError, MalformedRequestError, Sent
 from bertserve.service.tasks.body import Closed
 from bertserve.service.wire.call import Content
 from bertserve.service.wire.json_text import parse, to_json
@@ -48,14 +48,16 @@ class Tensor:
             InvalidValueError: It has another datatype, its number of texts does not match its shape, or a text is not UTF-8.
         """
         if self.datatype != "BYTES":
-            raise InvalidValueError("`{name}` is {datatype}, but it has texts; send it as BYTES.", name=self.name, datatype=self.datatype)
+            raise InvalidValueError(
+                "`{name}` is {datatype}, but it has texts; send it as BYTES.", name=Sent(self.name), datatype=Sent(self.datatype)
+            )
         if isinstance(self.data, memoryview):
             return self._decoded(self.data)
         flat = self._flat(self.data)
         invalid = next((value for value in flat if not isinstance(value, str)), None)
         if invalid is not None or None in flat:
             raise InvalidValueError(
-                "`{name}` is BYTES, so each value in its `data` must be a text; one is {wrong}.", name=self.name, wrong=show(invalid)
+                "`{name}` is BYTES, so each value in its `data` must be a text; one is {wrong}.", name=Sent(self.name), wrong=show(invalid)
             )
         return flat
 
@@ -67,18 +69,21 @@ class Tensor:
         """
         if self.datatype not in datatypes:
             raise InvalidValueError(
-                "`{name}` is {datatype}; it must be {names}.", name=self.name, datatype=self.datatype, names=" or ".join(datatypes)
+                "`{name}` is {datatype}; it must be {names}.",
+                name=Sent(self.name),
+                datatype=Sent(self.datatype),
+                names=" or ".join(datatypes),
             )
         dtype = _INTEGERS[self.datatype]
         if isinstance(self.data, memoryview):
             if len(self.data) != self.count * dtype.itemsize:
                 raise InvalidValueError(
                     "`{name}` has {data_count} bytes, but {datatype} of the shape {shape} needs {count}.",
-                    name=self.name,
+                    name=Sent(self.name),
                     data_count=len(self.data),
-                    datatype=self.datatype,
-                    shape=list(self.shape),
-                    count=self.count * dtype.itemsize,
+                    datatype=Sent(self.datatype),
+                    shape=Sent(list(self.shape)),
+                    count=Sent(self.count * dtype.itemsize),
                 )
             numbers: NDArray[np.int64] = np.frombuffer(self.data, dtype).reshape(self.shape).astype(np.int64)
             return numbers
@@ -87,13 +92,18 @@ class Tensor:
         invalid = next((value for value in flat if type(value) not in kinds), 0)
         if type(invalid) not in kinds:
             raise InvalidValueError(
-                "`{name}` is {datatype}, but a value in its `data` is {wrong}.", name=self.name, datatype=self.datatype, wrong=show(invalid)
+                "`{name}` is {datatype}, but a value in its `data` is {wrong}.",
+                name=Sent(self.name),
+                datatype=Sent(self.datatype),
+                wrong=show(invalid),
             )
         try:
             return np.array(flat, np.int64).reshape(self.shape)
         except OverflowError:
             raise InvalidValueError(
-                "`{name}` is {datatype}, but a value in its `data` is too large for this type.", name=self.name, datatype=self.datatype
+                "`{name}` is {datatype}, but a value in its `data` is too large for this type.",
+                name=Sent(self.name),
+                datatype=Sent(self.datatype),
             ) from None
 
     def _flat(self, data: list[Any]) -> list[Any]:
@@ -101,16 +111,16 @@ class Tensor:
         nested = len(self.shape) == 2 and bool(data) and isinstance(data[0], list)
         if nested and not (len(data) == self.shape[0] and all(isinstance(row, list) and len(row) == self.shape[1] for row in data)):
             raise InvalidValueError(
-                "the nesting of `data` of `{name}` does not match its shape {shape}.", name=self.name, shape=list(self.shape)
+                "the nesting of `data` of `{name}` does not match its shape {shape}.", name=Sent(self.name), shape=Sent(list(self.shape))
             )
         flat = list(itertools.chain.from_iterable(data)) if nested else data
         if len(flat) != self.count:
             raise InvalidValueError(
                 "`data` of `{name}` has {flat_count} values, but its shape {shape} needs {count}.",
-                name=self.name,
+                name=Sent(self.name),
                 flat_count=len(flat),
-                shape=list(self.shape),
-                count=shown_count(self.count),
+                shape=Sent(list(self.shape)),
+                count=Sent(shown_count(self.count)),
             )
         return flat
 
@@ -127,7 +137,7 @@ class Tensor:
             try:
                 texts.append(str(data[start:at], "utf-8"))
             except UnicodeDecodeError:
-                raise InvalidValueError("`{name}` has a text that is not UTF-8; encode it as UTF-8.", name=self.name) from None
+                raise InvalidValueError("`{name}` has a text that is not UTF-8; encode it as UTF-8.", name=Sent(self.name)) from None
         if at != len(data):
             raise self._misfit(len(data))
         return texts
@@ -137,9 +147,9 @@ class Tensor:
             "the {size} bytes of `{name}` are not the {count} texts of its shape {shape}; send each text after "
             "its length in 4 bytes, little-endian.",
             size=size,
-            name=self.name,
-            count=shown_count(self.count),
-            shape=list(self.shape),
+            name=Sent(self.name),
+            count=Sent(shown_count(self.count)),
+            shape=Sent(list(self.shape)),
         )
 
 
@@ -288,7 +298,7 @@ def _json_size(header: str, size: int) -> int:
         raise MalformedRequestError(
             "the header `Inference-Header-Content-Length` is `{header}`; it must be the length of the JSON before the "
             "tensors, from 1 to the {size} bytes of the body.",
-            header=header[:32],
+            header=Sent(header),
             size=size,
         )
     return int(header)
@@ -300,22 +310,22 @@ def _placed(body: InferBody, rest: memoryview, *, binary: bool) -> dict[str, Ten
     at = 0
     for declared in body.inputs:
         if declared.name in placed:
-            raise InvalidValueError("`inputs` has `{name}` twice; send it once.", name=declared.name)
+            raise InvalidValueError("`inputs` has `{name}` twice; send it once.", name=Sent(declared.name))
         size = None if declared.parameters is None else declared.parameters.binary_data_size
         if (size is None) == (declared.data is None):
-            raise InvalidValueError("`{name}` must have exactly one of `data` and `parameters.binary_data_size`.", name=declared.name)
+            raise InvalidValueError("`{name}` must have exactly one of `data` and `parameters.binary_data_size`.", name=Sent(declared.name))
         data: list[Any] | memoryview = declared.data if declared.data is not None else rest[:0]
         if size is not None:
             if not binary:
                 raise MalformedRequestError(
                     "`{name}` is binary, but the header `Inference-Header-Content-Length` is missing; set it to the length of the JSON.",
-                    name=declared.name,
+                    name=Sent(declared.name),
                 )
             if at + size > len(rest):
                 raise MalformedRequestError(
                     "`binary_data_size` of `{name}` is {claimed}, but the body has only {rest_count} bytes left.",
-                    name=declared.name,
-                    claimed=shown_count(size),
+                    name=Sent(declared.name),
+                    claimed=Sent(shown_count(size)),
                     rest_count=len(rest) - at,
                 )
             data = rest[at : at + size]

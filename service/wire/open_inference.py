@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bertserve.service.errors import InvalidValueError, NotFoundError, TooLargeError
+from bertserve.service.errors import InvalidValueError, NotFoundError, Sent, TooLargeError
 from bertserve.service.serving.model import Model
 from bertserve.service.serving.work import Prediction
 from bertserve.service.tasks import raw_outputs
@@ -118,7 +118,7 @@ def check_version(name: str, version: str, path_version: str | None) -> None:
         raise NotFoundError(
             "`{name}` has no version `{requested}`; the loaded version is `{version}`; remove `/versions/...` from the path to use it.",
             name=name,
-            requested=(path_version or "")[:64],
+            requested=Sent(path_version),
             version=version,
         )
 
@@ -148,8 +148,8 @@ def _check_rows(count: int, limits: Limits, name: str) -> None:
     if count > limits.max_inputs:
         raise TooLargeError(
             "`{name}` has {count} rows and {max_inputs} are allowed; split the request; the operator can raise --max-inputs.",
-            name=name,
-            count=shown_count(count),
+            name=Sent(name),
+            count=Sent(shown_count(count)),
             max_inputs=limits.max_inputs,
         )
 
@@ -193,15 +193,17 @@ def _texts(form: TensorForm, tensors: Mapping[str, Tensor], limits: Limits, subj
         name = names[input_name]
         if name in texts_by_name:
             raise InvalidValueError(
-                "`{given}` is another name of `{name}`, and the request has both; remove one of them.", given=input_name, name=name
+                "`{given}` is another name of `{name}`, and the request has both; remove one of them.", given=Sent(input_name), name=name
             )
         if len(tensor.shape) > 2 or tensor.shape[1:] not in ((), (1,)):
             raise InvalidValueError(
-                "`{given}` has the shape {shape}; texts must have [n] or [n, 1].", given=input_name, shape=list(tensor.shape)
+                "`{given}` has the shape {shape}; texts must have [n] or [n, 1].", given=Sent(input_name), shape=Sent(list(tensor.shape))
             )
         _check_rows(tensor.count, limits, input_name)
         if name in single and tensor.count != 1:
-            raise InvalidValueError("`{given}` has {count} texts; it must have exactly one.", given=input_name, count=tensor.count)
+            raise InvalidValueError(
+                "`{given}` has {count} texts; it must have exactly one.", given=Sent(input_name), count=Sent(tensor.count)
+            )
         texts_by_name[name] = tensor.texts()
     missing = next((field.name for field in form.inputs if not field.optional and field.name not in texts_by_name), None)
     if missing is not None:
@@ -250,7 +252,7 @@ def _check_best(query: _Asked, task: str, able: str | None) -> None:
     unavailable = next((name for name in query.outputs if query.best(name) and name != able), None)
     if unavailable is not None:
         remedy = f"use it for `{able}`" if able else f"remove it, because {task} has no label scores"
-        raise InvalidValueError("`{name}` does not support `classification`; {remedy}.", name=unavailable, remedy=remedy)
+        raise InvalidValueError("`{name}` does not support `classification`; {remedy}.", name=Sent(unavailable), remedy=remedy)
 
 
 def _check_classes(count: int) -> None:
@@ -297,24 +299,24 @@ def _read_ids(query: _Asked, limits: Limits) -> Call:
     shape = query.tensors[IDS].shape
     if len(shape) != 2 or 0 in shape:
         raise InvalidValueError(
-            "`{ids}` has the shape {shape}; it must be [rows, length], at least one of each.", ids=IDS, shape=list(shape)
+            "`{ids}` has the shape {shape}; it must be [rows, length], at least one of each.", ids=IDS, shape=Sent(list(shape))
         )
     _check_rows(shape[0], limits, IDS)
     if shape[1] > manifest.tokenizer.max_length:
         raise InvalidValueError(
             "`{ids}` has rows of {shape} tokens and the model takes {max_length}; truncate them.",
             ids=IDS,
-            shape=min(shape[1], 10**12),
+            shape=Sent(min(shape[1], 10**12)),
             max_length=manifest.tokenizer.max_length,
         )
     mismatched = next((tensor for tensor in query.tensors.values() if tensor.shape != shape), None)
     if mismatched is not None:
         raise InvalidValueError(
             "`{name}` has the shape {shape} and `{ids}` has {given_shape}; give both the same shape.",
-            name=mismatched.name,
-            shape=list(mismatched.shape),
+            name=Sent(mismatched.name),
+            shape=Sent(list(mismatched.shape)),
             ids=IDS,
-            given_shape=list(shape),
+            given_shape=Sent(list(shape)),
         )
     ids = query.tensors[IDS].integers("INT64", "INT32")
     mask = query.tensors[MASK].integers("INT64", "INT32", "BOOL") if MASK in query.tensors else np.ones_like(ids)

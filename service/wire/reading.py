@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from bertserve.service.errors import InvalidValueError, TooLargeError, expectation
+from bertserve.service.errors import InvalidValueError, Sent, TooLargeError, expectation
 from bertserve.service.tasks.body import TAGS, Limits, TaskBody
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.wire.clients import upgrade_legacy_body
@@ -131,9 +131,9 @@ def where(parts: Sequence[int | str]) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
 
 
-def show(value: Any) -> str:
-    """Returns a value for a message: a short value unchanged, otherwise a description."""
+def show(value: Any) -> Sent | str:
+    """Returns a value of a body for a message: the start of a text or a number, otherwise a description."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else f"a list of {len(value)}"
     shown = json.dumps(value[:41] if isinstance(value, str) else value, ensure_ascii=False)
-    return shown if len(shown) <= 40 else f"{shown[:40]}…"
+    return Sent(shown if len(shown) <= 40 else f"{shown[:40]}…")

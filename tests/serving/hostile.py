@@ -72,16 +72,22 @@ def _example(task: str) -> dict[str, Any]:
     return json.loads(json.dumps(found))  # type: ignore[no-any-return]
 
 
-def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(place for key, child in inner for place in _places(child, (*path, key)))]
+    return [path, *(place for key, child in inner for place in places(child, (*path, key)))]
 
 
-def _replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+def at(value: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        value = value[key]
+    return value
+
+
+def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
     if not path:
         return new
     copy = value.copy()
-    copy[path[0]] = _replaced(value[path[0]], path[1:], new)
+    copy[path[0]] = replaced(value[path[0]], path[1:], new) if path[1:] else new
     return copy
 
 
@@ -91,7 +97,7 @@ def altered_bodies(draw: st.DrawFn, task: str) -> bytes:
     body: Any = _example(task)
     names = [*TASKS[task].body.parameters_type.model_fields, "top_kk", "\0", "inputs", "model"]
     for _ in range(draw(st.integers(1, 3))):
-        body = _replaced(body, draw(st.sampled_from(_places(body))), draw(values))
+        body = replaced(body, draw(st.sampled_from(places(body))), draw(values))
         if isinstance(body, dict) and draw(st.booleans()):
             body["parameters"] = {draw(st.sampled_from(names)): draw(values)}
     return json.dumps(body).encode()  # lone surrogates are escaped, as some clients send them
@@ -101,8 +107,8 @@ def altered_bodies(draw: st.DrawFn, task: str) -> bytes:
 def literal_bodies(draw: st.DrawFn, task: str) -> bytes:
     """Returns a task's example that contains a literal at the edge of JSON's syntax, or outside it."""
     body = _example(task)
-    place = draw(st.sampled_from(_places(body)[1:]))
-    return json.dumps(_replaced(body, place, "\1")).replace('"\\u0001"', draw(st.sampled_from(LITERALS))).encode()
+    place = draw(st.sampled_from(places(body)[1:]))
+    return json.dumps(replaced(body, place, "\1")).replace('"\\u0001"', draw(st.sampled_from(LITERALS))).encode()
 
 
 @st.composite

@@ -7,14 +7,17 @@ import json
 import pickle
 import re
 import string
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from application import call
+import hostile
+from application import Send, call
 from bertserve.service import errors
-from bertserve.service.errors import BertServeError, CallerError, InvalidValueError, MethodNotAllowedError, RefusedError, ServerError
+from bertserve.service.errors import BertServeError, CallerError, InvalidValueError, MethodNotAllowedError, RefusedError, Sent, ServerError
+from bertserve.service.tasks.catalog import TASKS
 
 SECRET = "hunter2"
 
@@ -70,6 +73,93 @@ def test_a_size_that_a_caller_declares_is_not_logged(models: Path, caplog: pytes
     assert "`{name}` is {claimed}" in caplog.text and "987654" not in caplog.text
 
 
+NUMBER = 918_273_645
+
+
+def attacks(example: Any, fields: Iterable[str] = ()) -> Iterator[Any]:
+    """Yields a body with a secret in place of each value, as a key of each object, and in each of some fields."""
+    for place in hostile.places(example):
+        for value in (SECRET, NUMBER, -NUMBER, [SECRET, NUMBER], {SECRET: SECRET}, f"{SECRET} [mask] <mask>"):
+            yield hostile.replaced(example, place, value)
+        if isinstance(hostile.at(example, place), dict):
+            yield hostile.replaced(example, (*place, SECRET), SECRET)
+    for name in fields:
+        for value in (SECRET, NUMBER, -NUMBER, [NUMBER, NUMBER], [SECRET]):
+            yield example | {name: value}
+            yield example | {"parameters": {name: value}}
+
+
+def tensor(data: Any = ("a",), **fields: Any) -> dict[str, Any]:
+    """Returns the body of an `infer` request with one tensor."""
+    return {"inputs": [{"name": "inputs", "datatype": "BYTES", "shape": [1], "data": data} | fields]}
+
+
+INFER = "/v2/models/masks/infer"
+# requests that one wrong value in an example does not make
+MORE: list[tuple[str, Any, dict[str, str]]] = [
+    ("/classify", {"inputs": "a"}, {"content-encoding": SECRET}),
+    ("/classify", {"inputs": "a"}, {"x-request-timeout-ms": SECRET}),
+    ("/classify", {"inputs": "a", "options": {SECRET: 1}}, {}),
+    (f"/classify/%2e/{SECRET}", {}, {}),
+    (f"/classify/{SECRET}", {}, {}),
+    ("/models/masks", {"inputs": "a", "model": f"masks{SECRET}"}, {}),
+    ("/classify", {"inputs": "a", "model": f"classifier{SECRET}"}, {}),
+    ("/attention", {"inputs": "a", "parameters": {"layers": [NUMBER % 2, NUMBER % 2]}}, {}),
+    ("/zero-shot", {"inputs": "a", "parameters": {"candidate_labels": [f"{SECRET} " * 99, "b"]}}, {}),
+    (INFER, tensor(name=SECRET), {}),
+    (INFER, tensor(datatype="INT64", data=[1]), {}),
+    (INFER, tensor(shape=[NUMBER]), {}),
+    (INFER, tensor(shape=[1, NUMBER]), {}),
+    (INFER, tensor(data=[NUMBER]), {}),
+    (INFER, tensor(name="text", data=[SECRET]) | {"outputs": [{"name": SECRET}]}, {}),
+    (INFER, tensor() | {"outputs": [{"name": "scores", "parameters": {"classification": NUMBER}}]}, {}),
+    (INFER, tensor(name="input_ids", datatype="INT64", shape=[1, NUMBER], data=[1]), {}),
+    (INFER, tensor(name="input_ids", datatype="INT64", shape=[NUMBER], data=[1]), {}),
+    (INFER, tensor(name="input_ids", datatype="INT64", shape=[1, 1], data=[NUMBER]), {}),
+    (INFER, tensor(name="input_ids", datatype="INT64", shape=[1, 1], data=[SECRET]), {}),
+    (INFER, tensor(name="input_ids", datatype="INT64", shape=[1, 1], data=[NUMBER**9]), {}),
+    (INFER, {"inputs": [*tensor(name=SECRET)["inputs"], *tensor(name=SECRET)["inputs"]]}, {}),
+    (INFER, tensor(data=None), {}),
+    (INFER, tensor(data=None, parameters={"binary_data_size": NUMBER}), {}),
+    (INFER, tensor(), {"inference-header-content-length": SECRET}),
+    (INFER, tensor() | {"parameters": {"timeout": f"{SECRET}", "priority": SECRET}}, {}),
+    (INFER, tensor() | {"parameters": {"timeout": NUMBER}}, {}),
+]
+
+
+def examples(description: Any, operation: Any) -> list[Any]:
+    """Returns the examples of a path's body in the OpenAPI description."""
+    content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+    named = [example["value"] for example in content.get("examples", {}).values()]
+    kind = content.get("schema", {}).get("$ref", "").rpartition("/")[2]
+    return named or description["components"]["schemas"].get(kind, {}).get("examples", [])  # type: ignore[no-any-return]
+
+
+def test_no_error_logs_a_value_of_its_caller(api: Send, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each value of the examples of all paths is replaced: the answers quote the secrets, and the log never does."""
+    monkeypatch.setattr("bertserve.service.http.errors.MAX_CALLER_ERRORS", 10**9)
+    description = api("GET", "/openapi.json").json()
+    fields = {f"/{spec.path}": {*spec.body.model_fields, *spec.body.parameters_type.model_fields} for spec in TASKS.values()}
+    requests = [("POST", path, body, headers) for path, body, headers in MORE]
+    for path, operations in description["paths"].items():
+        url = path.replace("{name}", "masks").replace("{version}", "1")
+        for method, operation in operations.items():
+            requests += [
+                (method, path.replace("{name}", SECRET).replace("{version}", SECRET), {}, {}),
+                (method, f"{url}?{SECRET}=1", {}, {}),
+            ]
+            requests += [
+                (method, url, body, {})
+                for example in examples(description, operation)
+                for body in attacks(example, sorted(fields.get(path, ())))
+            ]
+    answers = [api(method, path, content=json.dumps(body).encode(), headers=headers) for method, path, body, headers in requests]
+
+    assert sum(SECRET in answer.text or str(NUMBER) in answer.text for answer in answers) > len(answers) / 4
+    lines = [str(vars(record)) for record in caplog.records]
+    assert [] == [line for line in lines if SECRET in line or str(NUMBER) in line]
+
+
 def test_an_error_line_has_the_fields_of_its_request(models: Path, caplog: pytest.LogCaptureFixture) -> None:
     post(models, "/models/tiny", {"inputs": 5})
     [record] = [record for record in caplog.records if record.name == "bertserve.errors"]
@@ -85,11 +175,11 @@ def test_an_error_line_has_the_fields_of_its_request(models: Path, caplog: pytes
     [
         (InvalidValueError('send {"a": 1}'), 'send {"a": 1}', 'send {"a": 1}'),
         (
-            InvalidValueError("é `{text}` is {size:>3}, {more:>3}", text=SECRET, size=7, more=8),
+            InvalidValueError("é `{text}` is {size:>3}, {more:>3}", text=Sent(SECRET), size=7, more=Sent(8)),
             f"é `{SECRET}` is   7,   8",
             "é `{text}` is   7, {more}",
         ),
-        (MethodNotAllowedError("not {method}, {allowed}", method=SECRET, allowed="GET"), f"not {SECRET}, GET", "not {method}, {allowed}"),
+        (MethodNotAllowedError("not {method}, {allowed}", method=Sent(SECRET), allowed="GET"), f"not {SECRET}, GET", "not {method}, GET"),
         (
             RefusedError("{tokens} of {limit} for {model}", reason="key", retry_after_s=1.0, tokens=9, limit=5, model="a"),
             "9 of 5 for a",
@@ -97,7 +187,7 @@ def test_an_error_line_has_the_fields_of_its_request(models: Path, caplog: pytes
         ),
     ],
 )
-def test_a_log_message_has_only_safe_values(error: Any, message: str, logged: str) -> None:
+def test_a_log_message_lacks_only_the_values_of_the_caller(error: Any, message: str, logged: str) -> None:
     assert (message, logged) == (error.message, error.for_log)
     again = pickle.loads(pickle.dumps(error))
     assert (type(error), message, logged, str(error)) == (type(again), again.message, again.for_log, str(again))
