@@ -119,11 +119,11 @@ class BertServeError(Exception):
     input_index: int | None = None
 
     def __init__(self, template: str, /, **values: Any) -> None:
-            **values: The values by name; the values that the caller sent are `Sent`.
+        """Creates the message.
 
         Args:
             template: A literal, so that it has no text of a request. Without values, its braces are plain text.
-            **values: The values by name; those that the caller chose are `Sent`.
+            **values: The values by name; each value that the caller sent is a `Sent`.
         """
         self.template = template
         self.values = values
