@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from bertserve.service.bundle.manifest import Activation
 from bertserve.service.tasks.cost import Budget
+from bertserve.service.text.words import trimmed
 
 Floats = NDArray[np.float32]
 Row = Mapping[str, NDArray[Any]]  # one text's graph outputs by name, float32, or the parts that its task keeps
@@ -85,9 +85,10 @@ class SpanTexts:
             self._firsts, self._lasts = _word_bounds(word_ids)
 
     def answer(self, start: int, end: int, score: float, cut: range) -> dict[str, Any]:
-        """Returns the answer of a span of tokens, end inclusive; words are extended only within `cut`."""
+        """Returns the answer of a span of tokens, end inclusive; words are extended only within `cut`. White space has the answer ""."""
         first = self._offsets[max(self._firsts[start], cut.start)][0]
         last = self._offsets[min(self._lasts[end], cut.stop - 1)][1]
+        first, last = trimmed(self._passage, first, last)
         return {"answer": self._passage[first:last], "score": score, "start": first, "end": last}
 
     def longest(self, tokens: int) -> int:
@@ -141,12 +142,13 @@ class BestAnswers:
                 break
             answer = self._texts.answer(start, end, score, self._whole)
             spend(self._budget, answer)
-            text, rank = answer["answer"].lower(), (-score, start, end)
-            if text not in self._found or rank < self._found[text][0]:
-                self._found[text] = (rank, answer, window.cut)
-            here.add(text)
-            if len(here) == self._wanted:
-                break
+            if text := answer["answer"].lower():
+                rank = (-score, start, end)
+                if text not in self._found or rank < self._found[text][0]:
+                    self._found[text] = (rank, answer, window.cut)
+                here.add(text)
+                if len(here) == self._wanted:
+                    break
             if self._budget.steps - paused >= STEPS_PER_PAUSE:
                 paused = self._budget.steps
                 yield
@@ -191,13 +193,17 @@ class SummedAnswers:
 
     def add(self, window: Spans) -> Iterator[None]:
         """Adds the best spans of a window; yields after each `STEPS_PER_PAUSE` steps, so that other requests can get a turn."""
-        paused = self._budget.steps
-        for i in islice(_best_first(window.starts, window.ends, window.scores, at_least=self._limit), self._limit):
+        count, paused = 0, self._budget.steps
+        for i in _best_first(window.starts, window.ends, window.scores, at_least=self._limit):
             answer = self._texts.answer(int(window.starts[i]), int(window.ends[i]), float(window.scores[i]), window.cut)
             spend(self._budget, answer)
-            earlier = self._found.setdefault(answer["answer"].lower(), answer)
-            if earlier is not answer:
-                earlier["score"] += answer["score"]
+            if answer["answer"]:
+                earlier = self._found.setdefault(answer["answer"].lower(), answer)
+                if earlier is not answer:
+                    earlier["score"] += answer["score"]
+                count += 1
+                if count == self._limit:
+                    break
             if self._budget.steps - paused >= STEPS_PER_PAUSE:
                 paused = self._budget.steps
                 yield

@@ -159,7 +159,7 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskRun:
         yield PAUSE
     answers = collector.answers()
     nothing = {"answer": "", "score": min(nulls), "start": 0, "end": 0}
-    if parameters.handle_impossible_answer:
+    if parameters.handle_impossible_answer or not answers:  # without answers, no token has more than white space
         answers.append(nothing)
     answers = sorted(answers, key=lambda answer: -answer["score"])[: parameters.top_k]
     if parameters.explain:
@@ -181,8 +181,8 @@ def windows_of(request: AnswerRequest, tokenizer: Tokenizer) -> PassageWindows:
     if parameters.handle_impossible_answer and tokenizer.cls_index is None:
         raise InvalidValueError("this model has no [CLS] token, which `handle_impossible_answer` needs; remove `handle_impossible_answer`.")
     question, passage = tokenizer.tokenize([request.question, request.context])
-    for name, tokens in (("question", question), ("context", passage)):
-        if not len(tokens):
+    for name, text, tokens in (("question", request.question, question), ("context", request.context, passage)):
+        if not len(tokens) or not text.strip():
             raise InvalidValueError("`{field}` is empty; give a text.", field=name)
     length = parameters.max_seq_len or min(DEFAULT_SEQ_LEN, tokenizer.max_length)
     if length > tokenizer.max_length:

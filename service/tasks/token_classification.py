@@ -1,8 +1,9 @@
 """Named entities (token classification): a text to labeled spans, aggregated like in the Hugging Face pipeline.
 
-There are three intended differences from the pipeline. Texts of any length are read in windows, and aggregation runs once over the whole
+There are intended differences from the pipeline. Texts of any length are read in windows, and aggregation runs once over the whole
 text, so that an entity at a window's edge is found once. Word pieces are recognized by the vocabulary's prefix, instead of a comparison of
-lengths, which fails if the tokenizer normalizes the text. `word` is a slice of the caller's text.
+lengths, which fails if the tokenizer normalizes the text. `word` is a slice of the caller's text, without white space at its ends; tokens
+and entities of only white space are left out.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from bertserve.service.tasks.decoding import Floats, activate
 from bertserve.service.tasks.spec import CHRONICLE, Form, FormExample, FormField, TaskSpec, TensorForm
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
 from bertserve.service.text.windows import default_stride, windows
-from bertserve.service.text.words import rebase
+from bertserve.service.text.words import rebase, trimmed
 
 Scheme = Literal["bio", "bioes", "bilou", "plain"]
 # First letters of labels that begin an entity, and of labels that end one.
@@ -164,7 +165,7 @@ def label_tokens(request: NerRequest, model: TaskModel) -> TaskRun:
         return []
     scores = activate(merge(encodings, cuts, [row["logits"] for row in rows]), "softmax")
     scored = _Scored(request.text, tokens, encodings[0].start, scores, labels, request.parameters)
-    items = _tokens(scored, tokenizer) if request.parameters.aggregation_strategy == "none" else _entities(scored, tokenizer)
+    items = _tokens(scored) if request.parameters.aggregation_strategy == "none" else _entities(scored, tokenizer)
     entities, size = [], ENTITY_BYTES + longest_label(labels)
     for item in items:
         if item is None:
@@ -187,20 +188,20 @@ def _windows(request: NerRequest, count: int, tokenizer: Tokenizer) -> list[rang
     return windows(count, room, stride if count > room else 0, tokenizer.truncation_side) if count else []
 
 
-def _tokens(scored: _Scored, tokenizer: Tokenizer) -> Iterator[dict[str, Any] | None]:
+def _tokens(scored: _Scored) -> Iterator[dict[str, Any] | None]:
     """Yields each token with its best label, for the strategy `none`; and None after each `TOKENS_PER_PAUSE` tokens."""
     scores, offsets, ignored = scored.scores, scored.tokens.spans(scored.text), set(scored.parameters.ignore_labels)
-    pieces, ids = scored.tokens.pieces, scored.tokens.ids
     best = scores.argmax(axis=-1)
     for i, label in enumerate(best.tolist()):
-        if scored.labels[label] not in ignored:
+        start, end = trimmed(scored.text, *offsets[i])
+        if start < end and scored.labels[label] not in ignored:
             yield {
                 "entity": scored.labels[label],
                 "score": float(scores[i, label]),
                 "index": scored.first + i,
-                "word": scored.text[slice(*offsets[i])] if ids[i] == tokenizer.unknown_id else pieces[i],
-                "start": offsets[i][0],
-                "end": offsets[i][1],
+                "word": scored.text[start:end],
+                "start": start,
+                "end": end,
             }
         if not (i + 1) % TOKENS_PER_PAUSE:
             yield None
@@ -215,8 +216,10 @@ def _entities(scored: _Scored, tokenizer: Tokenizer) -> Iterator[dict[str, Any] 
             continue
         # the pipeline cuts at the first hyphen after any prefix, which is right only if labels have prefixes
         name = group[0].label if scheme == "plain" else group[0].label.split("-", 1)[-1]
-        if name not in ignored:
-            yield _entity(group, name, scored.text)
+        start, end = trimmed(scored.text, group[0].start, group[-1].end)
+        if start < end and name not in ignored:
+            mean = np.mean([token.score for token in group], dtype=np.float32)
+            yield {"entity_group": name, "score": float(mean), "word": scored.text[start:end], "start": start, "end": end}
 
 
 def _labeled(scored: _Scored, tokenizer: Tokenizer) -> Iterator[_Token]:
@@ -308,18 +311,6 @@ def _groups(tokens: Iterator[_Token], scheme: Scheme) -> Iterator[list[_Token] |
             yield None
     if group:
         yield group
-
-
-def _entity(group: Sequence[_Token], name: str, text: str) -> dict[str, Any]:
-    start, end = group[0].start, group[-1].end
-    mean = np.mean([token.score for token in group], dtype=np.float32)
-    return {
-        "entity_group": name,
-        "score": float(mean),
-        "word": text[start:end],
-        "start": start,
-        "end": end,
-    }
 
 
 class NerBody(TaskBody):

@@ -44,7 +44,7 @@ def words_of(text: str, tokens: Tokens, cut: range | None = None) -> list[Word]:
     cut = range(len(tokens)) if cut is None else cut
     if not cut:
         return []
-    spans = [_trimmed(text, start, end) for start, end in tokens.spans(text)[cut.start : cut.stop]]
+    spans = [trimmed(text, start, end) for start, end in tokens.spans(text)[cut.start : cut.stop]]
     word_ids = tokens.word_ids[cut.start : cut.stop]
     words: list[Word] = []
     first = 0
@@ -67,8 +67,8 @@ def most_within(words: Sequence[Word], cuts: Sequence[range]) -> int:
     return max(bisect_left(starts, cut.stop) - bisect_right(stops, cut.start) for cut in cuts)
 
 
-def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
-    """Returns a span without white space at its ends, which the tokens of some tokenizers have."""
+def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
+    """Returns a span without white space at its ends, which the tokens of some tokenizers have; only white space becomes an empty span."""
     piece = text[start:end]
     start += len(piece) - len(piece.lstrip())
     return start, max(start, end - (len(piece) - len(piece.rstrip())))

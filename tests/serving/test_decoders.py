@@ -17,7 +17,10 @@ from hypothesis import strategies as st
 
 import tiny
 from bertserve.service.bundle import files
+from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import decoding, fill_mask, question_answering, token_classification
+from bertserve.service.tasks.batch import TaskModel, run_all
+from bertserve.service.tasks.cost import Budget
 from bertserve.service.tasks.decoding import Floats, activate
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 from bertserve.service.text.windows import windows
@@ -82,7 +85,106 @@ def test_the_word_of_an_unknown_token_is_the_text(tmp_path: Path) -> None:
     [encoding] = encode(token_classification, request, tokenizer, Head(LABELS)).encodings
     rows = [{"logits": random_logits(0, len(encoding), len(LABELS))}]
     tokens = decode(token_classification, request, rows, Head(LABELS), tokenizer)
-    assert ["▁in", "Ж"] == [token["word"] for token in tokens if token["word"] != "▁"]
+    assert ["in", "Ж", "Ж"] == [token["word"] for token in tokens]  # the library splits off the mark of a new word
+
+
+# ---- tokenizers whose offsets include white space
+
+
+@functools.cache
+def with_white_space(kind: str, task: str) -> Tokenizer:
+    """Returns a tokenizer of letters and white space. Its tokens include the white space before words, or are white space."""
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    if kind == "byte level":
+        names = ["<pad>", "<unk>", "<cls>", "<sep>", *letters, "Ġa", "Ġab", "ĠĠ"]
+        made = tokenizers.Tokenizer(tokenizers.models.BPE({name: i for i, name in enumerate(names)}, [("Ġ", "a"), ("Ġa", "b"), ("Ġ", "Ġ")]))
+        made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    else:
+        names = ["<pad>", "<unk>", "<cls>", "<sep>", *"abc\t\n\xa0\u3000", "▁", "▁▁", "▁a", "▁ab", "ab"]
+        made = tokenizers.Tokenizer(tokenizers.models.Unigram([(name, -float(len(name) < 2)) for name in names], unk_id=1))
+        made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="always", split=kind == "words")
+    with tempfile.TemporaryDirectory() as folder:
+        made.save(f"{folder}/tokenizer.json")
+        spec = files.load_bundle(tiny.bundle(Path(folder), task=task, max_length=4096)).manifest.tokenizer
+        return Tokenizer(Path(folder) / "tokenizer.json", spec.model_copy(update={"subword_prefix": None, "added_tokens": ()}))
+
+
+KINDS = ["byte level", "words", "sentences"]
+SPACED = st.text("abc \t\n\xa0\u3000", max_size=20)
+
+
+def check_span(text: str, span: str, start: int, end: int) -> None:
+    assert text[start:end] == span == span.strip() != ""
+
+
+@MANY
+@given(st.sampled_from(KINDS), SPACED, st.sampled_from(["none", "simple", "first", "average", "max"]), SEEDS)
+def test_entities_and_tokens_have_no_white_space_at_their_ends(kind: str, text: str, strategy: Any, seed: int) -> None:
+    """`word` is the slice, and no letter is left out."""
+    parameters = token_classification.NerParameters(aggregation_strategy=strategy, ignore_labels=[])
+    request, tokenizer = token_classification.NerRequest(text, parameters), with_white_space(kind, token_classification.TASK)
+    encodings = encode(token_classification, request, tokenizer, Head(LABELS)).encodings
+    rows = [{"logits": random_logits(seed, len(encoding), len(LABELS))} for encoding in encodings]
+    entities = decode(token_classification, request, rows, Head(LABELS), tokenizer)
+
+    for entity in entities:
+        check_span(text, entity["word"], entity["start"], entity["end"])
+    covered = {place for entity in entities for place in range(entity["start"], entity["end"])}
+    assert {place for place, char in enumerate(text) if not char.isspace()} <= covered
+
+
+@MANY
+@given(
+    st.sampled_from(KINDS),
+    SPACED,
+    st.sampled_from(["best", "sum"]),
+    st.booleans(),
+    st.integers(1, 5),
+    st.integers(1, 4),
+    SEEDS,
+    st.booleans(),
+)
+def test_answers_have_no_white_space_at_their_ends(
+    kind: str, text: str, duplicates: Any, align: bool, top_k: int, longest: int, seed: int, explain: bool
+) -> None:
+    """There is always an answer, even if the best spans are white space. A passage of only white space is empty."""
+    parameters = question_answering.AnswerParameters(
+        top_k=top_k,
+        duplicates=duplicates,
+        align_to_words=align,
+        max_answer_len=longest,
+        max_seq_len=12,
+        doc_stride=1,
+        explain=explain and duplicates == "best",
+    )
+    request, tokenizer = question_answering.AnswerRequest("a?", text, parameters), with_white_space(kind, question_answering.TASK)
+    if not text.strip():
+        with pytest.raises(InvalidValueError, match="`context` is empty"):
+            question_answering.windows_of(request, tokenizer)
+        return
+
+    def rows(encodings: Sequence[Encoding]) -> list[dict[str, Floats]]:
+        names = ("start_logits", "end_logits")
+        return [{name: random_logits(seed + n, len(encoding)) * 4 for n, name in enumerate(names)} for encoding in encodings]
+
+    run = question_answering.answer_question(request, TaskModel(tokenizer, Head(), Budget()))
+    answers = listed(run_all(run, rows), top_k)
+    assert len({answer["answer"].lower() for answer in answers}) == len(answers) > 0
+    for answer in answers:
+        check_span(text, answer["answer"], answer["start"], answer["end"])
+
+
+@pytest.mark.parametrize("space", [" ", "\t", "\n", "\xa0", "\u3000"])
+@pytest.mark.parametrize("strategy", ["first", "average", "max"])
+def test_any_white_space_begins_a_word(space: str, strategy: Any) -> None:
+    """In the pipeline, only U+0020 does."""
+    parameters = token_classification.NerParameters(aggregation_strategy=strategy)
+    request = token_classification.NerRequest(f"bc{space}bc", parameters)
+    tokenizer = with_white_space("byte level", token_classification.TASK)
+    [encoding] = encode(token_classification, request, tokenizer, Head(("O", "B-X"))).encodings
+    rows = [{"logits": np.tile(np.array([0, 1], dtype=np.float32), (len(encoding), 1))}]
+    entities = decode(token_classification, request, rows, Head(("O", "B-X")), tokenizer)
+    assert [(0, 2), (3, 5)] == [(entity["start"], entity["end"]) for entity in entities]
 
 
 def test_joint_targets_with_unknown_tokens_get_a_warning(tmp_path: Path) -> None:
@@ -168,6 +270,7 @@ def test_aggregation_equals_the_pipeline(text: str, strategy: Any, ignored: list
     rows = [{"logits": random_logits(seed, len(encoding), len(LABELS), coarse=coarse)} for encoding in encodings]
     expected = hugging_face(request, tokenizer.tokenize([text])[0], rows[0]["logits"][1:-1]) if rows else []
 
+    expected = [{**item, "word": text[item["start"] : item["end"]]} for item in expected]
     assert_same(expected, decode(token_classification, request, rows, Head(LABELS), tokenizer))
 
 

@@ -58,10 +58,7 @@ def test_stored_logits_decode_to_the_reference_entities(case: dict[str, Any]) ->
         keys = [key for key in ("entity", "entity_group", "index", "start", "end") if wanted and key in wanted[0]]
         assert [[item[key] for key in keys] for item in wanted] == [[item[key] for key in keys] for item in found]
         assert [pytest.approx(item["score"], abs=1e-6) for item in wanted] == [item["score"] for item in found]
-        if request.parameters.aggregation_strategy == "none":
-            assert [item["word"] for item in wanted] == [item["word"] for item in found]
-        else:
-            assert [request.text[item["start"] : item["end"]] for item in found] == [item["word"] for item in found]
+        assert [request.text[item["start"] : item["end"]] for item in found] == [item["word"] for item in found]
 
 
 @pytest.mark.parametrize("step", embedded.STEPS)
