@@ -74,9 +74,8 @@ grid: dev .venv-tools/.installed ## every family with every head, and other grid
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m "full_grid and not serial"
 	$(PYTEST) -m "full_grid and serial" $(SERIAL)
 
-clients: dev .venv/.installed .venv-clients/.installed .venv-clients-old/.installed tests/clients/node_modules ## clients of other projects, with the service of make serve
+clients: dev .venv/.installed .venv-clients/.installed tests/clients/node_modules ## clients of other projects, with the service of make serve
 	cd tests/clients && ../../.venv-clients/bin/python $(CLIENTS)
-	cd tests/clients && ../../.venv-clients-old/bin/python $(CLIENTS) test_huggingface_hub.py
 
 stress: dev .venv/.installed ## hostile requests, faults, loads and all attacks, for hours: make stress CASES=N STRESS_SECONDS=600
 	STRESS_CASES=$(CASES) $(PYTEST) -n $(WORKERS) tests/serving/test_hostile.py tests/serving/test_raw_http.py tests/serving/test_description.py
@@ -126,7 +125,7 @@ audit: .venv-tools/.installed ## find known vulnerabilities of pinned dependenci
 	.venv-tools/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
 
 clean: ## remove the environments
-	rm -rf .checkpoints .venv .venv-dev .venv-tools .venv-clients .venv-clients-old .venv-qa tests/clients/node_modules
+	rm -rf .checkpoints .venv .venv-dev .venv-tools .venv-clients .venv-qa tests/clients/node_modules
 
 # only its files, without the dependencies of the package
 $(EMBED): locks/embed.txt models/embed.calibration.txt export/calibration.txt
@@ -149,7 +148,6 @@ $(EMBED): locks/embed.txt models/embed.calibration.txt export/calibration.txt
 
 .venv-tools/.installed: tests/tools.txt
 .venv-clients/.installed: tests/clients/requirements.txt
-.venv-clients-old/.installed: tests/clients/requirements-old.txt
 .venv-qa/.installed: tests/golden/requirements.txt
 .venv-%/.installed:
 	$(PYTHON) -m venv $(@D)

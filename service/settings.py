@@ -194,14 +194,13 @@ class ModelSettings(SourceSettings):
         None,
         ge=1,
         le=256,
-        description="Inference threads of all workers together, at least one per worker; each runs one batch at a time (default: the usable "
-        "cores, or 1 on a GPU).",
+        description="Inference threads; each runs one batch at a time (default: the usable cores, or 1 on a GPU).",
     )
     multi_threads: int | None = Field(
         None,
         ge=1,
         le=256,
-        description="Threads of a multi-threaded run on an idle CPU (default: the threads of a worker, at most 4); 1 saves the memory of a second "
+        description="Threads of a multi-threaded run on an idle CPU (default: --threads, at most 4); 1 saves the memory of a second "
         "session per model.",
     )
     batch_variant_graphs: bool = Field(
@@ -247,7 +246,7 @@ class Settings(ModelSettings, AddressSettings):
         1,
         ge=1,
         le=256,
-        description="Processes that share the port; --threads and --max-queue-tokens are divided among them, and each loads every model.",
+        description="Processes that share the port; inference threads and queue are divided among them, and each loads every model.",
     )
     max_stream_requests: int = Field(
         32,
@@ -315,6 +314,10 @@ class Settings(ModelSettings, AddressSettings):
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:
         _check_less(self, "timeout_ms", "max_timeout_ms")
+        if self.threads is not None and self.workers > self.threads:
+            raise ValueError(
+                f"--workers is {self.workers}, over --threads, which is {self.threads}; each worker needs at least one inference thread"
+            )
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("--tls-cert and --tls-key belong together; give both, or neither")
         for name in ("max_concurrent_per_key", "public_health", "public_metrics"):

@@ -120,7 +120,6 @@ def test_every_endpoint_is_described() -> None:
         ("reference/logs.md", f"of 4xx {http_errors.MAX_CALLER_ERRORS} lines;"),
         ("reference/logs.md", f"lines beyond {logs.MAX_WAITING:,} are dropped,"),
         ("reference/manifest.md", f"with more than {onnx_files.MAX_BYTES >> 20:,} MiB of weights"),
-        ("reference/open-inference.md", f"at most {cost.MAX_ANSWER_BYTES:,} bytes"),
         ("reference/settings.md", f"as many as there are threads, at most {build.MAX_LOADING}."),
         ("reference/settings.md", f"at most {preparation.MOST_RAISED:,} and reserves {preparation.RESERVE}."),
         ("tutorial/first-bundle.md", f"At {validation_policy.ENOUGH_AGREEMENT * 100:g} % or more the service uses int8 by default."),

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-import re
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
-from math import inf
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -18,10 +13,10 @@ from starlette.routing import Match
 from starlette.types import ASGIApp
 
 from bertserve.service import __version__
-from bertserve.service.errors import SHOWN_CHARS, MethodNotAllowedError, NotFoundError, Sent
+from bertserve.service.errors import MethodNotAllowedError, NotFoundError, Sent
 from bertserve.service.http import errors, open_inference, playground
 from bertserve.service.http.admin import routers as admin_routers
-from bertserve.service.http.auth import Authenticator, Endpoint, check_declared
+from bertserve.service.http.auth import Authenticator, check_declared
 from bertserve.service.http.inference import DirectRoutes, Inference, InferenceEndpoint
 from bertserve.service.http.middleware import REQUEST_ID, RequestMiddleware
 from bertserve.service.http.openapi import TAGS, add_description, docs_router, inference_routes
@@ -33,9 +28,7 @@ DESCRIPTION = """Fine-tuned BERT-family encoders over HTTP, in the wire format o
 For a list of inputs, the answer is a list. Errors have one shape, `{"error", "error_type", "request_id"}`. Every answer has the header
 `x-request-id`. The answer of a model also has `x-model` and `server-timing`; `x-truncated` and `X-HF-Warning` say when
 text was cut."""
-SEARCH_EVERY_S = 0.05  # of the search for the path that is most similar to an unknown one
 _METHOD_NOT_ALLOWED = 405
-_NAME = re.compile(r"\{(\w+)\}")
 _HEADERS_OF_ANSWERS = ("x-request-id", "x-model", "server-timing", "x-truncated", "x-windows", "x-hf-warning", "retry-after")
 
 
@@ -109,14 +102,13 @@ def create_fastapi(state: AppState, *, root_path: str = "", asks_for_key: bool =
         *admin_routers(state),
         playground.router(root_path),
         *open_inference.routers(state),
-        docs_router(state.registry),
+        docs_router(),
     ):
         app.router.routes.extend(router.routes)
     check_declared(app.routes)
-    suggestions = Suggestions(sorted({route.path for route in app.routes if isinstance(route, Endpoint)}))
-    app.add_exception_handler(HTTPException, partial(_translate, suggestions))
+    app.add_exception_handler(HTTPException, _translate)
     app.add_exception_handler(Exception, _answer_error)
-    add_description(app, state.registry, root_path=root_path, asks_for_key=asks_for_key)
+    add_description(app, root_path=root_path, asks_for_key=asks_for_key)
     return app
 
 
@@ -125,7 +117,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     return errors.response(error, request.scope[REQUEST_ID], request.scope["path"])
 
 
-async def _translate(suggestions: Suggestions, request: Request, error: Exception) -> Response:
+async def _translate(request: Request, error: Exception) -> Response:
     """Turns the router's own errors into errors of this service."""
     assert isinstance(error, HTTPException)
     if error.status_code == _METHOD_NOT_ALLOWED:
@@ -140,61 +132,10 @@ async def _translate(suggestions: Suggestions, request: Request, error: Exceptio
             method=Sent(request.method),
             allowed=allowed,
         )
-    raise _no_such_path(request.scope["path"], suggestions)
+    raise _no_such_path(request.scope["path"])
 
 
-class Suggestions:
-    """Finds the known path that is most similar to an unknown one.
-
-    A search takes milliseconds of the event loop, and a caller needs no key for it, so there is one per `SEARCH_EVERY_S` at most.
-    """
-
-    def __init__(self, paths: Sequence[str]) -> None:
-        """Takes the known paths; `{name}` in a path is a model's name, `{version}` its version."""
-        self._paths = tuple(paths)
-        self._searched = -inf
-
-    def nearest(self, path: str) -> str | None:
-        """Returns the known path, if one is similar and the last search was long enough ago."""
-        if (of_openai := f"/v1{path}") in self._paths:  # the base URL of OpenAI's client lacks `/v1`
-            return of_openai
-        now = time.monotonic()
-        if now - self._searched < SEARCH_EVERY_S:
-            return None
-        self._searched = now
-        return _nearest(path, self._paths)
-
-
-def _no_such_path(path: str, suggestions: Suggestions) -> NotFoundError:
+def _no_such_path(path: str) -> NotFoundError:
     """Returns the error for an unknown path."""
-    nearest_path = suggestions.nearest(path[:SHOWN_CHARS])
-    if nearest_path is not None:
-        return NotFoundError("there is no path `{path}`; did you mean `{near}`? See /docs.", path=Sent(path), near=nearest_path)
     tasks = ", ".join(f"/{spec.path}" for spec in TASKS.values())
     return NotFoundError("there is no path `{path}`; send a POST to {tasks} or /models/NAME, see /docs.", path=Sent(path), tasks=tasks)
-
-
-def _nearest(path: str, paths: tuple[str, ...]) -> str | None:
-    """Returns the known path that is most similar, if any."""
-    steps = path.split("/")
-    filled = [_filled(template.split("/"), steps) for template in paths if template.count("/") < len(steps)]
-    lowered = {"/".join(path_steps).lower(): path_steps for path_steps in reversed(filled)}
-    near = difflib.get_close_matches(path.lower(), lowered, n=max(len(lowered), 1))
-    return next(("/".join(lowered[path_steps]) for path_steps in near if _is_like(steps, lowered[path_steps])), None)
-
-
-def _filled(template: Sequence[str], steps: Sequence[str]) -> list[str]:
-    """Returns a known path with the model name and version of the requested path; these are assumed to be right."""
-    padded_steps = [*steps, *[""] * len(template)]
-    matches = [_NAME.search(step) for step in template]
-    return [
-        step if match is None else step.replace(match[0], padded_steps[i].partition(":")[0] or match[1].upper())
-        for i, (step, match) in enumerate(zip(template, matches, strict=True))
-    ]
-
-
-def _is_like(steps: Sequence[str], known_steps: Sequence[str]) -> bool:
-    """Returns whether each step is similar to the step at the same position; a path with fewer steps is always similar."""
-    return len(steps) > len(known_steps) or all(
-        difflib.get_close_matches(step.lower(), [name.lower()]) for step, name in zip(steps, known_steps, strict=True)
-    )

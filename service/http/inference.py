@@ -134,9 +134,7 @@ class Inference:
         requests = body.requests(model.bundle.manifest)
         try:
             prediction = await unless_disconnected(
-                model.predict(
-                    requests, timeout_s=max(timeout_s - waited_s, 0.0), task=call.task, spec=call.spec, trace=recorded_trace(scope)
-                ),
+                model.predict(requests, timeout_s=max(timeout_s - waited_s, 0.0), task=call.task, trace=recorded_trace(scope)),
                 scope,
                 receive,
             )
@@ -160,8 +158,7 @@ class Inference:
         """
         headers = scope[HEADERS]
         raw = await read_raw(receive, headers, self._state.max_body_bytes, reservation)
-        limits, version = self._state.limits, scope["path_params"].get("version")
-        incoming = Incoming(raw, headers, named, self._state.registry, limits, version, scope[REQUEST_ID])
+        incoming = Incoming(raw, headers, named, self._state.registry, self._state.limits, scope[REQUEST_ID])
         if len(raw) <= SMALL_BYTES:
             return route.read(incoming), 0.0
         start = time.perf_counter()

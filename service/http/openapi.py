@@ -1,4 +1,4 @@
-"""The OpenAPI description of the paths that run models, with examples for the loaded models, and the page that shows it."""
+"""The OpenAPI description of the paths that run models, and the page that shows it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,10 @@ from pydantic.json_schema import models_json_schema
 from starlette.responses import HTMLResponse, Response
 
 from bertserve.service.api_keys import Access
-from bertserve.service.errors import BertServeError, NotFoundError
 from bertserve.service.http import errors
 from bertserve.service.http.auth import Endpoint
 from bertserve.service.http.inference import TIMEOUT_HEADER, Inference, InferenceEndpoint
 from bertserve.service.http.streaming import MEDIA_TYPE
-from bertserve.service.serving.model import Model
-from bertserve.service.serving.registry import Registry
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.wire.json_text import to_json
 from bertserve.service.wire.routes import INFERENCE, OTHER_CLIENTS, Route, all_routes
@@ -35,7 +32,7 @@ ANYWHERE = (400, 401, 429, 431, 500, 503)  # statuses of any request
 TAGS = [
     {"name": INFERENCE, "description": "Send texts and get predictions, in the wire format of the Hugging Face Inference API."},
     {"name": OTHER_CLIENTS, "description": "The same models in the formats of other APIs, for existing clients."},
-    {"name": "open inference", "description": "Metadata, probes and statistics of the Open Inference Protocol."},
+    {"name": "open inference", "description": "Metadata and probes of the Open Inference Protocol."},
     {"name": "models", "description": "The loaded models, and which model answers on which path."},
     {"name": "health", "description": "Probes and metrics."},
 ]
@@ -100,14 +97,10 @@ def add_file(routes: APIRouter, path: str, content: bytes, headers: Mapping[str,
         return Response(content, headers=headers)
 
 
-def docs_router(registry: Registry) -> APIRouter:
-    """Returns the routes of the OpenAPI document and of the page `/docs`. The page works offline: an installed package has its files.
-
-    Args:
-        registry: The loaded models; the document is written again when they change.
-    """
+def docs_router() -> APIRouter:
+    """Returns the routes of the OpenAPI document and of the page `/docs`. The page works offline: an installed package has its files."""
     routes = endpoints(Access.PUBLIC, include_in_schema=False)
-    written: dict[int, bytes] = {}
+    document = b""
     writing = asyncio.Lock()
     page_html = get_swagger_ui_html(
         openapi_url="openapi.json",
@@ -129,13 +122,10 @@ def docs_router(registry: Registry) -> APIRouter:
 
     @routes.get("/openapi.json")
     async def openapi_document(request: Request) -> Response:
+        nonlocal document
         async with writing:
-            changes = registry.changes
-            if changes not in written:
-                document = await asyncio.to_thread(lambda: to_json(request.app.openapi()))
-                written.clear()
-                written[changes] = document
-            return Response(written[changes], media_type="application/json")
+            document = document or await asyncio.to_thread(lambda: to_json(request.app.openapi()))
+        return Response(document, media_type="application/json")
 
     @routes.get("/docs")
     async def page() -> Response:
@@ -144,12 +134,11 @@ def docs_router(registry: Registry) -> APIRouter:
     return routes
 
 
-def add_description(app: FastAPI, models: Registry, *, root_path: str = "", asks_for_key: bool = False) -> None:
-    """Adds the schemas of bodies and the loaded models to the result of `app.openapi()`.
+def add_description(app: FastAPI, *, root_path: str = "", asks_for_key: bool = False) -> None:
+    """Adds the schemas of bodies to the result of `app.openapi()`.
 
     Args:
         app: The application.
-        models: The loaded models; the description says which model answers on which path.
         root_path: Path prefix of the proxy.
         asks_for_key: Whether callers need a key; the page then has a field for it.
     """
@@ -170,9 +159,6 @@ def add_description(app: FastAPI, models: Registry, *, root_path: str = "", asks
                 schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
                 schema["security"] = [{"key": []}]
             app.openapi_schema = schema
-        if not asks_for_key:  # a reader without a key may open this page, and must not learn about the models
-            _add_models(app.openapi_schema, models)
-            _add_examples(app.openapi_schema, models)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend the schema
@@ -183,20 +169,6 @@ def operation_id(route: APIRoute) -> str:
     words = _NAME.sub(r"by_\1", route.path)
     words = "_".join(re.findall("[a-z0-9]+", words)) or "base_url"
     return words if "POST" in (route.methods or ()) else f"get_{words}"
-
-
-def _add_models(schema: dict[str, Any], models: Registry) -> None:
-    """Adds to each task's path which model answers there, if any; this may change while the service runs."""
-    for route in all_routes():
-        if route.task is None or route.task not in TASKS:
-            continue
-        summary = route.summary
-        try:
-            note = f"`{models.for_task(route.task).name}` answers, or the model that `model` names."
-        except NotFoundError as error:
-            note = f"**Not available now**: {error.message}"
-            summary += " (not available now)"
-        schema["paths"][route.path]["post"] |= {"summary": summary, "description": f"Task `{route.task}`. {note}"}
 
 
 def _described(route: Route) -> dict[str, Any]:
@@ -219,11 +191,14 @@ def _described(route: Route) -> dict[str, Any]:
         "description": "Milliseconds until the request must have started.",
     }
     path_params = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in _NAME.findall(route.path)]
+    json_body: dict[str, Any] = {"schema": references[0]}
+    if len(route.bodies) > 1:
+        json_body = {
+            "schema": {"anyOf": references},
+            "examples": {spec.path: {"summary": spec.title, "value": spec.body.example()} for spec in TASKS.values()},
+        }
     extra = {
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": references[0] if len(references) == 1 else {"anyOf": references}}} | binary | lines,
-        },
+        "requestBody": {"required": True, "content": {"application/json": json_body} | binary | lines},
         "parameters": [*path_params, parameter],
     }
     described = {"tags": [route.tag], "responses": responses, "openapi_extra": extra, "response_class": Response}
@@ -238,52 +213,3 @@ def _drop_fastapi_errors(schema: dict[str, Any]) -> None:
                 del operation["responses"]["422"]
     for name in ("HTTPValidationError", "ValidationError"):
         schema["components"]["schemas"].pop(name, None)
-
-
-def _add_examples(schema: dict[str, Any], models: Registry) -> None:
-    """Puts examples of the loaded models into a document, and replaces the examples of an earlier call."""
-    answering = _answering(models)
-    first = next(iter(answering.values()), None)
-    for operations in schema["paths"].values():
-        for operation in operations.values():
-            _name_model(operation.get("parameters", []), first)
-    for route in all_routes():
-        content = schema["paths"][route.path]["post"]["requestBody"]["content"]["application/json"]
-        content.pop("examples", None)
-        if examples := _bodies(route, answering):
-            content["examples"] = examples
-
-
-def _answering(models: Registry) -> dict[str, Model]:
-    """Returns the default model of each task that has one."""
-    models_by_task = {}
-    for task in TASKS:
-        try:
-            models_by_task[task] = models.for_task(task)
-        except BertServeError:  # no model is loaded, or there are several without a default
-            continue
-    return models_by_task
-
-
-def _name_model(parameters: list[dict[str, Any]], model: Model | None) -> None:
-    """Sets a loaded model as the example of a path's parameters."""
-    for parameter in parameters:
-        parameter.pop("example", None)
-        if model is not None and parameter["in"] == "path":
-            parameter["example"] = model.bundle.version if parameter["name"] == "version" else model.name
-
-
-def _bodies(route: Route, answering: dict[str, Model]) -> dict[str, Any]:
-    """Returns examples for a route that several models can answer; a route of one task uses the example of its body."""
-    if route.task in TASKS:
-        return {}
-    if len(route.bodies) > 1:
-        bodies = [(spec.path, spec.body.example(), answering[spec.name]) for spec in TASKS.values() if spec.name in answering]
-    else:
-        extra: Any = route.bodies[0].model_config.get("json_schema_extra")
-        bodies = [("example", extra["examples"][0], model) for model in list(answering.values())[:1]]
-    named = "{name}" in route.path
-    return {
-        name: {"summary": f"{name}, for the model {model.name}", "value": body if named else body | {"model": model.name}}
-        for name, body, model in bodies
-    }

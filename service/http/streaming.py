@@ -409,7 +409,6 @@ class LineAnswerer:
                     requests,
                     timeout_s=max(left_s, 0.0),
                     task=call.task,
-                    spec=call.spec,
                     counts_refusals=False,
                     trace=trace,
                     share=self._share,

@@ -110,7 +110,6 @@ class Model:
         *,
         timeout_s: float,
         task: str | None = None,
-        spec: TaskSpec | None = None,
         counts_refusals: bool = True,
         trace: Trace | None = None,
         fixed_batch_tokens: int | None = None,
@@ -125,7 +124,6 @@ class Model:
             requests: `Request` objects of the task, one per input; may be empty.
             timeout_s: Seconds until the last input must have started.
             task: One of `tasks`; None for the model's own task.
-            spec: Runs instead of the task's own spec; the task is then only for the metrics.
             counts_refusals: Whether the metrics count a refusal; a caller that tries again itself sets it to false.
             trace: Records the stages, if the request is traced.
             fixed_batch_tokens: Run the requests in batches of their own of at most this many padded tokens, which depend only on the
@@ -143,7 +141,7 @@ class Model:
         if not requests:
             return Prediction()
         metrics = self._metrics if task is None or task == self.task else self._metrics.of(task)
-        spec = spec or TASKS[task or self.task]
+        spec = TASKS[task or self.task]
         chars: int = sum(request.chars for request in requests) + TEXT_CHARS * (len(requests) - 1)
         if chars > MAX_CHARS:
             raise _too_many_chars(chars)

@@ -164,7 +164,6 @@ class Registry:
             SettingsError: A chosen model is not loaded or does not answer its task, or a task has several models and no choice.
         """
         self.models = {model.name: model for model in sorted(models, key=lambda model: model.name)}
-        self.changes = 0
         self.choices = choices
         self._by_name = by_name
         if present is None:
@@ -196,7 +195,6 @@ class Registry:
 
     def _choose_again(self) -> None:
         """Chooses defaults after a change. A default does not change while its model is loaded, and the log reports each change."""
-        self.changes += 1
         before = self.defaults
         self._defaults = self._chosen(before)
         for task, spec in TASKS.items():
@@ -270,24 +268,6 @@ class Registry:
         if task not in model.tasks:
             raise self._unfit(model, task)
         return model
-
-    def one(self, name: str | None) -> Model:
-        """Returns the named model, or the only loaded model.
-
-        Raises:
-            NotFoundError: There is no such model, or no model is loaded.
-            InvalidValueError: No name is given, and several models are loaded.
-        """
-        if name is not None:
-            return self.get(name)
-        models = self.models
-        if len(models) > 1:
-            raise InvalidValueError(
-                "several models are loaded; set `model` to one of {models}.", models=", ".join(f"`{model_name}`" for model_name in models)
-            )
-        if not models:
-            raise NotFoundError("no model is loaded.")
-        return next(iter(models.values()))
 
     def _unfit(self, model: Model, task: str) -> InvalidValueError:
         """Returns the error for a model that cannot answer a task; for a derived task it names the models that can."""

@@ -22,7 +22,7 @@ from bertserve.service.tasks.body import LIST, PAIR, STOP, TEXT, Closed, Stride,
 from bertserve.service.tasks.cost import NOTHING, SCORE_BYTES, Cost, longest_label
 from bertserve.service.tasks.decoding import Floats, Row, activate, best_first
 from bertserve.service.tasks.occlusion import ReadText, WordImportance
-from bertserve.service.tasks.spec import INPUTS, Form, FormExample, FormField, TaskSpec, TensorField, labeled_form
+from bertserve.service.tasks.spec import Form, FormExample, FormField, TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
 from bertserve.service.text.windows import default_stride, kept_of_pair, windows
 from bertserve.service.text.words import Unit, words_of
@@ -359,7 +359,6 @@ SPEC = TaskSpec(
     requires=require_labels,
     widths=logit_widths,
     form=_FORM,
-    tensors=labeled_form(lambda body, manifest: manifest.labels, INPUTS, TensorField("text_pair", optional=True)),
     has_one_label=_has_one_label,
     answer_bytes=_answer_bytes,
 )

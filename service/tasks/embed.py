@@ -7,7 +7,6 @@ pipeline, which returns them; padding never counts.
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -31,7 +30,7 @@ from bertserve.service.tasks.body import (
 )
 from bertserve.service.tasks.cost import NUMBER_BYTES, Cost
 from bertserve.service.tasks.decoding import Floats, Row
-from bertserve.service.tasks.spec import Form, FormField, TaskSpec, TensorField, TensorForm, Values
+from bertserve.service.tasks.spec import Form, FormField, TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
 from bertserve.service.text.windows import kept_tokens
 
@@ -346,23 +345,6 @@ def _widths(manifest: Manifest) -> dict[str, int]:
     return {embedding.layers_output: embedding.dimensions * embedding.layer_count, "last_hidden_state": embedding.dimensions}
 
 
-def _tensor_outputs(manifest: Manifest, body: TaskBody | None) -> tuple[TensorField, ...]:
-    """Returns the vectors as a tensor, unless there is one vector per token, or vectors are base64 texts."""
-    assert manifest.embedding is not None, "every manifest of an embedding model has it"
-    parameters = None if body is None else body.parameters
-    pooling = (parameters and parameters.pooling) or manifest.embedding.pooling
-    if pooling == "none" or (parameters is not None and parameters.encoding_format == "base64"):
-        return ()
-    return (TensorField("embedding", "FP32", (-1, -1)),)
-
-
-def _tensors(results: Sequence[Any], body: TaskBody, manifest: Manifest) -> dict[str, Values]:
-    if not _tensor_outputs(manifest, body):
-        return {}
-    assert manifest.embedding is not None, "every manifest of an embedding model has it"
-    return {"embedding": np.stack(results) if results else np.zeros((0, manifest.embedding.dimensions), np.float32)}
-
-
 SPEC = TaskSpec(
     name=TASK,
     path="embed",
@@ -377,5 +359,4 @@ SPEC = TaskSpec(
     ),
     requires=_missing,
     widths=_widths,
-    tensors=TensorForm(outputs=_tensor_outputs, tensors=_tensors),
 )

@@ -33,7 +33,7 @@ from bertserve.service.tasks.joint_masks import (
     search,
     slots_of,
 )
-from bertserve.service.tasks.spec import Form, FormField, TaskSpec, TensorForm
+from bertserve.service.tasks.spec import Form, FormField, TaskSpec
 from bertserve.service.text.filling import CONTEXT, FILLINGS_PER_STEP, SHORT_TOKENS, Fillings
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
 
@@ -408,6 +408,5 @@ SPEC = TaskSpec(
         "masks",
     ),
     requires=_missing,
-    tensors=TensorForm(),
     load_workload="mask",
 )

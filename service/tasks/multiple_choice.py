@@ -21,7 +21,7 @@ from bertserve.service.tasks.batch import PAUSE, Batch, TaskModel, TaskRun
 from bertserve.service.tasks.body import LIST, PAIR, STOP, Closed, TaskBody, TaskParameters, body_config, one_of
 from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_first
-from bertserve.service.tasks.spec import Form, FormField, TaskSpec, TensorField, scored_by_index
+from bertserve.service.tasks.spec import Form, FormField, TaskSpec
 from bertserve.service.text.tokenizer import estimate_tokens
 
 TASK = "multiple-choice"
@@ -199,8 +199,5 @@ SPEC = TaskSpec(
         "bars",
     ),
     widths=lambda manifest: {"logits": 1},
-    tensors=scored_by_index(
-        TensorField("question", single=True, alias="prompt"), TensorField("choices"), TensorField("context", optional=True, single=True)
-    ),
     load_body=_load_body,
 )

@@ -14,7 +14,6 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field, Tag
 
-from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import InvalidValueError, Sent
 from bertserve.service.tasks import occlusion
 from bertserve.service.tasks.batch import PAUSE, Batch, TaskModel, TaskRun, copied, spans_read
@@ -24,14 +23,10 @@ from bertserve.service.tasks.decoding import BestAnswers, Floats, Row, SpanTexts
 from bertserve.service.tasks.occlusion import ReadText, WordImportance
 from bertserve.service.tasks.spec import (
     CHRONICLE,
-    SCORE,
     Form,
     FormExample,
     FormField,
     TaskSpec,
-    TensorField,
-    TensorForm,
-    Values,
 )
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
 from bertserve.service.text.windows import windows
@@ -338,18 +333,6 @@ class Answer(BaseModel):
     ] = []
 
 
-def _tensors(results: Sequence[Any], body: TaskBody, manifest: Manifest) -> dict[str, Values]:
-    best = [result[0] if isinstance(result, list) else result for result in results]
-    return {
-        "answer": np.array([item["answer"] for item in best], object),
-        "score": np.array([item["score"] for item in best], np.float32),
-        "start": np.array([item["start"] for item in best], np.int64),
-        "end": np.array([item["end"] for item in best], np.int64),
-    }
-
-
-_OUTPUTS = (TensorField("answer", "BYTES", (-1,)), SCORE, TensorField("start", "INT64", (-1,)), TensorField("end", "INT64", (-1,)))
-
 _PASSAGE = "The bridge was built in Porto in 1886 by a student of Eiffel. It was closed to trains in 1991, and repaired in 2010."
 _FORM = Form(
     "Answer",
@@ -376,6 +359,5 @@ SPEC = TaskSpec(
     estimate=estimate,
     run=answer_question,
     form=_FORM,
-    tensors=TensorForm((TensorField("question"), TensorField("context")), lambda manifest, body: _OUTPUTS, _tensors, token_axes=2),
     load_workload="qa",
 )

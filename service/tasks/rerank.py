@@ -22,7 +22,7 @@ from bertserve.service.tasks.batch import PAUSE, Batch, ModelConfig, TaskModel, 
 from bertserve.service.tasks.body import STOP, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config
 from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_first
-from bertserve.service.tasks.spec import Derivation, Form, FormField, TaskSpec, TensorField, scored_by_index
+from bertserve.service.tasks.spec import Derivation, Form, FormField, TaskSpec
 from bertserve.service.text.tokenizer import estimate_tokens
 
 TASK = "text-ranking"
@@ -223,7 +223,6 @@ SPEC = TaskSpec(
         ),
         "bars",
     ),
-    tensors=scored_by_index(TensorField("query", single=True), TensorField("texts")),
     derivation=Derivation(base=classify.TASK, compatible=compatible, needs=NEEDS, discriminator=("texts",)),
     load_body=_load_body,
 )

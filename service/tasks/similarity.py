@@ -14,7 +14,7 @@ from bertserve.service.tasks import embed
 from bertserve.service.tasks.batch import PAUSE, Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import STOP, Closed, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config, lower
 from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost
-from bertserve.service.tasks.spec import SCORE, Derivation, Form, FormField, TaskSpec, TensorField, TensorForm
+from bertserve.service.tasks.spec import Derivation, Form, FormField, TaskSpec
 from bertserve.service.text.tokenizer import estimate_tokens
 
 TASK = "sentence-similarity"
@@ -156,11 +156,6 @@ SPEC = TaskSpec(
             ),
         ),
         "similarities",
-    ),
-    tensors=TensorForm(
-        (TensorField("source_sentence", single=True), TensorField("sentences")),
-        lambda manifest, body: (SCORE,),
-        lambda results, body, manifest: {"score": np.array(results[0], np.float32)},
     ),
     derivation=Derivation(
         base=embed.TASK, compatible=lambda config: config.embedding is not None, needs="", discriminator=("inputs", "source_sentence")

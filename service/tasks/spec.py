@@ -1,4 +1,4 @@
-"""TaskSpec: all facts about a task that the rest of the service needs, including its playground form and its tensors.
+"""TaskSpec: all facts about a task that the rest of the service needs, including its playground form.
 
 Routes, OpenAPI, docs and load tests are derived from it.
 """
@@ -8,9 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
-
-import numpy as np
-from numpy.typing import NDArray
 
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.tasks.batch import ModelConfig, TaskFunction
@@ -128,93 +125,6 @@ class Form:
     examples: tuple[FormExample, ...] = ()
 
 
-Values = NDArray[Any]  # float32, int64, or texts as objects
-
-
-@dataclass(frozen=True, slots=True)
-class TensorField:
-    """A tensor in the metadata of a model; by default texts of a request.
-
-    Attributes:
-        name: Its name.
-        datatype: Its datatype.
-        shape: Its dimensions, -1 for any length.
-        optional: Whether a request may omit it.
-        single: Whether it has exactly one text; other tensors have one text per input or choice.
-        alias: Another name; empty for none.
-    """
-
-    name: str
-    datatype: str = "BYTES"
-    shape: tuple[int, ...] = (-1, 1)
-    optional: bool = False
-    single: bool = False
-    alias: str = ""
-
-
-INPUTS = TensorField("inputs", alias="text")
-SCORE = TensorField("score", "FP32", (-1,))
-
-
-@dataclass(frozen=True, slots=True)
-class TensorForm:
-    """The tensors of a task.
-
-    Attributes:
-        inputs: The texts. The tensor `inputs` becomes `inputs` of the body; if there are other tensors, it is the `text` of each object.
-            Other tensors are keys of these objects, or of the one object that `single` texts form.
-        outputs: Returns the tensors of the results, in addition to `json`: all tensors of a model, or those for a body.
-        tensors: Converts results to the outputs.
-        labels: Returns the labels in the order of the output `scores`; None if there is no such output. `top_k` then limits only `json`.
-        token_axes: Axes of a raw output that has values per token.
-    """
-
-    inputs: tuple[TensorField, ...] = (INPUTS,)
-    outputs: Callable[[Manifest, TaskBody | None], tuple[TensorField, ...]] = lambda manifest, body: ()
-    tensors: Callable[[Sequence[Any], TaskBody, Manifest], dict[str, Values]] = lambda results, body, manifest: {}
-    labels: Callable[[TaskBody, Manifest], Sequence[str]] | None = None
-    token_axes: int = 3
-
-
-def labeled_form(labels: Callable[[TaskBody, Manifest], Sequence[str]], *inputs: TensorField) -> TensorForm:
-    """Returns the tensors of a task whose results are labels with scores, best first; `labels` returns them in the order of `scores`."""
-    return TensorForm(
-        inputs,
-        lambda manifest, body: (TensorField("label", "BYTES", (-1,)), SCORE, TensorField("scores", "FP32", (-1, len(manifest.labels)))),
-        lambda results, body, manifest: _labeled(results, labels(body, manifest)),
-        labels,
-    )
-
-
-def _labeled(results: Sequence[Any], labels: Sequence[str]) -> dict[str, Values]:
-    """Returns the best label of each result with its score, and all scores in the order of `labels`."""
-    places: dict[str, list[int]] = {}
-    for place, label in enumerate(labels):
-        places.setdefault(label, []).append(place)
-    scores = np.zeros((len(results), len(labels)), np.float32)
-    for row, result in zip(scores, results, strict=True):
-        # labels with the same name cannot be told apart in a result, so the first one gets the best score
-        free_places = {label: iter(indices) for label, indices in places.items()}
-        for item in result:
-            row[next(free_places[item["label"]])] = item["score"]
-    return {
-        "label": np.array([result[0]["label"] for result in results], object),
-        "score": np.array([result[0]["score"] for result in results], np.float32),
-        "scores": scores,
-    }
-
-
-def scored_by_index(*inputs: TensorField) -> TensorForm:
-    """Returns the tensors of a task whose only result has `{index, score}` of each text of a list."""
-    return TensorForm(
-        inputs,
-        lambda manifest, body: (SCORE,),
-        lambda results, body, manifest: {
-            "score": np.array([item["score"] for item in sorted(results[0], key=lambda item: item["index"])], np.float32)
-        },
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
     """A task.
@@ -232,7 +142,6 @@ class TaskSpec:
         requires: Returns the fields that a manifest of this task lacks, as text, or None.
         widths: Returns the number of values of the graph's outputs per text, token or mask, by name; models are checked against it.
         form: Its form on the playground; None for no tab.
-        tensors: Its tensors; None if the Open Inference Protocol does not support it.
         has_one_label: Returns whether the best label with its score is a sufficient answer for most readers, given `parameters` as JSON.
             If so, a result is a list of objects with `label` and `score`, the best first.
         answer_bytes: Returns the maximum bytes of the answer of a request, given the manifest; None if answers are about as small as texts.
@@ -251,7 +160,6 @@ class TaskSpec:
     requires: Callable[[Manifest], str | None] = lambda manifest: None
     widths: Callable[[Manifest], Mapping[str, int]] = lambda manifest: {}
     form: Form | None = None
-    tensors: TensorForm | None = None
     has_one_label: Callable[[Mapping[str, Any], ModelConfig], bool] = lambda parameters, config: False
     answer_bytes: Callable[[Any, Manifest], int] | None = None
     load_body: Callable[[Sequence[Any]], dict[str, Any]] = inputs_body

@@ -23,7 +23,7 @@ from bertserve.service.tasks.body import OffsetUnit, Stride, TaskBody, TaskParam
 from bertserve.service.tasks.classify import logit_widths, require_labels
 from bertserve.service.tasks.cost import SCORE_BYTES, STEPS_PER_TOKEN, TOKEN_MEMORY, Cost, longest_label, text_bytes
 from bertserve.service.tasks.decoding import Floats, activate
-from bertserve.service.tasks.spec import CHRONICLE, Form, FormExample, FormField, TaskSpec, TensorForm
+from bertserve.service.tasks.spec import CHRONICLE, Form, FormExample, FormField, TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
 from bertserve.service.text.windows import default_stride, windows
 from bertserve.service.text.words import rebase, trimmed
@@ -359,5 +359,4 @@ SPEC = TaskSpec(
     requires=require_labels,
     widths=logit_widths,
     form=_FORM,
-    tensors=TensorForm(),
 )

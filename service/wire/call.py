@@ -10,7 +10,6 @@ from bertserve.service.serving.model import Model
 from bertserve.service.serving.registry import Registry
 from bertserve.service.serving.work import Prediction
 from bertserve.service.tasks.body import Limits
-from bertserve.service.tasks.spec import TaskSpec
 
 
 class RequestInputs(Protocol):
@@ -41,7 +40,6 @@ class Incoming:
         model: The model in the path, or None.
         models: All models.
         limits: The limits of a request.
-        version: The version in the path, or None.
         request_id: The request id, which the answer's header also has.
     """
 
@@ -50,7 +48,6 @@ class Incoming:
     model: Model | None
     models: Registry
     limits: Limits
-    version: str | None = None
     request_id: str = ""
 
 
@@ -73,7 +70,6 @@ class Call:
         body: The inputs.
         answer: Converts the prediction to the content of the response: a value for JSON, or Content.
         timeout_s: Seconds until it must have started, if the body sets them; None to use the header.
-        spec: The spec that runs instead of the task's own, or None. Metrics use the task.
     """
 
     task: str
@@ -81,4 +77,3 @@ class Call:
     body: RequestInputs
     answer: Callable[[Prediction], Any]
     timeout_s: float | None = None
-    spec: TaskSpec | None = None

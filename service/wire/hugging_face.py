@@ -5,20 +5,19 @@ KServe's V1 protocol, which Vertex AI uses too, is the same with other keys: `in
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from bertserve.service.errors import InvalidValueError, Sent, TooLargeError
+from bertserve.service.errors import InvalidValueError, Sent
 from bertserve.service.serving.model import Model
-from bertserve.service.tasks.body import Limits, TaskBody
+from bertserve.service.tasks.body import TaskBody
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.wire.call import Call, Incoming
-from bertserve.service.wire.clients import answer_for, upgrade_legacy_body
+from bertserve.service.wire.clients import is_js_client, js_answer
 from bertserve.service.wire.reading import parse_json, read_as, requested_task, show, validate_as
-from bertserve.service.wire.unknown_fields import HARMLESS, check_names
+from bertserve.service.wire.unknown_fields import check_names
 
 
 def read_for_task(task: str, incoming: Incoming) -> Call:
@@ -31,10 +30,7 @@ def read_for_model(incoming: Incoming) -> Call:
     """Reads a body for the model in the path: one for the model's task, or for another task that the body's fields identify."""
     model = incoming.model
     assert model is not None, "the path names a model"
-    return _call_for_model(parse_json(incoming.raw, TASKS[model.task].body), model, incoming)
-
-
-def _call_for_model(value: Any, model: Model, incoming: Incoming) -> Call:
+    value = parse_json(incoming.raw, TASKS[model.task].body)
     task = requested_task(model.task, value)
     incoming.models.for_task(task, model.name)
     body = validate_as(TASKS[task].body, value, incoming.limits)
@@ -46,51 +42,21 @@ def _call_for_model(value: Any, model: Model, incoming: Incoming) -> Call:
 
 
 def read_at_base(incoming: Incoming) -> Call:
-    """Reads a body at the base URL, the only path of an Inference Endpoint: for the only model, or the only task that the body fits."""
-    served = incoming.models.models
-    if len(served) == 1:
-        return read_for_model(replace(incoming, model=next(iter(served.values()))))
-    loaded = [task for task in TASKS if any(task in model.tasks for model in served.values())]
-    value = parse_json(incoming.raw, TASKS[(loaded or list(TASKS))[0]].body)
-    if isinstance(value, dict) and isinstance(name := value.get("model"), str):
-        return _call_for_model(value, incoming.models.get(name), incoming)
-    fitting = {task: body for task in loaded if (body := _fitting(task, value, incoming.limits)) is not None}
-    if len(fitting) != 1:
-        could = f"fits several tasks, {_paths(fitting)}" if fitting else f"fits none of the loaded tasks, {_paths(loaded)}"
-        raise InvalidValueError("the body {could}; send it to the path of a task or to /models/NAME, or set `model`.", could=could)
-    ((task, fitted),) = fitting.items()
-    model = incoming.models.for_task(task)
-    if isinstance(fitted, TooLargeError):
-        raise fitted
-    return _call(task, model, fitted, incoming)
+    """Reads a body at the base URL, the only path of an Inference Endpoint, for the only loaded model."""
+    if len(incoming.models.models) != 1:
+        paths = ", ".join(f"/{spec.path}" for spec in TASKS.values())
+        raise InvalidValueError(
+            "this path needs exactly one loaded model, and {count} are loaded; send the body to {paths} or /models/NAME.",
+            count=len(incoming.models.models),
+            paths=paths,
+        )
+    return read_for_model(replace(incoming, model=next(iter(incoming.models.models.values()))))
 
 
 def _call(task: str, model: Model, body: TaskBody, incoming: Incoming) -> Call:
-    answer = answer_for(incoming.headers.get(b"user-agent", b""), task, body)
-    return Call(task, model, body, lambda answered: answer(answered.results))
-
-
-def _fitting(task: str, value: Any, limits: Limits) -> TaskBody | TooLargeError | None:
-    """Returns a value as the body of a task, or the error if it is too large; None if it does not fit the task."""
-    kind = TASKS[task].body
-    if isinstance(value, dict) and not _names_fit(kind, value):
-        return None  # without the error of `validate_as`, which compares the names with all known ones
-    try:
-        return validate_as(kind, value, limits)
-    except TooLargeError as error:
-        return error
-    except InvalidValueError:
-        return None
-
-
-def _names_fit(kind: type[TaskBody], value: dict[str, Any]) -> bool:
-    parameters = value.get("parameters")
-    fits = upgrade_legacy_body(kind, value).keys() <= kind.names | HARMLESS.keys()
-    return fits and (not isinstance(parameters, dict) or parameters.keys() <= kind.parameters_type.model_fields.keys())
-
-
-def _paths(tasks: Iterable[str]) -> str:
-    return ", ".join(f"/{TASKS[task].path}" for task in tasks) or "none"
+    if is_js_client(incoming.headers.get(b"user-agent", b""), task, body):
+        return Call(task, model, body, lambda prediction: js_answer(task, body, prediction.results))
+    return Call(task, model, body, lambda prediction: body.answer(prediction.results))
 
 
 class PredictBody(BaseModel):

@@ -12,7 +12,6 @@ from pydantic_core import ErrorDetails
 from bertserve.service.errors import InvalidValueError, Sent, TooLargeError, expectation
 from bertserve.service.tasks.body import TAGS, Limits, TaskBody
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.wire.clients import upgrade_legacy_body
 from bertserve.service.wire.json_text import parse
 from bertserve.service.wire.unknown_fields import check_keys, no_json, no_object, unknown_within
 
@@ -69,7 +68,6 @@ def validate_as(kind: type[B], value: Any, limits: Limits) -> B:
     if not isinstance(value, dict):
         raise no_object(value, kind)
     if not value.keys() <= kind.names:
-        value = upgrade_legacy_body(kind, value)
         check_keys(value, kind)
     try:
         body = kind.model_validate(value)

@@ -13,15 +13,12 @@ from bertserve.service.tasks import classify, embed, rerank
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.classify import LabelScore
 from bertserve.service.tasks.spec import TaskSpec
-from bertserve.service.tasks.tokens import TOOLS
 from bertserve.service.wire.call import Call, Incoming
-from bertserve.service.wire.clients import LEGACY_ANSWERS
 from bertserve.service.wire.cohere import DocumentsBody, RankedList, read_rerank
 from bertserve.service.wire.hugging_face import PredictBody, Predictions, read_at_base, read_for_model, read_for_task, read_predict
-from bertserve.service.wire.infer_body import InferAnswer, InferBody
-from bertserve.service.wire.open_inference import read_infer
+from bertserve.service.wire.open_inference import InferAnswer, InferBody, read_infer
 from bertserve.service.wire.openai import EmbeddingList, EmbeddingsBody, read_embeddings
-from bertserve.service.wire.tei import EmbedAllBody, SequencesBody, read_for_tool, read_foreign
+from bertserve.service.wire.tei import EmbedAllBody, SequencesBody, read_foreign
 
 INFERENCE, OTHER_CLIENTS = "inference", "other clients"  # tags in OpenAPI
 
@@ -31,7 +28,7 @@ class Route:
     """A path that runs models, for POST requests.
 
     Attributes:
-        path: The path; `{name}` in it is a model's name, and `{version}` its version.
+        path: The path; `{name}` in it is a model's name.
         read: Returns the call of a request.
         summary: A short description for OpenAPI.
         bodies: Types of the body, for OpenAPI; a body has one of them.
@@ -63,8 +60,8 @@ def all_routes() -> list[Route]:
             "Run a model by its name, for its own task or for another one that the body identifies",
             tag=INFERENCE,
         ),
-        _of_any_task("/", read_at_base, "Run the only loaded model, or the default model of the only task that fits the body"),
-        *_infer_routes(),
+        _of_any_task("/", read_at_base, "Run the only loaded model"),
+        Route("/v2/models/{name}/infer", read_infer, "Run a model on tensors of texts", (InferBody,), (InferAnswer,), binary=True),
         Route("/v1/models/{name}:predict", read_predict, "Answer instances with predictions", (PredictBody,), (Predictions,)),
         Route(
             "/v1/embeddings",
@@ -102,33 +99,14 @@ def all_routes() -> list[Route]:
             (list[list[list[float]]],),
             task=embed.TASK,
         ),
-        *map(_of_tool, TOOLS.values()),
     ]
-
-
-def _answers(spec: TaskSpec) -> tuple[Any, ...]:
-    """Returns the types of a task's answer, including those for older clients."""
-    return (spec.answer, LEGACY_ANSWERS[spec.name]) if spec.name in LEGACY_ANSWERS else (spec.answer,)
 
 
 def _of_task(spec: TaskSpec) -> Route:
     read = functools.partial(read_for_task, spec.name)
-    return Route(f"/{spec.path}", read, spec.title, (spec.body,), _answers(spec), task=spec.name, streams=True, tag=INFERENCE)
+    return Route(f"/{spec.path}", read, spec.title, (spec.body,), (spec.answer,), task=spec.name, streams=True, tag=INFERENCE)
 
 
 def _of_any_task(path: str, read: Callable[[Incoming], Call], summary: str, tag: str = OTHER_CLIENTS) -> Route:
     bodies = tuple(spec.body for spec in TASKS.values())
-    return Route(path, read, summary, bodies, tuple(answer for spec in TASKS.values() for answer in _answers(spec)), streams=True, tag=tag)
-
-
-def _infer_routes() -> list[Route]:
-    paths = {
-        "/v2/models/{name}/infer": "Run a model on tensors of texts or token ids",
-        "/v2/models/{name}/versions/{version}/infer": "Run a model on tensors, if it has this version",
-    }
-    return [Route(path, read_infer, summary, (InferBody,), (InferAnswer,), binary=True) for path, summary in paths.items()]
-
-
-def _of_tool(tool: TaskSpec) -> Route:
-    read, summary = functools.partial(read_for_tool, tool.name), f"{tool.title}, in the format of Text Embeddings Inference"
-    return Route(f"/{tool.path}", read, summary, (tool.body,), (tool.answer,), task=tool.name)
+    return Route(path, read, summary, bodies, tuple(spec.answer for spec in TASKS.values()), streams=True, tag=tag)

@@ -1,4 +1,4 @@
-"""The formats of Hugging Face's Text Embeddings Inference that differ from the service's own: `/predict`, `/embed_all`, and tokens.
+"""The formats of Hugging Face's Text Embeddings Inference that differ from the service's own: `/predict` and `/embed_all`.
 
 Its `/embed`, `/rerank` and `/similarity` are paths of the service itself.
 """
@@ -27,7 +27,6 @@ from bertserve.service.tasks.body import (
 )
 from bertserve.service.tasks.classify import ClassifyParameters
 from bertserve.service.tasks.embed import EmbedParameters, PromptName
-from bertserve.service.tasks.tokens import TOOLS
 from bertserve.service.wire.call import Call, Incoming
 from bertserve.service.wire.reading import read_as
 
@@ -112,10 +111,3 @@ def read_foreign(task: str, kind: type[ForeignBody], incoming: Incoming) -> Call
     """Reads a body of `/predict` or `/embed_all`."""
     body = read_as(kind, incoming.raw, incoming.limits)
     return Call(task, incoming.models.for_task(task, body.model), body, lambda answered: body.answer(answered.results))
-
-
-def read_for_tool(tool: str, incoming: Incoming) -> Call:
-    """Reads a body of `/tokenize` or `/decode`, which every model supports: for the named model, or the only one."""
-    body = read_as(TOOLS[tool].body, incoming.raw, incoming.limits)
-    model = incoming.models.one(body.model)
-    return Call(tool, model, body, lambda answered: body.answer(answered.results), spec=TOOLS[tool])

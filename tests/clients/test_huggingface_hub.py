@@ -1,4 +1,4 @@
-"""huggingface_hub: every method for encoder tasks, with the version that LangChain installs and with an older version.
+"""huggingface_hub: every method for encoder tasks, with the version that LangChain installs.
 
 Version 2 is tested in tests/serving/test_client.py.
 """
@@ -13,7 +13,6 @@ import huggingface_hub
 import pytest
 from huggingface_hub import AsyncInferenceClient, InferenceClient
 
-OLD = huggingface_hub.__version__.startswith("0.")
 NAMES = ["a", "b"]
 TEXT = "A warm, funny film."
 
@@ -67,10 +66,9 @@ def test_responses_are_parsed(url: str, path: str, method: str, arguments: tuple
 
 
 def test_top_k_limits_the_labels_of_one_text(url: str) -> None:
-    parameters = {} if OLD else {"top_k": 1}
-    found = InferenceClient(model=f"{url}/classify").text_classification(TEXT, **parameters)
+    found = InferenceClient(model=f"{url}/classify").text_classification(TEXT, top_k=1)
 
-    assert ["positive", "negative"][: 2 if OLD else 1] == [element.label for element in found]
+    assert ["positive"] == [element.label for element in found]
 
 
 def test_an_error_has_the_message_of_the_service(url: str) -> None:
@@ -82,18 +80,15 @@ def test_an_error_has_the_message_of_the_service(url: str) -> None:
     assert "Request ID" in str(caught.value)
 
 
-def test_the_base_url_accepts_only_bodies_that_fit_one_task(url: str) -> None:
-    """A question with its passage is answered. A text that fits several tasks is refused with their paths."""
-    client = InferenceClient(model=url)
-    assert "London" in client.question_answering(question="Where did Ada live?", context="Ada Lovelace lived in London.").answer
-    with pytest.raises(huggingface_hub.errors.HfHubHTTPError, match="fits several tasks, /classify, /ner"):
-        client.text_classification(TEXT)
+def test_the_base_url_needs_a_single_model(url: str) -> None:
+    with pytest.raises(huggingface_hub.errors.HfHubHTTPError, match="/classify"):
+        InferenceClient(model=url).text_classification(TEXT)
 
 
 @pytest.mark.parametrize("path", ["/classify", "/models/sentiment"])
 def test_each_model_url_has_health_and_info(url: str, path: str) -> None:
     """Since version 0.29, the client sends these requests only with the provider hf-inference."""
-    client = InferenceClient(model=url + path) if OLD else InferenceClient(model=url + path, provider="hf-inference")
+    client = InferenceClient(model=url + path, provider="hf-inference")
 
     assert client.health_check() is True
     assert "sentiment" == client.get_endpoint_info()["name"]

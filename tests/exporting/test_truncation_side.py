@@ -13,13 +13,13 @@ from transformers import PreTrainedTokenizerFast
 
 import tiny
 from bertserve.service.bundle.files import load_bundle
-from bertserve.service.tasks import classify, embed, multiple_choice, question_answering, rerank, token_classification, tokens, zero_shot
+from bertserve.service.tasks import classify, embed, multiple_choice, question_answering, rerank, token_classification, zero_shot
 from bertserve.service.tasks.batch import Batch, ReadSpan
 from bertserve.service.text.tokenizer import Tokenizer
 from bundles import exported
 from checkpoints import bert, edit_json
 from fakes import Head
-from task_runs import begin, decode, encode, send
+from task_runs import begin, encode, send
 
 pytestmark = pytest.mark.torch
 
@@ -128,12 +128,6 @@ def test_the_end_of_a_long_text_is_read(left: Tokenizer) -> None:
     assert {len(encoding) for encoding in variants.encodings} == {LENGTH - 1}
     result = send(explained.run, variants, [{"logits": np.array([0, 1], dtype=np.float32)}] * (LENGTH - 2))
     assert {text[word["start"] : word["end"]] for word in result[0]["explanation"]} == {"good"}
-
-
-def test_tokenize_returns_the_tokens_of_the_whole_text(left: Tokenizer) -> None:
-    text = " ".join(WORDS * 9)
-    shown = decode(tokens.TOOLS[tokens.TOKENIZE], tokens.TextRequest(text, add_special_tokens=False), [], tokenizer=left)
-    assert transformers_tokenizer()(text, add_special_tokens=False)["input_ids"] == [token["id"] for token in shown]
 
 
 def cut_at_the_beginning(folder: Path, **options: Any) -> Path:

@@ -5,15 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
 import tiny
-from application import call, classify, play, rejected, results, started
-from bertserve.service.http import openapi
-from bertserve.service.serving.build import build
-from bertserve.service.settings import Settings
+from application import call, classify, rejected, results, started
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.wire.routes import all_routes
 
@@ -119,27 +115,6 @@ def test_exactly_the_documented_inference_paths_are_served(models: Path) -> None
     assert {f"/{spec.path}" for spec in TASKS.values()} | {"/models/{name}"} < set(paths)
     assert {route.path for route in all_routes()} == set(paths)
     assert dict.fromkeys(paths, "malformed") == {path: answer.json()["error_type"] for path, answer in answers.items()}
-
-
-def test_the_openapi_document_is_rebuilt_only_when_the_models_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny.bundle(tmp_path, "mood")
-    state = build(Settings(models=tmp_path))
-    written: list[int] = []
-    to_json = openapi.to_json
-    monkeypatch.setattr(openapi, "to_json", lambda value: written.append(1) or to_json(value))
-
-    async def described(client: httpx.AsyncClient) -> str:
-        answer = (await client.get("/openapi.json")).json()
-        return str(answer["paths"]["/classify"]["post"]["description"])
-
-    async def check(client: httpx.AsyncClient) -> list[str]:
-        first = [await described(client) for _ in range(3)]
-        state.registry.remove("mood")
-        return [*first, *[await described(client) for _ in range(3)]]
-
-    said = play(state, check)
-    assert (2, 3, True) == (len(written), said.count(said[0]), "`mood`" in said[0])
-    assert said[3:] == [said[3]] * 3 and "Not available now" in said[3]
 
 
 def test_the_openapi_document_lists_inference_first(models: Path) -> None:

@@ -204,30 +204,6 @@ def test_labels_can_be_a_text_with_commas(api: Send) -> None:
 
 
 @pytest.mark.parametrize(
-    ("agent", "lists"),
-    [
-        ("unknown/None; hf_hub/1.1.7; python/3.11", True),
-        ("unknown/None; hf_hub/0.36.0; python/3.11", True),
-        ("unknown/None; hf_hub/1.2.0; python/3.11", False),
-        ("unknown/None; hf_hub/1.10.0", False),
-        ("unknown/None; hf_hub/2.4.0", False),
-        ("unknown/None; hf_hub/1.2.0.dev0", False),
-        ("curl/8.5.0", False),
-        ("hf_hub/x", False),
-        ("", False),
-    ],
-)
-def test_old_clients_get_the_old_shape(api: Send, agent: str, lists: bool) -> None:
-    """huggingface_hub before 1.2 gets an object of lists, other clients a list of objects. The same holds for each text of a list."""
-    found = result(api, ZERO_SHOT, BODIES[ZERO_SHOT], headers={"user-agent": agent})
-    expected: Any = answered(api, ZERO_SHOT, "a good film", **LABELS)
-    if lists:
-        expected = {"sequence": "a good film", "labels": list(by_label(expected)), "scores": list(by_label(expected).values())}
-    assert_same(expected, found)
-    assert_same([expected], result(api, "/models/nli", BODIES[ZERO_SHOT] | {"inputs": ["a good film"]}, headers={"user-agent": agent}))
-
-
-@pytest.mark.parametrize(
     ("parameters", "value"),
     [
         ({"candidate_labels": []}, "`parameters.candidate_labels`"),

@@ -325,12 +325,3 @@ def test_the_engine_gets_maps_in_ascending_order() -> None:
 
     assert ((1, (2, 0)), (0, (1, 0))) == request.layers
     assert [(0, 0), (0, 1), (1, 0), (1, 2)] == request.maps
-
-
-def test_raw_outputs_have_no_maps(api: Send) -> None:
-    """Only /attention limits the size of maps, so the raw tensors of a graph neither list nor return them."""
-    listed = api("GET", "/v2/models/classifier").json()["tensors"]["outputs"]
-    ids = {"name": "input_ids", "datatype": "INT64", "shape": [1, 3], "data": [2, 5, 3]}
-    answered = post(api, {"inputs": [ids]}, path="/v2/models/classifier/infer").json()
-
-    assert ["logits"] == [field["name"] for field in listed] == [output["name"] for output in answered["outputs"]]

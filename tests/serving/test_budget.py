@@ -85,10 +85,7 @@ def test_text_bytes_is_an_upper_bound_of_the_size_in_json(text: str) -> None:
         ("/embed", {"inputs": ["film"] * 10}),
         ("/v1/embeddings", {"input": ["film"] * 10}),
         ("/embed_all", {"inputs": "film " * 20}),
-        ("/tokenize", {"inputs": "film " * 20, "model": "nli"}),
-        ("/decode", {"ids": [[6] * 400], "model": "nli"}),
         ("/v2/models/nli/infer", {"inputs": [{"name": "inputs", "shape": [64], "datatype": "BYTES", "data": ["good"] * 64}]}),
-        ("/v2/models/vectors/infer", {"inputs": [{"name": "input_ids", "shape": [1, 16], "datatype": "INT64", "data": [5] * 16}]}),
         ("/v1/models/nli:predict", {"instances": ["good"] * 64}),
         ("/classify", {"inputs": "good film " * 10, "model": "nli", "parameters": {"explain": True}}),
     ],
@@ -145,26 +142,6 @@ def test_answers_count_with_their_maximum_length(api: Send, allowed: Any) -> Non
     assert 413 == ask(api, "/answer", whole, **parameters | {"max_answer_len": 512}).status_code
 
 
-def test_entities_are_counted_while_they_are_collected(allowed: Any, monkeypatch: pytest.MonkeyPatch, api: Send) -> None:
-    made: list[int] = []
-    entity = token_classification._entity
-    monkeypatch.setattr(token_classification, "_entity", lambda *arguments: made.append(1) or entity(*arguments))
-    allowed(1000)
-    too_large(api, "/ner", inputs=" ".join(["good", "film", "a", "bad"] * 100), parameters={"ignore_labels": []})
-    assert 0 < len(made) < 12
-
-
-def test_token_objects_are_counted_before_they_are_created(api: Send, allowed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A response that is too large is refused before the offsets of its tokens are read."""
-
-    def offsets(tokens: Tokens) -> Any:
-        raise AssertionError("the offsets were read")
-
-    monkeypatch.setattr(Tokens, "offsets", property(offsets))
-    allowed(1000)
-    too_large(api, "/tokenize", inputs=["film " * 20], model="nli")
-
-
 def test_long_responses_are_built_outside_the_event_loop(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     """The event loop serves other requests meanwhile. Short responses are built in the event loop."""
     threads: list[bool] = []
@@ -215,14 +192,6 @@ async def test_a_long_response_leaves_half_of_the_time_to_short_requests(monkeyp
 
     assert 9 == len(content.pieces)
     assert [0.25] * 9 * has_short_requests == pauses
-
-
-def test_classification_outputs_have_a_limit_of_classes(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertserve.service.wire.open_inference.MAX_CLASSES", 5)
-    tensors = [{"name": "inputs", "shape": [2], "datatype": "BYTES", "data": ["good", "bad"]}]
-    asked = [{"inputs": tensors, "outputs": [{"name": "scores", "parameters": {"classification": count}}]} for count in (2, 3)]
-    assert 200 == post(api, asked[0], path="/v2/models/nli/infer").status_code
-    assert "6 classes and 5 are allowed" in too_large(api, "/v2/models/nli/infer", **asked[1])
 
 
 # ---- decoding work
@@ -387,10 +356,3 @@ def test_documents_are_returned_with_all_fields(api: Send) -> None:
     response = post(api, {"query": "good", "documents": [document, "book"], "return_documents": True}, path="/v1/rerank")
     found = {each["index"]: each["document"] for each in response.json()["results"]}
     assert {0: document, 1: {"text": "book"}} == found
-
-
-@pytest.mark.parametrize("version", ["5" * 5000 + ".0", "1." + "5" * 5000, "1.1"])
-def test_a_client_version_with_thousands_of_digits_is_ignored(api: Send, version: str) -> None:
-    body = {"inputs": "good", "parameters": {"candidate_labels": ["a", "b"]}, "model": "nli"}
-    response = post(api, body, path="/zero-shot", headers={"user-agent": f"hf_hub/{version}"})
-    assert (200, version == "1.1") == (response.status_code, isinstance(response.json(), dict))

@@ -421,14 +421,6 @@ def test_a_query_string_is_an_error(api: Send, path: str) -> None:
     assert 200 == post(api, body, path=f"{path}?").status_code
 
 
-def test_a_question_is_accepted_at_the_top_level(api: Send) -> None:
-    """huggingface_hub 0.25 sends this form. An additional `inputs` or an unknown key is an error."""
-    assert result(api, ANSWER, BODIES[ANSWER]) == result(api, ANSWER, QUESTION)
-    assert "`parameters`" in wrong(api, ANSWER, QUESTION | {"top_k": 1})
-    assert "`question`" in wrong(api, ANSWER, QUESTION | BODIES[ANSWER])
-    assert "`question`" in wrong(api, ANSWER, {"question": "good ?"})
-
-
 # Values of parameters
 
 

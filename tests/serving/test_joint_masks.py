@@ -311,16 +311,6 @@ def test_wrong_parameters_are_named(api: Send, parameters: dict[str, Any], value
     assert (422, True) == (status, value in error), error
 
 
-def test_joint_is_refused_for_the_javascript_client(api: Send) -> None:
-    response = api(
-        "POST",
-        "/fill-mask",
-        json={"inputs": "a [MASK]", "parameters": {"joint": True}},
-        headers={"user-agent": "@huggingface/inference/4.13"},
-    )
-    assert (422, True) == (response.status_code, "@huggingface/inference" in response.json()["error"])
-
-
 def test_a_search_that_would_hold_too_much_memory_is_refused(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each variant holds its best tokens until all variants have run: a wide beam and a large `top_k` exceed the limit."""
     monkeypatch.setattr("bertserve.service.tasks.cost.MAX_MEMORY", 12_000)

@@ -31,7 +31,6 @@ from bertserve.service.tasks import (
 )
 from bertserve.service.tasks.body import MAX_ITEMS, Limits, TaskBody
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.tokens import DecodeBody, TokenizeBody
 from bertserve.service.tasks.zero_shot import MAX_LABELS
 from bertserve.service.wire.call import Call, Incoming
 from bertserve.service.wire.cohere import DocumentsBody
@@ -132,17 +131,12 @@ BODIES: dict[str, tuple[str | type[TaskBody], Callable[[], bytes]]] = {
     "sequences": (SequencesBody, lambda: full('{"inputs": [', '["", ""]', "]}")),
     "texts that are no sequence": (SequencesBody, lambda: full('{"inputs": [', '""', "]}")),
     "one sequence of many": (SequencesBody, lambda: full('{"inputs": [[', '""', "]]}")),
-    "texts to tokenize": (TokenizeBody, lambda: full('{"inputs": [', '""', "]}")),
-    "ids": (DecodeBody, lambda: full('{"ids": [', "1", "]}")),
-    "lists of ids": (DecodeBody, lambda: full('{"ids": [', "[1]", "]}")),
-    "wrong ids": (DecodeBody, lambda: full('{"ids": [[1],', "1", "]}")),
     "sentences": (similarity.TASK, lambda: full(SENTENCES, '""', "]}}")),
     "a huge sentence": (similarity.TASK, lambda: long(f'{SENTENCES}"', "a", '"]}}')),
 }
 
 
 TENSOR = '{"inputs": [{"name": "inputs", "datatype": "BYTES", "shape": [1], "data": '
-ROWS = '{"inputs": [{"name": "input_ids", "datatype": "INT64", "shape": [64, 32], "data": '
 SIZED = TENSOR.replace('"shape": [1]', f'"shape": [{LIMITS.max_inputs}]')
 TENSORS: dict[str, tuple[Reader, Callable[[], bytes]]] = {
     "tensors": (read_infer, lambda: full('{"inputs": [', "{}", "]}")),
@@ -153,9 +147,6 @@ TENSORS: dict[str, tuple[Reader, Callable[[], bytes]]] = {
     "a huge datatype": (read_infer, lambda: long('{"inputs": [{"name": "a", "shape": [1], "datatype": "', "a", '"}]}')),
     "more values than the shape": (read_infer, lambda: full(f"{TENSOR}[", '""', "]}]}")),
     "values in lists": (read_infer, lambda: full(f"{SIZED.replace(']', ', 1]')}[", "[]", "]}]}")),
-    "one huge row": (read_infer, lambda: full(f"{ROWS}[[", "1", "]]}]}")),
-    "rows of nothing": (read_infer, lambda: full(f"{ROWS}[", "[]", "]}]}")),
-    "a huge id": (read_infer, lambda: full(f"{ROWS}[", "1" * 1000, "]}]}")),
     "outputs": (read_infer, lambda: full(f'{TENSOR}["a"]}}], "outputs": [', '{"name": "a"}', "]}")),
     "parameters": (read_infer, lambda: distinct(f'{TENSOR}["a"]}}], "parameters": {{', '"%d": 1', "}}")),
     "a huge timeout": (read_infer, lambda: long(f'{TENSOR}["a"]}}], "parameters": {{"timeout": 1', "1", "}}")),
@@ -171,8 +162,8 @@ SLOW = {
     "questions with choices",
     "pairs, the last wrong",
     "sentences beside many keys",
-    *("values in lists", "rows of nothing", "parameters", "keys beside instances", "tensors with many keys"),
-    *("lists of ids of tokens", "lists of ids", "sequences", "pairs", "documents", "questions", "unknown options", "unknown parameters"),
+    *("values in lists", "parameters", "keys beside instances", "tensors with many keys"),
+    *("lists of ids of tokens", "sequences", "pairs", "documents", "questions", "unknown options", "unknown parameters"),
     *("unknown keys to rank by", "unknown keys of OpenAI's", "a pair with many keys", "a question with many keys", "labels"),
 }
 

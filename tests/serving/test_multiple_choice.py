@@ -106,16 +106,15 @@ def test_a_list_of_questions_returns_a_list_of_results(api: Send) -> None:
 
 
 def test_all_protocols_give_the_same_scores(api: Send) -> None:
-    """Covers the model's path, the base URL, KServe's instances, and tensors, whose scores are in the order of the choices."""
+    """Covers the model's path, KServe's instances, and tensors, whose scores are in the order of the choices."""
     expected = result(api, QUESTION)
     tensors = [
-        {"name": "prompt", "shape": [1], "datatype": "BYTES", "data": [QUESTION["question"]]},
+        {"name": "question", "shape": [1], "datatype": "BYTES", "data": [QUESTION["question"]]},
         {"name": "choices", "shape": [3, 1], "datatype": "BYTES", "data": QUESTION["choices"]},
     ]
     found = post(api, {"inputs": tensors}, path="/v2/models/choices/infer").json()["outputs"]
 
     assert expected == result(api, QUESTION, path="/models/choices")
-    assert expected == result(api, QUESTION, path="/")
     assert {"predictions": [expected]} == post(api, {"instances": [QUESTION]}, path="/v1/models/choices:predict").json()
     assert ["score", "json"] == [output["name"] for output in found]
     assert [item["score"] for item in sorted(expected, key=lambda item: item["index"])] == pytest.approx(found[0]["data"])

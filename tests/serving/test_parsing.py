@@ -71,7 +71,7 @@ def test_a_body_at_the_limit_of_containers_is_parsed() -> None:
     assert MAX_CONTAINERS - 1 == len(parse(b"[" + b"[]," * (MAX_CONTAINERS - 2) + b"[]]"))
 
 
-@pytest.mark.parametrize("path", ["/", "/classify", "/models/classifier", "/v1/models/classifier:predict", "/v2/models/classifier/infer"])
+@pytest.mark.parametrize("path", ["/classify", "/models/classifier", "/v1/models/classifier:predict", "/v2/models/classifier/infer"])
 def test_a_body_of_brackets_is_too_large(api: Send, path: str) -> None:
     raw = b'{"inputs": [' + b"[[]]," * MAX_CONTAINERS + b"[]]}"
     assert "131075 lists and objects" in rejected(api("POST", path, content=raw), 413, "too_large")
@@ -80,8 +80,6 @@ def test_a_body_of_brackets_is_too_large(api: Send, path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/", {"inputs": {"text": "good", "text_pair": "bad"}}),
-        ("/", {"inputs": "good", "model": "classifier"}),
         ("/models/classifier", {"inputs": "good"}),
         ("/models/classifier", {"inputs": "good", "parameters": {"candidate_labels": ["a"]}}),
         ("/v1/models/classifier:predict", {"instances": ["good"], "parameters": {}}),
@@ -134,20 +132,12 @@ _PLACES = [
     ("/classify", '{"inputs": "good", "parameters": {"window": "mean", "stride": %s}}'),
     ("/ner", '{"inputs": "good", "parameters": {"stride": %s}}'),
     ("/ner", '{"inputs": "good", "parameters": {"ignore_labels": [%s]}}'),
-    ("/tokenize", '{"model": "classifier", "inputs": [%s]}'),
-    ("/decode", '{"model": "classifier", "ids": [[%s]]}'),
     ("/v1/models/classifier:predict", '{"instances": [%s]}'),
     ("/v2/models/classifier/infer", '{"id": %s, "inputs": [{"name": "inputs", "shape": [1], "datatype": "BYTES", "data": ["good"]}]}'),
     ("/v2/models/classifier/infer", '{"inputs": [{"name": "inputs", "shape": [%s], "datatype": "BYTES", "data": ["good"]}]}'),
-    ("/v2/models/classifier/infer", '{"inputs": [{"name": "input_ids", "shape": [1, 1], "datatype": "INT64", "data": [%s]}]}'),
     (
         "/v2/models/classifier/infer",
         '{"parameters": {"timeout": %s}, "inputs": [{"name": "inputs", "shape": [1], "datatype": "BYTES", "data": ["good"]}]}',
-    ),
-    (
-        "/v2/models/classifier/infer",
-        '{"outputs": [{"name": "scores", "parameters": {"classification": %s}}], '
-        '"inputs": [{"name": "inputs", "shape": [1], "datatype": "BYTES", "data": ["good"]}]}',
     ),
 ]
 

@@ -78,65 +78,12 @@ def test_bodies_of_tei_clients_are_accepted_at_shared_paths(api: Send) -> None:
     assert 1 == len(compared)
 
 
-def test_tokenize_returns_tokens_with_offsets(api: Send) -> None:
-    """The ids are the model's input. Special tokens have no offsets; `start` and `stop` count code points of the text."""
-    (tokens,) = posted(api, "/tokenize", inputs="\U0001f600 good", model="classifier")
-
-    assert ["[CLS]", "\U0001f600", "good", "[SEP]"] == [token["text"] for token in tokens]
-    assert [None, (0, 1), (2, 6), None] == [None if token["special"] else (token["start"], token["stop"]) for token in tokens]
-    assert [2, 3] == [tokens[0]["id"], tokens[-1]["id"]]
-    assert tokens[1:-1] == posted(api, "/tokenize", inputs=["\U0001f600 good"], model="classifier", add_special_tokens=False)[0]
-
-
-def test_tokenize_does_not_truncate_long_texts(api: Send) -> None:
-    assert [62, 2] == [len(tokens) for tokens in posted(api, "/tokenize", inputs=[LONG, ""], model="classifier")]
-
-
-def test_decode_converts_ids_to_texts(api: Send) -> None:
-    ids = [token["id"] for token in posted(api, "/tokenize", inputs="good film", model="classifier")[0]]
-
-    assert ["good film"] == posted(api, "/decode", ids=ids, model="classifier")
-    assert ["good film", "[CLS]"] == posted(api, "/decode", ids=[ids[1:-1], ids[:1]], skip_special_tokens=False, model="classifier")
-    assert [] == posted(api, "/decode", ids=[], model="classifier")
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "message"),
-    [
-        ("/decode", {"ids": [[1, 999_999]]}, "token id 999999"),
-        ("/decode", {"ids": [-1]}, "`ids[0][0]` is wrong"),
-        ("/decode", {"ids": [2**31]}, "`ids[0][0]` is wrong"),
-        ("/decode", {"ids": ["a"]}, "`ids[0][0]` is wrong"),
-        ("/decode", {"ids": [[1], 2]}, "`ids[1]` is wrong"),
-        ("/decode", {"inputs": "a"}, "`inputs`"),
-        ("/tokenize", {"inputs": 1}, "`inputs` is wrong"),
-        ("/tokenize", {"inputs": "a", "add_special": False}, "did you mean `add_special_tokens`?"),
-        ("/tokenize", {"inputs": "a", "model": None}, "`attentive`, "),
-    ],
-)
-def test_wrong_bodies_are_refused(api: Send, path: str, body: dict[str, Any], message: str) -> None:
-    """Without the check, the tokenizer would silently skip an unknown id."""
-    assert message in refused(api, path, **{"model": "classifier"} | body)
-
-
-@pytest.mark.parametrize(("path", "field", "item"), [("/tokenize", "inputs", "a"), ("/decode", "ids", [1]), ("/predict", "inputs", ["a"])])
+@pytest.mark.parametrize(("path", "field", "item"), [("/predict", "inputs", ["a"])])
 def test_inputs_and_characters_are_limited(models: Path, path: str, field: str, item: Any) -> None:
     """The limits are those of all endpoints. With one model, a body needs no model name."""
     limits = {"max_inputs": 2, "max_chars": 9}
     assert 200 == call(models, "POST", path, settings=limits, json={field: [item] * 2}).status_code
     message = rejected(call(models, "POST", path, settings=limits, json={field: [item] * 3}), 413, "too_large")
     assert f"`{field}` has 3 items and 2 " in message
-    if path != "/decode":
-        body = {field: "a" * 10}
-        assert "9 are allowed" in rejected(call(models, "POST", path, settings=limits, json=body), 413, "too_large")
-
-
-def test_tokenize_and_decode_are_admitted_like_other_requests(models: Path) -> None:
-    """A request larger than the queue is refused before tokenization. A response has timings and is counted in the metrics."""
-    settings = {"max_queue_tokens": 64, "max_batch_tokens": 64}
-    rejected(call(models, "POST", "/tokenize", settings=settings, json={"inputs": "good " * 100}), 413, "too_large")
-    rejected(call(models, "POST", "/decode", settings=settings, json={"ids": [1] * 100}), 413, "too_large")
-    answer = call(models, "POST", "/tokenize", settings=settings, json={"inputs": "good"})
-    assert "tokenize;dur=" in answer.headers["server-timing"]
-    page = call(models, "GET", "/metrics", settings=settings).text
-    assert 'bertserve_requests_total{model="tiny",status="200",task="tokenize"}' in page
+    body = {field: "a" * 10}
+    assert "9 are allowed" in rejected(call(models, "POST", path, settings=limits, json=body), 413, "too_large")

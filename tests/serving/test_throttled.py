@@ -43,7 +43,7 @@ async def test_all_callers_get_the_error_of_a_run_and_the_next_run_can_succeed()
     assert 7 == await costly()
 
 
-@pytest.mark.parametrize(("path", "function"), [("/metrics", "page"), ("/v2/models/stats", "totals"), ("/v2/models/tiny/stats", "totals")])
+@pytest.mark.parametrize(("path", "function"), [("/metrics", "page")])
 def test_simultaneous_scrapes_share_one_run(models: Path, monkeypatch: pytest.MonkeyPatch, path: str, function: str) -> None:
     """Twenty scrapes, followed by twenty more, need two runs. The second run waits for the end of the interval."""
     runs: list[str] = []

@@ -71,26 +71,13 @@ def test_the_toy_task_is_described(api: Send) -> None:
     assert 200 == api("GET", "/count/health").status_code
     post = api("GET", "/openapi.json").json()["paths"]["/count"]["post"]
     assert "#/components/schemas/ToyBody" in json.dumps(post["requestBody"])
-    assert "toy" in post["description"]
     examples = api("GET", "/openapi.json").json()["paths"]["/models/{name}"]["post"]["requestBody"]["content"]["application/json"][
         "examples"
     ]
     assert {"inputs": {"left": "a film", "right": "a book"}} == examples["count"]["value"]
 
 
-def test_the_toy_task_answers_tensors_and_instances(api: Send) -> None:
-    described = api("GET", "/v2/models/toy").json()
-    assert ["left", "right"] == [tensor["name"] for tensor in described["inputs"]]
-    assert ["tokens", "json"] == [tensor["name"] for tensor in described["outputs"]]
-    inputs = [
-        {"name": name, "shape": [2], "datatype": "BYTES", "data": [pair[name] for pair in (PAIR, OTHER)]} for name in ("left", "right")
-    ]
-    answer = api("POST", "/v2/models/toy/infer", json={"inputs": inputs, "parameters": {"factor": 2}}).json()
-    tokens, text = answer["outputs"]
-    assert ("INT64", [10, 4]) == (tokens["datatype"], tokens["data"])
-    assert [10, 4] == [json.loads(each)["tokens"] for each in text["data"]]
-    ids = [{"name": "input_ids", "shape": [1, 3], "datatype": "INT64", "data": [2, 5, 3]}]
-    assert [1, 3] == api("POST", "/v2/models/toy/infer", json={"inputs": ids}).json()["outputs"][0]["shape"]
+def test_the_toy_task_answers_instances(api: Send) -> None:
     assert {"predictions": [RESULT]} == api("POST", "/v1/models/toy:predict", json={"instances": [PAIR]}).json()
 
 

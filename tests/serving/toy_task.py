@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-import numpy as np
 from pydantic import Field
 
-from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun
 from bertserve.service.tasks.body import Closed, TaskBody, TaskParameters, body_config
 from bertserve.service.tasks.cost import Cost
-from bertserve.service.tasks.spec import Form, FormField, TaskSpec, TensorField, TensorForm, Values
+from bertserve.service.tasks.spec import Form, FormField, TaskSpec
 
 TASK = "pair-counting"
 
@@ -70,10 +68,6 @@ def count(request: ToyRequest, model: TaskModel) -> TaskRun:
     return {"tokens": request.factor * (len(left) + len(right)), "outputs": len(row["logits"])}
 
 
-def _tensors(results: Sequence[Any], body: TaskBody, manifest: Manifest) -> dict[str, Values]:
-    return {"tokens": np.array([result["tokens"] for result in results], np.int64)}
-
-
 SPEC = TaskSpec(
     name=TASK,
     path="count",
@@ -84,7 +78,4 @@ SPEC = TaskSpec(
     run=count,
     widths=lambda manifest: {"logits": len(manifest.labels)},
     form=Form("Count", "Counts tokens.", (FormField("left", "Left", "inputs.left"), FormField("right", "Right", "inputs.right"))),
-    tensors=TensorForm(
-        (TensorField("left"), TensorField("right")), lambda manifest, body: (TensorField("tokens", "INT64", (-1,)),), _tensors
-    ),
 )

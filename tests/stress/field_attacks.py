@@ -120,30 +120,24 @@ COSTLIEST: dict[str, tuple[Any, ...]] = {
     "AttentionParameters.output_attentions": (True,),
     "AttentionParameters.layers": ([0] * 256, [-1, 0]),
     "AttentionParameters.heads": ([0] * 256, [0, 1]),
-    # tokens
-    "TokenizeBody.inputs": ([PROSE] * 20, repeated("a ")),
-    "TokenizeBody.add_special_tokens": (True,),
-    "DecodeBody.ids": ([[2023] * 16_384] * 20, [[2023]] * MAX_INPUTS),
-    "DecodeBody.skip_special_tokens": (False,),
-    # Open Inference Protocol, KServe, and the repository of models
+    # Open Inference Protocol and KServe
     "InferBody.id": (PROSE,),
     "InferBody.inputs": ([{"name": "inputs", "shape": [512], "datatype": "BYTES", "data": BATCH}],),
     "InferBody.outputs": ([{"name": "scores"}] * 16,),
-    "InferBody.parameters": ({"top_k": 1, "binary_data_output": True}, {"timeout": INT64}, {repeated("a"): 1}),
+    "InferBody.parameters": ({"top_k": 1, "binary_data_output": True}, {repeated("a"): 1}),
+    "InferParameters.binary_data_output": (True,),
+    "InferParameters.timeout": (INT64,),
     "InferInput.name": (repeated("a", 256),),
     "InferInput.shape": ([INT64] * 8, [2**32, 2**32], [0, INT64], [2**31 - 1], [512, 512]),
     "InferInput.datatype": ("INT64", "BYTES", "FP16"),
-    "InferInput.parameters": ({"binary_data_size": INT64},),
+    "InferInput.parameters": ({"binary_data_size": INT64}, {"binary_data_size": 10**30}),
     "InferInput.data": ([1] * (ROOM // 3), [[[["good"]]]], BATCH),
-    "InferInputParameters.binary_data_size": (INT64, 10**30, 0),
     "InferOutput.name": (repeated("a", 256),),
-    "InferOutput.parameters": ({"classification": INT64, "binary_data": True},),
+    "InferOutput.parameters": ({"binary_data": True},),
+    "InferInputParameters.binary_data_size": (INT64, 10**30, 0),
     "InferOutputParameters.binary_data": (True,),
-    "InferOutputParameters.classification": (INT64,),
     "PredictBody.instances": (BATCH,),
     "PredictBody.parameters": ({"top_k": INT64}, {repeated("a"): 1}),
-    "IndexBody.ready": (True, "yes"),
-    "ChangeBody.parameters": ({"unload_dependents": True}, {repeated("a"): 1}),
 }
 
 

@@ -11,7 +11,6 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from bertserve.service.http.open_inference import ChangeBody, IndexBody
 from bertserve.service.tasks.body import TaskBody, TaskParameters
 from bertserve.service.wire.routes import all_routes
 
@@ -19,17 +18,9 @@ MARK = "\1"  # placeholder for a field's value in a body
 # path of a route -> path of a request, with the name of a model
 PATHS = {
     "/v2/models/{name}/infer": "/v2/models/sentiment/infer",
-    "/v2/models/{name}/versions/{version}/infer": "/v2/models/sentiment/versions/1/infer",
     "/v1/models/{name}:predict": "/v1/models/sentiment:predict",
     "/models/{name}": "/models/sentiment",
 }
-# any model can serve these paths, so the body must name a model
-MODEL_OF = {"/tokenize": "sentiment", "/decode": "sentiment"}
-# bodies of paths that are not in the table of routes; the model does not exist, so that no model is unloaded
-ADMIN_BODIES: tuple[tuple[str, type[BaseModel]], ...] = (
-    ("/v2/repository/index", IndexBody),
-    ("/v2/repository/models/nobody/unload", ChangeBody),
-)
 # class -> valid object, in which one value at a time is replaced
 OBJECTS: dict[str, dict[str, Any]] = {
     "TextPair": {"text": "A good film.", "text_pair": "A bad one."},
@@ -71,10 +62,8 @@ def all_fields() -> tuple[Field, ...]:
     """Returns all fields of all request bodies, at every place where they occur. If a body has several paths, the first is used."""
     bodies = {body: PATHS.get(route.path, route.path) for route in reversed(all_routes()) for body in route.bodies}
     found: list[Field] = []
-    for model, path in (*reversed(bodies.items()), *((model, path) for path, model in ADMIN_BODIES)):
+    for model, path in reversed(bodies.items()):
         body: dict[str, Any] = json.loads(json.dumps(_example(model)))
-        if path in MODEL_OF:
-            body["model"] = MODEL_OF[path]
         found += _walk(model, path, body, ())
     return tuple(found)
 

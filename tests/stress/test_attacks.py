@@ -53,7 +53,6 @@ EVERY_RUN = {
     "fillings of a text with a Greek letter",
     "the widest beam",
     "documents with more fields",
-    "tokens of two texts",
     "containers at the base URL",
     "containers at /invocations",
     "containers for a model",
