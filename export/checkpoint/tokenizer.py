@@ -12,11 +12,11 @@ import tokenizers
 import transformers
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import ByteLevel
-from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from bertserve.export.checkpoint.padding import Padding
 from bertserve.export.checkpoint.source import read_with_transformers
+from bertserve.export.checkpoint.vocabulary_files import refusal, use_vocabulary_files
 from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks.spec import NAMES, TEXTS
 from bertserve.service.bundle.files import TOKENIZER_FILE
@@ -34,27 +34,24 @@ def load_tokenizer(source: str, folder: Path) -> Any:
     Raises:
         CheckpointError: There is no tokenizer, or only a slow one, or transformers does not read it as written.
     """
-    tokenizer = read_with_transformers(f"the tokenizer of `{source}`", AutoTokenizer.from_pretrained, folder)
+    has_file = (folder / TOKENIZER_FILE).is_file()
+    try:
+        tokenizer = read_with_transformers(f"the tokenizer of `{source}`", AutoTokenizer.from_pretrained, folder)
+    except CheckpointError as error:
+        if has_file or not any(folder.glob("*.model")):
+            raise
+        # transformers takes every SentencePiece model that it cannot read for a file of tiktoken
+        raise CheckpointError(refusal(source, "its SentencePiece model is damaged, or not supported for its class")) from error
     if not getattr(tokenizer, "is_fast", False):
         raise CheckpointError(f"`{source}` has no fast tokenizer (`tokenizer.json`); save one with `save_pretrained` and export again.")
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         # without a file, transformers 5 creates a tokenizer with only special tokens
         raise CheckpointError(f"`{source}` has no tokenizer: neither `tokenizer.json` nor a vocabulary; save one with `save_pretrained`.")
-    if (folder / TOKENIZER_FILE).is_file():
+    if has_file:
         _use_written_steps(source, tokenizer, folder)
-    elif type(tokenizer).__name__ == "DebertaTokenizer":
-        _use_one_separator(tokenizer)
+    else:
+        use_vocabulary_files(source, tokenizer, folder)
     return tokenizer
-
-
-def _use_one_separator(tokenizer: Any) -> None:
-    """Gives DeBERTa v1 one [SEP] between the texts of a pair, as transformers' conversion of a bare vocabulary; its class has two."""
-    cls, sep = tokenizer.cls_token, tokenizer.sep_token
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single=f"{cls} $A {sep}",
-        pair=f"{cls} $A {sep} $B:1 {sep}:1",
-        special_tokens=[(cls, tokenizer.cls_token_id), (sep, tokenizer.sep_token_id)],
-    )
 
 
 def _use_written_steps(source: str, tokenizer: Any, folder: Path) -> None:

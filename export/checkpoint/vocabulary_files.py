@@ -1,0 +1,152 @@
+"""Builds the tokenizer of a checkpoint that has vocabulary files in place of `tokenizer.json`, as transformers 4 does.
+
+Only versions before 5 save a checkpoint without that file. The classes of transformers 5 build other steps from these files: RoBERTa's
+keeps the space before a mask, DeBERTa v2's loses the model's normalizer, and RemBERT's shifts all ids. The conversions of transformers 4
+are still part of transformers 5, but the slow tokenizers that they read are not, so `_SlowTokenizer` takes their place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+from transformers.convert_slow_tokenizer import SLOW_TO_FAST_CONVERTERS, RobertaConverter, SpmConverter, generate_merges
+
+from bertserve.export.errors import CheckpointError
+from bertserve.service.bundle.files import TOKENIZER_FILE
+
+_CONVERTERS = SLOW_TO_FAST_CONVERTERS | {"LukeTokenizer": RobertaConverter}
+# the supported classes; the golden ids cover each. Masks of some include the space before them, which transformers 5 sets for few classes.
+_MASK_INCLUDES_SPACE = {
+    "AlbertTokenizer": True,
+    "BarthezTokenizer": True,
+    "BertTokenizer": False,
+    "BigBirdTokenizer": True,
+    "CamembertTokenizer": True,
+    "ConvBertTokenizer": False,
+    "DebertaTokenizer": True,
+    "DebertaV2Tokenizer": False,
+    "DistilBertTokenizer": False,
+    "GPT2Tokenizer": False,
+    "HerbertTokenizer": False,
+    "LukeTokenizer": True,
+    "MBart50Tokenizer": True,
+    "MBartTokenizer": True,
+    "MPNetTokenizer": True,
+    "OpenAIGPTTokenizer": False,
+    "Qwen2Tokenizer": False,
+    "RemBertTokenizer": True,
+    "RobertaTokenizer": True,
+    "XLMRobertaTokenizer": True,
+    "XLNetTokenizer": True,
+}
+
+
+def use_vocabulary_files(source: str, tokenizer: Any, folder: Path) -> None:
+    """Gives a tokenizer the steps that transformers 4 builds from the vocabulary files in its folder.
+
+    Raises:
+        CheckpointError: Its class is not supported, or its files cannot be read.
+    """
+    if type(tokenizer).__name__ not in _MASK_INCLUDES_SPACE:
+        raise CheckpointError(refusal(source, f"{type(tokenizer).__name__} is not built from other files as in transformers 4"))
+    try:
+        extra_tokens = (*_read_extra_tokens(folder), *tokenizer._extra_special_tokens)
+        for _ in range(2):  # the templates of the second conversion have the ids of the tokens that the first one adds
+            tokenizer._tokenizer = _convert(tokenizer, folder, extra_tokens)
+    except Exception as error:  # conversions raise any error for files that they do not expect
+        raise CheckpointError(refusal(source, f"its other files cannot be converted ({error})")) from error
+    if hasattr(tokenizer, "set_src_lang_special_tokens"):
+        tokenizer.set_src_lang_special_tokens(tokenizer.src_lang)
+
+
+def refusal(source: str, reason: str) -> str:
+    """Returns the message for a checkpoint that needs a `tokenizer.json`."""
+    return (
+        f"`{source}` has no `{TOKENIZER_FILE}`, and {reason}; save one with the version of transformers that trained the model, by "
+        "`AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)`, and export again."
+    )
+
+
+def _convert(tokenizer: Any, folder: Path, extra_tokens: Iterable[str | AddedToken]) -> Tokenizer:
+    """Returns the steps, with all added tokens."""
+    converter = _CONVERTERS[type(tokenizer).__name__](_SlowTokenizer(tokenizer, folder))
+    if isinstance(converter, SpmConverter):
+        converter.SpmExtractor = lambda _: SimpleNamespace(extract=lambda scores: (None, _merges(converter.proto, scores)))
+    steps: Tokenizer = converter.converted()
+    for token in _tokens_to_add(tokenizer, steps, extra_tokens):
+        steps.add_tokens([token])
+    steps.encode_special_tokens = tokenizer.split_special_tokens
+    return steps
+
+
+class _SlowTokenizer:
+    """What conversions read from a slow tokenizer of transformers 4; its settings and special tokens come from a tokenizer of transformers 5."""
+
+    def __init__(self, tokenizer: Any, folder: Path) -> None:
+        self._tokenizer = tokenizer
+        self._folder = folder
+        self.vocab_file = str(folder / tokenizer.vocab_files_names["vocab_file"])
+        self.basic_tokenizer = SimpleNamespace(**{"tokenize_chinese_chars": True, "strip_accents": None} | tokenizer.init_kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns an attribute of the tokenizer of transformers 5."""
+        return getattr(self._tokenizer, name)
+
+    @property
+    def add_prefix_space(self) -> bool:
+        """Whether the first word begins with a space, which SentencePiece's tokenizers do not let a configuration change."""
+        return self.vocab_file.endswith(".model") or bool(self._tokenizer.add_prefix_space)
+
+    @property
+    def vocab(self) -> dict[str, int]:
+        """The ids of the tokens in `vocab.txt`."""
+        with open(self.vocab_file, encoding="utf-8") as lines:
+            return {line.rstrip("\n"): number for number, line in enumerate(lines)}
+
+    @property
+    def encoder(self) -> dict[str, int]:
+        """The ids of the tokens in `vocab.json`."""
+        ids: dict[str, int] = json.loads(Path(self.vocab_file).read_text(encoding="utf-8"))
+        return ids
+
+    @property
+    def bpe_ranks(self) -> dict[tuple[str, ...], int]:
+        """The ranks of the pairs in `merges.txt`, whose first line is its version."""
+        lines = (self._folder / self._tokenizer.vocab_files_names["merges_file"]).read_text(encoding="utf-8").split("\n")
+        return {tuple(line.split()): rank for rank, line in enumerate(lines[1:]) if line}
+
+
+def _merges(proto: Any, scores: list[tuple[str, float]]) -> list[tuple[str, str]]:
+    """Returns the merges of a SentencePiece model of type BPE, whose extraction transformers 5 changed."""
+    merges: list[tuple[str, str]] = generate_merges({piece.piece: id_ for id_, piece in enumerate(proto.pieces)}, scores)
+    return merges
+
+
+def _read_extra_tokens(folder: Path) -> Iterator[str | AddedToken]:
+    """Yields the additional special tokens, which transformers 5 replaces by those of a SentencePiece model."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        settings = json.loads((folder / name).read_text(encoding="utf-8")) if (folder / name).is_file() else {}
+        for token in settings.get("additional_special_tokens") or ():
+            yield token if isinstance(token, str) else AddedToken(**{key: value for key, value in token.items() if key != "__type"})
+        if "added_tokens_decoder" in settings:
+            return
+
+
+def _tokens_to_add(tokenizer: Any, steps: Tokenizer, extra_tokens: Iterable[str | AddedToken]) -> Iterator[AddedToken]:
+    """Yields the tokens that transformers 4 adds to converted steps, in its order, which decides the ids of new ones."""
+    yield from (token for _, token in sorted(tokenizer.init_kwargs["added_tokens_decoder"].items()))
+    for role, token in (*tokenizer._special_tokens_map.items(), *(("", token) for token in extra_tokens)):
+        if token is None:
+            continue
+        lstrip = role == "mask_token" and _MASK_INCLUDES_SPACE[type(tokenizer).__name__]
+        is_known = str(token) in {added.content for added in steps.get_added_tokens_decoder().values()}
+        # the properties of a named token replace those of a SentencePiece model
+        if not is_known or lstrip or (role and isinstance(token, AddedToken)):
+            added = AddedToken(token, lstrip=lstrip) if isinstance(token, str) else token
+            added.special = True
+            yield added

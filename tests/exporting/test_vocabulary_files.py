@@ -1,0 +1,75 @@
+"""Checkpoints without `tokenizer.json`: texts get the ids of transformers 4, which wrote such checkpoints, or the export is refused."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import transformers
+
+from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.export.checkpoint.tokenizer import load_tokenizer
+from bertserve.export.errors import CheckpointError
+
+pytestmark = pytest.mark.torch
+
+GOLDEN = json.loads((Path(__file__).parent.parent / "golden/tokenizers.json").read_text(encoding="utf-8"))
+# model types whose classes transformers 5 lacks or changed in other ways; T5's classes of transformers 4 disagree on the first word
+REFUSED = {"blenderbot", "fnet", "llama", "mistral", "mt5", "nystromformer", "pegasus", "reformer", "t5", "umt5", "xlm-roberta-xl"}
+
+
+def write(folder: Path, model_type: str, files: dict[str, Any]) -> Path:
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    for name, content in files.items():
+        if isinstance(content, dict):
+            (folder / name).write_text(json.dumps(content))
+        elif content.endswith(".model"):
+            (folder / name).write_bytes(base64.b64decode(GOLDEN["files"][content]))
+        else:
+            (folder / name).write_text(GOLDEN["files"][content], encoding="utf-8")
+    return folder
+
+
+def name_of(case: dict[str, Any]) -> str:
+    settings = [f"{key}={value}" for file in case["files"].values() if isinstance(file, dict) for key, value in file.items()]
+    return "-".join([case["model_type"], next(iter(case["files"].values())), *settings])[:100]
+
+
+@pytest.mark.parametrize("case", GOLDEN["cases"], ids=name_of)
+def test_texts_and_pairs_get_the_ids_of_transformers_4(case: dict[str, Any], tmp_path: Path) -> None:
+    write(tmp_path, case["model_type"], case["files"])
+    if case["model_type"] in REFUSED:
+        with pytest.raises(CheckpointError, match=r"no `tokenizer\.json`.*save_pretrained"):
+            load_tokenizer("x", tmp_path)
+        return
+    tokenizer = load_tokenizer("x", tmp_path).backend_tokenizer
+    texts = [text.format(mask=case["mask"] or "") for text in GOLDEN["texts"]]
+    assert case["ids"] == [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+    pair = tokenizer.encode(*texts[:2])
+    assert case["pair"] == [pair.ids, pair.type_ids]
+
+
+def test_a_bundle_has_no_token_for_the_space_before_a_mask(tmp_path: Path) -> None:
+    size = len(json.loads(GOLDEN["files"]["roberta.json"]))
+    tiny = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8, "max_position_embeddings": 40}
+    transformers.RobertaForMaskedLM(transformers.RobertaConfig(vocab_size=size, pad_token_id=1, **tiny)).save_pretrained(tmp_path)
+    (tmp_path / "vocab.json").write_text(GOLDEN["files"]["roberta.json"], encoding="utf-8")
+    (tmp_path / "merges.txt").write_text(GOLDEN["files"]["roberta.merges"], encoding="utf-8")
+
+    steps = tokenizers.Tokenizer.from_str(load_checkpoint(str(tmp_path)).tokenizer_json)
+    [case] = [case for case in GOLDEN["cases"] if case["model_type"] == "roberta" and list(case["files"]) == ["vocab.json", "merges.txt"]]
+    assert case["ids"][6] == steps.encode(GOLDEN["texts"][6].format(mask="<mask>")).ids
+
+
+@pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"])
+def test_a_damaged_sentencepiece_model_is_not_called_a_tiktoken_file(content: bytes, tmp_path: Path) -> None:
+    write(tmp_path, "deberta-v2", {"spm.model": "deberta.model"})
+    (tmp_path / "spm.model").write_bytes(content)
+    with pytest.raises(CheckpointError) as caught:
+        load_tokenizer("x", tmp_path)
+    assert "SentencePiece" in str(caught.value)
+    assert "tiktoken" not in str(caught.value)
