@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 import re
 from collections.abc import Iterable, Sequence
@@ -26,6 +27,7 @@ from bertserve.export.checkpoint.padding import refuse_ordinary_padding
 from bertserve.export.errors import CheckpointError, ParityError
 from bertserve.export.progress import stage
 from bertserve.export.provider_graphs import BundleGraphs, GraphComparison, measure_graphs
+from bertserve.export.tasks.tags import unread_labels
 from bertserve.export.validation.reference import NO_TEXTS, Reference, sample_reference
 from bertserve.export.workspace import workspace
 from bertserve.service.bundle.files import TOKENIZER_FILE, digest
@@ -33,7 +35,12 @@ from bertserve.service.bundle.graph_spec import Precision
 from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Flops, Layers, Manifest, Metric, Source, TokenizerSpec
 from bertserve.service.errors import BundleError
 from bertserve.service.providers import Provider
+from bertserve.service.tasks import token_classification
 from bertserve.service.text.tokenizer import Tokenizer
+
+logger = logging.getLogger("bertserve.export")
+
+_SHOWN_TAGS = 8  # in a warning
 
 
 @dataclass(frozen=True)
@@ -103,6 +110,7 @@ def export(spec: ExportSpec) -> tuple[Path, Manifest]:
         texts = calibration.read_split(spec.calibration, spec.validation)  # before the checkpoint is loaded, because the texts may be wrong
         with stage("load", spec.source):
             checkpoint = _load(spec)
+        _warn_of_tags(checkpoint)
         calibration.refuse_pairs((texts.calibration, texts.gate, texts.report), checkpoint.task)
         bundle, work = scratch / "bundle", scratch / "work"
         bundle.mkdir()
@@ -112,6 +120,17 @@ def export(spec: ExportSpec) -> tuple[Path, Manifest]:
         with stage("package", str(target)):
             package_bundle(bundle, target, manifest, card=checkpoint.card)
     return target, manifest
+
+
+def _warn_of_tags(checkpoint: Checkpoint) -> None:
+    """Warns of labels of a tagger that look like tags of entities but are not read as such."""
+    if checkpoint.task == token_classification.TASK and (names := unread_labels(checkpoint.labels)):
+        logger.warning(
+            "the labels %s of `%s` look like tags, but are read as names, so each is an entity of its own kind; if they are tags, rename "
+            "them in config.json, such as B-PER and I-PER.",
+            ", ".join(f"`{name}`" for name in names[:_SHOWN_TAGS]),
+            checkpoint.source,
+        )
 
 
 def _load(spec: ExportSpec) -> Checkpoint:
@@ -210,6 +229,7 @@ def _manifest(
         name=name,
         task=checkpoint.task,
         labels=checkpoint.labels,
+        tags=checkpoint.tags,
         activation=checkpoint.activation,
         embedding=checkpoint.embedding,
         tokenizer=tokenizer_spec,

@@ -56,6 +56,7 @@ class Head:
     """The fields of a manifest that decoding needs."""
 
     labels: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
     activation: Activation = "softmax"
     embedding: Embedding | None = None
     mask: MaskToken | None = None

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 from transformers import PreTrainedModel
 
+from bertserve.export.tasks.catalog import TASKS
 from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec
 from bertserve.service.bundle.manifest import (
     Activation,
@@ -75,6 +76,11 @@ class Checkpoint:
     embedding: Embedding | None = None
     attention_heads: tuple[int, ...] = ()
     ignored_weights: tuple[str, ...] = ()
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tag of each label, for token classification; empty if the labels are the tags."""
+        return TASKS[self.task].read_tags(self.labels)
 
     @property
     def mask(self) -> MaskToken | None:

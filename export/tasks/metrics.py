@@ -63,15 +63,14 @@ def _words_f1(answer: Sequence[str], gold: Sequence[str]) -> float:
     return f1((Counter(answer) & Counter(gold)).total(), len(answer), len(gold))
 
 
-def spans_of_tags(tags: Sequence[str], offsets: Sequence[tuple[int, int]], *, plain: Collection[str] = ()) -> set[Span]:
-    """Returns the entities of words with tags in IOB1, IOB2, BIOES, BILOU, or with plain labels.
+def spans_of_tags(tags: Sequence[str], offsets: Sequence[tuple[int, int]]) -> set[Span]:
+    """Returns the entities of words with tags in IOB1, IOB2, BIOES, BILOU, or without a letter.
 
     As in the CoNLL evaluation, a tag begins an entity if it continues none, or continues one with another label.
 
     Args:
         tags: The tag of each word; `O` is not an entity.
         offsets: Start and end of each word in the text.
-        plain: Labels of a model without prefixes, for which `E-MAIL` is a label instead of the end of one.
     """
     spans: list[Span] = []
     open_ = False
@@ -79,7 +78,7 @@ def spans_of_tags(tags: Sequence[str], offsets: Sequence[tuple[int, int]], *, pl
         if tag == "O":
             open_ = False
             continue
-        prefixed = None if tag in plain else re.fullmatch(r"([BIESLU])-(.+)", tag)
+        prefixed = re.fullmatch(r"([BIESLU])-(.+)", tag)
         kind, label = (prefixed[1], prefixed[2]) if prefixed else ("I", tag)
         if open_ and kind in "IEL" and spans[-1][2] == label:
             spans[-1] = (spans[-1][0], end, label)

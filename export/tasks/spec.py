@@ -141,6 +141,7 @@ class ExportTask:
         auto_class: Name of the transformers class that loads them.
         outputs: Outputs of its graphs. A graph with outputs per mask has the positions of masks as an input.
         labeled: Whether the configuration's labels belong to the task.
+        read_tags: Labels by id -> the tag of each; empty if the labels are tags, or have none.
         activation: The function from logits to scores; None if the configuration defines it.
         embeds: Whether a result is vectors, from layers and a pooling that sentence-transformers' files define.
         min_length: Minimum length of a model in tokens.
@@ -181,6 +182,7 @@ class ExportTask:
     auto_class: str
     outputs: tuple[OutputSpec, ...]
     labeled: bool = False
+    read_tags: Callable[[tuple[str, ...]], tuple[str, ...]] = lambda labels: ()
     activation: Activation | None = "softmax"
     embeds: bool = False
     min_length: int = MIN_LENGTH

@@ -9,11 +9,11 @@ from typing import Any
 
 from bertserve.export.tasks.metrics import ENTITY_F1, Span, result_spans, span_f1, spans_of_tags, widen_to_words
 from bertserve.export.tasks.spec import NAMES, TEXTS, Document, ExportTask, TokenizerCall, read_input, read_text_list, window_stride
+from bertserve.export.tasks.tags import read_tags
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks import token_classification
 from bertserve.service.tasks.batch import ModelConfig
-from bertserve.service.tasks.token_classification import scheme_of
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ def _read_entities(document: Document, config: ModelConfig) -> Entities | None:
     if len(tags) != len(words):
         raise ValueError(f"the number of `tags` is {len(tags)}, and of `tokens` {len(words)}; give one tag for each token.")
     offsets = _find_words(words, read_input(document))
-    plain = config.labels if scheme_of(config.labels) == "plain" else ()
-    return Entities(spans_of_tags(tags, offsets, plain=plain), offsets)
+    tag_of = dict(zip(config.labels, config.tags, strict=False))
+    return Entities(spans_of_tags([tag_of.get(tag, tag) for tag in tags], offsets), offsets)
 
 
 def _find_words(words: Sequence[str], text: Any) -> list[tuple[int, int]]:
@@ -98,6 +98,7 @@ TASK = ExportTask(
     auto_class="AutoModelForTokenClassification",
     outputs=(OutputSpec(name="logits", kind="per_token"),),
     labeled=True,
+    read_tags=read_tags,
     lora_type="TOKEN_CLS",
     takes_modules=True,
     text_request=lambda text, spec: token_classification.NerRequest(text),

@@ -253,6 +253,8 @@ class Manifest(Record):
     name: Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
     task: Task
     labels: Annotated[tuple[str, ...], Field(strict=False)]
+    # of token classification, the tag of each label in BIO, BIOES or BILOU; empty if all labels are such tags
+    tags: Annotated[tuple[str, ...], Field(strict=False)] = ()
     activation: Activation
     embedding: Embedding | None = None
     tokenizer: TokenizerSpec
@@ -281,6 +283,12 @@ class Manifest(Record):
                     f"the longest of the `shapes` of `{graph.file}` is {graph.shapes.buckets[-1].length}, and `tokenizer.max_length` is "
                     f"{self.tokenizer.max_length}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _one_tag_per_label(self) -> Manifest:
+        if self.tags and len(self.tags) != len(self.labels):
+            raise ValueError(f"`tags` has {len(self.tags)} items and `labels` has {len(self.labels)}; each label needs one tag")
         return self
 
     @model_validator(mode="after")

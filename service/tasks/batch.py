@@ -80,6 +80,11 @@ class ModelConfig(Protocol):
         ...
 
     @property
+    def tags(self) -> tuple[str, ...]:
+        """The tag of each label, for token classification; empty if the labels are the tags."""
+        ...
+
+    @property
     def activation(self) -> Activation:
         """The function from logits to scores."""
         ...

@@ -8,9 +8,8 @@ and entities of only white space are left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from functools import cache
 from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -28,36 +27,14 @@ from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estima
 from bertserve.service.text.windows import default_stride, windows
 from bertserve.service.text.words import rebase, trimmed
 
-Scheme = Literal["bio", "bioes", "bilou", "plain"]
-# First letters of labels that begin an entity, and of labels that end one.
-BEGINS: dict[Scheme, str] = {"bio": "B", "bioes": "BS", "bilou": "BU", "plain": ""}
-ENDS: dict[Scheme, str] = {"bio": "", "bioes": "ES", "bilou": "LU", "plain": ""}
+# First letters of tags; those that begin an entity, and those that end one.
+LETTERS, BEGINS, ENDS = "BIESLU", "BSU", "ESLU"
+OUTSIDE = "O"
 
 
-@cache
-def scheme_of(labels: tuple[str, ...]) -> Scheme:
-    """Returns the scheme of a model's labels.
-
-    In a scheme with endings, every entity that begins with B or continues with I must end. So each tag with B or I must also have an
-    ending, and some tag must have an ending and another letter. Therefore `E-MAIL` and `S-BAHN` are plain labels.
-    """
-    tags: dict[str, set[str]] = {}
-    for label in labels:
-        if label[1:2] == "-":
-            tags.setdefault(label[2:], set()).add(label[0])
-    spellings: tuple[Scheme, Scheme] = ("bioes", "bilou")
-    for scheme in spellings:
-        ends = set(ENDS[scheme])
-        spelled = [letters & {*"BI", *ends} for letters in tags.values()]
-        if any(letters & ends and len(letters) > 1 for letters in spelled) and all(letters & ends for letters in spelled if letters):
-            return scheme
-    return "bio" if any(letters & {*"BI"} for letters in tags.values()) else "plain"
-
-
-def split(label: str, scheme: Scheme) -> tuple[str, str]:
-    """Returns a label's letter and its tag; a label without a letter of its scheme is only a tag."""
-    letters = "BI" + ENDS[scheme] if scheme != "plain" else ""
-    return (label[0], label[2:]) if label[1:2] == "-" and label[0] in letters else ("", label)
+def split(tag: str) -> tuple[str, str]:
+    """Returns a tag's letter and its type; a tag without a letter is only a type."""
+    return (tag[0], tag[2:]) if tag[1:2] == "-" and tag[0] in LETTERS else ("", tag)
 
 
 TASK = "token-classification"
@@ -112,7 +89,9 @@ class _Scored:
         first: Position of the first token, after the template's special tokens before it.
         scores: float32 [tokens, labels].
         labels: Names of the labels.
-        parameters: The parameters of aggregation.
+        tags: Their tags.
+        ignored: Labels and groups to leave out.
+        strategy: The strategy of aggregation.
     """
 
     text: str
@@ -120,14 +99,16 @@ class _Scored:
     first: int
     scores: Floats
     labels: Sequence[str]
-    parameters: NerParameters
+    tags: Sequence[str]
+    ignored: Set[str]
+    strategy: Strategy
 
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """A token or a word with its label, before it becomes part of an entity."""
+    """A token or a word with its tag, before it becomes part of an entity."""
 
-    label: str
+    tag: str
     score: np.float32
     start: int
     end: int
@@ -164,8 +145,9 @@ def label_tokens(request: NerRequest, model: TaskModel) -> TaskRun:
     if not rows:
         return []
     scores = activate(merge(encodings, cuts, [row["logits"] for row in rows]), "softmax")
-    scored = _Scored(request.text, tokens, encodings[0].start, scores, labels, request.parameters)
-    items = _tokens(scored) if request.parameters.aggregation_strategy == "none" else _entities(scored, tokenizer)
+    tags, strategy = model.config.tags or labels, request.parameters.aggregation_strategy
+    scored = _Scored(request.text, tokens, encodings[0].start, scores, labels, tags, _ignored(request, labels, tags), strategy)
+    items = _tokens(scored) if strategy == "none" else _entities(scored, tokenizer)
     entities, size = [], ENTITY_BYTES + longest_label(labels)
     for item in items:
         if item is None:
@@ -175,6 +157,13 @@ def label_tokens(request: NerRequest, model: TaskModel) -> TaskRun:
             entities.append(item)
     rebase(entities, request.text, request.parameters.offset_unit)
     return entities
+
+
+def _ignored(request: NerRequest, labels: Sequence[str], tags: Sequence[str]) -> set[str]:
+    """Returns the labels and groups to leave out; `O` and the model's own spelling of it are the same."""
+    ignored = set(request.parameters.ignore_labels)
+    outside = {OUTSIDE, *(label for label, tag in zip(labels, tags, strict=True) if tag == OUTSIDE)}
+    return ignored if ignored.isdisjoint(outside) else ignored | outside
 
 
 def _windows(request: NerRequest, count: int, tokenizer: Tokenizer) -> list[range]:
@@ -190,11 +179,11 @@ def _windows(request: NerRequest, count: int, tokenizer: Tokenizer) -> list[rang
 
 def _tokens(scored: _Scored) -> Iterator[dict[str, Any] | None]:
     """Yields each token with its best label, for the strategy `none`; and None after each `TOKENS_PER_PAUSE` tokens."""
-    scores, offsets, ignored = scored.scores, scored.tokens.spans(scored.text), set(scored.parameters.ignore_labels)
+    scores, offsets = scored.scores, scored.tokens.spans(scored.text)
     best = scores.argmax(axis=-1)
     for i, label in enumerate(best.tolist()):
         start, end = trimmed(scored.text, *offsets[i])
-        if start < end and scored.labels[label] not in ignored:
+        if start < end and scored.labels[label] not in scored.ignored:
             yield {
                 "entity": scored.labels[label],
                 "score": float(scores[i, label]),
@@ -209,30 +198,28 @@ def _tokens(scored: _Scored) -> Iterator[dict[str, Any] | None]:
 
 def _entities(scored: _Scored, tokenizer: Tokenizer) -> Iterator[dict[str, Any] | None]:
     """Yields the entities, which are groups of tokens or of words; and None after each `TOKENS_PER_PAUSE` tokens or words."""
-    ignored, scheme = set(scored.parameters.ignore_labels), scheme_of(scored.labels)
-    for group in _groups(_labeled(scored, tokenizer), scheme):
+    for group in _groups(_labeled(scored, tokenizer)):
         if group is None:
             yield None
             continue
-        # the pipeline cuts at the first hyphen after any prefix, which is right only if labels have prefixes
-        name = group[0].label if scheme == "plain" else group[0].label.split("-", 1)[-1]
+        name = group[0].tag.split("-", 1)[-1]  # also after another prefix than a letter, as in the pipeline
         start, end = trimmed(scored.text, group[0].start, group[-1].end)
-        if start < end and name not in ignored:
+        if start < end and name not in scored.ignored:
             mean = np.mean([token.score for token in group], dtype=np.float32)
             yield {"entity_group": name, "score": float(mean), "word": scored.text[start:end], "start": start, "end": end}
 
 
 def _labeled(scored: _Scored, tokenizer: Tokenizer) -> Iterator[_Token]:
     """Yields the labels of the tokens or, depending on the strategy, of the words."""
-    scores, offsets, strategy = scored.scores, scored.tokens.spans(scored.text), scored.parameters.aggregation_strategy
+    scores, offsets, strategy = scored.scores, scored.tokens.spans(scored.text), scored.strategy
     if strategy == "simple":
         best = scores.argmax(axis=-1)
         values = np.take_along_axis(scores, best[:, None], axis=-1)[:, 0]
         for label, score, place in zip(best.tolist(), values, offsets, strict=True):
-            yield _Token(scored.labels[label], score, *place)
+            yield _Token(scored.tags[label], score, *place)
         return
     for unit in words(scored.text, scored.tokens, tokenizer):
-        yield _label(scores[unit], [offsets[i] for i in unit], strategy, scored.labels)
+        yield _label(scores[unit], [offsets[i] for i in unit], strategy, scored.tags)
 
 
 def merge(encodings: Sequence[Encoding], cuts: Sequence[range], logits: Sequence[Floats]) -> Floats:
@@ -279,8 +266,8 @@ def words(text: str, tokens: Tokens, tokenizer: Tokenizer) -> Iterator[list[int]
         yield word
 
 
-def _label(scores: Floats, offsets: Sequence[tuple[int, int]], strategy: Strategy, labels: Sequence[str]) -> _Token:
-    """Returns a word's label and score by the strategy; `scores` is float32 [tokens of the word, labels]."""
+def _label(scores: Floats, offsets: Sequence[tuple[int, int]], strategy: Strategy, tags: Sequence[str]) -> _Token:
+    """Returns a word's tag and score by the strategy; `scores` is float32 [tokens of the word, labels]."""
     if strategy == "average":
         values = scores.mean(axis=0)
     elif strategy == "max":
@@ -288,25 +275,25 @@ def _label(scores: Floats, offsets: Sequence[tuple[int, int]], strategy: Strateg
     else:
         values = scores[0]
     label = int(values.argmax())
-    return _Token(labels[label], values[label], offsets[0][0], offsets[-1][1])
+    return _Token(tags[label], values[label], offsets[0][0], offsets[-1][1])
 
 
-def _groups(tokens: Iterator[_Token], scheme: Scheme) -> Iterator[list[_Token] | None]:
-    """Yields groups of neighbors with the same tag; and None after each `TOKENS_PER_PAUSE` tokens, which are taken as one block.
+def _groups(tokens: Iterator[_Token]) -> Iterator[list[_Token] | None]:
+    """Yields groups of neighbors with the same type; and None after each `TOKENS_PER_PAUSE` tokens, which are taken as one block.
 
-    A group ends if a label begins a new entity, or if the last label has ended the entity.
+    A group ends if a tag begins a new entity, or if the last tag has ended the entity.
     """
     group: list[_Token] = []
     before, ended = "", True
     while block := list(islice(tokens, TOKENS_PER_PAUSE)):
         for token in block:
-            letter, tag = split(token.label, scheme)
-            # "" is in every string, but a label without a letter neither begins nor ends an entity
-            if group and (ended or tag != before or (letter and letter in BEGINS[scheme])):
+            letter, type_ = split(token.tag)
+            # "" is in every string, but a tag without a letter neither begins nor ends an entity
+            if group and (ended or type_ != before or (letter and letter in BEGINS)):
                 yield group
                 group = []
             group.append(token)
-            before, ended = tag, bool(letter) and letter in ENDS[scheme]
+            before, ended = type_, bool(letter) and letter in ENDS
         if len(block) == TOKENS_PER_PAUSE:
             yield None
     if group:

@@ -34,7 +34,7 @@ CHUNKS = ["good", "Film", "films", "quick", "x9", "看", "😴", "-", ",", "'", 
 TEXTS = st.lists(st.tuples(st.sampled_from(CHUNKS), st.sampled_from([" ", "", "\t", "\r\n", "  "])), min_size=1, max_size=24).map(
     lambda parts: "".join(a + b for a, b in parts)
 )
-LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "PER", "X-Y-Z", "S-LOC")
+LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "PER", "X-Y-Z", "Z-LOC")
 SEEDS = st.integers(0, 2**32 - 1)
 
 

@@ -19,7 +19,6 @@ from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import embed, rerank, token_classification, zero_shot
 from bertserve.service.tasks.catalog import tasks_of
 from bertserve.service.tasks.embed import LAST_LAYER, LayerChoice, choose
-from bertserve.service.tasks.token_classification import scheme_of, split
 from bertserve.service.text.tokenizer import Tokenizer
 from bertserve.service.text.words import rebase
 from fakes import Head
@@ -294,28 +293,7 @@ def test_a_bundle_also_supports_derived_tasks(tmp_path: Path, task: str, labels:
     assert (task, *more) == tasks_of(load_bundle(tiny.bundle(tmp_path, task=task, labels=labels)).manifest)
 
 
-# ---- tag schemes
-
-
-@pytest.mark.parametrize(
-    ("labels", "scheme"),
-    [
-        (("O", "B-PER", "I-PER", "B-LOC"), "bio"),
-        (("O", "I-PER", "I-LOC"), "bio"),
-        (("O", "B-PER", "I-PER", "E-PER", "S-PER"), "bioes"),
-        (("O", "B-PER", "I-PER", "L-PER", "U-PER"), "bilou"),
-        (("O", "B-PER", "I-PER", "E-PER"), "bioes"),
-        (("O", "S-PER", "E-PER"), "bioes"),
-        (("O", "B-PER", "E-PER", "S-LOC"), "bioes"),
-        (("O", "B-PER", "I-PER", "B-LOC", "S-LOC"), "bio"),
-        (("O", "PER", "LOC"), "plain"),
-        (("O", "E-MAIL", "S-BAHN", "U-BAHN"), "plain"),
-        (("O", "B-PER", "I-PER", "E-MAIL"), "bio"),
-        (("LABEL_0", "LABEL_1"), "plain"),
-    ],
-)
-def test_the_tag_scheme_is_detected_from_the_labels(labels: tuple[str, ...], scheme: str) -> None:
-    assert scheme == scheme_of(labels)
+# ---- tags
 
 
 def chunks(labels: list[str]) -> list[tuple[str, int, int]]:
@@ -341,14 +319,14 @@ def chunks(labels: list[str]) -> list[tuple[str, int, int]]:
     return found
 
 
-def entities(labels: list[str], known: tuple[str, ...], tokenizer: Tokenizer) -> list[tuple[str, int, int]]:
+def entities(labels: list[str], known: tuple[str, ...], tokenizer: Tokenizer, tags: tuple[str, ...] = ()) -> list[tuple[str, int, int]]:
     """Returns the service's entity groups for a text with one token per label: (tag, first, last)."""
     text = " ".join(["film"] * len(labels))
     request = token_classification.NerRequest(text)
     scores = np.zeros((len(labels) + 2, len(known)), dtype=np.float32)
     for i, label in enumerate(labels):
         scores[i + 1, known.index(label)] = 9
-    found = decode(token_classification, request, [{"logits": scores}], Head(labels=known), tokenizer)
+    found = decode(token_classification, request, [{"logits": scores}], Head(labels=known, tags=tags), tokenizer)
     return [(item["entity_group"], item["start"] // 5, item["end"] // 5) for item in found]
 
 
@@ -375,11 +353,20 @@ def test_bio_entities_equal_those_of_the_pipeline(labels: list[str], known: str,
     assert expected == entities([label if label == "O" else f"{label}-X" for label in labels], spelled, tokenizer)
 
 
-def test_plain_tags_keep_their_names(tokenizer: Tokenizer) -> None:
-    """Neighbors with the same tag are one entity, and a hyphen in a tag does not make a prefix."""
-    known = ("O", "E-MAIL", "PER")
-    assert [("PER", 0, 1), ("E-MAIL", 2, 2)] == entities(["PER", "PER", "E-MAIL", "O"], known, tokenizer)
-    assert ("", "E-MAIL") == split("E-MAIL", "plain")
+def test_labels_that_are_no_tags_keep_their_names(tokenizer: Tokenizer) -> None:
+    """Neighbors with the same label are one entity, and a hyphen in a label does not make a letter."""
+    known, tags = ("O", "E-MAIL", "PER"), ("O", "I-E-MAIL", "PER")
+    assert [("PER", 0, 1), ("E-MAIL", 2, 3)] == entities(["PER", "PER", "E-MAIL", "E-MAIL", "O"], known, tokenizer, tags)
+
+
+@pytest.mark.parametrize("strategy", ["none", "simple"])
+@pytest.mark.parametrize(("ignored", "left"), [(["O"], 1), (["o"], 1), ([], 2)])
+def test_a_models_own_spelling_of_o_is_ignored_like_o(tokenizer: Tokenizer, strategy: Any, ignored: list[str], left: int) -> None:
+    parameters = token_classification.NerParameters(aggregation_strategy=strategy, ignore_labels=ignored)
+    logits = np.array([[0, 0], [9, 0], [0, 9], [0, 0]], dtype=np.float32)
+    head = Head(labels=("o", "b-per"), tags=("O", "B-per"))
+    request = token_classification.NerRequest("film film", parameters)
+    assert left == len(decode(token_classification, request, [{"logits": logits}], head, tokenizer))
 
 
 # ---- offset units

@@ -1,0 +1,102 @@
+"""The labels of taggers: which are read as tags, in which spelling, and which get a warning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertserve.export.tasks import token_classification
+from bertserve.export.tasks.tags import read_tags, unread_labels
+from bundles import Served, exported
+from checkpoints import bert, edit_json
+from fakes import Head
+
+BIO, BIOES = ("O", "B-PER", "I-PER"), ("O", "B-PER", "I-PER", "E-PER", "S-PER")
+
+
+@pytest.mark.parametrize(
+    "labels", ["O B-PER I-PER B-LOC", "O I-PER I-LOC", "O S-PER E-PER", "O B-PER E-PER S-LOC", "O B-PER I-PER L-PER U-PER", "O PER LOC"]
+)
+def test_labels_in_the_usual_spelling_are_their_own_tags(labels: str) -> None:
+    names = tuple(labels.split())
+    assert ((), []) == (read_tags(names), unread_labels(names))
+
+
+@pytest.mark.parametrize(
+    ("labels", "tags"),
+    [
+        ("O B-PER M-PER E-PER S-PER", BIOES),
+        ("O B-PER M-PER E-PER W-PER", BIOES),
+        ("O B-PER M-PER", BIO),
+        *((f"O B{mark}PER I{mark}PER", BIO) for mark in "_/:.|"),
+        ("O PER-B PER-I", BIO),
+        ("O PER_B PER_M PER_E PER_S", BIOES),
+        ("o b-PER i-PER", BIO),
+        ("O PER-b PER-m PER-e PER-w", BIOES),
+        ("o b-per", ("O", "B-per")),
+        ("O B_PER B_LOC", ("O", "B-PER", "B-LOC")),
+        ("O B-PER I-PER E-PER S-PER S-RACE", ()),  # a type that is always one word
+        ("[PAD] O B_PER I_PER S_PER", ("[PAD]", "O", "B-PER", "I-PER", "S-PER")),
+        ("O B-PER I-PER E-MAIL", (*BIO, "I-E-MAIL")),
+        ("O E-MAIL S-BAHN", ("O", "I-E-MAIL", "I-S-BAHN")),
+    ],
+)
+def test_tags_are_read_in_other_spellings(labels: str, tags: tuple[str, ...]) -> None:
+    names = tuple(labels.split())
+    assert (tags, []) == (read_tags(names), unread_labels(names))
+
+
+@pytest.mark.parametrize(
+    ("labels", "unread"),
+    [
+        ("O B I", "B I"),
+        ("b m e s", "b m e s"),
+        ("O B-PER I-PER X-PER", "X-PER"),
+        ("O [PAD] b-per", "b-per"),
+        ("O E-MAIL S-BAHN U-BAHN", "S-BAHN U-BAHN"),
+        ("a b c d e i", ""),  # parts of speech
+        ("LABEL_0 LABEL_1", ""),
+    ],
+)
+def test_labels_that_look_like_tags_but_are_names_are_reported(labels: str, unread: str) -> None:
+    assert unread.split() == unread_labels(tuple(labels.split()))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("labels", ["O B-PER M-PER E-PER S-PER", "O B_PER M_PER E_PER W_PER", "o per-b per-i per-l per-u"])
+def test_entities_do_not_depend_on_the_spelling(tmp_path: Path, labels: str) -> None:
+    """Tokens have the checkpoint's own labels."""
+    names, texts = tuple(labels.split()), ["a good film was bad and the book was great", "good bad fine dull, great poor very!"]
+    sources = [bert(tmp_path, kind, labels=BIOES, architecture="BertForTokenClassification") for kind in ("usual", "other")]
+    edit_json(sources[1] / "config.json", id2label=dict(enumerate(names)), label2id={name: i for i, name in enumerate(names)})
+    usual, other = (Served(exported(source)) for source in sources)
+
+    def entities(served: Served, strategy: str) -> Any:
+        return served.answer({"inputs": texts, "parameters": {"aggregation_strategy": strategy}})
+
+    for strategy in ("simple", "first"):
+        expected = [[item | {"entity_group": item["entity_group"].lower()} for item in found] for found in entities(usual, strategy)]
+        assert expected == [
+            [item | {"entity_group": item["entity_group"].lower()} for item in found] for found in entities(other, strategy)
+        ]
+        assert any(expected)
+    tokens = dict(zip(BIOES, names, strict=True))
+    assert [[tokens[item["entity"]] for item in found] for found in entities(usual, "none")] == [
+        [item["entity"] for item in found] for found in entities(other, "none")
+    ]
+
+
+@pytest.mark.torch
+def test_an_export_warns_of_labels_that_look_like_tags(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    exported(bert(tmp_path, labels=("O", "B", "I"), architecture="BertForTokenClassification"))
+    assert ["WARNING"] == [record.levelname for record in caplog.records if "`B`, `I`" in record.getMessage()]
+
+
+def test_the_tags_of_data_can_have_the_spelling_of_the_model() -> None:
+    names = ("o", "b_per", "m_per", "e_per", "s_per")
+    head = Head(labels=names, tags=read_tags(names))
+    assert token_classification.TASK.read_gold is not None
+    document = {"text": "a b c d", "tokens": ["a", "b", "c", "d"], "tags": ["b_per", "e_per", "s_per", "o"]}
+    assert {(0, 3, "per"), (4, 5, "per")} == token_classification.TASK.read_gold(document, head).spans
