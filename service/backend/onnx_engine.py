@@ -18,7 +18,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from bertserve.service.backend.sessions import THREADS, open_session, shared_tables
+from bertserve.service.backend.sessions import THREADS, open_session
 from bertserve.service.bundle.graph_spec import GraphSpec, OutputSpec
 from bertserve.service.errors import EngineError
 from bertserve.service.providers import Provider
@@ -67,9 +67,7 @@ class OnnxEngine:
             ProviderError: This onnxruntime lacks the provider, or the session did not get it; the message says what is missing.
         """
         self.provider = provider or graph.provider
-        # onnxruntime does not keep a reference; this engine and those of `with_threads` do
-        self._tables = shared_tables(path) if self.provider == "cpu" else {}
-        self._open = partial(open_session, path, graph, provider=self.provider, engine_cache=engine_cache, tables=self._tables)
+        self._open = partial(open_session, path, graph, provider=self.provider, engine_cache=engine_cache)
         self._session = self._open(threads=THREADS)
         self._inputs = graph.inputs
         self._outputs = graph.outputs
@@ -80,7 +78,7 @@ class OnnxEngine:
         self._dtypes = {spec.name: np.dtype(spec.dtype) for spec in graph.inputs}
 
     def with_threads(self, threads: int) -> OnnxEngine:
-        """Returns an engine for the same file with `threads` threads per run: another session, which shares this one's lookup tables.
+        """Returns an engine for the same file with `threads` threads per run: another session.
 
         Raises:
             ProviderError: As for the first one.

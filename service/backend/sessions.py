@@ -5,15 +5,13 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from bertserve.service.backend import hardware
 from bertserve.service.backend.hardware import Gpu
 from bertserve.service.bundle.graph_spec import GraphSpec
-from bertserve.service.bundle.onnx_file import read_tables
 from bertserve.service.errors import ProviderError, install_command
 from bertserve.service.providers import PROVIDERS, Load, Options, Provider, profile
 
@@ -32,9 +30,6 @@ _PROBE = bytes.fromhex(
 )
 
 
-Tables = Mapping[str, Any]  # by name; each is an `onnxruntime.OrtValue`
-
-
 def open_session(
     path: Path,
     graph: GraphSpec,
@@ -42,7 +37,6 @@ def open_session(
     provider: Provider,
     threads: int = THREADS,
     engine_cache: Path | None = None,
-    tables: Tables = MappingProxyType({}),
 ) -> Any:
     """Returns an `onnxruntime.InferenceSession`.
 
@@ -52,7 +46,6 @@ def open_session(
         provider: The provider that runs it.
         threads: Threads of one run.
         engine_cache: Folder of compiled engines, if the provider compiles; None to build them at every start.
-        tables: Tables of `shared_tables`, which it uses instead of its own copies. They must live as long as the session.
 
     Raises:
         ProviderError: This onnxruntime lacks the provider, or the session did not get it; the message says what is missing.
@@ -62,7 +55,7 @@ def open_session(
         raise ProviderError(f"`{path}` needs {wanted}: {_missing(provider)} Or choose another --provider.")
     options = _provider_options(provider, graph, engine_cache)
     try:
-        session = _session(str(path), provider, options, threads, tables, in_order=graph.gives_attentions)
+        session = _session(str(path), provider, options, threads, in_order=graph.gives_attentions)
     except Exception as error:  # onnxruntime's pybind exceptions share no base class but Exception
         raise ProviderError(f"onnxruntime {VERSION} cannot load `{path}`: {error}") from error
     if wanted not in session.get_providers():
@@ -71,11 +64,6 @@ def open_session(
             "Or choose another --provider."
         )
     return session
-
-
-def shared_tables(path: Path) -> Tables:
-    """Returns the lookup tables of a graph, which several sessions on the CPU can share."""
-    return {name: ort.OrtValue.ortvalue_from_numpy(table) for name, table in read_tables(path).items()}
 
 
 def available_provider() -> Provider:
@@ -159,7 +147,6 @@ def _session(
     provider: Provider,
     providers: Sequence[tuple[str, Options]],
     threads: int,
-    tables: Tables = MappingProxyType({}),
     *,
     in_order: bool = False,
 ) -> Any:
@@ -171,8 +158,6 @@ def _session(
         # By default, nodes that only an output needs run last, so that the attention of all layers is in memory at once: 600 MB for 4 texts
         # of 512 tokens with 12 heads in 12 layers. In the graph's own order, each layer's attention is freed before the next one.
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
-    for name, table in tables.items():
-        options.add_initializer(name, table)
     return ort.InferenceSession(model, options, providers=list(providers), enable_fallback=0)
 
 

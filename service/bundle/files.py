@@ -2,12 +2,13 @@
 
 A bundle is a folder `models/<name>/` with `manifest.json`, `tokenizer.json`, `README.md` and one or more graphs. The
 manifest (`manifest.py`) has everything that the service must know about a model; the service reads and guesses nothing else.
-In an ONNX file, it only reads the names of further files that the graph loads (`onnx_file.py`).
+In an ONNX file, it only reads the names of further files that the graph loads.
 """
 
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import re
 from collections.abc import Sequence
@@ -19,7 +20,6 @@ from pydantic import ValidationError
 
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 from bertserve.service.bundle.manifest import NAME_PATTERN, Manifest
-from bertserve.service.bundle.onnx_file import refuse_unlisted_data
 from bertserve.service.bundle.validation_policy import upgrade_validation_reports
 from bertserve.service.errors import BundleError, fault
 from bertserve.service.providers import Provider
@@ -27,6 +27,8 @@ from bertserve.service.providers import Provider
 MANIFEST_FILE = "manifest.json"
 TOKENIZER_FILE = "tokenizer.json"
 CARD_FILE = "README.md"
+# In a tensor with weights in another file, the key `location` and the length of its value. The length of the key, 8, may have a second byte.
+_LOCATION_KEY = re.compile(rb"[\x08\x00]location(?:\x12([\x01-\x7f]))?", re.DOTALL)
 _CHECKPOINT_FILES = ("config.json", "adapter_config.json", "modules.json")
 
 
@@ -85,7 +87,25 @@ def verify_graph(path: Path, graph: GraphSpec) -> None:
     """
     for file in graph.files:
         _verify(path / file.file, file.sha256, file.size_bytes)
-    refuse_unlisted_data(path, graph)
+    _check_external_weights(path, graph)
+
+
+def _check_external_weights(path: Path, graph: GraphSpec) -> None:
+    """Refuses a graph that would load weights from a file without a verified digest, or from outside of the bundle."""
+    file, listed = path / graph.file, {data.file for data in graph.data}
+    if file.suffix.lower() == ".ort":  # ONNX Runtime's own format
+        raise BundleError(f"cannot load `{file}`: it is in ONNX Runtime's own format; export the bundle again.")
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        locations = {content[key.end() : key.end() + (key[1] or b"\0")[0]] for key in _LOCATION_KEY.finditer(content)}
+    for location in sorted(location.decode("utf-8", "replace") for location in locations):
+        if location not in listed:
+            raise BundleError(
+                f"cannot load `{file}`: it reads weights from `{location}`, which the manifest does not list; copy or export the bundle again."
+            )
+        if not (path / location).resolve().is_relative_to(path.resolve()):
+            raise BundleError(
+                f"cannot load `{file}`: its weights in `{location}` are a link to a file outside of the bundle; put the file itself there."
+            )
 
 
 def read_manifest(path: Path) -> tuple[Manifest, str]:
