@@ -144,7 +144,8 @@ class BertServeError(Exception):
     def name_input(self, *, many: bool, subject: str = "inputs") -> None:
         """Puts the wrong input before the message: `inputs[i]` for a list, otherwise `inputs` or the name of the field that replaces it."""
         if self.input_index is not None:
-            self.message = f"{subject}[{self.input_index}]: {self.message}" if many else f"{subject}: {self.message}"
+            place = f"{subject}[{self.input_index}]: " if many else f"{subject}: "
+            self.message, self.template = place + self.message, place + self.template
             self.input_index = None
 
 

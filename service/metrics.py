@@ -177,7 +177,10 @@ class Metrics:
         )
         self.model_info = self._gauge("model_info", "1 for each loaded model.", "livemax", ("model", "version", "precision", "provider"))
         self.broken_models = self._gauge(
-            "broken_models", "1 for each model that failed to load, with --skip-broken.", "livemax", ("model",)
+            "broken_models",
+            "1 for each model that could not be loaded, at a start with --skip-broken or at a reload.",
+            "livemax",
+            ("model",),
         )
         self.differing_models = self._gauge(
             "differing_models", "Models whose version or endpoints differ between workers, as /models shows.", "livemax"

@@ -306,7 +306,8 @@ class Settings(ModelSettings, AddressSettings):
         description="URL of an OpenTelemetry collector, such as http://localhost:4318, that gets a trace of each request by OTLP over "
         "HTTP. Needs the extra `otel`; OTEL_* variables configure the rest.",
     )
-    access_log: bool = Field(False, description="Log one line per request.")
+    access_log: bool = Field(False, description="Log one line per request, except probes and scrapes of /metrics.")
+    log_probes: bool = Field(False, description="Log probes and scrapes too; needs --access-log.")
     pid_file: Path | None = Field(
         None, description="File for the ID of the process that takes signals such as SIGHUP; it is removed at the end."
     )
@@ -320,6 +321,8 @@ class Settings(ModelSettings, AddressSettings):
             )
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("--tls-cert and --tls-key belong together; give both, or neither")
+        if self.log_probes and not self.access_log:
+            raise ValueError("--log-probes has no effect without --access-log; give that too")
         for name in ("max_concurrent_per_key", "public_health", "public_metrics"):
             if self.api_key_file is None and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{_flag(name)} has no effect without --api-key-file; give that too")

@@ -37,6 +37,7 @@ def create_app(
     *,
     auth: Authenticator | None = None,
     log_access: bool = False,
+    log_probes: bool = False,
     root_path: str = "",
     cors_origins: Sequence[str] = (),
     sends_request_id: bool = True,
@@ -46,7 +47,8 @@ def create_app(
     Args:
         state: The models, metrics and limits.
         auth: Admits requests; if None, no route needs a key, and model management is disabled.
-        log_access: Whether to log a line for each request.
+        log_access: Whether to log a line for each request that is not a probe or a scrape.
+        log_probes: Whether to log probes and scrapes too.
         root_path: Path prefix of the proxy; a request's path may have it or not.
         cors_origins: Origins whose pages may read answers.
         sends_request_id: Whether the application adds the header `x-request-id`; a server around it may add it instead.
@@ -59,6 +61,7 @@ def create_app(
         metrics=state.metrics,
         auth=auth,
         log_access=log_access,
+        log_probes=log_probes,
         root_path=root_path,
         tracer=state.tracer,
         sends_request_id=sends_request_id,

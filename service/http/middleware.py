@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from bertserve.service.api_keys import Access
 from bertserve.service.errors import INTERNAL, MalformedRequestError, RefusedError, Sent
 from bertserve.service.http import errors
 from bertserve.service.http.auth import AUTH, CALLER, METRICS, PROBES, Authenticator, Caller
@@ -52,6 +53,7 @@ class RequestMiddleware:
         metrics: Metrics,
         auth: Authenticator,
         log_access: bool,
+        log_probes: bool = False,
         root_path: str = "",
         tracer: Tracer | None = None,
         sends_request_id: bool = True,
@@ -62,7 +64,8 @@ class RequestMiddleware:
             app: The application.
             metrics: Counts requests.
             auth: Routes use it to check their callers.
-            log_access: Whether to log a line for each request.
+            log_access: Whether to log a line for each request that is not a probe or a scrape.
+            log_probes: Whether to log probes and scrapes too.
             root_path: Path prefix that a proxy may have kept.
             tracer: Gets a span for each request except probes and scrapes.
             sends_request_id: Whether it adds the header `x-request-id`; a server around the application may add it instead.
@@ -71,6 +74,7 @@ class RequestMiddleware:
         self._metrics = metrics
         self._auth = auth
         self._log_access = log_access
+        self._log_probes = log_probes
         self._root_path = root_path
         self._tracer = tracer
         self._sends_request_id = sends_request_id
@@ -140,7 +144,7 @@ class RequestMiddleware:
                 self._metrics.model(task, model).request_seconds.observe(seconds)
         if key is not None or status == _UNAUTHORIZED:
             self._metrics.requests_by_key(key or UNKNOWN, status).inc()
-        if self._log_access:
+        if self._log_access and (self._log_probes or not _is_probe(scope)):
             fields = _fields(scope, status, seconds, key)
             line = "%s %s %s %s %.1f ms %s"
             access_log.info(
@@ -209,6 +213,11 @@ def of_request(scope: Scope) -> dict[str, Any]:
         "model": model,
         **({"trace_id": scope[TRACE].trace_id, "span_id": scope[TRACE].span_id} if TRACE in scope else {}),
     }
+
+
+def _is_probe(scope: Scope) -> bool:
+    """Returns whether a request is a probe or a scrape of the metrics."""
+    return getattr(scope.get("route"), "access", None) in (Access.PROBE, Access.METRICS)
 
 
 def _route(scope: Scope) -> str | None:

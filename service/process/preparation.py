@@ -15,6 +15,7 @@ from bertserve.service.settings import Settings
 from bertserve.service.tracing.trace import tracer_class
 
 logger = logging.getLogger("bertserve.tls")
+SECRET_LOGS = ("bertserve.keys", "bertserve.tls")  # the loggers of `Secrets`
 
 
 class Certificate:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from bertserve.service import __version__
 from bertserve.service.errors import StartError
 from bertserve.service.process import logs, systemd
-from bertserve.service.process.preparation import Secrets, prepare
+from bertserve.service.process.preparation import SECRET_LOGS, Secrets, prepare
 from bertserve.service.process.server import ABSENT, bind, shared_counts
 from bertserve.service.process.supervisor import Supervisor
 from bertserve.service.serving.workers import REASONS, Change, ReloadLog, WorkerContext
@@ -161,6 +161,8 @@ class _Workers:
     def work(self, index: int, pipe: Connection) -> None:
         """Serves requests; it is the function of a worker."""
         logs.configure_logging(self._settings.log_format, worker=index)
+        for name in SECRET_LOGS:  # the supervisor reads the same files at the same time, and logs the result once
+            logging.getLogger(name).disabled = True
         os.environ.pop(systemd.SOCKET, None)  # only the supervisor reports to systemd
         reserve(self._folder, index)
         from bertserve.service.process.work import work

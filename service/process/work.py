@@ -127,6 +127,7 @@ def application(settings: Settings, state: AppState, secrets: Secrets, *, sends_
         state,
         auth=auth,
         log_access=settings.access_log,
+        log_probes=settings.log_probes,
         root_path=settings.root_path,
         cors_origins=settings.cors_origin,
         sends_request_id=sends_request_id,

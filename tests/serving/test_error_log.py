@@ -31,6 +31,7 @@ def post(models: Path, path: str, body: Any, **settings: Any) -> None:
     ("path", "body", "start", "value"),
     [
         ("/classify", {"inputs": SECRET * 9}, "413 too_large r-1 POST /classify", "63 characters and 50 "),
+        ("/classify", {"inputs": ["a", SECRET * 9]}, "413 too_large r-1 POST /classify", "inputs[1]: the text has 63 characters"),
         ("/classify", {"inputs": 5, "model": SECRET}, "422 invalid_value r-1 POST /classify", "{value}"),
         ("/classify", {}, "422 invalid_value r-1 POST /classify", "`inputs`"),
         (

@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import ssl
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -65,6 +66,26 @@ def test_sighup_reloads_keys_and_models(models: Path, tmp_path: Path, serve: Ser
         assert {200} == set(asked("two", "/models/other"))
         assert served.process.poll() is None
     assert "Traceback" not in served.log.read_text()
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_sighup_logs_each_secret_once(models: Path, tmp_path: Path, serve: Serve, workers: str) -> None:
+    """Also if a file is broken."""
+    (tmp_path / "keys").write_text("one")
+    cert, key = certified(tmp_path)
+    flags = ("--workers", workers, "--threads", workers, "--api-key-file", str(tmp_path / "keys"))
+    with serve(models, *flags, "--tls-cert", str(cert), "--tls-key", str(key)) as served:
+
+        def logged(since: int) -> list[str]:
+            return sorted(line.split(" bertserve.")[1].split(":")[0] for line in served.lines()[since:] if " bertserve." in line)
+
+        for content in ("two", ""):
+            (tmp_path / "keys").write_text(content)
+            since = len(served.lines())
+            served.process.send_signal(signal.SIGHUP)
+            wait_until(lambda since=since: len(logged(since)) == 2)  # type: ignore[misc]
+            time.sleep(0.5)  # of further lines
+            assert ["keys", "tls"] == logged(since)
 
 
 def test_sighup_to_one_worker_reloads_all_workers(models: Path, tmp_path: Path, serve: Serve) -> None:

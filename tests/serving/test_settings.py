@@ -63,6 +63,7 @@ DEFAULTS = {
     "cors_origin": (),
     "otlp_endpoint": None,
     "access_log": False,
+    "log_probes": False,
     "pid_file": None,
     "log_format": "text",
 }

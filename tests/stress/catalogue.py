@@ -36,7 +36,7 @@ ATTACK_ON_SETTING: dict[str, str] = {
 WITHOUT_LIMIT = frozenset(
     "config host port models model cache_dir skip_broken provider allow_provider_fallback engine_cache precision require_validation "
     "min_agreement batch_variant_graphs shutdown_timeout_s pre_stop_delay_s default allow_implicit_default public_health public_metrics root_path forwarded_allow_ips "
-    "cors_origin otlp_endpoint access_log pid_file log_format".split()
+    "cors_origin otlp_endpoint access_log log_probes pid_file log_format".split()
 )
 
 ATTACKS: tuple[Attack, ...] = (*protocol_attacks(), *body_attacks(), *field_attacks())
