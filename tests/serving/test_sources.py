@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -19,6 +20,7 @@ import pytest
 
 import tiny
 from bertserve.export.cli import _parser
+from bertserve.export.tasks.catalog import TASKS as EXPORTED
 from bertserve.service import sources
 from bertserve.service.bundle.files import find_bundles
 from bertserve.service.cli import main
@@ -60,7 +62,7 @@ def fake_exporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     def fake(behavior: str = "") -> None:
         script = tmp_path / "exporter.py"
         script.write_text(textwrap.dedent(FAKE).format(behavior=behavior, finished=tmp_path / "finished/own"))
-        monkeypatch.setattr(sources, "export_command", lambda: [sys.executable, str(script)])
+        monkeypatch.setattr(sources, "export_command", lambda source: [sys.executable, str(script)])
 
     fake()
     return fake
@@ -154,7 +156,7 @@ def test_two_sources_with_the_same_name_are_refused(checkpoint: Path, tmp_path: 
 
 def test_the_second_start_uses_the_cached_bundle(checkpoint: Path, fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = with_sources(settings(tmp_path, "--model", str(checkpoint)))
-    monkeypatch.setattr(sources, "export_command", lambda: pytest.fail("nothing is to be exported"))
+    monkeypatch.setattr(sources, "export_command", lambda source: pytest.fail("nothing is to be exported"))
 
     assert first.models == with_sources(settings(tmp_path, "--model", str(checkpoint))).models
     assert 1 == len(calls(tmp_path))
@@ -338,7 +340,7 @@ def starting(*flags: str) -> Iterator[subprocess.Popen[str]]:
         import sys
         from bertserve.service.cli import main
         from bertserve.service import sources
-        sources.export_command = lambda: [sys.executable, sys.argv[1]]
+        sources.export_command = lambda source: [sys.executable, sys.argv[1]]
         sys.exit(main(sys.argv[2:]))
     """)
     process = subprocess.Popen([sys.executable, "-c", code, *flags], stderr=subprocess.PIPE, text=True)
@@ -402,3 +404,77 @@ def test_models_accepts_a_single_bundle(models: Path, monkeypatch: pytest.Monkey
     """The bundle's path can be absolute or relative."""
     monkeypatch.chdir(models / "tiny")
     assert [models / "tiny"] == find_bundles([Path()]) == find_bundles([models / "tiny"])
+
+
+# ---- what is refused before the first export
+
+
+def checkpoint_of(folder: Path, name: str, architecture: str) -> Path:
+    path = folder / "checkpoints" / name
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "flags", "facts"),
+    [
+        ("BertForTokenClassification", "XLMRobertaForTokenClassification", [], ["/ner (`a`, `b`)", "--default ner=NAME"]),
+        ("BertForSequenceClassification", "BertForSequenceClassification", ["--default", "zero-shot=a"], ["--default classify=NAME"]),
+        ("BertForMaskedLM", "BertForTokenClassification", ["--default", "ner=a"], ["token-classification=a"]),
+        ("BertForMaskedLM", "BertForTokenClassification", ["--default", "ner=c"], ["token-classification=c"]),
+        ("BertModel", "BertForTokenClassification", ["--models", "{models}"], ["`b`", "NAME="]),
+    ],
+)
+def test_wrong_defaults_and_names_are_refused_before_the_first_export(
+    first: str, second: str, flags: list[str], facts: list[str], tmp_path: Path, fake: Fake
+) -> None:
+    tiny.bundle(tmp_path / "bundles", "b")
+    sources_ = [
+        argument for name, kind in (("a", first), ("b", second)) for argument in ("--model", str(checkpoint_of(tmp_path, name, kind)))
+    ]
+    with pytest.raises(StartError) as caught:
+        with_sources(settings(tmp_path, *sources_, *(flag.format(models=tmp_path / "bundles") for flag in flags)))
+
+    assert [] == [fact for fact in facts if fact not in str(caught.value)]
+    assert [] == calls(tmp_path)
+
+
+def test_a_broken_configuration_is_refused_before_the_first_export(checkpoint: Path, tmp_path: Path, fake: Fake) -> None:
+    broken = checkpoint_of(tmp_path, "b", "BertModel")
+    (broken / "config.json").write_text("{")
+    with pytest.raises(StartError, match=r"b/config\.json"):
+        with_sources(settings(tmp_path, "--model", str(checkpoint), "--model", str(broken)))
+
+    assert [] == calls(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("architectures", "flags"),
+    [
+        (["BertForMaskedLM", "BertForTokenClassification"], []),
+        (["BertForTokenClassification"] * 2, ["--default", "ner=b"]),
+        (["BertForTokenClassification"] * 2, ["--allow-implicit-default"]),
+        (["BertForUnknown", "BertForTokenClassification"], ["--default", "classify=a"]),
+        (["BertForSequenceClassification"] * 2, ["--default", "classify=a,zero-shot=b"]),
+    ],
+)
+def test_sources_that_can_be_served_together_are_exported(
+    architectures: list[str], flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other tasks of a checkpoint, and the task of an unknown architecture, show only after the export."""
+    monkeypatch.setattr(sources, "obtain", lambda source, *_, **__: tmp_path / "made" / source.name)
+    named = [str(checkpoint_of(tmp_path, name, kind)) for name, kind in zip("ab", architectures, strict=True)]
+
+    served = with_sources(settings(tmp_path, "--model", ",".join(named), *flags))
+    assert ["a", "b"] == [path.name for path in served.models]
+
+
+def test_the_end_of_an_architecture_means_the_same_task_to_the_exporter() -> None:
+    assert {task.head: task.name for task in EXPORTED.values()} == sources._HEADS
+
+
+def test_a_missing_folder_is_named_before_missing_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "find_spec", lambda name: None)
+    with pytest.raises(StartError, match=r"^there is no folder `nope`.*torch"):
+        with_sources(settings(tmp_path, "--model", "nope"))
