@@ -135,10 +135,14 @@ async def _translate(request: Request, error: Exception) -> Response:
             method=Sent(request.method),
             allowed=allowed,
         )
-    raise _no_such_path(request.scope["path"])
+    raise _no_such_path(request)
 
 
-def _no_such_path(path: str) -> NotFoundError:
+def _no_such_path(request: Request) -> NotFoundError:
     """Returns the error for an unknown path."""
+    path: str = request.scope["path"]
+    bare = path.rstrip("/")
+    if bare != path and any(route.matches({**request.scope, "path": bare})[0] is not Match.NONE for route in request.app.routes):
+        return NotFoundError("there is no path `{path}`; leave out the slash at its end: `{bare}`.", path=Sent(path), bare=Sent(bare))
     tasks = ", ".join(f"/{spec.path}" for spec in TASKS.values())
     return NotFoundError("there is no path `{path}`; send a POST to {tasks} or /models/NAME, see /docs.", path=Sent(path), tasks=tasks)

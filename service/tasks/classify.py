@@ -258,7 +258,7 @@ class TextPair(Closed):
 
 _Text = Annotated[str, Tag(TEXT)]
 _Pair = Annotated[TextPair, Tag(PAIR)]
-_TextOrPair = Annotated[_Text | _Pair, one_of("a text or {text, text_pair}", TEXT, PAIR)]
+_TextOrPair = Annotated[_Text | _Pair, one_of('a text, or a pair such as {"text": "a", "text_pair": "b"}', TEXT, PAIR)]
 TextsOrPairs = Annotated[
     _Text | _Pair | Annotated[list[_TextOrPair], STOP, Tag(LIST)],
     one_of("a text, {text, text_pair}, or a list of these", TEXT, PAIR, LIST),

@@ -24,6 +24,14 @@ HARMLESS: Mapping[str, Sequence[Any] | None] = {
 OPTIONS = ("use_cache", "wait_for_model", "use_gpu", "dont_load_model", "retry_on_error", "includeCredentials", "taskHint", "signal")
 
 
+# Parameters that pipelines of transformers had -> a parameter of the same task, and what replaces the former one.
+_FORMER: Mapping[str, tuple[str, str]] = {
+    "return_all_scores": ("function_to_apply", "remove it to get all labels, or set `top_k` to 1 in `parameters` to get the best one"),
+    "grouped_entities": ("aggregation_strategy", "set `aggregation_strategy` to `simple` or `none` in `parameters`"),
+    "ignore_subwords": ("aggregation_strategy", "set `aggregation_strategy` to `first` or `simple` in `parameters`"),
+}
+
+
 def check_keys(value: Mapping[str, Any], body: type[TaskBody]) -> None:
     """Checks that all keys of a body are known or harmless.
 
@@ -59,7 +67,15 @@ def unknown_name(name: str, holder: str, known: Sequence[str]) -> InvalidValueEr
     """Returns the error of an unknown name; `holder` is the object that does not have it, for the message."""
     hint = did_you_mean(name.lower(), known)
     remedy = f"{hint + ' Known' if hint else 'known'} names are {listed(known)}" if known else "leave it out"
-    return InvalidValueError("{holder} has no `{name}`; {remedy}.", holder=holder, name=Sent(name), remedy=remedy)
+    return InvalidValueError(
+        "{holder} has no `{name}`; {remedy}.", holder=holder, name=Sent(name), remedy=_replacement(name, known) or remedy
+    )
+
+
+def _replacement(name: str, parameters: Sequence[str]) -> str | None:
+    """Returns what to send instead of a former parameter of transformers, if a task has these parameters."""
+    of_task, remedy = _FORMER.get(name, (None, None))
+    return remedy if of_task in parameters else None
 
 
 def check_names(names: Iterable[str], known: Sequence[str], holder: str) -> None:
@@ -87,7 +103,7 @@ def _unknown(name: str, body: type[TaskBody]) -> InvalidValueError:
         return InvalidValueError("unknown field `{field}` next to {known}; put it into `parameters`.", field=name, known=texts)
     hint = did_you_mean(name.lower(), known) or did_you_mean(name.lower(), parameters, name_format="`{}` in `parameters`")
     remedy = f"{hint + ' Known' if hint else 'known'} fields are {listed(known)}"
-    return InvalidValueError("unknown field `{name}`; {remedy}.", name=Sent(name), remedy=remedy)
+    return InvalidValueError("unknown field `{name}`; {remedy}.", name=Sent(name), remedy=_replacement(name, parameters) or remedy)
 
 
 def _check_options(options: Any, body: type[TaskBody]) -> None:

@@ -69,3 +69,42 @@ def test_the_error_for_an_unknown_path_lists_paths(api: Send) -> None:
     message = rejected(api("POST", f"/{'generate' * 500}"), 404, "not_found")
     assert " /classify, /ner, /answer, " in message
     assert len(message) < 300
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize(
+    "path", ["/classify", "/zero-shot", "/v1/embeddings", "/models", "/models/names", "/v2/models/names/infer", "/health", "/metrics"]
+)
+def test_the_error_for_a_slash_at_the_end_has_the_path_without_it(api: Send, method: str, path: str) -> None:
+    for slashes in ("/", "//"):
+        response = api(method, path + slashes)
+        assert (404, True) == (response.status_code, f"`{path}`" in response.text)
+    assert "slash" not in rejected(api(method, "/nothing/"), 404, "not_found")
+
+
+@pytest.mark.parametrize("path", ["/classify", "/models/classifier", "/attention"])
+@pytest.mark.parametrize("inputs", [[["good", "bad"]], ["good", ["good", "bad"]]])
+def test_the_error_for_a_pair_in_a_list_shows_a_pair(api: Send, path: str, inputs: list[object]) -> None:
+    message = rejected(
+        post(api, {"inputs": inputs, "parameters": {"output_attentions": True} if "att" in path else {}}, path=path), 422, "invalid_value"
+    )
+    pair = json.loads(re.findall(r"\{.*\}", message)[0])
+    assert 200 == post(api, {"inputs": [pair]}, path="/classify").status_code
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "known"),
+    [
+        ("/classify", "return_all_scores", "`top_k`"),
+        ("/ner", "grouped_entities", "`aggregation_strategy`"),
+        ("/ner", "ignore_subwords", "`aggregation_strategy`"),
+        ("/zero-shot", "multi_class", "`multi_label`"),
+    ],
+)
+def test_the_error_for_a_former_parameter_of_transformers_names_its_replacement(api: Send, path: str, name: str, known: str) -> None:
+    for body in ({"parameters": {name: True}}, {name: True}):
+        message = rejected(post(api, {"inputs": "good"} | body, path=path), 422, "invalid_value")
+        assert known in message
+    assert "`top_k` to 1" not in rejected(
+        post(api, {"inputs": "a [MASK]", "return_all_scores": True}, path="/fill-mask"), 422, "invalid_value"
+    )
