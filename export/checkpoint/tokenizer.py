@@ -38,10 +38,10 @@ def load_tokenizer(source: str, folder: Path) -> Any:
     try:
         tokenizer = read_with_transformers(f"the tokenizer of `{source}`", AutoTokenizer.from_pretrained, folder)
     except CheckpointError as error:
-        if has_file or not any(folder.glob("*.model")):
+        # transformers takes a SentencePiece model that it cannot read for a file of tiktoken; classes that need more packages are slow
+        if has_file or not (any(folder.glob("*.model")) or isinstance(error.__cause__, ImportError)):
             raise
-        # transformers takes every SentencePiece model that it cannot read for a file of tiktoken
-        raise CheckpointError(refusal(source, "its SentencePiece model is damaged, or not supported for its class")) from error
+        raise CheckpointError(refusal(source, "its other files are damaged, or not supported for its class")) from error
     if not getattr(tokenizer, "is_fast", False):
         raise CheckpointError(f"`{source}` has no fast tokenizer (`tokenizer.json`); save one with `save_pretrained` and export again.")
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):

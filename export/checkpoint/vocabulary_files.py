@@ -56,7 +56,9 @@ def use_vocabulary_files(source: str, tokenizer: Any, folder: Path) -> None:
         raise CheckpointError(refusal(source, f"{type(tokenizer).__name__} is not built from other files as in transformers 4"))
     try:
         extra_tokens = (*_read_extra_tokens(folder), *tokenizer._extra_special_tokens)
-        for _ in range(2):  # the templates of the second conversion have the ids of the tokens that the first one adds
+        special_ids = None
+        while special_ids != tokenizer.all_special_ids:  # a conversion can change the ids that its template needs
+            special_ids = tokenizer.all_special_ids
             tokenizer._tokenizer = _convert(tokenizer, folder, extra_tokens)
     except Exception as error:  # conversions raise any error for files that they do not expect
         raise CheckpointError(refusal(source, f"its other files cannot be converted ({error})")) from error

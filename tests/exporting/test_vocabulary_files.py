@@ -34,6 +34,12 @@ def write(folder: Path, model_type: str, files: dict[str, Any]) -> Path:
     return folder
 
 
+def refusal(folder: Path) -> str:
+    with pytest.raises(CheckpointError, match=r"no `tokenizer\.json`.*save_pretrained") as caught:
+        load_tokenizer("x", folder)
+    return str(caught.value)
+
+
 def name_of(case: dict[str, Any]) -> str:
     settings = [f"{key}={value}" for file in case["files"].values() if isinstance(file, dict) for key, value in file.items()]
     return "-".join([case["model_type"], next(iter(case["files"].values())), *settings])[:100]
@@ -43,8 +49,7 @@ def name_of(case: dict[str, Any]) -> str:
 def test_texts_and_pairs_get_the_ids_of_transformers_4(case: dict[str, Any], tmp_path: Path) -> None:
     write(tmp_path, case["model_type"], case["files"])
     if case["model_type"] in REFUSED:
-        with pytest.raises(CheckpointError, match=r"no `tokenizer\.json`.*save_pretrained"):
-            load_tokenizer("x", tmp_path)
+        refusal(tmp_path)
         return
     tokenizer = load_tokenizer("x", tmp_path).backend_tokenizer
     texts = [text.format(mask=case["mask"] or "") for text in GOLDEN["texts"]]
@@ -69,7 +74,11 @@ def test_a_bundle_has_no_token_for_the_space_before_a_mask(tmp_path: Path) -> No
 def test_a_damaged_sentencepiece_model_is_not_called_a_tiktoken_file(content: bytes, tmp_path: Path) -> None:
     write(tmp_path, "deberta-v2", {"spm.model": "deberta.model"})
     (tmp_path / "spm.model").write_bytes(content)
-    with pytest.raises(CheckpointError) as caught:
-        load_tokenizer("x", tmp_path)
-    assert "SentencePiece" in str(caught.value)
-    assert "tiktoken" not in str(caught.value)
+    assert "install" not in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("model_type", ["flaubert", "roformer", "xlm"])
+def test_no_package_of_a_slow_class_is_asked_for(model_type: str, tmp_path: Path) -> None:
+    """With the package, the tokenizer would be refused as slow."""
+    files = {"vocab.txt": "bert.txt", "vocab.json": "herbert.json", "merges.txt": "herbert.merges"}
+    assert "install" not in refusal(write(tmp_path, model_type, files))
