@@ -20,21 +20,6 @@ from bertserve.service.errors import SettingsError, did_you_mean, expectation
 
 SETTING = "config"  # the setting that names the file; the file itself cannot name another
 
-# Old names of settings -> new names; an old name is refused with a message that has the new one.
-RENAMED = {
-    "lanes": "threads",
-    "solo_threads": "multi_threads",
-    "require_evidence": "require_validation",
-    "open_health": "public_health",
-    "open_metrics": "public_metrics",
-    "grace_s": "shutdown_timeout_s",
-    "drain_s": "pre_stop_delay_s",
-    "head_timeout_s": "header_timeout_s",
-    "max_head_bytes": "max_header_bytes",
-    "default_by_name": "allow_implicit_default",
-    "max_stream_jobs": "max_stream_requests",
-}
-
 
 class ConfigFile(PydanticBaseSettingsSource):
     """The file that a flag or a variable names; without a file it is empty."""
@@ -64,8 +49,6 @@ class ConfigFile(PydanticBaseSettingsSource):
 
     def _check(self, path: str, name: str, value: Any) -> None:
         if name not in self._known:
-            if (new := RENAMED.get(name.replace("-", "_"))) is not None:
-                raise SettingsError(f"`{path}`: unknown setting `{name}`; it is called `{new}` now.")
             hint = did_you_mean(name.replace("-", "_"), self._known, "see `bert-serve serve --help`, with `_` for `-`.")
             raise SettingsError(f"`{path}`: unknown setting `{name}`; {hint}")
         field = self._known[name]

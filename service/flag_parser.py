@@ -10,9 +10,6 @@ from typing import Any, NoReturn
 
 from bertserve.service.errors import did_you_mean
 
-# Old names of flags and commands -> new names; an old name is refused with a message that has the new one.
-_RENAMED_FLAGS = {"--figures": "--metrics-file", "--min-figure": "--min-metric", "--mix": "--workload", "--lanes": "--threads"}
-_RENAMED_COMMANDS = {"together": "concurrent-targets", "tail": "tail-latency", "limit": "engine-limit"}
 _WRONG_COMMAND = re.compile(r"argument COMMAND: invalid choice: '(.*?)' \(choose from (.*)\)")
 
 
@@ -35,15 +32,10 @@ class FlagParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Ends with exit code 2 and one line on stderr."""
         if (wrong := _WRONG_COMMAND.search(message)) is not None:
-            if (new := _RENAMED_COMMANDS.get(wrong[1])) is not None:
-                message = f"unknown command `{wrong[1]}`; it is called {new} now."
-            else:
-                commands = wrong[2].replace("'", "").split(", ")
-                message = f"unknown command `{wrong[1]}`; " + did_you_mean(wrong[1], commands, "see --help.", name_format="{}")
+            commands = wrong[2].replace("'", "").split(", ")
+            message = f"unknown command `{wrong[1]}`; " + did_you_mean(wrong[1], commands, "see --help.", name_format="{}")
         self.exit(2, f"{self.prog}: error: {message}\n")
 
     def _unknown(self, argument: str) -> str:
         flag = argument.partition("=")[0]
-        if (new := _RENAMED_FLAGS.get(flag)) in self._option_string_actions:
-            return f"unknown argument `{flag}`; it is called {new} now."
         return f"unknown argument `{argument}`; " + did_you_mean(flag, self._option_string_actions, "see --help.", name_format="{}")

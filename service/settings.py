@@ -22,7 +22,7 @@ from pydantic_settings import (
 )
 from pydantic_settings import SettingsError as CommandLineError
 
-from bertserve.service.config_file import RENAMED, ConfigFile
+from bertserve.service.config_file import ConfigFile
 from bertserve.service.errors import SettingsError, did_you_mean, expectation
 from bertserve.service.providers import ProviderChoice
 
@@ -413,9 +413,6 @@ def _unknown_argument(argument: str, command: type[BaseSettings], name: str | No
     if flag.removeprefix("--") in positional:
         usage = " ".join(["bert-serve", str(name), *map(str.upper, positional)])
         return SettingsError(f"{flag} is not a flag; give the value alone, as in `{usage}`.")
-    negated = "no-" if flag.startswith("--no-") else ""
-    if (new := RENAMED.get(flag.removeprefix(f"--{negated}").replace("-", "_"))) is not None:
-        return SettingsError(f"unknown setting `{flag}`; it is called --{negated}{new.replace('_', '-')} now.")
     flags = [
         f"{prefix}{field.replace('_', '-')}" for field in command.model_fields if field not in positional for prefix in ("--", "--no-")
     ]
@@ -440,8 +437,6 @@ def check_environment() -> None:
         if _SERVICE_LINK.fullmatch(setting) or (setting == "PORT" and _SERVICE_ADDRESS.match(value)):
             del os.environ[name]
         elif setting not in names:
-            if (new := RENAMED.get(setting.lower())) is not None:
-                raise SettingsError(f"unknown setting {name}; it is called {PREFIX}{new.upper()} now.")
             hint = did_you_mean(setting, names, "see `bert-serve serve --help`.", name_format=PREFIX + "{}")
             raise SettingsError(f"unknown environment variable {name}; {hint}")
 

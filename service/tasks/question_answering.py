@@ -51,7 +51,6 @@ class AnswerParameters(TaskParameters):
         int | None, Field(ge=0, description="Tokens shared by neighboring windows; by default 128, or half of `max_seq_len` if less.")
     ] = None
     max_answer_len: Annotated[int, Field(ge=1, le=512, description="Maximum tokens of an answer.")] = 15
-    max_question_len: Annotated[int | None, Field(ge=1, description="Has no effect, as in transformers.")] = None
     max_seq_len: Annotated[
         int | None, Field(ge=1, description="Tokens of a window with the question; by default 384 or the model's limit.")
     ] = None

@@ -390,8 +390,6 @@ def test_every_flag_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (("closed", "--secnds", "2"), "did you mean --seconds?"),
         (("clsed",), "did you mean closed?"),
-        (("together",), "called concurrent-targets now."),
-        (("engine-limit", "--mix", "short"), "called --workload now."),
     ],
 )
 def test_an_unknown_flag_or_command_gets_a_hint(command: tuple[str, ...], hint: str, capsys: pytest.CaptureFixture[str]) -> None:

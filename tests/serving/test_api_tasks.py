@@ -120,11 +120,6 @@ def test_answers_are_a_list_if_top_k_is_over_one(api: Send, top_k: int | None, k
     assert_same(answered(api, ANSWER, QUESTION), best)
 
 
-@pytest.mark.parametrize("longest", [1, 64, None])
-def test_max_question_len_has_no_effect(api: Send, longest: int | None) -> None:
-    assert answered(api, ANSWER, QUESTION) == answered(api, ANSWER, QUESTION, max_question_len=longest)
-
-
 @pytest.mark.parametrize("text", [UNICODE, WINDOWED], ids=["one window", "several windows"])
 @pytest.mark.parametrize("longest", [1, 2, 15])
 def test_offsets_of_answers_are_slices(api: Send, text: str, longest: int) -> None:

@@ -56,7 +56,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("question_answering", {}, {"top_k": 1}),
     ("question_answering", {}, {"top_k": 3}),
     ("question_answering", {}, {"top_k": 3, "handle_impossible_answer": True, "align_to_words": False}),
-    ("question_answering", {}, {"max_answer_len": 1, "max_question_len": 64, "max_seq_len": 32, "doc_stride": 8}),
+    ("question_answering", {}, {"max_answer_len": 1, "max_seq_len": 32, "doc_stride": 8}),
     ("question_answering", {"context": f"\U0001f600 {LONG}{PASSAGE}"}, {}),
     ("fill_mask", {}, {}),
     ("fill_mask", {}, {"top_k": 2}),

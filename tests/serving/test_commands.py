@@ -177,7 +177,6 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         (["score", "in.csv", "out.csv", "--output", "other.csv"], "`bert-serve score SOURCE OUTPUT`"),
         (["serve", "--port"], "--port"),
         (["--models", "models"], "`bert-serve serve --models ...`"),
-        (["--lanes", "2"], "--threads"),
     ],
 )
 def test_a_usage_error_suggests_a_correction(argv: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:

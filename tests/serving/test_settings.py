@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from bertserve.service.backend import hardware
 from bertserve.service.backend.hardware import usable_cores
-from bertserve.service.config_file import RENAMED
 from bertserve.service.errors import SettingsError
 from bertserve.service.settings import Settings, parse
 
@@ -265,21 +264,3 @@ def test_usable_cores_respect_the_cgroup_quota(files: dict[str, str], cores: int
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     monkeypatch.setattr(hardware, "Path", lambda _: tmp_path)
     assert usable_cores() == cores
-
-
-@pytest.mark.parametrize(("old", "new"), RENAMED.items())
-def test_the_error_for_an_old_setting_name_gives_the_new_name(old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert new in Settings.model_fields
-    flag, new_flag = old.replace("_", "-"), new.replace("_", "-")
-    for prefix in ("--", "--no-"):
-        with pytest.raises(SettingsError, match=f"`{prefix}{flag}`; .* {prefix}{new_flag} "):
-            parse(Settings, [f"{prefix}{flag}"])
-
-    file = tmp_path / "settings.toml"
-    file.write_text(f"{old} = 1", encoding="utf-8")
-    with pytest.raises(SettingsError, match=f"`{old}`; .* `{new}` "):
-        parse(Settings, ["--config", str(file)])
-
-    monkeypatch.setenv(f"BERT_SERVE_{old.upper()}", "1")
-    with pytest.raises(SettingsError, match=f"BERT_SERVE_{old.upper()}; .* BERT_SERVE_{new.upper()} "):
-        parse(Settings, [])

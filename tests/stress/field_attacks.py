@@ -53,7 +53,6 @@ COSTLIEST: dict[str, tuple[Any, ...]] = {
     "AnswerParameters.top_k": (1000,),
     "AnswerParameters.doc_stride": (191, 0),
     "AnswerParameters.max_answer_len": (512,),
-    "AnswerParameters.max_question_len": (INT64,),
     "AnswerParameters.max_seq_len": (512, 8),
     "AnswerParameters.handle_impossible_answer": (True,),
     "AnswerParameters.align_to_words": (False, True),
