@@ -307,6 +307,8 @@ def _origin(manifest: Manifest) -> list[str]:
     if source.commit:
         facts.append(f"commit `{source.commit}`")
     facts.append(f"sha256 over its weights `{source.weights_sha256}`")
+    if source.weights_format == "pickle":
+        facts.append("which were pickled and read with `torch.load(weights_only=True)`")
     opsets = {graph.evidence.opset for graph in manifest.graphs} - {None}
     versions = [f"{name} {version}" for name, version in source.versions.items()]
     return [

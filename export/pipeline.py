@@ -243,6 +243,7 @@ def _manifest(
             checkpoint=checkpoint.source,
             revision=checkpoint.revision,
             weights_sha256=checkpoint.weights_sha256,
+            weights_format=checkpoint.weights_format,
             versions=_versions(),
             commit=checkpoint.commit,
             ignored_weights=checkpoint.ignored_weights,

@@ -32,7 +32,7 @@ from bertserve.service.providers import PROVIDERS
 from bertserve.service.settings import Settings, SourceSettings
 
 # the files of a checkpoint that bert-export reads, including its card, which the bundle's card quotes
-_READ = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md")
+_READ = ("*.json", "*.safetensors", "pytorch_model*.bin", "*.txt", "*.model", "README.md")
 
 _EMBEDS = "feature-extraction"
 # the end of an architecture's name -> the task that bert-export chooses for it

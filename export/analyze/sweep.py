@@ -285,7 +285,11 @@ def run_sweep(spec: SweepSpec) -> Sweep:
 def _base(source: str) -> tuple[Checkpoint, object]:
     """Returns the model that a source names, with random weights if it has none, and its configuration."""
     path = Path(source)
-    if source in NAMED or path.is_file() or (path.is_dir() and not any(path.rglob("*.safetensors"))):
+    if (
+        source in NAMED
+        or path.is_file()
+        or (path.is_dir() and not any(file for pattern in ("*.safetensors", "pytorch_model*.bin") for file in path.rglob(pattern)))
+    ):
         config = read_config(source)
         return random_checkpoint(config), config
     checkpoint = load_checkpoint(source, task=feature_extraction.TASK.name)

@@ -28,6 +28,7 @@ from bertserve.service.bundle.manifest import (
     SpecialPiece,
     Task,
     TokenizerSpec,
+    WeightsFormat,
 )
 
 MAX_LENGTH = 32  # in tokens; counts are exact at any length, and short texts are fast for large models
@@ -42,6 +43,7 @@ class Checkpoint:
         revision: Hub revision, if any.
         commit: The loaded commit on the hub, or None for a local folder.
         weights_sha256: Digest over the weight files.
+        weights_format: Format of the weight files; None for a module of the user.
         model: The model in float32 and evaluation mode, with eager attention.
         task: Hugging Face task name.
         inputs: The graph's inputs: those of the model that the tokenizer provides, and for fill-mask the masks' positions.
@@ -71,6 +73,7 @@ class Checkpoint:
     revision: str | None = None
     commit: str | None = None
     weights_sha256: str = ""
+    weights_format: WeightsFormat | None = None
     card: str | None = None
     card_metadata: dict[str, Any] = field(default_factory=dict)
     embedding: Embedding | None = None

@@ -1,6 +1,6 @@
 """Loads a checkpoint from a folder or the hub: reads its parts in order, and checks that they match.
 
-It never loads pickles and never runs code of the checkpoint.
+It never runs code of the checkpoint.
 """
 
 from __future__ import annotations
@@ -148,6 +148,7 @@ def _describe(
         revision=files.revision,
         commit=files.commit,
         weights_sha256=files.weights_sha256,
+        weights_format=files.weights_format,
         model=model,
         task=task,
         inputs=(*inputs, MASK_INDEX) if record.fills_masks else inputs,

@@ -1,4 +1,4 @@
-"""Finds a checkpoint's files in a local folder or on the hub, and reads them with transformers, but never pickles or code.
+"""Finds a checkpoint's files in a local folder or on the hub, and reads them with transformers, but never its code.
 
 The front matter of its card has the license, languages and data sets. A bundle gets the same license.
 
@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import json
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,17 @@ from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
 from bertserve.export.checkpoint.lora import CONFIG_FILE, WEIGHTS_FILE, LoraAdapter, read_adapter
 from bertserve.export.checkpoint.sentence_transformers import find_transformer, read_modules
+from bertserve.export.checkpoint.weight_files import find_weights
 from bertserve.export.errors import CheckpointError
 from bertserve.service.bundle.files import is_bundle, is_checkpoint
+from bertserve.service.bundle.manifest import WeightsFormat
 
 logger = logging.getLogger("bertserve.export")
 MAX_CARD_BYTES = 2**20
 
-# no pickles and no Python files: files that are not downloaded cannot be loaded
+# no Python files and no other pickles: files that are not downloaded cannot be loaded
 _WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md")
+_PICKLES = ("pytorch_model*.bin",)  # of a folder without safetensors
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -190,12 +193,22 @@ class SourceFiles:
         """License, language and data sets in the card."""
         return read_card_metadata(self.folder / "README.md")
 
+    @cached_property
+    def weights(self) -> list[Path]:
+        """The model's weight files: all are safetensors, or all are pickles."""
+        return find_weights(self.source, self.model_folder)
+
+    @property
+    def weights_format(self) -> WeightsFormat:
+        """Format of the model's weight files."""
+        return "safetensors" if self.weights[0].suffix == ".safetensors" else "pickle"
+
     @property
     def weights_sha256(self) -> str:
         """Digest over the loaded weight files: the adapter's, if any, then the model's."""
         hasher = hashlib.sha256()
         adapter = [] if self.adapter is None else [self.trained_folder / WEIGHTS_FILE]
-        for path in (*adapter, *_weight_files(self.source, self.model_folder)):
+        for path in (*adapter, *self.weights):
             with path.open("rb") as file:
                 hasher.update(hashlib.file_digest(file, "sha256").digest())
         return hasher.hexdigest()
@@ -205,14 +218,13 @@ def find_source(source: str, revision: str | None) -> SourceFiles:
     """Finds a checkpoint by its local folder, or by its hub id and a branch, tag or commit; downloads missing files.
 
     Raises:
-        CheckpointError: It does not exist, or its weights are not safetensors.
+        CheckpointError: It does not exist.
         MissingPackageError: It is a LoRA adapter, and peft is not installed.
     """
     folder = _find_folder(source, revision)
     trained_folder = find_transformer(folder)
     adapter = read_adapter(trained_folder)
     model_folder = trained_folder if adapter is None else _find_base_model(adapter)
-    _weight_files(source, model_folder)
     return SourceFiles(source, revision, folder, trained_folder, adapter, model_folder)
 
 
@@ -232,13 +244,7 @@ def read_with_transformers(description: str, from_pretrained: Callable[..., Any]
                 f"{description} needs custom code of the checkpoint (`auto_map`), which is never run; only architectures "
                 f"of transformers {transformers.__version__} can be exported."
             ) from error
-        hint = ""
-        if "weights" in description:
-            hint = (
-                "; the file is damaged or a placeholder, so download it again."
-                if any(folder.glob("*.safetensors"))
-                else " Pickled weights are never loaded: save them with `save_pretrained` as safetensors."
-            )
+        hint = "; the file is damaged or a placeholder, so download it again." if "weights" in description else ""
         raise CheckpointError(f"{description} cannot be read: {reason}{hint}") from error
 
 
@@ -280,10 +286,18 @@ def _download(source: str, revision: str | None) -> Path:
     """
     folder = Path(snapshot_download(source, revision=revision, allow_patterns=list(_WANTED), ignore_patterns=["*/*"]))
     commit = folder.name if _COMMIT.fullmatch(folder.name) else revision  # a branch may move between two downloads
-    for path in sorted({entry.folder.relative_to(folder).as_posix() for entry in read_modules(folder)} - {"."}):
-        escaped = glob.escape(path)
-        allowed = [f"{escaped}/{pattern}" for pattern in _WANTED]
-        snapshot_download(source, revision=commit, allow_patterns=allowed, ignore_patterns=[f"{escaped}/*/*"])
+
+    def fetch(path: str, patterns: Sequence[str]) -> None:
+        start = "" if path == "." else f"{glob.escape(path)}/"
+        allowed = [start + pattern for pattern in patterns]
+        snapshot_download(source, revision=commit, allow_patterns=allowed, ignore_patterns=[f"{start}*/*"])
+
+    subfolders = sorted({entry.folder.relative_to(folder).as_posix() for entry in read_modules(folder)} - {"."})
+    for path in subfolders:
+        fetch(path, _WANTED)
+    for path in (".", *subfolders):
+        if not any((folder / path).glob("*.safetensors")):
+            fetch(path, _PICKLES)
     return folder
 
 
@@ -300,25 +314,3 @@ def _find_base_model(adapter: LoraAdapter) -> Path:
             "merge both with peft and export the result."
         )
     return folder
-
-
-def _weight_files(source: str, folder: Path) -> list[Path]:
-    """Returns the files from which transformers loads a model's weights: one file, or the parts in an index; empty if there are none.
-
-    Raises:
-        CheckpointError: The index names files other than safetensors, which transformers would unpickle.
-    """
-    whole, path = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if not path.is_file():
-        return [whole] if whole.is_file() else []
-    try:
-        parts = set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"the weights of `{source}` cannot be read: `{path.name}` is not an index of weights.") from error
-    names = sorted(str(part) for part in parts if not str(part).endswith(".safetensors") or Path(str(part)).name != part)
-    if names:
-        raise CheckpointError(
-            f"the weights of `{source}` cannot be read: `{path.name}` names `{names[0]}`, which is not a safetensors file of its folder. "
-            "Pickled weights are never loaded: save them with `save_pretrained` as safetensors."
-        )
-    return [whole] if whole.is_file() else [folder / str(part) for part in sorted(parts)]

@@ -26,6 +26,7 @@ import transformers
 from transformers import AutoModel, PreTrainedModel
 
 from bertserve.export.checkpoint.source import SourceFiles, read_with_transformers
+from bertserve.export.checkpoint.weight_files import refuse_other_objects
 from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.service.bundle.manifest import Task
@@ -51,13 +52,17 @@ def load_model(files: SourceFiles, task: Task, auto_class: Any, config: Any, ign
         CheckpointError: Weights are missing, unexpected or not finite, or have other shapes than configured.
     """
     source, adapter = files.source, files.adapter
+    if files.weights_format == "pickle":
+        for path in files.weights:
+            refuse_other_objects(source, path)
     with prune_while_loading(source, config):
         model, report = read_with_transformers(
             f"the weights of `{source}`",
             auto_class.from_pretrained,
             files.model_folder,
             config=config,
-            use_safetensors=True,
+            use_safetensors=files.weights_format == "safetensors",
+            weights_only=True,
             dtype=torch.float32,
             attn_implementation="eager",
             output_loading_info=True,

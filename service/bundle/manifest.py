@@ -19,6 +19,7 @@ Pooling = Literal["none", "cls", "mean", "max"]
 Layers = Literal["last", "last_four"] | Annotated[tuple[int, ...], Field(strict=False)]
 LAST_FOUR = 4
 Combine = Literal["concat", "sum", "mean"]
+WeightsFormat = Literal["safetensors", "pickle"]
 
 
 class SpecialPiece(Record):
@@ -190,6 +191,8 @@ class Source(Record):
         language: Codes of the languages.
         datasets: The hub's ids of the training data.
         ignored_weights: Patterns of names of weights that the exported model does not use, because the user allowed that.
+        weights_format: Format of the weight files: safetensors, or pickles that PyTorch read without running their code; null for a module
+            of the user, and in manifests of older exports.
     """
 
     checkpoint: str
@@ -203,6 +206,7 @@ class Source(Record):
     language: Annotated[tuple[str, ...], Field(strict=False)] = ()
     datasets: Annotated[tuple[str, ...], Field(strict=False)] = ()
     ignored_weights: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    weights_format: WeightsFormat | None = None
 
 
 class OmittedGraph(Record):

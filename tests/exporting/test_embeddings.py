@@ -14,6 +14,7 @@ import torch
 import transformers
 from huggingface_hub.utils import filter_repo_objects
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 from transformers import BertConfig
 
 import bertserve.service.cli
@@ -330,13 +331,18 @@ def test_a_model_in_a_subfolder_is_found(tmp_path: Path, length_file: str) -> No
     assert_vectors(PyTorch(source / "0_Transformer", 48).vectors(TEXTS, "mean"), Served(bundle))
 
 
-def test_only_the_needed_files_are_fetched_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("safe", [True, False], ids=["safetensors", "pickle"])
+def test_only_the_needed_files_are_fetched_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, safe: bool) -> None:
     """The hub's filter fetches the top folder and the module folders at one commit, which are enough for the export.
 
-    It fetches no pickles and no other folders, such as those of training checkpoints.
+    It fetches a pickle only if there are no safetensors, and no other folders, such as those of training checkpoints.
     """
     source = moved(sentence_transformers(encoder(tmp_path, layers=1), "Transformer", "Pooling"))
-    (source / "0_Transformer" / "pytorch_model.bin").write_bytes(b"pickle")
+    weights = source / "0_Transformer" / "model.safetensors"
+    torch.save(load_file(weights), weights.with_name("pytorch_model.bin"))
+    torch.save({}, weights.with_name("optimizer.bin"))
+    if not safe:
+        weights.unlink()
     for step in ("checkpoint-500", "0_Transformer/checkpoint-500", "checkpoint-500/0_Transformer", "onnx"):
         shutil.copytree(source / "0_Transformer", source / step, ignore=shutil.ignore_patterns("checkpoint-*"))
     commit = "0123456789abcdef0123456789abcdef01234567"
@@ -355,17 +361,11 @@ def test_only_the_needed_files_are_fetched_from_the_hub(tmp_path: Path, monkeypa
     manifest = exported("org/vectors", tmp_path / "models", revision="main").manifest
 
     assert {".", "0_Transformer", "1_Pooling"} == {str(path.parent.relative_to(fetched)) for path in fetched.rglob("*") if path.is_file()}
-    assert not list(fetched.rglob("*.bin"))
-    assert ["main", commit, commit] == revisions
+    assert ([] if safe else ["0_Transformer/pytorch_model.bin"]) == [str(path.relative_to(fetched)) for path in fetched.rglob("*.bin")]
+    assert "main" == revisions[0]
+    assert {commit} == set(revisions[1:])
     assert manifest.embedding is not None
     assert (64, "mean", "org/vectors") == (manifest.tokenizer.max_length, manifest.embedding.pooling, manifest.source.checkpoint)
-
-
-def test_a_pickle_in_a_subfolder_is_not_loaded(tmp_path: Path) -> None:
-    """Old checkpoints have `pytorch_model.bin` in the subfolder; the error names it a pickle."""
-    source = moved(sentence_transformers(encoder(tmp_path, layers=1), "Transformer", "Pooling"))
-    (source / "0_Transformer" / "model.safetensors").rename(source / "0_Transformer" / "pytorch_model.bin")
-    assert "Pickled" in refused(source)
 
 
 def test_last_four_layers_need_four_layers_and_an_embedding_task(tmp_path: Path) -> None:

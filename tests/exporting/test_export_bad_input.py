@@ -83,9 +83,28 @@ def index(name: str) -> Change:
     return change
 
 
-def pickle_weights(path: Path) -> None:
-    torch.save(load_file(path / "model.safetensors"), path / "pytorch_model.bin")
-    (path / "model.safetensors").unlink()
+def pickle_weights(make: Callable[[dict[str, torch.Tensor]], Any] = dict, **options: Any) -> Change:
+    """Returns a change that replaces the weights file by a pickle of what `make` returns for the weights."""
+
+    def change(path: Path) -> None:
+        torch.save(make(load_file(path / "model.safetensors")), path / "pytorch_model.bin", **options)
+        (path / "model.safetensors").unlink()
+
+    return change
+
+
+def as_format(name: str) -> Change:
+    return lambda path: (path / "model.safetensors").rename(path / name)
+
+
+class Trap:
+    """An object that creates a file when it is unpickled."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.trace,)
 
 
 def drop_pad_token(path: Path) -> None:
@@ -113,9 +132,8 @@ def fill_in(*inputs: str) -> Change:
     return lambda path: edit_json(path / "tokenizer_config.json", model_input_names=list(inputs))
 
 
-def truncate(path: Path) -> None:
-    """Truncates the weights file in the middle, like an interrupted copy."""
-    file = path / "model.safetensors"
+def truncate(file: Path) -> None:
+    """Truncates a file in the middle, like an interrupted copy."""
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
@@ -176,13 +194,26 @@ BAD: dict[str, tuple[Change, list[str]]] = {
         ["BertForNextSentencePrediction", "--task"],
     ),
     "no weights": (remove("model.safetensors"), ["weights", "model.safetensors"]),
-    "pickled weights only": (pickle_weights, ["Pickled", "safetensors"]),
-    "index of pickles": (index("pytorch_model.bin"), ["pytorch_model.bin", "Pickled"]),
+    "pickled module": (pickle_weights(lambda tensors: torch.nn.Linear(2, 2)), ["pytorch_model.bin", "torch.nn.modules.linear.Linear"]),
+    "pickled object among weights": (pickle_weights(lambda tensors: tensors | {"trap": Trap(Path("trap"))}), ["pytorch_model.bin"]),
+    "pickled state of a training": (pickle_weights(lambda tensors: {"epoch": 3, "state_dict": tensors}), ["'epoch', 'state_dict'"]),
+    "pickled list": (pickle_weights(lambda tensors: list(tensors.values())), ["list"]),
+    "pickled weights cut off": (lambda path: (pickle_weights()(path), truncate(path / "pytorch_model.bin")), ["damaged"]),
+    "pickled weights not fetched from git lfs": (
+        lambda path: (remove("model.safetensors")(path), write("pytorch_model.bin", LFS_POINTER)(path)),
+        ["placeholder"],
+    ),
+    "TensorFlow weights": (as_format("tf_model.h5"), ["tf_model.h5", "from_tf"]),
+    "Flax weights": (as_format("flax_model.msgpack"), ["flax_model.msgpack", "from_flax"]),
+    "index of pickles": (index("pytorch_model.bin"), ["pytorch_model.bin", ".safetensors"]),
     "index of another format": (index("weights.safetensors.bin"), ["weights.safetensors.bin"]),
-    "index is a list": (write("model.safetensors.index.json", b"[]"), ["index"]),
+    "index is a list": (
+        lambda path: (remove("model.safetensors")(path), write("model.safetensors.index.json", b"[]")(path)),
+        ["index"],
+    ),
     "broken weights": (write("model.safetensors", b"garbage"), ["weights"]),
     "weights not fetched from git lfs": (write("model.safetensors", LFS_POINTER), ["weights"]),
-    "weights cut off": (truncate, ["weights", "download"]),
+    "weights cut off": (lambda path: truncate(path / "model.safetensors"), ["weights", "download"]),
     "weights of an adapter": (weigh(adapter), ["1 weight", "adapter.down"]),
     "weights of another file": (other_weights, ["transformers_weights"]),
     "no tokenizer": (remove("tokenizer.json", "tokenizer_config.json"), ["tokenizer"]),
@@ -237,18 +268,8 @@ def test_a_checkpoint_that_cannot_be_exported_is_refused_in_one_line(source: Pat
     assert not (source / "ran").exists()
 
 
-class Trap:
-    """An object that creates a file when it is unpickled."""
-
-    def __init__(self, trace: Path) -> None:
-        self.trace = trace
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.trace,)
-
-
 @pytest.mark.parametrize("place", ["with the weights", "without weights", "named by an index"])
-def test_a_pickle_is_never_opened(source: Path, output: Path, tmp_path: Path, run: Run, place: str) -> None:
+def test_code_of_a_pickle_is_never_run(source: Path, output: Path, tmp_path: Path, run: Run, place: str) -> None:
     if place == "without weights":
         (source / "model.safetensors").unlink()
     elif place == "named by an index":

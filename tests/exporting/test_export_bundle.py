@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 import transformers
 from huggingface_hub.repocard import metadata_load
 from numpy.typing import NDArray
 from onnx import numpy_helper
+from safetensors.torch import load_file
 
 import tiny
 from bertserve.export import calibration, cli
@@ -362,6 +364,43 @@ def test_sharded_weights_are_read(tmp_path: Path) -> None:
     shards = exported(source, tmp_path / "shards").path
 
     assert digest(whole / "model.cpu.fp32.onnx") == digest(shards / "model.cpu.fp32.onnx")
+
+
+def pickle_weights(source: Path, *, shards: int = 1, zipped: bool = True, old_names: bool = False) -> None:
+    """Replaces the weights by pickles as older versions of PyTorch and transformers wrote them."""
+    tensors = load_file(source / "model.safetensors")
+    (source / "model.safetensors").unlink()
+    if old_names:  # of BERT's first port to PyTorch
+        tensors = {
+            name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+            for name, tensor in tensors.items()
+        }
+    names = sorted(tensors)
+    files = {f"pytorch_model-{i + 1:05}-of-{shards:05}.bin" if shards > 1 else "pytorch_model.bin": names[i::shards] for i in range(shards)}
+    for file, of_file in files.items():
+        torch.save({name: tensors[name] for name in of_file}, source / file, _use_new_zipfile_serialization=zipped)
+    if shards > 1:
+        index = {"metadata": {}, "weight_map": {name: file for file, of_file in files.items() for name in of_file}}
+        (source / "pytorch_model.bin.index.json").write_text(json.dumps(index), encoding="utf-8")
+
+
+@pytest.mark.parametrize("options", [{}, {"shards": 3}, {"zipped": False}, {"old_names": True}], ids=str)
+def test_pickled_weights_give_the_same_graph(tmp_path: Path, options: dict[str, Any]) -> None:
+    source = bert(tmp_path)
+    expected = exported(source, tmp_path / "whole")
+    pickle_weights(source, **options)
+    actual = exported(source, tmp_path / "pickled")
+
+    assert digest(expected.path / "model.cpu.fp32.onnx") == digest(actual.path / "model.cpu.fp32.onnx")
+    assert ("safetensors", "pickle") == (expected.manifest.source.weights_format, actual.manifest.source.weights_format)
+    assert expected.manifest.source.weights_sha256 != actual.manifest.source.weights_sha256
+
+
+def test_safetensors_are_preferred_to_a_pickle(tmp_path: Path) -> None:
+    source = bert(tmp_path)
+    (source / "pytorch_model.bin").write_bytes(b"not read")
+
+    assert "safetensors" == exported(source).manifest.source.weights_format
 
 
 def test_a_checkpoint_with_only_vocab_txt_gets_the_same_tokenizer(served: Served, tmp_path: Path) -> None:

@@ -79,7 +79,9 @@ def test_the_bundle_is_named_after_its_source_or_by_the_name_flag(
 
 
 @pytest.mark.usefixtures("played_back")
-def test_a_hub_id_is_downloaded_without_pickles_and_code(source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_id_with_safetensors_is_downloaded_without_pickles_and_code(
+    source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: dict[str, Any] = {}
     commit = "0123456789abcdef0123456789abcdef01234567"
 
