@@ -31,7 +31,7 @@ export PYTHONDONTWRITEBYTECODE =
 exporting serving grid stress: export OMP_NUM_THREADS = 1
 exporting serving grid stress: export OPENBLAS_NUM_THREADS = 1
 
-.PHONY: help serve test test-all dev lint types compare unit exporting serving serial grid clients stress docs parity calls avx2 export families golden lock audit clean
+.PHONY: help serve test test-all dev lint types compare unit exporting serving serial grid clients stress docs parity calls size avx2 export families golden lock audit clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -92,6 +92,9 @@ parity: dev ## compare real float32 bundles with their checkpoints: make parity 
 
 calls: dev ## count the calls of our own functions for one request, from socket to answer
 	PYTHONPATH=tests/serving .venv-dev/bin/python tests/calls.py
+
+size: ## print lines and files of each package next to its budget
+	@$(PYTHON) tests/size.py
 
 avx2: dev ## the embedded bundles' agreement with fp32 on a CPU with only AVX2
 	.venv-dev/bin/python tests/avx2.py $(PYTEST) -s -k agrees tests/serving

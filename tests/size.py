@@ -1,0 +1,40 @@
+"""Prints the lines and files of each package next to its budget: `python tests/size.py` (`make size`)."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+# package -> maximum lines with docstrings and blank lines; None for a part of one that has a budget
+BUDGETS: dict[str, int | None] = {
+    "service": 14_000,
+    **dict.fromkeys(f"service/{name}" for name in sorted(path.name for path in (ROOT / "service").iterdir() if path.is_dir())),
+    "export": 9_500,
+    "bench": 1_900,
+    "tests": 30_000,
+    "docs": 28_000,
+}
+
+
+def tracked(folder: str, suffix: str) -> list[Path]:
+    """Returns the tracked files of a folder with a suffix."""
+    listed = subprocess.run(["git", "ls-files", f"{folder}/*{suffix}"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [ROOT / name for name in listed.stdout.split()]
+
+
+def main() -> None:
+    """Prints the table; for docs it counts words."""
+    print(f"{'':24}{'files':>6}{'lines':>8}{'budget':>8}")
+    for folder, budget in BUDGETS.items():
+        files = tracked(folder, ".md" if folder == "docs" else ".py")
+        texts = [file.read_text(encoding="utf-8") for file in files if file.exists()]
+        count = sum(len(text.split()) if folder == "docs" else text.count("\n") for text in texts)
+        if texts:
+            print(
+                f"{folder + (' (words)' if folder == 'docs' else ''):24}{len(texts):6}{count:8,}{'' if budget is None else f'{budget:8,}'}"
+            )
+
+
+if __name__ == "__main__":
+    main()
