@@ -24,7 +24,7 @@ from bertserve.service.flag_parser import FlagParser
 if TYPE_CHECKING:
     from bertserve.service.bundle.graph_spec import Precision
 
-PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
+PACKAGES = ("torch", "transformers", "sentencepiece", "onnx", "onnxscript", "onnxruntime")
 OF_A_BUNDLE = ("onnx_ir", "onnxruntime")
 REPORT_FILE = "analysis.json"
 

@@ -163,4 +163,4 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr("bertserve.export.flags.find_spec", lambda name: None)
 
     assert 3 == cli.main(["analyze", "bert-tiny"])
-    assert "torch, transformers, onnx, onnxscript, onnxruntime " in capsys.readouterr().err
+    assert "torch, transformers, sentencepiece, onnx, onnxscript, onnxruntime " in capsys.readouterr().err

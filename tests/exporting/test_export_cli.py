@@ -227,7 +227,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert (0, f"bert-export {__version__}\n") == (exit_.value.code, capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("module", ["torch", "transformers", "onnx", "onnxscript", "onnxruntime"])
+@pytest.mark.parametrize("module", ["torch", "transformers", "sentencepiece", "onnx", "onnxscript", "onnxruntime"])
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(
     source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch, module: str
 ) -> None:
