@@ -185,14 +185,14 @@ def _print_validation_reports(target: Path, manifest: Manifest, *, verbose: bool
 def _print_details(graph: GraphSpec, manifest: Manifest) -> None:
     validation = graph.evidence
     print(
-        f"    worst logit error to PyTorch {validation.worst_abs_error:.1e}, {describe_agreement(validation)}, row in batch against row alone {validation.worst_row_error:.1e}"
+        f"    worst error of an output to PyTorch {validation.worst_abs_error:.1e}, {describe_agreement(validation)}, row in batch against row alone {validation.worst_row_error:.1e}"
         f" ({'batch-invariant' if graph.batch_invariant else 'not batch-invariant'})\n"
         f"    {validation.nodes} nodes; fused {describe_counts(validation.fusions)}; quantized {describe_quantization(validation)}"
     )
     if validation.attention_error is not None:
         print(f"    worst error of an attention weight to PyTorch {validation.attention_error:.1e}")
     if validation.lengths:
-        print("    worst logit error by tokens: " + ", ".join(f"{e.up_to}: {e.worst_abs_error:.1e}" for e in validation.lengths))
+        print("    worst error of an output by tokens: " + ", ".join(f"{e.up_to}: {e.worst_abs_error:.1e}" for e in validation.lengths))
         print(f"    longest compared row {validation.longest} of {manifest.tokenizer.max_length} tokens")
     if validation.speed:
         times = ", ".join(f"{timing.length}: {timing.median_ms:.1f}" for timing in validation.speed.timings)

@@ -523,6 +523,17 @@ def test_the_card_has_the_tables_of_the_manifest(usual: Usual) -> None:
         assert fact in usual.card
 
 
+def test_a_single_graph_has_no_table_of_speeds(usual: Usual) -> None:
+    card = model_card(usual.manifest.model_copy(update={"graphs": usual.manifest.graphs[:1]}), usual.path, None)
+    assert ("Speed at export" in usual.card, "Speed at export" in card) == (True, False)
+
+
+@pytest.mark.parametrize("folder", sorted(Path("models").glob("*/")), ids=lambda folder: folder.name)
+def test_the_card_of_an_embedded_bundle_is_that_of_its_manifest(folder: Path) -> None:
+    card = model_card(load_bundle(folder).manifest, folder, None)
+    assert card == (folder / CARD_FILE).read_text(encoding="utf-8").partition("\nThe checkpoint has this card:\n")[0]
+
+
 def test_a_manifest_without_optional_fields_gives_a_card_without_empty_tables(usual: Usual) -> None:
     bare = {"lengths": (), "speed": None, "span_agreement": None, "opset": None}
     graphs = tuple(g.model_copy(update={"evidence": g.evidence.model_copy(update=bare)}) for g in usual.manifest.graphs)
