@@ -31,12 +31,15 @@ the server have a template and values. The caller gets the sentence. The log has
 from __future__ import annotations
 
 import difflib
+import json
+import os
 import re
 import shlex
 import traceback
 from collections.abc import Iterable, Mapping
-from importlib.metadata import requires
+from importlib.metadata import distribution
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 # Characters of a wrong name, path or key that are shown, and compared with the known ones. Comparing megabytes would take seconds.
 SHOWN_CHARS = 64
@@ -100,10 +103,14 @@ def plural(count: int, noun: str) -> str:
 
 
 def install_command(*extras: str) -> str:
-    """Returns the command that installs the packages of extras. It suits all installations, because no index has bertserve itself."""
-    requirements = [requirement.partition("; extra == ") for requirement in requires("bertserve") or ()]
-    packages = [shlex.quote(package) for extra in extras for package, _, marker in requirements if marker.strip("'\"") == extra]
-    return " ".join(["pip install", *packages])
+    """Returns the command that installs extras, from the folder or wheel of this installation, or from a clone in the working directory.
+
+    It never names the package alone: no index has bertserve, so anyone could publish one of that name.
+    """
+    origin = json.loads(distribution("bertserve").read_text("direct_url.json") or "{}").get("url", "")
+    path = unquote(urlsplit(origin).path) if origin.startswith("file:") else ""
+    place = path if os.path.exists(path) else "."
+    return f"pip install {shlex.quote(place + '[' + ','.join(extras) + ']')}"
 
 
 class BertServeError(Exception):

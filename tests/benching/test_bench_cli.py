@@ -268,7 +268,7 @@ def test_plots_without_matplotlib_exit_with_3(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(html_report, "find_spec", lambda name: None)
 
     assert 3 == load(unused_port(), "--html", tmp_path / "a.html")
-    assert "pip install 'matplotlib<" in capsys.readouterr().err
+    assert "[bench]'" in capsys.readouterr().err
     with pytest.raises(MissingExtraError):
         html_report.draw_plots([])
 

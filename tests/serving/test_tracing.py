@@ -388,7 +388,7 @@ def test_without_tracing_a_response_has_no_traceparent(models: Path) -> None:
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the library, the setting is an error that says what to install."""
     monkeypatch.setitem(sys.modules, "bertserve.service.tracing.tracer", None)
-    with pytest.raises(SettingsError, match=r"--otlp-endpoint .*pip install 'opentelemetry-exporter"):
+    with pytest.raises(SettingsError, match=r"--otlp-endpoint .*pip install '.*\[otel\]'"):
         tracer_to("http://localhost:4318")
 
 
