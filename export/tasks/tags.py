@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 
 # the letters of BIOES, BILOU, BMES and BMEWO, and their spelling in a tag
 _SCHEMES = ("BIES", "BILU", "BMES", "BMEW")
@@ -18,7 +18,7 @@ _OUTSIDE = "O"
 _FORMS = (re.compile(r"(?P<letter>[a-zA-Z])[\W_](?P<type>.+)"), re.compile(r"(?P<type>.+)[\W_](?P<letter>[a-zA-Z])"))
 
 
-@cache
+@lru_cache(maxsize=64)
 def read_tags(labels: tuple[str, ...]) -> tuple[str, ...]:
     """Returns the tag of each label, by id: `O`, a letter of `BIESLU` and a type, or another name; empty if all labels are such tags."""
     letters = _letters_by_label(labels)

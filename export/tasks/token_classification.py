@@ -57,8 +57,9 @@ def _read_entities(document: Document, config: ModelConfig) -> Entities | None:
     if len(tags) != len(words):
         raise ValueError(f"the number of `tags` is {len(tags)}, and of `tokens` {len(words)}; give one tag for each token.")
     offsets = _find_words(words, read_input(document))
-    tag_of = dict(zip(config.labels, config.tags, strict=False))
-    return Entities(spans_of_tags([tag_of.get(tag, tag) for tag in tags], offsets), offsets)
+    spellings = tuple(sorted({*config.labels, *tags}))  # those of the data may differ from those of the model
+    tag_of = dict(zip(spellings, read_tags(spellings) or spellings, strict=True))
+    return Entities(spans_of_tags([tag_of[tag] for tag in tags], offsets), offsets)
 
 
 def _find_words(words: Sequence[str], text: Any) -> list[tuple[int, int]]:
