@@ -265,8 +265,8 @@ def _add_graph_flags(parser: argparse.ArgumentParser) -> None:
         "--calibration",
         type=Path,
         metavar="FILE",
-        help="your own texts, at least 16, for int8 calibration: one per line, or JSON Lines (.jsonl) with text and, for pairs, "
-        "text_pair, or question and context; a third is held out to validate int8 (default: 700 built-in English texts)",
+        help="your own texts, at least 16, for int8 calibration: one per line, or JSON Lines (.jsonl), CSV or TSV with "
+        "text and, for pairs, text_pair, or question and context; a third is held out to validate int8 (default: 700 built-in English texts)",
     )
     parser.add_argument(
         "--validation",

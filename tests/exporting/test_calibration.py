@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,36 @@ def test_json_lines_without_a_text_are_an_error(tmp_path: Path, line: str) -> No
 
     with pytest.raises(CheckpointError, match=r"pairs.jsonl` line 3"):
         calibration.read_texts(tmp_path / "pairs.jsonl")
+
+
+@pytest.mark.parametrize(("suffix", "delimiter"), [(".csv", ","), (".TSV", "\t")])
+def test_columns_of_a_table_hold_texts_and_pairs(tmp_path: Path, suffix: str, delimiter: str) -> None:
+    """Cells can have delimiters, quotes and line ends. An empty second cell makes a single text; other columns are ignored."""
+    cells = [["id", "text", "text_pair"], ["1", 'He said, "a\tb",\nand left.', ""], ["2", "A man eats.", "It rains."]]
+    path = tmp_path / f"texts{suffix}"
+    with path.open("w", encoding="utf-8-sig", newline="") as file:
+        csv.writer(file, delimiter=delimiter).writerows([*cells, *([str(i), f"text {i}", ""] for i in range(14))])
+
+    assert ['He said, "a\tb",\nand left.', ("A man eats.", "It rains.")] == calibration.read_texts(path)[:2]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("id;text\n1;good", "separated by ';'"),
+        ("id\ttext\n1\tgood", "separated by '.t'"),
+        ("id,review\n1,good", "`review`.*rename"),
+        ("good film\nbad film", "`good film`"),
+        ("", "no header"),
+        ("text,label\ngood, but long,1", "line 2 has more cells"),
+        ("text,label\n,1", "line 2"),
+        ('text\n"good', "unexpected end"),
+    ],
+)
+def test_a_table_without_texts_is_an_error(tmp_path: Path, content: str, reason: str) -> None:
+    (tmp_path / "texts.csv").write_text(content)
+    with pytest.raises(CheckpointError, match=reason):
+        calibration.read_texts(tmp_path / "texts.csv")
 
 
 def test_pairs_are_refused_for_a_task_of_single_texts() -> None:
