@@ -86,15 +86,15 @@ def _add_changes(routes: APIRouter, state: AppState) -> None:
     @routes.post(f"{_NAMED}/load", summary="Load or reload a model from its folder (admin key)")
     @routes.post(f"{_NAMED}/reload", summary="The same as load (admin key)")
     async def load(name: str, request: Request) -> Response:
-        return json_answer(_describe(state, await audited(state, request.scope, name, state.reloader.load(name))))
+        return json_answer(_describe(state, await _audited(state, request.scope, name, state.reloader.load(name))))
 
     @routes.post(f"{_NAMED}/unload", summary="Unload a model (admin key)")
     async def unload(name: str, request: Request) -> Response:
-        await audited(state, request.scope, name, state.reloader.unload(name))
+        await _audited(state, request.scope, name, state.reloader.unload(name))
         return json_answer({"name": name, "unloaded": True})
 
 
-async def audited(state: AppState, scope: Scope, name: str, change: Awaitable[T]) -> T:
+async def _audited(state: AppState, scope: Scope, name: str, change: Awaitable[T]) -> T:
     """Makes a change of a model, and logs who made it and its outcome."""
     action, outcome = scope["route"].path.rpartition("/")[2], "done"
     is_known = name in state.registry.models
