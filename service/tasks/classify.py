@@ -333,7 +333,6 @@ _FORM = Form(
             "Show why, by leaving out each word",
             "parameters.explain",
             "tick",
-            value=True,
             unless="window",
             most_words=occlusion.MAX_WORDS,
         ),

@@ -339,13 +339,13 @@ _FORM = Form(
     (
         FormField("context", "Passage", "inputs.context", value=_PASSAGE, rows=4),
         FormField("question", "Question", "inputs.question", value="When was the bridge built?", rows=1),
-        FormField("explain", "Show why, by leaving out each word", "parameters.explain", "tick", value=True),
+        FormField("explain", "Show why, by leaving out each word", "parameters.explain", "tick"),
     ),
     "answers",
     parameters={"top_k": 4},
     examples=(
         FormExample("A short passage", {"context": _PASSAGE, "question": "When was the bridge built?"}),
-        FormExample("A long one, in windows", {"context": CHRONICLE, "question": "When did Bologna open its station?", "explain": False}),
+        FormExample("A long one, in windows", {"context": CHRONICLE, "question": "When did Bologna open its station?"}),
     ),
 )
 

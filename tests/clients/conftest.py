@@ -40,14 +40,15 @@ def running(tiny_models: Path, *flags: str) -> Iterator[str]:
     """Yields the URL of a service with the embedded models and the models of a folder."""
     command = [ROOT / ".venv/bin/bert-serve", "serve", "--port", "0", "--models", ROOT / "models", "--models", tiny_models]
     process = subprocess.Popen([*command, *flags], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
     try:
-        assert process.stdout is not None
         listening = next((line for line in process.stdout if " listens on " in line), None)
         assert listening is not None, "the service did not start"
         yield listening.split(" listens on ")[1].split(",")[0]
     finally:
         process.terminate()
         process.wait(20)
+        process.stdout.close()
 
 
 @pytest.fixture(name="tiny_models", scope="session")

@@ -4,7 +4,7 @@ import { chromium } from "playwright-core";
 const [url, executablePath, key] = process.argv.slice(2);
 const browser = await chromium.launch({ executablePath, args: ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"] });
 const page = await browser.newPage();
-const seen = { errors: [], outside: [], tasks: {} };
+const seen = { errors: [], outside: [], tasks: {}, explains: false };
 page.on("pageerror", (error) => seen.errors.push(error.message));
 page.on("console", (message) => message.type() === "error" && !message.text().startsWith("Failed to load resource") && seen.errors.push(message.text()));
 page.on("request", (request) => request.url().startsWith(url) || request.url().startsWith("data:") || seen.outside.push(request.url()));
@@ -40,6 +40,11 @@ await page.locator("[role=tab]").first().focus();
 const count = await page.locator("[role=tab]").count();
 for (let i = 0; i < count; i += 1) {
   const name = await text("[role=tab][aria-selected=true]");
+  const why = page.locator("[name=explain]");
+  if (await why.count()) {
+    seen.explains ||= await why.isChecked();
+    await why.check();
+  }
   await page.locator("#form textarea").first().focus();
   await run();
   seen.tasks[name] = {
@@ -88,14 +93,22 @@ await run();
 seen.explained = await stages();
 await page.locator("#form textarea").first().fill("good ".repeat(2000));
 await run();
+seen.tooLong = await text("#reasons");
 seen.cut = [await text("#notes"), await text("#read"), await page.locator("#read s").innerText()];
 await page.locator("#form textarea").nth(0).fill("");
 await page.locator("#form textarea").nth(1).fill("x".repeat(300000));
+const place = () => page.locator("#form").evaluate((form) => form.getBoundingClientRect().top + scrollY);
+const before = await place();
 await run();
+seen.moved = (await place()) - before;
 seen.problem = await text("#problem");
 await page.waitForTimeout(4500);
 seen.load = await text("#load");
 seen.wide = await wide();
+// behind a balancer, which answers 404 for the metrics
+await page.route("**/metrics", (route) => route.fulfill({ status: 404, body: "{}" }));
+await page.waitForTimeout(2500);
+seen.shown = await page.evaluate(() => ["metrics", "load-box"].filter((id) => !document.getElementById(id).hidden));
 // every control has a name, and every button and field can be reached by keys
 seen.nameless = await page.evaluate(() => [...document.querySelectorAll("button, input, select, textarea, summary, [role=tab]")]
   .filter((each) => !(each.labels?.length || each.textContent.trim() || each.getAttribute("aria-label"))).map((each) => each.outerHTML));

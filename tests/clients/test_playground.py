@@ -68,6 +68,22 @@ def test_user_input_and_errors_are_shown_as_text(url: str) -> None:
     assert not seen["wide"]
 
 
+def test_the_form_stays_where_it_is_if_a_request_fails(url: str) -> None:
+    assert 0 == what_the_page_shows(url)["moved"]
+
+
+def test_words_are_explained_on_request_and_up_to_a_length(url: str) -> None:
+    """The first latency that a user sees has no runs for an explanation."""
+    seen = what_the_page_shows(url)
+
+    assert seen["explains"] is False
+    assert "too long to explain" in seen["tooLong"]
+
+
+def test_the_load_is_hidden_if_there_are_no_metrics(url: str) -> None:
+    assert [] == what_the_page_shows(url)["shown"]
+
+
 def test_the_windows_of_a_long_text_are_drawn(url: str) -> None:
     """The page draws all windows that the service read, and scrolls to the answer. The run button keeps the focus."""
     seen = what_the_page_shows(url)["windows"]

@@ -103,7 +103,10 @@ export const VIEWS = {
 export function why(form, answer, body, values) {
   const view = VIEWS[form.view];
   const explained = view.items?.(answer).filter((item) => item.explanation) ?? [];
-  const most = form.fields.find((field) => field.most_words)?.most_words;
-  if (explained.length === 0 && most && values.explain) return [element("p", { class: "quiet" }, `Words are left out one by one of texts of up to ${most} words that are read at once.`)];
+  const field = form.fields.find((each) => each.most_words);
+  if (explained.length === 0 && field && values.explain) {
+    const tooLong = `This text is too long to explain: it has over ${field.most_words} words.`;
+    return [element("p", { class: "quiet" }, values[field.unless] ? "There is no explanation of a text that is read in windows." : tooLong)];
+  }
   return explained.flatMap((item) => reasons(`Why ${view.name(item, body)}?`, item, textsOf(body)));
 }

@@ -30,7 +30,8 @@ function quantile(now, before, share) {
 
 const milliseconds = (seconds) => (seconds === null ? "–" : seconds === Infinity ? "over 30 s" : `≤ ${1000 * seconds} ms`);
 
-export function watchLoad(place, get) {
+// `show` shows or hides the view: a balancer has no metrics, because each replica has its own.
+export function watchLoad(place, get, show) {
   const shown = ["Requests per second", "Texts in the queue", "Average batch size", "Padding", "Median latency", "p99 latency"].map((title) => {
     const figure = { value: element("b", {}, "–"), line: document.createElementNS("http://www.w3.org/2000/svg", "polyline"), past: [] };
     const chart = document.createElementNS("http://www.w3.org/2000/svg", "svg");
@@ -77,8 +78,10 @@ export function watchLoad(place, get) {
   async function again() {
     try {
       await look();
+      show(true);
     } catch (error) {
-      place.title = error.message; // shown as a tooltip; the next reading may succeed
+      show(false);
+      if (error.status === 404) return;
     }
     setTimeout(again, EVERY_MS);
   }

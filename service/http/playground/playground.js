@@ -23,7 +23,7 @@ async function get(where) {
 
 async function problemOf(response) {
   const found = await response.json().catch(() => ({}));
-  if (response.status !== 401) return new Error(found.error ?? `The service answered with status ${response.status}.`);
+  if (response.status !== 401) return Object.assign(new Error(found.error ?? `The service answered with status ${response.status}.`), { status: response.status });
   $("key-box").open = true;
   return new Error(key ? "The service does not know this API key. Check the key above." : "This service needs an API key. Enter it above, under “API key”.");
 }
@@ -39,6 +39,7 @@ async function post(where, body) {
 function tell(error) {
   $("problem").textContent = error === null ? "" : error.message;
   $("problem").hidden = error === null;
+  if (error !== null) $("empty").hidden = $("answer").hidden = true;
   if (error !== null) $("problem").scrollIntoView({ block: "nearest" });
 }
 
@@ -89,6 +90,7 @@ function choose(chosen) {
   const send = element("div", { class: "send" }, element("button", { class: "run", type: "submit" }, "Run"), element("span", { class: "quiet keys" }, "or Ctrl + Enter"));
   $("form").replaceChildren(element("p", { class: "quiet" }, forms[path].about), choice, examples, ...fields, send);
   offerExamples(fitting);
+  tell(null);
   $("answer").hidden = true;
   $("empty").hidden = false;
 }
@@ -140,7 +142,6 @@ async function run(event) {
     tell(null);
     show(form, values, where, bodies[0], done);
   } catch (error) {
-    $("answer").hidden = true;
     tell(error);
   } finally {
     button.disabled = false;
@@ -205,4 +206,4 @@ $("key-form").addEventListener("submit", (event) => {
   load();
 });
 await load();
-watchLoad($("load"), () => get("/metrics"));
+watchLoad($("load"), () => get("/metrics"), (works) => { $("metrics").hidden = $("load-box").hidden = !works; });
