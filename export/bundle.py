@@ -140,7 +140,10 @@ def _embedding(manifest: Manifest) -> list[str]:
         f" The{' default' if name == spec.default_prompt else ''} prompt `{name}` is `{text}`." for name, text in spec.prompts.items()
     )
     normalized = "normalized to length 1" if spec.normalize else "not normalized"
-    return [f"Vectors have {spec.dimensions} values, with the pooling `{spec.pooling}`, and are {normalized}.{layers}{prompts}"]
+    values = spec.vector_dimensions or spec.dimensions
+    kept = f", of which the first {spec.truncate_dim} are kept" if spec.truncate_dim and spec.truncate_dim < values else ""
+    similarity = "" if spec.similarity == "cosine" else f" Their similarity is `{spec.similarity}`."
+    return [f"Vectors have {values} values{kept}, with the pooling `{spec.pooling}`, and are {normalized}.{similarity}{layers}{prompts}"]
 
 
 def _attention(manifest: Manifest) -> list[str]:

@@ -16,7 +16,14 @@ from transformers import AutoConfig, PreTrainedModel
 
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.padding import Padding, find_padding, refuse_self_modifying, settle_pad_token
-from bertserve.export.checkpoint.sentence_transformers import POOLING, read_modules, read_sentence_settings
+from bertserve.export.checkpoint.sentence_head import attach, read_embedding
+from bertserve.export.checkpoint.sentence_transformers import (
+    POOLING,
+    SentenceSettings,
+    check_cross_encoder,
+    read_modules,
+    read_sentence_settings,
+)
 from bertserve.export.checkpoint.signature import (
     ATTENTION_INDEX,
     ATTENTIONS,
@@ -85,15 +92,22 @@ def load_checkpoint(
         raise CheckpointError(f"--layers {text} is for {feature_extraction.TASK.name}, but `{source}` is for {chosen_task}; remove it.")
     if combine is not None and layers == "last":
         raise CheckpointError(f"--combine {combine} needs several layers; give them with --layers, or remove it.")
-    tokenizer = load_tokenizer(source, files.tokenizer_folder)
-    embedding = sentence_length = None
-    if embeds:
+    settings = read_sentence_settings(files.folder, files.trained_folder)
+    tokenizer = load_tokenizer(source, files.tokenizer_folder, lowercase=settings.lowercase)
+    embedding = head = None
+    if not embeds:
+        check_cross_encoder(files.folder, settings)
+    else:
         if (dimensions := getattr(config, "hidden_size", None)) is None:
             raise CheckpointError(f"the config.json of `{source}` has no `hidden_size`; embeddings of such a model are not supported.")
-        embedding, sentence_length = read_sentence_settings(files.folder, files.trained_folder, dimensions)
+        embedding, head = read_embedding(files.folder, settings, dimensions)
+        if combine is not None and head is not None:
+            raise CheckpointError(f"--combine {combine} needs a pooling by `cls`, `mean` or `max` without Dense layers; remove it.")
     model = load_model(files, chosen_task, auto_class, config, ignored_weights)
     adapt_head(model, chosen_task)
-    checkpoint = _describe(files, chosen_task, config, model, tokenizer, embedding, sentence_length)
+    if head is not None:
+        attach(model, head)
+    checkpoint = _describe(files, chosen_task, config, model, tokenizer, embedding, settings)
     checkpoint = replace(_with_layers(checkpoint, layers, combine), ignored_weights=tuple(ignored_weights))
     return _with_attention(checkpoint) if attentions else checkpoint
 
@@ -125,7 +139,7 @@ def _describe(
     model: PreTrainedModel,
     tokenizer: Any,
     embedding: Embedding | None,
-    sentence_length: int | None,
+    settings: SentenceSettings,
 ) -> Checkpoint:
     """Checks that model and tokenizer match, and reads the facts that later stages need."""
     source, fixed, record = files.source, fixed_labels(model), TASKS[task]
@@ -138,7 +152,7 @@ def _describe(
     _check_types(source, config, inputs, pieces)
     settle_pad_token(source, model, tokenizer, pieces)
     # sentence-transformers replaces the tokenizer's limit by its own
-    max_length = _usable_length(model, tokenizer.model_max_length if sentence_length is None else sentence_length)
+    max_length = _usable_length(model, settings.max_length or tokenizer.model_max_length)
     _check_length(source, task, max_length)
     padding = _padding(source, model, tokenizer, inputs, max_length)
     mask = read_mask_token(source, tokenizer) if record.fills_masks else None
@@ -154,7 +168,7 @@ def _describe(
         inputs=(*inputs, MASK_INDEX) if record.fills_masks else inputs,
         outputs=graph_outputs(task, embedding),
         labels=fixed or (read_labels(source, config) if record.labeled else ()),
-        activation="softmax" if fixed else record.activation or read_activation(config),
+        activation="softmax" if fixed else record.activation or read_activation(config, settings.activation_fn),
         tokenizer=tokenizer,
         tokenizer_json=tokenizer_json(tokenizer, spec),
         tokenizer_spec=spec,

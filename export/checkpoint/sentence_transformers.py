@@ -1,9 +1,9 @@
-"""Reads the embedding settings in sentence-transformers' files of a checkpoint: pooling, normalization, prompts and length.
+"""Reads sentence-transformers' files of a checkpoint: its modules, and the settings of its encoder and of its answers.
 
-    modules.json                        the modules that a text passes: Transformer, Pooling, Normalize
-    1_Pooling/config.json               the pooling of the tokens' vectors
-    sentence_bert_config.json           the length in tokens
-    config_sentence_transformers.json   prompts for kinds of texts
+    modules.json                        the modules that a text passes: Transformer, Pooling, Dense, Normalize
+    1_Pooling/config.json               the pooling of the tokens' vectors; most modules have such a file
+    sentence_bert_config.json           the length in tokens, and other settings of the Transformer
+    config_sentence_transformers.json   prompts, truncation and similarity of vectors, and the function of a cross-encoder
 
 `modules.json` has the folder of each module:
 
@@ -12,25 +12,35 @@
 
 The path of the Transformer is empty if the model is in the folder of `modules.json`. Older checkpoints have it in a subfolder
 `0_Transformer`, with tokenizer and length; a `config.json` next to `modules.json` is then not the model's. Older files with the length have
-the model's name, such as `sentence_roberta_config.json`. A checkpoint without `modules.json` gets Text Embeddings Inference's default
-pooling: the vector of the first token, [CLS], not normalized.
+the model's name, such as `sentence_roberta_config.json`.
+
+An unknown setting may change the answers, so it is refused, and so is an unsupported value of a known one. `sentence_head.py` reads the
+modules after the Transformer.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, get_args
 
 from bertserve.export.errors import CheckpointError
-from bertserve.service.bundle.manifest import Embedding, Pooling
+from bertserve.service.bundle.manifest import Similarity
 
 MODULES_FILE = "modules.json"
-TRANSFORMER, POOLING = "Transformer", "Pooling"
+SETTINGS_FILE = "config_sentence_transformers.json"
+TRANSFORMER, POOLING, DENSE, NORMALIZE = "Transformer", "Pooling", "Dense", "Normalize"
 
-# sentence-transformers' names of pooling; in its older files they are within `pooling_mode_..._token(s)`
-_POOLINGS: dict[str, Pooling] = {"cls": "cls", "mean": "mean", "max": "max"}
+_MODEL_TYPES = ("SentenceTransformer", "CrossEncoder")  # not sparse vectors, and not one vector per token
+_SETTINGS = {
+    *("prompts", "default_prompt_name", "truncate_dim", "similarity_fn_name", "activation_fn", "model_type"),
+    *("__version__", "requirements", "keep_in_fp32_modules"),  # these do not change answers
+}
+_TRANSFORMER_SETTINGS = {"max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name", "unpad_inputs"}
+# the supported kinds of Transformer -> the output that it reads, and its name for the next module
+_TRANSFORMER_TASKS = {"feature-extraction": ("last_hidden_state", "token_embeddings"), "sequence-classification": ("logits", "scores")}
 
 # options of loading that change neither weights nor configuration nor tokens; all models run in float32 with eager attention
 _HARMLESS_OPTIONS = {
@@ -43,6 +53,29 @@ _HARMLESS_OPTIONS = {
     "use_fast",
     "use_safetensors",
 }
+
+
+@dataclass(frozen=True)
+class SentenceSettings:
+    """The settings in sentence-transformers' files, without those of modules after the Transformer.
+
+    Attributes:
+        max_length: Maximum length in tokens, if any.
+        lowercase: Whether texts are made lowercase before the tokenizer reads them.
+        activation_fn: Name of the class that a cross-encoder applies to its logits, if any.
+        prompts: Name -> text to put before a text of that kind.
+        default_prompt: Name of the default prompt, if any.
+        truncate_dim: Number of values to which vectors are cut, if any.
+        similarity: The function that compares vectors.
+    """
+
+    max_length: int | None
+    lowercase: bool
+    activation_fn: str | None
+    prompts: dict[str, str]
+    default_prompt: str | None
+    truncate_dim: int | None
+    similarity: Similarity
 
 
 @dataclass(frozen=True)
@@ -97,7 +130,7 @@ def read_json(path: Path, default: Any) -> Any:
         raise CheckpointError(f"`{path}` cannot be read: {error}.") from error
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """Returns the JSON object in a file; empty if there is no such file."""
     document = read_json(path, {})
     if not isinstance(document, dict):
@@ -118,40 +151,49 @@ def _entry(folder: Path, kind: str, path: str) -> ModuleEntry:
     return ModuleEntry(name, folder / parts)
 
 
-def read_sentence_settings(folder: Path, model_folder: Path, dimensions: int) -> tuple[Embedding, int | None]:
-    """Reads a checkpoint's sentence-transformers files, if any.
-
-    Args:
-        folder: The checkpoint's folder.
-        model_folder: The folder of its model, which is this folder or a subfolder.
-        dimensions: Values of a token's vector.
-
-    Returns:
-        The manifest's entry for the embedding, with the last layer only, and the maximum length in tokens or None.
+def refuse_settings(path: Path, settings: Mapping[str, Any], known: Collection[str]) -> None:
+    """Refuses settings that are not known, unless they are null.
 
     Raises:
-        CheckpointError: A file is broken, or needs an unsupported feature.
+        CheckpointError: A setting of the file is unknown.
     """
-    pooling: Pooling = "cls"
-    normalize = False
-    for entry in read_modules(folder):
-        if entry.kind == POOLING:
-            pooling = _read_pooling(entry.folder / "config.json")
-        elif entry.kind == "Normalize":
-            normalize = True
-        elif entry.kind != TRANSFORMER:
-            raise CheckpointError(
-                f"`{folder / MODULES_FILE}` has the step `{entry.kind}`, which is not supported; supported are Transformer, "
-                "Pooling and Normalize."
-            )
-    prompts, default_prompt = _read_prompts(folder / "config_sentence_transformers.json")
-    embedding = Embedding(pooling=pooling, normalize=normalize, dimensions=dimensions, prompts=prompts, default_prompt=default_prompt)
-    return embedding, _read_max_length(model_folder)
+    if unknown := sorted(f"`{name}`" for name, value in settings.items() if name not in known and value is not None):
+        raise CheckpointError(
+            f"`{path}` sets {', '.join(unknown)}, which is not supported and may change the answers; remove it if it does not."
+        )
 
 
-def _read_prompts(path: Path) -> tuple[dict[str, str], str | None]:
+def read_sentence_settings(folder: Path, model_folder: Path) -> SentenceSettings:
+    """Reads a checkpoint's settings from `folder`, and those of its Transformer from `model_folder`, the same folder or a subfolder.
+
+    Raises:
+        CheckpointError: A file is broken, or has an unsupported setting.
+    """
+    path = folder / SETTINGS_FILE
+    settings = read_object(path)
+    refuse_settings(path, settings, _SETTINGS)
+    prompts, default_prompt = _read_prompts(path, settings)
+    model_type: Any = settings.get("model_type", _MODEL_TYPES[0])
+    similarity: Any = settings.get("similarity_fn_name") or "cosine"
+    for name, value, allowed in (("model_type", model_type, _MODEL_TYPES), ("similarity_fn_name", similarity, get_args(Similarity))):
+        if value not in allowed:
+            raise CheckpointError(f"`{name}` in `{path}` is {json.dumps(value)}; supported are {', '.join(allowed)}.")
+    path = _find_transformer_settings(model_folder)
+    transformer = read_object(path)
+    _check_transformer(path, transformer)
+    return SentenceSettings(
+        max_length=_read_count(path, transformer, "max_seq_length", "tokens"),
+        lowercase=bool(transformer.get("do_lower_case")),
+        activation_fn=None if settings.get("activation_fn") is None else str(settings["activation_fn"]),
+        prompts=prompts,
+        default_prompt=default_prompt,
+        truncate_dim=_read_count(folder / SETTINGS_FILE, settings, "truncate_dim", "values"),
+        similarity=similarity,
+    )
+
+
+def _read_prompts(path: Path, settings: Mapping[str, Any]) -> tuple[dict[str, str], str | None]:
     """Returns the prompts by name, and the name of the default prompt, if any."""
-    settings = _read_object(path)
     prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise CheckpointError(f"`prompts` in `{path}` is {json.dumps(prompts)}; it must be an object of texts.")
@@ -160,41 +202,61 @@ def _read_prompts(path: Path) -> tuple[dict[str, str], str | None]:
     return prompts, default
 
 
-def _read_max_length(model_folder: Path) -> int | None:
-    """Reads the maximum length in tokens; if there are several files, it uses the same one as sentence-transformers."""
+def _read_count(path: Path, settings: Mapping[str, Any], name: str, unit: str) -> int | None:
+    count: int | None = settings.get(name)
+    if count is not None and (type(count) is not int or count < 1):
+        raise CheckpointError(f"`{name}` in `{path}` is {json.dumps(count)}; it must be a number of {unit} or null.")
+    return count
+
+
+def _find_transformer_settings(model_folder: Path) -> Path:
+    """Returns the file with the Transformer's settings; if there are several, it is the same one as in sentence-transformers."""
     usual = model_folder / "sentence_bert_config.json"
-    path = next((path for path in (usual, *sorted(model_folder.glob("sentence_*_config.json"))) if path.is_file()), usual)
-    config = _read_object(path)
-    if config.get("do_lower_case"):
-        raise CheckpointError(
-            f"`{path}` sets `do_lower_case`, which is not supported; let the tokenizer make lowercase, and save the checkpoint again."
-        )
-    for name, options in config.items():
-        is_options = name.endswith(("_args", "_kwargs")) and isinstance(options, dict)
-        if is_options and (changes := set(options) - _HARMLESS_OPTIONS):
+    return next((path for path in (usual, *sorted(model_folder.glob("sentence_*_config.json"))) if path.is_file()), usual)
+
+
+def _check_transformer(path: Path, settings: Mapping[str, Any]) -> None:
+    """Refuses settings that change the tokens, the model or the output that it gives to the next module."""
+    options = {name: value for name, value in settings.items() if name.endswith(("_args", "_kwargs"))}
+    for name, values in options.items():
+        changes = set(values) - (_HARMLESS_OPTIONS if name != "processing_kwargs" else set()) if isinstance(values, dict) else set()
+        if changes:
             raise CheckpointError(
                 f"`{path}` sets {', '.join(f'`{option}`' for option in sorted(changes))} in `{name}`, which is not supported; put such settings "
                 "into config.json or tokenizer_config.json, and remove them here."
             )
-    length: int | None = config.get("max_seq_length")
-    if length is not None and (type(length) is not int or length < 1):
-        raise CheckpointError(f"`max_seq_length` in `{path}` is {json.dumps(length)}; it must be a number of tokens or null.")
-    return length
+    refuse_settings(path, settings, {*_TRANSFORMER_SETTINGS, *options})
+    task = settings.get("transformer_task", "feature-extraction")
+    if task not in _TRANSFORMER_TASKS:
+        raise CheckpointError(f"`transformer_task` in `{path}` is {json.dumps(task)}; supported are {', '.join(_TRANSFORMER_TASKS)}.")
+    output, name = _TRANSFORMER_TASKS[task]
+    expected = {"method": "forward", "method_output_name": output}
+    modalities = settings.get("modality_config", {"text": expected})
+    for setting, value, supported in (
+        ("modality_config", modalities.get("text") if isinstance(modalities, dict) else modalities, expected),
+        ("module_output_name", settings.get("module_output_name", name), name),
+    ):
+        if value != supported:
+            raise CheckpointError(
+                f"`{setting}` in `{path}` is {json.dumps(settings[setting])}; for texts only {json.dumps(supported)} is supported."
+            )
 
 
-def _read_pooling(path: Path) -> Pooling:
-    """Reads the pooling mode of a Pooling module's `config.json`."""
-    if not path.is_file():
-        raise CheckpointError(f"`{path}`, which modules.json names, is missing; copy the whole checkpoint.")
-    config = _read_object(path)
-    mode = config.get("pooling_mode")
-    if mode is None:
-        flags = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
-        modes = [key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token") for key in flags]
-    else:
-        modes = [str(entry) for entry in (mode if isinstance(mode, list) else [mode])]
-    if len(modes) != 1 or modes[0] not in _POOLINGS:
-        raise CheckpointError(f"`{path}` pools by {' and '.join(modes) or 'nothing'}; supported is one of {', '.join(_POOLINGS)}.")
-    if config.get("include_prompt") is False:
-        raise CheckpointError(f"`{path}` leaves the tokens of the prompt out of pooling, which is not supported.")
-    return _POOLINGS[modes[0]]
+def check_cross_encoder(folder: Path, settings: SentenceSettings) -> None:
+    """Refuses modules after a model with a head, and a prompt that sentence-transformers puts before its texts.
+
+    The modules of vectors do not belong to the head, if its encoder also has vectors.
+
+    Raises:
+        CheckpointError: There is such a module or prompt.
+    """
+    kinds = [entry.kind for entry in read_modules(folder)]
+    if POOLING not in kinds and (others := [kind for kind in kinds if kind != TRANSFORMER]):
+        raise CheckpointError(
+            f"`{folder / MODULES_FILE}` has the step `{others[0]}`, which is not supported for this task; only {TRANSFORMER} is."
+        )
+    if settings.default_prompt is not None and settings.prompts[settings.default_prompt]:
+        raise CheckpointError(
+            f"`default_prompt_name` in `{folder / SETTINGS_FILE}` is {json.dumps(settings.default_prompt)}, but prompts are only supported for "
+            "embeddings; remove it."
+        )

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec
-from bertserve.service.bundle.manifest import LAST_FOUR, Embedding, Layers, Task
+from bertserve.service.bundle.manifest import LAST_FOUR, VECTOR_OUTPUT, Embedding, Layers, Task
 
 INPUTS: dict[str, InputSpec] = {
     "input_ids": InputSpec(name="input_ids", fill="token_ids"),
@@ -64,9 +64,11 @@ def model_inputs(model: PreTrainedModel, tokenizer: Any) -> tuple[InputSpec, ...
 def graph_outputs(task: Task, embedding: Embedding | None) -> tuple[OutputSpec, ...]:
     """Returns the outputs of a task's graph; for embeddings, the layers are part of them."""
     outputs = TASKS[task].outputs
-    if embedding is None or embedding.layers == "last":
-        return outputs
-    return (*outputs, OutputSpec(name=embedding.layers_output, kind="per_token"))
+    if embedding is not None and embedding.layers != "last":
+        outputs = (*outputs, OutputSpec(name=embedding.layers_output, kind="per_token"))
+    if embedding is not None and embedding.pooling == "graph":
+        outputs = (*outputs, OutputSpec(name=VECTOR_OUTPUT, kind="per_text"))
+    return outputs
 
 
 def read_output(outputs: Any, name: str) -> torch.Tensor:

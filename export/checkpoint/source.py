@@ -28,7 +28,7 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationE
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
 from bertserve.export.checkpoint.lora import CONFIG_FILE, WEIGHTS_FILE, LoraAdapter, read_adapter
-from bertserve.export.checkpoint.sentence_transformers import find_transformer, read_modules
+from bertserve.export.checkpoint.sentence_transformers import DENSE, find_transformer, read_modules
 from bertserve.export.checkpoint.weight_files import find_weights
 from bertserve.export.errors import CheckpointError
 from bertserve.service.bundle.files import is_bundle, is_checkpoint
@@ -198,17 +198,22 @@ class SourceFiles:
         """The model's weight files: all are safetensors, or all are pickles."""
         return find_weights(self.source, self.model_folder)
 
+    @cached_property
+    def dense_weights(self) -> list[Path]:
+        """The weight files of Dense modules after the model."""
+        return [path for entry in read_modules(self.folder) if entry.kind == DENSE for path in find_weights(self.source, entry.folder)]
+
     @property
     def weights_format(self) -> WeightsFormat:
-        """Format of the model's weight files."""
-        return "safetensors" if self.weights[0].suffix == ".safetensors" else "pickle"
+        """Format of the weight files; `pickle` if one is a pickle."""
+        return "pickle" if any(path.suffix == ".bin" for path in (*self.weights, *self.dense_weights)) else "safetensors"
 
     @property
     def weights_sha256(self) -> str:
-        """Digest over the loaded weight files: the adapter's, if any, then the model's."""
+        """Digest over the loaded weight files: the adapter's, if any, then the model's, then those of Dense modules."""
         hasher = hashlib.sha256()
         adapter = [] if self.adapter is None else [self.trained_folder / WEIGHTS_FILE]
-        for path in (*adapter, *self.weights):
+        for path in (*adapter, *self.weights, *self.dense_weights):
             with path.open("rb") as file:
                 hasher.update(hashlib.file_digest(file, "sha256").digest())
         return hasher.hexdigest()

@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from bertserve.export.checkpoint.lora import LoraAdapter
+from bertserve.export.checkpoint.sentence_transformers import SETTINGS_FILE
 from bertserve.export.checkpoint.source import read_with_transformers
 from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks.catalog import TASKS
@@ -93,29 +94,43 @@ def read_labels(source: str, config: Any) -> tuple[str, ...]:
     return labels
 
 
-def read_activation(config: Any) -> Activation:
+def read_activation(config: Any, setting: str | None = None) -> Activation:
     """Returns the function from logits to scores: that of a cross-encoder, or by the rule of the Hugging Face text-classification pipeline.
 
+    Args:
+        config: The model's configuration.
+        setting: Name of the class in the settings file of sentence-transformers, if any; it has priority over older fields in config.json.
+
     Raises:
-        CheckpointError: A cross-encoder has an unsupported function.
+        CheckpointError: A cross-encoder has an unsupported function, or one that contradicts the rule.
     """
+    usual: Activation = "softmax"
     if config.problem_type == "regression":
-        return "none"
-    if config.problem_type is None and config.num_labels == 1 and (name := _cross_encoder_function(config)) is not None:
-        package, _, function = name.rpartition(".")
-        if not package.startswith("torch.nn") or function not in _CROSS_ENCODER_FUNCTIONS:
-            raise CheckpointError(
-                f"config.json names `{name}` as the function from logits to scores, but only Identity and Sigmoid of `torch.nn` are supported; "
-                'change it, or set `problem_type` to "regression" for scores that are the logits.'
-            )
-        return _CROSS_ENCODER_FUNCTIONS[function]
-    if config.problem_type == "multi_label_classification" or config.num_labels == 1:
-        return "sigmoid"
-    return "softmax"
+        usual = "none"
+    elif config.problem_type == "multi_label_classification" or config.num_labels == 1:
+        usual = "sigmoid"
+    name = _cross_encoder_function(config) if setting is None else setting
+    if name is None:
+        return usual
+    package, _, function = name.rpartition(".")
+    if not package.startswith("torch.nn") or function not in _CROSS_ENCODER_FUNCTIONS:
+        raise CheckpointError(
+            f"the checkpoint names `{name}` as the function from logits to scores (`activation_fn` in {SETTINGS_FILE}, or a field of "
+            f"config.json), but only {' and '.join(_CROSS_ENCODER_FUNCTIONS)} of `torch.nn` are supported; change it, or remove it to get {usual}."
+        )
+    activation = _CROSS_ENCODER_FUNCTIONS[function]
+    if activation == usual or (activation == "none" and config.num_labels > 1):
+        return usual  # Identity is the default for several labels, whose scores then follow the pipeline's rule
+    if config.problem_type is not None:
+        raise CheckpointError(
+            f"the checkpoint names `{name}` as the function from logits to scores, but with the `problem_type` {config.problem_type} in "
+            f"config.json it would be {usual}; remove one of them."
+        )
+    return activation
 
 
 def _cross_encoder_function(config: Any) -> str | None:
-    """Returns the class that a cross-encoder of sentence-transformers applies to its logit, in the newer or the older field."""
+    """Returns the class that a cross-encoder of sentence-transformers applies to its logits, in the newer or the older field."""
     settings = getattr(config, "sentence_transformers", None)
     name = settings.get("activation_fn") if isinstance(settings, dict) else None
     name = name or getattr(config, "sbert_ce_default_activation_function", None)

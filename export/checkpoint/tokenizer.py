@@ -10,7 +10,7 @@ from typing import Any
 
 import tokenizers
 import transformers
-from tokenizers.normalizers import BertNormalizer
+from tokenizers.normalizers import BertNormalizer, Lowercase, Sequence
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoTokenizer
 
@@ -28,8 +28,8 @@ logger = logging.getLogger("bertserve.export")
 _COMPARED_TEXTS = [*TEXTS, NAMES, "ﬁne Ⅷ ２０ ÀÉ don't well-known  SOME_word\n中文"]
 
 
-def load_tokenizer(source: str, folder: Path) -> Any:
-    """Returns the fast tokenizer; refuses one that is not supported.
+def load_tokenizer(source: str, folder: Path, *, lowercase: bool = False) -> Any:
+    """Returns the fast tokenizer, which makes texts lowercase first on request; refuses one that is not supported.
 
     Raises:
         CheckpointError: There is no tokenizer, or only a slow one, or transformers does not read it as written.
@@ -51,6 +51,9 @@ def load_tokenizer(source: str, folder: Path) -> Any:
         _use_written_steps(source, tokenizer, folder)
     else:
         use_vocabulary_files(source, tokenizer, folder)
+    if lowercase:
+        backend = tokenizer.backend_tokenizer
+        backend.normalizer = Sequence([Lowercase(), *([] if backend.normalizer is None else [backend.normalizer])])
     return tokenizer
 
 

@@ -52,7 +52,8 @@ def load_model(files: SourceFiles, task: Task, auto_class: Any, config: Any, ign
         CheckpointError: Weights are missing, unexpected or not finite, or have other shapes than configured.
     """
     source, adapter = files.source, files.adapter
-    if files.weights_format == "pickle":
+    is_pickle = files.weights[0].suffix == ".bin"
+    if is_pickle:
         for path in files.weights:
             refuse_other_objects(source, path)
     with prune_while_loading(source, config):
@@ -61,7 +62,7 @@ def load_model(files: SourceFiles, task: Task, auto_class: Any, config: Any, ign
             auto_class.from_pretrained,
             files.model_folder,
             config=config,
-            use_safetensors=files.weights_format == "safetensors",
+            use_safetensors=not is_pickle,
             weights_only=True,
             dtype=torch.float32,
             attn_implementation="eager",

@@ -15,6 +15,8 @@ NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 Task = str  # a Hugging Face name; service/tasks/catalog.py lists the supported ones and the requirements of each
 Activation = Literal["softmax", "sigmoid", "none"]
 Pooling = Literal["none", "cls", "mean", "max"]
+Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
+VECTOR_OUTPUT = "sentence_embedding"  # output of graphs that make the vector of a text themselves, for the pooling `graph`
 # The layers in a graph's output: a name, or a list of numbers; 0 is the output of the embeddings.
 Layers = Literal["last", "last_four"] | Annotated[tuple[int, ...], Field(strict=False)]
 LAST_FOUR = 4
@@ -110,9 +112,13 @@ class Embedding(Record):
     """The default settings of a text's vector, and the choices of a request.
 
     Attributes:
-        pooling: The pooling of the tokens' vectors; padding never counts, special tokens do.
+        pooling: The pooling of the tokens' vectors; padding never counts, special tokens do. With `graph`, the graphs return the vector of
+            a text too, because the service has no such pooling, or because layers follow it.
         normalize: Whether vectors have length 1.
-        dimensions: Values of a vector of one layer.
+        dimensions: Values of a token's vector of one layer.
+        vector_dimensions: Values of the graphs' vector of a text; null for other poolings than `graph`.
+        truncate_dim: Default number of leading values that a vector of a text keeps; null for all.
+        similarity: The function that compares the vectors of two texts.
         layers: `last_four` if the graphs also return the last four layers in one output, or the numbers of the returned layers,
             ascending and ending with the last layer.
         default_layers: The default layers of a request; null for the last layer.
@@ -121,9 +127,12 @@ class Embedding(Record):
         default_prompt: Name of the default prompt, or null.
     """
 
-    pooling: Pooling
+    pooling: Pooling | Literal["graph"]
     normalize: bool
     dimensions: Annotated[int, Field(gt=0)]
+    vector_dimensions: Annotated[int, Field(gt=0)] | None = None
+    truncate_dim: Annotated[int, Field(gt=0)] | None = None
+    similarity: Similarity = "cosine"
     layers: Layers = "last"
     default_layers: Annotated[tuple[int, ...], Field(strict=False, min_length=1)] | None = None
     combine: Combine = "concat"
@@ -157,6 +166,8 @@ class Embedding(Record):
             raise ValueError(f"`layers` must be ascending numbers of at least 0 without duplicates, not {list(self.layers)}")
         if other := [layer for layer in self.default_layers or () if layer not in self.places]:
             raise ValueError(f"`default_layers` has {other[0]}, which is not in `layers`")
+        if (self.pooling == "graph") != (self.vector_dimensions is not None) or (self.pooling == "graph" and self.default_layers):
+            raise ValueError("`vector_dimensions` must be given if and only if `pooling` is `graph`, and then without `default_layers`")
         return self
 
 

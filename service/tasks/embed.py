@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field, Tag
 
-from bertserve.service.bundle.manifest import LAST_FOUR, Combine, Embedding, Layers, Manifest, Pooling
+from bertserve.service.bundle.manifest import LAST_FOUR, VECTOR_OUTPUT, Combine, Embedding, Layers, Manifest
 from bertserve.service.errors import InvalidValueError, Sent
 from bertserve.service.tasks.batch import EMPTY, Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import (
@@ -71,6 +71,7 @@ class LayerChoice:
 
 
 LAST_LAYER = LayerChoice()
+OWN_VECTOR = LayerChoice(VECTOR_OUTPUT)  # the vector of the whole text, for the pooling `graph`
 
 
 def choose(layers: Layers | list[int] | None, combine: Combine | None, embedding: Embedding) -> LayerChoice:
@@ -192,15 +193,25 @@ class EmbedRequest:
         """Characters to tokenize."""
         return len(self.prompt) + len(self.text)
 
+    @property
+    def values(self) -> int:
+        """Values of a vector."""
+        return self.parameters.dimensions or self.width
+
 
 def resolve(parameters: EmbedParameters, embedding: Embedding) -> EmbedRequest:
     """Returns a request without a text, with the caller's choices and the bundle's defaults.
 
     Raises:
-        InvalidValueError: The bundle lacks the prompt or a layer, or has fewer dimensions.
+        InvalidValueError: The bundle lacks the prompt or a layer, or has fewer dimensions, or layers are requested without a pooling of
+            tokens.
     """
-    layers = choose(parameters.layers, parameters.combine, embedding)
-    width = embedding.dimensions * (len(layers.places) if layers.combine == "concat" else 1)
+    pooling = parameters.pooling or embedding.pooling
+    if pooling == "graph" and parameters.layers is not None:
+        raise InvalidValueError("`layers` needs `pooling`, because the model's own pooling is for its last layer; set `pooling` too.")
+    layers = OWN_VECTOR if pooling == "graph" else choose(parameters.layers, parameters.combine, embedding)
+    width = embedding.vector_dimensions if pooling == "graph" else None
+    width = width or embedding.dimensions * (len(layers.places) if layers.combine == "concat" else 1)
     if parameters.dimensions is not None and parameters.dimensions > width:
         raise InvalidValueError(
             "`dimensions` is {dimensions}, but this model's vectors have {width}; give at most {width}.",
@@ -213,7 +224,8 @@ def resolve(parameters: EmbedParameters, embedding: Embedding) -> EmbedRequest:
         raise InvalidValueError(
             "unknown prompt `{name}`; this model has {known}.", name=Sent(name), known=prompts or "none, so remove `prompt_name`"
         )
-    own = {"pooling": embedding.pooling, "normalize": embedding.normalize}
+    cut = None if embedding.truncate_dim is None or pooling == "none" else min(embedding.truncate_dim, width)
+    own = {"pooling": pooling, "normalize": embedding.normalize, "dimensions": cut}
     parameters = parameters.model_copy(update={field: value for field, value in own.items() if getattr(parameters, field) is None})
     return EmbedRequest("", parameters, "" if name is None else embedding.prompts[name], width, layers)
 
@@ -224,7 +236,7 @@ def estimate(request: EmbedRequest, max_length: int) -> int:
 
 
 def _vector_bytes(request: EmbedRequest) -> int:
-    width = request.parameters.dimensions or request.width
+    width = request.values
     # base64 needs four bytes for three
     return VECTOR_BYTES + (16 * width // 3 if request.parameters.encoding_format == "base64" else NUMBER_BYTES * width)
 
@@ -243,8 +255,7 @@ def embed(request: EmbedRequest, model: TaskModel) -> TaskRun:
     """
     encoding, truncated = encode(request, model.tokenizer)
     count = len(encoding) if request.parameters.pooling == "none" else 1
-    width = request.parameters.dimensions or request.width
-    cost = Cost(answer_bytes=count * _vector_bytes(request), steps=count, memory=count * width)
+    cost = Cost(answer_bytes=count * _vector_bytes(request), steps=count, memory=count * request.values)
     [row] = yield Batch(
         [encoding], cost, lambda _, row: pooled_row(request, row), truncated=truncated, warnings=() if request.text.strip() else EMPTY
     )
@@ -288,8 +299,8 @@ def vector(request: EmbedRequest, row: Row) -> Floats:
     return normalized(row["vector"]) if request.parameters.normalize else row["vector"]
 
 
-def pool(tokens: Floats, pooling: Pooling | None) -> Floats:
-    """Returns one vector from the vectors of all tokens, float32 [length, values]; for `none` it returns these."""
+def pool(tokens: Floats, pooling: str | None) -> Floats:
+    """Returns one vector from the vectors of all tokens, float32 [length, values]; for `none` and `graph` it returns its argument."""
     pooled = tokens
     if pooling == "cls":
         pooled = tokens[0]
@@ -334,15 +345,21 @@ class EmbedBody(EmbedOptions, TaskBody):
 def _missing(manifest: Manifest) -> str | None:
     if manifest.embedding is None:
         return "`embedding` must not be null for feature-extraction"
-    output = manifest.embedding.layers_output
-    without = next((graph.file for graph in manifest.graphs if output not in [spec.name for spec in graph.outputs]), None)
-    return None if without is None else f"`embedding.layers` needs the output `{output}`, which `{without}` does not have"
+    needed = {"layers": manifest.embedding.layers_output}
+    if manifest.embedding.pooling == "graph":
+        needed["pooling"] = VECTOR_OUTPUT
+    for field, output in needed.items():
+        without = next((graph.file for graph in manifest.graphs if output not in [spec.name for spec in graph.outputs]), None)
+        if without is not None:
+            return f"`embedding.{field}` needs the output `{output}`, which `{without}` does not have"
+    return None
 
 
 def _widths(manifest: Manifest) -> dict[str, int]:
     embedding = manifest.embedding
     assert embedding is not None, "every manifest of an embedding model has it"
-    return {embedding.layers_output: embedding.dimensions * embedding.layer_count, "last_hidden_state": embedding.dimensions}
+    own = {} if embedding.vector_dimensions is None else {VECTOR_OUTPUT: embedding.vector_dimensions}
+    return {embedding.layers_output: embedding.dimensions * embedding.layer_count, "last_hidden_state": embedding.dimensions} | own
 
 
 SPEC = TaskSpec(

@@ -1,8 +1,8 @@
-"""Sentence similarity: the cosines between the embedding of one sentence and those of others."""
+"""Sentence similarity: the embedding of one sentence compared with those of others, by cosine or by the model's own function."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -14,6 +14,7 @@ from bertserve.service.tasks import embed
 from bertserve.service.tasks.batch import PAUSE, Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import STOP, Closed, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config, lower
 from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost
+from bertserve.service.tasks.decoding import Floats
 from bertserve.service.tasks.spec import Derivation, Form, FormField, TaskSpec
 from bertserve.service.text.tokenizer import estimate_tokens
 
@@ -46,7 +47,7 @@ def estimate(request: SimilarityRequest, max_length: int) -> int:
 
 
 def compare(request: SimilarityRequest, model: TaskModel) -> TaskRun:
-    """Returns the cosine of each sentence and the source, from -1 to 1.
+    """Returns the similarity of each sentence and the source, by the model's function; cosines are from -1 to 1.
 
     The rows are those of `embed`: one per sentence, the source first.
 
@@ -66,8 +67,23 @@ def compare(request: SimilarityRequest, model: TaskModel) -> TaskRun:
     )
     if not rows:
         return []
-    unit = embed.normalized(np.stack([embed.vector(request.like, row) for row in rows]))
-    return np.clip(unit[1:] @ unit[0], -1, 1).tolist()
+    assert model.config.embedding is not None, "every manifest of an embedding model has it"
+    vectors = np.stack([embed.vector(request.like, row) for row in rows])
+    return _SIMILARITIES[model.config.embedding.similarity](vectors[0], vectors[1:]).tolist()
+
+
+def _cosines(source: Floats, others: Floats) -> Floats:
+    cosines: Floats = np.clip(embed.normalized(others) @ embed.normalized(source), -1, 1)
+    return cosines
+
+
+# each returns the similarities of a vector, float32 [values], and others, float32 [others, values], as sentence-transformers does
+_SIMILARITIES: dict[str, Callable[[Floats, Floats], Floats]] = {
+    "cosine": _cosines,
+    "dot": lambda source, others: others @ source,
+    "euclidean": lambda source, others: -np.sqrt(np.square(others - source).sum(axis=1)),
+    "manhattan": lambda source, others: -np.abs(others - source).sum(axis=1),
+}
 
 
 class SimilarityParameters(TaskParameters):

@@ -131,10 +131,9 @@ def test_vectors_match_pytorch(pytorch: PyTorch, served: Served, pooling: str, l
 def test_the_bundle_has_the_pooling_of_sentence_transformers(pytorch: PyTorch, served: Served) -> None:
     assert_vectors(pytorch.vectors(TEXTS, "mean"), served)
     assert_vectors(pytorch.vectors([PROMPTS["query"] + text for text in TEXTS], "mean"), served, prompt_name="query")
-    spec = {"pooling": "mean", "normalize": True, "dimensions": 32, "layers": "last_four", "default_layers": None, "combine": "concat"}
-    spec |= {"prompts": PROMPTS, "default_prompt": None}
+    spec = {"pooling": "mean", "normalize": True, "dimensions": 32, "layers": "last_four", "prompts": PROMPTS}
     assert served.manifest.embedding is not None
-    assert (64, spec) == (served.manifest.tokenizer.max_length, served.manifest.embedding.model_dump())
+    assert (64, spec) == (served.manifest.tokenizer.max_length, served.manifest.embedding.model_dump(exclude_defaults=True))
 
 
 def test_the_reported_agreement_is_that_of_the_served_vectors(source: Path, bundle: Bundle) -> None:
@@ -203,11 +202,9 @@ def test_an_encoder_that_lacks_weights_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("steps", "pooling", "named"),
     [
-        (("Transformer", "Pooling", "Dense"), None, "`Dense`"),
-        (("Transformer", "Pooling"), {"pooling_mode_lasttoken": True}, "lasttoken"),
-        (("Transformer", "Pooling"), {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}, "cls and max"),
-        (("Transformer", "Pooling"), {"pooling_mode": "weightedmean"}, "weightedmean"),
-        (("Transformer", "Pooling"), {}, "cls, mean, max"),
+        (("Transformer", "Pooling", "LayerNorm"), None, "`LayerNorm`"),
+        (("Transformer", "Pooling"), {"pooling_mode": "attention"}, "attention"),
+        (("Transformer", "Pooling"), {}, "nothing"),
         (("Transformer", "Pooling"), POOLING | {"include_prompt": False}, "prompt"),
     ],
 )
@@ -258,7 +255,6 @@ def test_both_formats_of_the_pooling_file_are_read(tmp_path: Path, given: dict[s
     [
         ("1_Pooling/config.json", None, "1_Pooling/config.json`, which modules.json"),
         ("modules.json", "{", "modules.json` cannot"),
-        ("sentence_bert_config.json", '{"do_lower_case": true}', "`do_lower_case`"),
         ("sentence_bert_config.json", '{"max_seq_length": "256"}', "`max_seq_length`"),
         ("sentence_bert_config.json", '{"max_seq_length": 0}', "`max_seq_length`"),
         ("sentence_bert_config.json", "[256]", "sentence_bert_config.json` is not"),

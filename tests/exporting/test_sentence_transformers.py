@@ -1,0 +1,197 @@
+"""Checkpoints of sentence-transformers answer as in sentence-transformers, or are refused. `make_sentence_transformers.py` wrote the answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.export.validation.reference import Reference
+from bertserve.service.errors import InvalidValueError
+from bertserve.service.tasks import classify, embed, similarity
+from bertserve.service.tasks.batch import TaskModel, result_of
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.cost import Budget
+from bertserve.service.text.tokenizer import Tokenizer
+from bertserve.service.wire.json_text import to_plain
+from bundles import Served, exported, refused
+from checkpoints import edit_json
+from golden import cases
+from golden.make_sentence_transformers import FILE, SECOND_TEXTS, TEXTS, write_base, write_files
+
+pytestmark = pytest.mark.torch
+
+GOLDEN = {line["id"]: line for line in cases.read(FILE)}
+IN_GRAPH = ("lasttoken", "several", "dense", "dense-last", "residual", "truncate-normalized")
+PAIRS = [{"text": TEXTS[0], "text_pair": text} for text in SECOND_TEXTS]
+SETTINGS, TRANSFORMER = "config_sentence_transformers.json", "sentence_bert_config.json"
+ACTIVATION = "torch.nn.modules.activation."
+
+
+def written(folder: Path, name: str, **changes: dict[str, Any]) -> Path:
+    """Writes the checkpoint of a golden line, with changed fields of some files, and returns its folder."""
+    line = GOLDEN[name]
+    path = write_base(folder / "model", line["labels"])
+    write_files(path, line["files"])
+    for file, fields in changes.items():
+        edit_json(path / file, **fields)
+    return path
+
+
+def in_pytorch(checkpoint: Checkpoint, folder: Path, body: dict[str, Any], task: str) -> Any:
+    """Returns the response to a request body, with the outputs of the checkpoint in PyTorch."""
+    (folder / "tokenizer.json").write_text(checkpoint.tokenizer_json, encoding="utf-8")
+    model = TaskModel(Tokenizer(folder / "tokenizer.json", checkpoint.tokenizer_spec), checkpoint, Budget())
+    requests = TASKS[task].body(**body).requests(checkpoint)
+    rows = Reference(checkpoint, requests).rows
+    return [to_plain(result_of(TASKS[task].run, request, model, windows)) for request, windows in zip(requests, rows, strict=True)]
+
+
+def close(expected: Any) -> Any:
+    return pytest.approx(expected, abs=2e-5)
+
+
+@pytest.mark.parametrize("name", [name for name, line in GOLDEN.items() if "vectors" in line])
+def test_vectors_are_those_of_sentence_transformers(name: str, tmp_path: Path) -> None:
+    """Each version's files give its vectors: pooling, layers after it, prompts, length, lowercase, normalization and truncation."""
+    checkpoint = load_checkpoint(str(written(tmp_path, name)))
+    vectors = in_pytorch(checkpoint, tmp_path, {"inputs": TEXTS}, embed.TASK)
+    assert [close(vector) for vector in GOLDEN[name]["vectors"]] == vectors
+
+
+@pytest.mark.parametrize("name", [name for name, line in GOLDEN.items() if "scores" in line])
+def test_scores_are_those_of_sentence_transformers(name: str, tmp_path: Path) -> None:
+    """Each version writes the function of a cross-encoder to another place."""
+    checkpoint = load_checkpoint(str(written(tmp_path, name)))
+    found = in_pytorch(checkpoint, tmp_path, {"inputs": PAIRS}, classify.TASK)
+    scores = [[score for _, score in sorted((item["label"], item["score"]) for item in result)] for result in found]
+    assert [close(expected) for expected in GOLDEN[name]["scores"]] == scores
+
+
+@pytest.mark.parametrize("name", IN_GRAPH)
+def test_the_graph_makes_the_vectors_and_compares_them(name: str, tmp_path: Path) -> None:
+    """A pooling or layer that the service does not have is in the graph; the answers for a padded batch are those of sentence-transformers."""
+    line = GOLDEN[f"6.2.0/{name}"]
+    served = Served(exported(written(tmp_path, f"6.2.0/{name}")))
+    assert [close(vector) for vector in line["vectors"]] == served.answer({"inputs": TEXTS})
+    sentences = {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}
+    assert close(line["similarity"]) == served.answer({"inputs": sentences}, similarity.TASK)
+
+
+@pytest.mark.parametrize("name", ["dot", "euclidean", "manhattan", "mean"])
+def test_the_similarity_is_the_one_of_the_model(name: str, tmp_path: Path) -> None:
+    line = GOLDEN[f"6.2.0/{name}"]
+    served = Served(exported(written(tmp_path, f"6.2.0/{name}")))
+    assert close(line["similarity"]) == served.answer({"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}}, similarity.TASK)
+
+
+def test_requests_choose_other_vectors_of_a_model_with_its_own_pooling(tmp_path: Path) -> None:
+    """`pooling` and `layers` read the vectors of tokens; `dimensions` replaces the model's truncation, and `none` has none."""
+    served = Served(exported(written(tmp_path, "6.2.0/truncate-normalized"), layers=(1, 2)))
+    lengths = {
+        len(served.answer({"inputs": "porto", **options})[0])
+        for options in ({}, {"pooling": "mean"}, {"pooling": "max", "layers": [1, 2]}, {"normalize": True})
+    }
+    assert {5} == lengths
+    assert 9 == len(served.answer({"inputs": "porto", "dimensions": 9})[0])
+    assert 12 == len(served.answer({"inputs": "porto", "pooling": "none"})[0][0])
+    [unit] = served.answer({"inputs": "porto", "normalize": True})
+    assert pytest.approx(1, abs=1e-6) == sum(value * value for value in unit)
+    with pytest.raises(InvalidValueError):
+        served.answer({"inputs": "porto", "layers": [1]})
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "changes", "named"),
+    [
+        # unknown settings, and unsupported values of known ones
+        ("mean", SETTINGS, {"new_setting": 1}, "`new_setting`"),
+        ("mean", SETTINGS, {"model_type": "SparseEncoder"}, "SparseEncoder"),
+        ("mean", SETTINGS, {"similarity_fn_name": "maxsim"}, "maxsim"),
+        ("mean", SETTINGS, {"truncate_dim": 0}, "`truncate_dim`"),
+        ("mean", SETTINGS, {"truncate_dim": "8"}, "`truncate_dim`"),
+        ("mean", TRANSFORMER, {"query_length": 32}, "`query_length`"),
+        ("mean", TRANSFORMER, {"processing_kwargs": {"text": {"add_special_tokens": False}}}, "`text`"),
+        ("mean", TRANSFORMER, {"transformer_task": "fill-mask"}, "fill-mask"),
+        ("mean", TRANSFORMER, {"module_output_name": "sentence_embedding"}, "`module_output_name`"),
+        ("mean", TRANSFORMER, {"modality_config": {"text": {"method": "forward", "method_output_name": "pooler_output"}}}, "pooler_output"),
+        ("mean", TRANSFORMER, {"modality_config": {"message": {"method": "forward", "method_output_name": None}}}, "`modality_config`"),
+        ("mean", "1_Pooling/config.json", {"new_setting": True}, "`new_setting`"),
+        ("mean", "1_Pooling/config.json", {"pooling_mode": ["mean", "attention"]}, "attention"),
+        ("prompts", "1_Pooling/config.json", {"include_prompt": False}, "prompt"),
+        ("dense", "2_Dense/config.json", {"activation_function": ACTIVATION + "PReLU"}, "PReLU"),
+        ("dense", "2_Dense/config.json", {"activation_function": "own.Tanh"}, "own.Tanh"),
+        ("dense", "2_Dense/config.json", {"module_input_name": "token_embeddings"}, "token_embeddings"),
+        ("dense", "2_Dense/config.json", {"module_output_name": "scores"}, "scores"),
+        ("dense", "2_Dense/config.json", {"in_features": 13}, "`in_features`"),
+        ("dense", "2_Dense/config.json", {"out_features": 9}, "2_Dense/model.safetensors"),
+        ("dense", "2_Dense/config.json", {"use_residual": True}, "2_Dense/model.safetensors"),
+        ("dense", "2_Dense/config.json", {"new_setting": 2}, "`new_setting`"),
+        ("normalize", "2_Normalize/config.json", {"module_input_name": "token_embeddings"}, "token_embeddings"),
+        ("identity", SETTINGS, {"activation_fn": ACTIVATION + "Tanh"}, "Tanh"),
+        ("three-default", SETTINGS, {"activation_fn": ACTIVATION + "Tanh"}, "Tanh"),
+        ("identity", SETTINGS, {"activation_fn": "own.Identity"}, "own.Identity"),
+        ("identity", SETTINGS, {"prompts": {"query": "find "}, "default_prompt_name": "query"}, "`default_prompt_name`"),
+        ("identity", "config.json", {"problem_type": "multi_label_classification"}, "`problem_type`"),
+        ("sigmoid", "config.json", {"problem_type": "regression"}, "`problem_type`"),
+        ("identity", TRANSFORMER, {"processor_kwargs": {"padding_side": "left"}}, "`padding_side`"),
+    ],
+)
+def test_settings_that_are_not_supported_are_refused(tmp_path: Path, name: str, file: str, changes: dict[str, Any], named: str) -> None:
+    assert named in refused(written(tmp_path, f"6.2.0/{name}", **{file: changes}))
+
+
+@pytest.mark.parametrize("kinds", [("Pooling", "LayerNorm"), ("Dense", "Pooling"), ("Pooling", "Pooling"), ("Normalize",)])
+def test_steps_that_are_not_supported_are_refused(tmp_path: Path, kinds: tuple[str, ...]) -> None:
+    path = written(tmp_path, "6.2.0/dense")
+    steps = [
+        {"type": f"sentence_transformers.models.{kind}", "path": f"{i}_{kind}" if i else ""}
+        for i, kind in enumerate(("Transformer", *kinds))
+    ]
+    (path / "modules.json").write_text(json.dumps(steps), encoding="utf-8")
+    assert kinds[-1] in refused(path)
+
+
+def test_a_cross_encoder_with_further_steps_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, "6.2.0/identity")
+    steps = json.loads((path / "modules.json").read_text(encoding="utf-8"))
+    steps.append({"type": "sentence_transformers.models.Dense", "path": "1_Dense"})
+    (path / "modules.json").write_text(json.dumps(steps), encoding="utf-8")
+    assert "`Dense`" in refused(path)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"unpad_inputs": False}, {"processing_kwargs": {}}, {"query_length": None}, {"model_kwargs": {"dtype": "float16"}}]
+)
+def test_settings_that_change_nothing_are_allowed(tmp_path: Path, changes: dict[str, Any]) -> None:
+    path = written(tmp_path, "6.2.0/mean", **{TRANSFORMER: changes, SETTINGS: {"requirements": {"transformers": ">=5"}}})
+    vectors = in_pytorch(load_checkpoint(str(path)), tmp_path, {"inputs": TEXTS}, embed.TASK)
+    assert [close(vector) for vector in GOLDEN["6.2.0/mean"]["vectors"]] == vectors
+
+
+def test_dense_weights_can_be_pickled(tmp_path: Path) -> None:
+    """LaBSE and distiluse have such files. Other objects than tensors are refused."""
+    path = written(tmp_path, "6.2.0/dense")
+    safetensors, pickled = path / "2_Dense/model.safetensors", path / "2_Dense/pytorch_model.bin"
+    torch.save(load_file(safetensors), pickled)
+    safetensors.unlink()
+    checkpoint = load_checkpoint(str(path))
+    vectors = in_pytorch(checkpoint, tmp_path, {"inputs": TEXTS}, embed.TASK)
+    assert [close(vector) for vector in GOLDEN["6.2.0/dense"]["vectors"]] == vectors
+    assert "pickle" == checkpoint.weights_format
+
+    torch.save({"linear.weight": tmp_path}, pickled)
+    assert "PosixPath" in refused(path)
+
+
+def test_the_weights_of_dense_modules_are_part_of_the_digest(tmp_path: Path) -> None:
+    path = written(tmp_path, "6.2.0/dense")
+    digest = load_checkpoint(str(path)).weights_sha256
+    write_files(path, {"2_Dense/config.json": {"in_features": 12, "out_features": 6, "bias": True}})
+    assert digest != load_checkpoint(str(path)).weights_sha256
