@@ -3,39 +3,54 @@
 from __future__ import annotations
 
 import argparse
-import itertools
-import re
 import sys
+from itertools import takewhile
 from typing import Any, NoReturn
 
 from bertserve.service.errors import did_you_mean
-
-_WRONG_COMMAND = re.compile(r"argument COMMAND: invalid choice: '(.*?)' \(choose from (.*)\)")
 
 
 class FlagParser(argparse.ArgumentParser):
     """Parses a command line. Each error is one line, and an error about an unknown flag or command has the most similar known one."""
 
+    def __init__(self, **options: Any) -> None:
+        """Takes the options of argparse."""
+        self._flags: list[str] = []
+        self._commands: Any = None
+        super().__init__(**options)
+
+    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
+        """Adds an argument, as in argparse."""
+        action = super().add_argument(*names, **options)
+        self._flags += action.option_strings
+        return action
+
+    def add_subparsers(self, **options: Any) -> Any:
+        """Adds subcommands, as in argparse."""
+        self._commands = super().add_subparsers(**options)
+        return self._commands
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Returns the arguments; it checks the flags first, because argparse would report missing arguments before unknown flags."""
+        """Returns the arguments; it checks the words first, because argparse would report missing arguments before unknown flags."""
         words = sys.argv[1:] if args is None else list(args)
-        if self._subparsers is None:  # otherwise these words belong to a subcommand
-            for word in itertools.takewhile(lambda word: word != "--", words):
+        if self._commands is not None:  # further words belong to the command
+            if words and not words[0].startswith("-") and words[0] not in self._commands.choices:
+                hint = did_you_mean(words[0], self._commands.choices, "see --help.", name_format="{}")
+                self.error(f"unknown command `{words[0]}`; {hint}")
+        else:
+            for word in takewhile(lambda word: word != "--", words):
                 flag = word.partition("=")[0]
-                if flag.startswith("--") and not any(option.startswith(flag) for option in self._option_string_actions):
-                    self.error(self._unknown(flag))
+                if flag.startswith("--") and not any(known.startswith(flag) for known in self._flags):
+                    self._refuse(flag)
         arguments, unknown = super().parse_known_args(words, namespace)
         if unknown:
-            self.error(self._unknown(unknown[0]))
+            self._refuse(unknown[0])
         return arguments, unknown
 
     def error(self, message: str) -> NoReturn:
         """Ends with exit code 2 and one line on stderr."""
-        if (wrong := _WRONG_COMMAND.search(message)) is not None:
-            commands = wrong[2].replace("'", "").split(", ")
-            message = f"unknown command `{wrong[1]}`; " + did_you_mean(wrong[1], commands, "see --help.", name_format="{}")
         self.exit(2, f"{self.prog}: error: {message}\n")
 
-    def _unknown(self, argument: str) -> str:
-        flag = argument.partition("=")[0]
-        return f"unknown argument `{argument}`; " + did_you_mean(flag, self._option_string_actions, "see --help.", name_format="{}")
+    def _refuse(self, argument: str) -> NoReturn:
+        hint = did_you_mean(argument.partition("=")[0], self._flags, "see --help.", name_format="{}")
+        self.error(f"unknown argument `{argument}`; {hint}")

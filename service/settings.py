@@ -7,6 +7,7 @@ import ipaddress
 import os
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
@@ -16,6 +17,7 @@ from pydantic_settings import (
     CliApp,
     CliPositionalArg,
     CliSettingsSource,
+    CliSubCommand,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
@@ -31,7 +33,7 @@ PREFIX = "BERT_SERVE_"
 _SERVICE_LINK = re.compile("SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?")
 _SERVICE_ADDRESS = re.compile("(tcp|udp|sctp)://")
 _POSITIONAL = get_args(CliPositionalArg[str])[1]  # marks a field that is not a flag
-_WRONG_CHOICE = re.compile(r"^argument \{.*invalid choice: '(.*?)' \(choose from (.*)\)")  # a message of argparse
+_SUBCOMMAND = get_args(CliSubCommand[BaseSettings])[1]  # type: ignore[misc]
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~\-]+)*")
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-]+(:[0-9]{1,5})?|https?://\[[0-9a-fA-F:]+\](:[0-9]{1,5})?")
 
@@ -373,11 +375,12 @@ def parse(command: type[_Command], args: Sequence[str]) -> _Command:
         SystemExit: `--help`.
     """
     check_environment()
+    _check_words(command, args)
     try:
         source = CliSettingsSource[Any](command, formatter_class=_HelpFormatter)
         return CliApp.run(command, cli_args=list(args), cli_settings_source=source)
     except CommandLineError as error:
-        raise _wrong_usage(str(error).removeprefix("error parsing CLI: "), command, args) from error
+        raise SettingsError(f"{str(error).removeprefix('error parsing CLI: ')}.") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         message = expectation(first) if first["loc"] else first["msg"].removeprefix("Value error, ")
@@ -388,39 +391,34 @@ def parse(command: type[_Command], args: Sequence[str]) -> _Command:
         raise SettingsError(f"{_flag(name)} (or {PREFIX}{name.upper()}) is `{first['input']}`: {message}.") from error
 
 
-def _wrong_usage(message: str, command: type[BaseSettings], args: Sequence[str]) -> SettingsError:
-    """Returns the error for a command line that argparse refused with a message."""
-    choice = _WRONG_CHOICE.search(message)
-    if choice is not None and args[0].startswith("--"):  # a value was taken for the command
-        message, choice = f"unrecognized arguments: {args[0]}", None
-    if choice is not None:
-        commands = choice[2].replace("'", "").split(", ")
-        return SettingsError(f"unknown command `{choice[1]}`; " + did_you_mean(choice[1], commands, "see --help."))
-    argument = message.removeprefix("unrecognized arguments: ").split(maxsplit=1)[0]
-    if message.startswith(argument):
-        return SettingsError(f"{message}.")
-    subcommand = command.model_fields.get(args[0].replace("-", "_")) if args else None
-    if subcommand is None:
-        return _unknown_argument(argument, command, None)
-    kinds = get_args(subcommand.annotation)
-    return _unknown_argument(argument, next((kind for kind in kinds if hasattr(kind, "model_fields")), command), args[0])
-
-
-def _unknown_argument(argument: str, command: type[BaseSettings], name: str | None) -> SettingsError:
-    """Returns the error for an unknown argument; `name` is the command's, None if there is no command."""
-    flag = argument.partition("=")[0]
+def _check_words(command: type[BaseSettings], args: Sequence[str]) -> None:
+    """Refuses an unknown command or flag before argparse does, with the most similar known one."""
+    commands = {_words_of(name): field for name, field in command.model_fields.items() if _SUBCOMMAND in field.metadata}
+    name = args[0] if commands and args and not args[0].startswith("-") else None
+    if name is not None:
+        if name not in commands:
+            raise SettingsError(f"unknown command `{name}`; " + did_you_mean(name, commands, "see --help."))
+        command = next(kind for kind in get_args(commands[name].annotation) if hasattr(kind, "model_fields"))
     positional = [field for field, info in command.model_fields.items() if _POSITIONAL in info.metadata]
-    if flag.removeprefix("--") in positional:
-        usage = " ".join(["bert-serve", str(name), *map(str.upper, positional)])
-        return SettingsError(f"{flag} is not a flag; give the value alone, as in `{usage}`.")
-    flags = [
-        f"{prefix}{field.replace('_', '-')}" for field in command.model_fields if field not in positional for prefix in ("--", "--no-")
-    ]
-    if flag[2:].replace("-", "_") in Settings.model_fields:
-        if name is None:
-            return SettingsError(f"give a command before {flag}, such as `bert-serve serve {flag} ...`.")
-        return SettingsError(f"{flag} is a flag of `bert-serve serve` and has no effect here; remove it.")
-    return SettingsError(f"unknown argument `{argument}`; " + did_you_mean(flag, flags, "see --help.", name_format="{}"))
+    flags_by_field = {field: str(info.validation_alias or _words_of(field)) for field, info in command.model_fields.items()}
+    known = {*flags_by_field.values(), "help"} - {*positional} - (commands.keys() if name is None else set())
+    for word in takewhile(lambda word: word != "--", args):
+        flag = word.partition("=")[0].removeprefix("--")
+        if not word.startswith("--") or flag.removeprefix("no-") in known:
+            continue
+        if flag in positional:
+            usage = " ".join(["bert-serve", str(name), *map(str.upper, positional)])
+            raise SettingsError(f"--{flag} is not a flag; give the value alone, as in `{usage}`.")
+        if flag.replace("-", "_") in Settings.model_fields:
+            if name is None:
+                raise SettingsError(f"give a command before --{flag}, such as `bert-serve serve --{flag} ...`.")
+            raise SettingsError(f"--{flag} is a flag of `bert-serve serve` and has no effect here; remove it.")
+        flags = [f"{prefix}{field}" for field in known for prefix in ("--", "--no-")]
+        raise SettingsError(f"unknown argument `{word}`; " + did_you_mean(f"--{flag}", flags, "see --help.", name_format="{}"))
+
+
+def _words_of(name: str) -> str:
+    return name.replace("_", "-")
 
 
 def check_environment() -> None:
@@ -442,4 +440,4 @@ def check_environment() -> None:
 
 
 def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+    return "--" + _words_of(name)
