@@ -28,12 +28,7 @@ NO_LIMITS = Limits(max_inputs=1_000_000, max_chars=100_000_000)
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """One request body.
-
-    Attributes:
-        content: The JSON that is sent.
-        texts: Number of texts that the model reads, as `count_texts` counts them.
-    """
+    """One request body: the JSON that is sent, and the number of texts that the model reads, as `count_texts` counts them."""
 
     content: bytes
     texts: int
@@ -52,20 +47,17 @@ def build_bodies(source: str, *, path: str = "/", texts: int = 1, seed: int = 0,
     Raises:
         BenchError: The workload or file does not exist, a line of the file is not a body, or the endpoint does not support the workload.
     """
-    if source in workloads.NAMES:
-        return _group(path, workloads.workload_inputs(source, seed=seed, mask=mask), texts)
-    lines = _read_lines(Path(source))
-    if all(isinstance(line, str) for line in lines):
-        return _group(path, lines, texts)
-    if texts != 1:
-        raise BenchError(f"--texts {texts} groups texts, but `{source}` has whole request bodies; remove the flag.")
-    return [_encode(request_body(path, [line]) if isinstance(line, str) else line) for line in lines]
-
-
-def _group(path: str, inputs: Sequence[Any], texts: int) -> list[Body]:
-    """Returns bodies of `texts` texts each, in which all inputs occur equally often."""
+    is_file = source not in workloads.NAMES
+    inputs = _read_lines(Path(source)) if is_file else workloads.workload_inputs(source, seed=seed, mask=mask)
+    spec = _spec_of(path)
+    if is_file and not all(isinstance(line, str) for line in inputs):
+        if texts != 1:
+            raise BenchError(f"--texts {texts} groups texts, but `{source}` has whole request bodies; remove the flag.")
+        return [_encode(_request_body(spec, [line]) if isinstance(line, str) else line) for line in inputs]
+    # all inputs occur equally often
     count = min(math.lcm(len(inputs), texts) // texts, max(len(inputs) // texts, _MAX_BODIES))
-    return [_encode(request_body(path, [inputs[(i * texts + k) % len(inputs)] for k in range(texts)])) for i in range(count)]
+    groups = ([inputs[(i * texts + k) % len(inputs)] for k in range(texts)] for i in range(count))
+    return [_encode(_request_body(spec, group)) for group in groups]
 
 
 def _encode(value: dict[str, Any]) -> Body:
@@ -89,28 +81,22 @@ def _read_lines(path: Path) -> list[Any]:
     for number, line in enumerate(text.split("\n"), 1):  # a text may contain other line ends, such as U+2028
         if line.strip():
             try:
-                value = json.loads(line)
-            except ValueError as error:
-                raise BenchError(f"line {number} of `{path}` is not JSON; give an object or a string on each line.") from error
-            if not isinstance(value, str | dict):
-                raise BenchError(f"line {number} of `{path}` is neither an object nor a string; give one of them.")
-            lines.append(value)
+                lines.append(json.loads(line))
+            except ValueError:
+                lines.append(None)
+            if not isinstance(lines[-1], str | dict):
+                raise BenchError(f"line {number} of `{path}` is neither a JSON object nor a JSON string; give one of them on each line.")
     if not lines:
-        raise BenchError(f"`{path}` has no body; give an object or a string on each line.")
+        raise BenchError(f"`{path}` has no body; give a JSON object or a JSON string on each line.")
     return lines
 
 
-def request_body(path: str, inputs: Sequence[Any]) -> dict[str, Any]:
-    """Returns one body.
-
-    Args:
-        path: Path of the endpoint, with or without a query.
-        inputs: At least one input. A single input is sent without a list if the endpoint also accepts that.
+def _request_body(spec: TaskSpec | None, inputs: Sequence[Any]) -> dict[str, Any]:
+    """Returns one body for an endpoint; a single input is sent without a list if the endpoint also accepts that.
 
     Raises:
         BenchError: The endpoint takes texts, and the inputs are questions with passages.
     """
-    spec = _spec_of(path)
     body = inputs_body if spec is None else spec.load_body
     if spec is not None and body is not inputs_body and not all(isinstance(item, str) for item in inputs):
         raise BenchError(
@@ -122,8 +108,7 @@ def request_body(path: str, inputs: Sequence[Any]) -> dict[str, Any]:
 def count_texts(value: Mapping[str, Any]) -> int:
     """Returns the number of texts that the model reads for a body: texts to rank, sentences to compare, or pairs of text and label.
 
-    Args:
-        value: A body. If it fits no task, the items of `inputs` are counted.
+    If the body fits no task, the items of `inputs` are counted.
     """
     names = {requested_task(spec.name, value) for spec in TASKS.values() if spec.derivation is None}
     # derived tasks with specific keys come before tasks that accept any inputs
@@ -134,11 +119,6 @@ def count_texts(value: Mapping[str, Any]) -> int:
             continue
     inputs = value.get("inputs")
     return len(inputs) if isinstance(inputs, list) else 1
-
-
-def default_workload(task: str) -> str:
-    """Returns the built-in workload for a task, by its Hugging Face name; for an unknown task, the workload of short texts."""
-    return TASKS[task].load_workload if task in TASKS else "short"
 
 
 def _spec_of(path: str) -> TaskSpec | None:

@@ -1,44 +1,140 @@
 """bert-bench: load a service over HTTP and compare it with a raw ONNX Runtime loop.
 
 Exit codes: 0 success, 1 an objective was missed or no request was answered, 2 wrong usage or an unreachable address, 3 the
-bench extra is not installed, 4 some or all steps of a sweep were inconclusive, 130 interrupted.
+bench extra is not installed, 4 some or all rates of a sweep were inconclusive, 130 interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
+import math
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from bertserve.bench import flags
+from bertserve.bench import objectives, page, workloads
 from bertserve.bench.errors import BenchError, MissingExtraError
-from bertserve.bench.progress import BenchProgress
-from bertserve.bench.report import html, slo
-from bertserve.bench.report.report import BenchReport, read, summary_lines, write
+from bertserve.bench.report import BenchReport, summary_lines
+from bertserve.service import __version__
+from bertserve.service.flag_parser import FlagParser
 
-_INCONCLUSIVE = 4
-_INTERRUPTED = 130
+_DEFAULT_URL = "http://127.0.0.1:8000/classify"
+# subcommand -> help
+COMMANDS: Mapping[str, str] = {
+    "closed": "closed loop: each connection sends its next request when the last one is answered",
+    "open": "open loop: Poisson arrivals at a rate; latency counts from the scheduled time",
+    "sweep": "find the highest open-loop rate that meets the targets of --slo (default: p99_ms=50) in two runs",
+    "compare": "service and raw ONNX Runtime loop in turn: the ratio of their throughputs, with its spread",
+}
+
+
+def _number(description: str, allowed: Callable[[float], bool], kind: type[float] | type[int] = float) -> Callable[[str], float]:
+    """Returns the parser of a flag's number."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and allowed(value)):
+            raise argparse.ArgumentTypeError(f"`{text}` is not {description}")
+        return kind(value)
+
+    return parse
+
+
+_positive = _number("a number over 0", lambda value: value > 0)
+_not_negative = _number("a number of at least 0", lambda value: value >= 0)
+_count = _number("a whole number of at least 1", lambda value: value >= 1 and value == int(value), int)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Returns the parser of all subcommands."""
+    parser = FlagParser(
+        prog="bert-bench",
+        description="Load a service over HTTP and compare it with a raw ONNX Runtime loop.",
+        epilog="`bert-bench COMMAND --help` lists the flags of a command; docs/how-to/load-test.md explains what to measure how.",
+    )
+    parser.add_argument("--version", action="version", version=f"bert-bench {__version__}")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = {}
+    for name, text in COMMANDS.items():
+        commands[name] = subparsers.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        _add_load(commands[name])
+    for name in ("closed", "sweep", "compare"):
+        commands[name].add_argument(
+            "--connections", type=_count, default=16, help="connections, each with one request at a time (default: 16)"
+        )
+    for name in ("open", "sweep"):
+        commands[name].add_argument("--max-connections", type=_count, default=512, help="maximum connections (default: 512)")
+
+    commands["open"].add_argument("--rate", type=_positive, required=True, help="requests per second")
+    command = commands["sweep"]
+    command.add_argument(
+        "--steps", type=_count, default=6, help="maximum number of rates; a load is repeated once if the generator was late (default: 6)"
+    )
+    command.add_argument(
+        "--max-rate",
+        type=_positive,
+        help="start with this rate and try no higher one (default: start with 1.1 times the closed-loop throughput, and double it while "
+        "the targets hold)",
+    )
+    command = commands["compare"]
+    command.add_argument("--bundle", type=Path, required=True, metavar="DIR", help="bundle that the target serves, for the raw loop")
+    command.add_argument("--bare-graph", type=Path, metavar="FILE", help="ONNX file for the raw loop instead of the bundle's graph")
+    command.add_argument("--threads", type=_count, help="concurrent raw loops (default: the service's inference threads)")
+    command.add_argument("--rounds", type=_count, default=3, help="rounds of both measurements (default: 3)")
+    return parser
+
+
+def _add_load(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--target",
+        default=_DEFAULT_URL,
+        metavar="URL[=WORKLOAD]",
+        help=f"endpoint and workload ({', '.join(workloads.NAMES)}, or a JSON Lines file of bodies; default: {_DEFAULT_URL}, with the workload "
+        "for the model's task)",
+    )
+    command.add_argument("--texts", type=_count, default=1, help="texts per request (default: 1)")
+    command.add_argument("--seconds", type=_positive, default=10.0, help="duration of each load or loop (default: 10)")
+    command.add_argument(
+        "--warmup-s", type=_not_negative, default=1.0, metavar="SECONDS", help="warm-up before each load, not measured (default: 1)"
+    )
+    command.add_argument(
+        "--timeout-s", type=_positive, default=30.0, metavar="SECONDS", help="time after which a request counts as an error (default: 30)"
+    )
+    command.add_argument("--seed", type=int, default=0, help="random seed for texts and arrivals (default: 0)")
+    command.add_argument("--header", action="append", default=[], metavar="'NAME: VALUE'", help="header of every request; repeat for more")
+    command.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the service's API key")
+    command.add_argument(
+        "--slo",
+        action="append",
+        default=[],
+        metavar="METRIC=NUMBER",
+        help="target; exit code 1 if it is missed. Repeat, or separate with commas. error_rate=0.01 is added unless you give another: "
+        f"{', '.join(objectives.METRICS)}",
+    )
+    command.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON; `-` prints it instead of the summary")
+    command.add_argument("--html", type=Path, metavar="FILE", help="write the report as an HTML page with plots (needs the extra `bench`)")
+    command.add_argument("--quiet", action="store_true", help="show no progress on stderr")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    args = flags.build_parser().parse_args(argv)
+    args = build_parser().parse_args(argv)
     stop = threading.Event()
     try:
         with _set_on_interrupt(stop):
-            return _draw(args) if args.command == "report" else _measure(args, stop)
+            return _measure(args, stop)
     except BenchError as error:
         print(f"bert-bench: {error}", file=sys.stderr)
         return 3 if isinstance(error, MissingExtraError) else 2
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return 130
 
 
 @contextmanager
@@ -57,50 +153,57 @@ def _set_on_interrupt(stop: threading.Event) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _draw(args: argparse.Namespace) -> int:
-    write(html.render_page([read(file) for file in args.files]), args.html)
-    return 0
-
-
 def _measure(args: argparse.Namespace, stop: threading.Event) -> int:
     """Runs a command that measures; after an error it reports the measurements so far."""
-    objectives = slo.parse_objectives(args.slo or flags.DEFAULT_OBJECTIVES.get(args.command, ()))
+    goals = objectives.parse(args.slo or ["p99_ms=50" if args.command == "sweep" else f"error_rate={objectives.DEFAULT_ERROR_RATE}"])
     if args.html:
-        html.require_matplotlib()  # before the load
-    report = BenchReport(args.command, flags.settings(args))
-    progress = BenchProgress(quiet=args.quiet)
+        page.require_matplotlib()  # before the load
+    shown = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items() if name != "command"}
+    shown["header"] = [header.partition(":")[0] for header in args.header]  # a value may be a key
+    report = BenchReport(args.command, shown, goals)
     # importing tokenizers, pydantic and onnxruntime takes a second, and --help and wrong flags do not need them
     from bertserve.bench import commands
 
+    def log(line: str) -> None:
+        if not args.quiet:
+            print(line, file=sys.stderr, flush=True)
+
     try:
-        commands.run(args, report, objectives, stop=stop, progress=progress)
+        commands.run(args, report, goals, stop=stop, log=log)
     finally:
         report.interrupted = stop.is_set()
-        if report.runs or report.limits:
-            if report.judged or not report.inconclusive:  # a sweep without results has missed nothing
-                measured = report.judged | report.figures
-                report.verdicts = [slo.Verdict(objective, measured.get(objective.metric)) for objective in objectives]
+        if report.runs:
             _write(report, args)
     if report.interrupted:
-        return _INTERRUPTED
+        return 130
     if report.inconclusive:
-        return _INCONCLUSIVE
-    missed = any(not verdict.passed for verdict in report.verdicts)
-    return 1 if missed or not commands.has_results(report) else 0
+        return 4
+    return 0 if report.has_results and not report.is_missed else 1
 
 
 def _write(report: BenchReport, args: argparse.Namespace) -> None:
-    document: dict[str, Any] = report.document()
+    document = json.dumps(report.document(), indent=1)
     if args.json == Path("-"):
-        print(json.dumps(document, indent=1))
+        print(document)
     else:
-        in_color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
         for line in summary_lines(report):
-            print(f"\x1b[31m{line}\x1b[0m" if in_color and line.startswith("MISSED") else line)
+            print(line)
         if args.json:
-            write(json.dumps(document, indent=1) + "\n", args.json)
+            _write_file(args.json, document + "\n")
     if args.html:
-        write(html.render_page([document]), args.html)
+        _write_file(args.html, page.render(report))
+
+
+def _write_file(path: Path, text: str) -> None:
+    """Writes a report.
+
+    Raises:
+        BenchError: The file cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BenchError(f"the report `{path}` cannot be written: {error.strerror}.") from error
 
 
 if __name__ == "__main__":

@@ -1,130 +1,100 @@
-"""Runs the subcommands that measure: builds a load test from flags, and fills the report."""
+"""The commands that measure: loads and engine loops, and metrics computed from several of them.
+
+Values that are compared are measured in turn in one process, so that a slow machine affects all of them. After Ctrl-C, a
+command ends after its current measurement, with the metrics so far.
+"""
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import threading
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from bertserve.bench import bodies, flags, workloads
-from bertserve.bench.engine import EngineBenchmark, OnnxLoop
+from bertserve.bench.engine import OnnxLoop
 from bertserve.bench.errors import BenchError
-from bertserve.bench.experiments import compare, compare_concurrent_targets, compare_tail_latency, sweep
-from bertserve.bench.load.generator import Durations
-from bertserve.bench.load_test import LoadTest, run_metrics
-from bertserve.bench.progress import BenchProgress
-from bertserve.bench.report.report import BenchReport
-from bertserve.bench.report.slo import Objective
-from bertserve.bench.target import fetch_json, probe_target
+from bertserve.bench.generator import Durations, poisson_arrivals, run_load
+from bertserve.bench.measurement import Run, combined_metrics, summarize
+from bertserve.bench.objectives import METRICS, Objective
+from bertserve.bench.report import BenchReport
+from bertserve.bench.target import Target, fetch_json, probe_target
+from bertserve.service.errors import plural
 
-_ENGINE_THROUGHPUT_SHARE = 0.5  # of --seconds, for an engine throughput that accompanies a load
+_HEADROOM = 1.1  # first rate of the search, relative to the throughput of the closed loop
+_GROWTH = 2.0  # next rate while all rates hold, because a closed loop with few connections may not reach the capacity
+_THREADS = 2  # of the raw loop, if the service does not say how many it has
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTest:
+    """A target and the settings of its loads.
+
+    Attributes:
+        target: Endpoint to load; it has accepted a request.
+        durations: The durations of each load.
+        max_connections: Maximum number of connections in an open loop.
+        seed: Seed of the arrival times.
+        report: Gets each load.
+        stop: Set by Ctrl-C.
+        log: Gets a line for each load and each warning.
+    """
+
+    target: Target
+    durations: Durations
+    max_connections: int
+    seed: int
+    report: BenchReport
+    stop: threading.Event
+    log: Callable[[str], None]
+
+    def run_closed_loop(self, connections: int, name: str = "closed") -> Run:
+        """Runs a closed loop with this many connections."""
+        return self._run(f"{name}, {plural(connections, 'connection')}", connections, None)
+
+    def run_open_loop(self, rate: float, addition: str = "", *, series: int = 0) -> Run:
+        """Runs an open loop with Poisson arrivals.
+
+        Args:
+            rate: Requests per second.
+            addition: End of the run's name.
+            series: Another number gives other arrival times.
+        """
+        arrivals = poisson_arrivals(rate, self.durations.warmup_s + self.durations.seconds, seed=self.seed + series)
+        return self._run(f"open, {rate:.4g}/s{addition}", self.max_connections, arrivals)
+
+    def _run(self, name: str, connections: int, arrivals: Sequence[float] | None) -> Run:
+        self.log(f"{name}, {self.durations.seconds:g} s")
+        load = run_load(self.target, self.durations, connections=connections, arrivals=arrivals, stop=self.stop)
+        run = summarize(name, self.target, load, open_loop=arrivals is not None)
+        self.report.runs.append(run)
+        for warning in run.warnings:
+            self.log(f"  warning: {warning}")
+        return run
 
 
 def run(
-    args: argparse.Namespace, report: BenchReport, objectives: Sequence[Objective], *, stop: threading.Event, progress: BenchProgress
+    args: argparse.Namespace, report: BenchReport, objectives: Sequence[Objective], *, stop: threading.Event, log: Callable[[str], None]
 ) -> None:
-    """Runs the subcommand `args.command`, which must be one that measures.
-
-    The report gets each result at once. The objectives are for a sweep. If `stop` is set, by Ctrl-C, the command ends early with the
-    results so far.
+    """Runs the subcommand `args.command`. The report gets each result immediately.
 
     Raises:
         BenchError: A flag, a file or an address is wrong.
     """
-    if args.command == "engine-limit":
-        _measure_engine_throughput(args, report, stop, progress)
-        return
-    if args.command == "concurrent-targets" and len(args.target or ()) < 2:
-        raise BenchError("concurrent-targets needs at least two --target, with different models.")
-    test = _build_load_test(args, report, stop, progress)
+    headers = _request_headers(args)
+    target, report.model = probe_target(args.target, headers, texts=args.texts, seed=args.seed)
+    report.service = fetch_json(target.address, "/info", headers)
+    durations = Durations(args.seconds, args.warmup_s, args.timeout_s)
+    test = LoadTest(target, durations, getattr(args, "max_connections", 0), args.seed, report, stop, log)
     match args.command:
         case "closed":
-            report.runs.append(test.run_closed_loop(args.connections))
-            report.judged = run_metrics(report.runs[0])
+            report.metrics = test.run_closed_loop(args.connections).metrics()
         case "open":
-            report.runs.append(test.run_open_loop(args.rate)[0])
-            report.judged = run_metrics(report.runs[0])
+            report.metrics = test.run_open_loop(args.rate).metrics()
         case "sweep":
-            sweep(test, report, objectives, connections=args.connections, steps=args.steps, max_rate=args.max_rate)
+            sweep(test, objectives, connections=args.connections, steps=args.steps, max_rate=args.max_rate)
         case "compare":
-            compare(test, report, connections=args.connections, rounds=args.rounds)
-        case "concurrent-targets":
-            compare_concurrent_targets(test, report, connections=args.connections, rounds=args.rounds)
-        case "tail-latency":
-            threads = (report.service or {}).get("limits", {}).get("threads", args.threads)
-            servers = args.servers or int(threads)
-            compare_tail_latency(test, report, connections=args.connections, share=args.share, servers=servers, rounds=args.rounds)
-    if args.command in ("closed", "open", "sweep"):
-        _add_engine_throughput(args, report, test)
-
-
-def has_results(report: BenchReport) -> bool:
-    """Returns whether the report has at least one request with status 200, or one run of the engine.
-
-    A sweep also needs a rate that met the objectives.
-    """
-    answered = any(target.latency for run in report.runs for target in run.targets)
-    has_rate = report.command != "sweep" or report.figures.get("max_rate") is not None
-    return (answered and has_rate) or any(limit.runs for limit in report.limits)
-
-
-def _measure_engine_throughput(args: argparse.Namespace, report: BenchReport, stop: threading.Event, progress: BenchProgress) -> None:
-    engine = OnnxLoop(args.bundle, args.bare_graph)
-    workload = args.workload or bodies.default_workload(engine.task)
-    encoded = engine.encode(bodies.build_bodies(workload, texts=args.texts, seed=args.seed, mask=engine.mask or workloads.MASK))
-    benchmark = EngineBenchmark(engine, encoded, args.threads, stop, progress)
-    report.engine = benchmark.describe() | {"workload": workload}
-    limit = benchmark.measure_throughput(args.seconds)
-    report.limits.append(limit)
-    rates = {"rps": limit.requests_per_s, "texts_per_s": limit.texts_per_s, "tokens_per_s": limit.tokens_per_s}
-    report.judged = {**rates, "error_rate": 0.0}  # a failed run ends the command
-
-
-def _build_load_test(args: argparse.Namespace, report: BenchReport, stop: threading.Event, progress: BenchProgress) -> LoadTest:
-    """Probes the targets and loads the bundle of the engine benchmark.
-
-    Raises:
-        BenchError: A target, a header or the bundle is wrong.
-    """
-    headers = _request_headers(args)
-    probes = [probe_target(text, headers, texts=args.texts, seed=args.seed) for text in args.target or [flags.DEFAULT_URL]]
-    targets = [target for target, _ in probes]
-    report.service = fetch_json(targets[0].address, "/info", headers)
-    report.models = [model for _, model in probes if model]
-    engine = None
-    if getattr(args, "bundle", None):
-        if len(targets) != 1:
-            raise BenchError(f"{args.command} with --bundle takes one --target, not {len(targets)}.")
-        bare = OnnxLoop(args.bundle, args.bare_graph)
-        engine = EngineBenchmark(bare, bare.encode(targets[0].bodies), args.threads, stop, progress)
-        report.engine = engine.describe()
-        served, digest = (probes[0][1] or {}).get("version"), report.engine["digest"]
-        if served not in (None, digest):
-            progress.log(f"warning: the service runs bundle {served}, but --bundle is {digest}; the ratio compares two models")
-    elif getattr(args, "bare_graph", None):
-        raise BenchError("--bare-graph replaces the graph of a bundle; give the bundle with --bundle.")
-    return LoadTest(
-        targets=targets,
-        headers=headers,
-        models=[model for _, model in probes],
-        durations=Durations(args.seconds, args.warmup_s, args.timeout_s),
-        stop=stop,
-        progress=progress,
-        engine=engine,
-        max_connections=getattr(args, "max_connections", 512),
-        seed=args.seed,
-    )
-
-
-def _add_engine_throughput(args: argparse.Namespace, report: BenchReport, test: LoadTest) -> None:
-    """Measures the engine throughput after the load, if there is a bundle, and adds it to the last run."""
-    if test.engine and report.runs and not test.stop.is_set():
-        limit = test.engine.measure_throughput(args.seconds * _ENGINE_THROUGHPUT_SHARE)
-        report.runs[-1] = replace(report.runs[-1], limit=limit)
-        if limit.texts_per_s:
-            best = max(target.texts_per_s for run in report.runs for target in run.targets)
-            report.figures["ratio"] = best / limit.texts_per_s
+            _compare(args, test)
 
 
 def _request_headers(args: argparse.Namespace) -> dict[str, str]:
@@ -141,10 +111,120 @@ def _request_headers(args: argparse.Namespace) -> dict[str, str]:
         headers[name.strip()] = value.strip()
     if args.api_key_file:
         try:
-            key = args.api_key_file.read_text(encoding="utf-8").strip()
+            headers["Authorization"] = f"Bearer {args.api_key_file.read_text(encoding='utf-8').strip()}"
         except (OSError, UnicodeDecodeError) as error:
-            raise BenchError(
-                f"--api-key-file `{args.api_key_file}` cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}."
-            ) from error
-        headers["Authorization"] = f"Bearer {key}"
+            reason = getattr(error, "strerror", None) or "it is not text"
+            raise BenchError(f"--api-key-file `{args.api_key_file}` cannot be read: {reason}.") from error
     return headers
+
+
+def _compare(args: argparse.Namespace, test: LoadTest) -> None:
+    """Loads the bundle, and compares it with the service.
+
+    Raises:
+        BenchError: The bundle is broken or not the one that is served.
+    """
+    if test.report.model is None:
+        test.log(f"warning: {test.target.address.url} does not say what it serves, so --bundle may be another model")
+    engine = OnnxLoop(args.bundle, args.bare_graph, served=test.report.model)
+    threads = args.threads or (test.report.service or {}).get("limits", {}).get("threads", _THREADS)
+    test.report.engine = engine.description | {"threads": threads}
+    compare(test, engine, connections=args.connections, rounds=args.rounds, threads=threads)
+
+
+def compare(test: LoadTest, engine: OnnxLoop, *, connections: int, rounds: int, threads: int) -> None:
+    """Measures the service in a closed loop and the raw ONNX Runtime loop, in turn.
+
+    The report gets the median over the rounds of the `ratio` of their speeds in texts, and its lowest and highest value.
+    """
+    runs = engine.encode(test.target.bodies)
+    served, bare = [], []
+    for i in range(1, rounds + 1):
+        run = test.run_closed_loop(connections, f"round {i}")
+        if not test.stop.is_set():
+            test.log(f"round {i}, engine, {plural(threads, 'thread')}, {test.durations.seconds:g} s")
+            texts_per_s = engine.run_loop(runs, threads=threads, seconds=test.durations.seconds, stop=test.stop)
+        if test.stop.is_set():
+            break
+        served.append(run.texts_per_s)
+        bare.append(texts_per_s)
+        test.log(f"  {served[-1]:.1f} and {bare[-1]:.1f} texts/s, ratio {served[-1] / bare[-1]:.3f}")
+    if served:
+        ratios = [mine / its for mine, its in zip(served, bare, strict=True)]
+        test.report.metrics = combined_metrics(test.report.runs, statistics.median, statistics.median)
+        test.report.figures |= {
+            "served_texts_per_s": statistics.median(served),
+            "engine_texts_per_s": statistics.median(bare),
+            "ratio": statistics.median(ratios),
+            "ratio_lowest": min(ratios),
+            "ratio_highest": max(ratios),
+        }
+
+
+def sweep(test: LoadTest, objectives: Sequence[Objective], *, connections: int, steps: int, max_rate: float | None) -> None:
+    """Finds the highest rate of an open loop at which the objectives are met in two loads, with at most `steps` rates.
+
+    The report gets `max_rate`, None if no rate held, and the lowest rate that did not hold.
+
+    Args:
+        test: The load test.
+        objectives: Objectives on latencies and errors; those on rates are ignored.
+        connections: Number of connections of the closed loop that determines the first rate.
+        steps: Number of rates.
+        max_rate: Upper bound of the search in requests per second, which is then the first rate.
+
+    Raises:
+        BenchError: No request of the closed loop was answered.
+    """
+    limits = [objective for objective in objectives if METRICS[objective.metric]]
+    report = test.report
+    rate = max_rate or (test.run_closed_loop(connections).metrics()["rps"] or 0.0) * _HEADROOM
+    if not rate:
+        raise BenchError("no request of the closed loop was answered, so there is no rate to start with; check the service.")
+    report.figures |= {"max_rate": None, "lowest_rate_not_held": None}
+    low, high = 0.0, None  # the highest rate that held, and the lowest that did not hold or was inconclusive
+    for _ in range(steps):
+        holds = _holds(test, limits, rate)
+        if test.stop.is_set():
+            break
+        if holds:
+            low = rate
+        else:
+            high = rate
+        if holds is False:
+            report.figures["lowest_rate_not_held"] = rate
+        if low == max_rate:
+            break
+        rate = low * _GROWTH if high is None else (low + high) / 2
+    report.is_lower_bound = low > 0 and high is None
+
+
+def _holds(test: LoadTest, limits: Sequence[Objective], rate: float) -> bool | None:
+    """Runs a load at a rate, and if it meets the limits, a second one with other arrivals; returns whether both meet them.
+
+    The report gets the rate and the worse metrics if they do. If the generator was late, the load differs from the intended one: it is
+    discarded and repeated once. If that is late too, the rate is inconclusive, and the result is None.
+    """
+    report, runs = test.report, []
+    for series, addition in enumerate(("", ", confirmation")):
+        run = test.run_open_loop(rate, addition, series=series)
+        run.discarded = run.was_late
+        if run.discarded and not test.stop.is_set():
+            test.log("  the generator was late; once more")
+            run = test.run_open_loop(rate, f"{addition}, repeated", series=series)
+            run.discarded = run.was_late
+        if run.discarded or test.stop.is_set():
+            report.inconclusive.append(f"{rate:.4g}/s")
+            return None
+        metrics = run.metrics()
+        met = all(limit.is_met(metrics[limit.metric]) for limit in limits)
+        test.log(f"  p99 {metrics['p99_ms'] or 0:.1f} ms: {'holds' if met else 'does not hold'}")
+        if not met:
+            return False
+        runs.append(run)
+    report.metrics = combined_metrics(runs, max, min)
+    known = [run.latency.p99_interval_ms for run in runs if run.latency and run.latency.p99_interval_ms]
+    report.figures["max_rate"] = rate
+    report.figures["p99_low_ms"] = min((low for low, _ in known), default=None)
+    report.figures["p99_high_ms"] = max((high for _, high in known), default=None)
+    return True

@@ -8,13 +8,11 @@ the speed for a caller with direct access to the session.
 from __future__ import annotations
 
 import itertools
-import statistics
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime as ort
@@ -22,18 +20,14 @@ from numpy.typing import NDArray
 
 from bertserve.bench.bodies import NO_LIMITS, Body
 from bertserve.bench.errors import BenchError
-from bertserve.bench.progress import BenchProgress
 from bertserve.service.backend.sessions import session_options
 from bertserve.service.bundle import files
-from bertserve.service.bundle.files import Bundle
-from bertserve.service.errors import BertServeError, plural
+from bertserve.service.errors import BertServeError
 from bertserve.service.tasks.batch import TaskModel, first_batch
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.cost import Budget
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.wire.reading import parse_json, requested_task, validate_as
-
-Feed = dict[str, NDArray[Any]]
 
 _WARMUP_SHARE = 0.1  # relative to the measured time
 # inputs of other exporters' graphs, by name -> their content
@@ -41,194 +35,120 @@ _STOCK_INPUTS = {
     "input_ids": "token_ids",
     "attention_mask": "attention_mask",
     "token_type_ids": "type_ids",
-    "mask_index": "mask_index",
-    "attention_index": "attention_index",
 }
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedBodies:
-    """The graph runs of some bodies.
+class EngineRun(NamedTuple):
+    """One run of the graph: a text, or a window of a long text, which counts as a part of a text.
 
     Attributes:
-        feeds: For each body, the inputs of its runs: one run per text, or one per window of a long text.
-        lengths: For each body, the length of each run in tokens, including special tokens.
-        texts: For each body, its number of texts.
+        feed: Inputs of the graph by name, each with one row.
+        texts: The number of texts that this run is.
     """
 
-    feeds: Sequence[Sequence[Feed]]
-    lengths: Sequence[Sequence[int]]
-    texts: Sequence[int]
-
-    @property
-    def tokens(self) -> list[int]:
-        """Tokens of each body, including special tokens."""
-        return [sum(lengths) for lengths in self.lengths]
-
-
-@dataclass(frozen=True, slots=True)
-class EngineThroughput:
-    """The metrics of one raw ONNX Runtime loop. The field names are those of the JSON report.
-
-    Attributes:
-        threads: Number of threads that ran the graph.
-        seconds: Measured time.
-        runs: Number of runs of the graph.
-        runs_per_s: Runs per second, summed over threads.
-        requests_per_s: Bodies per second that correspond to these runs.
-        texts_per_s: Texts per second.
-        tokens_per_s: Tokens per second.
-        run_ms: Mean time of a run in milliseconds, while other threads run too.
-        feed_s: For each body, the median time of each of its runs in seconds.
-    """
-
-    threads: int
-    seconds: float
-    runs: int
-    runs_per_s: float
-    requests_per_s: float
-    texts_per_s: float
-    tokens_per_s: float
-    run_ms: float
-    feed_s: Sequence[Sequence[float]]
-
-
-def summarize_runs(encoded: EncodedBodies, runs: Sequence[tuple[int, int, float]], threads: int, seconds: float) -> EngineThroughput:
-    """Returns the metrics of a raw ONNX Runtime loop.
-
-    Args:
-        encoded: The bodies of the runs.
-        runs: For each run, `(index of the body, index of the run in the body, seconds)`.
-        threads: Number of threads that ran the graph.
-        seconds: Measured time.
-    """
-    times: dict[tuple[int, int], list[float]] = {}
-    for body, part, duration in runs:
-        times.setdefault((body, part), []).append(duration)
-    mean = statistics.fmean(duration for _, _, duration in runs) if runs else 0.0
-    span = seconds or 1.0
-    shares = [1 / len(feeds) for feeds in encoded.feeds]  # the part of a body per run
-    return EngineThroughput(
-        threads=threads,
-        seconds=seconds,
-        runs=len(runs),
-        runs_per_s=len(runs) / span,
-        requests_per_s=sum(shares[body] for body, _, _ in runs) / span,
-        texts_per_s=sum(shares[body] * encoded.texts[body] for body, _, _ in runs) / span,
-        tokens_per_s=sum(encoded.lengths[body][part] for body, part, _ in runs) / span,
-        run_ms=mean * 1000,
-        # a short loop may not reach the last text of a workload, which then gets the mean
-        feed_s=[[statistics.median(times.get((i, k), [mean])) for k in range(len(feeds))] for i, feeds in enumerate(encoded.feeds)],
-    )
+    feed: dict[str, NDArray[Any]]
+    texts: float
 
 
 class OnnxLoop:
-    """A bundle's tokenizer, and an onnxruntime session with its graph or another one."""
+    """A bundle's tokenizer, and an onnxruntime session with one of its graphs or another one."""
 
-    def __init__(self, path: Path, graph: Path | None = None) -> None:
-        """Loads the bundle in a folder, and creates a session of its default graph for the CPU, or of another ONNX file.
+    def __init__(self, path: Path, graph: Path | None = None, *, served: Mapping[str, Any] | None = None) -> None:
+        """Loads the bundle in a folder, and creates a session.
+
+        Args:
+            path: Folder of the bundle.
+            graph: ONNX file to run instead of a graph of the bundle.
+            served: The endpoint's information about its model, whose graph is run; None for the bundle's default graph for the CPU.
 
         Raises:
-            BenchError: The bundle is broken, or the graph cannot be loaded, or has an unknown input.
+            BenchError: The bundle is broken or not the one that is served, or the graph cannot be loaded, or has an unknown input.
         """
         try:
-            self.bundle: Bundle = files.load_bundle(path)
-            spec = self.bundle.graph("cpu")
+            self.bundle = files.load_bundle(path)
+            if served is not None:
+                _check_served(self.bundle, served)
+            spec = self.bundle.graph("cpu", (served or {}).get("precision", "auto"))
             self._tokenizer = Tokenizer(self.bundle.tokenizer_path, self.bundle.manifest.tokenizer)
         except BertServeError as error:
             raise BenchError(error.message) from error
-        self.graph = graph or path / spec.file
-        self._session = _create_session(self.graph, as_written=graph is None)
+        self._graph = graph or path / spec.file
+        self._session = _create_session(self._graph, as_written=graph is None)
         fills = _STOCK_INPUTS | ({} if graph else {input_spec.name: input_spec.fill for input_spec in spec.inputs})
         self._inputs: list[tuple[str, str, Any]] = []  # (name, content, dtype)
         for value in self._session.get_inputs():
             if value.name not in fills or value.type not in ("tensor(int64)", "tensor(int32)"):
                 raise BenchError(
-                    f"`{self.graph}` has an input `{value.name}` of {value.type}; supported are int64 {', '.join(_STOCK_INPUTS)}."
+                    f"`{self._graph}` has an input `{value.name}` of {value.type}; supported are int64 {', '.join(_STOCK_INPUTS)}."
                 )
             self._inputs.append((value.name, fills[value.name], np.int32 if value.type == "tensor(int32)" else np.int64))
+        # for reports
+        self.description = {
+            "bundle": self.bundle.manifest.name,
+            "digest": self.bundle.version,
+            "graph": self._graph.name,
+            "graph_sha256": files.digest(graph) if graph else spec.identity,
+            "precision": None if graph else spec.precision,
+            "onnxruntime": ort.__version__,
+        }
 
-    @property
-    def task(self) -> str:
-        """The bundle's task."""
-        return self.bundle.manifest.task
-
-    @property
-    def mask(self) -> str | None:
-        """The spelling of the mask of the bundle's model, or None."""
-        mask = self.bundle.manifest.tokenizer.mask
-        return None if mask is None else mask.token
-
-    def encode(self, bodies: Sequence[Body]) -> EncodedBodies:
-        """Tokenizes bodies like the service, and builds the inputs of their runs.
+    def encode(self, bodies: Sequence[Body]) -> list[EngineRun]:
+        """Tokenizes bodies like the service, and returns their runs.
 
         Raises:
             BenchError: The bundle's model does not support a body.
         """
-        feeds, lengths = [], []
+        manifest = self.bundle.manifest
+        runs: list[EngineRun] = []
         for body in bodies:
             try:
-                value = parse_json(body.content, TASKS[self.task].body)
-                task = requested_task(self.task, value)
-                model = TaskModel(self._tokenizer, self.bundle.manifest, Budget())
-                encodings = [
-                    encoding
-                    for request in validate_as(TASKS[task].body, value, NO_LIMITS).requests(self.bundle.manifest)
-                    for encoding in first_batch(TASKS[task].run, request, model).encodings
-                ]
+                value = parse_json(body.content, TASKS[manifest.task].body)
+                task = TASKS[requested_task(manifest.task, value)]
+                model = TaskModel(self._tokenizer, manifest, Budget())
+                requests = validate_as(task.body, value, NO_LIMITS).requests(manifest)
+                encodings = [encoding for request in requests for encoding in first_batch(task.run, request, model).encodings]
             except BertServeError as error:
-                raise BenchError(f"bundle `{self.bundle.manifest.name}` ({self.task}) cannot take a body: {error.message}") from error
-            feeds.append([self._feed(encoding) for encoding in encodings])
-            lengths.append([len(encoding) for encoding in encodings])
-        return EncodedBodies(feeds, lengths, [body.texts for body in bodies])
+                raise BenchError(f"bundle `{manifest.name}` ({manifest.task}) cannot take a body: {error.message}") from error
+            share = 1 / max(len(encodings), 1)
+            runs += [EngineRun(self._feed(encoding), body.texts * share) for encoding in encodings]
+        return runs
 
-    def run_loop(self, encoded: EncodedBodies, *, threads: int, seconds: float, stop: threading.Event) -> EngineThroughput:
-        """Runs the encoded bodies repeatedly in order, one row at a time per thread.
+    def run_loop(self, runs: Sequence[EngineRun], *, threads: int, seconds: float, stop: threading.Event) -> float:
+        """Does the runs repeatedly in order, one row at a time per thread, and returns texts per second.
 
-        There must be at least one run. A tenth of `seconds` more is run before the measured time. If `stop` is set, the loop ends early
-        with the results so far.
+        There must be at least one run. A tenth of `seconds` more is run before the measured time. `stop` ends the loop early.
 
         Raises:
-            BenchError: A run failed.
+            BenchError: A run failed, or none ended in time.
         """
-        order = [(i, k, feed) for i, feeds in enumerate(encoded.feeds) for k, feed in enumerate(feeds)]
         next_index = itertools.count().__next__
         start = time.perf_counter() + seconds * _WARMUP_SHARE
         end = start + seconds
-        finished: list[list[tuple[int, float, float]]] = [[] for _ in range(threads)]
+        finished: list[tuple[EngineRun, float]] = []  # with the time of its end; appends of several threads are atomic
         failures: list[Exception] = []
 
-        def loop(results: list[tuple[int, float, float]]) -> None:
-            run, count = self._session.run, len(order)
+        def loop() -> None:
             try:
-                while True:
-                    at = next_index() % count
-                    before = time.perf_counter()
-                    run(None, order[at][2])
-                    now = time.perf_counter()
-                    results.append((at, before, now))
-                    if now >= end or stop.is_set():
-                        return
+                while not stop.is_set() and time.perf_counter() < end:
+                    run = runs[next_index() % len(runs)]
+                    self._session.run(None, run.feed)
+                    finished.append((run, time.perf_counter()))
             except Exception as error:  # noqa: BLE001  # onnxruntime's exceptions only share the base class Exception; reported below
                 failures.append(error)
 
-        workers = [threading.Thread(target=loop, args=(results,)) for results in finished]
+        workers = [threading.Thread(target=loop) for _ in range(threads)]
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
         if failures:
-            raise BenchError(f"`{self.graph}` failed on a text of the load: {failures[0]}") from failures[0]
-        runs = [run for results in finished for run in results]
-        end = min(end, max(now for _, _, now in runs))
-        return summarize_runs(
-            encoded,
-            [(order[at][0], order[at][1], now - before) for at, before, now in runs if start < now <= end],
-            threads,
-            max(end - start, 0.0),
-        )
+            raise BenchError(f"`{self._graph}` failed on a text of the load: {failures[0]}") from failures[0]
+        texts = sum(run.texts for run, after in finished if start < after <= end)
+        if not texts and not stop.is_set():
+            raise BenchError(f"no run of `{self._graph}` ended within {seconds:g} s; raise --seconds.")
+        return texts / seconds
 
-    def _feed(self, encoding: Encoding) -> Feed:
+    def _feed(self, encoding: Encoding) -> dict[str, NDArray[Any]]:
         """Returns the inputs of one row, each of shape [1, length]; `mask_index` has shape [masks], `attention_index` [maps, 3]."""
         values: dict[str, NDArray[np.int64]] = {
             "token_ids": encoding.ids[None, :],
@@ -238,6 +158,24 @@ class OnnxLoop:
             "attention_index": np.array([(layer, 0, head) for layer, head in encoding.maps], dtype=np.int64).reshape(-1, 3),
         }
         return {name: np.ascontiguousarray(values[fill].astype(kind)) for name, fill, kind in self._inputs}
+
+
+def _check_served(bundle: files.Bundle, served: Mapping[str, Any]) -> None:
+    """Checks that a model of the service is the bundle, on a CPU.
+
+    Raises:
+        BenchError: It is another bundle or another version of it, or it does not run on the CPU.
+    """
+    given, name = f"bundle `{bundle.manifest.name}` {bundle.version}", served.get("name")
+    if served.get("version") != bundle.version:
+        raise BenchError(
+            f"{served['endpoint']} serves `{name}` {served.get('version')}, but --bundle is {given}, so a ratio would compare two models; "
+            f"give the folder of the served bundle, or the address of a service with --bundle as --target."
+        )
+    if served.get("provider") != "cpu":
+        raise BenchError(
+            f"{served['endpoint']} runs `{name}` on {served.get('provider')}, but the raw loop runs on the CPU; serve with --provider cpu."
+        )
 
 
 def _create_session(path: Path, *, as_written: bool) -> Any:
@@ -258,34 +196,3 @@ def _create_session(path: Path, *, as_written: bool) -> Any:
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's exceptions only share the base class Exception
         raise BenchError(f"onnxruntime {ort.__version__} cannot load `{path}`: {error}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class EngineBenchmark:
-    """A raw ONNX Runtime loop and its inputs; it ends early if `stop` is set."""
-
-    engine: OnnxLoop
-    encoded: EncodedBodies
-    threads: int
-    stop: threading.Event
-    progress: BenchProgress
-
-    def measure_throughput(self, seconds: float) -> EngineThroughput:
-        """Runs the raw ONNX Runtime loop for this many seconds."""
-        self.progress.start(f"engine alone on {plural(self.threads, 'thread')}, {seconds:g} s")
-        return self.engine.run_loop(self.encoded, threads=self.threads, seconds=seconds, stop=self.stop)
-
-    def describe(self) -> dict[str, Any]:
-        """Returns the entry of a report: bundle, graph, precision, version of onnxruntime, threads."""
-        bundle = self.engine.bundle
-        spec = bundle.graph("cpu")
-        is_bundle_graph = self.engine.graph == bundle.path / spec.file
-        return {
-            "bundle": bundle.manifest.name,
-            "digest": bundle.version,
-            "graph": self.engine.graph.name,
-            "graph_sha256": spec.identity if is_bundle_graph else files.digest(self.engine.graph),
-            "onnxruntime": ort.__version__,
-            "precision": spec.precision if is_bundle_graph else None,
-            "threads": self.threads,
-        }

@@ -1,6 +1,6 @@
 """Endpoints under load: their addresses, their requests, and the information of the service about itself.
 
-Other services than bertserve may have no such information and no metrics; reports then omit them.
+Other services than bertserve may have no such information; reports then omit it.
 """
 
 from __future__ import annotations
@@ -14,31 +14,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from bertserve.bench import bodies, workloads
 from bertserve.bench.bodies import Body
 from bertserve.bench.errors import BenchError
+from bertserve.service.tasks.catalog import TASKS
 
 _TIMEOUT_S = 30
-
-_PREFIXES = ("bertserve_batch_rows", "bertserve_tokens_total")
-Metrics = Mapping[tuple[str, str, str], float]  # (name, model, `le` or `kind`) -> value
-
+OK = 200
 _TOO_MANY_REQUESTS = 429
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A parsed URL.
-
-    Attributes:
-        url: The URL as given.
-        host: Name or IP address.
-        port: TCP port.
-        path: Path and query; at least `/`.
-        tls: Whether the scheme is https.
-    """
+    """A parsed URL; its path has the query, and is at least `/`."""
 
     url: str
     host: str
@@ -88,30 +76,23 @@ class Target:
 
     Attributes:
         address: Address of the endpoint.
-        workload: Name of its workload, or path of its file of bodies.
         bodies: Request bodies, sent in turn.
         requests: The same bodies as complete HTTP requests.
     """
 
     address: Address
-    workload: str
     bodies: Sequence[Body]
     requests: Sequence[bytes]
 
-    @property
-    def label(self) -> str:
-        """Name of the target in reports."""
-        return f"{self.address.path} {self.workload}"
 
-
-def build_target(address: Address, workload: str, bodies: Sequence[Body], headers: Mapping[str, str]) -> Target:
+def build_target(address: Address, bodies: Sequence[Body], headers: Mapping[str, str]) -> Target:
     """Returns a target with a request for each body, of which there must be at least one."""
     header_names = {name.lower() for name in headers}
     defaults = {"Host": address.authority, "Content-Type": "application/json"}
     lines = {name: value for name, value in defaults.items() if name.lower() not in header_names} | dict(headers)
     head = f"POST {address.path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items())
     requests = [f"{head}Content-Length: {len(body.content)}\r\n\r\n".encode("latin-1") + body.content for body in bodies]
-    return Target(address, workload, bodies, requests)
+    return Target(address, bodies, requests)
 
 
 def fetch(address: Address, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None) -> tuple[int, bytes]:
@@ -120,12 +101,8 @@ def fetch(address: Address, method: str, path: str, headers: Mapping[str, str], 
     Raises:
         BenchError: The address cannot be reached, or does not use HTTP.
     """
-    context = address.ssl_context
-    connection = (
-        http.client.HTTPConnection(address.host, address.port, timeout=_TIMEOUT_S)
-        if context is None
-        else http.client.HTTPSConnection(address.host, address.port, timeout=_TIMEOUT_S, context=context)
-    )
+    kind = http.client.HTTPSConnection if address.tls else http.client.HTTPConnection
+    connection = kind(address.host, address.port, timeout=_TIMEOUT_S)
     try:
         connection.request(method, path, body, {"Content-Type": "application/json", **headers})
         response = connection.getresponse()
@@ -146,83 +123,10 @@ def fetch_json(address: Address, path: str, headers: Mapping[str, str]) -> dict[
     """
     status, raw = fetch(address, "GET", path, headers)
     try:
-        value = json.loads(raw) if status == 200 else None
+        value = json.loads(raw) if status == OK else None
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
-
-
-def read_metrics(address: Address, headers: Mapping[str, str]) -> Metrics:
-    """Returns the service's metrics of runs and tokens.
-
-    The result is empty if the service has no metrics or has ended, because missing metrics must not invalidate a load.
-    """
-    try:
-        status, raw = fetch(address, "GET", "/metrics", headers)
-    except BenchError:
-        return {}
-    if status != 200:
-        return {}
-    try:
-        return parse_metrics(raw.decode("utf-8", "replace"))
-    except ValueError:  # not a page of Prometheus
-        return {}
-
-
-def parse_metrics(text: str) -> Metrics:
-    """Returns the metrics of runs and tokens from Prometheus' text format, summed over all labels except the model and `le` or `kind`.
-
-    Raises:
-        ValueError: The text has another format.
-    """
-    metrics: dict[tuple[str, str, str], float] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if sample.name.startswith(_PREFIXES):
-                key = sample.name, sample.labels.get("model", ""), sample.labels.get("le", sample.labels.get("kind", ""))
-                # a model with several tasks has a series per task
-                metrics[key] = metrics.get(key, 0.0) + sample.value
-    return metrics
-
-
-@dataclass(frozen=True, slots=True)
-class BatchStats:
-    """The runs of one model between two readings of the metrics.
-
-    Attributes:
-        runs: Number of runs of the graph.
-        mean_rows: Mean number of rows of a run.
-        rows: Histogram of rows per run: upper bound of the metric's bucket -> number of runs.
-        real_tokens: Tokens of texts.
-        padding_share: Share of padding in all tokens of the runs, 0 to 1.
-    """
-
-    runs: int
-    mean_rows: float
-    rows: dict[str, int]
-    real_tokens: int
-    padding_share: float
-
-
-def batch_stats(before: Metrics, after: Metrics, model: str) -> BatchStats | None:
-    """Returns the runs of a model between two readings, or None if it did not run."""
-
-    def increase(name: str, label: str = "") -> float:
-        key = (f"bertserve_{name}", model, label)
-        return after.get(key, 0.0) - before.get(key, 0.0)
-
-    runs = increase("batch_rows_count")
-    if runs <= 0:
-        return None
-    bounds = sorted({label for name, of, label in after if name == "bertserve_batch_rows_bucket" and of == model}, key=float)
-    rows, below = {}, 0.0
-    for bound in bounds:
-        total = increase("batch_rows_bucket", bound)
-        if total > below:
-            rows[f"{float(bound):g}"] = int(total - below)
-        below = total
-    real, padded = increase("tokens_total", "real"), increase("tokens_total", "padded")
-    return BatchStats(int(runs), increase("batch_rows_sum") / runs, rows, int(real), padded / (real + padded) if real else 0.0)
 
 
 def probe_target(text: str, headers: Mapping[str, str], *, texts: int, seed: int) -> tuple[Target, Mapping[str, Any] | None]:
@@ -242,13 +146,14 @@ def probe_target(text: str, headers: Mapping[str, str], *, texts: int, seed: int
         url, workload = text, ""
     address = parse_url(url)
     model = fetch_json(address, address.path.partition("?")[0].rstrip("/") + "/info", headers)
-    workload = workload or bodies.default_workload((model or {}).get("task", ""))
+    task = TASKS.get((model or {}).get("task", ""))
+    workload = workload or (task.load_workload if task else "short")
     mask = str((model or {}).get("mask_token") or workloads.MASK)
-    target = build_target(address, workload, bodies.build_bodies(workload, path=address.path, texts=texts, seed=seed, mask=mask), headers)
+    target = build_target(address, bodies.build_bodies(workload, path=address.path, texts=texts, seed=seed, mask=mask), headers)
     _send_first_request(target, headers)
-    # `endpoint` of a model is that of its own task, which may differ from the endpoint under load
-    shown = {k: v for k, v in (model or {}).items() if k not in ("endpoint", "evidence", "figures")}
-    return target, {"endpoint": address.path, **shown} if model else None
+    # `endpoint` of a model is that of its own task, and the rest is long
+    shown = {key: value for key, value in (model or {}).items() if key not in ("evidence", "figures")}
+    return target, shown | {"endpoint": f"{address.path} {workload}"} if model else None
 
 
 def _send_first_request(target: Target, headers: Mapping[str, str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from prometheus_client.metrics import MetricWrapperBase
 from pydantic.fields import FieldInfo
 
-from bertserve.bench import flags as bench_flags
+from bertserve.bench import cli as bench_cli
 from bertserve.export import analyze_cli, cli, verify_cli
 from bertserve.service.cli import BertServe, score_command
 from bertserve.service.http.app import create_fastapi
@@ -65,7 +65,7 @@ def service_commands() -> list[str]:
 
 def parsers() -> dict[str, argparse.ArgumentParser]:
     """Returns the parsers of the commands that have flags of their own, by command."""
-    subcommands = next(action.choices for action in bench_flags.build_parser()._actions if isinstance(action.choices, dict))
+    subcommands = next(action.choices for action in bench_cli.build_parser()._actions if isinstance(action.choices, dict))
     names: dict[argparse.ArgumentParser, str] = {}
     for name, parser in subcommands.items():
         names.setdefault(parser, name)  # an alias, which comes later, has the same parser

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 import facts
-from bertserve.bench import workloads
-from bertserve.bench.report import measurement, slo
+from bertserve.bench import measurement, objectives, workloads
 from bertserve.export import calibration
 from bertserve.export.graph import onnx_files
 from bertserve.service import errors
@@ -156,8 +155,8 @@ def test_every_slo_metric_is_described() -> None:
         set(re.findall(r"`(\w+)`", cell)) for cell in section("bench-flags.md", "Metrics for --slo").splitlines()[3].strip("|").split("|")
     )
 
-    assert {name for name, at_most in slo.METRICS.items() if at_most} == most
-    assert {name for name, at_most in slo.METRICS.items() if not at_most} == least
+    assert {name for name, at_most in objectives.METRICS.items() if at_most} == most
+    assert {name for name, at_most in objectives.METRICS.items() if not at_most} == least
 
 
 def test_every_workload_is_described() -> None:

@@ -27,7 +27,7 @@ def sentiment_engine() -> OnnxLoop:
     ("workload", "low", "mean", "high"), [("short", 15, 23, 30), ("long", 135, 162, 190), ("mixed", 5, 48, 320), ("uniform", 12, 260, 512)]
 )
 def test_workloads_have_the_expected_token_counts(sentiment: OnnxLoop, workload: str, low: int, mean: int, high: int) -> None:
-    tokens = sentiment.encode(bodies.build_bodies(workload)).tokens
+    tokens = [run.feed["input_ids"].shape[1] for run in sentiment.encode(bodies.build_bodies(workload))]
 
     assert mean == pytest.approx(fmean(tokens), rel=0.05)
     assert low <= min(tokens)
@@ -37,9 +37,11 @@ def test_workloads_have_the_expected_token_counts(sentiment: OnnxLoop, workload:
 
 def test_passages_take_about_five_windows() -> None:
     """Windows have 384 tokens and overlap by 128, as in the service."""
-    work = OnnxLoop(ROOT / "models/qa").encode(bodies.build_bodies("qa"))
+    made = bodies.build_bodies("qa")
+    runs = OnnxLoop(ROOT / "models/qa").encode(made)
 
-    assert 5 == pytest.approx(fmean(map(len, work.feeds)), abs=0.2)
+    assert 5 == pytest.approx(len(runs) / len(made), abs=0.2)
+    assert sum(body.texts for body in made) == pytest.approx(sum(run.texts for run in runs))
 
 
 def test_zero_shot_and_rerank_bodies_run_on_classifiers(tmp_path: Path) -> None:
@@ -48,8 +50,8 @@ def test_zero_shot_and_rerank_bodies_run_on_classifiers(tmp_path: Path) -> None:
     zero_shot = bodies.Body(b'{"inputs": "good", "parameters": {"candidate_labels": ["a", "b", "c"]}}', 1)
     rerank = bodies.Body(b'{"query": "good", "texts": ["a film", "bad"]}', 1)
 
-    assert [3] == [len(lengths) for lengths in OnnxLoop(tmp_path / "nli").encode([zero_shot]).lengths]
-    assert [[6, 5]] == OnnxLoop(tmp_path / "ranker").encode([rerank]).lengths
+    assert 3 == len(OnnxLoop(tmp_path / "nli").encode([zero_shot]))
+    assert [6, 5] == [run.feed["input_ids"].shape[1] for run in OnnxLoop(tmp_path / "ranker").encode([rerank])]
 
 
 def test_the_raw_loop_feeds_only_the_inputs_of_the_graph(tmp_path: Path) -> None:
@@ -64,12 +66,11 @@ def test_the_raw_loop_feeds_only_the_inputs_of_the_graph(tmp_path: Path) -> None
     onnx.save(other, str(file))
     body = bodies.Body(json.dumps({"inputs": {"question": "good ?", "context": "a good film " * 30}}).encode(), 1)
     bare = OnnxLoop(path, file)
-    encoded = bare.encode([body])
-    limit = bare.run_loop(encoded, threads=2, seconds=0.1, stop=threading.Event())
+    runs = bare.encode([body])
 
-    assert ["attention_mask", "input_ids"] == sorted(encoded.feeds[0][0])
-    assert len(encoded.feeds[0]) == len(limit.feed_s[0]) > 1
-    assert [feed["input_ids"].shape[1] for feed in encoded.feeds[0]] == list(encoded.lengths[0])
+    assert ["attention_mask", "input_ids"] == sorted(runs[0].feed)
+    assert len(runs) > 1
+    assert bare.run_loop(runs, threads=2, seconds=0.1, stop=threading.Event()) > 0
 
 
 def test_a_graph_with_an_unknown_input_is_refused(models: Path, tmp_path: Path) -> None:
@@ -81,7 +82,14 @@ def test_a_graph_with_an_unknown_input_is_refused(models: Path, tmp_path: Path) 
         OnnxLoop(models / "tiny", tmp_path / "odd.onnx")
 
 
-def test_the_engine_reads_the_mask_token_of_the_bundle(tmp_path: Path) -> None:
-    made = [OnnxLoop(tiny.bundle(tmp_path, task, task=task)) for task in ("fill-mask", "text-classification")]
+SERVED = {"endpoint": "/classify short", "name": "tiny", "provider": "cpu", "precision": "fp32"}
 
-    assert ["[MASK]", None] == [engine.mask for engine in made]
+
+@pytest.mark.parametrize("changed", [{"version": "0" * 12}, {"provider": "cuda"}, {"precision": "int8"}])
+def test_a_bundle_that_is_not_what_the_service_runs_is_refused(models: Path, changed: dict[str, str]) -> None:
+    """Another bundle, another version of it, a graph that it does not have, or another provider: the ratio would compare two things."""
+    served = SERVED | {"version": OnnxLoop(models / "tiny").bundle.version}
+
+    assert "fp32" == OnnxLoop(models / "tiny", served=served).description["precision"]
+    with pytest.raises(BenchError):
+        OnnxLoop(models / "tiny", served=served | changed)

@@ -9,15 +9,14 @@ import asyncio
 import itertools
 import threading
 from collections import Counter
+from statistics import fmean, pstdev
 
 import pytest
 
 from bertserve.bench.bodies import Body
 from bertserve.bench.errors import BenchError
-from bertserve.bench.load import generator
-from bertserve.bench.load.generator import Durations, LoadResult
-from bertserve.bench.progress import BenchProgress
-from bertserve.bench.report import measurement
+from bertserve.bench.generator import Durations, LoadResult, poisson_arrivals, run_load
+from bertserve.bench.measurement import summarize
 from bertserve.bench.target import Target, build_target, parse_url
 from listening import BUSY, OK, Answer, Server, listening, ok, unused_port
 
@@ -28,7 +27,7 @@ BODIES = [Body(b'{"inputs":"a"}', 1), Body(b'{"inputs":["b","c"]}', 2)]
 
 
 def target(port: int) -> Target:
-    return build_target(parse_url(f"http://127.0.0.1:{port}/classify"), "test", BODIES, {"x-test": "1"})
+    return build_target(parse_url(f"http://127.0.0.1:{port}/classify"), BODIES, {"x-test": "1"})
 
 
 def closed_loop(
@@ -43,9 +42,7 @@ def closed_loop(
         return await answer(i)
 
     with listening(counted, requests_per_connection) as server:
-        return generator.run_closed_loop(
-            [target(server.port)], connections, UNTIL_STOPPED, stop=stop, progress=BenchProgress(quiet=True)
-        ), server
+        return run_load(target(server.port), UNTIL_STOPPED, connections=connections, stop=stop), server
 
 
 def open_loop(answer: Answer, arrivals: list[float], *, max_connections: int = 64) -> tuple[LoadResult, Server]:
@@ -58,12 +55,11 @@ def open_loop(answer: Answer, arrivals: list[float], *, max_connections: int = 6
         return await answer(i)
 
     with listening(counted) as server:
-        given = [target(server.port)], [arrivals], max_connections, UNTIL_STOPPED
-        return generator.run_open_loop(*given, stop=stop, progress=BenchProgress(quiet=True)), server
+        return run_load(target(server.port), UNTIL_STOPPED, connections=max_connections, arrivals=arrivals, stop=stop), server
 
 
 def outcomes(load: LoadResult) -> set[int | str]:
-    return {record.outcome for record in load.records[0]}
+    return {record.outcome for record in load.records}
 
 
 def test_a_closed_loop_keeps_its_connections() -> None:
@@ -71,9 +67,9 @@ def test_a_closed_loop_keeps_its_connections() -> None:
 
     assert 2 == server.connections
     assert {200} == outcomes(load)
-    assert server.requests == len(load.records[0])
+    assert server.requests == len(load.records)
     assert {body.content for body in BODIES} == set(server.bodies)
-    assert b"tokenize;dur=0.5, inference;dur=2.0" == load.records[0][0].server_timing
+    assert b"tokenize;dur=0.5, inference;dur=2.0" == load.records[0].server_timing
 
 
 def test_a_record_tells_whether_the_response_had_retry_after() -> None:
@@ -82,13 +78,13 @@ def test_a_record_tells_whether_the_response_had_retry_after() -> None:
 
     load, _ = closed_loop(every_other, 6)
 
-    assert {(503, True), (200, False)} == {(record.outcome, record.retry_after) for record in load.records[0]}
+    assert {(503, True), (200, False)} == {(record.outcome, record.retry_after) for record in load.records}
 
 
 def test_one_connection_has_one_request_in_flight() -> None:
     """A closed loop with one connection sends a request only after the previous response."""
     load, _ = closed_loop(ok, 20)
-    records = sorted(load.records[0])
+    records = sorted(load.records)
 
     assert [] == [pair for pair in itertools.pairwise(records) if pair[1].sent < pair[0].ended]
 
@@ -102,9 +98,9 @@ def test_a_stall_adds_to_the_latency_of_all_delayed_requests() -> None:
         return OK
 
     load, server = open_loop(stall_first, arrivals, max_connections=1)
-    first, *others = sorted(load.records[0])
+    first, *others = sorted(load.records)
 
-    assert [load.start + at for at in arrivals] == [first.intended, *(record.intended for record in others)]
+    assert arrivals == pytest.approx([record.intended - first.intended for record in (first, *others)], abs=0.002)
     assert [] == [record for record in others if record.sent < first.ended]
     assert 3 == load.capped
     assert 1 == server.connections
@@ -122,8 +118,8 @@ def test_an_open_loop_opens_connections_as_needed() -> None:
 
     load, server = open_loop(when_all_are_there, [i / 1000 for i in range(20)])
 
-    assert [200] * 20 == [record.outcome for record in load.records[0]]
-    assert 20 == server.connections == load.peak_connections
+    assert [200] * 20 == [record.outcome for record in load.records]
+    assert 20 == server.connections
     assert 0 == load.capped
 
 
@@ -131,10 +127,10 @@ def test_answers_other_than_200_are_counted_by_status() -> None:
     async def alternate(i: int) -> bytes:
         return BUSY if i % 2 else OK
 
-    load, _ = closed_loop(alternate, 20)
-    measured = measurement.measure("t", load.records[0], load.measured, texts=[1, 2])
+    load, server = closed_loop(alternate, 20)
+    measured = summarize("t", target(server.port), load, open_loop=False)
 
-    assert {"200", "503"} == set(measured.statuses)
+    assert {"200", "503"} == set(measured.outcomes)
     assert 0.5 == pytest.approx(measured.error_rate, abs=0.1)
 
 
@@ -146,9 +142,9 @@ def test_a_closed_connection_is_an_error_and_replaced() -> None:
 
     load, server = closed_loop(close_second, 10)
 
-    assert 1 == Counter(record.outcome for record in load.records[0])["closed"]
+    assert 1 == Counter(record.outcome for record in load.records)["closed"]
     assert 2 == server.connections
-    assert 200 == load.records[0][-1].outcome
+    assert 200 == load.records[-1].outcome
 
 
 def test_a_connection_close_header_is_not_an_error() -> None:
@@ -170,12 +166,11 @@ def test_a_request_without_a_response_times_out() -> None:
         await asyncio.sleep(60)
         return OK
 
-    durations = Durations(seconds=0.05, warmup_s=0.0, timeout_s=0.05)
-    given = {"stop": threading.Event(), "progress": BenchProgress(quiet=True)}
+    durations, stop = Durations(seconds=0.05, warmup_s=0.0, timeout_s=0.05), threading.Event()
     with listening(never) as server:
-        assert {"timeout"} == outcomes(generator.run_closed_loop([target(server.port)], 2, durations, **given))
-        load = generator.run_open_loop([target(server.port)], [[0.0, 0.0, 0.0]], 1, durations, **given)
-    assert ["timeout"] * 3 == [record.outcome for record in load.records[0]]
+        assert {"timeout"} == outcomes(run_load(target(server.port), durations, connections=2, stop=stop))
+        load = run_load(target(server.port), durations, connections=1, arrivals=[0.0, 0.0, 0.0], stop=stop)
+    assert ["timeout"] * 3 == [record.outcome for record in load.records]
 
 
 def test_a_response_that_is_not_http_is_malformed() -> None:
@@ -201,18 +196,17 @@ def test_the_end_of_a_response_is_found(answer: bytes, status: int) -> None:
     load, server = closed_loop(one, 3)
 
     assert {status} == outcomes(load)
-    assert server.requests == len(load.records[0]) >= 3
+    assert server.requests == len(load.records) >= 3
     assert 1 == server.connections
 
 
-@pytest.mark.parametrize(("head", "outcome"), [(b"", 200), (b"content-length: 3\r\n", "closed")], ids=["no length", "too short"])
-def test_a_closed_connection_ends_only_a_body_without_a_length(head: bytes, outcome: int | str) -> None:
+def test_a_connection_that_closes_within_a_response_is_an_error() -> None:
     async def one(_: int) -> bytes:
-        return b"HTTP/1.1 200 OK\r\n" + head + b"\r\n[]"
+        return b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n[]"
 
     load, server = closed_loop(one, 3, requests_per_connection=1)
 
-    assert {outcome} == outcomes(load)
+    assert {"closed"} == outcomes(load)
     assert server.connections >= server.requests >= 3
 
 
@@ -225,12 +219,12 @@ def test_a_large_response_is_read_completely() -> None:
     load, server = closed_loop(big, 3)
 
     assert {200} == outcomes(load)
-    assert server.requests == len(load.records[0])
+    assert server.requests == len(load.records)
 
 
 def test_a_port_without_a_server_is_an_error() -> None:
     with pytest.raises(BenchError, match="nothing listens"):
-        generator.run_closed_loop([target(unused_port())], 2, UNTIL_STOPPED, stop=threading.Event(), progress=BenchProgress(quiet=True))
+        run_load(target(unused_port()), UNTIL_STOPPED, connections=2, stop=threading.Event())
 
 
 def test_a_stopped_load_returns_all_its_records() -> None:
@@ -238,4 +232,39 @@ def test_a_stopped_load_returns_all_its_records() -> None:
     load, server = closed_loop(ok, 5)
 
     assert load.interrupted
-    assert server.requests == len(load.records[0]) >= 5
+    assert server.requests == len(load.records) >= 5
+
+
+def test_a_stop_ends_requests_that_wait_for_a_response_or_a_connection() -> None:
+    """Each has a record."""
+
+    async def never(_: int) -> bytes:
+        await asyncio.sleep(60)
+        return OK
+
+    stop = threading.Event()
+    threading.Timer(0.2, stop.set).start()
+    with listening(never) as server:
+        load = run_load(target(server.port), UNTIL_STOPPED, connections=1, arrivals=[0.0, 0.0, 0.0], stop=stop)
+
+    assert ["interrupted"] * 3 == [record.outcome for record in load.records]
+
+
+def test_arrivals_are_a_poisson_process() -> None:
+    """Their number is near rate x seconds. The gaps have a standard deviation equal to their mean, like an exponential distribution."""
+    times = poisson_arrivals(100, 200, seed=1)
+    gaps = [b - a for a, b in itertools.pairwise(times)]
+
+    assert 20_000 == pytest.approx(len(times), rel=0.03)
+    assert 0.01 == pytest.approx(fmean(gaps), rel=0.03)
+    assert 0.01 == pytest.approx(pstdev(gaps), rel=0.05)
+    assert sorted(times) == times
+    assert 200 > times[-1]
+
+
+def test_arrivals_are_the_same_for_a_seed() -> None:
+    times = poisson_arrivals(10, 5, seed=3)
+
+    assert times == poisson_arrivals(10, 5, seed=3)
+    assert times != poisson_arrivals(10, 5, seed=4)
+    assert [t / 2 for t in times] == pytest.approx(poisson_arrivals(20, 2.5, seed=3))

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from bertserve.bench import objectives
+from bertserve.bench.bodies import Body
 from bertserve.bench.errors import BenchError
-from bertserve.bench.load.stream import RequestRecord
-from bertserve.bench.report import measurement, slo
-from bertserve.bench.report.measurement import latency_distribution, percentile
+from bertserve.bench.generator import LoadResult, RequestRecord
+from bertserve.bench.measurement import Run, latency_distribution, percentiles, summarize
+from bertserve.bench.report import BenchReport
+from bertserve.bench.target import build_target, parse_url
+
+
+def measured(records: list[RequestRecord], start: float, end: float, *, texts: int = 1) -> Run:
+    target = build_target(parse_url("http://127.0.0.1:1/classify"), [Body(b"{}", texts)], {})
+    return summarize("t", target, LoadResult(records, (start, end), 0.0, [], 0, False), open_loop=True)
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 5.0), (0.9, 9.0), (0.99, 10.0), (1.0, 10.0), (0.01, 1.0), (0.1, 1.0)])
 def test_percentiles_are_measured_values(share: float, expected: float) -> None:
     """Percentiles of the numbers 1 to 10 use the nearest rank."""
-    assert expected == percentile([float(i) for i in range(1, 11)], share)
+    assert [expected] == percentiles([float(i) for i in range(10, 0, -1)], [share])
 
 
 def test_a_distribution_keeps_its_tail() -> None:
     """The curve rises from the smallest to the largest value."""
-    spread = latency_distribution(map(float, range(1000, 0, -1)))
+    spread = latency_distribution([float(i) for i in range(1000)], [float(i) for i in range(1000, 0, -1)])
     assert spread is not None
 
     assert (500.0, 900.0, 990.0, 999.0, 1000.0, 1000) == (
@@ -30,11 +40,26 @@ def test_a_distribution_keeps_its_tail() -> None:
         spread.count,
     )
     assert sorted(spread.curve) == spread.curve
-    assert ([0.0, 1.0], [1.0, 1000.0]) == (spread.curve[0], spread.curve[-1])
+    assert ((0.0, 1.0), (1.0, 1000.0)) == (spread.curve[0], spread.curve[-1])
+
+
+def test_the_interval_of_the_p99_is_wide_if_one_part_of_the_time_was_slow() -> None:
+    """A stall of a tenth of the time moves the p99, so one p99 does not say much. Without a stall, the interval is narrow."""
+    due = [i / 100 for i in range(1000)]
+    even = latency_distribution(due, [10.0 + i % 10 for i in range(1000)])
+    stalled = latency_distribution(due, [10.0 + i % 10 + (100.0 if i < 100 else 0.0) for i in range(1000)])
+    few = latency_distribution(due[:99], [1.0] * 99)
+
+    assert even is not None
+    assert stalled is not None
+    assert (19.0, 19.0) == even.p99_interval_ms
+    assert (19.0, 119.0) == stalled.p99_interval_ms
+    assert few is not None
+    assert None is few.p99_interval_ms
 
 
 def test_an_empty_list_has_no_distribution() -> None:
-    assert None is latency_distribution([])
+    assert None is latency_distribution([], [])
 
 
 def test_latency_counts_from_the_scheduled_time() -> None:
@@ -44,21 +69,21 @@ def test_latency_counts_from_the_scheduled_time() -> None:
         RequestRecord(0.5, 0.5, 0.6, "timeout", 0, b""),
         RequestRecord(0.6, 0.6, 0.7, 503, 0, b""),
     ]
-    found = measurement.measure("t", records, (0.0, 10.0), texts=[4], tokens=[30])
+    found = measured(records, 0.0, 10.0, texts=4)
     assert found.latency is not None
 
     assert 4000.0 == found.latency.max_ms
-    assert ({"200": 1, "503": 1}, {"timeout": 1}) == (found.statuses, found.errors)
+    assert {"200": 1, "503": 1, "timeout": 1} == found.outcomes
     assert 2 / 3 == pytest.approx(found.error_rate)
-    assert (0.1, 0.4, 3.0) == (found.rps, found.texts_per_s, found.tokens_per_s)
+    assert (0.1, 0.4) == (found.rps, found.texts_per_s)
 
 
 def test_rates_do_not_depend_on_the_measured_interval() -> None:
     """Three concurrent requests of 4 s each are 0.75 requests per second in every interval."""
     records = [RequestRecord(at, at, at + 4.0, 200, 0, b"") for at in (0.0, 4.0, 8.0, 12.0, 16.0) for _ in range(3)]
     for start, end in ((0.0, 20.0), (2.0, 9.0), (3.9, 8.1), (9.0, 10.0)):
-        found = measurement.measure("t", records, (start, end), texts=[2], tokens=[8])
-        assert pytest.approx((0.75, 1.5, 6.0)) == (found.rps, found.texts_per_s, found.tokens_per_s)
+        found = measured(records, start, end, texts=2)
+        assert pytest.approx((0.75, 1.5)) == (found.rps, found.texts_per_s)
 
 
 def test_only_successful_requests_count_in_the_rate() -> None:
@@ -67,20 +92,20 @@ def test_only_successful_requests_count_in_the_rate() -> None:
         RequestRecord(1.0, 1.0, 1.0, 200, 0, b""),
         RequestRecord(2.0, 2.0, 2.0, 200, 0, b""),
     ]
-    assert 0.5 == measurement.measure("t", records, (0.0, 2.0), texts=[1]).rps
+    assert 0.5 == measured(records, 0.0, 2.0).rps
 
 
 def test_overhead_is_the_time_outside_inference() -> None:
     """Overhead is the median latency minus the median `inference` time of the server-timing header."""
     records = [RequestRecord(float(i), float(i), i + 0.010, 200, 0, b" tokenize;dur=1.000, inference;dur=7.500") for i in range(3)]
-    found = measurement.measure("t", records, (0.0, 5.0), texts=[1])
+    found = measured(records, 0.0, 5.0)
 
     assert {"tokenize": 1.0, "inference": 7.5} == found.server_p50_ms
     assert 2.5 == pytest.approx(found.overhead_ms)
 
 
 @pytest.mark.parametrize(
-    ("given", "measured", "passed"),
+    ("given", "value", "passed"),
     [
         ("p99_ms=50", 50.0, True),
         ("p99_ms=50", 50.1, False),
@@ -90,29 +115,34 @@ def test_overhead_is_the_time_outside_inference() -> None:
         ("p99_ms=50", None, False),
     ],
 )
-def test_objectives_are_upper_or_lower_limits(given: str, measured: float | None, passed: bool) -> None:
+def test_objectives_are_upper_or_lower_limits(given: str, value: float | None, passed: bool) -> None:
     """Latencies must not exceed their objective, and rates must reach it. A missing measurement is a miss."""
-    condition = slo.parse_objectives([given])[0]
-
-    assert passed == slo.Verdict(condition, measured).passed
+    assert passed == objectives.parse([given])[0].is_met(value)
 
 
 def test_parsed_objectives_include_a_default_error_rate() -> None:
-    assert ["p99_ms <= 50", "rps >= 10", "error_rate <= 0.01"] == [str(c) for c in slo.parse_objectives(["p99_ms=50, rps=10"])]
-    assert ["error_rate <= 0.5"] == [str(c) for c in slo.parse_objectives(["error_rate=0.5"])]
-    assert () == slo.parse_objectives([])
+    assert ["p99_ms <= 50", "rps >= 10", "error_rate <= 0.01"] == [str(c) for c in objectives.parse(["p99_ms=50, rps=10"])]
+    assert ["error_rate <= 0.5"] == [str(c) for c in objectives.parse(["error_rate=0.5"])]
+    assert ["error_rate <= 0.01"] == [str(c) for c in objectives.parse([])]
 
 
 @pytest.mark.parametrize("text", ["p99_ms", "p99=50", "p99_ms=fast", "p99_ms=-1", "p99_ms=nan", ""])
 def test_an_invalid_objective_is_refused(text: str) -> None:
     with pytest.raises(BenchError, match="p99_ms"):
-        slo.parse_objectives([text])
+        objectives.parse([text])
 
 
 def test_the_warm_up_is_left_out() -> None:
     records = [RequestRecord(at, at, at + 0.01, 200, 0, b"") for at in (0.0, 0.5, 1.0, 1.5)]
 
-    measured = measurement.measure("t", records, (1.0, 2.0), texts=[1])
+    found = measured(records, 1.0, 2.0)
 
-    assert 2 == measured.requests
-    assert 2.0 == measured.rps
+    assert 2 == found.requests
+    assert 2.0 == found.rps
+
+
+def test_the_report_has_only_values_that_json_can_represent() -> None:
+    made = BenchReport("closed", {"html": None, "texts": 1}, figures={"ratio": 0.5})
+
+    assert made.document() == json.loads(json.dumps(made.document(), allow_nan=False))
+    assert {"ratio": 0.5} == made.document()["figures"]

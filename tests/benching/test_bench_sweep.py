@@ -3,89 +3,131 @@
 from __future__ import annotations
 
 import threading
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
-from bertserve.bench import experiments as module
+from bertserve.bench import commands
+from bertserve.bench.commands import LoadTest
 from bertserve.bench.errors import BenchError
-from bertserve.bench.progress import BenchProgress
-from bertserve.bench.report.report import BenchReport
-from bertserve.bench.report.slo import parse_objectives
+from bertserve.bench.generator import Durations
+from bertserve.bench.measurement import Run, latency_distribution
+from bertserve.bench.objectives import parse
+from bertserve.bench.report import BenchReport
+from bertserve.bench.target import build_target, parse_url
 
 CAPACITY = 1000  # requests per second
 
 
+def made_run(name: str, rate: float, p99_ms: float, *, late: bool = False) -> Run:
+    """Returns a run whose latencies are all `p99_ms`."""
+    latency = latency_distribution([i / 200 for i in range(200)], [p99_ms] * 200)
+    return Run(name, name.startswith("open"), 1.0, int(rate), {"200": int(rate)}, 0.0, rate, rate, latency, {}, None, 0.1, late, [])
+
+
 class Service:
-    """A fake load test: the service meets the objective up to CAPACITY, and a closed loop reaches `closed` requests per second."""
+    """Stands for the loads: `p99(rate, series)` is the latency of a load, and `late` says whether the generator was late."""
 
-    def __init__(self, *, closed: float, late_above: float = float("inf")) -> None:
-        self.closed, self.late_above = closed, late_above
-        self.stop = threading.Event()
-        self.progress = BenchProgress(quiet=True)
-        self.rates: list[float] = []
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        closed: float = 200,
+        p99: Callable[[float, int], float] = lambda rate, series: 10.0 if rate <= CAPACITY else 90.0,
+        late: Callable[[str], bool] = lambda name: False,
+    ) -> None:
+        self.report = BenchReport("sweep", {}, parse(["p99_ms=50"]))
 
-    def run_closed_loop(self, connections: int) -> Any:
-        """Returns a run with the rate `closed`."""
-        return SimpleNamespace(rate=self.closed, generator=SimpleNamespace(was_late=False))
+        def run_closed_loop(test: LoadTest, connections: int) -> Run:
+            return made_run("closed", closed, 1.0)
 
-    def run_open_loop(self, rate: float) -> tuple[Any, None, None]:
-        self.rates.append(rate)
-        return SimpleNamespace(name=f"open, {rate:g}/s", rate=rate, generator=SimpleNamespace(was_late=rate > self.late_above)), None, None
+        def run_open_loop(test: LoadTest, rate: float, addition: str = "", *, series: int = 0) -> Run:
+            name = f"open, {rate:.4g}/s{addition}"
+            self.report.runs.append(made_run(name, rate, p99(rate, series), late=late(name)))
+            return self.report.runs[-1]
+
+        monkeypatch.setattr(LoadTest, "run_closed_loop", run_closed_loop)
+        monkeypatch.setattr(LoadTest, "run_open_loop", run_open_loop)
+
+    @property
+    def names(self) -> list[str]:
+        """The open loops, in order."""
+        return [run.name.removeprefix("open, ") for run in self.report.runs]
 
     def sweep(self, *, steps: int = 6, max_rate: float | None = None) -> BenchReport:
-        """Returns the report of a sweep with a p99 objective of 50 ms."""
-        report = BenchReport("sweep", {})
-        module.sweep(self, report, parse_objectives(["p99_ms=50"]), connections=16, steps=steps, max_rate=max_rate)  # type: ignore[arg-type]
-        return report
-
-
-@pytest.fixture(autouse=True)
-def metrics_of_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        module, "run_metrics", lambda run: {"rps": run.rate, "error_rate": 0.0, "p99_ms": 10.0 if run.rate <= CAPACITY else 90.0}
-    )
+        target = build_target(parse_url("http://127.0.0.1:1/classify"), [], {})
+        test = LoadTest(target, Durations(1, 0, 1), 8, 0, self.report, threading.Event(), lambda line: None)
+        commands.sweep(test, self.report.objectives, connections=16, steps=steps, max_rate=max_rate)
+        return self.report
 
 
 @pytest.mark.parametrize(
-    ("closed", "steps", "rates", "found", "bound"),
+    ("closed", "steps", "rates", "found", "above"),
     [
-        pytest.param(200, 6, [220, 440, 880, 1760, 1320, 1100], 880, False, id="a first rate that holds is doubled until one does not"),
-        pytest.param(50, 4, [55, 110, 220, 440], 440, True, id="a search upward ends with its steps, and has a lower bound"),
-        pytest.param(2000, 4, [2200, 1100, 550, 825], 825, False, id="a first rate that does not hold is halved"),
+        pytest.param(200, 6, [220, 440, 880, 1760, 1320, 1100], 880, 1100, id="a first rate that holds is doubled until one does not"),
+        pytest.param(50, 4, [55, 110, 220, 440], 440, None, id="a search upward ends with its steps, and has a lower bound"),
+        pytest.param(2000, 4, [2200, 1100, 550, 825], 825, 1100, id="a first rate that does not hold is halved"),
     ],
 )
-def test_the_search_goes_up_or_down_from_the_closed_loop(closed: float, steps: int, rates: list[float], found: float, bound: bool) -> None:
-    service = Service(closed=closed)
+def test_the_search_goes_up_or_down_from_the_closed_loop(
+    monkeypatch: pytest.MonkeyPatch, closed: float, steps: int, rates: list[float], found: float, above: float | None
+) -> None:
+    service = Service(monkeypatch, closed=closed)
     report = service.sweep(steps=steps)
 
-    assert pytest.approx(rates) == service.rates
-    assert (pytest.approx(found), bound, 10.0) == (report.figures["max_rate"], report.is_lower_bound, report.judged["p99_ms"])
+    assert [f"{rate}/s" for rate in rates] == [name for name in service.names if "confirmation" not in name]
+    assert [f"{rate}/s, confirmation" for rate in rates if rate <= CAPACITY] == [name for name in service.names if "confirmation" in name]
+    assert (pytest.approx(found), above and pytest.approx(above)) == (report.figures["max_rate"], report.figures["lowest_rate_not_held"])
+    assert (above is None, 10.0) == (report.is_lower_bound, report.metrics["p99_ms"])
 
 
 @pytest.mark.parametrize(("max_rate", "rates", "found", "bound"), [(400, [400], 400, True), (1600, [1600, 800, 1200], 800, False)])
-def test_no_rate_exceeds_max_rate(max_rate: float, rates: list[float], found: float, bound: bool) -> None:
+def test_no_rate_exceeds_max_rate(monkeypatch: pytest.MonkeyPatch, max_rate: float, rates: list[float], found: float, bound: bool) -> None:
     """The search begins at `--max-rate`, and ends there if that rate holds."""
-    service = Service(closed=50)
+    service = Service(monkeypatch)
     report = service.sweep(steps=3, max_rate=max_rate)
 
-    assert (rates, found, bound) == (service.rates, report.figures["max_rate"], report.is_lower_bound)
+    assert [f"{rate}/s" for rate in rates] == [name for name in service.names if "confirmation" not in name]
+    assert (found, bound) == (report.figures["max_rate"], report.is_lower_bound)
 
 
-def test_a_late_generator_ends_the_upward_search() -> None:
-    """A rate that the generator cannot send is inconclusive. The search continues at lower rates, and the report names the step."""
-    service = Service(closed=200, late_above=500)
+def test_a_rate_that_only_one_run_held_is_not_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second run has other arrivals. The objectives are checked against the worse of both runs."""
+    service = Service(monkeypatch, p99=lambda rate, series: rate / 10 + 8 * series)
+    report = service.sweep(steps=3, max_rate=480)
+
+    assert ["480/s", "480/s, confirmation", "240/s", "240/s, confirmation", "360/s", "360/s, confirmation"] == service.names
+    assert (360, 480, 44.0) == (report.figures["max_rate"], report.figures["lowest_rate_not_held"], report.metrics["p99_ms"])
+    assert (36.0, 44.0) == (report.figures["p99_low_ms"], report.figures["p99_high_ms"])
+    assert "up to 360 requests/s in two runs, but not at 480; there, the 95 % interval of the p99 is 36 to 44 ms" in report.result
+
+
+@pytest.mark.parametrize("late", ["440/s", "440/s, confirmation"])
+def test_a_late_run_is_discarded_and_repeated(monkeypatch: pytest.MonkeyPatch, late: str) -> None:
+    """It does not count, even if it is far slower."""
+    service = Service(monkeypatch, late=lambda name: name == f"open, {late}")
+    report = service.sweep(steps=2)
+
+    assert [late] == [run.name.removeprefix("open, ") for run in report.runs if run.discarded]
+    assert f"{late}, repeated" in service.names
+    assert (pytest.approx(440), []) == (report.figures["max_rate"], report.inconclusive)
+    assert len(service.names) == len(set(service.names))
+
+
+def test_a_late_generator_ends_the_upward_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rate that the generator cannot send is inconclusive, and no rate that did not hold."""
+    service = Service(monkeypatch, late=lambda name: float(name.split("/")[0].removeprefix("open, ")) > 500)
     report = service.sweep(steps=4)
 
-    assert pytest.approx([220, 440, 880, 880, 660, 660]) == service.rates
-    assert (pytest.approx(440), False, ["open, 880/s", "open, 660/s"]) == (
+    assert ["880/s", "660/s"] == report.inconclusive
+    assert (pytest.approx(440), None, False) == (
         report.figures["max_rate"],
+        report.figures["lowest_rate_not_held"],
         report.is_lower_bound,
-        report.inconclusive,
     )
+    assert "but not at" not in report.result
 
 
-def test_a_closed_loop_without_responses_is_an_error() -> None:
+def test_a_closed_loop_without_responses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BenchError):
-        Service(closed=0).sweep()
+        Service(monkeypatch, closed=0).sweep()

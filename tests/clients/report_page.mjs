@@ -12,6 +12,8 @@ const seen = await page.evaluate(() => {
     outside: [...document.querySelectorAll("body *:not(svg *)")].filter((each) => each.getBoundingClientRect().right > innerWidth).map((each) => each.outerHTML.slice(0, 200)),
     rows: document.querySelectorAll("tbody tr").length,
     plots: document.querySelectorAll("figure svg").length,
+    // the exponents of a logarithmic axis are smaller
+    smallest_text_px: Math.min(...[...document.querySelectorAll("figure svg text")].map((each) => parseFloat(getComputedStyle(each).fontSize) * each.getScreenCTM().a)),
   };
 });
 await browser.close();

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import yaml
 
-from overhead.ray_cluster import RayCluster, until
+from ray_cluster import RayCluster, until
 
 ROOT = Path(__file__).parents[2]
 BODY = {"inputs": "good film"}

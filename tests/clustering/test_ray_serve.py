@@ -22,8 +22,8 @@ import slow
 import tiny
 from cluster import ROOT, Cluster, Load
 from conftest import metric, running
-from overhead.ray_cluster import until
-from overhead.replica import free_ports
+from ray_cluster import until
+from replica import free_ports
 
 SHOWN = ("content-type", "x-model", "x-truncated", "x-windows", "x-hf-warning", "retry-after")
 LONG = "good film " * 200

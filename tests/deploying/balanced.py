@@ -17,11 +17,10 @@ from typing import NamedTuple
 import httpx
 
 from bertserve.bench.bodies import Body
-from bertserve.bench.load.generator import Durations, run_closed_loop
-from bertserve.bench.progress import BenchProgress
+from bertserve.bench.generator import Durations, run_load
 from bertserve.bench.target import build_target, parse_url
 from conftest import metric
-from overhead.replica import HAProxy, Replica, haproxy, replicas
+from replica import HAProxy, Replica, haproxy, replicas
 
 LIMIT_S = 60
 
@@ -71,10 +70,10 @@ def load(url: str, clients: int, text: str = "good", headers: Mapping[str, str] 
     """Runs clients that send requests without a pause; their results are complete when the block ends."""
     stop, seen = threading.Event(), Seen()
     body = Body(b'{"inputs":"%s"}' % text.encode(), texts=1)
-    target = build_target(parse_url(f"{url}/classify"), "test", [body], headers or {})
+    target = build_target(parse_url(f"{url}/classify"), [body], headers or {})
     durations = Durations(seconds=LIMIT_S, warmup_s=0, timeout_s=LIMIT_S)
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(run_closed_loop, [target], clients, durations, stop=stop, progress=BenchProgress(quiet=True))
+        running = pool.submit(run_load, target, durations, connections=clients, stop=stop)
         try:
             time.sleep(0.5)
             yield seen
@@ -83,8 +82,8 @@ def load(url: str, clients: int, text: str = "good", headers: Mapping[str, str] 
             stop.set()
             result = running.result(LIMIT_S)
     assert result.interrupted, "the load ended before the test"
-    seen.outcomes.update(record.outcome for record in result.records[0])
-    seen.waits += [record.ended - record.sent for record in result.records[0]]
+    seen.outcomes.update(record.outcome for record in result.records)
+    seen.waits += [record.ended - record.sent for record in result.records]
 
 
 def entries(replica: Replica) -> float:

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+import replica
 import slow
 import tiny
 from balanced import Balanced, balanced, entries
@@ -21,7 +22,6 @@ from bertserve.service.http import auth, streaming
 from bertserve.service.settings import Settings, parse
 from conftest import wait_until
 from manifests import DEPLOY, ROOT
-from overhead import replica
 
 CONFIGURATION = DEPLOY / "haproxy/haproxy.cfg"
 TEXT = CONFIGURATION.read_text(encoding="utf-8")

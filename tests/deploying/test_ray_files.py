@@ -10,7 +10,7 @@ import yaml
 
 from bertserve.service.settings import Settings
 from manifests import DEPLOY
-from overhead.ray_cluster import environment
+from ray_cluster import environment
 
 SERVE: dict[str, Any] = yaml.safe_load((DEPLOY / "ray/serve.yaml").read_text(encoding="utf-8"))
 SERVICE: dict[str, Any] = yaml.safe_load((DEPLOY / "ray/rayservice.yaml").read_text(encoding="utf-8"))

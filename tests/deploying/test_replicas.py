@@ -10,11 +10,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+import replica
 import slow
 from balanced import Balanced, balanced, entries, load
-from conftest import wait_until
-from overhead import replica
-from overhead.replica import Replica
+from conftest import wait_until, without_shutdown
+from replica import Replica
 
 pytestmark = [
     pytest.mark.serial,
@@ -25,7 +25,7 @@ CLIENTS = 16
 
 
 def said(replica: Replica) -> str:
-    return replica.log.read_text()
+    return "".join(without_shutdown(replica.log.read_text()))
 
 
 def signal_one(service: Balanced, number: signal.Signals) -> Replica:

@@ -21,16 +21,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import tiny
 from bertserve.bench.bodies import Body
-from bertserve.bench.load import generator
-from bertserve.bench.load.generator import Durations, LoadResult
-from bertserve.bench.load.stream import RequestRecord
-from bertserve.bench.progress import BenchProgress
+from bertserve.bench.generator import Durations, LoadResult, RequestRecord, run_load
 from bertserve.bench.target import Target, build_target, parse_url
 from conftest import ROOT, Served
 
 LONGEST_S = float(os.environ.get("STRESS_SECONDS", "0.5"))
 LONG = "STRESS_SECONDS" in os.environ
-QUIET = BenchProgress(quiet=True)
 # every deadline here is far shorter: if a client waits longer, its request is lost
 CLIENT_TIMEOUT_S = 60.0
 
@@ -56,13 +52,13 @@ def models_for(folder: Path) -> Path:
 def target(served: Served, path: str, bodies: Iterable[Any], **headers: str) -> Target:
     """Returns a target for the load generator: a path and its bodies, sent in turn. Bytes are sent unchanged, other bodies as JSON."""
     encoded = [Body(body if isinstance(body, bytes) else json.dumps(body).encode(), 1) for body in bodies]
-    return build_target(parse_url(served.url + path), "stress", encoded, headers)
+    return build_target(parse_url(served.url + path), encoded, headers)
 
 
-def closed_loop(targets: Sequence[Target], connections: int, duration_s: float, *, warmup_s: float = 0.0) -> LoadResult:
-    """Runs a closed loop: each of `connections` connections per target sends a request as soon as it has the last answer."""
+def closed_loop(target: Target, connections: int, duration_s: float, *, warmup_s: float = 0.0) -> LoadResult:
+    """Runs a closed loop: each of `connections` connections sends a request as soon as it has the last answer."""
     durations = Durations(duration_s, warmup_s, CLIENT_TIMEOUT_S)
-    return generator.run_closed_loop(targets, connections, durations, stop=threading.Event(), progress=QUIET)
+    return run_load(target, durations, connections=connections, stop=threading.Event())
 
 
 @contextmanager
@@ -72,16 +68,16 @@ def beside(load: Callable[[], LoadResult]) -> Iterator[Future[LoadResult]]:
         yield pool.submit(load)
 
 
-def open_loop(targets: Sequence[Target], arrivals: Sequence[Sequence[float]], duration_s: float, *, warmup_s: float = 0.0) -> LoadResult:
-    """Runs an open loop: sends each target's requests at their arrival times, even if the service is slow."""
+def open_loop(target: Target, arrivals: Sequence[float], duration_s: float, *, warmup_s: float = 0.0) -> LoadResult:
+    """Runs an open loop: sends requests at their arrival times, even if the service is slow."""
     durations = Durations(duration_s, warmup_s, CLIENT_TIMEOUT_S)
-    return generator.run_open_loop(targets, arrivals, 4000, durations, stop=threading.Event(), progress=QUIET)
+    return run_load(target, durations, connections=4000, arrivals=arrivals, stop=threading.Event())
 
 
-def measured(load: LoadResult, of: int = 0) -> list[RequestRecord]:
-    """Returns a target's requests that were due within the measured time."""
+def measured(load: LoadResult) -> list[RequestRecord]:
+    """Returns the requests that were due within the measured time."""
     start, end = load.measured
-    return [record for record in load.records[of] if start <= record.intended < end]
+    return [record for record in load.records if start <= record.intended < end]
 
 
 def percentile(values: Iterable[float], share: float) -> float:
@@ -122,11 +118,11 @@ def assert_each_ended_once(before: Samples, after: Samples, *loads: LoadResult, 
     Returns:
         Outcome -> number of requests.
     """
-    ended = Counter(record.outcome for load in loads for records in load.records for record in records)
+    ended = Counter(record.outcome for load in loads for record in load.records)
     answered = by_status(after, metric) - by_status(before, metric)
     assert answered == ended, (answered, ended)
     assert (0, 0) == (total(after, "queue_items"), total(after, "queue_tokens"))
-    hurried = [record for load in loads for records in load.records for record in records if record.outcome in (429, 503)]
+    hurried = [record for load in loads for record in load.records if record.outcome in (429, 503)]
     assert all(record.retry_after for record in hurried)
     return ended
 

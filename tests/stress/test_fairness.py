@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 import slow
-from bertserve.bench.load.generator import LoadResult, poisson_arrivals
+from bertserve.bench.generator import LoadResult, poisson_arrivals
 from bertserve.bench.workloads import workload_inputs
 from conftest import ROOT
 from loads import (
@@ -51,11 +51,11 @@ def test_all_requests_are_answered_next_to_a_heavy_client(tmp_path: Path, serve:
     with serve(models_for(tmp_path)) as served:
         others = target(served, "/classify", [{"inputs": text} for text in SHORT])
         before = samples(served)
-        loads = [closed_loop([others], 8, seconds(4) / 4)]
-        rate = SHARE * len(loads[0].records[0]) / (loads[0].measured[1] - loads[0].measured[0])
+        loads = [closed_loop(others, 8, seconds(4) / 4)]
+        rate = SHARE * len(loads[0].records) / (loads[0].measured[1] - loads[0].measured[0])
 
         def others_alone() -> LoadResult:
-            loads.append(open_loop([others], [poisson_arrivals(rate, seconds(15) / 2, seed=len(loads))], seconds(15) / 2))
+            loads.append(open_loop(others, poisson_arrivals(rate, seconds(15) / 2, seed=len(loads)), seconds(15) / 2))
             return loads[-1]
 
         for name, path, body in HEAVY:
@@ -64,7 +64,7 @@ def test_all_requests_are_answered_next_to_a_heavy_client(tmp_path: Path, serve:
             for _ in range(TURNS):
                 alone.append(others_alone())
                 # the heavy client stops with its first answer after the others' load, so that it is active all the time
-                with beside(lambda client=client: closed_loop([client], 1, seconds(15) / 2)) as heavy:  # type: ignore[misc]
+                with beside(lambda client=client: closed_loop(client, 1, seconds(15) / 2)) as heavy:  # type: ignore[misc]
                     among.append(others_alone())
                 loads.append(heavy.result())
             _show_figures(name, rate, alone, among)
@@ -89,12 +89,12 @@ def test_requests_over_the_limit_of_a_key_are_refused(tmp_path: Path, serve: Cal
     with serve(tmp_path / "models", *flags) as served:
         greedy, modest = (target(served, "/classify", [{"inputs": "good"}], Authorization=f"Bearer {key}") for key in ("greedy", "modest"))
         before = samples(served)
-        with beside(lambda: closed_loop([greedy], 16, seconds(10))) as many:
-            few = closed_loop([modest], 4, seconds(10) / 2)
+        with beside(lambda: closed_loop(greedy, 16, seconds(10))) as many:
+            few = closed_loop(modest, 4, seconds(10) / 2)
         ended = assert_each_ended_once(before, samples(served), many.result(), few, metric="key_requests_total")
         assert {200, 429} == set(ended)
-        assert {200} == {record.outcome for record in few.records[0]}
-        show("429 of a key with 16 connections of which 4 may ask", f"{sum(r.outcome == 429 for r in many.result().records[0])}")
+        assert {200} == {record.outcome for record in few.records}
+        show("429 of a key with 16 connections of which 4 may ask", f"{sum(r.outcome == 429 for r in many.result().records)}")
 
 
 def test_pipelined_probes_do_not_starve_a_short_text(serve: Callable[..., Any]) -> None:

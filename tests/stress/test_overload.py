@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import slow
-from bertserve.bench.load.generator import LoadResult, poisson_arrivals
+from bertserve.bench.generator import LoadResult, poisson_arrivals
 from bertserve.bench.workloads import workload_inputs
 from conftest import ROOT
 from loads import (
@@ -50,34 +50,34 @@ def test_each_request_ends_once_under_overload(tmp_path: Path, serve: Callable[.
     models = ROOT / "models" if LONG else slow.bundle(tmp_path / "models").parent
     with serve(models, "--access-log", "--log-format", "json") as served:
         texts = target(served, "/classify", short_and_long(), **{"x-request-timeout-ms": str(DEADLINE_MS)})
-        closed_loop([texts], 32, seconds(5) / 4)
+        closed_loop(texts, 32, seconds(5) / 4)
         before = samples(served)
-        best = [closed_loop([texts], connections, seconds(10) / 4, warmup_s=seconds(1) / 4) for connections in CONNECTIONS]
+        best = [closed_loop(texts, connections, seconds(10) / 4, warmup_s=seconds(1) / 4) for connections in CONNECTIONS]
         throughput = max(10.0, *(answered_per_s(load) for load in best))  # there can be no answers while the machine stalls
         middle = samples(served)
         lasts_s = seconds(60)
         arrivals = poisson_arrivals(2 * throughput, FILLS_S + lasts_s, seed=1)
-        load = open_loop([texts], [arrivals], lasts_s, warmup_s=FILLS_S)
+        load = open_loop(texts, arrivals, lasts_s, warmup_s=FILLS_S)
         after = samples(served)
         assert_each_ended_once(before, middle, *best)
         ended = assert_each_ended_once(middle, after, load)
         assert 0 < ended[200]
         assert {200, 429, 504} >= set(ended)
         _show_figures(throughput, load, accesses(served)[-len(arrivals) :], middle, after)
-        assert 0 < len(closed_loop([texts], 2, 0.1).records[0])
+        assert 0 < len(closed_loop(texts, 2, 0.1).records)
 
 
 def answered_per_s(load: LoadResult) -> float:
     """Returns the number of requests per second that were answered with 200 within the measured time."""
     start, end = load.measured
-    return sum(record.outcome == 200 and start <= record.ended < end for record in load.records[0]) / (end - start)
+    return sum(record.outcome == 200 and start <= record.ended < end for record in load.records) / (end - start)
 
 
 def _show_figures(throughput: float, load: LoadResult, lines: list[dict[str, Any]], before: Any, after: Any) -> None:
     goodput = answered_per_s(load)
     accepted = [record.ended - record.intended for record in measured(load) if record.outcome == 200]
     refused = [line["ms"] for line in lines if line.get("status") == 429]
-    expired = sum(record.outcome == 504 for record in load.records[0])
+    expired = sum(record.outcome == 504 for record in load.records)
     ratios = after - before
 
     def within(bound: str) -> float:

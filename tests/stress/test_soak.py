@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -69,9 +70,9 @@ def test_a_long_mixed_load_does_not_leak_resources(tmp_path: Path, serve: Callab
     with serve(models_for(tmp_path)) as served:
         everything = [target(served, path, bodies) for path, bodies in by_path.items()]
         before = samples(served)
-        with Watch(served) as watch:
-            load = closed_loop(everything, CONNECTIONS, seconds(600))
-        ended = assert_each_ended_once(before, samples(served), load)
+        with Watch(served) as watch, ThreadPoolExecutor(len(everything)) as pool:
+            loads = list(pool.map(lambda path: closed_loop(path, CONNECTIONS, seconds(600)), everything))
+        ended = assert_each_ended_once(before, samples(served), *loads)
         assert {200, 422} <= set(ended) <= {200, 400, 404, 413, 422}
         assert_constant(watch.readings)
         show("requests", ", ".join(f"{count} of {status}" for status, count in sorted(ended.items())))

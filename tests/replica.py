@@ -28,7 +28,7 @@ from bertserve.bench.errors import BenchError
 PORTS = range(20_000, 32_000)
 _STOP_S = 60
 
-CONFIGURATION = Path(__file__).resolve().parents[2] / "deploy/haproxy/haproxy.cfg"
+CONFIGURATION = Path(__file__).resolve().parents[1] / "deploy/haproxy/haproxy.cfg"
 _START_S = 10
 _READY = 200
 
@@ -49,7 +49,6 @@ class Replica:
         log: Path,
         flags: Sequence[str] = (),
         *,
-        program: Sequence[str] = (),
         tree: Path | None = None,
     ) -> None:
         """Stores the arguments of the process.
@@ -59,13 +58,16 @@ class Replica:
             port: A free port.
             log: File to which its processes append their stderr.
             flags: Additional flags of `bert-serve serve`.
-            program: The program to run instead of the installed `bert-serve`.
-            tree: Checkout whose code the program runs; None for the installed package.
+            tree: Another checkout, whose code it runs.
         """
         self.port = port
-        program = program or (str(Path(sys.executable).with_name("bert-serve")),)
+        program, self._env = [str(Path(sys.executable).with_name("bert-serve"))], None
+        if tree is not None:
+            # until November 2026, a checkout had no package `bertserve`
+            package = "bertserve.service" if (tree / "bertserve").exists() else "service"
+            program = [sys.executable, "-c", f"import sys; from {package}.cli import main; sys.exit(main())"]
+            self._env = {**os.environ, "PYTHONPATH": str(tree)}
         self._command = [*program, "serve", "--models", str(models), "--port", str(port), *flags]
-        self._env = None if tree is None else {**os.environ, "PYTHONPATH": str(tree)}
         self.log = log
         self.process: subprocess.Popen[str]
 

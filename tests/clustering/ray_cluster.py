@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bertserve.bench.errors import BenchError
-from overhead.replica import free_ports, is_ready
+from replica import free_ports, is_ready
 
 ENVIRONMENT = Path(__file__).resolve().parents[2] / "deploy/ray/ray.env"
 PATIENCE_S = 90.0

@@ -1,0 +1,254 @@
+"""The load generator: a closed or an open loop on one thread.
+
+In a closed loop, each connection sends its next request when the last one is answered. In an open loop, requests are due at fixed times,
+and latency counts from the time when a request was *due*, so a stall of the service or of this generator affects every request that it
+delays. The generator also measures itself: its processor time, and the delays of its requests and of its timer.
+
+It is not a general HTTP client: it shares the cores with the service under test, so a request may cost microseconds, and its content is
+bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import random
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import uvloop
+
+from bertserve.bench.connection import Connection, Response
+from bertserve.bench.errors import BenchError
+from bertserve.bench.target import Target
+
+_TIMER_S = 0.001  # resolution of the event loop's timers: a request that is sent this much late was due then
+_TICK_S = 0.05  # each costs a wake-up of the process, about 0.1 ms of processor time
+_DRAIN_S = 1.0  # time for requests in flight after Ctrl-C, and after their timeout
+_RECONNECT_DELAY_S = 0.1
+_INITIAL_CONNECTIONS = 8  # of an open loop
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """The measured time of a load, the time before it that is not counted, and the time after which a request is aborted, in seconds."""
+
+    seconds: float
+    warmup_s: float
+    timeout_s: float
+
+
+class RequestRecord(NamedTuple):
+    """The end of a request. Each request has exactly one. Times are in seconds on the clock of `time.perf_counter`.
+
+    Attributes:
+        intended: Time when it was due; in a closed loop, when its connection was free.
+        sent: Time when it was sent; if it was never sent, when it ended.
+        ended: Time when its response was complete or its failure was known.
+        outcome: HTTP status, or the kind of the failure: `timeout`, `closed`, `refused`, `unreachable`, `malformed`, `interrupted`.
+        body_index: Index of its body in the target's bodies.
+        server_timing: Value of the response's `server-timing` header, empty if there is none.
+        retry_after: Whether the response has a time for a retry.
+    """
+
+    intended: float
+    sent: float
+    ended: float
+    outcome: int | str
+    body_index: int
+    server_timing: bytes
+    retry_after: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """The records of a load.
+
+    Attributes:
+        records: All requests, including those of the warm-up.
+        measured: Start and end of the measured time, on the clock of `time.perf_counter`.
+        cpu_s: Processor time of this process within the measured time.
+        timer_lags_s: Delays of the generator's timer.
+        capped: Number of requests that waited because the maximum number of connections was busy.
+        interrupted: Whether Ctrl-C ended the load early.
+    """
+
+    records: list[RequestRecord]
+    measured: tuple[float, float]
+    cpu_s: float
+    timer_lags_s: list[float]
+    capped: int
+    interrupted: bool
+
+
+def run_load(
+    target: Target, durations: Durations, *, connections: int, arrivals: Sequence[float] | None = None, stop: threading.Event
+) -> LoadResult:
+    """Loads a target in a closed loop, or with arrival times in an open loop.
+
+    Args:
+        target: Endpoint to load.
+        durations: The durations of the load.
+        connections: In a closed loop, each has one request in flight; in an open loop, it is their maximum number.
+        arrivals: Times when the requests of an open loop are due, in seconds from the start of the warm-up.
+        stop: If it is set, the load ends early with the records so far.
+
+    Raises:
+        BenchError: The target cannot be reached.
+    """
+    # a collection would delay requests
+    gc.collect()
+    gc.disable()
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_run(target, durations, connections, arrivals, stop))
+    finally:
+        gc.enable()
+
+
+def poisson_arrivals(rate: float, seconds: float, *, seed: int) -> list[float]:
+    """Returns the arrival times of a Poisson process of `rate` per second, over 0: ascending, in seconds from 0 and below `seconds`.
+
+    The same seed gives the same sequence, scaled for another rate, so the runs of a sweep differ only in their rate.
+    """
+    random_ = random.Random(seed)  # noqa: S311  # load, not secrets
+    times = []
+    now = random_.expovariate(1.0) / rate
+    while now < seconds:
+        times.append(now)
+        now += random_.expovariate(1.0) / rate
+    return times
+
+
+async def _run(
+    target: Target, durations: Durations, connections: int, arrivals: Sequence[float] | None, stop: threading.Event
+) -> LoadResult:
+    """Opens the first connections, loads, waits for the last responses, and closes the connections."""
+    sender, sending = _Sender(target, durations.timeout_s, connections), None
+    try:
+        await sender.connect(connections if arrivals is None else min(connections, _INITIAL_CONNECTIONS))
+        start = time.perf_counter()
+        sending = asyncio.create_task(sender.send_in_loops(connections) if arrivals is None else sender.send_at(start, arrivals))
+        warm = start + durations.warmup_s
+        await _wait_until(warm, stop)
+        measured_from, cpu_s = min(warm, time.perf_counter()), time.process_time()
+        lags_s = await _wait_until(warm + durations.seconds, stop)
+        cpu_s = time.process_time() - cpu_s
+        measured_to = min(warm + durations.seconds, time.perf_counter())
+        sender.ended = True
+        await asyncio.wait([sending], timeout=_DRAIN_S if stop.is_set() else durations.timeout_s + _DRAIN_S)
+        if sending.done():
+            sending.result()
+    finally:
+        # requests that still run end here, and get a record
+        if sending is not None:
+            sending.cancel()
+            await asyncio.wait([sending])
+        sender.close()
+    return LoadResult(sender.records, (measured_from, measured_to), cpu_s, lags_s, sender.capped, stop.is_set())
+
+
+async def _wait_until(end: float, stop: threading.Event) -> list[float]:
+    """Waits in short steps until a time or until `stop` is set; returns the delay of each step in seconds."""
+    lags_s = []
+    while not stop.is_set() and (remaining_s := end - time.perf_counter()) > 0:
+        planned = time.perf_counter() + min(remaining_s, _TICK_S)
+        await asyncio.sleep(min(remaining_s, _TICK_S))
+        lags_s.append(max(time.perf_counter() - planned, 0.0))
+    return lags_s
+
+
+class _Sender:
+    """Sends the requests of a load: its connections and records."""
+
+    def __init__(self, target: Target, timeout_s: float, max_connections: int) -> None:
+        self.records: list[RequestRecord] = []
+        self.capped = 0
+        self.ended = False  # no new requests become due
+        self._target = target
+        self._timeout_s = timeout_s
+        self._ssl_context = target.address.ssl_context
+        self._body_indices = itertools.cycle(range(len(target.requests)))
+        self._idle: list[Connection] = []
+        self._slots = asyncio.Semaphore(max_connections)
+
+    async def connect(self, count: int) -> None:
+        """Opens the first connections.
+
+        Raises:
+            BenchError: The target cannot be reached.
+        """
+        try:
+            self._idle = list(await asyncio.gather(*(self._connect() for _ in range(count))))
+        except OSError as error:
+            raise BenchError(self._target.address.unreachable_message(error)) from error
+
+    async def send_in_loops(self, count: int) -> None:
+        """Sends requests in a number of parallel loops, each of which sends one when the last one has ended."""
+
+        async def loop() -> None:
+            while not self.ended:
+                record = await self._send(time.perf_counter())
+                if record.outcome in ("refused", "unreachable"):
+                    await asyncio.sleep(_RECONNECT_DELAY_S)
+
+        async with asyncio.TaskGroup() as loops:
+            for _ in range(count):
+                loops.create_task(loop())
+
+    async def send_at(self, start: float, arrivals: Sequence[float]) -> None:
+        """Sends requests at their arrival times, in seconds after `start`, and waits for their ends."""
+        async with asyncio.TaskGroup() as requests:
+            for arrival in arrivals:
+                due = start + arrival
+                await asyncio.sleep(max(due - time.perf_counter(), 0))
+                if self.ended:
+                    break
+                requests.create_task(self._send(min(time.perf_counter(), due + _TIMER_S)))
+
+    def close(self) -> None:
+        """Closes the connections."""
+        for connection in self._idle:
+            connection.abort()
+
+    async def _send(self, intended: float) -> RequestRecord:
+        """Sends the next request over an idle or a new connection, and records its end."""
+        body_index = next(self._body_indices)
+        sent, response = None, None
+        try:
+            async with asyncio.timeout_at(asyncio.get_running_loop().time() + intended - time.perf_counter() + self._timeout_s):
+                self.capped += self._slots.locked()
+                async with self._slots:
+                    connection = await self._free_connection()
+                    sent = time.perf_counter()
+                    try:
+                        response = await connection.request(self._target.requests[body_index])
+                    finally:
+                        if response is None:
+                            connection.abort()
+                        self._idle.append(connection)
+        except TimeoutError:
+            response = Response("timeout", time.perf_counter())
+        except OSError as error:
+            response = Response("refused" if isinstance(error, ConnectionRefusedError) else "unreachable", time.perf_counter())
+        finally:
+            outcome, ended, server_timing, retry_after = response or Response("interrupted", time.perf_counter())
+            record = RequestRecord(intended, ended if sent is None else sent, ended, outcome, body_index, server_timing, retry_after)
+            self.records.append(record)
+        return record
+
+    async def _free_connection(self) -> Connection:
+        while self._idle:
+            if (connection := self._idle.pop()).open:
+                return connection
+        return await self._connect()
+
+    async def _connect(self) -> Connection:
+        address = self._target.address
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(Connection, address.host, address.port, ssl=self._ssl_context)
+        return connection

@@ -1,0 +1,208 @@
+"""The metrics of a load: counts, rates and latencies, and the state of the load generator.
+
+Requests count by the time when they were due: those due in the measured time have latencies and failures.
+For rates, a response counts by the share of its time, from sending to completion, that is in the measured time. If whole
+responses counted at their end, a few long concurrent requests would end in waves, and chance would decide
+whether a wave is in the measured time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bertserve.bench.generator import LoadResult, RequestRecord
+from bertserve.bench.objectives import METRICS
+from bertserve.bench.target import OK, Target
+
+# above these limits, the generator affects its measurements
+MAX_CPU_SHARE = 0.7
+MAX_LATENESS_MS = 5.0
+
+_CURVE_POINTS = 200
+_MIN_FOR_INTERVAL = 100
+_PARTS = 10
+_RESAMPLES = 200
+_SERVER_TIMING = re.compile(rb"(\w+);dur=([0-9.]+)")
+
+
+def percentiles(values: Any, shares: Sequence[float]) -> list[float]:
+    """Returns for each share, 0 to 1, the smallest value that is at least as large as this share of the values (nearest rank)."""
+    quantiles: list[float] = np.quantile(values, shares, method="inverted_cdf").tolist()
+    return quantiles
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """The latency distribution of answered requests, in milliseconds. The field names are those of the JSON report.
+
+    Attributes:
+        count: Number of requests.
+        p99_interval_ms: Interval that has the true 99th percentile with a probability of 95 %; None for too few requests.
+        curve: Points `(share, milliseconds)` of the cumulative distribution, denser near a share of 1.
+    """
+
+    count: int
+    mean_ms: float
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+    p999_ms: float
+    max_ms: float
+    p99_interval_ms: tuple[float, float] | None
+    curve: list[tuple[float, float]]
+
+
+def latency_distribution(due: Sequence[float], milliseconds: Sequence[float]) -> Latency | None:
+    """Returns the distribution of latencies, or None if there are none; `due` has the time when each request was due, in seconds."""
+    count = len(milliseconds)
+    if not count:
+        return None
+    # equal steps of log(1 - share): as many points between 99 % and 99.9 % as between 90 % and 99 %
+    shares = [1 - count ** (-i / _CURVE_POINTS) for i in range(_CURVE_POINTS)] + [1.0]
+    p50, p90, p99, p999, highest = percentiles(milliseconds, (0.5, 0.9, 0.99, 0.999, 1.0))
+    curve = list(zip(shares, percentiles(milliseconds, shares), strict=True))
+    return Latency(count, float(np.mean(milliseconds)), p50, p90, p99, p999, highest, _p99_interval(due, milliseconds), curve)
+
+
+def _p99_interval(due: Sequence[float], milliseconds: Sequence[float]) -> tuple[float, float] | None:
+    """Returns an interval of 95 % for the 99th percentile of latencies, or None for fewer than 100 requests.
+
+    It is a bootstrap of ten parts of the measured time instead of single requests, because requests that are due at nearly the same time
+    wait for the same work.
+    """
+    if len(milliseconds) < _MIN_FOR_INTERVAL:
+        return None
+    times, values = np.array(due), np.array(milliseconds)
+    part_of = np.searchsorted(np.linspace(times.min(), times.max(), _PARTS + 1)[1:-1], times)
+    parts = [values[part_of == part] for part in np.unique(part_of)]
+    picks = np.random.default_rng(0).integers(len(parts), size=(_RESAMPLES, len(parts)))
+    low, high = percentiles([percentiles(np.concatenate([parts[i] for i in row]), (0.99,))[0] for row in picks], (0.025, 0.975))
+    return low, high
+
+
+@dataclass(slots=True)
+class Run:
+    """The metrics of a load. The field names are those of the JSON report.
+
+    Attributes:
+        name: Description such as `closed, 16 connections`; no two runs of a command have the same.
+        open_loop: Whether requests were due independently of the service.
+        seconds: Measured time.
+        requests: Number of requests that were due in this time.
+        outcomes: Number of their responses by HTTP status, and of requests without a response by kind of failure.
+        error_rate: Share of the requests without status 200.
+        rps: Requests per second with status 200.
+        texts_per_s: Texts per second in these requests.
+        latency: Latency of the responses with status 200, from the time when the request was due.
+        server_p50_ms: Medians of the stages in the responses' `server-timing` header.
+        overhead_ms: Median latency minus the median of `inference`, if the service sends it.
+        cpu_share: Share of a core that the generator used, 0 to 1.
+        was_late: Whether the generator was late: the load differs from the intended one, and latencies are not those of the service.
+        warnings: Reasons why the metrics may describe the generator instead of the service.
+        discarded: Whether a sweep ignores it, because the generator was late.
+    """
+
+    name: str
+    open_loop: bool
+    seconds: float
+    requests: int
+    outcomes: dict[str, int]
+    error_rate: float
+    rps: float
+    texts_per_s: float
+    latency: Latency | None
+    server_p50_ms: dict[str, float]
+    overhead_ms: float | None
+    cpu_share: float
+    was_late: bool
+    warnings: list[str]
+    discarded: bool = False
+
+    @property
+    def offered_rate(self) -> float:
+        """The requests per second that were due in the measured time; in a closed loop, the service's speed decides them."""
+        return self.requests / self.seconds
+
+    def metrics(self) -> dict[str, float | None]:
+        """Returns the metrics that objectives can name."""
+        return {name: getattr(self, name, getattr(self.latency, name, None)) for name in METRICS}
+
+
+def combined_metrics(runs: Sequence[Run], limits: Callable[[Any], float], rates: Callable[[Any], float]) -> dict[str, float | None]:
+    """Returns the metrics of several runs: one function combines metrics with upper limits, and another one rates."""
+    columns = {name: [run.metrics()[name] for run in runs] for name in METRICS}
+    return {name: None if None in values else (limits if METRICS[name] else rates)(values) for name, values in columns.items()}
+
+
+def summarize(name: str, target: Target, load: LoadResult, *, open_loop: bool) -> Run:
+    """Returns the metrics of a load."""
+    start, end = load.measured
+    seconds = max(end - start, 1e-9)
+    due = [record for record in load.records if start <= record.intended < end]
+    answered = [record for record in due if record.outcome == OK]
+    shares = [
+        (target.bodies[record.body_index].texts, _share_within(record, start, end)) for record in load.records if record.outcome == OK
+    ]
+    latency = latency_distribution(
+        [record.intended for record in answered], [1000 * (record.ended - record.intended) for record in answered]
+    )
+    server_p50 = _server_p50(answered)
+    cpu_share = load.cpu_s / seconds
+    lag_ms = 1000 * percentiles(load.timer_lags_s or [0.0], (0.99,))[0]
+    delays_ms = [1000 * (record.sent - record.intended) for record in due]
+    late_ms = percentiles(delays_ms or [0.0], (0.99,))[0] if open_loop and not load.capped else 0.0
+    return Run(
+        name=name,
+        open_loop=open_loop,
+        seconds=seconds,
+        requests=len(due),
+        outcomes=dict(sorted(Counter(str(record.outcome) for record in due).items())),
+        error_rate=1 - len(answered) / len(due) if due else 0.0,
+        rps=sum(share for _, share in shares) / seconds,
+        texts_per_s=sum(texts * share for texts, share in shares) / seconds,
+        latency=latency,
+        server_p50_ms=server_p50,
+        overhead_ms=latency.p50_ms - server_p50["inference"] if latency and "inference" in server_p50 else None,
+        cpu_share=cpu_share,
+        was_late=max(lag_ms, late_ms) > MAX_LATENESS_MS,
+        warnings=_warnings(cpu_share, lag_ms, late_ms, load.capped),
+    )
+
+
+def _warnings(cpu_share: float, lag_ms: float, late_ms: float, capped: int) -> list[str]:
+    """Returns a sentence for each sign that the generator affected the measurement."""
+    warnings = []
+    if cpu_share > MAX_CPU_SHARE:
+        warnings.append(f"the generator used {cpu_share:.0%} of a core; its own speed may be what was measured")
+    if lag_ms > MAX_LATENESS_MS:
+        warnings.append(
+            f"the generator's timer was {lag_ms:.1f} ms late at p99: it did not get a core when it needed one; run it elsewhere"
+        )
+    if late_ms > MAX_LATENESS_MS:
+        warnings.append(f"requests were sent {late_ms:.1f} ms late at p99, which their latencies include")
+    if capped:
+        warnings.append(f"{capped} requests waited for a connection, which their latencies include; raise --max-connections")
+    return warnings
+
+
+def _share_within(record: RequestRecord, start: float, end: float) -> float:
+    """Returns the share of a request's time, from sending to its end, that is between `start` and `end`: 0 to 1."""
+    duration = record.ended - record.sent
+    if duration <= 0:
+        return float(start <= record.ended < end)
+    return max(min(record.ended, end) - max(record.sent, start), 0.0) / duration
+
+
+def _server_p50(records: Sequence[RequestRecord]) -> dict[str, float]:
+    """Returns the median of each stage of the `server-timing` headers, in milliseconds."""
+    values: dict[str, list[float]] = {}
+    for record in records:
+        for name, milliseconds in _SERVER_TIMING.findall(record.server_timing):
+            values.setdefault(name.decode(), []).append(float(milliseconds))
+    return {name: percentiles(times, (0.5,))[0] for name, times in values.items()}

@@ -1,0 +1,151 @@
+"""The report of a command, with its measurements and their environment, as JSON and as a summary on stdout.
+
+The JSON keys are the names of the dataclass fields.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from bertserve.bench.objectives import METRICS, Objective
+from bertserve.service import __version__
+from bertserve.service.errors import plural
+
+if TYPE_CHECKING:  # --help and wrong flags do not need onnxruntime and pydantic
+    from bertserve.bench.measurement import Run
+
+FORMAT = {"format": "bert-bench", "format_version": 1, "version": __version__}
+
+
+@dataclass(slots=True)
+class BenchReport:
+    """The results of a command. They are filled while the command runs, and valid at any time.
+
+    Attributes:
+        command: The subcommand.
+        settings: Its flags, without keys.
+        objectives: The objectives of the command.
+        service: `/info` of the service, if available.
+        model: The endpoint's information about its model, if available.
+        engine: Bundle and graph of the raw loop, if there is one.
+        runs: The loads, in order.
+        figures: Results of the command as a whole, such as `ratio`.
+        metrics: Metrics of the loads that the objectives are checked against.
+        inconclusive: Rates of a sweep at which the generator was late in both tries.
+        is_lower_bound: Whether all rates of a sweep held, so that higher ones may hold too.
+        interrupted: Whether Ctrl-C ended the command early.
+        started: Start of the command in ISO 8601 with the time zone's offset.
+    """
+
+    command: str
+    settings: Mapping[str, Any]
+    objectives: Sequence[Objective] = ()
+    service: Mapping[str, Any] | None = None
+    model: Mapping[str, Any] | None = None
+    engine: Mapping[str, Any] | None = None
+    runs: list[Run] = field(default_factory=list)
+    figures: dict[str, float | None] = field(default_factory=dict)
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    inconclusive: list[str] = field(default_factory=list)
+    is_lower_bound: bool = False
+    interrupted: bool = False
+    started: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%S%z"))
+
+    @property
+    def has_results(self) -> bool:
+        """Whether a request had status 200, and a sweep found a rate."""
+        return any(run.latency for run in self.runs) and (self.command != "sweep" or self.figures.get("max_rate") is not None)
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether an objective was missed."""
+        return any(not objective.is_met(measured) for objective, measured in self._judged())
+
+    @property
+    def result(self) -> str:
+        """The result as a sentence."""
+        if self.command == "compare":
+            ratio, lowest, highest = (format_number(self.figures.get(name)) for name in ("ratio", "ratio_lowest", "ratio_highest"))
+            return f"the service has {ratio} times the throughput of the engine, {lowest} to {highest} in the rounds"
+        if self.command != "sweep":
+            return "misses an objective" if self.is_missed else "meets all objectives"
+        limits = " and ".join(str(objective) for objective in self.objectives if METRICS[objective.metric])
+        rate, above, low, high = (self.figures.get(name) for name in ("max_rate", "lowest_rate_not_held", "p99_low_ms", "p99_high_ms"))
+        if rate is None:
+            return f"does not hold {limits} at any rate that was tried"
+        limit = "" if above is None else f", but not at {above:.4g}"
+        interval = "" if low is None or high is None else f"; there, the 95 % interval of the p99 is {low:.3g} to {high:.3g} ms"
+        return f"holds {limits} up to {rate:.4g} requests/s in two runs{limit}{interval}"
+
+    def verdicts(self) -> Iterator[str]:
+        """Yields a line for each objective."""
+        for objective, measured in self._judged():
+            yield f"{'passed' if objective.is_met(measured) else 'MISSED'}: {objective}, measured {format_number(measured)}"
+
+    def document(self) -> dict[str, Any]:
+        """Returns the report as plain JSON values."""
+        machine = {
+            "cpus": os.cpu_count(),
+            "system": platform.system(),
+            "processor": platform.machine(),
+            "python": platform.python_version(),
+        }
+        document = FORMAT | {"machine": machine, "result": self.result, "verdicts": list(self.verdicts())} | asdict(self)
+        value: dict[str, Any] = json.loads(json.dumps(document, default=str))
+        return value
+
+    def _judged(self) -> list[tuple[Objective, float | None]]:
+        if self.inconclusive and not self.metrics:
+            return []  # a sweep without results has missed nothing
+        return [(objective, {**self.metrics, **self.figures}.get(objective.metric)) for objective in self.objectives]
+
+
+def summary_lines(report: BenchReport) -> Iterator[str]:
+    """Yields the lines of a report's summary."""
+    if report.service:
+        limits = report.service.get("limits", {})
+        yield f"service: {report.service.get('name')} {report.service.get('version')}, {limits.get('threads', '?')} threads"
+    if report.model:
+        yield "  {endpoint}: {name} {version}, {provider}/{precision}".format(**report.model)
+    if report.engine:
+        yield "engine: {bundle} {digest}, {graph}, {threads} threads".format(**report.engine)
+    for run in report.runs:
+        yield from _run_lines(run)
+    for name, value in report.figures.items():
+        yield f"{name}: {format_number(value)}"
+    yield f"result: {report.result}"
+    yield from report.verdicts()
+    if report.is_lower_bound:
+        yield "all tested rates meet the targets, so higher ones may too; give more --steps, or a higher --max-rate"
+    if report.inconclusive:
+        yield f"inconclusive: {', '.join(report.inconclusive)}: the generator was late in both tries; run it on another machine, or with less load on this one"
+    if report.interrupted:
+        yield "interrupted: these are the metrics of the requests so far"
+
+
+def _run_lines(run: Run) -> Iterator[str]:
+    yield f"{run.name}:{' discarded' if run.discarded else ''}"
+    yield f"  {run.rps:.1f} requests/s, {run.texts_per_s:.1f} texts/s"
+    counts = ", ".join(f"{count} x {outcome}" for outcome, count in run.outcomes.items())
+    yield f"  {plural(run.requests, 'request')} in {run.seconds:.1f} s: {counts or 'none'}; errors {run.error_rate:.2%}"
+    if latency := run.latency:
+        interval = "" if latency.p99_interval_ms is None else " (95 % interval {:.2f} to {:.2f})".format(*latency.p99_interval_ms)
+        yield (
+            f"  latency p50 {latency.p50_ms:.2f}, p90 {latency.p90_ms:.2f}, p99 {latency.p99_ms:.2f}{interval}, "
+            f"p99.9 {latency.p999_ms:.2f}, max {latency.max_ms:.2f} ms"
+        )
+    if run.server_p50_ms:
+        parts = ", ".join(f"{name} {value:.2f}" for name, value in run.server_p50_ms.items())
+        yield f"  of the service, p50: {parts} ms" + ("" if run.overhead_ms is None else f"; all but inference {run.overhead_ms:.2f} ms")
+    yield from (f"  warning: {warning}" for warning in run.warnings)
+
+
+def format_number(value: float | None) -> str:
+    """Returns a number for a person."""
+    return "nothing" if value is None else f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
