@@ -38,7 +38,8 @@ _ON_RAY = {
     "--input-format": "files are Parquet",
     "--output-format": "files are Parquet",
     "--json-cells": "the output is Parquet",
-    "--rejected": "the rejected rows of each file are next to its output",
+    "--rejected": "the column `error` has the reason why a row has no prediction",
+    "--max-rejected": "no number of such rows stops the run",
     "--threads": "an actor has as many threads as CPUs (--actor-cpus)",
 }
 
@@ -87,7 +88,7 @@ class Score(ModelSettings):
         "warn",
         description="Rows with an empty text: answer them (in classification, zero-shot and embeddings with a warning), or reject them.",
     )
-    restart: bool = Field(False, description="Start from the first row, and replace the output and the rejected file.")
+    overwrite: bool = Field(False, description="Replace existing files.")
 
     ray: str | None = Field(
         None,
@@ -95,9 +96,7 @@ class Score(ModelSettings):
         "this machine.",
     )
     actors: int | None = Field(None, ge=1, description="With --ray: actors, each of which loads the model (default: as many as fit).")
-    actor_cpus: int | None = Field(
-        None, ge=1, description="With --ray: CPUs and inference threads per actor (default: those of the smallest node, at most 4)."
-    )
+    actor_cpus: int = Field(1, ge=1, description="With --ray: CPUs and inference threads per actor.")
 
     def run(self) -> int:
         """Scores the input; returns the exit code."""
@@ -106,45 +105,41 @@ class Score(ModelSettings):
         configure_logging(self.log_format)
         logging.getLogger().setLevel(logging.WARNING)
         self._check_flags()
-        from bertserve.service.scoring.scorer import ScoringSpec
+        from bertserve.service.scoring.columns import RowTask, read_parameters
 
-        spec = ScoringSpec(
-            source=self.source,
-            output=self.output,
-            task=self.task,
-            columns=self._columns(),
-            parameters=self.parameters,
-            names=(self.prediction_column, self.warnings_column),
-            max_rejected=self.max_rejected,
-            json_cells=self.json_cells,
-            empty=self.empty,
-            restart=self.restart,
-            input_format=self.input_format,
-            output_format=self.output_format,
-            rejected=self.rejected,
-            ray=self.ray,
-            actors=self.actors,
-            actor_cpus=self.actor_cpus,
-        )
+        names = (self.prediction_column, self.warnings_column)
+        task = RowTask(self.task, self._columns(), read_parameters(self.parameters), self.empty, names)
+        settings = _with_one_model(self)
         if self.ray is None:
-            from bertserve.service.scoring.score import score
+            from bertserve.service.scoring.score import Files, score
 
-            return score(_with_one_model(self), spec)
+            rejected = self.rejected or (None if self.output == "-" else Path(f"{self.output}.rejected.jsonl"))
+            files = Files(
+                source=Path(self.source),
+                output=Path(self.output),
+                formats=(self.input_format, self.output_format),
+                rejected=rejected,
+                max_rejected=self.max_rejected,
+                json_cells=self.json_cells,
+                overwrite=self.overwrite,
+            )
+            return score(settings, task, files)
         from bertserve.service.scoring.ray_data import score_on_ray
 
-        return score_on_ray(_with_one_model(self), spec)
+        return score_on_ray(self, settings, task)
 
     def _check_flags(self) -> None:
         if self.prediction_column == self.warnings_column:
             raise SettingsError("--prediction-column and --warnings-column are the same; give two names.")
         for flag, number in (("--actors", self.actors), ("--actor-cpus", self.actor_cpus)):
-            if number is not None and self.ray is None:
+            if number not in (None, 1) and self.ray is None:
                 raise SettingsError(f"{flag} needs --ray; give --ray local, or use --threads.")
         for flag, value, allowed in (
             ("--input-format", self.input_format, ("parquet", None)),
             ("--output-format", self.output_format, ("parquet", None)),
             ("--json-cells", self.json_cells, (False,)),
             ("--rejected", self.rejected, (None,)),
+            ("--max-rejected", self.max_rejected, (1000,)),
             ("--threads", self.threads, (None,)),
         ):
             if self.ray is not None and value not in allowed:
@@ -163,8 +158,8 @@ def score_command() -> type[Score]:
     return create_model("Score", __base__=Score, __doc__=Score.__doc__, **flags)
 
 
-def _with_one_model(score: Score) -> Settings:
-    """Returns the settings of a service with one model: the named bundle in the folders of --models, or the named source.
+def _with_one_model(score: Score) -> ModelSettings:
+    """Returns the settings with one model: the named bundle in the folders of --models, or the named source.
 
     Raises:
         SettingsError: No model or several models are named, or no bundle has the name.
@@ -178,9 +173,7 @@ def _with_one_model(score: Score) -> Settings:
         hint = did_you_mean(name, names, f"give the folder that has it with --models, or a hub id with its owner, such as org/{name}.")
         raise SettingsError(f"no bundle `{name}` in {', '.join(f'`{folder}`' for folder in score.models)}; {hint}")
     resolved = with_sources(score.model_copy(update={"model": (name if bundle is None else str(bundle),)}))
-    shared = {name: getattr(resolved, name) for name in ModelSettings.model_fields}
-    # not validated again, because variables and files may have settings of `serve`
-    return Settings.model_construct(**shared | {"models": resolved.models[-1:], "model": ()})
+    return resolved.model_copy(update={"models": resolved.models[-1:], "model": ()})
 
 
 class Check(Settings):

@@ -198,18 +198,10 @@ class ModelSettings(SourceSettings):
         le=256,
         description="Inference threads; each runs one batch at a time (default: the usable cores, or 1 on a GPU).",
     )
-    multi_threads: int | None = Field(
-        None,
-        ge=1,
-        le=256,
-        description="Threads of a multi-threaded run on an idle CPU (default: --threads, at most 4); 1 saves the memory of a second "
-        "session per model.",
-    )
     batch_variant_graphs: bool = Field(
         False, description="Batch texts even on graphs whose scores depend on the other texts of the batch (dynamic int8)."
     )
     max_batch_tokens: int = Field(8192, ge=16, description="Maximum tokens of a batch: rows times padded length.")
-    max_queue_tokens: int = Field(524288, ge=16, description="Maximum admitted, unfinished tokens; requests over it get 429.")
     max_inputs: int = Field(512, ge=1, le=16384, description="Maximum inputs of a request.")
     max_body_bytes: int = Field(2097152, ge=1024, description="Maximum bytes of a request body.")
     max_chars: int = Field(80000, ge=1, description="Maximum characters of a text.")
@@ -217,7 +209,6 @@ class ModelSettings(SourceSettings):
 
     @model_validator(mode="after")
     def _no_limits_that_contradict(self) -> Self:
-        _check_less(self, "max_batch_tokens", "max_queue_tokens")
         _check_less(self, "max_chars", "max_body_bytes")
         return self
 
@@ -241,6 +232,14 @@ class AddressSettings(FileSettings):
 class Settings(ModelSettings, AddressSettings):
     """All settings of the service."""
 
+    multi_threads: int | None = Field(
+        None,
+        ge=1,
+        le=256,
+        description="Threads of a multi-threaded run on an idle CPU (default: --threads, at most 4); 1 saves the memory of a second "
+        "session per model.",
+    )
+    max_queue_tokens: int = Field(524288, ge=16, description="Maximum admitted, unfinished tokens; requests over it get 429.")
     skip_broken: bool = Field(
         False, description="Serve the other models if one cannot be loaded, and list it in /models; otherwise this is an error."
     )
@@ -316,6 +315,7 @@ class Settings(ModelSettings, AddressSettings):
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:
+        _check_less(self, "max_batch_tokens", "max_queue_tokens")
         _check_less(self, "timeout_ms", "max_timeout_ms")
         if self.threads is not None and self.workers > self.threads:
             raise ValueError(

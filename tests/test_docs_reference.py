@@ -19,7 +19,6 @@ from bertserve.service.http import errors as http_errors
 from bertserve.service.http import responses, streaming
 from bertserve.service.process import connections, logs, parsing, preparation, server, supervisor
 from bertserve.service.scheduling import request_queue, scheduled_request, watchdog
-from bertserve.service.scoring import scorer
 from bertserve.service.serving import build, model
 from bertserve.service.tasks import cost, joint_masks, occlusion
 from bertserve.service.text import tokenizer, windows
@@ -108,8 +107,6 @@ def test_every_endpoint_is_described() -> None:
         ("how-to/operations.md", f"been idle for {connections.LINGER_S:g} s are closed"),
         ("how-to/operations.md", f"The service keeps {connections.PROBE_RESERVE} more connections for probes"),
         ("how-to/operations.md", f"whose event loop stops for {supervisor.HUNG_S:g} s is replaced."),
-        ("how-to/score.md", f"after the last window of {scorer.WINDOW_ROWS:,} rows"),
-        ("how-to/score.md", f"After more than {facts.score_settings()['max_rejected'].default:,} (`--max-rejected`)"),
         ("how-to/serve-a-checkpoint.md", f"with more than {onnx_files.MAX_BYTES >> 20:,} MiB of weights"),
         ("reference/http-api.md", f"at most {parsing.MAX_HEADERS} headers; more is 431."),
         (

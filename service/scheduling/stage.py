@@ -1,9 +1,9 @@
-"""Stage: work of a request for the inference threads, and the function that handles its results; stages with fixed batches. No threads."""
+"""Stage: work of a request for the inference threads, and the function that handles its results. No threads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from bertserve.service.scheduling.scheduled_request import RunSeconds, Shape, exact
@@ -66,61 +66,3 @@ class RequestResult:
     runs_s: float
     predicted_wait_s: float = 0.0
     wait_s: float = 0.0
-
-
-def in_fixed_batches(stage: Stage, max_tokens: int) -> Stage:
-    """Returns a stage with the same result, whose items are batches of the given stage's items.
-
-    Items of similar length share a batch. Items that run alone in the stage also run alone here.
-
-    Args:
-        stage: The stage; its later stages are changed in the same way.
-        max_tokens: Rows times padded length of a batch; a longer item is a batch of its own.
-    """
-    if stage.keep_estimate:  # this stage only prepares the stage that runs
-        return replace(stage, finish=lambda results: _next(stage.finish(results), max_tokens))
-    batches = _batches(stage, max_tokens)
-
-    def run(payloads: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
-        return [stage.run(batch) for batch in payloads]
-
-    def finish(results: Sequence[Sequence[Any]]) -> Any:
-        in_order: list[Any] = [None] * len(stage.work)
-        for batch, rows in zip(batches, results, strict=True):
-            for index, row in zip(batch, rows, strict=True):
-                in_order[index] = row
-        return _next(stage.finish(in_order), max_tokens)
-
-    return Stage(
-        work=[(_tokens(stage, batch), [stage.work[index][1] for index in batch]) for batch in batches],
-        run=run,
-        finish=finish,
-        key=None,
-        cost=stage.cost,
-        reserved_tokens=stage.reserved_tokens,
-        memory=stage.memory,
-        answer_bytes=stage.answer_bytes,
-    )
-
-
-def _next(value: Any, max_tokens: int) -> Any:
-    return in_fixed_batches(value, max_tokens) if isinstance(value, Stage) else value
-
-
-def _batches(stage: Stage, max_tokens: int) -> list[list[int]]:
-    """Returns indices of the stage's items, batch by batch, the longest first."""
-    batches: list[list[int]] = []
-    for index in sorted(range(len(stage.work)), key=lambda index: -stage.work[index][0]):
-        if batches and stage.key is not None:
-            shape = stage.shape(len(batches[-1]) + 1, stage.work[batches[-1][0]][0])
-            if shape is not None and shape[0] * shape[1] <= max_tokens:
-                batches[-1].append(index)
-                continue
-        batches.append([index])
-    return batches
-
-
-def _tokens(stage: Stage, batch: Sequence[int]) -> int:
-    shape = stage.shape(len(batch), stage.work[batch[0]][0])
-    assert shape is not None, "batches must fit"
-    return shape[0] * shape[1]

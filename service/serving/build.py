@@ -30,7 +30,7 @@ from bertserve.service.serving.registry import Registry, check_defaults, wanted_
 from bertserve.service.serving.reloader import Reloader, SharedReloader, without_folders
 from bertserve.service.serving.utilization import Utilization
 from bertserve.service.serving.workers import SINGLE_WORKER, Report, WorkerContext
-from bertserve.service.settings import Settings
+from bertserve.service.settings import ModelSettings, Settings
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import tasks_of
 from bertserve.service.tasks.cost import MAX_MEMORY, MAX_MEMORY_TOGETHER
@@ -141,7 +141,7 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
     metrics.describe_build(onnxruntime=sessions.VERSION, provider=provider, workers=worker.workers, threads=threads)
     multi_threads = settings.multi_threads or min(threads, MAX_MULTI_THREADS)
     scheduler = _make_scheduler(settings, worker, threads, multi_threads, metrics)
-    options = _load_options(settings, requested, provider, multi_threads)
+    options = load_options(settings, requested, provider, multi_threads)
     load = partial(loading.load_model, options=options, scheduler=scheduler, metrics=metrics)
     models = _loaded(load, bundles, forgiving, at_once=threads)
     if not models and (before is None or before.served):
@@ -187,7 +187,8 @@ def _make_scheduler(settings: Settings, worker: WorkerContext, threads: int, mul
     return Scheduler(queue, threads=threads, multi_threads=multi_threads, observe=metrics.observe_queue, on_hang=metrics.hung_runs.inc)
 
 
-def _load_options(settings: Settings, requested_provider: Provider, provider: Provider, multi_threads: int) -> LoadOptions:
+def load_options(settings: ModelSettings, requested_provider: Provider, provider: Provider, multi_threads: int = 1) -> LoadOptions:
+    """Returns the options of loading from the settings, the provider that was requested or chosen, and the one in use."""
     return LoadOptions(
         provider=provider,
         provider_asked=requested_provider,

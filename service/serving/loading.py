@@ -117,7 +117,23 @@ def load_model(bundle: Bundle, *, options: LoadOptions, scheduler: Scheduler, me
     return model
 
 
-def _load(bundle: Bundle, options: LoadOptions, scheduler: Scheduler, metrics: Metrics) -> Model:
+@dataclass(frozen=True, slots=True)
+class OpenedBundle:
+    """The parts of a bundle that turn texts into outputs: its graph, its tokenizer, and the engine of this graph."""
+
+    graph: GraphSpec
+    tokenizer: Tokenizer
+    engine: OnnxEngine
+
+
+def open_bundle(bundle: Bundle, options: LoadOptions) -> OpenedBundle:
+    """Returns the parts of a verified bundle, after checks that they fit together.
+
+    Raises:
+        BundleError: As `load_model`.
+        ProviderError: As `load_model`.
+        SettingsError: As `load_model`.
+    """
     manifest = bundle.manifest
     catalog.spec_of(bundle)
     if manifest.tokenizer.max_length > options.max_batch_tokens:
@@ -134,13 +150,19 @@ def _load(bundle: Bundle, options: LoadOptions, scheduler: Scheduler, metrics: M
     )
     tokenizer = Tokenizer(bundle.tokenizer_path, spec)
     _check_fit(bundle, engine, tokenizer)
+    return OpenedBundle(graph, tokenizer, engine)
+
+
+def _load(bundle: Bundle, options: LoadOptions, scheduler: Scheduler, metrics: Metrics) -> Model:
+    opened, manifest = open_bundle(bundle, options), bundle.manifest
+    graph, engine = opened.graph, opened.engine
     cost = CostModel(manifest.flops)
     shapes = [(rows, min(length, manifest.tokenizer.max_length)) for rows, length in WARM_UP_SHAPES]
     cost.fit(engine.time_runs(shapes if graph.shapes is None else graph.shapes.shapes, repeats=WARM_UP_REPEATS))
     return Model(
         bundle,
         graph,
-        tokenizer=tokenizer,
+        tokenizer=opened.tokenizer,
         engines=Engines(engine, _multi_threaded_engine(engine, bundle, graph, options, cost)),
         cost=cost,
         scheduler=scheduler,

@@ -21,7 +21,7 @@ from bertserve.service.metrics import ModelMetrics
 from bertserve.service.scheduling.request_queue import LONG_STEP_S
 from bertserve.service.scheduling.scheduled_request import ScheduledRequest, Share
 from bertserve.service.scheduling.scheduler import GIL_PAUSE_S, Scheduler
-from bertserve.service.scheduling.stage import RequestResult, Stage, in_fixed_batches
+from bertserve.service.scheduling.stage import RequestResult, Stage
 from bertserve.service.serving.work import Prediction, RequestRun, TaskInput, Work, trace_run
 from bertserve.service.tasks.batch import PAUSE, TaskModel
 from bertserve.service.tasks.catalog import TASKS, tasks_of
@@ -112,7 +112,6 @@ class Model:
         task: str | None = None,
         counts_refusals: bool = True,
         trace: Trace | None = None,
-        fixed_batch_tokens: int | None = None,
         share: Share | None = None,
     ) -> Prediction:
         """Answers either all inputs of one request or none. If the coroutine is cancelled, its items leave the queue.
@@ -126,8 +125,6 @@ class Model:
             task: One of `tasks`; None for the model's own task.
             counts_refusals: Whether the metrics count a refusal; a caller that tries again itself sets it to false.
             trace: Records the stages, if the request is traced.
-            fixed_batch_tokens: Run the requests in batches of their own of at most this many padded tokens, which depend only on the
-                requests; None to share batches with other requests.
             share: The part of the queue that the request shares with other requests.
 
         Raises:
@@ -149,7 +146,7 @@ class Model:
         run = RequestRun(requests, spec, TaskModel(self._tokenizer, self.bundle.manifest, Budget()), trace)
         try:
             scheduled = self._scheduler.admit(tokens=tokens, seconds=seconds, timeout_s=timeout_s, items=items, share=share)
-            done = await self._run_request(scheduled, run, chars, fixed_batch_tokens)
+            done = await self._run_request(scheduled, run, chars)
         except (RefusedError, ExpiredError, asyncio.CancelledError) as error:
             if counts_refusals or not isinstance(error, RefusedError):
                 _count(metrics, error)
@@ -163,12 +160,10 @@ class Model:
             freed_memory.return_soon()
         return prediction
 
-    async def _run_request(self, scheduled: ScheduledRequest, run: RequestRun, chars: int, fixed_batch_tokens: int | None) -> RequestResult:
+    async def _run_request(self, scheduled: ScheduledRequest, run: RequestRun, chars: int) -> RequestResult:
         """Runs an admitted request, or closes it if its texts cannot be tokenized."""
         try:
             stage = self._first_stage(run, chars)
-            if fixed_batch_tokens is not None:
-                stage = in_fixed_batches(stage, fixed_batch_tokens)
         except BaseException:
             self._scheduler.close(scheduled)
             raise

@@ -1,0 +1,330 @@
+"""`bert-serve score` and its files: runs that are killed continue with the same bytes, and no file is replaced unasked."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bertserve.service.backend.onnx_engine import OnnxEngine
+from bertserve.service.cli import main
+from bertserve.service.errors import EngineError, InvalidValueError
+from bertserve.service.scoring import predictor, score
+from bertserve.service.tasks.batch import TaskModel, TaskRun
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.classify import classify
+
+pytestmark = pytest.mark.usefixtures("logging_of_pytest")
+
+WORDS = "a good bad film very the was book".split()
+TEXTS = [" ".join(WORDS[(i * k) % 8] for k in range(1 + i * 7 % 19)) for i in range(90)]
+
+
+@pytest.fixture(autouse=True)
+def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predictor, "WINDOW_ROWS", 16)
+
+
+def write_lines(path: Path, rows: Sequence[Any]) -> Path:
+    path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def run(models: Path, source: Path, output: Path, *flags: str) -> int:
+    return main(["score", "--models", str(models), "--model", "tiny", *flags, str(source), str(output)])
+
+
+class Killed(BaseException):
+    """Simulates a killed process."""
+
+
+@pytest.mark.parametrize(
+    ("suffix", "step"),
+    [("jsonl", 5), ("parquet", 7), *(pytest.param(kind, 1, marks=pytest.mark.full_grid) for kind in ("jsonl", "csv", "parquet"))],
+)
+def test_a_run_that_was_killed_at_any_point_continues_with_the_same_bytes(
+    models: Path, tmp_path: Path, suffix: str, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill can come before or within each write, sync, rename and removal. The next run may have another number of threads."""
+    rows = [{"text": text} if i % 30 else {"text": "x" * 300} for i, text in enumerate(TEXTS[:50])]
+    table = pa.Table.from_pylist(rows)
+    source, output = tmp_path / "in.parquet", tmp_path / f"out.{suffix}"
+    pq.write_table(table, source, row_group_size=20)
+    rejected = tmp_path / f"{output.name}.rejected.jsonl"
+    limit = ("--max-chars", "200")
+    assert 3 == run(models, source, output, *limit)
+    expected = [output.read_bytes(), rejected.read_bytes()]
+    count, last = 0, 10**6
+
+    def counted(call: Any) -> Any:
+        def replaced(*args: Any, **options: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == last:
+                if call is write_bytes:  # writes half of the data
+                    call(args[0], args[1][: len(args[1]) // 2])
+                raise Killed
+            return call(*args, **options)
+
+        return replaced
+
+    write_bytes = Path.write_bytes
+    monkeypatch.setattr(Path, "write_bytes", counted(write_bytes))
+    for name in ("fsync", "replace", "unlink", "rmdir"):
+        monkeypatch.setattr(os, name, counted(getattr(os, name)))
+    points = 0
+    for last in range(1, 100, step):
+        count = -(10**6)
+        output.unlink()
+        rejected.unlink()
+        count = 0
+        try:
+            run(models, source, output, *limit, "--threads", "1")
+            break
+        except Killed:
+            count = -(10**6)
+        points += 1
+        if any(tmp_path.glob("*.parts-*")) or not output.exists():  # otherwise the kill came after the end
+            assert 3 == run(models, source, output, *limit, "--threads", "3")
+        assert expected == [output.read_bytes(), rejected.read_bytes()], last
+        assert {"in.parquet", "models", output.name, rejected.name} == set(os.listdir(tmp_path)), last
+    assert points > 4
+
+
+def test_the_parts_of_other_options_or_of_another_input_are_not_used(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
+
+    def stopped_after_two_windows(*flags: str) -> None:
+        written = 0
+
+        def write(self: score.Parts, *args: Any) -> None:
+            nonlocal written
+            written += 1
+            if written == 3:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            real(self, *args)
+
+        real = score.Parts.write
+        with monkeypatch.context() as patch:
+            patch.setattr(score.Parts, "write", write)
+            assert 1 == run(models, source, output, *flags)
+
+    stopped_after_two_windows()
+    assert 0 == run(models, source, output, "--parameters", '{"top_k": 1}')
+    assert {1} == {len(row["prediction"]) for row in read_lines(output)}
+    output.unlink()
+    with source.open("a") as file:
+        file.write('{"text": "good"}\n')
+    assert 0 == run(models, source, output)
+    assert 91 == len(read_lines(output))
+
+
+def test_too_many_bad_rows_end_the_run_until_the_limit_is_raised(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [*({"text": "good"} for _ in range(20)), *({"txt": 1} for _ in range(3))])
+    assert 1 == run(models, source, tmp_path / "out.jsonl", "--max-rejected", "2")
+    assert '"row":21' in capsys.readouterr().err
+    assert 3 == run(models, source, tmp_path / "out.jsonl", "--max-rejected", "3")
+    assert "23 rows: 20 answered" in (message := capsys.readouterr().err) and "; 0 scored" in message
+
+
+def test_an_existing_file_is_replaced_only_with_overwrite(models: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": 1}])
+    other, output = tmp_path / "other", tmp_path / "out.jsonl"
+    for name, target, flags in (
+        ("other", output, ("--rejected", str(other))),
+        ("other", Path("-"), ("--rejected", str(other))),
+        ("out.jsonl.rejected.jsonl", output, ()),
+        ("out.jsonl", output, ()),
+    ):
+        (tmp_path / name).write_text("mine")
+        assert 2 == run(models, source, target, *flags)
+        assert ("mine", {"in.jsonl", "models", name}) == ((tmp_path / name).read_text(), set(os.listdir(tmp_path)))
+        assert 3 == run(models, source, target, *flags, "--overwrite")
+        assert "mine" != (tmp_path / name).read_text()
+        for made in {"other", "out.jsonl", "out.jsonl.rejected.jsonl"} & set(os.listdir(tmp_path)):
+            (tmp_path / made).unlink()
+    assert b'"prediction"' in capfdbinary.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["device", "folder", "input", "link to the input"])
+def test_the_input_and_special_files_are_never_replaced(models: Path, tmp_path: Path, kind: str) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}])
+    special = tmp_path / "special.jsonl"
+    special.symlink_to({"device": Path("/dev/null"), "folder": tmp_path}.get(kind, source))
+    special = source if kind == "input" else special
+    for output, flags in ((special, ()), (tmp_path / "out.jsonl", ("--rejected", str(special)))):
+        assert 2 == run(models, source, output, *flags, "--overwrite")
+    assert [{"text": "good"}] == read_lines(source)
+    assert {"in.jsonl", "models"} >= set(os.listdir(tmp_path)) - {"special.jsonl"}
+
+
+def test_an_output_that_appears_during_the_run_is_not_replaced(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After it is moved, the run only joins its parts."""
+    source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
+    write = score.Parts.write
+
+    def written(self: score.Parts, *args: Any) -> None:
+        output.write_text("mine")
+        write(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(score.Parts, "write", written)
+        assert 2 == run(models, source, output)
+    assert "mine" == output.read_text()
+    output.rename(tmp_path / "mine")
+    assert 0 == run(models, source, output)
+    assert 90 == len(read_lines(output))
+
+
+def test_an_input_that_changes_during_the_run_gets_no_output(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
+    write = score.Parts.write
+
+    def written(self: score.Parts, index: int, *args: Any) -> None:
+        if index == 0:
+            write_lines(source, [*read_lines(source), {"text": "good"}])
+        write(self, index, *args)
+
+    monkeypatch.setattr(score.Parts, "write", written)
+    assert 1 == run(models, source, output)
+    assert not output.exists()
+
+
+def test_two_runs_do_not_write_the_same_parts(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
+    write, codes = score.Parts.write, []
+
+    def written(self: score.Parts, index: int, *args: Any) -> None:
+        if index == 0:
+            codes.append(run(models, source, output))
+        write(self, index, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(score.Parts, "write", written)
+        assert 0 == run(models, source, output)
+    assert [1] == codes
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_ctrl_c_keeps_the_complete_parts(models: Path, tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
+    write = score.Parts.write
+
+    def written(self: score.Parts, index: int, *args: Any) -> None:
+        if index == after:
+            raise KeyboardInterrupt
+        write(self, index, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(score.Parts, "write", written)
+        assert 130 == run(models, source, output)
+    assert after == len(list(tmp_path.glob("out.jsonl.parts-*")))
+    assert 0 == run(models, source, output)
+    assert TEXTS == [row["text"] for row in read_lines(output)]
+
+
+def test_a_full_disk_is_an_error_message(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, output = write_lines(tmp_path / "in.jsonl", [{"text": "good"}]), tmp_path / "out.jsonl"
+    for name in ("replace", "fsync"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")))
+            assert 1 == run(models, source, output)
+        assert "(No space left on device)" in capsys.readouterr().err
+        assert not output.exists()
+    assert 0 == run(models, source, output)
+
+
+def test_faulty_rows_cause_no_additional_runs(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invalid rows are found before the graph runs, and a row that fails when it is encoded or decoded fails alone."""
+    encoded: list[int] = []
+    execute = OnnxEngine.run
+
+    def counted(self: OnnxEngine, encodings: Sequence[Any]) -> Any:
+        encoded.append(len(encodings))
+        return execute(self, encodings)
+
+    def failing(request: Any, model: TaskModel) -> TaskRun:
+        result = yield from classify(request, model)
+        if request.text.startswith("book"):
+            raise InvalidValueError("the row fails in decode.")
+        return result
+
+    monkeypatch.setattr(OnnxEngine, "run", counted)
+    monkeypatch.setitem(TASKS, "text-classification", replace(TASKS["text-classification"], run=failing))  # type: ignore[index]
+    long = " ".join(["good"] * 100)
+    rows = [{"text": text} for text in ("good film", "book", "bad", "book a")]
+    source = write_lines(tmp_path / "in.jsonl", [*rows, {"text": 1}, {"txt": "a"}, "nope", {"text": long}, {"text": long}])
+
+    assert 3 == run(models, source, tmp_path / "out.jsonl", "--parameters", '{"truncation": false}')
+
+    assert [2, 4, 5, 6, 7, 8, 9] == [row["row"] for row in read_lines(tmp_path / "out.jsonl.rejected.jsonl")]
+    assert ["good film", "bad"] == [row["text"] for row in read_lines(tmp_path / "out.jsonl")]
+    assert len(rows) == sum(encoded[-(len(encoded) - encoded.index(max(encoded))) :])
+
+
+def test_only_the_row_that_the_graph_cannot_score_is_rejected(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    execute = OnnxEngine.run
+
+    def failing(self: OnnxEngine, encodings: Sequence[Any]) -> Any:
+        if any(len(encoding) == 7 for encoding in encodings):
+            raise EngineError("the graph failed.")
+        return execute(self, encodings)
+
+    monkeypatch.setattr(OnnxEngine, "run", failing)
+    texts = ["good", "a good bad film very", "bad film", "good book the"]
+    source = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in texts])
+    assert 3 == run(models, source, tmp_path / "out.jsonl")
+    assert [2] == [row["row"] for row in read_lines(tmp_path / "out.jsonl.rejected.jsonl")]
+    assert [texts[0], texts[2], texts[3]] == [row["text"] for row in read_lines(tmp_path / "out.jsonl")]
+
+
+@pytest.mark.parametrize(
+    ("header", "hint"), [("id;text", "semicolons"), ('"id";"text"', "semicolons"), ("id\ttext", "--input-format tsv"), ("text|id", "`|`")]
+)
+def test_a_header_with_another_delimiter_is_explained(
+    models: Path, tmp_path: Path, header: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "in.csv"
+    source.write_text(f"{header}\n1;good\n")
+    assert 2 == run(models, source, tmp_path / "out.csv")
+    assert hint in capsys.readouterr().err
+
+
+@pytest.mark.full_grid
+@pytest.mark.serial
+def test_streams_and_signals(models: Path, tmp_path: Path) -> None:
+    """Rows from stdin are written to stdout. After SIGKILL or SIGTERM, the same command completes a byte-identical output."""
+    command = [sys.executable, "-m", "bertserve.service.cli", "score", "--models", str(models), "--model", "tiny"]
+    lines = b'{"text": "good"}\n' * 3
+    done = subprocess.run([*command, "--input-format", "jsonl", "-", "-"], input=lines, capture_output=True, check=True)
+    assert 3 == len(done.stdout.splitlines())
+
+    source = write_lines(tmp_path / "in.jsonl", [{"text": f"{text} {i}"} for i in range(300) for text in TEXTS])
+    subprocess.run([*command, source, tmp_path / "whole.jsonl"], check=True, capture_output=True)
+    for number, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, -signal.SIGTERM)):
+        before = set(tmp_path.glob("out.jsonl.parts-*/part-?????"))
+        with subprocess.Popen([*command, source, tmp_path / "out.jsonl"], stderr=subprocess.DEVNULL) as process:
+            while process.poll() is None and before == set(tmp_path.glob("out.jsonl.parts-*/part-?????")):
+                time.sleep(0.01)
+            process.send_signal(number)
+        assert code == process.returncode
+    subprocess.run([*command, "--threads", "1", source, tmp_path / "out.jsonl"], check=True, capture_output=True)
+    assert (tmp_path / "whole.jsonl").read_bytes() == (tmp_path / "out.jsonl").read_bytes()
