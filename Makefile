@@ -34,7 +34,7 @@ exporting serving grid stress: export OPENBLAS_NUM_THREADS = 1
 .PHONY: help serve test test-all dev lint types compare unit exporting serving serial grid clients stress docs parity calls size avx2 export families golden lock audit clean
 
 help: ## list the commands
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 serve: .venv/.installed ## serve the embedded models (HOST, PORT override)
 	@GLIBC_TUNABLES=$(MALLOC) exec .venv/bin/bert-serve serve --host $(HOST) --port $(PORT)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 from prometheus_client.metrics import MetricWrapperBase
 from pydantic.fields import FieldInfo
 
 from bertserve.bench import cli as bench_cli
 from bertserve.export import analyze_cli, cli, verify_cli
 from bertserve.service.cli import BertServe, score_command
-from bertserve.service.http.app import create_fastapi
+from bertserve.service.http.app import create_app, create_fastapi
 from bertserve.service.metrics import Metrics
 from bertserve.service.serving.build import build
 from bertserve.service.settings import Settings
@@ -127,6 +129,21 @@ def layers(package: str) -> list[list[str]]:
         contract for contract in contracts if contract["type"] == "layers" and contract["containers"] == [f"bertserve.{package}"]
     )
     return [[name.strip() for name in layer.split("|")] for layer in contract["layers"]]
+
+
+def answers(requests: Sequence[tuple[str, str]]) -> list[str]:
+    """Returns the answers of the embedded models to requests, each a path and a body."""
+    service = build(Settings(models=ROOT / "models", provider="cpu", multi_threads=1, workers=1))
+
+    async def ask() -> list[str]:
+        service.scheduler.start()
+        try:
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(service)), base_url="http://docs", timeout=60) as client:
+                return [(await client.post(path, content=body.encode())).raise_for_status().text for path, body in requests]
+        finally:
+            await service.scheduler.stop(0)
+
+    return asyncio.run(ask()) if requests else []
 
 
 @cache
