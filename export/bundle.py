@@ -19,6 +19,11 @@ from bertserve.service.bundle.manifest import Manifest, Source
 from bertserve.service.bundle.validation_policy import describe_agreement, is_low, summarize_agreement
 from bertserve.service.errors import plural
 
+_TOKEN_TYPES = {
+    "template": "- token types (segment ids): those of the tokenizer's template",
+    "zero": "- token types (segment ids): none, so the second text of a pair has the type of the first one",
+}
+
 
 def refuse_existing(target: Path, *, overwrite: bool) -> None:
     """Refuses an existing target, before minutes of work. A folder with other files than those of a bundle is never replaced.
@@ -318,6 +323,7 @@ def _origin(manifest: Manifest) -> list[str]:
         "## Origin",
         "",
         f"- {', '.join(facts)}",
+        *([_TOKEN_TYPES[source.token_types]] if source.token_types else []),
         f"- exported with {', '.join(versions)}" + (f"; ONNX opset {', '.join(map(str, sorted(opsets, key=str)))}" if opsets else ""),
         *(f"- `{file.file}` sha256 `{file.sha256}`" for graph in manifest.graphs for file in graph.files),
         "",

@@ -27,7 +27,7 @@ from bertserve.export.inference import Feed
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.tasks.spec import INPUT_KEYS, read_input
 from bertserve.service.bundle.graph_spec import InputSpec
-from bertserve.service.bundle.manifest import TextSplit, TextSplits
+from bertserve.service.bundle.manifest import TextSplit, TextSplits, TokenizerSpec
 from bertserve.service.errors import plural
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.text.windows import truncate_longest_first
@@ -294,16 +294,16 @@ def read_split(calibration: Path, validation: Path | None = None) -> Split:
     return Split(Texts.of([text for text in selection if text not in judging]), Texts.of(gate), report_texts(report))
 
 
-def refuse_pairs(texts: Sequence[Texts], task: str) -> None:
-    """Refuses pairs for a task that takes single texts.
+def refuse_pairs(texts: Sequence[Texts], task: str, spec: TokenizerSpec) -> None:
+    """Refuses pairs for a task or a model that takes single texts.
 
     Raises:
         CheckpointError: There are pairs.
     """
     count = sum(len(side.pairs) for side in texts)
-    if count and not TASKS[task].takes_pairs:
+    if count and (spec.pair is None or not TASKS[task].takes_pairs):
         raise CheckpointError(
-            f"--calibration and --validation have {plural(count, 'pair')}, but {task} takes single texts; give single texts."
+            f"--calibration and --validation have {plural(count, 'pair')}, but this model for {task} takes single texts; give single texts."
         )
 
 
@@ -327,7 +327,7 @@ def make_feeds(texts: Texts, checkpoint: Checkpoint, tokenizer: Tokenizer, input
     longest = max(PASSAGES)
     user_pairs = [(pair[0], pair[1]) for pair in (tokenize(pair, longest) for pair in texts.pairs) if len(pair) == 2]
     singles, pairs = TASKS[checkpoint.task].arrange(
-        tokenize(texts.lines, MAX_TOKENS), tokenize(texts.passages, longest), user_pairs, checkpoint.tokenizer_spec.pairs_only
+        tokenize(texts.lines, MAX_TOKENS), tokenize(texts.passages, longest), user_pairs, checkpoint.tokenizer_spec
     )
     encodings = [_single(text, i, checkpoint, tokenizer) for i, text in enumerate(singles)]
     encodings += [_pair(*pair, checkpoint, tokenizer) for pair in pairs]

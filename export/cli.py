@@ -23,7 +23,7 @@ from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.workspace import Stopped, raise_on_signals
 from bertserve.service import __version__
 from bertserve.service.backend.hardware import usable_cores
-from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Metric, read_metrics
+from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Metric, TokenTypes, read_metrics
 from bertserve.service.bundle.validation_policy import ENOUGH_AGREEMENT, describe_agreement, is_low, summarize_agreement
 from bertserve.service.flag_parser import FlagParser
 from bertserve.service.providers import PROVIDERS
@@ -125,8 +125,10 @@ def _misused_module(args: argparse.Namespace) -> str | None:
         )
     if args.module is None and args.trust_module:
         return "argument --trust-module: it is for --module; remove it, because code of a checkpoint is never run"
-    if args.module is not None and (args.task != "auto" or args.revision is not None or args.layers is not None or args.ignored_weights):
-        return "argument --module: the factory sets the task; remove --task, --revision, --layers and --ignore-weights"
+    if args.module is not None and (
+        args.task != "auto" or args.revision is not None or args.layers is not None or args.ignored_weights or args.token_types
+    ):
+        return "argument --module: the factory sets the task; remove --task, --revision, --layers, --ignore-weights and --token-types"
     return None
 
 
@@ -304,6 +306,12 @@ def _add_graph_flags(parser: argparse.ArgumentParser) -> None:
         metavar="PATTERN",
         help="weights of the checkpoint that can stay unused, such as 'aux_head.*'; repeat for more patterns (default: only weights of "
         "other known heads of the architecture)",
+    )
+    parser.add_argument(
+        "--token-types",
+        choices=get_args(TokenTypes),
+        help="token types (segment ids) that the model was trained with: those of its tokenizer's template, or zero (default: those that the "
+        "tokenizer gave in the version of transformers in config.json)",
     )
     parser.add_argument(
         "--max-int8-error",

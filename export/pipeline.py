@@ -32,7 +32,17 @@ from bertserve.export.validation.reference import NO_TEXTS, Reference, sample_re
 from bertserve.export.workspace import workspace
 from bertserve.service.bundle.files import TOKENIZER_FILE, digest
 from bertserve.service.bundle.graph_spec import Precision
-from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Flops, Layers, Manifest, Metric, Source, TokenizerSpec
+from bertserve.service.bundle.manifest import (
+    NAME_PATTERN,
+    Combine,
+    Flops,
+    Layers,
+    Manifest,
+    Metric,
+    Source,
+    TokenizerSpec,
+    TokenTypes,
+)
 from bertserve.service.errors import BundleError
 from bertserve.service.providers import Provider
 from bertserve.service.tasks import token_classification
@@ -69,6 +79,7 @@ class ExportSpec:
         module: Whether `source` is `FILE:FACTORY`, whose code is trusted and executed.
         attentions: Whether the graphs return attention maps, which only CPU graphs can.
         ignored_weights: Patterns of names of weights that the model may leave unused, with `*` for any characters.
+        token_types: The token types that the model was trained with; None to decide by its version of transformers.
     """
 
     source: str
@@ -90,6 +101,7 @@ class ExportSpec:
     module: bool = False
     attentions: bool = False
     ignored_weights: Sequence[str] = ()
+    token_types: TokenTypes | None = None
 
 
 def export(spec: ExportSpec) -> tuple[Path, Manifest]:
@@ -111,7 +123,7 @@ def export(spec: ExportSpec) -> tuple[Path, Manifest]:
         with stage("load", spec.source):
             checkpoint = _load(spec)
         _warn_of_tags(checkpoint)
-        calibration.refuse_pairs((texts.calibration, texts.gate, texts.report), checkpoint.task)
+        calibration.refuse_pairs((texts.calibration, texts.gate, texts.report), checkpoint.task, checkpoint.tokenizer_spec)
         bundle, work = scratch / "bundle", scratch / "work"
         bundle.mkdir()
         work.mkdir()
@@ -144,6 +156,7 @@ def _load(spec: ExportSpec) -> Checkpoint:
         combine=spec.combine,
         attentions=spec.attentions,
         ignored_weights=spec.ignored_weights,
+        token_types=spec.token_types,
     )
 
 
@@ -247,6 +260,7 @@ def _manifest(
             versions=_versions(),
             commit=checkpoint.commit,
             ignored_weights=checkpoint.ignored_weights,
+            token_types=checkpoint.token_types,
             **checkpoint.card_metadata,
         ),
     )

@@ -28,6 +28,7 @@ from bertserve.service.bundle.manifest import (
     SpecialPiece,
     Task,
     TokenizerSpec,
+    TokenTypes,
     WeightsFormat,
 )
 
@@ -58,6 +59,7 @@ class Checkpoint:
         embedding: The settings of a text's vector, for feature extraction.
         attention_heads: Number of heads of each layer if the graph returns attention maps, otherwise empty.
         ignored_weights: Patterns of names of weights that the model may leave unused, because the user allowed that.
+        token_types: The token types that the model was trained with; None if it reads none.
     """
 
     source: str
@@ -79,6 +81,7 @@ class Checkpoint:
     embedding: Embedding | None = None
     attention_heads: tuple[int, ...] = ()
     ignored_weights: tuple[str, ...] = ()
+    token_types: TokenTypes | None = None
 
     @property
     def tags(self) -> tuple[str, ...]:

@@ -36,6 +36,7 @@ from bertserve.export.checkpoint.signature import (
 )
 from bertserve.export.checkpoint.source import SourceFiles, find_source, read_with_transformers
 from bertserve.export.checkpoint.task_head import adapt_head, choose_task, fixed_labels, judges_pairs, read_activation, read_labels
+from bertserve.export.checkpoint.token_types import TypedTemplates, choose_token_types, type_templates
 from bertserve.export.checkpoint.tokenizer import (
     describe_tokenizer,
     load_tokenizer,
@@ -49,7 +50,7 @@ from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks import feature_extraction
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.service.bundle.graph_spec import InputSpec
-from bertserve.service.bundle.manifest import Combine, Embedding, Layers, Piece, Task, TextPiece
+from bertserve.service.bundle.manifest import Combine, Embedding, Layers, Piece, Task, TextPiece, TokenTypes
 
 # for models with only relative positions whose tokenizer has no limit; nearly all of these were trained with this length
 DEFAULT_LENGTH = 512
@@ -64,6 +65,7 @@ def load_checkpoint(
     combine: Combine | None = None,
     attentions: bool = False,
     ignored_weights: Sequence[str] = (),
+    token_types: TokenTypes | None = None,
 ) -> Checkpoint:
     """Loads a checkpoint from a local folder or the hub; the options are those of `bertserve.export.pipeline.ExportSpec`.
 
@@ -107,7 +109,9 @@ def load_checkpoint(
     adapt_head(model, chosen_task)
     if head is not None:
         attach(model, head)
-    checkpoint = _describe(files, chosen_task, config, model, tokenizer, embedding, settings)
+    _check_vocabulary(source, model, vocabulary_size(tokenizer))
+    templates = _templates(files, chosen_task, model, tokenizer, attentions=attentions, token_types=token_types)
+    checkpoint = _describe(files, chosen_task, config, model, tokenizer, embedding, settings, templates)
     checkpoint = replace(_with_layers(checkpoint, layers, combine), ignored_weights=tuple(ignored_weights))
     return _with_attention(checkpoint) if attentions else checkpoint
 
@@ -140,17 +144,12 @@ def _describe(
     tokenizer: Any,
     embedding: Embedding | None,
     settings: SentenceSettings,
+    templates: TypedTemplates,
 ) -> Checkpoint:
     """Checks that model and tokenizer match, and reads the facts that later stages need."""
     source, fixed, record = files.source, fixed_labels(model), TASKS[task]
-    _check_vocabulary(source, model, vocabulary_size(tokenizer))
-    inputs = model_inputs(model, tokenizer)
-    second_text_first = record.padding_decides_order and tokenizer.padding_side == "left"
-    templates = read_templates(source, tokenizer, second_text_first=second_text_first)
-    pieces = (*templates[0], *templates[1])
-    _check_template(source, templates[1], "ba" if second_text_first else "ab")
-    _check_types(source, config, inputs, pieces)
-    settle_pad_token(source, model, tokenizer, pieces)
+    inputs = model_inputs(model, tokenizer, templates.token_types)
+    settle_pad_token(source, model, tokenizer, templates.pieces)
     # sentence-transformers replaces the tokenizer's limit by its own
     max_length = _usable_length(model, settings.max_length or tokenizer.model_max_length)
     _check_length(source, task, max_length)
@@ -175,7 +174,27 @@ def _describe(
         card=files.card,
         card_metadata=files.card_metadata,
         embedding=embedding,
+        token_types=templates.token_types,
     )
+
+
+def _templates(
+    files: SourceFiles, task: Task, model: PreTrainedModel, tokenizer: Any, *, attentions: bool, token_types: TokenTypes | None
+) -> TypedTemplates:
+    """Returns the templates of a text and of a pair, with the token types that the model was trained with."""
+    source, record = files.source, TASKS[task]
+    second_text_first = record.padding_decides_order and tokenizer.padding_side == "left"
+    single, pair = read_templates(source, tokenizer, second_text_first=second_text_first)
+    _check_template(source, pair, "ba" if second_text_first else "ab")
+    chosen = choose_token_types(
+        source,
+        model,
+        tokenizer,
+        (*single, *pair) if record.takes_pairs or record.needs_pairs or attentions else single,
+        version=None if files.adapter else model.config.transformers_version,  # of an adapter, only the base model's version is known
+        requested=token_types,
+    )
+    return type_templates(source, model, single, pair, chosen, needs_pairs=record.needs_pairs or judges_pairs(model))
 
 
 def _with_layers(checkpoint: Checkpoint, layers: Layers, combine: Combine | None) -> Checkpoint:
@@ -225,16 +244,6 @@ def _check_template(source: str, pair: tuple[Piece, ...], expected: str) -> None
         raise CheckpointError(
             f"the tokenizer of `{source}` does not put each text of a pair once and in order ({', '.join(expected)}), but {texts}; "
             "save it with another template."
-        )
-
-
-def _check_types(source: str, config: Any, inputs: tuple[InputSpec, ...], pieces: tuple[Piece, ...]) -> None:
-    """Refuses token types for which the model has no row; PyTorch would fail on the first pair."""
-    rows = getattr(config, "type_vocab_size", None)
-    highest = max(piece.type_id for piece in pieces)
-    if rows and highest >= rows and any(spec.fill == "type_ids" for spec in inputs):
-        raise CheckpointError(
-            f"the tokenizer of `{source}` gives token types up to {highest}, but the model has {rows}; use the tokenizer of this model."
         )
 
 

@@ -30,6 +30,7 @@ from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.padding import Padding, find_padding
 from bertserve.export.checkpoint.signature import INPUTS, graph_outputs
 from bertserve.export.checkpoint.task_head import read_activation, read_labels
+from bertserve.export.checkpoint.token_types import TYPE_IDS, TypedTemplates
 from bertserve.export.checkpoint.tokenizer import (
     describe_tokenizer,
     read_templates,
@@ -120,10 +121,11 @@ def load_module(reference: str) -> Checkpoint:
     )
     model = _Module(config, spec.module, tuple(output.name for output in task.outputs), vocabulary_size(spec_tokenizer)).eval().float()
     inputs = tuple(INPUTS[name] for name in names)
-    templates = read_templates(reference, spec_tokenizer)
+    single, pair = read_templates(reference, spec_tokenizer)
     with torch.no_grad():
         width = _check_outputs(reference, spec, model, names, vocabulary_size(spec_tokenizer))
     padding = _find_padding(reference, model, spec_tokenizer, names, spec.max_length)
+    templates = TypedTemplates(single, pair, "template" if TYPE_IDS in names else None)
     tokenizer_spec = describe_tokenizer(spec_tokenizer, templates, padding, max_length=spec.max_length)
     embedding = Embedding(pooling=spec.pooling, normalize=False, dimensions=width) if task.embeds else None
     return Checkpoint(
@@ -139,6 +141,7 @@ def load_module(reference: str) -> Checkpoint:
         tokenizer_json=tokenizer_json(spec_tokenizer, tokenizer_spec),
         tokenizer_spec=tokenizer_spec,
         embedding=embedding,
+        token_types=templates.token_types,
     )
 
 

@@ -14,15 +14,16 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from bertserve.export.checkpoint.token_types import TYPE_IDS
 from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec
-from bertserve.service.bundle.manifest import LAST_FOUR, VECTOR_OUTPUT, Embedding, Layers, Task
+from bertserve.service.bundle.manifest import LAST_FOUR, VECTOR_OUTPUT, Embedding, Layers, Task, TokenTypes
 
 INPUTS: dict[str, InputSpec] = {
     "input_ids": InputSpec(name="input_ids", fill="token_ids"),
     "attention_mask": InputSpec(name="attention_mask", fill="attention_mask"),
-    "token_type_ids": InputSpec(name="token_type_ids", fill="type_ids"),
+    TYPE_IDS: InputSpec(name=TYPE_IDS, fill="type_ids"),
 }
 MASK_INDEX = InputSpec(name="mask_index", fill="mask_index")
 ATTENTION_INDEX = InputSpec(name="attention_index", fill="attention_index")
@@ -34,8 +35,10 @@ LAYER_ATTENTION = "attentions_"  # followed by the layer's number, from 0
 _TOLERANCE = 1e-3  # for the sum of a token's weights
 
 
-def model_inputs(model: PreTrainedModel, tokenizer: Any) -> tuple[InputSpec, ...]:
+def model_inputs(model: PreTrainedModel, tokenizer: Any, token_types: TokenTypes | None) -> tuple[InputSpec, ...]:
     """Returns the inputs of a model that its tokenizer provides, in the order of the model's `forward`.
+
+    `token_types` decides about token types, because the tokenizer's class may give others than those that the model was trained with.
 
     Raises:
         CheckpointError: The model does not read token ids, or the model or the tokenizer has an input that is not in `INPUTS`.
@@ -57,8 +60,8 @@ def model_inputs(model: PreTrainedModel, tokenizer: Any) -> tuple[InputSpec, ...
     unknown_inputs = [name for name in tokenizer.model_input_names if name not in INPUTS]
     if unknown_inputs:
         raise CheckpointError(f"the tokenizer gives inputs that are not supported: {', '.join(unknown_inputs)}.")
-    # the tracer passes inputs by position
-    return tuple(INPUTS[name] for name in parameters if name in INPUTS and name in tokenizer.model_input_names)
+    provided = {*tokenizer.model_input_names} - {TYPE_IDS} | ({TYPE_IDS} if token_types == "template" else set())  # noqa: S105 - no password
+    return tuple(INPUTS[name] for name in parameters if name in INPUTS and name in provided)  # the tracer passes inputs by position
 
 
 def graph_outputs(task: Task, embedding: Embedding | None) -> tuple[OutputSpec, ...]:

@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 
 from bertserve.export.checkpoint.padding import Padding
 from bertserve.export.checkpoint.source import read_with_transformers
+from bertserve.export.checkpoint.token_types import TypedTemplates, gives_token_types
 from bertserve.export.checkpoint.vocabulary_files import refusal, use_vocabulary_files
 from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks.spec import NAMES, TEXTS
@@ -85,18 +86,21 @@ def _use_written_steps(source: str, tokenizer: Any, folder: Path) -> None:
     expected = [encoding.ids for encoding in _encode(source, written.encode_batch, _COMPARED_TEXTS, add_special_tokens=False)]
     reader = f"{type(tokenizer).__name__} of transformers {transformers.__version__}"
     if _encode(source, tokenizer, _COMPARED_TEXTS, **options)["input_ids"] != expected:
+        # the generic class gives no token types in transformers 5
+        inputs = "" if gives_token_types(tokenizer) is None else f", and `model_input_names` to {json.dumps(tokenizer.model_input_names)}"
         raise CheckpointError(
             f"{reader} tokenizes some texts differently from the `{TOKENIZER_FILE}` of `{source}`; if the file is right, set `tokenizer_class` in "
-            "tokenizer_config.json to `PreTrainedTokenizerFast`."
+            f"tokenizer_config.json to `PreTrainedTokenizerFast`{inputs}."
         )
     (single, pair), (written_single, written_pair) = (
         [(encoding.ids, encoding.type_ids) for encoding in _encode(source, backend.encode_batch, ["a", ("a", "b")])]
         for backend in (loaded, written)
     )
-    uses_written_pair = written_single == single and written_pair != pair  # settings such as `add_bos_token` change both
-    if uses_written_pair:
+    # settings such as `add_bos_token` change the ids of a single text
+    uses_written_template = written_single[0] == single[0] and (written_single, written_pair) != (single, pair)
+    if uses_written_template:
         loaded.post_processor = written.post_processor
-    if read_by_class != expected or uses_written_pair:
+    if read_by_class != expected or uses_written_template:
         logger.warning(
             "%s tokenizes some texts differently from the `%s` of `%s`; the bundle uses the file.", reader, TOKENIZER_FILE, source
         )
@@ -104,7 +108,7 @@ def _use_written_steps(source: str, tokenizer: Any, folder: Path) -> None:
 
 def describe_tokenizer(
     tokenizer: Any,
-    templates: tuple[tuple[Piece, ...], tuple[Piece, ...]],
+    templates: TypedTemplates,
     padding: Padding,
     *,
     max_length: int,
@@ -112,7 +116,7 @@ def describe_tokenizer(
     pairs_only: bool = False,
 ) -> TokenizerSpec:
     """Returns the manifest's entry for a tokenizer, without the digest of its file; the options are fields of `TokenizerSpec`."""
-    single, pair = templates
+    single, pair = templates.single, templates.pair
     return TokenizerSpec(
         sha256="",
         max_length=max_length,
@@ -124,7 +128,7 @@ def describe_tokenizer(
         subword_prefix=_read_subword_prefix(tokenizer),
         mask=mask,
         pairs_only=pairs_only,
-        added_tokens=_read_added_tokens(tokenizer, (*single, *pair), padding.id),
+        added_tokens=_read_added_tokens(tokenizer, templates.pieces, padding.id),
         truncation_side=tokenizer.truncation_side,
     )
 
@@ -204,10 +208,10 @@ def _read_template(encoding: Any, texts: str) -> tuple[Piece, ...]:
     return tuple(pieces)
 
 
-def _find_cls_index(tokenizer: Any, single: tuple[Piece, ...], pair: tuple[Piece, ...]) -> int | None:
+def _find_cls_index(tokenizer: Any, single: tuple[Piece, ...], pair: tuple[Piece, ...] | None) -> int | None:
     """Returns the position of [CLS] in both templates: 0 for the first, -1 for the last, otherwise None."""
     for index in (0, -1):
-        pieces = single[index], pair[index]
+        pieces = single[index], (pair or single)[index]
         if all(isinstance(piece, SpecialPiece) and piece.id == tokenizer.cls_token_id for piece in pieces):
             return index
     return None

@@ -69,7 +69,7 @@ def _ordinary_requests(texts: Texts, spec: TokenizerSpec) -> list[Any]:
     return [multiple_choice.ChooseRequest(lines[_question_index(i, len(lines))], group) for i, group in groups]
 
 
-def _arrange(lines: Sequence[Text], passages: Sequence[Text], user_pairs: Pairs[Text], pairs_only: bool) -> Arranged[Text]:
+def _arrange(lines: Sequence[Text], passages: Sequence[Text], user_pairs: Pairs[Text], spec: TokenizerSpec) -> Arranged[Text]:
     return [], [(lines[_question_index(i, len(lines))], text) for side in (lines, passages) for i, text in enumerate(side)]
 
 
@@ -110,6 +110,7 @@ TASK = ExportTask(
     example=lambda spec: {
         "inputs": {"prompt": "She put the kettle on and", "choices": ["waited for the water to boil.", "rode it to the railway station."]}
     },
+    needs_pairs=True,
     arrange=_arrange,
     first_is_question=True,
     decision=lambda result, config: result[0]["index"],

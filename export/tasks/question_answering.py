@@ -50,7 +50,7 @@ def _tokenizer_call(request: question_answering.AnswerRequest, spec: TokenizerSp
     return TokenizerCall((request.question, request.context), "only_second", stride, length)
 
 
-def _arrange(lines: Sequence[Text], passages: Sequence[Text], user_pairs: Pairs[Text], pairs_only: bool) -> Arranged[Text]:
+def _arrange(lines: Sequence[Text], passages: Sequence[Text], user_pairs: Pairs[Text], spec: TokenizerSpec) -> Arranged[Text]:
     return [], [*neighbors(lines, passages), *user_pairs]
 
 
@@ -108,6 +108,7 @@ TASK = ExportTask(
         "inputs": {"question": "Where was the bridge built?", "context": "The bridge was built in Porto in 1886 by Eiffel's company."}
     },
     takes_pairs=True,
+    needs_pairs=True,
     arrange=_arrange,
     first_is_question=True,
     padding_decides_order=True,

@@ -97,7 +97,7 @@ def halves(text: str) -> tuple[str, str]:
     return " ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])
 
 
-def read_alone(lines: Sequence[Text], passages: Sequence[Text], user_pairs: Pairs[Text], pairs_only: bool) -> Arranged[Text]:
+def read_alone(lines: Sequence[Text], passages: Sequence[Text], user_pairs: Pairs[Text], spec: TokenizerSpec) -> Arranged[Text]:
     """Returns all texts as single texts, and the user's pairs."""
     return [*lines, *passages], list(user_pairs)
 
@@ -158,8 +158,9 @@ class ExportTask:
         example: The body that a bundle stores with its answer; the answer must be clear, so that rounding on another CPU does not change
             it.
         takes_pairs: Whether an input may be a pair of texts, also in the user's texts for int8.
-        arrange: Short texts, long ones (empty without short ones), the user's pairs, and whether the model takes only pairs -> the
-            single texts and the pairs that calibrate int8.
+        needs_pairs: Whether every input is a pair of texts.
+        arrange: Short texts, long ones (empty without short ones), the user's pairs, and the tokenizer -> the single texts and the pairs that
+            calibrate int8.
         first_is_question: Whether the first text of a pair is short, and the second one fills the window.
         padding_decides_order: Whether models whose tokenizer pads on the left were trained with the second text of a pair before the first
             one, as by transformers' scripts and pipeline for question answering.
@@ -198,7 +199,8 @@ class ExportTask:
     tokenizer_call: Callable[[Any, TokenizerSpec], TokenizerCall] = lambda request, spec: TokenizerCall((request.text,))
     example: Callable[[TokenizerSpec], dict[str, Any]]
     takes_pairs: bool = False
-    arrange: Callable[[Sequence[Any], Sequence[Any], Pairs[Any], bool], Arranged[Any]] = read_alone
+    needs_pairs: bool = False
+    arrange: Callable[[Sequence[Any], Sequence[Any], Pairs[Any], TokenizerSpec], Arranged[Any]] = read_alone
     first_is_question: bool = False
     padding_decides_order: bool = False
 

@@ -81,20 +81,20 @@ def _fixed_requests(spec: TokenizerSpec) -> list[Any]:
         *(classify.ClassifyRequest(text) for text in ["", *TEXTS, LONG * 30]),
         classify.ClassifyRequest(LONG * 30, parameters=classify.ClassifyParameters(window="mean")),
         classify.ClassifyRequest(LONG * 40, parameters=classify.ClassifyParameters(window="max", stride=stride)),
-        *pairs,
+        *([] if spec.pair is None else pairs),
     ]
 
 
 def _ordinary_requests(texts: Texts, spec: TokenizerSpec) -> list[Any]:
-    singles, pairs = _arrange(texts.lines, texts.passages, texts.pairs, spec.pairs_only)
+    singles, pairs = _arrange(texts.lines, texts.passages, texts.pairs, spec)
     return [*map(classify.ClassifyRequest, singles), *(classify.ClassifyRequest(*pair) for pair in pairs)]
 
 
-def _arrange(lines: Sequence[Text], passages: Sequence[Text], user_pairs: Pairs[Text], pairs_only: bool) -> Arranged[Text]:
-    if pairs_only:
+def _arrange(lines: Sequence[Text], passages: Sequence[Text], user_pairs: Pairs[Text], spec: TokenizerSpec) -> Arranged[Text]:
+    if spec.pairs_only:
         return [], [*neighbors(lines, passages), *user_pairs]
-    if user_pairs:
-        return read_alone(lines, passages, user_pairs, pairs_only)
+    if user_pairs or spec.pair is None:
+        return read_alone(lines, passages, user_pairs, spec)
     # it is unknown whether the model is used with pairs, so every second text also forms a pair
     pairs = neighbors(lines, passages)
     return [*lines, *passages], [*pairs[1 : len(lines) : 2], *pairs[len(lines) + 1 :: 2]]

@@ -139,7 +139,7 @@ def sample_attention(checkpoint: Checkpoint) -> list[AttentionSample]:
         ordered = texts[::-1] if checkpoint.tokenizer_spec.second_text_first else texts
         batch = checkpoint.tokenizer(*ordered, return_tensors="pt", return_token_type_ids=True, return_attention_mask=True)
         length = batch["input_ids"].shape[1]
-        if not 0 < length <= max_length:
+        if not 0 < length <= max_length or (len(texts) > 1 and checkpoint.tokenizer_spec.pair is None):
             continue
         with torch.no_grad(), returning_attention(checkpoint.model):
             weights = checkpoint.model(**{spec.name: batch[spec.name] for spec in checkpoint.inputs if spec.name in batch})["attentions"]

@@ -69,6 +69,7 @@ def load_checkpoint_of(bundle: Bundle, source: str, *, revision: str | None = No
         layers=layers,
         attentions=bool(manifest.attention_heads),
         ignored_weights=manifest.source.ignored_weights,
+        token_types=manifest.source.token_types,
     )
 
 
@@ -178,7 +179,7 @@ def remeasure(bundle: Bundle, checkpoint: Checkpoint, validation: Path | None = 
     if validation is not None and not has_int8:
         raise DataError(f"`{manifest.name}` has no int8 graph, which --validation needs; remove --validation.")
     texts = report_texts(manifest, validation) if has_int8 else NO_TEXTS
-    calibration.refuse_pairs((texts,), manifest.task)
+    calibration.refuse_pairs((texts,), manifest.task, manifest.tokenizer)
     int8_texts = _replace_report(manifest.int8_texts, texts) if texts else None
     texts = texts.with_passages(tokenizer)
     reference = sample_reference(checkpoint, texts)

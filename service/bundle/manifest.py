@@ -22,6 +22,7 @@ Layers = Literal["last", "last_four"] | Annotated[tuple[int, ...], Field(strict=
 LAST_FOUR = 4
 Combine = Literal["concat", "sum", "mean"]
 WeightsFormat = Literal["safetensors", "pickle"]
+TokenTypes = Literal["template", "zero"]
 
 
 class SpecialPiece(Record):
@@ -72,7 +73,7 @@ class TokenizerSpec(Record):
         pad_id: Token id of the padding.
         padding_side: Side of the padding.
         single: Template of one text.
-        pair: Template of a pair of texts.
+        pair: Template of a pair of texts; null if the model lacks a token type of it, so that it cannot read pairs.
         cls_index: Position of [CLS] in both templates, -1 for the last one; null if there is none.
         subword_prefix: Prefix of a token that continues a word; null if a word begins after white space instead.
         mask: The mask token, for fill-mask.
@@ -87,7 +88,7 @@ class TokenizerSpec(Record):
     pad_id: Annotated[int, Field(ge=0)]
     padding_side: Side
     single: Annotated[tuple[Piece, ...], Field(strict=False)]
-    pair: Annotated[tuple[Piece, ...], Field(strict=False)]
+    pair: Annotated[tuple[Piece, ...], Field(strict=False)] | None
     cls_index: int | None
     subword_prefix: str | None
     mask: MaskToken | None
@@ -98,7 +99,12 @@ class TokenizerSpec(Record):
     @property
     def second_text_first(self) -> bool:
         """Whether the second text of a pair is before the first one."""
-        return next(piece.text for piece in self.pair if isinstance(piece, TextPiece)) == "b"
+        return next((piece.text for piece in self.pair or () if isinstance(piece, TextPiece)), "a") == "b"
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """The pieces of both templates."""
+        return (*self.single, *(self.pair or ()))
 
 
 class Flops(Record):
@@ -204,6 +210,8 @@ class Source(Record):
         ignored_weights: Patterns of names of weights that the exported model does not use, because the user allowed that.
         weights_format: Format of the weight files: safetensors, or pickles that PyTorch read without running their code; null for a module
             of the user, and in manifests of older exports.
+        token_types: `template` if the model was trained with the token types of its tokenizer's template, `zero` if it was trained with none;
+            null if it reads none, or if not recorded.
     """
 
     checkpoint: str
@@ -218,6 +226,7 @@ class Source(Record):
     datasets: Annotated[tuple[str, ...], Field(strict=False)] = ()
     ignored_weights: Annotated[tuple[str, ...], Field(strict=False)] = ()
     weights_format: WeightsFormat | None = None
+    token_types: TokenTypes | None = None
 
 
 class OmittedGraph(Record):

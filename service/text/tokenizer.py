@@ -147,7 +147,7 @@ class Tokenizer:
         """
         self._library = _library_tokenizer(path)
         self._tokenizer = self._library.tokenizer
-        self._templates = {False: _Template(spec.single), True: _Template(spec.pair)}
+        self._templates = {False: _Template(spec.single)} | ({} if spec.pair is None else {True: _Template(spec.pair)})
         self.max_length = spec.max_length
         self.mask = spec.mask
         self.pairs_only = spec.pairs_only
@@ -230,7 +230,15 @@ class Tokenizer:
         return [id_ for id_ in ids if id_ not in self._left_out] if skip_special and self._left_out else list(ids)
 
     def room(self, *, pair: bool) -> int:
-        """Returns the number of text tokens that fit in addition to the template's special tokens."""
+        """Returns the number of text tokens that fit in addition to the template's special tokens.
+
+        Raises:
+            InvalidValueError: The model cannot read pairs.
+        """
+        if pair not in self._templates:
+            raise InvalidValueError(
+                "this model cannot read pairs of texts, because it has no token type for the second text; send single texts."
+            )
         return self.max_length - self._templates[pair].specials
 
     def starts(self, a: int, b: int | None = None) -> list[int]:
@@ -336,7 +344,7 @@ def _library_tokenizer(path: Path) -> _LibraryTokenizer:
 def _special_ids(tokenizer: Any, spec: TokenizerSpec) -> set[int]:
     """Returns the ids that a text must not produce: those of all special tokens except the mask."""
     ids = {id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    ids |= {piece.id for piece in (*spec.single, *spec.pair) if isinstance(piece, SpecialPiece)} | {spec.pad_id}
+    ids |= {piece.id for piece in spec.pieces if isinstance(piece, SpecialPiece)} | {spec.pad_id}
     return ids - (set() if spec.mask is None else {spec.mask.id})
 
 

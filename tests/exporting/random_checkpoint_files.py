@@ -38,7 +38,8 @@ def write(case: Case, folder: Path) -> Path:
     if case.task == EMBED:
         AUTO[EMBED].from_pretrained(path).save_pretrained(path)
     if case.template:  # the family's own tokenizer class has a fixed template
-        edit_json(path / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+        names = FAMILIES[case.family].tokenizer().model_input_names
+        edit_json(path / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast", model_input_names=names)
     for change in (QUIRKS.get(case.quirk or ""), FAULTS.get(case.fault or "")):
         if change:
             change.make(path)

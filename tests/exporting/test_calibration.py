@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tiny
 from bertserve.export import calibration
 from bertserve.export.calibration import Texts
 from bertserve.export.errors import CheckpointError
 from bertserve.export.inference import Feed
-from bertserve.service.bundle.files import TOKENIZER_FILE, digest
+from bertserve.service.bundle.files import TOKENIZER_FILE, digest, load_bundle
 from bertserve.service.text.tokenizer import Tokenizer
 from bundles import json_lines
 from staged import Staged
@@ -137,10 +138,11 @@ def test_a_table_without_texts_is_an_error(tmp_path: Path, content: str, reason:
         calibration.read_texts(tmp_path / "texts.csv")
 
 
-def test_pairs_are_refused_for_a_task_of_single_texts() -> None:
+def test_pairs_are_refused_for_a_task_of_single_texts(tmp_path: Path) -> None:
+    spec = load_bundle(tiny.bundle(tmp_path)).manifest.tokenizer
     with pytest.raises(CheckpointError, match=r"2 pairs, .* fill-mask "):
-        calibration.refuse_pairs((Texts(pairs=(("a", "b"), ("c", "d"))), Texts(("e",))), "fill-mask")
-    calibration.refuse_pairs((Texts(pairs=(("a", "b"),)),), "text-classification")
+        calibration.refuse_pairs((Texts(pairs=(("a", "b"), ("c", "d"))), Texts(("e",))), "fill-mask", spec)
+    calibration.refuse_pairs((Texts(pairs=(("a", "b"),)),), "text-classification", spec)
 
 
 @pytest.mark.parametrize(

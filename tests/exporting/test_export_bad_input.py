@@ -234,7 +234,6 @@ BAD: dict[str, tuple[Change, list[str]]] = {
     "padding by a word": (pad_by("the"), [f"`the` (id {tiny.VOCABULARY.index('the')})"]),
     "padding by a mark": (pad_by("!"), [f"`!` (id {tiny.VOCABULARY.index('!')})"]),
     "input that nothing fills": (fill_in("input_ids", "attention_mask", "bbox"), ["tokenizer", " bbox."]),
-    "token type without a row": (replace(type_vocab_size=1), [" up to 1,", " has 1;"]),
     "too few positions": (replace(positions=8), ["8 tokens", "needs 16", "max_position_embeddings"]),
     "NaN weights": (fill(DENSE, float("nan")), [f"`{DENSE}`", "NaN"]),
     "infinite weights": (fill(DENSE, float("inf")), [f"`{DENSE}`", "infinite"]),

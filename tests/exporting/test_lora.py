@@ -235,6 +235,16 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path, name: str, tenso
         load_checkpoint(str(source))
 
 
+def test_the_version_of_the_base_model_does_not_decide_about_the_token_types_of_an_adapter(tmp_path: Path) -> None:
+    source = adapter(tmp_path)
+    edit_json(tmp_path / "base" / "config.json", transformers_version="4.57.3")
+    edit_json(tmp_path / "base" / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+
+    with pytest.raises(CheckpointError, match="--token-types template"):
+        load_checkpoint(str(source))
+    assert "template" == load_checkpoint(str(source), token_types="template").token_types
+
+
 def test_an_adapter_on_an_adapter_is_refused(tmp_path: Path) -> None:
     """Transformers loads an adapter in the base model's folder, but only if peft is installed."""
     source = adapter(tmp_path)

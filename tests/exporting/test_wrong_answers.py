@@ -206,10 +206,14 @@ def test_a_tokenizer_class_with_another_model_than_the_file_is_refused(tmp_path:
     edit_json(
         source / "tokenizer.json", model=json.loads((source / "tokenizer.json").read_text())["model"] | {"max_input_chars_per_word": 3}
     )
-    assert "`tokenizer_class`" in refused(source)
+    message = refused(source)
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    assert all(fact in message for fact in ("`tokenizer_class`", f"`model_input_names` to {json.dumps(names)}"))
 
-    edit_json(source / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
-    assert 1 in load_checkpoint(str(source)).tokenizer("film")["input_ids"]
+    edit_json(source / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast", model_input_names=names)
+    checkpoint = load_checkpoint(str(source))
+    assert 1 in checkpoint.tokenizer("film")["input_ids"]
+    assert [0, 1] == sorted({piece.type_id for piece in checkpoint.tokenizer_spec.pieces})
 
 
 # ---- labels that are not texts

@@ -1,0 +1,270 @@
+"""Token types (segment ids) are those that a model was trained with: the template's, or none, by class and version of its tokenizer.
+
+PyTorch gets the types explicitly, because transformers 5 drops them for most tokenizer classes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import transformers
+
+import families
+from application import call_fresh, rejected
+from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.service.bundle.files import CARD_FILE, Bundle, load_bundle
+from bertserve.service.tasks import classify, multiple_choice, question_answering
+from bundles import FAST, Run, Served, Verify, exported, json_lines, refused
+from checkpoints import edit_json, edit_weights, few_texts
+from families import ALL_HEADS, FAMILIES, Family
+
+pytestmark = pytest.mark.torch
+pytest_plugins = ("export_fixtures",)
+
+OLD, NEW = "4.57.3", "5.2.0"
+BERT_SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+FUNNEL_SPECIALS = ["<pad>", "<unk>", "<cls>", "<sep>", "<mask>", "<s>", "</s>"]
+BIG_BIRD_SPECIALS = ["<pad>", "</s>", "<s>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
+FIRST, SECOND = "A man is eating food.", "Someone eats."
+
+
+def herbert_tokenizer() -> Any:
+    pieces, merges = families._lower_pairs()
+    ids = {piece: i for i, piece in enumerate(["<s>", "</s>", "<pad>", "<mask>", "<unk>", *pieces])}
+    return transformers.HerbertTokenizer(vocab=ids, merges=merges, model_max_length=512)
+
+
+TOKENIZERS: dict[str, Any] = {
+    "BERT": families.bert_tokenizer,
+    "DistilBERT": lambda: families.word_piece(transformers.DistilBertTokenizer, BERT_SPECIALS),
+    "BigBird": lambda: families.unigram(transformers.BigBirdTokenizer, BIG_BIRD_SPECIALS),
+    "RoBERTa": families.roberta_tokenizer,
+    "ALBERT": FAMILIES["ALBERT"].tokenizer,
+    "Funnel": lambda: families.word_piece(transformers.FunnelTokenizer, FUNNEL_SPECIALS),
+    "HerBERT": herbert_tokenizer,
+    "RemBERT": lambda: families.unigram(transformers.RemBertTokenizer, BERT_SPECIALS),
+    "Splinter": lambda: families.word_piece(transformers.SplinterTokenizer, [*BERT_SPECIALS, "[QUESTION]"]),
+    "XLNet": FAMILIES["XLNet"].tokenizer,
+}
+ALWAYS, NEVER = {"BERT"}, {"DistilBERT", "BigBird", "RoBERTa"}  # what their classes give in both versions
+GENERIC = {"tokenizer_class": "PreTrainedTokenizerFast"}
+
+
+def checkpoint(path: Path, tokenizer: str, version: str | None, task: str = "text-classification", **settings: Any) -> Path:
+    """Writes a BERT checkpoint with a class of tokenizers, as saved by a version of transformers."""
+    Family(transformers.BertConfig, TOKENIZERS[tokenizer], {"type_vocab_size": 3}).save(path, task)
+    return saved_by(version, path, **settings)
+
+
+def saved_by(version: str | None, path: Path, **settings: Any) -> Path:
+    edit_json(path / "config.json", transformers_version=version)
+    edit_json(path / "tokenizer_config.json", **settings)
+    return path
+
+
+def types_of(source: Path, **options: Any) -> list[int] | None:
+    """Returns the token types of a pair that the graph gets, or None if it gets none."""
+    loaded = load_checkpoint(str(source), **options)
+    spec = loaded.tokenizer_spec
+    return [piece.type_id for piece in spec.pair or ()] if any(given.fill == "type_ids" for given in loaded.inputs) else None
+
+
+def template_of(source: Path) -> list[int]:
+    """Returns the token types of a pair by tokenizer.json."""
+    made = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
+    return list(made.encode("a", "a").type_ids)
+
+
+@pytest.mark.parametrize("generic", [False, True], ids=["own class", "generic class"])
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+def test_the_class_and_the_version_decide(tokenizer: str, generic: bool, tmp_path: Path) -> None:
+    """Transformers 4 gave the types of the template, except for some classes; transformers 5 gives them for few classes."""
+    source = checkpoint(tmp_path / "checkpoint", tokenizer, OLD, **(GENERIC if generic else {}))
+    old, own = types_of(source), not generic
+    new = types_of(saved_by(NEW, source))
+
+    assert (None if own and tokenizer in NEVER else max(template_of(source))) == (old and max(old))
+    assert (None if generic or tokenizer not in ALWAYS else template_of(source)) == new
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "version"),
+    [
+        *((name, None) for name in TOKENIZERS if name not in ALWAYS | NEVER),
+        *(("ALBERT", version) for version in ("", "unknown", "5.0.0rc1", "5.0.0.dev0")),
+    ],
+)
+def test_an_unknown_version_is_refused_where_it_matters(tokenizer: str, version: str | None, tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "checkpoint", tokenizer, version)
+
+    assert "--token-types" in refused(source)
+    assert max(template_of(source)) == max(types_of(source, token_types="template") or ())
+    assert types_of(source, token_types="zero") is None
+
+
+@pytest.mark.parametrize("tokenizer", ["ALBERT", "XLNet"])
+@pytest.mark.parametrize("task", ["token-classification", "feature-extraction", "question-answering", "multiple-choice"])
+def test_a_version_matters_for_heads_whose_template_has_other_types(tokenizer: str, task: str, tmp_path: Path) -> None:
+    """Single texts of ALBERT have one type. Those of XLNet have two, and attention maps are also for pairs."""
+    head = "token-classification" if task == "feature-extraction" else task
+    source = checkpoint(tmp_path / "checkpoint", tokenizer, None, head)
+    matters = tokenizer == "XLNet" or task in ("question-answering", "multiple-choice")
+
+    if matters:
+        assert "--token-types" in refused(source, task=task)
+    else:
+        assert types_of(source, task=task) is None
+        assert "--token-types" in refused(source, task=task, attentions=True)
+
+
+@pytest.mark.parametrize("names", [["input_ids", "attention_mask"], ["input_ids", "token_type_ids", "attention_mask"]])
+@pytest.mark.parametrize("version", [OLD, NEW, None])
+def test_the_inputs_in_the_settings_of_the_tokenizer_have_priority(names: list[str], version: str | None, tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "checkpoint", "BERT", version, **GENERIC, model_input_names=names)
+
+    assert (template_of(source) if "token_type_ids" in names else None) == types_of(source)
+
+
+def requests_of(task: str) -> list[tuple[Any, tuple[str, ...]]]:
+    """Returns requests of one window, each with the texts in the order of the template."""
+    if task == "question-answering":
+        return [(question_answering.AnswerRequest(FIRST, SECOND), (FIRST, SECOND))]
+    if task == "multiple-choice":
+        return [(multiple_choice.ChooseRequest(FIRST, (SECOND,)), (FIRST, SECOND))]
+    pair = (classify.ClassifyRequest(FIRST, SECOND), (FIRST, SECOND))
+    return [pair] if task in families.PRETRAINING else [pair, (classify.ClassifyRequest(FIRST), (FIRST,))]
+
+
+def in_pytorch(source: Path, task: str, texts: tuple[str, ...], *, typed: bool) -> dict[str, Any]:
+    """Returns the outputs of transformers by name, with the types of tokenizer.json or without types."""
+    encoding = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json")).encode(*texts)
+    inputs = {"input_ids": encoding.ids} | ({"token_type_ids": encoding.type_ids} if typed else {})
+    model = ALL_HEADS[task][1].from_pretrained(source, dtype=torch.float32).eval()  # type: ignore[attr-defined]
+    rows = {name: torch.tensor([values]) for name, values in inputs.items()}
+    with torch.no_grad():
+        outputs = model(**{name: value[None] if task == "multiple-choice" else value for name, value in rows.items()})
+    return outputs | ({"logits": outputs["sop_logits"]} if task == "sentence-order" else {})
+
+
+def differences(source: Path, bundle: Bundle, task: str, *, typed: bool) -> list[float]:
+    """Returns the largest difference of an output from PyTorch for each request."""
+    served = Served(bundle)
+    worst = []
+    for request, texts in requests_of(task):
+        [row], expected = served.alone(request), in_pytorch(source, task, texts, typed=typed)
+        worst.append(max(float(np.abs(values - expected[name][0].numpy()).max()) for name, values in row.items()))
+    return worst
+
+
+@pytest.mark.parametrize("version", [OLD, NEW])
+@pytest.mark.parametrize(
+    ("family", "task"),
+    [
+        ("ALBERT", "text-classification"),
+        ("ALBERT", "question-answering"),
+        ("ALBERT", "multiple-choice"),
+        ("ALBERT", "sentence-order"),
+        ("XLNet", "text-classification"),
+    ],
+)
+def test_answers_are_those_of_pytorch_with_the_types_of_training(family: str, task: str, version: str, tmp_path: Path) -> None:
+    """Without types, XLNet does not read types of 0, but none: also single texts differ."""
+    source = saved_by(version, FAMILIES[family].save(tmp_path / "checkpoint", task))
+    # a random first type differs little from the second one
+    edit_weights(source, lambda tensors: [tensors[name].mul_(5) for name in tensors if "token_type" in name or "seg_embed" in name])
+    flag = {"task": "text-classification"} if task == "sentence-order" else {}
+    bundle, typed = exported(source, **flag), version == OLD
+
+    assert max(differences(source, bundle, task, typed=typed)) <= 1e-4
+    assert max(differences(source, bundle, task, typed=not typed)) > 1e-2
+    assert ("template" if typed else "zero") == bundle.manifest.source.token_types
+
+
+@pytest.mark.parametrize("flag", ["template", "zero"])
+def test_a_flag_decides_and_manifest_and_card_record_it(flag: str, tmp_path: Path, run: Run, verify: Verify, output: Path) -> None:
+    """`verify` loads the checkpoint with the recorded choice, and compares it again."""
+    source = checkpoint(tmp_path / "checkpoint", "BERT", None, **GENERIC)
+    assert (0, "") == run(source, *FAST, "--token-types", flag)
+    bundle = load_bundle(output / "checkpoint")
+
+    assert max(differences(source, bundle, "text-classification", typed=flag == "template")) <= 1e-4
+    assert flag == bundle.manifest.source.token_types
+    assert "token types" in (bundle.path / CARD_FILE).read_text(encoding="utf-8")
+    assert 0 == verify(bundle.path, "--checkpoint", source)[0]
+
+
+def test_a_flag_without_effect_is_refused(tmp_path: Path) -> None:
+    source = FAMILIES["DistilBERT"].save(tmp_path / "checkpoint", "text-classification")
+
+    assert "--token-types" in refused(source, token_types="zero")
+
+
+# ---- the model lacks the type of the second text, as RoBERTa with BERT's tokenizer (guwenbert)
+
+
+def one_type(path: Path, task: str = "text-classification", **settings: Any) -> Path:
+    Family(transformers.RobertaConfig, families.bert_tokenizer, {"type_vocab_size": 1}, offset=2).save(path, task)
+    edit_json(path / "tokenizer_config.json", **settings)
+    return path
+
+
+@pytest.fixture(name="of_singles", scope="module")
+def model_of_single_texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Bundle]:
+    folder = tmp_path_factory.mktemp("one")
+    source = one_type(folder / "checkpoint")
+    edit_json(source / "config.json", id2label={"0": "entailment", "1": "neutral", "2": "contradiction"})
+    options: dict[str, Any] = {"calibration": few_texts(folder), "max_int8_error": 1.0, "quick": True, "attentions": True}
+    return source, exported(source, precisions=("fp32", "int8"), **options)
+
+
+def test_single_texts_of_a_model_with_one_type_are_those_of_pytorch(of_singles: tuple[Path, Bundle]) -> None:
+    source, bundle = of_singles
+    [row] = Served(bundle).alone(classify.ClassifyRequest(FIRST))
+    expected = in_pytorch(source, "text-classification", (FIRST,), typed=True)["logits"][0].numpy()
+
+    assert float(np.abs(row["logits"] - expected).max()) <= 1e-4
+
+
+PAIR = {"text": FIRST, "text_pair": SECOND}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/classify", {"inputs": PAIR}),
+        ("/classify", {"inputs": [FIRST, PAIR], "parameters": {"window": "mean"}}),
+        ("/zero-shot", {"inputs": FIRST, "parameters": {"candidate_labels": ["food", "rain"]}}),
+        ("/attention", {"inputs": PAIR}),
+    ],
+)
+def test_a_model_with_one_type_refuses_pairs(of_singles: tuple[Path, Bundle], path: str, body: Any) -> None:
+    response = call_fresh(of_singles[1].path.parent, "POST", path, json=body)
+
+    assert "pairs" in rejected(response, 422, "invalid_value")
+
+
+@pytest.mark.parametrize("task", ["question-answering", "multiple-choice"])
+def test_a_head_of_pairs_with_one_type_is_refused(task: str, tmp_path: Path) -> None:
+    source = one_type(tmp_path / "checkpoint", task)
+
+    assert "--token-types zero" in refused(source)
+
+
+def test_a_model_with_one_type_reads_pairs_without_types(tmp_path: Path) -> None:
+    """Pairs work if the tokenizer gives no types, or if the user says so."""
+    source = one_type(tmp_path / "checkpoint", model_input_names=["input_ids", "attention_mask"])
+    assert max(differences(source, exported(source), "text-classification", typed=False)) <= 1e-4
+
+    other = one_type(tmp_path / "other")
+    assert max(differences(other, exported(other, token_types="zero"), "text-classification", typed=False)) <= 1e-4
+
+
+def test_pairs_to_calibrate_a_model_of_single_texts_are_refused(tmp_path: Path) -> None:
+    lines = [{"text": f"{FIRST} {i}", "text_pair": SECOND} for i in range(20)]
+
+    assert "20 pairs" in refused(one_type(tmp_path / "checkpoint"), calibration=json_lines(tmp_path / "pairs.jsonl", *lines))
