@@ -29,7 +29,7 @@ from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
 from bertserve.export.checkpoint.lora import CONFIG_FILE, WEIGHTS_FILE, LoraAdapter, read_adapter
 from bertserve.export.checkpoint.sentence_transformers import DENSE, find_transformer, read_modules
-from bertserve.export.checkpoint.weight_files import find_weights
+from bertserve.export.checkpoint.weight_files import SAFETENSORS, find_weights
 from bertserve.export.errors import CheckpointError
 from bertserve.service.bundle.files import is_bundle, is_checkpoint
 from bertserve.service.bundle.manifest import WeightsFormat
@@ -39,7 +39,8 @@ MAX_CARD_BYTES = 2**20
 
 # no Python files and no other pickles: files that are not downloaded cannot be loaded
 _WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md")
-_PICKLES = ("pytorch_model*.bin",)  # of a folder without safetensors
+_PICKLES = ("pytorch_model*.bin",)  # of a folder without one of these files:
+_WITHOUT_PICKLES = (SAFETENSORS, f"{SAFETENSORS}.index.json", CONFIG_FILE)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -301,7 +302,7 @@ def _download(source: str, revision: str | None) -> Path:
     for path in subfolders:
         fetch(path, _WANTED)
     for path in (".", *subfolders):
-        if not any((folder / path).glob("*.safetensors")):
+        if not any((folder / path / name).is_file() for name in _WITHOUT_PICKLES):
             fetch(path, _PICKLES)
     return folder
 
