@@ -1,4 +1,4 @@
-"""One module per task, without side effects: parameters, body, generator function, playground form and TaskSpec.
+"""One module per task, without side effects: parameters, body, generator function and TaskSpec.
 
 A new task needs one module here with a SPEC, one line in `catalog.py`, tests and docs. No threads, no clock, no HTTP, no ONNX.
 """

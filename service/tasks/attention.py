@@ -20,7 +20,7 @@ from bertserve.service.tasks.body import TaskBody, TaskParameters, body_config
 from bertserve.service.tasks.classify import TextsOrPairs
 from bertserve.service.tasks.cost import NUMBER_BYTES, Cost, text_bytes
 from bertserve.service.tasks.decoding import Floats
-from bertserve.service.tasks.spec import Derivation, Form, FormField, TaskSpec, inputs_body
+from bertserve.service.tasks.spec import Derivation, TaskSpec, inputs_body
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
 
 TASK = "attention"
@@ -216,17 +216,6 @@ SPEC = TaskSpec(
     answer=Attention | list[Attention],
     estimate=estimate,
     run=show_attention,
-    form=Form(
-        "Attention",
-        "Shows which tokens attend to which, by layer and head.",
-        (
-            FormField("text", "Text", "inputs.text", value="The animal did not cross the street because it was too tired.", rows=2),
-            FormField("pair", "Second text", "inputs.text_pair", rows=1, optional=True),
-            FormField("layer", "Layer", "parameters.layers", "number", counted="attention_heads"),
-        ),
-        "attention",
-        parameters={"output_attentions": True},
-    ),
     derivation=Derivation(
         base=None, compatible=lambda config: bool(config.attention_heads), needs=NEEDS, discriminator=("parameters", "output_attentions")
     ),

@@ -22,7 +22,7 @@ from bertserve.service.tasks.body import LIST, PAIR, STOP, TEXT, Closed, Stride,
 from bertserve.service.tasks.cost import NOTHING, SCORE_BYTES, Cost, longest_label
 from bertserve.service.tasks.decoding import Floats, Row, activate, best_first
 from bertserve.service.tasks.occlusion import ReadText, WordImportance
-from bertserve.service.tasks.spec import Form, FormExample, FormField, TaskSpec
+from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
 from bertserve.service.text.windows import default_stride, kept_of_pair, windows
 from bertserve.service.text.words import Unit, words_of
@@ -313,40 +313,6 @@ def logit_widths(manifest: Manifest) -> dict[str, int]:
     return {"logits": len(manifest.labels)}
 
 
-_REVIEW = "The plot is thin and the ending drags, but the cast is a delight."
-_LONG_REVIEW = " ".join([*(f"Scene {i + 1} is slow and far too loud." for i in range(60)), "In the end I loved it."])
-_FORM = Form(
-    "Classify",
-    "Gives a text, or a pair of texts, a label.",
-    (
-        FormField("text", "Text", "inputs.text", value=_REVIEW),
-        FormField("pair", "Second text, for models of pairs", "inputs.text_pair", rows=1, optional=True),
-        FormField(
-            "window",
-            "If the text is too long",
-            "parameters.window",
-            "choice",
-            options=(("", "cut it"), ("mean", "take the mean of its windows"), ("max", "take the maximum of its windows")),
-        ),
-        FormField(
-            "explain",
-            "Show why, by leaving out each word",
-            "parameters.explain",
-            "tick",
-            unless="window",
-            most_words=occlusion.MAX_WORDS,
-        ),
-    ),
-    "bars",
-    examples=(
-        FormExample("A review", {"text": _REVIEW, "pair": ""}, pairs=False),
-        FormExample(
-            "Does one follow from the other?", {"text": "A man is playing a guitar on a stage.", "pair": "Someone makes music."}, pairs=True
-        ),
-        FormExample("Too long", {"text": _LONG_REVIEW, "pair": ""}, pairs=False),
-    ),
-)
-
 SPEC = TaskSpec(
     name=TASK,
     path="classify",
@@ -357,7 +323,6 @@ SPEC = TaskSpec(
     run=classify,
     requires=require_labels,
     widths=logit_widths,
-    form=_FORM,
     has_one_label=_has_one_label,
     answer_bytes=_answer_bytes,
 )

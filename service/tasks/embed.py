@@ -30,7 +30,7 @@ from bertserve.service.tasks.body import (
 )
 from bertserve.service.tasks.cost import NUMBER_BYTES, Cost
 from bertserve.service.tasks.decoding import Floats, Row
-from bertserve.service.tasks.spec import Form, FormField, TaskSpec
+from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
 from bertserve.service.text.windows import kept_tokens
 
@@ -371,9 +371,6 @@ SPEC = TaskSpec(
     estimate=estimate,
     run=embed,
     answer_bytes=_answer_bytes,
-    form=Form(
-        "Embed", "Turns a text into a vector.", (FormField("text", "Text", "inputs.text", value="A warm and funny film."),), "vectors"
-    ),
     requires=_missing,
     widths=_widths,
 )

@@ -33,7 +33,7 @@ from bertserve.service.tasks.joint_masks import (
     search,
     slots_of,
 )
-from bertserve.service.tasks.spec import Form, FormField, TaskSpec
+from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.text.filling import CONTEXT, FILLINGS_PER_STEP, SHORT_TOKENS, Fillings
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
 
@@ -394,19 +394,6 @@ SPEC = TaskSpec(
     answer=list[Filled] | list[list[Filled]] | list[list[list[Filled]]] | list[JointlyFilled] | list[list[JointlyFilled]],
     estimate=estimate,
     run=fill_masks,
-    form=Form(
-        "Fill mask",
-        "Says which words fit in the place of a masked one.",
-        (
-            FormField(
-                "text",
-                "Text with the model's mask",
-                "inputs.text",
-                value="The king of [MASK] died in 1066, and his [MASK] came from France.",
-            ),
-        ),
-        "masks",
-    ),
     requires=_missing,
     load_workload="mask",
 )

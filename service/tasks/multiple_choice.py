@@ -21,7 +21,7 @@ from bertserve.service.tasks.batch import PAUSE, Batch, TaskModel, TaskRun
 from bertserve.service.tasks.body import LIST, PAIR, STOP, Closed, TaskBody, TaskParameters, body_config, one_of
 from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_first
-from bertserve.service.tasks.spec import Form, FormField, TaskSpec
+from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.text.tokenizer import estimate_tokens
 
 TASK = "multiple-choice"
@@ -189,15 +189,6 @@ SPEC = TaskSpec(
     answer=list[Chosen] | list[list[Chosen]],
     estimate=estimate,
     run=choose,
-    form=Form(
-        "Choose",
-        "Says which choice goes with a question or a beginning.",
-        (
-            FormField("prompt", "Question or beginning", "inputs.prompt", value="He put the kettle on, and", rows=1),
-            FormField("choices", "Choices, one a line", "inputs.choices", "lines", value="made himself a cup of tea.\nflew to the moon."),
-        ),
-        "bars",
-    ),
     widths=lambda manifest: {"logits": 1},
     load_body=_load_body,
 )

@@ -22,10 +22,6 @@ from bertserve.service.tasks.cost import NOTHING, SCORE_BYTES, STEPS_PER_TOKEN, 
 from bertserve.service.tasks.decoding import BestAnswers, Floats, Row, SpanTexts, SummedAnswers, activate, score_spans
 from bertserve.service.tasks.occlusion import ReadText, WordImportance
 from bertserve.service.tasks.spec import (
-    CHRONICLE,
-    Form,
-    FormExample,
-    FormField,
     TaskSpec,
 )
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
@@ -332,23 +328,6 @@ class Answer(BaseModel):
     ] = []
 
 
-_PASSAGE = "The bridge was built in Porto in 1886 by a student of Eiffel. It was closed to trains in 1991, and repaired in 2010."
-_FORM = Form(
-    "Answer",
-    "Finds the place in a passage that answers a question.",
-    (
-        FormField("context", "Passage", "inputs.context", value=_PASSAGE, rows=4),
-        FormField("question", "Question", "inputs.question", value="When was the bridge built?", rows=1),
-        FormField("explain", "Show why, by leaving out each word", "parameters.explain", "tick"),
-    ),
-    "answers",
-    parameters={"top_k": 4},
-    examples=(
-        FormExample("A short passage", {"context": _PASSAGE, "question": "When was the bridge built?"}),
-        FormExample("A long one, in windows", {"context": CHRONICLE, "question": "When did Bologna open its station?"}),
-    ),
-)
-
 SPEC = TaskSpec(
     name=TASK,
     path="answer",
@@ -357,6 +336,5 @@ SPEC = TaskSpec(
     answer=Answer | list[Answer] | list[list[Answer]],
     estimate=estimate,
     run=answer_question,
-    form=_FORM,
     load_workload="qa",
 )

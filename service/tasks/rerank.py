@@ -22,7 +22,7 @@ from bertserve.service.tasks.batch import PAUSE, Batch, ModelConfig, TaskModel, 
 from bertserve.service.tasks.body import STOP, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config
 from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_first
-from bertserve.service.tasks.spec import Derivation, Form, FormField, TaskSpec
+from bertserve.service.tasks.spec import Derivation, TaskSpec
 from bertserve.service.text.tokenizer import estimate_tokens
 
 TASK = "text-ranking"
@@ -208,21 +208,6 @@ SPEC = TaskSpec(
     answer=list[Ranked],
     estimate=estimate,
     run=rerank,
-    form=Form(
-        "Rerank",
-        "Sorts texts by how well they answer a query.",
-        (
-            FormField("query", "Query", "query", value="What is a panda?", rows=1),
-            FormField(
-                "texts",
-                "Texts, one a line",
-                "texts",
-                "lines",
-                value="A panda is a bear of China.\nThe bridge was built in 1886.\nPandas eat bamboo.",
-            ),
-        ),
-        "bars",
-    ),
     derivation=Derivation(base=classify.TASK, compatible=compatible, needs=NEEDS, discriminator=("texts",)),
     load_body=_load_body,
 )

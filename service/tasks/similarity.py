@@ -15,7 +15,7 @@ from bertserve.service.tasks.batch import PAUSE, Batch, ModelConfig, TaskModel, 
 from bertserve.service.tasks.body import STOP, Closed, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config, lower
 from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost
 from bertserve.service.tasks.decoding import Floats
-from bertserve.service.tasks.spec import Derivation, Form, FormField, TaskSpec
+from bertserve.service.tasks.spec import Derivation, TaskSpec
 from bertserve.service.text.tokenizer import estimate_tokens
 
 TASK = "sentence-similarity"
@@ -156,23 +156,6 @@ SPEC = TaskSpec(
     answer=list[Annotated[float, Field(examples=[0.83])]],
     estimate=estimate,
     run=compare,
-    form=Form(
-        "Similarity",
-        "Says how alike sentences are in meaning.",
-        (
-            FormField(
-                "texts",
-                "Sentences, one a line, at most 12",
-                "inputs.sentences",
-                "lines",
-                value="A warm and funny film.\nThe movie made me laugh.\nThe bridge was built in 1886.\nEngineers opened it to trains that year.",
-                rows=5,
-                each="inputs.source_sentence",
-                most=12,
-            ),
-        ),
-        "similarities",
-    ),
     derivation=Derivation(
         base=embed.TASK, compatible=lambda config: config.embedding is not None, needs="", discriminator=("inputs", "source_sentence")
     ),

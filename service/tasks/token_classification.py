@@ -22,7 +22,7 @@ from bertserve.service.tasks.body import OffsetUnit, Stride, TaskBody, TaskParam
 from bertserve.service.tasks.classify import logit_widths, require_labels
 from bertserve.service.tasks.cost import SCORE_BYTES, STEPS_PER_TOKEN, TOKEN_MEMORY, Cost, longest_label, text_bytes
 from bertserve.service.tasks.decoding import Floats, activate
-from bertserve.service.tasks.spec import CHRONICLE, Form, FormExample, FormField, TaskSpec
+from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
 from bertserve.service.text.windows import default_stride, windows
 from bertserve.service.text.words import rebase, trimmed
@@ -326,15 +326,6 @@ class Entity(BaseModel):
     end: Annotated[int, Field(examples=[28])]
 
 
-_SENTENCE = "Ada Lovelace wrote to Charles Babbage of Cambridge University from her house in London."
-_FORM = Form(
-    "Entities",
-    "Finds persons, places and organizations.",
-    (FormField("text", "Text", "inputs.text", value=_SENTENCE),),
-    "entities",
-    examples=(FormExample("A sentence", {"text": _SENTENCE}), FormExample("A long text, in windows", {"text": CHRONICLE})),
-)
-
 SPEC = TaskSpec(
     name=TASK,
     path="ner",
@@ -345,5 +336,4 @@ SPEC = TaskSpec(
     run=label_tokens,
     requires=require_labels,
     widths=logit_widths,
-    form=_FORM,
 )

@@ -22,7 +22,7 @@ from bertserve.service.tasks.body import TaskBody, TaskParameters, TextOrTexts, 
 from bertserve.service.tasks.classify import LABEL_BYTES, LabelScore
 from bertserve.service.tasks.cost import TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import Row, activate
-from bertserve.service.tasks.spec import Derivation, Form, FormField, TaskSpec, inputs_body
+from bertserve.service.tasks.spec import Derivation, TaskSpec, inputs_body
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
 from bertserve.service.text.windows import kept_tokens
 
@@ -197,15 +197,6 @@ SPEC = TaskSpec(
     answer=list[LabelScore] | list[list[LabelScore]],
     estimate=estimate,
     run=classify_zero_shot,
-    form=Form(
-        "Zero-shot",
-        "Sorts a text by labels of your own.",
-        (
-            FormField("text", "Text", "inputs.text", value="The new phone has a better camera."),
-            FormField("labels", "Labels, one a line", "parameters.candidate_labels", "lines", value="technology\npolitics\nsports"),
-        ),
-        "bars",
-    ),
     derivation=Derivation(base=classify.TASK, compatible=compatible, needs=NEEDS, discriminator=("parameters", "candidate_labels")),
     has_one_label=lambda parameters, config: not parameters.get("multi_label"),
     answer_bytes=lambda request, manifest: sum(LABEL_BYTES + text_bytes(label) for label in request.parameters.candidate_labels),

@@ -88,7 +88,7 @@ def test_every_task_has_a_form(models: Path) -> None:
 
 def test_every_file_of_the_folder_is_served() -> None:
     assert sorted([playground.PAGE, *playground.FILES]) == sorted(
-        file.name for file in FOLDER.iterdir() if file.suffix in {".html", ".css", ".js"}
+        file.name for file in FOLDER.iterdir() if file.suffix in {".html", ".css", ".js", ".json"}
     )
 
 

@@ -81,11 +81,6 @@ def test_the_toy_task_answers_instances(api: Send) -> None:
     assert {"predictions": [RESULT]} == api("POST", "/v1/models/toy:predict", json={"instances": [PAIR]}).json()
 
 
-def test_the_toy_task_has_a_form_on_the_playground(api: Send) -> None:
-    form = api("GET", "/playground/forms.json").json()["/count"]
-    assert ("Count", "json", ["inputs.left", "inputs.right"]) == (form["title"], form["view"], [field["to"] for field in form["fields"]])
-
-
 @pytest.mark.parametrize("flags", [[], ["--left", "first", "--right", "second"]])
 def test_the_toy_task_scores_files(folder: Path, tmp_path: Path, flags: list[str]) -> None:
     left, right = flags[1::2] or ["left", "right"]

@@ -11,7 +11,7 @@ from pydantic import Field
 from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun
 from bertserve.service.tasks.body import Closed, TaskBody, TaskParameters, body_config
 from bertserve.service.tasks.cost import Cost
-from bertserve.service.tasks.spec import Form, FormField, TaskSpec
+from bertserve.service.tasks.spec import TaskSpec
 
 TASK = "pair-counting"
 
@@ -77,5 +77,4 @@ SPEC = TaskSpec(
     estimate=lambda request, max_length: 8,
     run=count,
     widths=lambda manifest: {"logits": len(manifest.labels)},
-    form=Form("Count", "Counts tokens.", (FormField("left", "Left", "inputs.left"), FormField("right", "Right", "inputs.right"))),
 )

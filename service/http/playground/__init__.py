@@ -1,4 +1,4 @@
-"""The playground: a page at `/` that runs every task in a browser. It serves static files and the forms that the tasks declare."""
+"""The playground: a page at `/` that runs every task in a browser. It serves static files; `forms.json` has the form of each task."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from fastapi import APIRouter
 
 from bertserve.service.api_keys import Access
 from bertserve.service.http.openapi import add_file, endpoints
-from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.wire.json_text import to_json
 
 _FOLDER = Path(__file__).parent
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".json": "application/json"}
-PAGE, FORMS = "index.html", "forms.json"
+PAGE = "index.html"
 FILES = (
     "playground.css",
     "playground.js",
     "forms.js",
+    "forms.json",
     "views.js",
     "reasons.js",
     "attention.js",
@@ -44,9 +43,6 @@ def router(root_path: str = "") -> APIRouter:
     _add_file(routes, "/", PAGE, page)
     for name in FILES:
         _add_file(routes, f"/playground/{name}", name, (_FOLDER / name).read_bytes())
-    _add_file(
-        routes, f"/playground/{FORMS}", FORMS, to_json({f"/{spec.path}": spec.form for spec in TASKS.values() if spec.form is not None})
-    )
     return routes
 
 

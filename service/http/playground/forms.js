@@ -1,4 +1,6 @@
-// Turns a form's values into request bodies, and answers into a view. The forms are data: each task of the service declares its own.
+// Turns a form's values into request bodies, and answers into a view. The forms are data, in forms.json.
+// In a field, `to` is the path of its value in the body, `each` a path for each line in a request of its own, `most` the maximum number of
+// lines, `unless` a field whose value excludes a tick, `most_words` the maximum words for a tick, `counted` a list of the model's description.
 import { element, bars, spans, similarityMap, percent } from "./views.js";
 import { reasons } from "./reasons.js";
 import { attentionMap } from "./attention.js";
