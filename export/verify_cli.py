@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from bertserve.export.verify.graph_checks import BundleCheck
     from bertserve.export.verify.verify import VerifySpec
 
-PACKAGES = {False: ("onnxruntime",), True: ("torch", "transformers", "sentencepiece", "onnx", "onnxruntime")}  # without and with a checkpoint
+PACKAGES = {
+    False: ("onnxruntime",),
+    True: ("torch", "transformers", "sentencepiece", "onnx", "onnxruntime"),
+}  # without and with a checkpoint
 STATUS = {True: "ok", False: "FAILED", None: "-"}
 
 

@@ -71,7 +71,7 @@ def _mean(tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 # each gets the vectors of the tokens, float32 [rows, length, values], the mask, float32 [rows, length], and the position of each token in
 # its text from 1, int64 [rows, length]
-_POOLINGS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
+POOLINGS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "cls": _first,
     "max": _max,
     "mean": lambda tokens, mask, places: _mean(tokens, mask),
@@ -97,7 +97,7 @@ class SentenceHead(torch.nn.Module):
     def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Returns the vectors of texts, float32 [rows, width], from those of tokens and the attention mask, int64 [rows, length]."""
         places = mask.cumsum(1)
-        vectors = [_POOLINGS[pooling](tokens, mask.to(tokens.dtype), places) for pooling in self.poolings]
+        vectors = [POOLINGS[pooling](tokens, mask.to(tokens.dtype), places) for pooling in self.poolings]
         result: torch.Tensor = self.steps(torch.cat(vectors, dim=-1))
         return result
 
@@ -190,8 +190,8 @@ def _read_poolings(path: Path, settings: SentenceSettings) -> tuple[str, ...]:
     if modes is None:
         modes = [pooling for flag, pooling in _FLAGS.items() if config.get(flag)]
     poolings = [str(mode) for mode in (modes if isinstance(modes, list) else [modes])]
-    if not poolings or not set(poolings) <= set(_POOLINGS):
-        raise CheckpointError(f"`{path}` pools by {' and '.join(poolings) or 'nothing'}; supported are {', '.join(_POOLINGS)}.")
+    if not poolings or not set(poolings) <= set(POOLINGS):
+        raise CheckpointError(f"`{path}` pools by {' and '.join(poolings) or 'nothing'}; supported are {', '.join(POOLINGS)}.")
     if config.get("include_prompt") is False and any(settings.prompts.values()):
         raise CheckpointError(f"`{path}` leaves the tokens of the prompt out of pooling, which is not supported; remove the prompts.")
     return tuple(poolings)

@@ -165,7 +165,8 @@ def _task_of_model(config: Any, task: str) -> tuple[Task, Any]:
         made_for = " and ".join(trained_for)
         raise CheckpointError(f"the checkpoint is a {architectures[0]}, made for {made_for}; --task {task_name} does not match it.")
     auto_class = trained_for.get(task_name, _auto_class(TASKS[task_name]))
-    if TASKS[task_name].embeds and getattr(config, "is_encoder_decoder", False) and type(config) in AutoModelForTextEncoding._model_mapping:
+    has_decoder = getattr(config, "is_encoder_decoder", False) or any(name.endswith("EncoderModel") for name in architectures)
+    if TASKS[task_name].embeds and has_decoder and type(config) in AutoModelForTextEncoding._model_mapping:
         auto_class = AutoModelForTextEncoding  # T5's decoder has inputs that do not come from a text
     if type(config) not in auto_class._model_mapping:
         raise CheckpointError(

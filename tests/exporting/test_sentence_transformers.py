@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import T5Config
 
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.export.checkpoint.sentence_head import POOLINGS, SentenceHead
 from bertserve.export.validation.reference import Reference
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import classify, embed, similarity
@@ -21,7 +23,7 @@ from bertserve.service.tasks.cost import Budget
 from bertserve.service.text.tokenizer import Tokenizer
 from bertserve.service.wire.json_text import to_plain
 from bundles import Served, exported, refused
-from checkpoints import edit_json
+from checkpoints import ROWS, edit_json, save
 from golden import cases
 from golden.make_sentence_transformers import FILE, SECOND_TEXTS, TEXTS, write_base, write_files
 
@@ -89,6 +91,29 @@ def test_the_similarity_is_the_one_of_the_model(name: str, tmp_path: Path) -> No
     line = GOLDEN[f"6.2.0/{name}"]
     served = Served(exported(written(tmp_path, f"6.2.0/{name}")))
     assert close(line["similarity"]) == served.answer({"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}}, similarity.TASK)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_changes_no_pooled_vector(side: str) -> None:
+    head = SentenceHead(list(POOLINGS), [], 0)
+    tokens = torch.randn(1, 5, 3)
+    alone = head(tokens, torch.ones(1, 5, dtype=torch.int64))
+    pads = (2, 0) if side == "left" else (0, 2)
+    mask = torch.nn.functional.pad(torch.ones(1, 5, dtype=torch.int64), pads)
+    padded = head(torch.nn.functional.pad(tokens, (0, 0, *pads), value=9.0), mask)
+    torch.testing.assert_close(alone, padded)
+
+
+def test_t5_encoders_with_a_dense_layer_are_exported(tmp_path: Path) -> None:
+    """sentence-t5 and GTR are such checkpoints; newer versions of transformers save them as encoders without a decoder."""
+    sizes = {"d_model": 12, "d_kv": 4, "d_ff": 16, "num_layers": 2, "num_heads": 3}
+    source = save(tmp_path / "t5", "T5EncoderModel", T5Config(vocab_size=ROWS, **sizes))
+    files = GOLDEN["6.2.0/dense"]["files"]
+    write_files(source, {name: content for name, content in files.items() if name != "tokenizer_config.json"})
+    [vector] = Served(exported(source)).answer({"inputs": "good"})
+    checkpoint = load_checkpoint(str(source))
+    [[expected]] = [in_pytorch(checkpoint, tmp_path, {"inputs": ["good"]}, embed.TASK)]
+    assert (8, close(expected)) == (len(vector), vector)
 
 
 def test_requests_choose_other_vectors_of_a_model_with_its_own_pooling(tmp_path: Path) -> None:

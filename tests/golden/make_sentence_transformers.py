@@ -1,15 +1,17 @@
 """Creates the golden answers of one version of sentence-transformers: its `encode`, `similarity` and `predict` on tiny checkpoints.
 
-    pip install torch==2.13.0 transformers==5.23.0 sentence-transformers==VERSION    # 5.3.0, 5.7.0 and 6.2.0, each in an environment of its own
+    pip install torch==2.13.0 transformers==5.23.0 sentence-transformers==VERSION
     python tests/golden/make_sentence_transformers.py
 
-The file formats changed in 5.4 and 6.0. The installed version saves a checkpoint for each case, loads it again and answers. The script replaces the lines of this version in
-`sentence_transformers.jsonl`. Each line has
+The versions are 5.3.0, 5.7.0 and 6.2.0, each in an environment of its own; the files changed in 5.4 and in 6.0. The installed version saves
+a checkpoint for each case, loads it again and answers. The script replaces the lines of this version in `sentence_transformers.jsonl`. Each
+line has
 
 - `id`: version and name of the case;
 - `labels`: number of labels of a cross-encoder; 0 for an encoder;
 - `files`: the files with settings that this version saves; `write_files` writes them, and the weights of Dense modules;
-- `vectors` and `similarity` of `TEXTS` (the first one with the others), or `scores` of pairs of the first text with each of `SECOND_TEXTS`.
+- `vectors` and `similarity` of `TEXTS` (the first one with the others), or `scores` of pairs of the first text with each of
+  `SECOND_TEXTS`.
 
 The weights are a pattern, so that every version of torch gives the same ones.
 """
