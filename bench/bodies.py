@@ -53,15 +53,12 @@ def build_bodies(source: str, *, path: str = "/", texts: int = 1, seed: int = 0,
     if is_file and not all(isinstance(line, str) for line in inputs):
         if texts != 1:
             raise BenchError(f"--texts {texts} groups texts, but `{source}` has whole request bodies; remove the flag.")
-        return [_encode(_request_body(spec, [line]) if isinstance(line, str) else line) for line in inputs]
-    # all inputs occur equally often
-    count = min(math.lcm(len(inputs), texts) // texts, max(len(inputs) // texts, _MAX_BODIES))
-    groups = ([inputs[(i * texts + k) % len(inputs)] for k in range(texts)] for i in range(count))
-    return [_encode(_request_body(spec, group)) for group in groups]
-
-
-def _encode(value: dict[str, Any]) -> Body:
-    return Body(json.dumps(value).encode(), count_texts(value))
+        values = [_request_body(spec, [line]) if isinstance(line, str) else line for line in inputs]
+    else:
+        # all inputs occur equally often
+        count = min(math.lcm(len(inputs), texts) // texts, max(len(inputs) // texts, _MAX_BODIES))
+        values = [_request_body(spec, [inputs[(i * texts + k) % len(inputs)] for k in range(texts)]) for i in range(count)]
+    return [Body(json.dumps(value).encode(), count_texts(value)) for value in values]
 
 
 def _read_lines(path: Path) -> list[Any]:

@@ -12,8 +12,7 @@ import math
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from bertserve.bench import objectives, page, workloads
@@ -66,17 +65,13 @@ def build_parser() -> argparse.ArgumentParser:
         commands[name] = subparsers.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         _add_load(commands[name])
     for name in ("closed", "sweep", "compare"):
-        commands[name].add_argument(
-            "--connections", type=_count, default=16, help="connections, each with one request at a time (default: 16)"
-        )
+        commands[name].add_argument("--connections", type=_count, default=16, help="connections with one request each (default: 16)")
     for name in ("open", "sweep"):
         commands[name].add_argument("--max-connections", type=_count, default=512, help="maximum connections (default: 512)")
 
     commands["open"].add_argument("--rate", type=_positive, required=True, help="requests per second")
     command = commands["sweep"]
-    command.add_argument(
-        "--steps", type=_count, default=6, help="maximum number of rates; a load is repeated once if the generator was late (default: 6)"
-    )
+    command.add_argument("--steps", type=_count, default=6, help="maximum number of rates (default: 6)")
     command.add_argument(
         "--max-rate",
         type=_positive,
@@ -102,11 +97,9 @@ def _add_load(command: argparse.ArgumentParser) -> None:
     command.add_argument("--texts", type=_count, default=1, help="texts per request (default: 1)")
     command.add_argument("--seconds", type=_positive, default=10.0, help="duration of each load or loop (default: 10)")
     command.add_argument(
-        "--warmup-s", type=_not_negative, default=1.0, metavar="SECONDS", help="warm-up before each load, not measured (default: 1)"
+        "--warmup-s", type=_not_negative, default=1.0, metavar="SECONDS", help="uncounted time before each load (default: 1)"
     )
-    command.add_argument(
-        "--timeout-s", type=_positive, default=30.0, metavar="SECONDS", help="time after which a request counts as an error (default: 30)"
-    )
+    command.add_argument("--timeout-s", type=_positive, default=30.0, metavar="SECONDS", help="longer requests are errors (default: 30)")
     command.add_argument("--seed", type=int, default=0, help="random seed for texts and arrivals (default: 0)")
     command.add_argument("--header", action="append", default=[], metavar="'NAME: VALUE'", help="header of every request; repeat for more")
     command.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the service's API key")
@@ -127,35 +120,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     args = build_parser().parse_args(argv)
     stop = threading.Event()
-    try:
-        with _set_on_interrupt(stop):
-            return _measure(args, stop)
-    except BenchError as error:
-        print(f"bert-bench: {error}", file=sys.stderr)
-        return 3 if isinstance(error, MissingExtraError) else 2
-    except KeyboardInterrupt:
-        return 130
-
-
-@contextmanager
-def _set_on_interrupt(stop: threading.Event) -> Iterator[None]:
-    """Sets an event on the first Ctrl-C, and raises KeyboardInterrupt on the second."""
 
     def on_sigint(*_: object) -> None:
-        if stop.is_set():
+        if stop.is_set():  # the second Ctrl-C
             raise KeyboardInterrupt
         stop.set()
 
     before = signal.signal(signal.SIGINT, on_sigint)
     try:
-        yield
+        return _measure(args, stop)
+    except BenchError as error:
+        print(f"bert-bench: {error}", file=sys.stderr)
+        return 3 if isinstance(error, MissingExtraError) else 2
+    except KeyboardInterrupt:
+        return 130
     finally:
         signal.signal(signal.SIGINT, before)
 
 
 def _measure(args: argparse.Namespace, stop: threading.Event) -> int:
     """Runs a command that measures; after an error it reports the measurements so far."""
-    goals = objectives.parse(args.slo or ["p99_ms=50" if args.command == "sweep" else f"error_rate={objectives.DEFAULT_ERROR_RATE}"])
+    goals = objectives.parse(args.slo or (["p99_ms=50"] if args.command == "sweep" else []))
     if args.html:
         page.require_matplotlib()  # before the load
     shown = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items() if name != "command"}
@@ -169,7 +154,7 @@ def _measure(args: argparse.Namespace, stop: threading.Event) -> int:
             print(line, file=sys.stderr, flush=True)
 
     try:
-        commands.run(args, report, goals, stop=stop, log=log)
+        commands.run(args, report, stop=stop, log=log)
     finally:
         report.interrupted = stop.is_set()
         if report.runs:
@@ -182,28 +167,21 @@ def _measure(args: argparse.Namespace, stop: threading.Event) -> int:
 
 
 def _write(report: BenchReport, args: argparse.Namespace) -> None:
-    document = json.dumps(report.document(), indent=1)
-    if args.json == Path("-"):
-        print(document)
-    else:
-        for line in summary_lines(report):
-            print(line)
-        if args.json:
-            _write_file(args.json, document + "\n")
-    if args.html:
-        _write_file(args.html, page.render(report))
-
-
-def _write_file(path: Path, text: str) -> None:
-    """Writes a report.
+    """Prints the summary, and writes the reports.
 
     Raises:
-        BenchError: The file cannot be written.
+        BenchError: A file cannot be written.
     """
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise BenchError(f"the report `{path}` cannot be written: {error.strerror}.") from error
+    document = json.dumps(report.document(), indent=1)
+    print(document if args.json == Path("-") else "\n".join(summary_lines(report)))
+    files = {} if args.json in (None, Path("-")) else {args.json: document}
+    if args.html:
+        files[args.html] = page.render(report)
+    for path, text in files.items():
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise BenchError(f"the report `{path}` cannot be written: {error.strerror}.") from error
 
 
 if __name__ == "__main__":

@@ -28,17 +28,7 @@ _THREADS = 2  # of the raw loop, if the service does not say how many it has
 
 @dataclass(frozen=True, slots=True)
 class LoadTest:
-    """A target and the settings of its loads.
-
-    Attributes:
-        target: Endpoint to load; it has accepted a request.
-        durations: The durations of each load.
-        max_connections: Maximum number of connections in an open loop.
-        seed: Seed of the arrival times.
-        report: Gets each load.
-        stop: Set by Ctrl-C.
-        log: Gets a line for each load and each warning.
-    """
+    """A target and the settings of its loads. `report` gets each load, `log` its warnings, and Ctrl-C sets `stop`."""
 
     target: Target
     durations: Durations
@@ -53,13 +43,7 @@ class LoadTest:
         return self._run(f"{name}, {plural(connections, 'connection')}", connections, None)
 
     def run_open_loop(self, rate: float, addition: str = "", *, series: int = 0) -> Run:
-        """Runs an open loop with Poisson arrivals.
-
-        Args:
-            rate: Requests per second.
-            addition: End of the run's name.
-            series: Another number gives other arrival times.
-        """
+        """Runs an open loop with Poisson arrivals at a rate per second; another number of the series gives other arrival times."""
         arrivals = poisson_arrivals(rate, self.durations.warmup_s + self.durations.seconds, seed=self.seed + series)
         return self._run(f"open, {rate:.4g}/s{addition}", self.max_connections, arrivals)
 
@@ -73,9 +57,7 @@ class LoadTest:
         return run
 
 
-def run(
-    args: argparse.Namespace, report: BenchReport, objectives: Sequence[Objective], *, stop: threading.Event, log: Callable[[str], None]
-) -> None:
+def run(args: argparse.Namespace, report: BenchReport, *, stop: threading.Event, log: Callable[[str], None]) -> None:
     """Runs the subcommand `args.command`. The report gets each result immediately.
 
     Raises:
@@ -92,9 +74,9 @@ def run(
         case "open":
             report.metrics = test.run_open_loop(args.rate).metrics()
         case "sweep":
-            sweep(test, objectives, connections=args.connections, steps=args.steps, max_rate=args.max_rate)
+            sweep(test, connections=args.connections, steps=args.steps, max_rate=args.max_rate)
         case "compare":
-            _compare(args, test)
+            compare(args, test)
 
 
 def _request_headers(args: argparse.Namespace) -> dict[str, str]:
@@ -118,8 +100,10 @@ def _request_headers(args: argparse.Namespace) -> dict[str, str]:
     return headers
 
 
-def _compare(args: argparse.Namespace, test: LoadTest) -> None:
-    """Loads the bundle, and compares it with the service.
+def compare(args: argparse.Namespace, test: LoadTest) -> None:
+    """Measures the service in a closed loop and the raw ONNX Runtime loop, in turn.
+
+    The report gets the median over the rounds of the `ratio` of their speeds in texts, and its lowest and highest value.
 
     Raises:
         BenchError: The bundle is broken or not the one that is served.
@@ -129,21 +113,13 @@ def _compare(args: argparse.Namespace, test: LoadTest) -> None:
     engine = OnnxLoop(args.bundle, args.bare_graph, served=test.report.model)
     threads = args.threads or (test.report.service or {}).get("limits", {}).get("threads", _THREADS)
     test.report.engine = engine.description | {"threads": threads}
-    compare(test, engine, connections=args.connections, rounds=args.rounds, threads=threads)
-
-
-def compare(test: LoadTest, engine: OnnxLoop, *, connections: int, rounds: int, threads: int) -> None:
-    """Measures the service in a closed loop and the raw ONNX Runtime loop, in turn.
-
-    The report gets the median over the rounds of the `ratio` of their speeds in texts, and its lowest and highest value.
-    """
     runs = engine.encode(test.target.bodies)
     served, bare = [], []
-    for i in range(1, rounds + 1):
-        run = test.run_closed_loop(connections, f"round {i}")
+    for i in range(1, args.rounds + 1):
+        run = test.run_closed_loop(args.connections, f"round {i}")
         if not test.stop.is_set():
-            test.log(f"round {i}, engine, {plural(threads, 'thread')}, {test.durations.seconds:g} s")
-            texts_per_s = engine.run_loop(runs, threads=threads, seconds=test.durations.seconds, stop=test.stop)
+            test.log(f"round {i}, engine, {plural(threads, 'thread')}, {args.seconds:g} s")
+            texts_per_s = engine.run_loop(runs, threads=threads, seconds=args.seconds, stop=test.stop)
         if test.stop.is_set():
             break
         served.append(run.texts_per_s)
@@ -161,23 +137,17 @@ def compare(test: LoadTest, engine: OnnxLoop, *, connections: int, rounds: int, 
         }
 
 
-def sweep(test: LoadTest, objectives: Sequence[Objective], *, connections: int, steps: int, max_rate: float | None) -> None:
+def sweep(test: LoadTest, *, connections: int, steps: int, max_rate: float | None) -> None:
     """Finds the highest rate of an open loop at which the objectives are met in two loads, with at most `steps` rates.
 
-    The report gets `max_rate`, None if no rate held, and the lowest rate that did not hold.
-
-    Args:
-        test: The load test.
-        objectives: Objectives on latencies and errors; those on rates are ignored.
-        connections: Number of connections of the closed loop that determines the first rate.
-        steps: Number of rates.
-        max_rate: Upper bound of the search in requests per second, which is then the first rate.
+    The report gets `max_rate`, None if no rate held, and the lowest rate that did not hold. Objectives on rates are ignored. The first
+    rate is the upper bound `max_rate` in requests per second, or slightly above the throughput of a closed loop with `connections`.
 
     Raises:
         BenchError: No request of the closed loop was answered.
     """
-    limits = [objective for objective in objectives if METRICS[objective.metric]]
     report = test.report
+    limits = [objective for objective in report.objectives if METRICS[objective.metric]]
     rate = max_rate or (test.run_closed_loop(connections).metrics()["rps"] or 0.0) * _HEADROOM
     if not rate:
         raise BenchError("no request of the closed loop was answered, so there is no rate to start with; check the service.")
@@ -214,7 +184,7 @@ def _holds(test: LoadTest, limits: Sequence[Objective], rate: float) -> bool | N
             run = test.run_open_loop(rate, f"{addition}, repeated", series=series)
             run.discarded = run.was_late
         if run.discarded or test.stop.is_set():
-            report.inconclusive.append(f"{rate:.4g}/s")
+            report.inconclusive += [] if test.stop.is_set() else [f"{rate:.4g}/s"]
             return None
         metrics = run.metrics()
         met = all(limit.is_met(metrics[limit.metric]) for limit in limits)

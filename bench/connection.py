@@ -13,46 +13,49 @@ from typing import NamedTuple, cast
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 
-class Response(NamedTuple):
-    """The end of a request.
+class RequestRecord(NamedTuple):
+    """The end of a request. Each request has exactly one. Times are in seconds on the clock of `time.perf_counter`.
 
     Attributes:
-        outcome: HTTP status, or the kind of the failure, such as `closed` or `malformed`.
-        ended: Time when the response was complete or the failure was known, on the clock of `time.perf_counter`.
-        server_timing: Value of the header `server-timing`, empty if there is none.
+        intended: Time when it was due; in a closed loop, when its connection was free.
+        sent: Time when it was sent; if it was never sent, when it ended.
+        ended: Time when its response was complete or its failure was known.
+        outcome: HTTP status, or the kind of the failure: `timeout`, `closed`, `refused`, `unreachable`, `malformed`, `interrupted`.
+        body_index: Index of its body in the target's bodies.
+        server_timing: Value of the response's `server-timing` header, empty if there is none.
         retry_after: Whether the response has a time for a retry.
     """
 
-    outcome: int | str
+    intended: float
+    sent: float
     ended: float
+    outcome: int | str
+    body_index: int
     server_timing: bytes = b""
     retry_after: bool = False
 
 
 class Connection(asyncio.Protocol):
-    """A connection to a target.
-
-    Attributes:
-        open: Whether it can send another request.
-    """
+    """A connection to a target."""
 
     def __init__(self) -> None:
-        self.open = False
+        self.open = False  # whether it can send another request
         self._parser = HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
-        self._response: asyncio.Future[Response] | None = None  # of the request in flight
+        self._in_flight: tuple[asyncio.Future[RequestRecord], float, float, int] | None = None  # as in `request`
         self._complete = False
         self._server_timing = b""
         self._retry_after = False
 
-    def request(self, content: bytes) -> asyncio.Future[Response]:
-        """Sends a request over the open connection. If the result is cancelled, the connection must be closed."""
+    def request(self, content: bytes, intended: float, sent: float, body_index: int) -> asyncio.Future[RequestRecord]:
+        """Sends a request over the open connection, and returns its record. If that is cancelled, the connection must be closed."""
         assert self._transport is not None, "the connection must be open"
         self._complete = self._retry_after = False
         self._server_timing = b""
-        self._response = asyncio.get_running_loop().create_future()
+        record: asyncio.Future[RequestRecord] = asyncio.get_running_loop().create_future()
+        self._in_flight = record, intended, sent, body_index
         self._transport.write(content)
-        return self._response
+        return record
 
     def abort(self, reason: str = "closed") -> None:
         """Closes the connection immediately; the request in flight ends with `reason`."""
@@ -68,7 +71,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parses a part of a response; most responses arrive in one part."""
-        if self._response is None:
+        if self._in_flight is None:
             self.abort()
             return
         try:
@@ -102,6 +105,10 @@ class Connection(asyncio.Protocol):
 
     def _end(self, outcome: int | str) -> None:
         """Ends the request in flight, if there is one."""
-        if self._response is not None and not self._response.done():  # it is done if it was cancelled
-            self._response.set_result(Response(outcome, time.perf_counter(), self._server_timing, self._retry_after))
-        self._response = None
+        if self._in_flight is None:
+            return
+        record, intended, sent, body_index = self._in_flight
+        self._in_flight = None
+        if not record.done():  # it is done if it was cancelled
+            timing, retry = self._server_timing, self._retry_after
+            record.set_result(RequestRecord(intended, sent, time.perf_counter(), outcome, body_index, timing, retry))

@@ -31,20 +31,11 @@ from bertserve.service.wire.reading import parse_json, requested_task, validate_
 
 _WARMUP_SHARE = 0.1  # relative to the measured time
 # inputs of other exporters' graphs, by name -> their content
-_STOCK_INPUTS = {
-    "input_ids": "token_ids",
-    "attention_mask": "attention_mask",
-    "token_type_ids": "type_ids",
-}
+_STOCK_INPUTS = {"input_ids": "token_ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 
 
 class EngineRun(NamedTuple):
-    """One run of the graph: a text, or a window of a long text, which counts as a part of a text.
-
-    Attributes:
-        feed: Inputs of the graph by name, each with one row.
-        texts: The number of texts that this run is.
-    """
+    """The inputs of one run of the graph by name, each with one row, and its number of texts: a window is a part of a text."""
 
     feed: dict[str, NDArray[Any]]
     texts: float
@@ -82,7 +73,6 @@ class OnnxLoop:
                     f"`{self._graph}` has an input `{value.name}` of {value.type}; supported are int64 {', '.join(_STOCK_INPUTS)}."
                 )
             self._inputs.append((value.name, fills[value.name], np.int32 if value.type == "tensor(int32)" else np.int64))
-        # for reports
         self.description = {
             "bundle": self.bundle.manifest.name,
             "digest": self.bundle.version,
@@ -179,12 +169,7 @@ def _check_served(bundle: files.Bundle, served: Mapping[str, Any]) -> None:
 
 
 def _create_session(path: Path, *, as_written: bool) -> Any:
-    """Returns a session.
-
-    Args:
-        path: The ONNX file.
-        as_written: Whether to run the graph with the service's options, as for a bundle's own graph. Otherwise onnxruntime optimizes it
-            with its defaults, as for another graph.
+    """Returns a session of an ONNX file, with the service's options if it is to run as written, else with onnxruntime's defaults.
 
     Raises:
         BenchError: onnxruntime cannot load the file.

@@ -3,9 +3,6 @@
 In a closed loop, each connection sends its next request when the last one is answered. In an open loop, requests are due at fixed times,
 and latency counts from the time when a request was *due*, so a stall of the service or of this generator affects every request that it
 delays. The generator also measures itself: its processor time, and the delays of its requests and of its timer.
-
-It is not a general HTTP client: it shares the cores with the service under test, so a request may cost microseconds, and its content is
-bytes.
 """
 
 from __future__ import annotations
@@ -18,11 +15,10 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import uvloop
 
-from bertserve.bench.connection import Connection, Response
+from bertserve.bench.connection import Connection, RequestRecord
 from bertserve.bench.errors import BenchError
 from bertserve.bench.target import Target
 
@@ -42,34 +38,11 @@ class Durations:
     timeout_s: float
 
 
-class RequestRecord(NamedTuple):
-    """The end of a request. Each request has exactly one. Times are in seconds on the clock of `time.perf_counter`.
-
-    Attributes:
-        intended: Time when it was due; in a closed loop, when its connection was free.
-        sent: Time when it was sent; if it was never sent, when it ended.
-        ended: Time when its response was complete or its failure was known.
-        outcome: HTTP status, or the kind of the failure: `timeout`, `closed`, `refused`, `unreachable`, `malformed`, `interrupted`.
-        body_index: Index of its body in the target's bodies.
-        server_timing: Value of the response's `server-timing` header, empty if there is none.
-        retry_after: Whether the response has a time for a retry.
-    """
-
-    intended: float
-    sent: float
-    ended: float
-    outcome: int | str
-    body_index: int
-    server_timing: bytes
-    retry_after: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """The records of a load.
+    """The records of a load, including those of the warm-up.
 
     Attributes:
-        records: All requests, including those of the warm-up.
         measured: Start and end of the measured time, on the clock of `time.perf_counter`.
         cpu_s: Processor time of this process within the measured time.
         timer_lags_s: Delays of the generator's timer.
@@ -88,14 +61,14 @@ class LoadResult:
 def run_load(
     target: Target, durations: Durations, *, connections: int, arrivals: Sequence[float] | None = None, stop: threading.Event
 ) -> LoadResult:
-    """Loads a target in a closed loop, or with arrival times in an open loop.
+    """Loads a target in a closed loop, or with arrival times in an open loop. If `stop` is set, the load ends early.
 
     Args:
         target: Endpoint to load.
         durations: The durations of the load.
         connections: In a closed loop, each has one request in flight; in an open loop, it is their maximum number.
         arrivals: Times when the requests of an open loop are due, in seconds from the start of the warm-up.
-        stop: If it is set, the load ends early with the records so far.
+        stop: Ends the load with the records so far.
 
     Raises:
         BenchError: The target cannot be reached.
@@ -218,7 +191,7 @@ class _Sender:
     async def _send(self, intended: float) -> RequestRecord:
         """Sends the next request over an idle or a new connection, and records its end."""
         body_index = next(self._body_indices)
-        sent, response = None, None
+        sent, record, failure = None, None, "interrupted"
         try:
             async with asyncio.timeout_at(asyncio.get_running_loop().time() + intended - time.perf_counter() + self._timeout_s):
                 self.capped += self._slots.locked()
@@ -226,18 +199,18 @@ class _Sender:
                     connection = await self._free_connection()
                     sent = time.perf_counter()
                     try:
-                        response = await connection.request(self._target.requests[body_index])
+                        record = await connection.request(self._target.requests[body_index], intended, sent, body_index)
                     finally:
-                        if response is None:
+                        if record is None:
                             connection.abort()
                         self._idle.append(connection)
         except TimeoutError:
-            response = Response("timeout", time.perf_counter())
+            failure = "timeout"
         except OSError as error:
-            response = Response("refused" if isinstance(error, ConnectionRefusedError) else "unreachable", time.perf_counter())
+            failure = "refused" if isinstance(error, ConnectionRefusedError) else "unreachable"
         finally:
-            outcome, ended, server_timing, retry_after = response or Response("interrupted", time.perf_counter())
-            record = RequestRecord(intended, ended if sent is None else sent, ended, outcome, body_index, server_timing, retry_after)
+            now = time.perf_counter()
+            record = record or RequestRecord(intended, sent or now, now, failure, body_index)
             self.records.append(record)
         return record
 

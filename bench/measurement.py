@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from bertserve.bench.generator import LoadResult, RequestRecord
+from bertserve.bench.connection import RequestRecord
+from bertserve.bench.generator import LoadResult
 from bertserve.bench.objectives import METRICS
 from bertserve.bench.target import OK, Target
 
@@ -42,7 +43,6 @@ class Latency:
     """The latency distribution of answered requests, in milliseconds. The field names are those of the JSON report.
 
     Attributes:
-        count: Number of requests.
         p99_interval_ms: Interval that has the true 99th percentile with a probability of 95 %; None for too few requests.
         curve: Points `(share, milliseconds)` of the cumulative distribution, denser near a share of 1.
     """
@@ -93,12 +93,10 @@ class Run:
     Attributes:
         name: Description such as `closed, 16 connections`; no two runs of a command have the same.
         open_loop: Whether requests were due independently of the service.
-        seconds: Measured time.
-        requests: Number of requests that were due in this time.
+        requests: Number of requests that were due in the measured time.
         outcomes: Number of their responses by HTTP status, and of requests without a response by kind of failure.
         error_rate: Share of the requests without status 200.
-        rps: Requests per second with status 200.
-        texts_per_s: Texts per second in these requests.
+        rps: Requests per second with status 200; `texts_per_s` has their texts.
         latency: Latency of the responses with status 200, from the time when the request was due.
         server_p50_ms: Medians of the stages in the responses' `server-timing` header.
         overhead_ms: Median latency minus the median of `inference`, if the service sends it.
@@ -153,7 +151,6 @@ def summarize(name: str, target: Target, load: LoadResult, *, open_loop: bool) -
         [record.intended for record in answered], [1000 * (record.ended - record.intended) for record in answered]
     )
     server_p50 = _server_p50(answered)
-    cpu_share = load.cpu_s / seconds
     lag_ms = 1000 * percentiles(load.timer_lags_s or [0.0], (0.99,))[0]
     delays_ms = [1000 * (record.sent - record.intended) for record in due]
     late_ms = percentiles(delays_ms or [0.0], (0.99,))[0] if open_loop and not load.capped else 0.0
@@ -169,9 +166,9 @@ def summarize(name: str, target: Target, load: LoadResult, *, open_loop: bool) -
         latency=latency,
         server_p50_ms=server_p50,
         overhead_ms=latency.p50_ms - server_p50["inference"] if latency and "inference" in server_p50 else None,
-        cpu_share=cpu_share,
+        cpu_share=load.cpu_s / seconds,
         was_late=max(lag_ms, late_ms) > MAX_LATENESS_MS,
-        warnings=_warnings(cpu_share, lag_ms, late_ms, load.capped),
+        warnings=_warnings(load.cpu_s / seconds, lag_ms, late_ms, load.capped),
     )
 
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 
 from bertserve.bench.errors import BenchError
 
-RATES = ("rps", "texts_per_s")
 # metric -> whether an objective is an upper bound (True) or a lower bound (False)
 METRICS: Mapping[str, bool] = {
     **dict.fromkeys(("p50_ms", "p90_ms", "p99_ms", "p999_ms", "mean_ms", "max_ms", "overhead_ms", "error_rate"), True),
-    **dict.fromkeys((*RATES, "ratio"), False),
+    **dict.fromkeys(("rps", "texts_per_s", "ratio"), False),
 }
-DEFAULT_ERROR_RATE = 0.01
+_DEFAULT_ERROR_RATE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,5 +51,5 @@ def parse(texts: Sequence[str]) -> list[Objective]:
         if metric not in METRICS or not equals or not math.isfinite(bound) or bound < 0:
             raise BenchError(f"`{part}` is not a target; give METRIC=NUMBER, where METRIC is one of {', '.join(METRICS)}.")
         objectives[metric] = Objective(metric, bound)
-    objectives.setdefault("error_rate", Objective("error_rate", DEFAULT_ERROR_RATE))
+    objectives.setdefault("error_rate", Objective("error_rate", _DEFAULT_ERROR_RATE))
     return list(objectives.values())

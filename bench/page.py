@@ -29,26 +29,17 @@ _LEGEND_INCHES = 0.18  # per line
 
 
 def require_matplotlib() -> None:
-    """Raises an error if plots cannot be drawn.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
+    """Raises MissingExtraError if matplotlib, which draws the plots, is not installed."""
     if find_spec("matplotlib") is None:
         raise MissingExtraError(f"the HTML report needs matplotlib: {install_command('bench')}; --json needs nothing.")
 
 
 def render(report: BenchReport) -> str:
-    """Returns the page of a report.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
-    require_matplotlib()
+    """Returns the page of a report."""
     plots = {
-        "Latency against offered rate": _figure(_draw_latency, report),
-        "Answered against offered rate": _figure(_draw_answered, report),
-        "Latency distribution": _figure(_draw_distribution, report),
+        "Latency against offered rate": _draw_latency,
+        "Answered against offered rate": _draw_answered,
+        "Latency distribution": _draw_distribution,
     }
     warnings = [f"{run.name}: {warning}" for run in report.runs for warning in run.warnings]
     summary = "Warnings of the generator: the metrics of these runs may be its own"
@@ -58,7 +49,7 @@ def render(report: BenchReport) -> str:
         result=f'<p class="{"missed" if report.is_missed else "passed"}">{html.escape(report.result)}</p>{_list(lines)}',
         warnings=f'<details class="missed"><summary>{summary}</summary>{_list(warnings)}</details>' if warnings else "",
         runs=_table(report.runs),
-        plots="".join(f"<figure><figcaption>{title}</figcaption>{svg}</figure>" for title, svg in plots.items()),
+        plots="".join(f"<figure><figcaption>{title}</figcaption>{_figure(draw, report)}</figure>" for title, draw in plots.items()),
         report=html.escape(json.dumps(report.document(), indent=1, ensure_ascii=False)),
     )
 

@@ -20,21 +20,16 @@ from bertserve.service.errors import plural
 if TYPE_CHECKING:  # --help and wrong flags do not need onnxruntime and pydantic
     from bertserve.bench.measurement import Run
 
-FORMAT = {"format": "bert-bench", "format_version": 1, "version": __version__}
-
 
 @dataclass(slots=True)
 class BenchReport:
     """The results of a command. They are filled while the command runs, and valid at any time.
 
     Attributes:
-        command: The subcommand.
-        settings: Its flags, without keys.
-        objectives: The objectives of the command.
+        settings: The flags of the command, without keys.
         service: `/info` of the service, if available.
         model: The endpoint's information about its model, if available.
         engine: Bundle and graph of the raw loop, if there is one.
-        runs: The loads, in order.
         figures: Results of the command as a whole, such as `ratio`.
         metrics: Metrics of the loads that the objectives are checked against.
         inconclusive: Rates of a sweep at which the generator was late in both tries.
@@ -96,7 +91,14 @@ class BenchReport:
             "processor": platform.machine(),
             "python": platform.python_version(),
         }
-        document = FORMAT | {"machine": machine, "result": self.result, "verdicts": list(self.verdicts())} | asdict(self)
+        document = {
+            "format": "bert-bench",
+            "format_version": 1,
+            "version": __version__,
+            "machine": machine,
+            "result": self.result,
+            "verdicts": list(self.verdicts()),
+        } | asdict(self)
         value: dict[str, Any] = json.loads(json.dumps(document, default=str))
         return value
 

@@ -1,7 +1,4 @@
-"""Endpoints under load: their addresses, their requests, and the information of the service about itself.
-
-Other services than bertserve may have no such information; reports then omit it.
-"""
+"""Endpoints under load: their addresses, their requests, and the information of the service about itself, if it has any."""
 
 from __future__ import annotations
 
@@ -21,7 +18,6 @@ from bertserve.service.tasks.catalog import TASKS
 
 _TIMEOUT_S = 30
 OK = 200
-_TOO_MANY_REQUESTS = 429
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,22 +146,13 @@ def probe_target(text: str, headers: Mapping[str, str], *, texts: int, seed: int
     workload = workload or (task.load_workload if task else "short")
     mask = str((model or {}).get("mask_token") or workloads.MASK)
     target = build_target(address, bodies.build_bodies(workload, path=address.path, texts=texts, seed=seed, mask=mask), headers)
-    _send_first_request(target, headers)
-    # `endpoint` of a model is that of its own task, and the rest is long
-    shown = {key: value for key, value in (model or {}).items() if key not in ("evidence", "figures")}
-    return target, shown | {"endpoint": f"{address.path} {workload}"} if model else None
-
-
-def _send_first_request(target: Target, headers: Mapping[str, str]) -> None:
-    """Sends the target's first body once.
-
-    Raises:
-        BenchError: There is no HTTP server, or it refuses such requests for a reason other than load.
-    """
-    status, raw = fetch(target.address, "POST", target.address.path, headers, target.bodies[0].content)
-    if status < 200 or (300 <= status < 500 and status != _TOO_MANY_REQUESTS):
+    status, raw = fetch(address, "POST", address.path, headers, target.bodies[0].content)
+    if status < 200 or (300 <= status < 500 and status != 429):
         try:
             message = str(json.loads(raw)["error"])
         except (ValueError, KeyError, TypeError):
             message = "no reason was given"
-        raise BenchError(f"{target.address.url} answered {status} to a first request: {message}")
+        raise BenchError(f"{url} answered {status} to a first request: {message}")
+    # `endpoint` of a model is that of its own task, and the rest is long
+    shown = {key: value for key, value in (model or {}).items() if key not in ("evidence", "figures")}
+    return target, shown | {"endpoint": f"{address.path} {workload}"} if model else None

@@ -69,13 +69,11 @@ def workload_inputs(name: str, *, seed: int = 0, mask: str = MASK) -> list[Any]:
         passages = _texts(random_, lambda share: shortest + (longest - shortest) * share, COUNT // 2)
         return [{"question": QUESTIONS[i % len(QUESTIONS)], "context": text} for i, text in enumerate(passages)]
     texts = _texts(random_, _LENGTHS["short" if name == "mask" else name], COUNT)
-    return [_masked(random_, text, mask) for text in texts] if name == "mask" else texts
-
-
-def _masked(random_: random.Random, text: str, mask: str) -> str:
-    words = text.split()
-    words[random_.randrange(1, len(words) - 1)] = mask
-    return " ".join(words)
+    if name == "mask":
+        for i, words in enumerate(map(str.split, texts)):
+            words[random_.randrange(1, len(words) - 1)] = mask
+            texts[i] = " ".join(words)
+    return texts
 
 
 def _texts(random_: random.Random, length: Callable[[float], float], count: int) -> list[Any]:
