@@ -196,7 +196,8 @@ class ModelSettings(SourceSettings):
         None,
         ge=1,
         le=256,
-        description="Inference threads; each runs one batch at a time (default: the usable cores, or 1 on a GPU).",
+        description="Inference threads of all workers together, at least one per worker; each runs one batch at a time (default: the usable "
+        "cores, or 1 on a GPU).",
     )
     batch_variant_graphs: bool = Field(
         False, description="Batch texts even on graphs whose scores depend on the other texts of the batch (dynamic int8)."
@@ -247,7 +248,7 @@ class Settings(ModelSettings, AddressSettings):
         1,
         ge=1,
         le=256,
-        description="Processes that share the port; inference threads and queue are divided among them, and each loads every model.",
+        description="Processes that share the port; --threads and --max-queue-tokens are divided among them, and each loads every model.",
     )
     max_stream_requests: int = Field(
         32,
@@ -317,10 +318,6 @@ class Settings(ModelSettings, AddressSettings):
     def _no_contradictions(self) -> Self:
         _check_less(self, "max_batch_tokens", "max_queue_tokens")
         _check_less(self, "timeout_ms", "max_timeout_ms")
-        if self.threads is not None and self.workers > self.threads:
-            raise ValueError(
-                f"--workers is {self.workers}, over --threads, which is {self.threads}; each worker needs at least one inference thread"
-            )
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("--tls-cert and --tls-key belong together; give both, or neither")
         if self.log_probes and not self.access_log:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bertserve.service import __version__
-from bertserve.service.errors import StartError
+from bertserve.service.errors import StartError, plural
 from bertserve.service.process import logs, systemd
 from bertserve.service.process.preparation import SECRET_LOGS, Secrets, prepare
 from bertserve.service.process.server import ABSENT, bind, shared_counts
@@ -105,12 +105,12 @@ def pid_file(path: Path | None) -> Iterator[None]:
 
 def _announce(settings: Settings, started: Started, seconds: float) -> None:
     """Prints the served models and the address, and notifies systemd."""
-    address, models = started
-    workers = f" with {settings.workers} workers" if settings.workers > 1 else ""
-    ready = f"bertserve {__version__} listens on {address}, ready after {seconds:.2f} s{workers}; docs at {address}/docs"
+    address, models, threads = started
+    chosen = plural(threads, "inference thread") + (f" in {settings.workers} workers" if settings.workers > 1 else "")
+    ready = f"bertserve {__version__} listens on {address}, ready after {seconds:.2f} s with {chosen}; docs at {address}/docs"
     for model in models:
         print(logs.as_printed(f"  {model}", settings.log_format))
-    print(logs.as_printed(ready, settings.log_format, address=address, ready_s=round(seconds, 2)), flush=True)
+    print(logs.as_printed(ready, settings.log_format, address=address, ready_s=round(seconds, 2), threads=threads), flush=True)
     systemd.notify(f"READY=1\nSTATUS=listens on {address}")
 
 

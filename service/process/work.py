@@ -25,7 +25,7 @@ from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tracing.trace import tracer_to
 
-Started = tuple[str, list[str]]  # the address, and a line for each model
+Started = tuple[str, list[str], int]  # the address, a line for each model, and the inference threads of all workers
 
 
 def work(
@@ -76,7 +76,7 @@ def _server(
     def on_listen(address: str) -> None:
         if context.before is None:  # a replacement has the supervisor's secrets, like all other workers
             secrets.reload()  # a key may have been removed while the models were loaded
-        on_ready((address, models))
+        on_ready((address, models, state.totals["threads"]))
         if isinstance(reloader, SharedReloader):
             reloader.report()
 

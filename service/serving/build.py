@@ -125,7 +125,7 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
     Raises:
         StartError: A bundle, the provider or a setting is wrong; the message says which.
     """
-    limit_heaps(worker.share(settings.threads or max(usable_cores(), worker.workers)))
+    limit_heaps(worker.share(_threads_of_all(settings, worker, "cpu")))
     metrics = Metrics(worker.folder, ProcessMetrics(worker.process_ids, worker.replacements), index=worker.index)
     broken: dict[str, str] = {}
     before = worker.before
@@ -136,7 +136,7 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
     bundles = _loaded(partial(loading.verify, metrics=metrics), paths, forgiving, at_once=usable_cores())
     requested = loading.choose_provider(bundles, settings.provider)
     provider = loading.obtain_provider(requested, allow_fallback=settings.allow_provider_fallback)
-    threads_total = settings.threads or max(usable_cores() if provider == "cpu" else 1, worker.workers)
+    threads_total = _threads_of_all(settings, worker, provider)
     threads = worker.share(threads_total)
     metrics.describe_build(onnxruntime=sessions.VERSION, provider=provider, workers=worker.workers, threads=threads)
     multi_threads = settings.multi_threads or min(threads, MAX_MULTI_THREADS)
@@ -174,6 +174,11 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
         worker=WorkerShare(worker.index, worker.workers, os.getpid(), scheduler.max_queue_tokens, threads),
         machine=Machine(cpu_name(), sessions.VERSION, requested, provider, sessions.THREADS),
     )
+
+
+def _threads_of_all(settings: Settings, worker: WorkerContext, provider: Provider) -> int:
+    """Returns the number of inference threads of all workers; each worker has at least one."""
+    return max(settings.threads or (usable_cores() if provider == "cpu" else 1), worker.workers)
 
 
 def _make_scheduler(settings: Settings, worker: WorkerContext, threads: int, multi_threads: int, metrics: Metrics) -> Scheduler:

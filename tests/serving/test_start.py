@@ -58,7 +58,7 @@ def test_a_start_prints_models_address_and_time(models: Path) -> None:
     lines = start_lines(models)
     assert lines[:2] == ["  other: text-classification, cpu/fp32\n", "  tiny: text-classification, cpu/fp32, answers /classify\n"]
     assert re.fullmatch(
-        r"bertserve \S+ listens on (http://127\.0\.0\.1:\d+), ready after \d+\.\d\d s; docs at \1/docs\n",
+        r"bertserve \S+ listens on (http://127\.0\.0\.1:\d+), ready after \d+\.\d\d s with \d+ inference threads?; docs at \1/docs\n",
         lines[2],
     )
 

@@ -96,16 +96,18 @@ def test_info_has_the_totals_and_the_share_of_the_worker(models: Path) -> None:
     assert {"index": 1, "workers": 2, "pid": os.getpid(), "max_queue_tokens": 500, "threads": 1} == said["worker"]
 
 
-def test_every_worker_has_a_thread_by_default(models: Path) -> None:
-    made = [build(Settings(models=models, workers=250, max_batch_tokens=64), WorkerContext(index, 250)) for index in (0, 249)]
+@pytest.mark.parametrize("threads", [None, 2])
+def test_every_worker_has_a_thread(models: Path, threads: int | None) -> None:
+    """The rule is the same for a given number of threads and for the default."""
+    settings = Settings(models=models, workers=250, threads=threads, max_batch_tokens=64)
+    made = [build(settings, WorkerContext(index, 250)) for index in (0, 249)]
 
-    assert [1, 1] == [min(service.worker.threads, 1) for service in made]
+    assert [(250, 1)] * 2 == [(service.totals["threads"], service.worker.threads) for service in made]
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--workers", "4", "--threads", "2"), ("--workers is 4", "--threads, which is 2")),
         (
             ("--workers", "2", "--max-queue-tokens", "10000"),
             ("--max-queue-tokens is 10000", "2 workers", "--max-batch-tokens, which is 8192"),
