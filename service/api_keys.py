@@ -70,9 +70,9 @@ class ApiKeys:
         try:
             self._load()
         except SettingsError as error:
-            logger.error("cannot reload the API keys: %s", error)
+            logger.error("the current keys stay: %s", error)
         else:
-            logger.info("read %s: %s", plural(len(self._digests), "API key"), ", ".join(self._digests))
+            logger.info("read %s of %s: %s", plural(len(self._digests), "key"), self._flag, ", ".join(self._digests))
 
     def _load(self) -> None:
         self._digests = self._read()

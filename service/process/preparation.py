@@ -39,7 +39,7 @@ class Certificate:
             Certificate(self._chain, self._key)  # a failed load into the current context could leave it with only one of the files
             self._load()
         except SettingsError as error:
-            logger.error("cannot reload the certificate: %s", error)
+            logger.error("the current certificate stays: %s", error)
         else:
             logger.info("reloaded the certificate")
 

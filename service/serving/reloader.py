@@ -249,6 +249,11 @@ class SharedReloader(Reloader):
         """
         await self._change_all("unload", name)
 
+    async def _warn_of_next_start(self) -> None:
+        """Logs an error that would make the next start fail; it is the same for all workers, so only the first one logs it."""
+        if self._index == 0:
+            await super()._warn_of_next_start()
+
     def differing(self) -> dict[str, list[dict[str, Any]]]:
         """Returns the state of each worker, by model name, for models whose version or endpoints differ between workers."""
         reports = [self._reports[index] for index in sorted(self._reports)]
