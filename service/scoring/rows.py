@@ -179,8 +179,11 @@ class DelimitedReader(Reader):
     def _row(self, fields: list[str], number: int, line: int) -> Row:
         row = Row(number, line=line)
         if len(fields) != len(self.columns):
-            template = "the number of fields is {count}, but the header has {columns}; quote fields that have a delimiter."
-            row.error = InvalidValueError(template, count=len(fields), columns=len(self.columns))
+            row.error = InvalidValueError(
+                "the number of fields is {count}, but the header has {columns}; quote fields that have a delimiter.",
+                count=len(fields),
+                columns=len(self.columns),
+            )
         elif not _is_utf8(fields):
             row.error = InvalidValueError("the row is not UTF-8; convert the file, for example with `iconv -t UTF-8`.")
         else:
