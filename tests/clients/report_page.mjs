@@ -12,8 +12,11 @@ const seen = await page.evaluate(() => {
     outside: [...document.querySelectorAll("body *:not(svg *)")].filter((each) => each.getBoundingClientRect().right > innerWidth).map((each) => each.outerHTML.slice(0, 200)),
     rows: document.querySelectorAll("tbody tr").length,
     plots: document.querySelectorAll("figure svg").length,
-    // the exponents of a logarithmic axis are smaller
-    smallest_text_px: Math.min(...[...document.querySelectorAll("figure svg text")].map((each) => parseFloat(getComputedStyle(each).fontSize) * each.getScreenCTM().a)),
+    // a label of the y-axis is rotated
+    smallest_text_px: Math.min(...[...document.querySelectorAll("figure svg text")].map((each) => {
+      const { a, b } = each.getScreenCTM();
+      return parseFloat(getComputedStyle(each).fontSize) * Math.hypot(a, b);
+    })),
   };
 });
 await browser.close();
