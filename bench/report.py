@@ -73,7 +73,7 @@ class BenchReport:
         limits = " and ".join(str(objective) for objective in self.objectives if METRICS[objective.metric])
         rate, above, low, high = (self.figures.get(name) for name in ("max_rate", "lowest_rate_not_held", "p99_low_ms", "p99_high_ms"))
         if rate is None:
-            return f"does not hold {limits} at any rate that was tried"
+            return f"does not hold {limits} at any rate that was tried" if above else "no rate was measured"
         limit = "" if above is None else f", but not at {above:.4g}"
         interval = "" if low is None or high is None else f"; there, the 95 % interval of the p99 is {low:.3g} to {high:.3g} ms"
         return f"holds {limits} up to {rate:.4g} requests/s in two runs{limit}{interval}"

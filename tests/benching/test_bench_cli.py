@@ -280,6 +280,7 @@ def test_a_sweep_whose_generator_is_late_is_inconclusive(
     assert (4, None) == (code, document["figures"]["max_rate"])
     assert [True] * 4 == [made["discarded"] for made in document["runs"]]
     assert (["40/s", "20/s"], []) == (document["inconclusive"], document["verdicts"])
+    assert "does not hold" not in document["result"]
     assert "passed" not in capsys.readouterr().out
 
 
