@@ -133,6 +133,12 @@ def wait_until(holds: Callable[[], bool], limit_s: float = 60) -> None:
         time.sleep(0.02)
 
 
+def variables(path: Path) -> dict[str, str]:
+    """Returns the variables of an environment file."""
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    return dict(line.split("=", 1) for line in lines)
+
+
 def metric(page: str, name: str, **labels: str) -> float:
     """Returns the sum of the samples of a service metric that have these labels."""
     samples = re.findall(rf"^bertserve_{name}(?:\{{(.*)\}})? (\S+)$", page, re.MULTILINE)

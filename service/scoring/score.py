@@ -98,6 +98,8 @@ class Files:
         """
         if self.output == STREAM and sys.stdout is None:  # the process was started without it, as by `>&-`
             raise SettingsError("the output is stdout, which is closed; give a file.")
+        if self.output == STREAM and self.source.is_file() and os.path.samestat(os.fstat(1), self.source.stat()):
+            raise SettingsError("stdout is the input, so the run would never end; redirect it to another file.")
         paths = written or [path for path in (self.output, self.rejected) if path is not None and path != STREAM]
         if len({path.resolve() for path in (self.source, *paths)}) <= len(paths):
             raise SettingsError("input, output and --rejected are the same file; give another name.")
@@ -264,7 +266,7 @@ def _score(settings: ModelSettings, predictor: Predictor, task: RowTask, files: 
 
 def _print(data: bytes) -> None:
     while data:  # without a buffer, which a thread that waits for the reader would lock
-        data = data[os.write(sys.stdout.fileno(), data) :]
+        data = data[os.write(1, data) :]
 
 
 def _run(files: Files, predictor: Predictor, reader: Reader, writer: Writer, parts: Parts | None) -> Counts:

@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 
 from bertserve.service.settings import Settings
+from conftest import variables
 from manifests import DEPLOY
-from ray_cluster import environment
 
 SERVE: dict[str, Any] = yaml.safe_load((DEPLOY / "ray/serve.yaml").read_text(encoding="utf-8"))
 SERVICE: dict[str, Any] = yaml.safe_load((DEPLOY / "ray/rayservice.yaml").read_text(encoding="utf-8"))
@@ -68,7 +68,7 @@ def test_kubernetes_has_the_same_environment() -> None:
     for group in groups:
         pod = group["template"]["spec"]
         (container,) = pod["containers"]
-        assert environment() == {variable["name"]: variable["value"] for variable in container["env"]}
+        assert variables(DEPLOY / "ray/ray.env") == {variable["name"]: variable["value"] for variable in container["env"]}
         assert pod["terminationGracePeriodSeconds"] > application["deployments"][0]["graceful_shutdown_timeout_s"]
         assert application["args"]["api_key_file"].startswith(container["volumeMounts"][0]["mountPath"])
     workers = groups[1]

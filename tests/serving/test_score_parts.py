@@ -174,6 +174,15 @@ def test_the_input_and_special_files_are_never_replaced(models: Path, tmp_path: 
     assert {"in.jsonl", "models"} >= set(os.listdir(tmp_path)) - {"special.jsonl"}
 
 
+def test_stdout_must_not_be_the_input(models: Path, tmp_path: Path) -> None:
+    """Otherwise `score in.jsonl - >> in.jsonl` would never end."""
+    source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}])
+    with source.open("ab") as stdout:
+        command = [sys.executable, "-m", "bertserve.service.cli", "score", "--models", str(models), "--model", "tiny", str(source), "-"]
+        assert 2 == subprocess.run(command, stdout=stdout, stderr=subprocess.DEVNULL, timeout=60, check=False).returncode
+    assert [{"text": "good"}] == read_lines(source)
+
+
 def test_an_output_that_appears_during_the_run_is_not_replaced(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After it is moved, the run only joins its parts."""
     source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
