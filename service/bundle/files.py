@@ -20,7 +20,6 @@ from pydantic import ValidationError
 
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 from bertserve.service.bundle.manifest import NAME_PATTERN, Manifest
-from bertserve.service.bundle.validation_policy import upgrade_validation_reports
 from bertserve.service.errors import BundleError, fault
 from bertserve.service.providers import Provider
 
@@ -116,7 +115,7 @@ def read_manifest(path: Path) -> tuple[Manifest, str]:
     """
     try:
         raw = (path / MANIFEST_FILE).read_bytes()
-        manifest = upgrade_validation_reports(Manifest.model_validate_json(raw))
+        manifest = Manifest.model_validate_json(raw)
     except OSError as error:
         if is_checkpoint(path):
             raise BundleError(_what_to_do_with(path)) from error

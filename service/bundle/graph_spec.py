@@ -151,13 +151,13 @@ class Agreement(Record):
             correlation of the scores, for a head with one score.
         value: The value, 1 for full agreement; null if no input has a decision.
         decisions: Inputs with a decision: for sets and spans, those with at least one on either side. It is 0 if the value is
-            null, and null in older exports.
+            null.
         worst: Lowest cosine similarity of an input; null for other measures.
     """
 
     measure: Measure
     value: float | None
-    decisions: Annotated[int, Field(ge=0)] | None
+    decisions: Annotated[int, Field(ge=0)]
     worst: float | None = None
 
     @model_validator(mode="after")
@@ -174,7 +174,7 @@ class ValidationReport(Record):
         samples: Number of parity inputs.
         worst_abs_error: Largest absolute difference of a logit from the checkpoint in PyTorch, float32.
         label_agreement: Share of parity inputs whose best label, answer, choice or tokens are the checkpoint's; null if the agreement
-            has another measure. Manifests without `agreement` have a number here for every model.
+            has another measure.
         worst_row_error: Largest absolute difference of a logit between a text in a batch and the same text alone.
         nodes: Number of nodes of the graph.
         fusions: Fused operator -> count, as reported by ONNX Runtime's optimizer.
@@ -191,7 +191,7 @@ class ValidationReport(Record):
         speed: Durations of runs; null if not timed.
         attention_error: Largest absolute difference of an attention weight from the checkpoint's; null for a graph without attention
             outputs.
-        agreement: How closely the graph's decisions match those of its checkpoint; null if not measured.
+        agreement: How closely the graph's decisions match those of its checkpoint; null without samples.
     """
 
     samples: int

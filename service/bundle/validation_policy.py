@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bertserve.service.bundle.graph_spec import Agreement, GraphSpec, Measure, ValidationReport
-from bertserve.service.bundle.manifest import Activation, Manifest, Metric, Task
+from bertserve.service.bundle.manifest import Metric
 from bertserve.service.errors import BundleError
 
 # names for users
@@ -30,43 +30,6 @@ NOT_MEASURED: dict[Measure, str] = {
     "cosine": "there are no inputs",
     "spearman": "all inputs have the same score",
 }
-
-
-def _older_measure(task: Task, labels: Sequence[str], activation: Activation) -> Measure:
-    """Returns the measure of a bundle that was exported before the field `agreement` existed."""
-    if task == "feature-extraction":
-        return "cosine"
-    if task == "token-classification":
-        return "span_f1"
-    if task == "text-classification" and len(labels) == 1:
-        return "spearman"
-    if task == "text-classification" and activation == "sigmoid":
-        return "set_f1"
-    return "label"
-
-
-def upgrade_validation_reports(manifest: Manifest) -> Manifest:
-    """Returns a manifest whose validation reports have the field `agreement`, even if it was exported before that field existed.
-
-    For embeddings, single scores and independent labels, older exports recorded no agreement, so the field stays empty.
-    """
-    measure = _older_measure(manifest.task, manifest.labels, manifest.activation)
-    graphs = tuple(
-        graph.model_copy(update={"evidence": graph.evidence.model_copy(update={"agreement": _recorded(measure, graph.evidence)})})
-        for graph in manifest.graphs
-    )
-    return manifest.model_copy(update={"graphs": graphs})
-
-
-def _recorded(measure: Measure, validation: ValidationReport) -> Agreement | None:
-    """Returns the agreement of a graph; for an older manifest it is taken from other fields."""
-    if validation.agreement is not None or not validation.samples:
-        return validation.agreement
-    if measure == "label" and validation.label_agreement is not None:
-        return Agreement(measure=measure, value=validation.label_agreement, decisions=validation.samples)
-    if measure == "span_f1" and validation.span_agreement is not None:
-        return Agreement(measure=measure, value=validation.span_agreement, decisions=None)
-    return None
 
 
 # Below this agreement with the checkpoint, by the measure of its task, the service logs a warning, and an int8 graph is not the default
@@ -132,20 +95,19 @@ def describe_agreement(validation: ValidationReport) -> str:
     """
     agreement = validation.agreement
     if agreement is None:
-        return "the agreement was not recorded" if validation.samples else "answers were not compared"
+        return "answers were not compared"
     if agreement.value is None:
         return f"the agreement was not measured ({MEASURES[agreement.measure]}: {NOT_MEASURED[agreement.measure]})"
     if agreement.measure != "label":
         worst = "" if agreement.worst is None else f", the worst {agreement.worst:.4f}"
         spans = f" with {validation.spans} spans" if agreement.measure == "span_f1" else ""
         return (
-            f"{MEASURES[agreement.measure]} is {agreement.value:.4f} on {_inputs(agreement)} of {validation.samples} samples{spans}{worst}"
+            f"{MEASURES[agreement.measure]} is {agreement.value:.4f} on {agreement.decisions} of {validation.samples} samples{spans}{worst}"
         )
-    inputs = agreement.decisions or validation.samples
-    low, high = agreement_range(agreement.value, inputs)
+    low, high = agreement_range(agreement.value, agreement.decisions)
     sure = f" (95% confidence: {low:.1%} to {high:.1%})" if validation.quantized else ""
     spans = "" if validation.span_agreement is None else f", {validation.spans} spans with an F1 of {validation.span_agreement:.4f}"
-    return f"answers agree on {agreement.value:.1%} of {inputs} samples{sure}{spans}"
+    return f"answers agree on {agreement.value:.1%} of {agreement.decisions} samples{sure}{spans}"
 
 
 def summarize_agreement(agreement: Agreement | None) -> str:
@@ -154,12 +116,7 @@ def summarize_agreement(agreement: Agreement | None) -> str:
         return "not measured"
     if agreement.measure == "label":
         return f"{agreement.value:.1%} of {agreement.decisions}"
-    return f"{MEASURES[agreement.measure]} {agreement.value:.4f}" + (f" on {agreement.decisions}" if agreement.decisions else "")
-
-
-def _inputs(agreement: Agreement) -> str:
-    """Returns the number of inputs of an agreement as text; older exports did not record it."""
-    return "an unrecorded number" if agreement.decisions is None else str(agreement.decisions)
+    return f"{MEASURES[agreement.measure]} {agreement.value:.4f} on {agreement.decisions}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +191,7 @@ def _check_agreement(which: str, graph: GraphSpec, floor: float) -> None:
         )
     if not agreement.value >= floor:  # not `<`, which is false for NaN
         raise BundleError(
-            f"{which}: its agreement with the checkpoint ({measure}) is {agreement.value:.4f} on {_inputs(agreement)} "
+            f"{which}: its agreement with the checkpoint ({measure}) is {agreement.value:.4f} on {agreement.decisions} "
             f"of {graph.evidence.samples} parity inputs, below --min-agreement, which is {floor}; choose a closer "
             "graph (--precision fp32), export again with a lower `bert-export --max-int8-error` or with --calibration "
             "texts of your own, or lower the floor."

@@ -18,7 +18,7 @@ from bertserve.service.serving.build import build
 from bertserve.service.settings import Settings
 
 
-def agreement(measure: Any, value: float | None, decisions: int | None, worst: float | None = None) -> Agreement:
+def agreement(measure: Any, value: float | None, decisions: int, worst: float | None = None) -> Agreement:
     return Agreement(measure=measure, value=value, decisions=decisions, worst=worst)
 
 
@@ -35,7 +35,7 @@ def measured(folder: Path, name: str = "measured", *, bundle: dict[str, Any] | N
 @pytest.mark.parametrize("flags", [{}, {"require_validation": True}, {"min_agreement": 0.9}, {"min_agreement": 0.95}])
 def test_a_bundle_with_enough_validation_is_served(tmp_path: Path, flags: dict[str, Any]) -> None:
     """An agreement equal to the floor is enough. Without a floor, no report is required."""
-    measured(tmp_path, label_agreement=0.95)
+    measured(tmp_path, agreement=agreement("label", 0.95, 18))
 
     assert ["measured"] == list(build(Settings(models=tmp_path, **flags)).registry.models)
 
@@ -43,15 +43,15 @@ def test_a_bundle_with_enough_validation_is_served(tmp_path: Path, flags: dict[s
 @pytest.mark.parametrize(
     ("evidence", "figures", "warned"),
     [
-        ({"label_agreement": 0.97}, [], True),
-        ({"label_agreement": 0.98}, [], False),
-        ({"label_agreement": 0.9, "samples": 0}, [], False),
+        ({"agreement": agreement("label", 0.97, 18)}, [], True),
+        ({"agreement": agreement("label", 0.98, 18)}, [], False),
+        ({"label_agreement": 0.9}, [], False),
         ({"agreement": agreement("span_f1", 0.99, 18)}, [], False),
-        ({"agreement": agreement("span_f1", 0.9, 18), "label_agreement": None}, [], True),
+        ({"agreement": agreement("span_f1", 0.9, 18)}, [], True),
         ({"agreement": agreement("label", float("nan"), 18)}, [], True),
-        ({"label_agreement": 0.9}, [{"name": "accuracy", "checkpoint": 0.9, "graphs": {"cpu/fp32": 0.892}}], False),
-        ({"label_agreement": 0.9}, [{"name": "accuracy", "checkpoint": 0.9, "graphs": {"cpu/fp32": 0.88}}], True),
-        ({"label_agreement": 0.9}, [{"name": "accuracy", "checkpoint": 0.9, "graphs": {"cuda/fp16": 0.9}}], True),
+        ({"agreement": agreement("label", 0.9, 18)}, [{"name": "accuracy", "checkpoint": 0.9, "graphs": {"cpu/fp32": 0.892}}], False),
+        ({"agreement": agreement("label", 0.9, 18)}, [{"name": "accuracy", "checkpoint": 0.9, "graphs": {"cpu/fp32": 0.88}}], True),
+        ({"agreement": agreement("label", 0.9, 18)}, [{"name": "accuracy", "checkpoint": 0.9, "graphs": {"cuda/fp16": 0.9}}], True),
     ],
 )
 def test_a_graph_with_low_agreement_is_logged(
@@ -100,7 +100,7 @@ def test_a_bundle_without_required_validation_is_refused(models: Path, flags: di
 
 
 def test_a_bundle_below_the_floor_is_refused(tmp_path: Path) -> None:
-    measured(tmp_path, label_agreement=0.9444)
+    measured(tmp_path, agreement=agreement("label", 0.9444, 18))
 
     with pytest.raises(BundleError) as error:
         build(Settings(models=tmp_path, min_agreement=0.99))
@@ -128,36 +128,25 @@ def test_the_embedded_bundles_have_validation() -> None:
     assert 6 == len(build(Settings(models=EMBEDDED, require_validation=True)).registry.models)
 
 
-def test_agreement_that_could_not_fail_in_an_older_export_is_ignored() -> None:
-    found = {path.name: load_bundle(path).manifest.graphs[0].evidence.agreement for path in EMBEDDED.iterdir() if path.is_dir()}
+def test_the_embedded_bundles_have_the_agreement_of_their_task() -> None:
+    reports = {path.name: load_bundle(path).manifest.graphs[0].evidence for path in EMBEDDED.iterdir() if path.is_dir()}
+    measures = {name: report.agreement.measure for name, report in reports.items() if report.agreement is not None}
 
-    assert found["embed"] is None
-    assert ("span_f1", None) == (found["ner"].measure, found["ner"].decisions)
-    assert {"label"} == {found[name].measure for name in ("fill-mask", "nli", "qa", "sentiment")}
-    with pytest.raises(BundleError, match=r"graph cpu/int8: .* no agreement .* verify BUNDLE --checkpoint DIR --update"):
-        build(Settings(models=EMBEDDED / "embed", min_agreement=0.5))
+    assert {"embed": "cosine", "ner": "span_f1"} == {name: measure for name, measure in measures.items() if measure != "label"}
+    assert reports.keys() == measures.keys()
 
 
-@pytest.mark.parametrize(
-    ("bundle", "expected"),
-    [
-        ({}, "label"),
-        ({"task": "token-classification"}, None),
-        ({"labels": ("score",)}, None),
-        ({"activation": "sigmoid"}, None),
-        ({"task": "feature-extraction"}, None),
-    ],
-)
-def test_an_older_label_agreement_counts_only_if_it_could_fail(tmp_path: Path, bundle: dict[str, Any], expected: str | None) -> None:
-    [graph] = load_bundle(measured(tmp_path, bundle=bundle, label_agreement=1.0)).manifest.graphs
-    found = graph.evidence.agreement
+def test_a_floor_refuses_a_report_without_an_agreement(tmp_path: Path) -> None:
+    """The share of equal labels does not replace it, because it is always 1 for some heads."""
+    measured(tmp_path, label_agreement=1.0)
 
-    assert expected == (None if found is None else found.measure)
+    with pytest.raises(BundleError, match=r"graph cpu/fp32: .* no agreement .* verify BUNDLE --checkpoint DIR --update"):
+        build(Settings(models=tmp_path, min_agreement=0.5))
 
 
 @pytest.mark.parametrize("found", [agreement("span_f1", None, 0), agreement("set_f1", None, 0), agreement("spearman", None, 0)])
 def test_a_floor_refuses_an_agreement_that_was_not_measured(tmp_path: Path, found: Agreement) -> None:
-    measured(tmp_path, label_agreement=None, agreement=found)
+    measured(tmp_path, agreement=found)
 
     with pytest.raises(BundleError, match="not measured"):
         build(Settings(models=tmp_path, min_agreement=0.0))
@@ -184,7 +173,7 @@ def test_an_agreement_without_decisions_is_refused(tmp_path: Path) -> None:
 )
 def test_a_floor_applies_to_the_measure_of_the_task(tmp_path: Path, found: Agreement, floor: float, served: bool) -> None:
     """One flag serves all tasks. The message has the value of the measure and the number of decisions."""
-    [graph] = load_bundle(measured(tmp_path, label_agreement=None)).manifest.graphs
+    [graph] = load_bundle(measured(tmp_path)).manifest.graphs
     graph = graph.model_copy(update={"evidence": graph.evidence.model_copy(update={"agreement": found})})
     try:
         ValidationPolicy(min_agreement=floor).check("measured", graph)
@@ -207,7 +196,7 @@ def test_int8_without_decisions_has_a_low_agreement(precision: str, low: bool) -
         (None, "not measured"),
         (agreement("span_f1", None, 0), "not measured"),
         (agreement("label", 0.98, 100), "98.0% of 100"),
-        (agreement("span_f1", 0.98, None), "F1 of the spans 0.9800"),
+        (agreement("span_f1", 0.98, 100), "F1 of the spans 0.9800 on 100"),
         (agreement("spearman", 0.98, 100), "Spearman correlation 0.9800 on 100"),
     ],
 )
