@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     CliApp,
@@ -21,10 +22,10 @@ from pydantic_settings import (
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    TomlConfigSettingsSource,
 )
 from pydantic_settings import SettingsError as CommandLineError
 
-from bertserve.service.config_file import ConfigFile
 from bertserve.service.errors import SettingsError, did_you_mean, expectation
 from bertserve.service.providers import ProviderChoice
 
@@ -122,6 +123,35 @@ Addresses = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_addresses)]
 Pairs = Annotated[dict[str, str], NoDecode, BeforeValidator(_pairs)]
 
 
+class ConfigFile(PydanticBaseSettingsSource):
+    """The TOML file that --config or BERT_SERVE_CONFIG names; flags and variables override it."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        """Is not called, because the file is read as a whole."""
+        raise NotImplementedError
+
+    def __call__(self) -> dict[str, Any]:
+        """Returns the file's settings that no flag and no variable sets.
+
+        Raises:
+            SettingsError: The file cannot be read, is not TOML, or has an unknown key.
+        """
+        if (path := self.current_state.get("config")) is None:
+            return {}
+        try:
+            Path(path).open("rb").close()  # pydantic-settings ignores a file that does not exist
+            values = TomlConfigSettingsSource(self.settings_cls, Path(path)).toml_data
+        except OSError as error:
+            raise SettingsError(f"--config (or {PREFIX}CONFIG) is `{path}`, which cannot be read ({error.strerror}).") from error
+        except ValueError as error:
+            raise SettingsError(f"`{path}` is not TOML: {error}.") from error
+        known = Settings.model_fields.keys() - {"config"}
+        if unknown := [name for name in values if name not in known]:
+            hint = did_you_mean(unknown[0].replace("-", "_"), sorted(known), "see `bert-serve serve --help`, with `_` for `-`.")
+            raise SettingsError(f"`{path}`: unknown setting `{unknown[0]}`; {hint}")
+        return {name: values[name] for name in values.keys() - self.current_state.keys() if name in self.settings_cls.model_fields}
+
+
 class FileSettings(BaseSettings):
     """Base of all settings. Each is a flag `--like-this`, a variable `BERT_SERVE_LIKE_THIS`, and a key `like_this` of the file of --config.
 
@@ -152,7 +182,7 @@ class FileSettings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Returns the sources of settings in order of precedence; flags precede all of them."""
-        return init_settings, env_settings, ConfigFile(settings_cls, Settings.model_fields)
+        return init_settings, env_settings, ConfigFile(settings_cls)
 
 
 class SourceSettings(FileSettings):
@@ -381,7 +411,7 @@ def parse(command: type[_Command], args: Sequence[str]) -> _Command:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         message = expectation(first) if first["loc"] else first["msg"].removeprefix("Value error, ")
-        name = str(first["loc"][-1]) if first["loc"] else ""
+        name = next((part for part in reversed(first["loc"]) if isinstance(part, str)), "")  # other parts are places in a list
         if name not in Settings.model_fields:
             flag = f"{_flag(name)} is `{first['input']}`: " if len(first["loc"]) > 1 and first["type"] != "missing" else ""
             raise SettingsError(f"{flag}{message}.") from error

@@ -34,7 +34,6 @@ HOMES = {
     "pydantic": {
         "bertserve.service.bundle",
         "bertserve.service.cli",
-        "bertserve.service.config_file",
         "bertserve.service.http",
         "bertserve.service.ray_serve",
         "bertserve.service.scoring.columns",
@@ -43,7 +42,7 @@ HOMES = {
         "bertserve.service.tasks",
         "bertserve.service.wire",
     },
-    "pydantic_settings": {"bertserve.service.cli", "bertserve.service.config_file", "bertserve.service.settings"},
+    "pydantic_settings": {"bertserve.service.cli", "bertserve.service.settings"},
     "pydantic_core": {"bertserve.service.tasks", "bertserve.service.wire"},
     "orjson": {"bertserve.service.scoring.rows", "bertserve.service.wire"},
     "tokenizers": {"bertserve.service.text", "bertserve.export.checkpoint.tokenizer", "bertserve.export.checkpoint.vocabulary_files"},

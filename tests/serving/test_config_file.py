@@ -93,32 +93,23 @@ def test_a_key_without_a_similar_setting_is_refused(tmp_path: Path, text: str) -
     "text",
     [
         "port = 70000",
-        'port = "8000"',
-        "port = true",
+        'port = "http"',
         "port = 1.5",
         "port = []",
-        "access_log = 1",
-        'access_log = "yes"',
+        "access_log = 2",
         "models = 1",
         "models = []",
         'models = ["a", 1]',
-        "model = [1]",
         'precision = "fp8"',
         "host = 1",
-        "default = {classify = 1}",
         'default = "classify"',
-        "min_agreement = nan",
         "models = 2020-01-01",
-        "default = 2020-01-01",
         "engine_cache = 2020-01-01",
         "threads = {}",
     ],
 )
 def test_an_invalid_value_is_refused(tmp_path: Path, text: str) -> None:
-    key = text.partition(" = ")[0]
-
-    assert refused(tmp_path / "f", text).startswith(f"`FILE`: `{key}` is `")
-    assert refused(tmp_path / "f", text, *(["--port", "1"] if key == "port" else [])).startswith(f"`FILE`: `{key}` is `")
+    assert f"--{text.partition(' = ')[0].replace('_', '-')} " in refused(tmp_path / "f", text)
 
 
 @pytest.mark.parametrize("text", ["port = ", "port: 1", "[", b"\xff\xfe", "port = 1\nport = 2"])
