@@ -15,7 +15,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from pydantic.fields import FieldInfo
 
 from bertserve.bench import cli as bench_cli
-from bertserve.export import analyze_cli, cli, verify_cli
+from bertserve.export import cli, verify_cli
 from bertserve.service.cli import BertServe, score_command
 from bertserve.service.http.app import create_app, create_fastapi
 from bertserve.service.metrics import Metrics
@@ -74,7 +74,6 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
     return {
         "bert-export": cli._parser(),
         "bert-export verify": verify_cli._parser(),
-        "bert-export analyze": analyze_cli._parser(),
         **{f"bert-bench {name}": parser for parser, name in names.items()},
     }
 

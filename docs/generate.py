@@ -152,7 +152,6 @@ def blocks() -> dict[str, Callable[[], str]]:
         "flags of bert-serve score": score_table,
         "flags of bert-export": lambda: flags_table("bert-export"),
         "flags of bert-export verify": lambda: flags_table("bert-export verify"),
-        "flags of bert-export analyze": lambda: flags_table("bert-export analyze"),
         "commands of bert-bench": bench_commands_table,
         "flags of bert-bench": bench_table,
         "metrics": metrics_table,

@@ -1,4 +1,4 @@
-"""bert-export: turns flags into an ExportSpec; prints progress and reports, returns exit codes. Subcommands: `verify_cli`, `analyze_cli`.
+"""bert-export: turns flags into an ExportSpec; prints progress and reports, returns exit codes. `verify_cli` has the subcommand `verify`.
 
 Exit codes: 0 success, 1 the export failed, 2 wrong usage, or an existing bundle or a running export with the same name, 3 a required
 package is not installed, 4 the bundle lacks a graph that failed, 130 and 143 stopped by SIGINT or SIGTERM.
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from bertserve.export import analyze_cli, flags, verify_cli
+from bertserve.export import flags, verify_cli
 from bertserve.export.artifact import Tracer, choose_precisions
 from bertserve.export.bundle import describe_counts, describe_quantization, graph_mib
 from bertserve.export.errors import ExportError
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from bertserve.service.bundle.manifest import Manifest
     from bertserve.service.providers import Provider
 
-COMMANDS = {"verify": verify_cli.main, "analyze": analyze_cli.main}  # subcommands; a folder with such a name is exported as ./verify
+PACKAGES = ("torch", "transformers", "sentencepiece", "onnx", "onnxscript", "onnxruntime")
 GRAPH_MISSING = 4
 _SHOWN_LABELS = 10  # of a model with many labels
 
@@ -44,8 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _share_cores()
     try:
         with raise_on_signals():
-            command = COMMANDS.get(arguments[0]) if arguments else None
-            return _export(arguments) if command is None else command(arguments[1:])
+            # a folder named verify is exported as ./verify
+            return verify_cli.main(arguments[1:]) if arguments[:1] == ["verify"] else _export(arguments)
     except (Stopped, KeyboardInterrupt) as error:
         stopped = error if isinstance(error, Stopped) else Stopped(signal.SIGINT)
         print(f"bert-export: stopped by {stopped.signal.name}; no partial files are left.", file=sys.stderr)
@@ -72,7 +72,7 @@ def _export(argv: Sequence[str]) -> int:
         choose_precisions(args.providers, args.precisions)
     except ValueError as error:
         parser.error(f"argument --precision: {error}")
-    if flags.say_missing(analyze_cli.PACKAGES, "exporting needs the export extra", "export", "cpu"):
+    if flags.say_missing(PACKAGES, "exporting needs the export extra", "export", "cpu"):
         return 3
     return _run(args)
 
@@ -205,8 +205,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = FlagParser(
         prog="bert-export",
         description="Export a fine-tuned checkpoint to a bundle that bert-serve serves.",
-        epilog="`bert-export verify BUNDLE` checks a bundle again; `bert-export analyze` measures where inference time goes. Each has "
-        "--help.",
+        epilog="`bert-export verify BUNDLE` checks a bundle again; it has its own --help.",
     )
     parser.add_argument("--version", action="version", version=f"bert-export {__version__}")
     parser.add_argument("source", metavar="SOURCE", nargs="?", help="checkpoint folder, or hub id such as org/model")

@@ -23,8 +23,8 @@ def say_missing(packages: Iterable[str], purpose: str, *extras: str) -> bool:
     return bool(missing)
 
 
-def parse_positive(text: str, most: int = 1) -> float:
-    """Returns a number above 0 and at most `most`.
+def parse_positive(text: str) -> float:
+    """Returns a number above 0 and at most 1.
 
     Raises:
         argparse.ArgumentTypeError: The text is not such a number.
@@ -33,8 +33,8 @@ def parse_positive(text: str, most: int = 1) -> float:
         value = float(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"`{text}` is not a number") from error
-    if not 0 < value <= most:
-        raise argparse.ArgumentTypeError(f"`{text}` is not above 0 and at most {most}")
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"`{text}` is not above 0 and at most 1")
     return value
 
 

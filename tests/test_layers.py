@@ -19,7 +19,7 @@ FILES = {
 
 # Library or own package -> modules that can import it. `make lint` checks the other imports between our modules with import-linter.
 HOMES = {
-    "bertserve.export": {"bertserve.export"},
+    "bertserve.export": {"bertserve.export", "bertserve.bench.inference_time"},
     "bertserve.bench": {"bertserve.bench"},
     "fastapi": {"bertserve.service.http"},
     "starlette": {
@@ -46,12 +46,12 @@ HOMES = {
     "pydantic_core": {"bertserve.service.tasks", "bertserve.service.wire"},
     "orjson": {"bertserve.service.scoring.rows", "bertserve.service.wire"},
     "tokenizers": {"bertserve.service.text", "bertserve.export.checkpoint.tokenizer", "bertserve.export.checkpoint.vocabulary_files"},
-    "onnxruntime": {"bertserve.service.backend", "bertserve.export", "bertserve.bench.engine"},
+    "onnxruntime": {"bertserve.service.backend", "bertserve.export", "bertserve.bench.engine", "bertserve.bench.inference_time"},
     "prometheus_client": {"bertserve.service.metrics"},
     "uvloop": {"bertserve.bench.generator", "bertserve.service.process.reads"},
     "httptools": {"bertserve.bench.connection", "bertserve.service.process.parsing"},
     "opentelemetry": {"bertserve.service.tracing.tracer"},
-    "matplotlib": {"bertserve.bench.page", "bertserve.export.analyze.report"},
+    "matplotlib": {"bertserve.bench.page"},
     "asyncio": {
         "bertserve.service.http",
         "bertserve.service.serving.held_bytes",
@@ -77,8 +77,8 @@ HOMES = {
         "bertserve.export.workspace",
         "bertserve.export.graph.rewrite",
     },
-    "torch": {"bertserve.export"},
-    "transformers": {"bertserve.export"},
+    "torch": {"bertserve.export", "bertserve.bench.inference_time"},
+    "transformers": {"bertserve.export", "bertserve.bench.inference_time"},
     "huggingface_hub": {"bertserve.export"},
     "onnx": {"bertserve.export"},
     "onnx_ir": {"bertserve.export"},

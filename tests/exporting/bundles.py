@@ -23,7 +23,6 @@ from task_runs import begin, decode, encode
 FAST = ("--precision", "fp32")
 Run = Callable[..., tuple[int, str]]
 Verify = Callable[..., tuple[int, dict[str, Any]]]
-Analyze = Callable[..., tuple[dict[str, Any], str]]
 
 
 def exported(source: str | Path, output: Path | None = None, **options: Any) -> Bundle:

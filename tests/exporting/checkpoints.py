@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,37 @@ def edit_weights(path: Path, edit: Callable[[dict[str, torch.Tensor]], object]) 
     tensors = load_file(path / "model.safetensors")
     edit(tensors)
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+
+
+def prune_heads(path: Path, pruned: Mapping[int, Sequence[int]], *, heads: int) -> None:
+    """Removes heads from a checkpoint in place, in the format of transformers 4.
+
+    Args:
+        path: The checkpoint.
+        pruned: Heads to remove, by layer.
+        heads: Number of heads per layer before pruning.
+    """
+    tensors = load_file(path / "model.safetensors")
+    for layer, gone in pruned.items():
+        prefix = f"bert.encoder.layer.{layer}.attention"
+        output = tensors[f"{prefix}.output.dense.weight"]
+        kept = torch.ones(heads, output.shape[1] // heads, dtype=torch.bool)
+        kept[list(gone)] = False
+        rows = kept.flatten()
+        tensors[f"{prefix}.output.dense.weight"] = output[:, rows].contiguous()
+        for part in ("query", "key", "value"):
+            for kind in ("weight", "bias"):
+                tensors[f"{prefix}.self.{part}.{kind}"] = tensors[f"{prefix}.self.{part}.{kind}"][rows].contiguous()
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    edit_json(path / "config.json", pruned_heads={str(layer): list(gone) for layer, gone in pruned.items()})
+
+
+def silence_heads(model: torch.nn.Module, pruned: Mapping[int, Sequence[int]], *, heads: int) -> None:
+    """Zeroes the output weights of some heads, so that the model computes the same as a model without these heads."""
+    with torch.no_grad():
+        for layer, gone in pruned.items():
+            weight = model.get_parameter(f"bert.encoder.layer.{layer}.attention.output.dense.weight")
+            weight.view(weight.shape[0], heads, -1)[:, list(gone)] = 0
 
 
 class PyTorch:

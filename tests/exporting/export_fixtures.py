@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bertserve.export import analyze_cli, cli
-from bundles import Analyze, Run, Verify
+from bertserve.export import cli
+from bundles import Run, Verify
 
 STAGED = ("text-classification", "token-classification", "question-answering", "fill-mask")
 
@@ -74,15 +74,3 @@ def all_staged_graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any
 @pytest.fixture(name="staged", params=STAGED)
 def staged_graphs(request: pytest.FixtureRequest, all_staged: dict[str, Any]) -> Any:
     return all_staged[request.param]
-
-
-@pytest.fixture(name="analyze")
-def run_analyze(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Analyze:
-    """Returns `analyze(source, *flags)`, which returns the JSON report and the printed output."""
-
-    def run(source: object, *flags: str) -> tuple[dict[str, Any], str]:
-        output = tmp_path / "report"
-        assert 0 == cli.main(["analyze", str(source), "--output", str(output), *flags])
-        return json.loads((output / analyze_cli.REPORT_FILE).read_text(encoding="utf-8")), capsys.readouterr().out
-
-    return run

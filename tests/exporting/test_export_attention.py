@@ -26,8 +26,7 @@ from bertserve.service.bundle.files import Bundle, load_bundle
 from bertserve.service.tasks import attention
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bundles import engine_of, exported, refused
-from checkpoints import few_texts
-from compression import prune_heads
+from checkpoints import few_texts, prune_heads
 from families import ALL_HEADS, FAMILIES, HEADS, SIZES, Family, bert_tokenizer, roberta_tokenizer
 from task_runs import decode, encode
 from test_export_other_families import OTHERS
