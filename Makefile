@@ -77,7 +77,7 @@ grid: dev .venv-tools/.installed ## every family with every head, and other grid
 clients: dev .venv/.installed .venv-clients/.installed tests/clients/node_modules ## clients of other projects, with the service of make serve
 	cd tests/clients && ../../.venv-clients/bin/python $(CLIENTS)
 
-stress: dev .venv/.installed ## hostile requests, faults, loads and all attacks, for hours: make stress CASES=N STRESS_SECONDS=600
+stress: dev .venv/.installed ## hostile requests, faults and loads, for hours: make stress CASES=N STRESS_SECONDS=600
 	STRESS_CASES=$(CASES) $(PYTEST) -n $(WORKERS) tests/serving/test_hostile.py tests/serving/test_raw_http.py tests/serving/test_description.py
 	$(PYTEST) tests/serving/test_stopping.py tests/serving/test_workers.py tests/serving/test_hang.py \
 	  tests/serving/test_connections.py tests/serving/test_reload.py tests/serving/test_hangup.py
