@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ import raw_http
 import tiny
 from bertserve.service.errors import SettingsError
 from bertserve.service.process.preparation import RESERVE, max_connections
-from bertserve.service.process.server import MAX_UNSENT_BYTES, bind
 from conftest import UNTHROTTLED, Served, metric, running, wait_until, without_shutdown
 
 HALF_HEAD = b"POST /classify HTTP/1.1\r\nhost: te"
@@ -30,19 +29,6 @@ WHOLE = raw_http.post()
 # the header timeout starts with the connection; on a stalled machine, the first byte can arrive two seconds later
 SHORT = ("--header-timeout-s", "2.2", "--body-timeout-s", "0.6", "--keep-alive-s", "1", "--max-header-bytes", "2048")
 SWEEPS_OFTEN = f"from bertserve.service.process import connections; connections.SWEEP_S = 0.1; {UNTHROTTLED}"
-
-# small buffers, as on a slow network: on loopback, the buffers of both systems would take much of an unread response
-SENDS_LITTLE = f"""
-import socket
-from bertserve.service.process import serve
-bind = serve.bind
-def bind_with_small_buffers(host, port):
-    listener = bind(host, port)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    return listener
-serve.bind = bind_with_small_buffers
-{UNTHROTTLED.replace("; ", chr(10))}
-"""
 
 
 @pytest.fixture(name="service", scope="module")
@@ -84,23 +70,6 @@ def closed(served: Any, reason: str) -> float:
 
 def counted(served: Any, status: int) -> float:
     return metric(httpx.get(f"{served.url}/metrics", trust_env=False).text, "requests_total", status=str(status))
-
-
-def test_the_system_takes_few_bytes_for_a_client_that_does_not_read() -> None:
-    """Otherwise it would take 4 MB of answers, and the service would work for an answer that its client may never read."""
-    sent = 0
-    with bind("127.0.0.1", 0) as listener, socket.socket() as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        listener.listen()
-        client.connect(listener.getsockname())
-        with listener.accept()[0] as connection:
-            connection.setblocking(False)
-            for _ in range(20):
-                with suppress(BlockingIOError):
-                    while sent < 20 * MAX_UNSENT_BYTES:
-                        sent += connection.send(bytes(MAX_UNSENT_BYTES))
-                time.sleep(0.01)  # for what the client's system takes
-    assert MAX_UNSENT_BYTES <= sent < 3 * MAX_UNSENT_BYTES
 
 
 @pytest.mark.parametrize(
@@ -241,23 +210,6 @@ def test_probes_succeed_despite_many_incomplete_heads(models: Path, tmp_path: Pa
     assert 0 < len(lines) < 20
     assert [] == [line for line in lines if "closed before" not in line]
     assert (soft, hard) == resource.getrlimit(resource.RLIMIT_NOFILE)
-
-
-def test_connections_of_clients_that_do_not_read_are_evicted(models: Path, tmp_path: Path) -> None:
-    """Unread responses fill all connections and the reserve for probes. Probes still succeed at once, and all requests soon after."""
-    with ExitStack() as stack:
-        served = stack.enter_context(running(models, tmp_path / "log", "--max-connections", "16", program=SENDS_LITTLE))
-        for path in (b"/docs/static/swagger-ui-bundle.js", b"/metrics"):
-            for _ in range(16):
-                connection = stack.enter_context(socket.socket())
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                connection.connect(served.address)
-                connection.sendall(b"GET %s HTTP/1.1\r\nhost: test\r\n\r\n" % path)
-                time.sleep(0.02)  # a connection whose head is not read yet would be evicted for the next one
-        assert [200] * 2 == [httpx.get(f"{served.url}/health/{path}", trust_env=False).status_code for path in ("live", "ready")]
-        # without an eviction, the connections would be closed after --body-timeout-s, which is 30 s
-        wait_until(lambda: httpx.post(f"{served.url}/classify", content=raw_http.BODY, trust_env=False).status_code == 200, 15)
-        assert (True, 0) == (closed(served, "evicted") > 0, closed(served, "send_timeout"))
 
 
 def test_a_full_service_refuses_a_new_connection(models: Path, serve: Callable[..., Any]) -> None:

@@ -18,7 +18,6 @@ from bertserve.service.http.app import create_app, create_fastapi
 from bertserve.service.http.auth import METRICS, PROBES, Authenticator, Endpoint, check_declared
 from bertserve.service.serving.build import AppState, build
 from bertserve.service.settings import Settings
-from bertserve.service.wire import reading
 
 NO_KEY, KEY, ADMIN_KEY = b"", b"Bearer swordfish", b"Bearer trident"
 WITHOUT_KEY = {Access.PUBLIC, Access.PROBE, Access.METRICS}
@@ -242,50 +241,6 @@ def test_probes_of_unknown_models_reveal_no_model_names(models: Path) -> None:
     probes = asyncio.run(ask())
     assert {404} == {probe.status for probe in probes}
     assert [] == [probe.body for probe in probes if b"tiny" in probe.body or b"sha256" in probe.body]
-
-
-def test_an_idle_connection_keeps_no_prediction(models: Path) -> None:
-    """The server keeps the scope of a connection's last request until the next request."""
-    state, auth, _ = service(models)
-    asked = Asked("POST", "/classify", KEY)
-    asked.unread = [{"type": "http.request", "body": b'{"inputs": "good"}', "more_body": False}]
-    asyncio.run(with_threads(state, asked.by(create_app(state, auth=auth))))
-    assert 200 == asked.status
-    assert [] == [name for name, value in asked.scope.items() if type(value).__name__ == "Prediction"]
-
-
-@pytest.mark.parametrize("size", [2**14, 2**17])
-def test_other_tasks_run_between_large_bodies_that_arrive_together(models: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """Otherwise many large bodies would block the event loop for seconds, and the supervisor would consider the worker hung."""
-    state, auth, _ = service(models)
-    order: list[str] = []
-    parsed = reading.parse_json
-
-    def noted(raw: bytes, *rest: Any) -> Any:
-        order.append("large")
-        return parsed(raw, *rest)
-
-    monkeypatch.setattr("bertserve.service.wire.reading.parse_json", noted)
-    monkeypatch.setattr("bertserve.service.http.inference.WATCH_AFTER_S", 60)  # these clients seem to disconnect after their body
-
-    async def ask() -> None:
-        app = create_app(state, auth=auth)
-
-        async def large() -> None:
-            asked = Asked("POST", "/classify", KEY)
-            asked.unread = [{"type": "http.request", "body": b'{"inputs": 1,' + b" " * size + b'"x": 1}', "more_body": False}]
-            await asked.by(app)
-
-        async def others() -> None:
-            while order.count("large") < 4:
-                order.append("other")
-                await asyncio.sleep(0)
-
-        async with asyncio.timeout(20):
-            await asyncio.gather(*(large() for _ in range(4)), others())
-
-    asyncio.run(with_threads(state, ask()))
-    assert "large large" not in " ".join(order)
 
 
 def test_a_key_and_an_admin_key_with_the_same_name_have_separate_limits(tmp_path: Path) -> None:

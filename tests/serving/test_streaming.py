@@ -8,10 +8,7 @@ import json
 import socket
 import threading
 import time
-import weakref
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,24 +17,15 @@ import httpx
 import pytest
 
 import slow
-from application import assert_same, call, faked, play, queued, rejected
-from bertserve.service.errors import InvalidValueError, RefusedError, UnavailableError
-from bertserve.service.http import streaming
+from application import assert_same, call, faked, play, rejected
+from bertserve.service.errors import InvalidValueError
 from bertserve.service.http.app import create_app
-from bertserve.service.http.auth import Authenticator
-from bertserve.service.http.streaming import CUT_BYTES, WRONG_LINE_BYTES, LineAnswerer, LineCutter, LineStream
-from bertserve.service.http.turns import LINE_BYTES, LONG_BYTES, PAUSES, SMALL_BYTES, Turns
-from bertserve.service.serving import held_bytes
+from bertserve.service.http.streaming import LineCutter, LineStream
+from bertserve.service.http.turns import LONG_BYTES, Turns
 from bertserve.service.serving.build import AppState, build
 from bertserve.service.serving.held_bytes import HeldBytes
-from bertserve.service.serving.model import Model
 from bertserve.service.settings import Settings
-from bertserve.service.wire import json_text, reading
-from bertserve.service.wire.call import Call, Content, Incoming
-from bertserve.service.wire.routes import Route
 from fakes import FakeEngine
-from served_socket import client as socket_client
-from served_socket import listening, until
 
 LINES = {"content-type": "application/x-ndjson"}
 Serve = Callable[..., Any]
@@ -194,181 +182,9 @@ async def test_a_stream_reads_few_lines_ahead() -> None:
     assert [b"%d\n" % i for i in range(1000)] == client.answers
 
 
-@dataclass
-class TurnCounter:
-    """Counts events per turn of the event loop."""
-
-    counts: list[int] = field(default_factory=lambda: [0])
-
-    def note(self) -> None:
-        self.counts[-1] += 1
-
-    async def follow(self) -> None:
-        """Starts a new count in each turn, until it is cancelled."""
-        while True:
-            await asyncio.sleep(0)
-            self.counts.append(0)
-
-
-@pytest.mark.parametrize(
-    ("line", "most"), [(b"1\n", SMALL_BYTES // LINE_BYTES), (b"1" * (SMALL_BYTES // 2) + b"\n", 2)], ids=["short", "long"]
-)
-async def test_the_lines_of_all_streams_start_in_several_turns(line: bytes, most: int) -> None:
-    begun, ended = TurnCounter(), TurnCounter()
-
-    async def answer(line: bytes, expected: int) -> list[bytes]:
-        begun.note()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.note()
-        return [line]
-
-    clients = [Client([line * 32]) for _ in range(20)]
-    streams = [
-        asyncio.create_task(
-            LineStream({}, client.receive, answer, max_requests=32, max_bytes=2**20, held=HeldBytes(2**20), turns=turns)(client.send)
-        )
-        for turns in [Turns()]
-        for client in clients
-    ]
-    following = [asyncio.create_task(counter.follow()) for counter in (begun, ended)]
-    while sum(begun.counts) < 20 * 32:
-        await asyncio.sleep(0)
-    for client in clients:
-        client.gone.set()
-    await asyncio.gather(*streams, return_exceptions=True)
-    for task in following:
-        task.cancel()
-
-    assert max(begun.counts) <= 2 * most  # a line that waited starts one turn later than a line that did not
-    # the lines of one stream end in each turn; a count can contain the end of one turn and the start of the next
-    assert max(ended.counts) <= 2 * 32
-    assert sum(ended.counts) == 20 * 32
-
-
-async def test_the_chunks_of_all_streams_are_cut_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chunk of 64 KiB can have 32,768 blank lines, so the number of bytes that one turn cuts is limited."""
-    cut = TurnCounter()
-    feed = LineCutter.feed
-
-    def counted(self: LineCutter, chunk: bytes) -> list[bytes]:
-        cut.note()
-        assert len(chunk) <= SMALL_BYTES
-        return feed(self, chunk)
-
-    monkeypatch.setattr(LineCutter, "feed", counted)
-    turns = Turns()
-    following = asyncio.create_task(cut.follow())
-
-    async def answered(client: Client) -> None:
-        stream = LineStream({}, client.receive, asyncio.sleep, max_requests=32, max_bytes=2**20, held=HeldBytes(2**20), turns=turns)  # type: ignore[arg-type]
-        await stream(client.send)
-
-    await asyncio.gather(*(answered(Client([b"\n " * 2**15])) for _ in range(20)))
-    following.cancel()
-
-    assert max(cut.counts) <= 2 * CUT_BYTES
-    assert sum(cut.counts) == 20 * 2**16 // SMALL_BYTES
-
-
-def test_a_refused_line_takes_more_of_a_turn(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No inference thread limits the rate of such lines."""
-    taken: list[int] = []
-
-    async def take(self: Turns, size: int) -> None:
-        taken.append(size)
-
-    monkeypatch.setattr(Turns, "take", take)
-    answers = call(models, "POST", "/classify", content=written({"inputs": 1}, {"inputs": "good"}, {}), headers=LINES).text
-    assert (2, 3) == (answers.count("error_type"), answers.count("\n"))
-    assert 2 == taken.count(WRONG_LINE_BYTES)
-
-
-@pytest.mark.parametrize(("waiting", "rest_s", "least_s"), [(20, 0.02, 0.03), (8, 1000, 0)])
-async def test_the_event_loop_rests_between_turns_while_lines_wait(
-    monkeypatch: pytest.MonkeyPatch, waiting: int, rest_s: float, least_s: float
-) -> None:
-    """Lines that fit into two turns need no rest."""
-    monkeypatch.setattr("bertserve.service.http.turns.REST_S", rest_s)
-    turns, start = Turns(), time.monotonic()
-    fit = SMALL_BYTES // LINE_BYTES  # in the first turn
-    async with asyncio.timeout(30):
-        await asyncio.gather(*(turns.take(LINE_BYTES) for _ in range(fit + waiting)))
-    assert time.monotonic() - start >= least_s
-
-
-@pytest.mark.parametrize("headers", [{}, LINES], ids=["body", "line"])
-@pytest.mark.parametrize(("size", "on_loop"), [(1000, True), (LONG_BYTES + 1, False)])
-def test_a_long_body_is_read_on_another_thread(
-    models: Path, monkeypatch: pytest.MonkeyPatch, headers: dict[str, str], size: int, on_loop: bool
-) -> None:
-    """Reading a long body must not block the event loop; a short body is read on it."""
-    threads: list[bool] = []
-
-    def parse(raw: bytes, *, finite: bool = False) -> Any:
-        threads.append(threading.current_thread() is threading.main_thread())
-        return json_text.parse(raw, finite=finite)
-
-    monkeypatch.setattr(reading, "parse", parse)
-    body = json.dumps({"inputs": "good"}).encode().ljust(size)
-    assert 200 == call(models, "POST", "/classify", content=body, headers=headers).status_code
-    assert [on_loop] == threads
-
-
 def long_body(read: Callable[[], None]) -> dict[str, Any]:
     """Returns arguments for `Turns.read`: a long body, which it reads by a call of `read`."""
     return {"route": SimpleNamespace(read=lambda _: read()), "incoming": SimpleNamespace(raw=bytes(LONG_BYTES + 1))}
-
-
-async def test_takes_of_no_bytes_start_only_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A piece of a stream can be too short to count."""
-    begun: list[int] = []
-    begin = Turns._begin_turn
-    monkeypatch.setattr(Turns, "_begin_turn", lambda self: (begun.append(1), begin(self)))
-    turns = Turns()
-    for _ in range(9):
-        await turns.take(0)
-    await asyncio.sleep(0.01)
-    assert [1] == begun
-
-
-async def test_a_pause_follows_a_long_body() -> None:
-    """The pause is `PAUSES` times as long as the CPU time of reading."""
-    times: list[float] = []
-
-    def read() -> None:
-        times.append(time.monotonic())
-        end = time.thread_time() + 0.01
-        while time.thread_time() < end:
-            pass
-
-    turns = Turns()
-    await turns.read(**long_body(read))
-    await turns.read(**long_body(read))
-
-    assert times[1] - times[0] >= 0.01 * PAUSES  # the clock of a timer can be some milliseconds late
-
-
-async def test_the_next_body_waits_for_the_thread_of_a_cancelled_caller() -> None:
-    begun, may_end, order = threading.Event(), threading.Event(), list[str]()
-
-    def first() -> None:
-        begun.set()
-        may_end.wait(10)
-        order.append("first")
-
-    turns = Turns()
-    cancelled = asyncio.create_task(turns.read(**long_body(first)))
-    await asyncio.to_thread(begun.wait, 10)
-    cancelled.cancel()
-    second = asyncio.create_task(turns.read(**long_body(lambda: order.append("second"))))
-    await asyncio.wait([cancelled])
-    await asyncio.sleep(0.01)
-    assert [] == order
-    may_end.set()
-    await second
-    assert ["first", "second"] == order
 
 
 async def test_the_error_of_a_cancelled_read_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -409,66 +225,6 @@ async def test_a_client_that_does_not_read_pauses_its_stream() -> None:
     client.reads.set()
     await running
     assert 1000 == started == len(client.answers)
-
-
-async def test_other_tasks_run_between_the_pieces_of_an_answer() -> None:
-    """Otherwise an answer of 10 MB to a client that reads fast would stop the event loop."""
-    client, turns, seen = Client([b"1\n"]), 0, list[int]()
-
-    async def answer(line: bytes, expected: int) -> list[bytes]:
-        return [b"x"] * 10
-
-    async def send(message: Any) -> None:
-        if message.get("body"):
-            seen.append(turns)
-            client.answers.append(message["body"])
-
-    async def count() -> None:
-        nonlocal turns
-        while len(seen) < 10:
-            turns += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.create_task(count())
-    await stream_of(client, answer)(send)
-    await counting
-    assert b"x" * 10 + b"\n" == b"".join(client.answers)
-    assert seen == sorted(set(seen))
-
-
-async def test_the_bytes_of_concurrent_lines_are_limited() -> None:
-    client, most, now = Client([b"x" * 40 + b"\n"] * 20 + [b"y" * 100 + b"\n"] * 3), 0, 0
-
-    async def answer(line: bytes, expected: int) -> list[bytes]:
-        nonlocal most, now
-        now += len(line)
-        most = max(most, now)
-        await asyncio.sleep(0)
-        now -= len(line)
-        return [b""]
-
-    await stream_of(client, answer)(client.send)
-    assert (100, 23) == (most, len(client.answers))
-
-
-async def test_the_bytes_of_unread_answers_are_limited() -> None:
-    client = Client([b"%d\n" % i for i in range(100)])
-    client.reads.clear()
-    held = most = 0
-
-    async def answer(line: bytes, expected: int) -> list[bytes]:
-        nonlocal held, most
-        await asyncio.sleep(0)
-        held += 1
-        most = max(most, held - len(client.answers))
-        return [b"x" * 60]
-
-    running = asyncio.create_task(stream_of(client, answer, max_requests=32, max_bytes=300)(client.send))
-    await settle()
-    assert (True, 0) == (4 <= held <= 8, len(client.answers))
-    client.reads.set()
-    await running
-    assert (100, True) == (len(client.answers), most <= 8)
 
 
 def test_a_disconnect_cancels_the_waiting_requests(models: Path) -> None:
@@ -512,187 +268,6 @@ def test_lines_wait_while_the_queue_is_full(models: Path) -> None:
     assert [] == [line for line in page.splitlines() if line.startswith("bertserve_refused_total") and not line.endswith(" 0.0")]
 
 
-def test_a_stream_uses_at_most_a_quarter_of_the_queue(models: Path) -> None:
-    """The lines have more tokens than estimated. Other requests are answered meanwhile, and no line fails."""
-    engine = FakeEngine()
-    service = faked(models, engine, max_queue_tokens=1024)
-    lines = written(*({"inputs": "! " * 25} for _ in range(100)))
-
-    async def check(client: httpx.AsyncClient) -> tuple[list[Any], int, list[int]]:
-        engine.gate.clear()
-        headers = LINES | {"x-request-timeout-ms": "20000"}
-        stream = asyncio.ensure_future(client.post("/classify", content=lines, headers=headers))
-        await asyncio.to_thread(engine.entered.acquire, timeout=20)
-        await queued(service, 1)
-        await asyncio.sleep(0.1)  # time to exceed its share
-        held = service.scheduler._queue.queue_tokens
-        others = [asyncio.ensure_future(client.post("/classify", json={"inputs": "good"})) for _ in range(20)]
-        await asyncio.sleep(0)
-        engine.gate.set()
-        return read(await stream), held, [(await other).status_code for other in others]
-
-    answers, held, statuses = play(service, check)
-    assert [200] * 20 == statuses
-    assert 0 < held <= 256
-    assert [list] * 100 == [type(answer) for answer in answers]
-
-
-@pytest.mark.parametrize("is_complete", [True, False])
-async def test_a_stream_leaves_nothing_to_the_garbage_collector(models: Path, is_complete: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Collecting the remains of a thousand streams would block the event loop for 0.2 s."""
-    left: list[weakref.ref[Any]] = []
-    for kind in (LineAnswerer, LineStream):
-        init = kind.__init__
-
-        def noted(self: Any, *args: Any, init: Any = init, **options: Any) -> None:
-            left.append(weakref.ref(self))
-            init(self, *args, **options)
-
-        monkeypatch.setattr(kind, "__init__", noted)
-    engine = FakeEngine()
-    state = faked(models, engine, max_queue_tokens=64)  # only some of the lines fit into the queue
-    state.scheduler.start()
-    if not is_complete:
-        engine.gate.clear()
-    body = written(*[{"inputs": ["good"] * 10}] * 20)
-    head = (
-        f"POST /classify HTTP/1.1\r\nhost: t\r\ncontent-type: application/x-ndjson\r\ncontent-length: {len(body) + 1 - is_complete}\r\n\r\n"
-    )
-    gc.collect()
-    gc.disable()
-    try:
-        async with listening(create_app(state, auth=Authenticator(None))) as served:
-            async with socket_client(served, head.encode() + body) as (reader, _):
-                await asyncio.to_thread(engine.entered.acquire, timeout=20)
-                if is_complete:
-                    await reader.readuntil(b"0\r\n\r\n")
-            engine.gate.set()
-            await until(lambda: [None, None] == [reference() for reference in left])
-    finally:
-        gc.enable()
-        await state.scheduler.stop(1)
-
-
-def test_only_one_line_of_a_stream_retries_while_the_queue_is_full(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first refused line retries. The other lines are parsed only after it is admitted."""
-    engine = FakeEngine()
-    service = faked(models, engine, max_queue_tokens=64)
-    attempts: Counter[str] = Counter()
-    parsed: list[bytes] = []
-    predict, read_call = Model.predict, Turns.read
-
-    async def counted(self: Model, requests: Any, **options: Any) -> Any:
-        attempts[requests[0].text] += 1
-        return await predict(self, requests, **options)
-
-    async def noted(self: Turns, route: Route, incoming: Incoming) -> Call:
-        parsed.append(incoming.raw)
-        return await read_call(self, route, incoming)
-
-    async def check(client: httpx.AsyncClient) -> list[Any]:
-        engine.gate.clear()
-        running = asyncio.ensure_future(client.post("/classify", json={"inputs": "good"}))
-        await asyncio.to_thread(engine.entered.acquire, timeout=20)
-        waiting = asyncio.ensure_future(client.post("/classify", json={"inputs": ["good " * 26] * 2}))
-        await queued(service, 2)
-        monkeypatch.setattr(Model, "predict", counted)
-        monkeypatch.setattr(Turns, "read", noted)
-        headers = LINES | {"x-request-timeout-ms": "20000"}
-        stream = asyncio.ensure_future(
-            client.post("/classify", content=written(*({"inputs": f"{i} {'good ' * 20}"} for i in range(20))), headers=headers)
-        )
-        async with asyncio.timeout(20):
-            while attempts.total() < 3:
-                await asyncio.sleep(0.001)
-        assert len(attempts) == len(parsed) == 1
-        engine.gate.set()
-        await asyncio.gather(running, waiting)
-        return read(await stream)
-
-    assert [list] * 20 == [type(answer) for answer in play(service, check)]
-    assert len(parsed) == 20
-
-
-def test_lines_that_are_refused_after_admission_retry_one_at_a_time(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line can be refused after its admission if it has more tokens than estimated."""
-    service = faked(models, FakeEngine())
-    attempts: Counter[str] = Counter()
-    trying, peak = 0, 0
-    predict = Model.predict
-
-    async def refused_once(self: Model, requests: Any, **options: Any) -> Any:
-        nonlocal trying, peak
-        attempts[requests[0].text] += 1
-        if attempts[requests[0].text] == 1:
-            options["share"].on_admitted()
-            raise RefusedError("full", reason="queue_full", retry_after_s=0.0)
-        trying += 1
-        peak = max(peak, trying)
-        await asyncio.sleep(0.001)
-        trying -= 1
-        return await predict(self, requests, **options)
-
-    monkeypatch.setattr(Model, "predict", refused_once)
-    content = written(*({"inputs": f"good {i}"} for i in range(10)))
-    answers = read(play(service, lambda client: client.post("/classify", content=content, headers=LINES)))
-    assert [list] * 10 == [type(answer) for answer in answers]
-    assert peak == 1
-
-
-@pytest.mark.parametrize("wait_s", [10.0, 0.0])
-async def test_a_line_starts_when_the_bytes_of_a_large_answer_can_be_reserved(monkeypatch: pytest.MonkeyPatch, wait_s: float) -> None:
-    """The last answer was large, and another request holds the memory. The stream waits for it, but not for ever."""
-    monkeypatch.setattr(held_bytes, "WAIT_S", wait_s)
-    client, held, expectations = Client([b"1\n", b"2\n"]), HeldBytes(1), list[int]()
-    held.limit = 200_000
-
-    async def answer(line: bytes, expected: int) -> list[bytes]:
-        expectations.append(expected)
-        if line == b"1":
-            held.add(150_000)
-        return [b"x" * 100_000]
-
-    running = asyncio.create_task(stream_of(client, answer, held=held, max_bytes=2**20)(client.send))
-    await settle()
-    await asyncio.sleep(0.05)
-    assert ([0] if wait_s else [0, 0]) == expectations
-    held.add(-150_000)
-    await running
-    assert ([0, 100_000 if wait_s else 0], 0) == (expectations, held.count)
-
-
-def test_an_answer_that_is_larger_than_expected_needs_memory(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answers of streams share the memory; while it is full, a line gets an error, and no answer is built."""
-    service = faked(models, FakeEngine())
-    service.held_bytes.limit = 400_000
-    building = most = 0
-    predict = Model.predict
-
-    async def large(self: Model, requests: Any, **options: Any) -> Any:
-        prediction = await predict(self, requests, **options)
-        prediction.answer_bytes = 200_000
-        return prediction
-
-    async def build(call: Call, prediction: Any) -> Content:
-        nonlocal building, most
-        building += 1
-        most = max(most, building)
-        await asyncio.sleep(0.05)
-        building -= 1
-        return Content([b"[1]"], "application/json", {})
-
-    monkeypatch.setattr(Model, "predict", large)
-    monkeypatch.setattr(streaming, "content_of", build)
-
-    async def check(client: httpx.AsyncClient) -> list[Any]:
-        content = written({"inputs": "good"})
-        return await asyncio.gather(*(client.post("/classify", content=content, headers=LINES) for _ in range(3)))
-
-    answers = [read(answer)[0] for answer in play(service, check)]
-    assert ["unavailable"] * 2 == [answer["error_type"] for answer in answers if isinstance(answer, dict)]
-    assert (1, 0) == (most, service.held_bytes.count)
-
-
 def test_a_line_waits_for_the_queue_until_its_deadline(models: Path) -> None:
     """A line that does not fit in the queue in time is refused, and the stream continues."""
     engine = FakeEngine()
@@ -727,23 +302,6 @@ def test_a_failure_of_the_service_is_logged(models: Path, caplog: pytest.LogCapt
     assert ["internal", "invalid_value"] == [each["error_type"] for each in read(answer)]
     assert 1 == len(caplog.records)
     assert "RuntimeError" in caplog.text and "swordfish" not in caplog.text
-
-
-def test_lines_and_requests_share_the_rate_limit_of_the_log(models: Path, caplog: pytest.LogCaptureFixture) -> None:
-    service: AppState = build(Settings(models=models))
-
-    async def stopping(*_: Any, **__: Any) -> Any:
-        raise UnavailableError("stopping.")
-
-    service.registry.get("tiny").predict = stopping  # type: ignore[method-assign]
-
-    async def check(client: httpx.AsyncClient) -> None:
-        [error] = read(await client.post("/classify", content=written({"inputs": "a"}), headers=LINES))
-        assert "unavailable" == error["error_type"]
-        rejected(await client.post("/classify", json={"inputs": "a"}), 503, "unavailable")
-
-    play(service, check)
-    assert 1 == len(caplog.records)
 
 
 def test_answers_are_sent_while_the_body_arrives(models: Path, serve: Serve) -> None:
