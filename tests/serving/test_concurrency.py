@@ -8,24 +8,6 @@ from hypothesis import strategies as st
 from bertserve.service.scheduling.inference_thread import PeakConcurrency
 
 
-def test_a_peak_lasts_for_one_to_two_windows() -> None:
-    """A burst counts for at least one second, and then has no effect."""
-    demand = PeakConcurrency()
-    demand.record(3, 10.0)
-    for now in (10.4, 10.9, 11.3, 11.9):
-        demand.record(1, now)
-        assert 3 == demand.record(0, now)
-    demand.record(1, 12.5)
-    assert 1 == demand.record(0, 12.5)
-
-
-def test_an_old_peak_is_forgotten() -> None:
-    demand = PeakConcurrency()
-    demand.record(8, 10.0)
-
-    assert 0 == demand.record(0, 100.0)
-
-
 @given(st.lists(st.tuples(st.floats(0.0, 0.7), st.integers(1, 9)), min_size=1, max_size=60))
 def test_the_peak_is_the_maximum_of_the_last_one_to_two_windows(steps: list[tuple[float, int]]) -> None:
     """The peak is at least the maximum of the last window, and at most the maximum of the last two windows."""

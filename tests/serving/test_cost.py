@@ -53,46 +53,6 @@ def test_the_fixed_cost_is_learned_from_runs_in_service() -> None:
     assert pytest.approx(true.fixed_s, rel=0.05) == cost.slowdown * cost.fixed_s
 
 
-def test_runs_of_one_shape_do_not_change_the_proportion() -> None:
-    """They show the speed of the machine, but not which part of the cost is fixed."""
-    cost, fresh = model(), model()
-    for _ in range(5000):
-        cost.observe(2, 40, 1.5 * fresh.seconds(2, 40))
-    for rows, length in ((1, 8), (1, 400)):
-        assert pytest.approx(1.5 * fresh.seconds(rows, length), rel=0.02) == cost.seconds(rows, length)
-
-
-def test_waits_for_a_core_do_not_count_as_fixed_cost() -> None:
-    """Such waits make predictions longer, but do not change the proportion, which decides which texts share a run."""
-    cost, fresh = model(), model()
-    for i in range(5000):
-        rows, length = 1 + i % 3, 10 + 7 * (i % 11)
-        cost.observe(rows, length, fresh.seconds(rows, length) + 5e-3, busy_s=fresh.seconds(rows, length))
-    assert cost.slowdown > 1.3
-    assert pytest.approx(fresh.fixed_s * fresh.rate, rel=0.02) == cost.fixed_s * cost.rate
-
-
-def test_all_cost_is_fixed_if_longer_runs_take_no_longer() -> None:
-    """A longer run is never predicted to be cheaper, even if the measured runs are.
-
-    Every prediction is then about the mean measured time.
-    """
-    cost = model()
-    for i in range(5000):
-        length = 10 + 7 * (i % 11)
-        cost.observe(1, length, 0.02 - length * 1e-5)
-    assert 0.018 < cost.seconds(1, 8) < cost.seconds(1, 80) < 0.022
-
-
-def test_a_warm_up_of_one_shape_sets_the_prediction_of_that_shape() -> None:
-    """A shape plan can have a single shape. Its time defines the speed, but not the proportion of the fixed cost."""
-    cost = model()
-    proportion = cost.fixed_s * cost.rate
-    cost.fit([(4, 128, 0.5)])
-    assert pytest.approx(0.5) == cost.seconds(4, 128)
-    assert pytest.approx(proportion) == cost.fixed_s * cost.rate
-
-
 def test_a_run_of_zero_seconds_has_no_effect() -> None:
     """A run that took no time by its clock changes no prediction."""
     cost, fresh = model(), model()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bertserve.service.errors import InvalidValueError, RefusedError
 from bertserve.service.scheduling.request_queue import KEPT_ENDED, LATE_PER_SHORT, LATE_S, RequestQueue
-from bertserve.service.scheduling.scheduled_request import MAX_SHARE_ANSWER_BYTES, SHARE_FULL, Item, ScheduledRequest, Shape, Share, exact
+from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest, Shape, Share, exact
 
 KEY = "model"
 
@@ -68,28 +68,6 @@ def test_texts_of_similar_length_share_a_batch() -> None:
     add(queue, 15)
 
     assert [16, 15] == [item.tokens for item in queue.take(0.0)][:2]
-
-
-def test_an_item_that_arrived_much_later_does_not_join_the_batch() -> None:
-    """A batch-mate has waited at least two thirds as long as the head, or arrived at most 0.1 s after it."""
-    queue = new_queue(max_queue_tokens=10_000)
-    arrived = [0.0, 0.05, 1.0, 2.9, 3.1, 8.9]
-    for now in arrived:
-        add(queue, 8, now=now)
-
-    assert [arrived[:4], arrived[4:5], arrived[5:]] == [[item.priority for item in batch] for batch in drain(queue, 9.0)]
-    for now in (10.0, 10.05, 10.2):
-        add(queue, 8, now=now)
-    assert [[10.0, 10.05], [10.2]] == [[item.priority for item in batch] for batch in drain(queue, 10.21)]
-
-
-def test_recent_items_of_the_nearest_length_do_not_block_other_lengths() -> None:
-    """If the items of the nearest length are too recent, older items of another length join the batch."""
-    queue = new_queue()
-    for tokens, now in ((8, 0.0), (9, 8.0), (7, 8.0), (10, 1.0), (6, 1.0)):
-        add(queue, tokens, now=now)
-
-    assert [[8, 6, 10], [9, 7]] == [[item.tokens for item in batch] for batch in drain(queue, 9.0)]
 
 
 @pytest.mark.parametrize("key", [None, "other"])
@@ -191,14 +169,6 @@ def test_an_empty_queue_admits_a_request_that_takes_longer_than_its_deadline() -
     assert new_queue().admit(tokens=10, seconds=5.0, deadline=1.0, now=0.0, items=5).open
 
 
-def test_the_predicted_wait_assumes_full_batches() -> None:
-    """The fixed cost of a run counts once per batch, not once per item."""
-    queue = new_queue()
-    add(queue, *[8] * 16, cost=lambda rows, length: 1.0)
-
-    assert 2.0 == queue.queue_seconds
-
-
 def test_retry_after_is_the_time_until_the_excess_has_drained() -> None:
     """A full queue predicts from its queued seconds when the request will fit."""
     queue = new_queue(max_queue_tokens=100)
@@ -208,97 +178,6 @@ def test_retry_after_is_the_time_until_the_excess_has_drained() -> None:
         queue.admit(tokens=50, seconds=1.0, deadline=100.0, now=0.0)
 
     assert 4.0 == refused.value.retry_after_s
-
-
-def test_an_estimate_stays_reserved_while_the_cost_is_unknown() -> None:
-    queue = new_queue()
-    request = queue.admit(tokens=500, seconds=9.0, deadline=1.0, now=0.0)
-    queue.put(request, None, [(0, "tokenize")], lambda rows, length: 0.0, 0.0, keep_estimate=True)
-    (item,) = queue.take(0.0)
-
-    assert (500, 9.0) == (queue.queue_tokens, queue.queue_seconds)
-    assert queue.finish(item, None)
-    queue.put(request, KEY, [(10, None)], expensive_start, 0.0)
-    assert 10 == queue.queue_tokens
-
-
-def test_a_text_that_is_tokenized_on_a_thread_waits_only_once() -> None:
-    """All stages have the priority of the arrival, so the second stage starts before requests that arrived during the first."""
-    queue = new_queue()
-    long = queue.admit(tokens=30, seconds=1.0, deadline=100.0, now=0.0)
-    queue.put(long, None, [(0, "tokenize")], lambda rows, length: 0.0, 0.0, keep_estimate=True)
-    (item,) = queue.take(1.0)
-    others = [add(queue, 30, now=0.5 + i, key=None) for i in range(2)]
-    queue.finish(item, None)
-    queue.put(long, None, [(30, None)], expensive_start, 2.0)
-
-    assert [long, *others] == [batch[0].request for batch in drain(queue, 2.0)]
-
-
-def test_later_stages_keep_their_tokens_but_let_newer_requests_start() -> None:
-    """A request reserves the tokens of its later stages, so none is refused. Their priority follows from the work that ran before."""
-    queue = new_queue(max_queue_tokens=100)
-    search = queue.admit(tokens=90, seconds=9.0, deadline=100.0, now=0.0, items=9)
-    queue.put(search, None, [(10, "first")], lambda rows, length: 1.0, 0.0, reserved_tokens=80)
-    assert (90, 1.0) == (queue.queue_tokens, queue.queue_seconds)
-    (item,) = queue.take(0.0)
-    assert (80, 0.0) == (queue.queue_tokens, queue.wait_s(0.5))
-    with pytest.raises(RefusedError):
-        queue.admit(tokens=21, seconds=1.0, deadline=100.0, now=0.5)
-    soon, late = (add(queue, 10, now=now, key=None) for now in (1.0, 1.6))
-
-    assert queue.finish(item, None)
-    queue.put(search, None, [(40, "second"), (40, "third")], lambda rows, length: 1.0, 1.6)
-    assert 100 == queue.queue_tokens
-    assert [soon, search, late, search] == [batch[0].request for batch in drain(queue, 1.6)]
-    assert 0.0 == search.wait_s
-
-
-def test_the_predicted_wait_counts_the_work_that_runs_before() -> None:
-    """Current runs and due items count. Later windows of a document count only from their start time until the document is closed."""
-    queue = new_queue(threads=2)
-    document = add(queue, *[60] * 10, now=0.0, cost=lambda rows, length: 1.0, key=None)
-
-    assert [0.5, 0.5 + 1.5, 1.0, 3.5] == [
-        queue.wait_s(0.0, is_short=False),
-        queue.wait_s(0.0, busy_s=3.0, is_short=False),
-        queue.wait_s(2.0, is_short=False),
-        queue.wait_s(9.0, is_short=False),
-    ]
-    queue.take(9.0)
-    assert 3.0 == queue.wait_s(9.0, is_short=False)
-    queue.close(document)
-    assert 0.0 == queue.wait_s(9.0, is_short=False)
-
-
-def test_a_closed_document_does_not_count_in_the_predicted_wait() -> None:
-    queue = new_queue(threads=1)
-    document = add(queue, *[60] * 10, now=0.0, cost=lambda rows, length: 1.0, key=None)
-    add(queue, 60, now=0.0, cost=lambda rows, length: 1.0, key=None)
-    queue.take(0.0)
-    queue.close(document)
-
-    assert 1.0 == queue.wait_s(0.0)
-
-
-def test_a_document_counts_by_its_items_before_it_is_tokenized() -> None:
-    """Ten expected items delay later requests as much as ten queued items."""
-    queue = new_queue(threads=2)
-    document = queue.admit(tokens=600, seconds=10.0, deadline=100.0, now=0.0, items=10)
-
-    assert [0.5, 1.0, 3.5] == [queue.wait_s(now, is_short=False) for now in (0.0, 2.0, 9.0)]
-    queue.put(document, None, [(60, None)] * 4, lambda rows, length: 1.0, 9.0)
-    assert 2.0 == queue.wait_s(9.0, is_short=False)
-    queue.close(document)
-    assert 0.0 == queue.wait_s(9.0, is_short=False)
-
-
-def test_a_document_that_ends_before_it_is_tokenized_no_longer_counts() -> None:
-    queue = new_queue(threads=1)
-    queue.close(queue.admit(tokens=600, seconds=10.0, deadline=100.0, now=0.0, items=10))
-    add(queue, 60, now=0.0, cost=lambda rows, length: 1.0, key=None)
-
-    assert 1.0 == queue.wait_s(0.0)
 
 
 def test_short_texts_start_between_the_windows_of_a_long_document() -> None:
@@ -365,16 +244,6 @@ def test_the_deadline_applies_until_the_last_item_has_started() -> None:
 
     assert [half] == queue.expire(2.0)
     assert started.open
-
-
-def test_the_queued_time_ends_when_the_last_item_starts() -> None:
-    """`queued_s` is the time from `put` to the start of the request's last item."""
-    queue = new_queue()
-    request = add(queue, 60, 60, now=1.0)
-    queue.take(2.0)
-    queue.take(5.0)
-
-    assert 4.0 == request.queued_s
 
 
 class Steps:
@@ -535,30 +404,6 @@ def test_ended_requests_are_freed() -> None:
     assert len(owners) < 100
 
 
-def test_a_request_records_its_predicted_and_its_real_wait() -> None:
-    """The real wait lasts from the arrival to the first start of an item with a predicted cost; tokenizing has none."""
-    queue = new_queue()
-    queue.admit(tokens=10, seconds=3.0, deadline=100.0, now=0.0)
-    request = queue.admit(tokens=10, seconds=1.0, deadline=100.0, now=1.0)
-    queue.put(request, None, [(0, "texts")], no_fixed_cost, 1.0)
-    [item] = queue.take(2.0)
-    queue.finish(item, None)
-    queue.put(request, None, [(5, "a"), (5, "b")], no_fixed_cost, 2.5)
-    queue.take(5.0)
-    queue.take(6.0)
-
-    assert (3.0, 4.0) == (request.predicted_wait_s, request.wait_s)
-
-
-def test_a_batch_does_not_grow_for_a_small_gain() -> None:
-    """An item that would save less than 1/32 of the run waits for the next batch, even if many items wait."""
-    queue = new_queue(max_batch_tokens=10_000, max_queue_tokens=10_000)
-    for _ in range(500):
-        add(queue, 1, deadline=1e4, cost=lambda rows, length: 1.0 + rows * length)
-
-    assert 31 == len(queue.take(0.0))
-
-
 def test_a_running_request_leaves_the_last_free_thread_to_others() -> None:
     """While its items run, it starts no others there, not even as batch-mates of other requests. Its items can share a batch."""
     queue = new_queue(max_queue_tokens=10_000)
@@ -575,94 +420,6 @@ def test_a_running_request_leaves_the_last_free_thread_to_others() -> None:
     assert [listed, listed] == [item.request for item in queue.take(0.001, last_thread=True)]
     assert [listed, listed] == [item.request for item in queue.take(0.001)]
     assert [] == queue.take(0.001)
-
-
-def test_a_thread_can_take_quick_requests_only() -> None:
-    """A request is quick if all its work takes at most 5 ms, including work that has run or is reserved, and if it is in no share."""
-    queue, share = new_queue(max_queue_tokens=10_000), Share()
-
-    def put(tokens: int, *, seconds: float = 0.0, reserved_tokens: int = 0, share: Share | None = None) -> ScheduledRequest:
-        request = queue.admit(tokens=tokens, seconds=seconds, deadline=100.0, now=0.0, share=share)
-        keeps = seconds > 0
-        queue.put(
-            request, None, [(tokens, None)], lambda rows, length: length * 1e-3, 0.0, keep_estimate=keeps, reserved_tokens=reserved_tokens
-        )
-        return request
-
-    others = {put(6), put(4, seconds=0.1), put(4, reserved_tokens=1), put(4, share=share)}
-    quick = put(4)
-
-    assert queue.has_quick
-    assert [quick] == [item.request for item in queue.take(0.0, quick_only=True)]
-    assert [] == queue.take(0.0, quick_only=True)
-    assert others == {item.request for batch in drain(queue) for item in batch}
-
-
-@pytest.mark.parametrize(("threads", "batches"), [(1, ["AC", "B" * 12]), (2, ["A" + "B" * 12 + "C"])])
-def test_quick_requests_share_no_batch_with_others_on_a_single_thread(threads: int, batches: list[str]) -> None:
-    """They could start next to the run of the others. Several threads start the most efficient batch, because each of them may become free."""
-    queue = new_queue(threads=threads)
-
-    def cost(rows: int, length: int) -> float:
-        return 0.01 + rows * length * 2e-4
-
-    names = {
-        add(queue, 2, now=0.0, cost=cost): "A",
-        add(queue, *[2] * 12, now=0.001, cost=cost): "B",
-        add(queue, 2, now=0.002, cost=cost): "C",
-    }
-
-    assert sorted(batches) == sorted("".join(sorted(names[item.request] for item in batch)) for batch in drain(queue, 0.003))
-
-
-def test_a_long_step_waits_for_a_thread_that_may_start_it() -> None:
-    queue = new_queue()
-    long = queue.admit(tokens=8, seconds=0.0, deadline=100.0, now=0.0)
-    long.long_step = True
-    queue.put(long, None, [(0, None)], lambda rows, length: 0.0, 0.0, keep_estimate=True)
-    text = add(queue, 8, now=1.0)
-
-    assert [text] == [item.request for item in queue.take(1.0, allow_long_step=False)]
-    assert [] == queue.take(1.0, allow_long_step=False)
-    assert [long] == [item.request for item in queue.take(1.0)]
-
-
-def test_the_requests_of_a_share_hold_at_most_a_quarter_of_the_queue() -> None:
-    """A request counts with four times its estimate until its tokens are known, and then with these tokens until it starts."""
-    queue, share = new_queue(), Share()
-
-    def admit(tokens: int) -> ScheduledRequest:
-        return queue.admit(tokens=tokens, seconds=0.0, deadline=100.0, now=0.0, share=share)
-
-    def refused(tokens: int) -> str:
-        with pytest.raises(RefusedError) as error:
-            admit(tokens)
-        return error.value.reason
-
-    requests = [admit(20), admit(40)]
-    assert (240, 240) == (share.tokens, queue.queue_tokens)
-    assert SHARE_FULL == refused(3)
-    queue.put(requests[0], KEY, [(30, None)], no_fixed_cost, 0.0)
-    assert 190 == share.tokens
-    requests.append(admit(15))
-    queue.put(requests[1], KEY, [(60, None)], no_fixed_cost, 0.0)
-    queue.take(0.0)
-    assert 30 + 60 + 60 - 30 == share.tokens
-    for request in requests:
-        queue.close(request)
-    assert (0, 0) == (share.tokens, queue.queue_tokens)
-
-
-def test_a_request_larger_than_its_share_is_the_only_one_in_it() -> None:
-    """So no line of a stream is too large. Requests outside the share can use the rest of the queue."""
-    queue, share = new_queue(), Share()
-    large = queue.admit(tokens=600, seconds=0.0, deadline=100.0, now=0.0, share=share)
-    with pytest.raises(RefusedError):
-        queue.admit(tokens=1, seconds=0.0, deadline=100.0, now=0.0, share=share)
-    queue.admit(tokens=10, seconds=0.0, deadline=100.0, now=0.0, share=Share())
-    queue.admit(tokens=10, seconds=0.0, deadline=100.0, now=0.0)
-    queue.close(large)
-    queue.admit(tokens=1, seconds=0.0, deadline=100.0, now=0.0, share=share)
 
 
 # ---- memory
@@ -683,22 +440,6 @@ def test_open_requests_share_a_memory_limit() -> None:
     queue.reserve_memory(add(queue, 1), 101)
 
     assert "queue_full" == refused.value.reason
-
-
-def test_small_requests_get_memory_while_large_ones_hold_all_of_it() -> None:
-    """A request of at most a 64th of the limit gets memory, until such requests hold an eighth of it."""
-    queue = new_queue(max_memory=6400)
-    queue.reserve_memory(add(queue, 1), 6400)
-    small = [add(queue, 1) for _ in range(9)]
-    for request in small[:8]:
-        queue.reserve_memory(request, 100)
-    for request, memory in ((small[8], 100), (add(queue, 1), 101)):
-        with pytest.raises(RefusedError):
-            queue.reserve_memory(request, memory)
-    queue.reserve_memory(small[0], 50)
-    queue.reserve_memory(small[8], 50)
-    queue.close(small[1])
-    queue.reserve_memory(small[0], 100)
 
 
 # ---- many long requests
@@ -768,90 +509,6 @@ def test_a_document_is_refused_if_its_last_item_would_start_too_late() -> None:
     queue.admit(tokens=10, seconds=1.0, deadline=5.0, now=0.0)
 
 
-def test_time_to_tokenize_and_to_decode_counts_in_the_priority() -> None:
-    """The time counts even for a request that has not run yet."""
-    queue = new_queue()
-    decoded, long, text = (queue.admit(tokens=9, seconds=0.0, deadline=100.0, now=0.1 * i) for i in range(3))
-    decoded.finish_s = 1.0
-    long.delay_s = 1.0
-    for request in (decoded, long, text):
-        queue.put(request, None, [(9, None)], no_fixed_cost, 0.3)
-
-    assert [text, decoded, long] == [batch[0].request for batch in drain(queue, 0.3)]
-
-
-def test_large_requests_leave_room_for_small_ones() -> None:
-    queue = new_queue(max_queue_tokens=640)
-    for large in [queue.admit(tokens=320, seconds=0.0, deadline=100.0, now=0.0) for _ in range(2)]:
-        queue.put(large, KEY, [(60, None)] * 10, no_fixed_cost, 0.0)
-    assert queue.queue_tokens == 1200
-    small = [queue.admit(tokens=10, seconds=0.0, deadline=100.0, now=0.0) for _ in range(8)]
-
-    for tokens in (10, 11):
-        with pytest.raises(RefusedError):
-            queue.admit(tokens=tokens, seconds=0.0, deadline=100.0, now=0.0)
-    queue.close(small[0])
-    queue.admit(tokens=10, seconds=0.0, deadline=100.0, now=0.0)
-
-
-def test_the_requests_of_a_share_are_due_one_after_another() -> None:
-    """They are due like the items of one request, so that other requests start between the lines of a stream."""
-    queue, share = new_queue(), Share()
-    lines = [queue.admit(tokens=9, seconds=1.0, deadline=100.0, now=0.0, share=share) for _ in range(3)]
-    for line in lines:
-        queue.put(line, None, [(9, None)], lambda rows, length: 1.0, 0.0)
-    text = add(queue, 5, now=1.0, key=None)
-
-    assert [lines[0], text, *lines[1:]] == [batch[0].request for batch in drain(queue, 1.0)]
-    for request in (*lines, text):
-        queue.close(request)
-    assert (0, 0) == (share.requests, share.tokens)
-
-
-def test_the_answers_of_a_share_have_a_total_limit_of_bytes() -> None:
-    queue, share = new_queue(), Share()
-    requests = [queue.admit(tokens=9, seconds=0.0, deadline=100.0, now=0.0, share=share) for _ in range(3)]
-    queue.reserve_answer(requests[0], MAX_SHARE_ANSWER_BYTES + 1)
-    queue.reserve_answer(requests[0], MAX_SHARE_ANSWER_BYTES - 1)
-
-    with pytest.raises(RefusedError) as error:
-        queue.reserve_answer(requests[1], 2)
-    assert SHARE_FULL == error.value.reason
-    queue.reserve_answer(requests[2], 1)
-    queue.close(requests[0])
-    queue.reserve_answer(requests[1], 2)
-    for request in requests:
-        queue.close(request)
-    assert 0 == share.answer_bytes
-
-
-def test_pauses_leave_no_old_entries_in_the_queue() -> None:
-    """A request that is queued hundreds of times, to tokenize and decode in slices, has one deadline and at most two places."""
-    queue = new_queue(max_queue_tokens=10_000)
-    requests = [add(queue, 5, now=0.0, key=None) for _ in range(20)]
-    for i in range(300):
-        for item in [item for batch in drain(queue, float(i)) for item in batch]:
-            item.request.finish_s += 0.01
-            queue.put(item.request, None, [(0, None)], no_fixed_cost, float(i))
-
-    assert len(requests) == len(queue._deadlines)
-    assert len(queue._by_priority) <= 2 * len(requests)
-
-
-def test_a_text_is_not_delayed_after_it_is_tokenized() -> None:
-    """The stage after the tokenizing has an earlier priority than the tokenizing."""
-    queue = new_queue()
-    request = queue.admit(tokens=9, seconds=0.0, deadline=100.0, now=0.0)
-    request.delay_s = 10.0
-    queue.put(request, None, [(0, None)], no_fixed_cost, 0.0, keep_estimate=True)
-    queue.take(0.0)
-    request.delay_s = 0.0
-    queue.put(request, None, [(9, None)], no_fixed_cost, 0.0)
-    other = add(queue, 9, now=1.0, key=None)
-
-    assert [request, other] == [batch[0].request for batch in drain(queue, 1.0)]
-
-
 def test_a_request_does_not_expire_while_its_outputs_are_decoded() -> None:
     queue = new_queue()
     request = add(queue, 5, deadline=1.0)
@@ -864,20 +521,6 @@ def test_a_request_does_not_expire_while_its_outputs_are_decoded() -> None:
     request.expires = True
     queue.put(request, KEY, [(5, None)], no_fixed_cost, 2.0)
     assert [request] == queue.expire(2.0)
-
-
-def test_a_request_is_refused_if_its_share_would_delay_it_too_long() -> None:
-    """A line of a stream waits for the earlier lines of that stream."""
-    queue, share = new_queue(max_queue_tokens=10_000), Share()
-    lines = [queue.admit(tokens=9, seconds=1.0, deadline=5.0, now=0.0, share=share) for _ in range(3)]
-    for line in lines:
-        queue.put(line, None, [(9, None)], lambda rows, length: 1.0, 0.0)
-
-    with pytest.raises(RefusedError) as error:
-        queue.admit(tokens=9, seconds=1.0, deadline=3.0, now=0.0, share=share)
-    assert "deadline" == error.value.reason
-    queue.close(lines[2])  # a closed request frees its part of the share
-    queue.admit(tokens=9, seconds=1.0, deadline=3.0, now=0.0, share=share)
 
 
 @pytest.mark.parametrize(("texts", "streams"), [(1, 0), (4, 0), (32, 0), (100, 0), (32, 30)])

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import gc
 import inspect
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,11 +17,11 @@ import pytest
 import uvloop
 
 from bertserve.service.errors import EngineError, ExpiredError, InvalidValueError, RefusedError, UnavailableError
-from bertserve.service.scheduling.request_queue import LONG_S, PART_ITEMS, RequestQueue
+from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest
-from bertserve.service.scheduling.scheduler import SWITCH_S, Scheduler
+from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.scheduling.stage import RequestResult, Stage
-from bertserve.service.scheduling.watchdog import HUNG_FLOOR_S, OVERDUE_S, TICKS_OF_FLOOR, UNPREDICTED_FLOORS
+from bertserve.service.scheduling.watchdog import HUNG_FLOOR_S, OVERDUE_S
 from fakes import ManualClock
 
 
@@ -175,60 +172,6 @@ def test_each_caller_gets_its_own_results_in_order(new_loop: Any) -> None:
     play(check, new_loop=new_loop, threads=3, max_queue_tokens=100_000)
 
 
-@on_loop(max_queue_tokens=100_000)
-async def test_a_request_with_many_items_queues_them_in_parts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lock is free between the parts, so the event loop can admit other requests."""
-    blocker = await bench.blocked()
-    request, count = bench.admit(8 * 10 * PART_ITEMS + 8), 10 * PART_ITEMS + 1
-    task = asyncio.ensure_future(bench.scheduler.run(request, bench.stage(*range(count))))
-    lock, before, queued = bench.scheduler._lock, 0, list[int]()
-
-    class Counting:
-        def __enter__(self) -> None:
-            nonlocal before
-            lock.acquire()
-            before = len(request.items)
-
-        def __exit__(self, *_: object) -> None:
-            queued.append(len(request.items) - before)
-            lock.release()
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(lock, name)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(bench.scheduler, "_lock", Counting())
-        await asyncio.sleep(0)
-    assert [PART_ITEMS] * 10 + [1] == queued
-    assert 10 * PART_ITEMS + 1 == bench.queue.queue_items
-    bench.work.gate.set()
-    assert list(range(count)) == (await task).value
-    await blocker
-
-
-@on_loop(max_queue_tokens=100_000)
-async def test_a_request_that_ends_while_its_items_are_queued_leaves_no_items(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocker = await bench.blocked()
-    request = bench.admit(8 * 3 * PART_ITEMS)
-    put_part, parts = bench.queue.put_part, list[int]()
-
-    def put_part_and_close(request: ScheduledRequest, items: Sequence[Item], now: float) -> None:
-        put_part(request, items, now)
-        parts.append(len(items))
-        if len(parts) == 2:
-            bench.scheduler.close(request)
-
-    monkeypatch.setattr(bench.queue, "put_part", put_part_and_close)
-    task = asyncio.ensure_future(bench.scheduler.run(request, bench.stage(*range(3 * PART_ITEMS))))
-    await asyncio.sleep(0)
-    assert [PART_ITEMS] * 3 == parts
-    assert (0, 0) == (bench.queue.queue_items, len(request.items))
-    task.cancel()
-    bench.work.gate.set()
-    await blocker
-    assert [["blocker"]] == bench.work.batches
-
-
 @on_loop(manual=True)
 async def test_a_request_with_several_runs_waits_only_for_the_first_run(bench: Bench) -> None:
     """`wait_s` ends when the first run starts; `runs_s` is the total time of the runs of all stages."""
@@ -247,24 +190,6 @@ async def test_a_request_with_several_runs_waits_only_for_the_first_run(bench: B
 async def test_a_single_request_is_not_delayed(bench: Bench) -> None:
     """A waiting thread starts it at once, without a timer: the clock of this test does not move."""
     assert [0.0] * 20 == [(await bench.submit("x")).queue_s for _ in range(20)]
-
-
-@on_loop(manual=True)
-async def test_only_a_short_request_that_waits_or_runs_is_reported(bench: Bench) -> None:
-    def seen() -> bool:
-        return bench.scheduler.has_short_requests
-
-    before = seen()
-    blocker = await bench.blocked()
-    short = seen()
-    bench.work.gate.set()
-    await blocker
-    bench.work.gate = threading.Event()
-    long = bench.submit(*"ab", cost=lambda rows, length: 2 * rows * LONG_S)
-    await asyncio.sleep(0)
-    assert [False, True, False, False] == [before, short, seen(), long.done()]
-    bench.work.gate.set()
-    await long
 
 
 @on_loop(manual=True)
@@ -650,24 +575,6 @@ async def test_stop_does_not_wait_for_hung_threads(bench: Hanging) -> None:
     assert bench.scheduler._threads[0].handle.is_alive()
 
 
-@pytest.mark.parametrize("place", ["tokenizing", "decoding"])
-@on_loop(Hanging, manual=True, hung_floor_s=10.0)
-async def test_work_without_a_prediction_hangs_only_after_a_longer_time(bench: Hanging, place: str) -> None:
-    """The time to tokenize a large body, or to decode its outputs, is not predicted, so the watchdog allows more time."""
-    bench.work.gate.clear()
-    if place == "tokenizing":
-        task = bench.submit("text", key=None, cost=lambda rows, length: 0.0)
-    else:
-        task = bench.submit("text", run=list, finish=bench.work)
-    await asyncio.to_thread(bench.work.started.acquire)
-    bench.look(TICKS_OF_FLOOR * UNPREDICTED_FLOORS - 1)
-    assert (0, True) == (bench.hangs, bench.scheduler.ready)
-    bench.look(1)
-    assert (1, False) == (bench.hangs, bench.scheduler.ready)
-    bench.work.gate.set()
-    await task
-
-
 @on_loop(threads=2, max_queue_tokens=100_000)
 async def test_a_result_is_never_set_twice(bench: Bench) -> None:
     """Each request ends exactly once while cancellation, expiry, failure and completion race; the threads continue."""
@@ -738,27 +645,6 @@ async def test_a_run_is_multi_threaded_only_without_other_work(bench: Bench) -> 
     assert ["lone", "later"] == multi_threaded.ran
 
 
-@pytest.mark.parametrize(("threads", "expected"), [(4, []), (5, []), (6, ["beside"])])
-def test_a_run_is_multi_threaded_during_another_if_enough_threads_are_left(threads: int, expected: list[str]) -> None:
-    async def check(bench: Bench) -> None:
-        multi_threaded = MultiThreaded()
-        blocker = await bench.blocked()
-        assert ["beside"] == (
-            await bench.submit("beside", run_multi_threaded=multi_threaded) if expected else await beside(bench, multi_threaded)
-        ).value
-        bench.work.gate.set()
-        await blocker
-        assert expected == multi_threaded.ran
-
-    async def beside(bench: Bench, multi_threaded: MultiThreaded) -> RequestResult:
-        task = bench.submit("beside", run_multi_threaded=multi_threaded)
-        await asyncio.to_thread(bench.work.started.acquire)
-        bench.work.gate.set()
-        return await task
-
-    play(check, threads=threads, multi_threads=3)
-
-
 @on_loop()
 async def test_a_failed_multi_threaded_run_is_retried_item_by_item(bench: Bench) -> None:
     """The retries find the bad item."""
@@ -770,23 +656,6 @@ async def test_a_failed_multi_threaded_run_is_retried_item_by_item(bench: Bench)
     with pytest.raises(EngineError, match=r"guilty: \['bad'\]"):
         await bench.submit("good", "bad", run_multi_threaded=run_multi_threaded)
     assert [["good", "bad"], ["good"], ["bad"]] == bench.work.batches
-
-
-@on_loop(threads=2, queue=Watched)
-async def test_the_next_stage_of_a_single_request_is_multi_threaded_too(bench: Bench) -> None:
-    """The thread that makes the next stage does not count as busy. It runs the stage itself and wakes no other thread."""
-    ran: list[str] = []
-    second = bench.stage("text", run=lambda payloads: ran.append("run") or list(payloads))  # type: ignore[func-returns-value]
-    second = replace(second, run_multi_threaded=lambda payloads: ran.append("multi_threaded") or list(payloads))  # type: ignore[func-returns-value]
-    assert isinstance(bench.queue, Watched)
-    for requests in range(50):
-        while bench.queue.in_vain < 2 + requests:  # until both threads sleep
-            await asyncio.sleep(0)
-        stage = bench.stage("raw", key=None, finish=lambda results: second)
-        assert ["text"] == (await bench.scheduler.run(bench.admit(), stage)).value
-    assert ["multi_threaded"] * 50 == ran
-    # two threads at the start, then one per request; after the last request it may not sleep yet
-    assert 2 + 49 <= bench.queue.in_vain <= 2 + 50
 
 
 class Delivery:
@@ -818,25 +687,6 @@ async def test_the_next_stage_of_a_request_does_not_wait_for_its_batch_mates(ben
     assert ["rest"] == (await rest[0]).value
     await asyncio.gather(*blockers, *rest, return_exceptions=True)
     assert ["first", "rest", *guilty] in bench.work.batches
-
-
-@on_loop(threads=2, queue=Watched, manual=True)
-async def test_the_next_item_of_a_request_does_not_wait_for_its_batch_mates(bench: Bench) -> None:
-    """A free thread takes the next item when no item of the request runs, even if the other thread still decodes the batch."""
-    assert isinstance(bench.queue, Watched)
-    deliver = Delivery()
-    blockers = [await bench.blocked(), await bench.blocked()]
-    stage = replace(bench.stage("a", "b"), work=[(8, "a"), (60, "b")])  # the second item is too long for the batch of the first
-    listed = asyncio.ensure_future(bench.scheduler.run(bench.admit(68), stage))
-    rest = bench.submit("rest", finish=deliver)
-    await asyncio.sleep(0)
-    await bench.work.let_blockers_pass(bench.queue)
-    bench.work.gate.set()
-    assert ["a", "b"] == (await listed).value
-    assert not rest.done()
-    deliver.gate.set()
-    await asyncio.gather(*blockers, rest)
-    assert ["a", "rest"] in bench.work.batches
 
 
 @on_loop(threads=2, manual=True)
@@ -888,107 +738,6 @@ def test_a_short_text_does_not_wait_for_long_steps(threads: int) -> None:
     play(check, threads=threads)
 
 
-@on_loop()
-async def test_a_quick_request_does_not_wait_for_a_long_run_of_the_only_thread(bench: Bench) -> None:
-    """Another long request waits for it, so that not two of them share a core. The quick request has two stages."""
-    bench.work.gate.clear()
-    long, next_long = (bench.submit(name, key=None, cost=lambda rows, length: 1.0) for name in ("long", "next"))
-    await asyncio.to_thread(bench.work.started.acquire)
-    second = bench.stage("quick", run=list)
-    assert ["quick"] == (await asyncio.wait_for(bench.submit("quick", run=list, finish=lambda results: second), 20)).value
-    assert not bench.work.started.acquire(blocking=False)
-    bench.work.gate.set()
-    assert [["long"], ["next"]] == [(await each).value for each in (long, next_long)]
-
-
-@on_loop()
-async def test_a_quick_request_does_not_wait_for_a_long_step_and_a_long_run_of_the_only_thread(bench: Bench) -> None:
-    """A long run starts during a long step. A quick request starts during both, and no other request does."""
-    steps = LongSteps(bench)
-    await asyncio.to_thread(steps.begun.acquire)
-    bench.work.started = threading.Semaphore(0)  # discards the runs before the long steps
-    bench.work.gate.clear()
-    long, next_long = (bench.submit(name, key=None, cost=lambda rows, length: 1.0) for name in ("long", "next"))
-    await asyncio.to_thread(bench.work.started.acquire)
-    assert ["quick"] == (await asyncio.wait_for(bench.submit("quick", run=list), 20)).value
-    assert not bench.work.started.acquire(blocking=False)
-    assert not steps.begun.acquire(blocking=False)
-    for gate in (bench.work.gate, *steps.gates):
-        gate.set()
-    await asyncio.gather(long, next_long, *steps.requests)
-
-
-@on_loop()
-async def test_the_first_of_the_threads_of_a_single_one_runs_all_long_batches(bench: Bench) -> None:
-    """It also runs a long batch that waited for a quick one on another thread. So the others need no memory for long batches."""
-    gates = {name: threading.Event() for name in ("long", "quick", "next")}
-    ran: dict[str, str] = {}
-    begun = threading.Semaphore(0)
-
-    def run(payloads: Sequence[str]) -> list[str]:
-        ran[payloads[0]] = threading.current_thread().name
-        begun.release()
-        assert gates[payloads[0]].wait(20)
-        return list(payloads)
-
-    answers = []
-    for name, cost_s in (("long", 1.0), ("quick", 0.0), ("next", 1.0)):
-        answers.append(bench.submit(name, run=run, key=None, cost=lambda rows, length, cost_s=cost_s: cost_s))
-        if name != "next":
-            await asyncio.to_thread(begun.acquire)
-    gates["long"].set()
-    await answers[0]
-    assert {"long", "quick"} == set(ran)
-    gates["next"].set()
-    gates["quick"].set()
-    await asyncio.gather(*answers)
-    assert {"long": "inference-0", "quick": "inference-1", "next": "inference-0"} == ran
-
-
-@on_loop()
-async def test_a_single_thread_runs_one_quick_batch_at_a_time(bench: Bench) -> None:
-    """A second run would only make the first one slower."""
-    blocker = await bench.blocked()
-    others = [bench.submit("quick"), bench.submit("long", key=None, cost=lambda rows, length: 1.0)]
-    await asyncio.sleep(0.05)
-    assert 2 == bench.queue.queue_items
-    bench.work.gate.set()
-    assert [["blocker"], ["quick"], ["long"]] == [(await each).value for each in (blocker, *others)]
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_long_step_does_not_wait_for_a_hung_long_step(threads: int) -> None:
-    async def check(bench: Hanging) -> None:
-        steps = LongSteps(bench)
-        await asyncio.to_thread(steps.begun.acquire)
-        bench.look(UNPREDICTED_FLOORS * TICKS_OF_FLOOR)
-        assert 1 == bench.hangs
-        assert bench.scheduler.ready
-        await asyncio.to_thread(steps.begun.acquire)
-        for gate in steps.gates:
-            gate.set()
-        await asyncio.gather(*steps.requests)
-
-    play(check, Hanging, manual=True, hung_floor_s=10.0, threads=threads)
-
-
-@on_loop()
-async def test_an_error_in_a_long_step_fails_its_request(bench: Bench) -> None:
-    """Its thread continues after an error, and all threads end with the scheduler."""
-
-    def fail(results: Sequence[Any]) -> Any:
-        raise InvalidValueError("no")
-
-    for _ in range(2):
-        with pytest.raises(InvalidValueError):
-            await bench.submit("a", key=None, finish=fail, long_step=True)
-    assert ["b"] == (await bench.submit("b")).value
-    # earlier tests leave some that hang
-    threads = [thread for thread in threading.enumerate() if thread.name.startswith("inference-")][-3:]
-    await bench.scheduler.stop(0)
-    assert [False] * 3 == [thread.is_alive() for thread in threads]
-
-
 @on_loop(threads=2)
 async def test_a_list_continues_on_its_thread_if_no_other_request_arrives(bench: Bench) -> None:
     """The thread that ran an item takes the next one, while the other thread stays busy."""
@@ -997,64 +746,3 @@ async def test_a_list_continues_on_its_thread_if_no_other_request_arrives(bench:
     assert ["a", "b", "c"] == (await listed).value
     bench.work.gate.set()
     assert ["blocker"] == (await blocker).value
-
-
-@pytest.mark.parametrize("is_cause", [False, True])
-@on_loop()
-async def test_an_error_keeps_no_data_of_its_request(bench: Bench, is_cause: bool) -> None:
-    """The traceback of an error, or of its cause, does not keep the tokens of the text."""
-    held: list[weakref.ref[Text]] = []
-
-    def fail() -> None:
-        tokens = Text()
-        held.append(weakref.ref(tokens))
-        raise InvalidValueError("no")
-
-    def refuse(results: Sequence[Any]) -> None:
-        try:
-            fail()
-        except InvalidValueError as error:
-            if is_cause:
-                raise InvalidValueError("not this") from error
-            raise
-
-    with pytest.raises(InvalidValueError) as error:
-        await bench.submit("text", finish=refuse)
-    assert error.value.__traceback__ is not None
-    assert held[0]() is None
-
-
-def test_a_refused_request_is_freed_without_the_garbage_collector() -> None:
-    """Its error is not in a reference cycle. Otherwise ten requests refused after tokenizing would hold 300 MB for minutes."""
-
-    def refuse(results: Sequence[Any]) -> None:
-        raise InvalidValueError("no")
-
-    async def check(bench: Bench) -> None:
-        kept = weakref.WeakSet[Text]()
-
-        async def predict() -> None:
-            kept.add(tokens := Text())
-            await bench.scheduler.run(bench.admit(), bench.stage("text", finish=refuse))
-            del tokens
-
-        gc.disable()
-        try:
-            with contextlib.suppress(InvalidValueError):
-                await predict()
-            await bench.submit("next")  # now the thread has delivered the error
-            assert 0 == len(kept)
-        finally:
-            gc.enable()
-
-    play(check)
-
-
-def test_stop_restores_the_thread_switch_interval() -> None:
-    before = sys.getswitchinterval()
-
-    async def check(bench: Bench) -> None:
-        assert SWITCH_S == pytest.approx(sys.getswitchinterval())
-
-    play(check)
-    assert before == sys.getswitchinterval()

@@ -6,7 +6,6 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from bertserve.service.backend.cost import CostModel
 from bertserve.service.bundle.manifest import Flops
 from bertserve.service.errors import RefusedError
 from bertserve.service.scheduling.request_queue import RequestQueue
-from bertserve.service.scheduling.scheduled_request import Item, Reservations, ScheduledRequest
+from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest
 
 COST = CostModel(Flops(linear=2e7, quadratic=9e3), fixed_s=2e-3, rate=5e10).seconds
 TIMEOUT_S = 5.0
@@ -94,10 +93,6 @@ class Simulation:
         waits = self._known_waits()
         return sum(holds(predicted, real) for predicted, real in waits) / len(waits)
 
-    def error_s(self) -> float:
-        """Returns the mean difference between the predicted and real waits of these requests, in seconds."""
-        return fmean(abs(predicted - real) for predicted, real in self._known_waits())
-
     def _known_waits(self) -> list[tuple[float, float]]:
         waits = [(wait[0], wait[1]) for request, wait in self.waits.items() if len(wait) == 2 and request.arrived > TIMEOUT_S]
         assert len(waits) > 200
@@ -141,27 +136,15 @@ def within_twice(predicted: float, real: float) -> bool:
     return predicted <= 2 * real and real <= 2 * predicted
 
 
-@pytest.mark.parametrize("threads", [1, 2, pytest.param(4, marks=pytest.mark.full_grid)])
-@pytest.mark.parametrize("key", [None, "model"])
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("texts", [short_and_long, with_documents])
-def test_the_predicted_wait_is_within_a_factor_of_two(threads: int, key: str | None, texts: Any) -> None:
+def test_the_predicted_wait_is_within_a_factor_of_two(threads: int, texts: Any) -> None:
     """At twice the capacity, this holds for at least nine in ten of the admitted requests."""
-    simulation = Simulation(threads, key)
+    simulation = Simulation(threads, "model")
     simulation.overload(60.0, texts)
 
     assert simulation.refusals
     assert simulation.share(within_twice) >= 0.9
-
-
-@pytest.mark.parametrize("threads", [1, 2, pytest.param(4, marks=pytest.mark.full_grid)])
-@pytest.mark.parametrize("texts", [short_and_long, with_documents])
-def test_the_predicted_wait_of_texts_that_share_runs_is_an_upper_bound(threads: int, texts: Any) -> None:
-    """A text that joins another request's run starts sooner. At most 5 % wait more than 1.25 times as long as predicted."""
-    simulation = Simulation(threads, key="model")
-    simulation.overload(60.0, texts)
-
-    assert simulation.refusals
-    assert simulation.share(lambda predicted, real: real <= 1.25 * predicted) >= 0.95
 
 
 @pytest.mark.parametrize("key", [pytest.param(None, marks=pytest.mark.full_grid), "model"])
@@ -169,7 +152,7 @@ def test_the_predicted_wait_of_texts_that_share_runs_is_an_upper_bound(threads: 
 def test_a_retry_after_the_announced_time_is_admitted(key: str | None, max_queue_tokens: int) -> None:
     """Without other clients, nine in ten are admitted at the announced time, and 95 % if they wait a tenth longer."""
     refused_again = {1.0: 0, 1.1: 0}
-    for seed in range(60):
+    for seed in range(20):
         for factor in refused_again:
             simulation = Simulation(2, key, max_queue_tokens, seed)
             while not simulation.refusals:
@@ -180,33 +163,5 @@ def test_a_retry_after_the_announced_time_is_admitted(key: str | None, max_queue
             simulation.arrive(*last)
             refused_again[factor] += len(simulation.refusals)
 
-    assert refused_again[1.0] <= 6
-    assert refused_again[1.1] <= 3
-
-
-@pytest.mark.parametrize("threads", [1, 2, pytest.param(4, marks=pytest.mark.full_grid)])
-@pytest.mark.parametrize("key", [None, "model"])
-def test_reservations_reduce_the_error_of_the_predicted_wait(threads: int, key: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without reservations, all windows of a waiting document count as work before each later request.
-
-    The error is at most half as large. With one thread that runs several texts at once, it is at most two thirds.
-    """
-
-    def overloads() -> list[Simulation]:
-        simulations = [Simulation(threads, key, seed=seed) for seed in range(10)]
-        for simulation in simulations:
-            simulation.overload(60.0, with_documents)
-        return simulations
-
-    with_reservations = overloads()
-    monkeypatch.setattr(Reservations, "seconds_after", lambda self, now: 0.0)
-    without = overloads()
-
-    errors_s, refusals = [], []
-    for name, simulations in (("with", with_reservations), ("without", without)):
-        errors_s.append(fmean(each.error_s() for each in simulations))
-        refusals.append(sum(len(each.refusals) for each in simulations))
-        within = fmean(each.share(within_twice) for each in simulations)
-        print(f"{threads} threads, {key}, {name}: error {errors_s[-1]:.2f} s, {within:.1%} within twice, {refusals[-1]} refused")
-    assert errors_s[0] < errors_s[1] * (2 / 3 if threads == 1 and key else 1 / 2)
-    assert refusals[0] < refusals[1]
+    assert refused_again[1.0] <= 2
+    assert refused_again[1.1] <= 1
