@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import multiprocessing
 import os
 import re
 import shutil
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 
 import slow
 import tiny
 from application import play
-from bertserve.service.errors import SettingsError, StartError
+from bertserve.service.errors import SettingsError
 from bertserve.service.process import serve
-from bertserve.service.process.connections import ConnectionLimits, Connections
 from bertserve.service.process.preparation import prepare
 from bertserve.service.process.serve import PREFIX
-from bertserve.service.process.server import ABSENT, BalancedListener, Worker, configure, shared_counts
-from bertserve.service.process.supervisor import Supervisor, _Worker
-from bertserve.service.scheduling.request_queue import RequestQueue
-from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.serving.build import build
 from bertserve.service.serving.workers import WorkerContext
 from bertserve.service.settings import Settings, parse
@@ -46,7 +34,6 @@ pytestmark = pytest.mark.serial
 
 Serve = Callable[..., Any]
 TWO = ("--workers", "2", "--threads", "2")
-LIMITS = ConnectionLimits(max_connections=8, header_timeout_s=1, max_header_bytes=1024, body_timeout_s=1, min_body_rate=1)
 
 
 @contextmanager
@@ -127,99 +114,6 @@ def test_several_workers_need_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "fork")
     with pytest.raises(SettingsError, match="--workers is 2,"):
         prepare(Settings(workers=2))
-
-
-def test_the_listener_leaves_connections_to_the_worker_with_the_fewest() -> None:
-    """Each of two workers takes half of a burst of connections, even if one worker is always asked first."""
-
-    async def run() -> list[int]:
-        counts = shared_counts(2)
-        taken: list[list[socket.socket]] = [[], []]
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            sockets = [listener.dup() for _ in range(2)]
-            listeners = [BalancedListener(each, counts, index) for index, each in enumerate(sockets)]
-
-            def admit(index: int, connection: socket.socket) -> None:
-                taken[index].append(connection)
-                listeners[index].count(len(taken[index]))
-
-            listeners[0].start(lambda connection: admit(0, connection))
-            listeners[1].start(lambda connection: admit(1, connection))
-            clients = [socket.create_connection(listener.getsockname()) for _ in range(8)]
-            while sum(map(len, taken)) < 8:
-                await asyncio.sleep(0.001)
-            for each in listeners:
-                each.close()
-            assert [ABSENT, ABSENT] == list(counts)
-            for connection in [*clients, *taken[0], *taken[1], *sockets]:
-                connection.close()
-        return [len(each) for each in taken]
-
-    assert [4, 4] == asyncio.run(asyncio.wait_for(run(), 10))
-
-
-def test_the_listener_takes_a_connection_that_no_other_worker_takes() -> None:
-    """A worker with more connections takes it in the end if the worker with fewer connections does not."""
-
-    async def run() -> int:
-        counts = shared_counts(2)
-        counts[1] = 0
-        taken: asyncio.Queue[socket.socket] = asyncio.Queue()
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            balanced = BalancedListener(listener, counts, 0)
-            balanced.start(taken.put_nowait)
-            balanced.count(5)
-            with socket.create_connection(listener.getsockname()), await taken.get():
-                balanced.close()
-                balanced.count(4)
-        return counts[0]
-
-    assert ABSENT == asyncio.run(asyncio.wait_for(run(), 10))
-
-
-def test_a_listener_that_leaves_takes_no_more_connections() -> None:
-    """A connection that still waits at the socket is left to another worker, which takes it."""
-
-    async def run() -> list[int]:
-        counts = shared_counts(2)
-        taken: list[asyncio.Queue[socket.socket]] = [asyncio.Queue(), asyncio.Queue()]
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            leaving, staying = [BalancedListener(listener.dup(), counts, index) for index in range(2)]
-            leaving.start(taken[0].put_nowait)
-            with socket.create_connection(listener.getsockname()):
-                leaving.leave()
-                leaving.close()
-                staying.start(taken[1].put_nowait)
-                (await taken[1].get()).close()
-                staying.close()
-        return [taken[0].qsize(), taken[1].qsize()]
-
-    assert [0, 0] == asyncio.run(asyncio.wait_for(run(), 10))
-
-
-def test_a_worker_with_a_dead_inference_thread_ends() -> None:
-    """A worker ends when its inference threads have ended."""
-
-    async def run() -> list[bool]:
-        scheduler = Scheduler(RequestQueue(max_batch_tokens=64, max_queue_tokens=64), threads=1)
-        worker = Worker(
-            configure(FastAPI(), keep_alive_s=1),
-            scheduler=scheduler,
-            connections=Connections(LIMITS),
-            shutdown_timeout_s=0,
-            on_listen=print,
-            pipe=multiprocessing.Pipe()[0],
-            on_message=print,
-            heartbeats=[0],
-            counts=shared_counts(1),
-            index=0,
-        )
-        scheduler.start()
-        before = await worker.on_tick(1)
-        await scheduler.stop(0)
-        return [before, await worker.on_tick(1)]
-
-    assert [False, True] == asyncio.run(run())
 
 
 def test_all_workers_answer_and_each_metrics_page_counts_all_requests(models: Path, serve: Serve) -> None:
@@ -320,98 +214,6 @@ def test_the_others_serve_while_a_worker_cannot_be_replaced(models: Path, serve:
         assert "tokenizer.json" in served.log.read_text().splitlines()[-1]
 
 
-def test_a_failed_start_is_retried_with_growing_delays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first retries follow at once, further retries after 1, 2, 4 s, up to 60 s. The service stops if all workers have failed."""
-    now, started, stopped = [100.0], list[int](), list[str]()
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    supervisor = Supervisor(lambda *_: None, workers=2, shutdown_timeout_s=1, heartbeats=[0, 0], on_ready=print, on_end=print)
-    monkeypatch.setattr(supervisor, "_start", started.append)
-    monkeypatch.setattr(supervisor, "_stop", lambda: stopped.append("stopped"))
-    supervisor._announced = True
-    waits = []
-    for _ in range(10):
-        supervisor._retry(1, StartError("broken"))
-        waits.append(supervisor._due[1] - now[0])
-        supervisor._start_due()
-        now[0] += waits[-1]
-        supervisor._start_due()
-    assert [0, 0, 1, 2, 4, 8, 16, 32, 60, 60] == waits
-    assert ([1] * 10, []) == (started, stopped)
-    for _ in range(3):
-        supervisor._retry(0, StartError("broken"))
-    assert ["stopped"] == stopped
-
-
-def test_messages_wait_for_a_worker_that_does_not_read() -> None:
-    """The messages arrive in order. SIGHUP arrives once, however often it is sent in the meantime."""
-    supervisor = Supervisor(lambda *_: None, workers=1, shutdown_timeout_s=1, heartbeats=[0], on_ready=print, on_end=print)
-    pipe, unread = multiprocessing.Pipe()
-    process: Any = SimpleNamespace(pid=1)  # without `kill`
-    worker = _Worker(0, process, pipe, 0.0, ready=True)
-    supervisor._workers = [worker]
-    messages = [str(number) * 1000 for number in range(500)]
-    with pipe, unread:
-        for message in messages:
-            supervisor.send(0, message)
-        for _ in range(100):
-            supervisor.send(0, signal.SIGHUP)
-        supervisor.send(0, None)
-        read = []
-        while worker.unsent or unread.poll():
-            read.append(unread.recv())
-            supervisor._flush(worker)
-    assert [*messages, signal.SIGHUP, None] == read
-
-
-def test_no_message_for_a_worker_reaches_its_replacement() -> None:
-    supervisor = Supervisor(lambda *_: None, workers=1, shutdown_timeout_s=1, heartbeats=[0], on_ready=print, on_end=print)
-    process: Any = SimpleNamespace(pid=1, exitcode=0, join=lambda: None)
-    (pipe, unread), (next_pipe, next_unread) = multiprocessing.Pipe(), multiprocessing.Pipe()
-    worker, successor = _Worker(0, process, pipe, 0.0, ready=True), _Worker(0, process, next_pipe, 0.0, ready=True)
-    supervisor._workers = [worker]
-    with pipe, unread, next_pipe, next_unread:
-        while not worker.unsent:
-            supervisor.send(0, "a" * 1000)
-        supervisor._reap(worker)
-        supervisor.send(0, "lost")
-        supervisor._workers = [successor]
-        supervisor.send(0, "b")
-        assert ("b", False) == (next_unread.recv(), next_unread.poll())
-
-
-LATE = """
-import os, signal, time
-from bertserve.service.process import supervisor
-from bertserve.service.process.server import shared_counts
-
-supervisor.HUNG_S = 60.0
-heartbeats, read = shared_counts(1), shared_counts(1, 0)
-
-def work(index, pipe):
-    pipe.send(index)
-    time.sleep(1)
-    while pipe.recv() is not None:
-        read[0] += 1
-
-def on_ready(_):
-    for number in range(1000):
-        supervisor.send(0, number)
-    os.kill(os.getpid(), signal.SIGTERM)
-
-supervisor = supervisor.Supervisor(
-    work, workers=1, shutdown_timeout_s=60, heartbeats=heartbeats, on_ready=on_ready, on_end=lambda *_: None
-)
-supervisor.run()
-print(read[0])
-"""
-
-
-def test_a_worker_that_reads_late_gets_all_messages_before_it_stops() -> None:
-    """The supervisor continues to send waiting messages while it stops, and does not kill the worker."""
-    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=60, check=False)
-    assert (0, "1000\n") == (done.returncode, done.stdout)
-
-
 @pytest.mark.full_grid
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_all_workers(tmp_path: Path, serve: Serve, number: int) -> None:
@@ -443,41 +245,6 @@ def test_no_worker_outlives_its_supervisor(models: Path, serve: Serve) -> None:
         assert not reader.is_alive()
         with pytest.raises(httpx.TransportError):
             httpx.get(served.url, trust_env=False)
-
-
-def test_replacement_workers_use_no_additional_shared_memory(models: Path, serve: Serve) -> None:
-    with serve(models, *TWO) as served:
-        folder = folder_of(served)
-        with clients_of(served, 4) as clients:
-            for client in clients:
-                client.post("/classify", json={"inputs": "good"})
-        before, files, size = counted(served), sorted(folder.glob("*.db")), room(folder)
-        for index in (0, 1):
-            worker = workers_of(served)[index]
-            os.kill(worker, signal.SIGKILL)
-            wait_until(lambda index=index: f"worker {index} restarted as process" in served.log.read_text())  # type: ignore[misc]
-        after = counted(served)
-        assert (files, size) == (sorted(folder.glob("*.db")), room(folder))
-        assert [] == [name for name, value in before.items() if after[name] < value]
-        assert 4.0 == after['bertserve_request_seconds_count{model="tiny",task="text-classification"}']
-
-
-def folder_of(served: Any) -> Path:
-    """Returns the folder that the workers of a service share, which its supervisor keeps open."""
-    descriptors = Path(f"/proc/{served.process.pid}/fd").iterdir()
-    return next(path for descriptor in descriptors if (path := Path(os.readlink(descriptor))).name.startswith(PREFIX))
-
-
-def room(folder: Path) -> int:
-    return sum(path.stat().st_blocks * 512 for path in folder.glob("*.db"))
-
-
-def counted(served: Any) -> dict[str, float]:
-    """Returns the counters and histograms of the metrics page, without the metrics of processes."""
-    with clients_of(served, 1) as [client]:
-        lines = client.get("/metrics").text.splitlines()
-    found = dict(line.rsplit(" ", 1) for line in lines if re.match(r"bertserve_\w+_(total|count|sum|bucket)[ {]", line))
-    return {name: float(value) for name, value in found.items()}
 
 
 def test_a_start_removes_the_folder_of_a_killed_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
