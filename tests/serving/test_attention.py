@@ -30,7 +30,6 @@ from bertserve.service.tasks import attention
 from bertserve.service.tasks.cost import NUMBER_BYTES
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from fakes import RecordingEngine
-from task_runs import encode
 
 ATTENTION = "/attention"
 HEADS = (2, 3)  # heads of each layer; unequal, as after head pruning
@@ -209,28 +208,6 @@ def test_a_text_over_the_models_length_is_refused(api: Send) -> None:
     assert ["31", "30"] == re.findall(r"\d+", wrong(api, "good " * 31))
     assert ["31", "29"] == re.findall(r"\d+", wrong(api, {"text": "good " * 30, "text_pair": "bad"}))
     assert 32 == len(result(api, "good " * 30)["tokens"])
-
-
-def test_weights_count_as_tokens(tokenizer: Tokenizer) -> None:
-    """In the queue, 1024 weights count as one token in addition to the tokens of the text. The cost of the run does not include them."""
-    request = attention.AttentionRequest("good " * 30, None, tuple((layer, tuple(range(12))) for layer in range(12)))
-    batch = encode(attention, request, tokenizer)
-
-    assert (32, 144 * 32 * 32 // 1024) == (batch.encodings[0].cost_tokens, batch.cost.reserved_tokens)
-    assert 144 * 32 * 32 == batch.cost.memory
-    assert 32 + 144 * 32 * 32 // 1024 == attention.estimate(request, 32)
-
-
-def test_admission_counts_the_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A queue that is large enough for the text refuses it with all weights, and admits it with the weights of one head."""
-    monkeypatch.setattr(attention, "WEIGHTS_PER_TOKEN", 64)
-    body: dict[str, Any] = {"inputs": "good " * 30, "model": "classifier"}
-    settings = {"max_queue_tokens": 70, "max_batch_tokens": 70}
-    with_all = call_fresh(folder, "POST", ATTENTION, settings=settings, json=body)
-    with_one = call_fresh(folder, "POST", ATTENTION, settings=settings, json=body | {"parameters": {"layers": [0], "heads": [0]}})
-
-    assert f" {32 + 5 * 32 * 32 // 64} tokens " in rejected(with_all, 413, "too_large")
-    assert 200 == with_one.status_code
 
 
 def test_a_batch_of_many_weights_runs_in_parts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,12 +108,3 @@ def test_a_text_over_the_limit_is_truncated_and_reported(
 def test_windows_without_tokens_of_the_text_are_an_error(tokenizer: Tokenizer, request_: classify.ClassifyRequest, numbers: str) -> None:
     with pytest.raises(InvalidValueError, match=numbers):
         encode(classify, request_, tokenizer)
-
-
-def test_the_estimate_is_bounded_if_the_text_is_truncated() -> None:
-    text = "word " * 1000
-
-    assert (32, 2668) == (
-        classify.estimate(classify.ClassifyRequest(text), 32),
-        classify.estimate(classify.ClassifyRequest(text, parameters=classify.ClassifyParameters(window="max")), 32),
-    )

@@ -17,14 +17,14 @@ import tiny
 from application import Send, answered, ask, call, faked, play, refused, started
 from bertserve.service.backend.onnx_engine import OnnxEngine, Row
 from bertserve.service.bundle.files import load_bundle
-from bertserve.service.tasks import classify, question_answering
+from bertserve.service.tasks import classify
 from bertserve.service.tasks.batch import Batch
 from bertserve.service.tasks.decoding import activate
 from bertserve.service.tasks.occlusion import MAX_WORDS
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.text.words import Word, most_within, words_of
 from embedded import load
-from fakes import FakeEngine, Head
+from fakes import FakeEngine
 from task_runs import begin, send
 
 CLASSIFY, ANSWER = "/classify", "/answer"
@@ -278,23 +278,6 @@ def test_admission_counts_the_variants(tmp_path: Path) -> None:
     assert [1] == engine.batches
 
 
-@pytest.mark.parametrize("task", ["text-classification", "question-answering"])
-def test_estimated_tokens_are_close_to_the_tokens_that_run(tmp_path: Path, task: str) -> None:
-    graph = Tiny(tmp_path, task, max_length=64)
-    spec, text = (classify, question_answering)[task == "question-answering"], "long dull poor film book good fine great " * 3
-    request: Any = (
-        classify.ClassifyRequest(text, None, classify.ClassifyParameters(explain=True))
-        if spec is classify
-        else question_answering.AnswerRequest("good ?", text, question_answering.AnswerParameters(explain=True))
-    )
-    begun = begin(spec, request, graph.tokenizer, Head(labels=tiny.LABELS))
-    variants = begun.advance([graph.engine.run([each])[0] for each in begun.batch.encodings])
-    assert isinstance(variants, Batch)
-    ran = len(begun.batch.encodings[0]) + variants.tokens
-    assert variants.tokens <= begun.batch.cost.reserved_tokens
-    assert ran / 2 < spec.estimate(request, 64) < 2 * ran
-
-
 class BlocksAtVariants(FakeEngine):
     """An engine that waits before its second batch, the first one of variants."""
 
@@ -341,10 +324,3 @@ def test_the_most_important_word_is_the_obvious_one() -> None:
         assert isinstance(variants, Batch)
         found = send(begun.run, variants, model.rows(variants.encodings))
         assert key == max(found[0]["explanation"], key=lambda item: item["importance"])["word"]
-
-
-def test_the_docs_state_the_limits() -> None:
-    page = (Path(__file__).parents[2] / "docs/reference/http-api.md").read_text(encoding="utf-8")
-    section = page[page.index("#### Why this label") :]
-    for number in (MAX_WORDS, classify.MAX_EXPLAINED, classify.CHOSEN):
-        assert f" {number}" in section

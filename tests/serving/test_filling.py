@@ -81,17 +81,6 @@ def test_a_run_of_byte_tokens_is_decoded_as_a_whole(kind: str) -> None:
         assert decoder.decode_all(whole, skip_special=True) == fillings.texts(0, middles)
 
 
-def test_a_long_text_is_not_decoded_for_each_filling() -> None:
-    """With 100 candidates for each of four masks, fewer than three times the text's 20,000 tokens are decoded."""
-    decoder = Decoder("WordPiece")
-    ids = random.Random(1).choices(range(1, decoder.size), k=20_000)
-    places = [range(place, place + 1) for place in (10, 500, 9_000, 19_990)]
-    fillings = Fillings(decoder, ids, places, skip_special=False)  # type: ignore[arg-type]
-    for index in range(len(places)):
-        fillings.texts(index, [[1]] * 100)
-    assert decoder.decoded < 3 * 20_000
-
-
 def test_a_decoder_that_needs_the_whole_text_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = SimpleNamespace(decode_all=lambda texts, skip_special: [f"{len(ids)}:{sum(ids)}" for ids in texts])
     fillings = Fillings(decoder, [1] * 100, [range(50, 51)], skip_special=True)  # type: ignore[arg-type]

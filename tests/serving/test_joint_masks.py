@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
@@ -13,17 +12,16 @@ import numpy as np
 import pytest
 
 import tiny
-from application import Send, assert_same, call, started
+from application import Send, call, started
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.errors import InvalidValueError
-from bertserve.service.tasks import fill_mask, joint_masks
+from bertserve.service.tasks import fill_mask
 from bertserve.service.tasks.batch import Batch, TaskRun
 from bertserve.service.tasks.batch import begin as start
 from bertserve.service.tasks.cost import Cost
 from bertserve.service.tasks.joint_masks import prepare, search, slots_of
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
-from fakes import Head
 from task_runs import Begun, begin, send
 
 LONG = "good " * 40
@@ -129,31 +127,6 @@ def test_a_filling_has_tokens_and_text(runs: Runs) -> None:
     assert names == best["token_strs"] == best["targets"]
     assert f"a {names[0]} and {names[1]} film" == best["sequence"]
     assert {"score", "tokens", "token_strs", "targets", "sequence"} == best.keys()
-
-
-def test_a_filling_copies_only_a_part_of_a_long_text(runs: Runs) -> None:
-    ids = [5] * 10_000 + [4, 6, 4] + [5] * 10_000
-    (pattern,), _, _ = prepare(ids, [10_000, 10_002], [joint_masks.Slot((1, 9))], beam=8, tokenizer=runs.tokenizer)
-    assert [5, 7, 6, 4] == pattern.filled((7,), 9_999, 10_003)
-    assert [7, 6, 8] == pattern.filled((7, 8), 10_000, 10_003)
-
-
-def test_the_fillings_of_a_mask_are_counted_by_prefix() -> None:
-    slots = slots_of({(1,): "a", (1, 2): "ab", (1, 3): "ac", (2, 2): "bb"})
-    assert [[1, 1], [1, 2, 3]] == [list(slot.ways) for slot in slots]
-
-
-def test_targets_are_read_once_for_all_patterns(runs: Runs) -> None:
-    """The 64 patterns of six masks do not read the targets again."""
-
-    class Unread(dict[tuple[int, ...], str]):
-        def __iter__(self) -> Any:
-            raise AssertionError("the targets were read")
-
-    slots = [replace(slot, targets=Unread(slot.targets or {})) for slot in slots_of({(1,): "a", (1, 2): "ab"})]
-    patterns, _, _ = prepare([4] * 6, range(6), slots, beam=8, tokenizer=runs.tokenizer)
-    assert 64 == len(patterns)
-    assert [1] * 6 == patterns[0].runs
 
 
 @pytest.mark.parametrize("masks", [1, 2, 3])
@@ -274,25 +247,6 @@ def test_one_mask_has_the_same_scores_with_and_without_joint(api: Send) -> None:
     assert pytest.approx([item["score"] for item in ordinary], rel=1e-5) == [item["score"] for item in joint]
 
 
-@pytest.mark.parametrize("joint", [False, True])
-def test_fillings_are_decoded_a_few_at_a_time(api: Send, monkeypatch: pytest.MonkeyPatch, joint: bool) -> None:
-    """Other requests get a turn in between: it takes one second to decode 30,000 fillings of a short text."""
-    body = {"inputs": f"{LONG} [MASK] or [MASK] film", "parameters": {"joint": joint, "top_k": 60}}
-    whole = api("POST", "/fill-mask", json=body).json()
-    sizes: list[int] = []
-    decode_all = Tokenizer.decode_all
-
-    def counted(self: Tokenizer, texts: Sequence[Sequence[int]], *, skip_special: bool) -> list[str]:
-        sizes.append(len(texts))
-        return decode_all(self, texts, skip_special=skip_special)
-
-    monkeypatch.setattr(Tokenizer, "decode_all", counted)
-    for module in (fill_mask, joint_masks):
-        monkeypatch.setattr(module, "FILLINGS_PER_STEP", 7)
-    assert_same(whole, api("POST", "/fill-mask", json=body).json())  # other batches can change the last digits
-    assert max(sizes) <= 1 + 7
-
-
 def test_targets_are_searched_together(api: Send, runs: Runs) -> None:
     """A wide beam gives all combinations, as a search without the service does. An unknown target gives a warning."""
     expected = runs.drive(text_of(runs, "a [MASK] or [MASK] film", beam=64, top_k=100, targets=WORDS))
@@ -319,19 +273,6 @@ def test_a_search_that_would_hold_too_much_memory_is_refused(api: Send, monkeypa
     assert (413, True) == (status, "12000" in error), error
 
 
-def test_estimated_tokens_are_close_to_the_tokens_that_run(runs: Runs) -> None:
-    """Admission counts all variants: each mask after the first adds as many texts as the beam is wide."""
-    text = "the very good [MASK] film and the [MASK] [MASK] book"
-    body = fill_mask.FillMaskBody(inputs=text, parameters=fill_mask.FillMaskParameters(joint=True, beam=4))
-    (request,) = body.requests(Head(mask=runs.manifest.mask))
-    runs.drive(begin(fill_mask, request, runs.tokenizer))
-    estimated = fill_mask.estimate(request, 32)
-    assert [1, 4, 4] == runs.stages
-    assert estimated / 2 < runs.tokens < 2 * estimated
-    plain = fill_mask.FillMaskRequest(text, fill_mask.FillMaskParameters(top_k=1))
-    assert 9 == estimated / fill_mask.estimate(plain, 32)
-
-
 def test_a_search_larger_than_the_queue_is_refused(tmp_path: Path) -> None:
     """All variants count before the first of them runs, even if the texts themselves would fit."""
     tiny.bundle(tmp_path, task="fill-mask")
@@ -348,9 +289,3 @@ def test_a_finished_search_leaves_no_tokens_in_the_queue(tmp_path: Path) -> None
         ask(send, ["[MASK]" * 20])
         page = send("GET", "/metrics").text
     assert "bertserve_queue_tokens 0.0" in page or "queue_tokens 0.0" in page
-
-
-def test_the_docs_state_the_limits() -> None:
-    page = (Path(__file__).parents[2] / "docs/reference/http-api.md").read_text(encoding="utf-8")
-    for number in (joint_masks.MAX_JOINT_MASKS, joint_masks.MAX_PATTERNS, joint_masks.MAX_BEAM, joint_masks.DEFAULT_BEAM):
-        assert f" {number}" in page[page.index("#### Masks filled together") :]

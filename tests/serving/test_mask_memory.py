@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 
-import embedded
 import tiny
 from application import play
 from bertserve.service.backend.engines import Engines
 from bertserve.service.serving.build import build
 from bertserve.service.settings import Settings
-from bertserve.service.tasks import fill_mask
-from bertserve.service.tasks.batch import Batch
 from fakes import RecordingEngine
-from task_runs import begin, send
 
 MASKS = (1, 3, 2, 5, 1, 1, 4, 2)
 
@@ -52,27 +45,3 @@ def test_a_batch_of_many_masks_runs_in_parts(tmp_path: Path, monkeypatch: pytest
         assert [5] == [masks for masks in masks_of(engine) if masks > 4]
 
     play(service, check)
-
-
-def bytes_of(value: Any) -> int:
-    """Returns the bytes of a result with its lists, objects, texts and numbers; equal values count each time."""
-    parts = value if isinstance(value, list) else value.values() if isinstance(value, dict) else ()
-    return sys.getsizeof(value) + sum(map(bytes_of, parts))
-
-
-@pytest.mark.parametrize("masks", [1, 3])
-@pytest.mark.parametrize("joint", [False, True])
-@pytest.mark.parametrize("rest", ["", "good film " * 400, "good film " * 400 + "\u03b1"], ids=["short", "long", "two bytes per character"])
-def test_results_stay_within_the_estimated_memory(masks: int, joint: bool, rest: str) -> None:
-    """One Greek letter doubles the memory of each `sequence`."""
-    bundle = embedded.load("fill-mask")
-    assert bundle.tokenizer.mask is not None
-    text = f"{bundle.tokenizer.mask.token} " * masks + rest
-    parameters = fill_mask.FillMaskParameters(top_k=60, joint=joint)
-    begun = begin(fill_mask, fill_mask.FillMaskRequest(text, parameters), bundle.tokenizer, bundle.manifest)
-    counted, random = 4 * begun.batch.cost.memory, np.random.default_rng(0)
-    result: Any = begun.batch
-    while isinstance(result, Batch):
-        shapes = [(len(encoding.masks), bundle.tokenizer.vocabulary_size) for encoding in result.encodings]
-        result = send(begun.run, result, [{"logits": random.normal(size=shape).astype(np.float32)} for shape in shapes])
-    assert bytes_of(result) <= counted

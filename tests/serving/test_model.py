@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,15 +18,12 @@ from bertserve.service.backend.engines import Engines
 from bertserve.service.bundle import files
 from bertserve.service.errors import InvalidValueError, TooLargeError
 from bertserve.service.metrics import Metrics
-from bertserve.service.scheduling.request_queue import LONG_STEP_S, RequestQueue
-from bertserve.service.scheduling.scheduler import GIL_PAUSE_S, Scheduler
-from bertserve.service.scheduling.stage import Stage
-from bertserve.service.serving import model as model_module
-from bertserve.service.serving.work import RequestRun
+from bertserve.service.scheduling.request_queue import RequestQueue
+from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.tasks.batch import PAUSE, Batch, TaskModel, TaskRun
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.classify import ClassifyParameters, ClassifyRequest
-from bertserve.service.tasks.cost import NOTHING, Budget, Cost
+from bertserve.service.tasks.cost import NOTHING, Cost
 from bertserve.service.text.tokenizer import SHORT_CHARS
 from fakes import FakeEngine
 
@@ -156,177 +151,3 @@ def test_a_batch_is_counted_in_all_metrics(tmp_path: Path) -> None:
     assert [1, 1, 1, 1] == [
         bench.count(name) for name in ("truncated_total", "tokenize_seconds_count", "queue_seconds_count", "decode_seconds_count")
     ]
-
-
-@pytest.mark.parametrize(("provider", "told"), [("cpu", True), ("cuda", False)])
-def test_the_cost_model_learns_the_cpu_time_of_a_run_on_the_cpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: str, told: bool
-) -> None:
-    """On the CPU, the CPU time leaves out waits within the run. On another device, the CPU time is not used."""
-    bench = Bench(tmp_path)
-    bench.model.graph = bench.model.graph.model_copy(update={"provider": provider})
-    quick, learned = bench.engine.run, []
-
-    def slow(encodings: Any) -> Any:
-        time.sleep(0.1)
-        return quick(encodings)
-
-    monkeypatch.setattr(bench.engine, "run", slow)
-    monkeypatch.setattr(CostModel, "observe", lambda _self, *run: learned.append(run))
-    play(bench, lambda: bench.model.predict([ClassifyRequest("good")], timeout_s=10))
-
-    [(_, _, seconds, busy_s)] = learned
-    assert seconds >= 0.1  # the time that it slept
-    assert told == (busy_s is not None)
-    assert busy_s is None or busy_s < seconds / 2
-
-
-def test_a_long_task_pauses_for_other_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task yields pauses before and after its first batch, in which other requests run. The results are complete."""
-    monkeypatch.setattr(model_module, "SLICE_S", 0.0)
-    bench = Bench(tmp_path, clock=itertools.count(step=0.002).__next__)  # each reading of the clock advances it by 2 ms
-    steps: list[tuple[str, str]] = []
-
-    def slow(request: Any, model: TaskModel) -> TaskRun:
-        name = request.text.split()[0]
-        for _ in range(3):
-            steps.append(("tokenize", name))
-            yield PAUSE
-        (tokens,) = model.tokenizer.tokenize([request.text])
-        [row] = yield Batch([model.tokenizer.assemble(tokens.ids)], Cost(answer_bytes=9))
-        for _ in range(3):
-            steps.append(("decode", name))
-            yield PAUSE
-        return len(row)
-
-    async def check() -> None:
-        requests = [[ClassifyRequest(name + " " * SHORT_CHARS)] * 2 for name in ("good", "bad")]
-        bench.engine.gate.clear()
-        blocker = asyncio.ensure_future(bench.model.predict([ClassifyRequest("good")], timeout_s=9))
-        await asyncio.to_thread(bench.engine.entered.acquire, timeout=20)
-        monkeypatch.setitem(TASKS, "text-classification", replace(TASKS["text-classification"], run=slow))  # type: ignore[arg-type]
-        both = [asyncio.ensure_future(bench.model.predict(each, timeout_s=9)) for each in requests]
-        while bench.queue.queue_items < 2:
-            await asyncio.sleep(0.001)
-        bench.engine.gate.set()
-        for prediction in await asyncio.gather(*both):
-            assert [1, 1] == prediction.results
-            assert 2 * 3 == prediction.tokens
-        await blocker
-
-    play(bench, check)
-    for kind in ("tokenize", "decode"):
-        names = [name for step, name in steps if step == kind]
-        assert 2 * 2 * 3 == len(names)
-        assert 2 < sum(one != other for one, other in itertools.pairwise(names))
-    assert 0 == bench.queue.queue_tokens
-
-
-class SlowTexts:
-    """A simulated tokenizer in virtual time; a text takes a fixed time per character."""
-
-    def __init__(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.bench = bench
-        self.now_s = 0.0
-        self.tokenized: list[int] = []
-        self.pauses: list[float] = []
-        self.seconds_per_char = model_module.SECONDS_PER_CHAR
-        monkeypatch.setattr(
-            model_module, "time", SimpleNamespace(perf_counter=self._clock, thread_time=self._clock, sleep=self.pauses.append)
-        )
-
-    def _clock(self) -> float:
-        self.now_s += 1e-9
-        return self.now_s
-
-    def _run(self, request: Any, model: TaskModel) -> TaskRun:
-        self.tokenized.append(len(request.text))
-        self.now_s += len(request.text) * self.seconds_per_char
-        yield Batch([], Cost(answer_bytes=9))
-        return 1
-
-    def first_stage(self, *lengths: int) -> Stage:
-        """Returns the first stage of a request with texts of these lengths."""
-        requests, model = [ClassifyRequest("a" * length) for length in lengths], self.bench.model
-        spec = replace(TASKS["text-classification"], run=self._run)
-        run = RequestRun(requests, spec, TaskModel(model._tokenizer, model.bundle.manifest, Budget()), None)
-        return model._first_stage(run, sum(lengths))
-
-
-def test_a_text_that_is_slow_to_tokenize_starts_a_new_slice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scheduler learns of each such text before it is tokenized, even if a short text precedes it in the list."""
-    texts = SlowTexts(Bench(tmp_path), monkeypatch)
-    long = int(2 * LONG_STEP_S / model_module.SECONDS_PER_CHAR)
-    stage = texts.first_stage(long, 1, long, 1)
-    for expected in ([long], [long, 1], [long, 1, long], [long, 1, long, 1]):
-        assert (expected[-1] == long) == stage.long_step == (stage.delay_s > LONG_STEP_S)
-        stage = stage.finish([None])
-        assert expected == texts.tokenized
-
-
-def test_a_thread_lets_others_take_the_gil_between_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the event loop waits for many slices, because numpy and tokenizers release the GIL only for microseconds."""
-    texts = SlowTexts(Bench(tmp_path), monkeypatch)
-    monkeypatch.setattr(model_module, "SLICE_S", 0.0)
-    stage = texts.first_stage(1, 1, 1)
-    paused = [len(texts.pauses)]
-    while isinstance(stage, Stage):
-        stage = stage.finish([None])
-        paused.append(len(texts.pauses))
-    assert [1, 2, 2, 3, 4, 4] == paused  # after each slice but the last: three texts are tokenized, then three results are read
-    assert {GIL_PAUSE_S} == set(texts.pauses)
-
-
-def test_a_slice_with_a_possibly_slow_text_is_a_long_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text is possibly slow if the slowest text of its length exceeds a long step. Texts share such a slice while they are quick."""
-    texts = SlowTexts(Bench(tmp_path), monkeypatch)
-    can_be_long = model_module.LONG_CHARS + 1
-    assert can_be_long * model_module.SLOWEST_SECONDS_PER_CHAR > LONG_STEP_S > can_be_long * model_module.SECONDS_PER_CHAR
-    assert not texts.first_stage(model_module.LONG_CHARS).long_step
-    stage = texts.first_stage(1000, can_be_long, 1000, can_be_long)
-    for expected, long_step in ((1, False), (4, True)):
-        assert long_step == stage.long_step
-        stage = stage.finish([None])
-        assert expected == len(texts.tokenized)
-
-
-def test_slow_texts_raise_the_expected_delay_of_their_own_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a slow text, the next texts of its request are expected to be as slow, up to a limit. Other requests are not affected."""
-    texts = SlowTexts(Bench(tmp_path), monkeypatch)
-    chars = 10_000
-    for observed, expected in ((5e-6, 5e-6), (1e-7, model_module.SECONDS_PER_CHAR), (1.0, model_module.SLOWEST_SECONDS_PER_CHAR)):
-        texts.seconds_per_char = observed
-        stage = texts.first_stage(chars)
-        assert chars * model_module.SECONDS_PER_CHAR == pytest.approx(stage.delay_s)
-        monkeypatch.setattr(model_module, "SLICE_S", 0.0)
-        stage = texts.first_stage(chars, chars).finish([None])
-        assert chars * expected == pytest.approx(stage.delay_s, rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("cost", "is_large"),
-    [
-        (Cost(answer_bytes=2 * model_module.MANY_BYTES), True),
-        (Cost(answer_bytes=2, memory=2 * model_module.MANY_NUMBERS), True),
-        (Cost(answer_bytes=2), False),
-    ],
-    ids=["large answer", "much memory", "small"],
-)
-def test_memory_freed_by_a_large_request_returns_to_the_system(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cost: Cost, is_large: bool
-) -> None:
-    """Glibc would keep the heap that thousands of candidates fragment. After a small request, the call is skipped."""
-    bench = Bench(tmp_path)
-    returned: list[bool] = []
-    monkeypatch.setattr(model_module.freed_memory, "return_soon", lambda: returned.append(True))
-
-    def answer(request: ClassifyRequest, model: TaskModel) -> TaskRun[int]:
-        yield Batch([], cost)
-        return 1
-
-    async def check() -> None:
-        monkeypatch.setitem(TASKS, "text-classification", replace(TASKS["text-classification"], run=answer))  # type: ignore[arg-type]
-        await bench.model.predict([ClassifyRequest("good")], timeout_s=9)
-
-    play(bench, check)
-    assert is_large == bool(returned)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,7 @@ import tiny
 from application import LONG, Send, call_fresh, post, rejected, started
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle.files import load_bundle
-from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.tasks import multiple_choice
-from bertserve.service.tasks.cost import TEXT_CHARS
 from bertserve.service.text.tokenizer import Tokenizer
 from task_runs import decode, encode
 
@@ -176,54 +173,7 @@ def test_the_maximum_number_of_choices_is_answered(api: Send) -> None:
     assert list(range(64)) == sorted(item["index"] for item in result(api, {"question": "a", "choices": ["good"] * 64}))
 
 
-def test_admission_counts_all_tokenized_characters() -> None:
-    """With a context, the question is tokenized with each choice. The token estimate covers every pair."""
-    assert 3 + 2 + 4 + 2 * TEXT_CHARS == multiple_choice.ChooseRequest("abc", ("de", "fghi")).chars
-    assert 100 + (3 + 1) * 2 + 2 + 4 + 2 * TEXT_CHARS == multiple_choice.ChooseRequest("abc", ("de", "fghi"), "x" * 100).chars
-    request = multiple_choice.ChooseRequest("a" * 400, ("b" * 400, "c" * 40, "d" * 4000))
-    assert (101 + 101) + (101 + 11) + 512 == multiple_choice.estimate(request, 512)
-    assert multiple_choice.estimate(request, 512) < multiple_choice.estimate(
-        multiple_choice.ChooseRequest("a" * 400, request.choices, "e" * 400), 512
-    )
-
-
-def test_second_texts_are_built_one_by_one(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long question is joined with a choice only after the previous pair was tokenized."""
-    made: list[str] = []
-    tokenized: list[list[int]] = []
-
-    class Choice(str):
-        __slots__ = ()
-
-        def __format__(self, spec: str) -> str:
-            made.append(self)
-            return str(self)
-
-    def noted(tokenizer: Tokenizer, texts: Sequence[str]) -> Any:
-        tokenized.append([len(texts), len(made)])
-        return tokenize(tokenizer, texts)
-
-    tokenize = Tokenizer.tokenize
-    monkeypatch.setattr(Tokenizer, "tokenize", noted)
-    monkeypatch.setattr("bertserve.service.text.tokenizer.GROUP_CHARS", len(LONG))
-    encode(multiple_choice, multiple_choice.ChooseRequest(LONG, tuple(map(Choice, ("good", "bad", "film"))), "a"), tokenizer)
-
-    assert [[1, 1], [1, 2], [1, 3], [1, 3]] == tokenized
-
-
 def test_a_request_larger_than_the_queue_is_refused(folder: Path) -> None:
     body = {"inputs": {"question": LONG, "choices": ["good"] * 64}}
 
     assert 413 == call_fresh(folder, "POST", CHOOSE, json=body, settings={"max_queue_tokens": 400, "max_batch_tokens": 400}).status_code
-
-
-def test_all_choices_of_a_request_are_admitted_as_one_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    admitted, runs = [], []
-    admit, run = Scheduler.admit, OnnxEngine.run
-    monkeypatch.setattr(Scheduler, "admit", lambda self, **given: admitted.append(given["tokens"]) or admit(self, **given))
-    monkeypatch.setattr(OnnxEngine, "run", lambda self, encodings: runs.append(len(encodings)) or run(self, encodings))
-    response = call_fresh(folder, "POST", CHOOSE, json={"inputs": [QUESTION, QUESTION]})
-
-    assert 200 == response.status_code
-    assert 1 == len(admitted)
-    assert 6 in accumulate(reversed(runs))  # the last runs, after those of the start; a slow machine can need several

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import multiprocessing
-import os
-import sys
-import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +17,7 @@ import tiny
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import TextPiece
 from bertserve.service.errors import BundleError, EngineError
-from bertserve.service.text.tokenizer import LOW_PRIORITY_CHARS, NICENESS, Tokenizer, _loaded, estimate_tokens
+from bertserve.service.text.tokenizer import LOW_PRIORITY_CHARS, Tokenizer, _loaded
 from bertserve.service.text.windows import truncate_longest_first, windows
 
 
@@ -112,57 +107,6 @@ def test_a_tokenizer_file_that_makes_the_library_fail_is_named(models: Path, cha
         Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has priorities of threads")
-def test_a_long_text_is_tokenized_at_a_lower_priority(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The priority of the calling thread stays the same."""
-    made, priorities = tokenizer._tokenizer, []
-
-    def encoded(texts: list[str], **options: Any) -> Any:
-        priorities.append(os.getpriority(os.PRIO_PROCESS, 0))
-        return made.encode_batch(texts, **options)
-
-    monkeypatch.setattr(tokenizer, "_tokenizer", SimpleNamespace(encode_batch=encoded))
-    usual = os.getpriority(os.PRIO_PROCESS, 0)
-    for chars in (LOW_PRIORITY_CHARS, LOW_PRIORITY_CHARS + 1, LOW_PRIORITY_CHARS):
-        text = ("good " * chars)[:chars]
-        [tokens] = tokenizer.tokenize([text])
-        assert made.encode(text, add_special_tokens=False).ids == tokens.ids
-
-    assert [usual, min(usual + NICENESS, 19), usual] == priorities
-
-
-def test_one_thread_tokenizes_all_long_texts_of_one_caller(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise each of them leaves holes in another heap."""
-    threads = set()
-
-    def encoded(texts: list[str], **options: Any) -> Any:
-        threads.add(threading.current_thread())
-        return [SimpleNamespace(ids=[])]
-
-    monkeypatch.setattr(tokenizer, "_tokenizer", SimpleNamespace(encode_batch=encoded))
-    for _ in range(5):
-        tokenizer.tokenize(["a" * (LOW_PRIORITY_CHARS + 1)])
-        time.sleep(0.01)  # the thread is free again a moment after its caller has the result
-
-    assert len(threads) == 1
-    assert threading.current_thread() not in threads
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
-def test_a_forked_process_tokenizes_long_texts(tokenizer: Tokenizer) -> None:
-    """It has none of the threads of its parent."""
-    texts = ["a" * (LOW_PRIORITY_CHARS + 1)]
-    tokenizer.tokenize(texts)
-    child = multiprocessing.get_context("fork").Process(target=tokenizer.tokenize, args=(texts,))
-    child.start()
-    child.join(20)
-    child.kill()
-    child.join()
-
-    assert child.exitcode == 0
-
-
 def test_a_failure_of_a_long_text_reaches_the_caller(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     class PanicException(BaseException):
         """A panic of the library."""
@@ -207,8 +151,3 @@ def test_windows_match_tokenizers(count: int, room: int, data: st.DataObject) ->
     first = made.encode(" ".join(str(i) for i in range(count)))
 
     assert [first.ids, *(more.ids for more in first.overflowing)] == [list(window) for window in windows(count, room, stride)]
-
-
-@pytest.mark.parametrize(("text", "tokens"), [("", 1), ("a good film", 3), ("很好看的电影", 5)])
-def test_the_estimate_is_close_to_the_number_of_tokens(text: str, tokens: int) -> None:
-    assert tokens == estimate_tokens(text)
