@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import io
 import json
 import re
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-import sweep_page
-from bertserve.bench import cli, commands, generator, measurement, objectives, page
-from bertserve.bench.report import BenchReport
+from bertserve.bench import cli, commands, measurement, objectives, page
 from listening import BUSY, OK, listening, ok, unused_port
 
 ROOT = Path(__file__).parent.parent.parent
@@ -80,17 +76,11 @@ def test_the_html_report_is_self_contained(written: Written) -> None:
     assert 3 == written.html.count("<svg")
     assert sorted(set(ids)) == sorted(ids)
     assert [] == re.findall(r"<(?:script|link|img)|@import|url\((?!#)", written.html)
-    assert "@media (max-width: 900px)" in written.html, "on a phone each row of the table is a list"
-    assert [] == re.findall(r"min-width|[^-]width: \d{3,}px", written.html.partition("</style>")[0])
 
 
 def test_secrets_do_not_appear_in_reports_or_output(written: Written) -> None:
     assert "x-token" in written.json
     assert "secret" not in written.json + written.html + written.stdout
-
-
-def test_an_empty_report_renders_as_a_page() -> None:
-    assert 3 == page.render(BenchReport("closed", {})).count("nothing was measured")
 
 
 def test_json_on_stdout_replaces_the_summary(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,61 +109,6 @@ def test_a_load_with_errors_exits_with_1(tmp_path: Path, capsys: pytest.CaptureF
         assert line.startswith("MISSED: error_rate <= 0.01, measured 0.2")
         assert '<p class="missed">' in (tmp_path / "a.html").read_text()
         assert 0 == load(server.port, "--slo", "error_rate=0.5")
-
-
-def test_the_page_draws_each_run_as_it_was_measured() -> None:
-    """No value is averaged, and discarded runs look different. Each run has its own name and curve, and legends are below the axes."""
-    text = page.render(sweep_page.report())
-    latencies, _, distribution = (svg for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL))
-
-    # each run is a point, and the legend has one more
-    assert [13, 13, 13] == [len(re.findall(rf"<use [^>]*fill: {color}", latencies)) for color in ("#1f77b4", "#ff7f0e", "#2ca02c")]
-    assert 2 == len(re.findall(r"<use [^>]*stroke: #808080", latencies))
-    assert [f"open, {100 * (i + 1)}/s" for i in range(13) if i != 5] == re.findall(r">(open, \d+/s)<", distribution)
-    assert 12 == len(set(re.findall(r"stroke: (#\w{6})", distribution)) - {"#000000", "#b0b0b0"})
-    assert "600/s (discarded)" in text
-
-
-def test_a_load_with_only_503_responses_exits_with_1() -> None:
-    async def busy(_: int) -> bytes:
-        return BUSY
-
-    with listening(busy) as server:
-        assert 1 == load(server.port)
-
-
-def test_requests_after_a_server_exit_count_as_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Errors are counted by kind. The report also has the requests from before the exit."""
-
-    async def until_a_connection_is_refused(*_: object) -> list[float]:
-        async with asyncio.timeout(20):
-            while not any(record.outcome == "refused" for sender in senders for record in sender.records):
-                await asyncio.sleep(0.01)
-        return []
-
-    senders: list[Any] = []
-    connect = generator._Sender.connect
-
-    async def connected(sender: Any, count: int) -> None:
-        senders.append(sender)
-        await connect(sender, count)
-
-    monkeypatch.setattr(generator._Sender, "connect", connected)
-    monkeypatch.setattr(generator, "_wait_until", until_a_connection_is_refused)
-    leave: list[Callable[[], None]] = []
-
-    async def leave_late(i: int) -> bytes | None:
-        if i == 50:
-            leave[0]()
-        return OK
-
-    with listening(leave_late) as server:
-        leave.append(server.over.set)
-        assert 1 == load(server.port, "--seconds", 60, "--slo", "error_rate=0", "--json", tmp_path / "a.json")
-    outcomes = json.loads((tmp_path / "a.json").read_text())["runs"][0]["outcomes"]
-
-    assert outcomes["200"] >= 30
-    assert {"200", "refused"} <= set(outcomes) <= {"200", "closed", "refused", "unreachable"}
 
 
 def test_a_port_without_a_server_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,11 +14,10 @@ from statistics import fmean, pstdev
 import pytest
 
 from bertserve.bench.bodies import Body
-from bertserve.bench.errors import BenchError
 from bertserve.bench.generator import Durations, LoadResult, poisson_arrivals, run_load
 from bertserve.bench.measurement import summarize
 from bertserve.bench.target import Target, build_target, parse_url
-from listening import BUSY, OK, Answer, Server, listening, ok, unused_port
+from listening import BUSY, OK, Answer, Server, listening, ok
 
 pytestmark = pytest.mark.serial
 
@@ -79,14 +78,6 @@ def test_a_record_tells_whether_the_response_had_retry_after() -> None:
     load, _ = closed_loop(every_other, 6)
 
     assert {(503, True), (200, False)} == {(record.outcome, record.retry_after) for record in load.records}
-
-
-def test_one_connection_has_one_request_in_flight() -> None:
-    """A closed loop with one connection sends a request only after the previous response."""
-    load, _ = closed_loop(ok, 20)
-    records = sorted(load.records)
-
-    assert [] == [pair for pair in itertools.pairwise(records) if pair[1].sent < pair[0].ended]
 
 
 def test_a_stall_adds_to_the_latency_of_all_delayed_requests() -> None:
@@ -208,23 +199,6 @@ def test_a_connection_that_closes_within_a_response_is_an_error() -> None:
 
     assert {"closed"} == outcomes(load)
     assert server.connections >= server.requests >= 3
-
-
-def test_a_large_response_is_read_completely() -> None:
-    long = b"x" * 3_000_000
-
-    async def big(_: int) -> bytes:
-        return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(long), long)
-
-    load, server = closed_loop(big, 3)
-
-    assert {200} == outcomes(load)
-    assert server.requests == len(load.records)
-
-
-def test_a_port_without_a_server_is_an_error() -> None:
-    with pytest.raises(BenchError, match="nothing listens"):
-        run_load(target(unused_port()), UNTIL_STOPPED, connections=2, stop=threading.Event())
 
 
 def test_a_stopped_load_returns_all_its_records() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from bertserve.bench import objectives
@@ -11,7 +9,6 @@ from bertserve.bench.bodies import Body
 from bertserve.bench.errors import BenchError
 from bertserve.bench.generator import LoadResult, RequestRecord
 from bertserve.bench.measurement import Run, latency_distribution, percentiles, summarize
-from bertserve.bench.report import BenchReport
 from bertserve.bench.target import build_target, parse_url
 
 
@@ -58,10 +55,6 @@ def test_the_interval_of_the_p99_is_wide_if_one_part_of_the_time_was_slow() -> N
     assert None is few.p99_interval_ms
 
 
-def test_an_empty_list_has_no_distribution() -> None:
-    assert None is latency_distribution([], [])
-
-
 def test_latency_counts_from_the_scheduled_time() -> None:
     """A request sent 3 s late and answered 1 s later took 4 s. Failures count in the error rate, not in the latencies."""
     records = [
@@ -84,15 +77,6 @@ def test_rates_do_not_depend_on_the_measured_interval() -> None:
     for start, end in ((0.0, 20.0), (2.0, 9.0), (3.9, 8.1), (9.0, 10.0)):
         found = measured(records, start, end, texts=2)
         assert pytest.approx((0.75, 1.5)) == (found.rps, found.texts_per_s)
-
-
-def test_only_successful_requests_count_in_the_rate() -> None:
-    records = [
-        RequestRecord(0.5, 0.5, 0.9, 503, 0, b""),
-        RequestRecord(1.0, 1.0, 1.0, 200, 0, b""),
-        RequestRecord(2.0, 2.0, 2.0, 200, 0, b""),
-    ]
-    assert 0.5 == measured(records, 0.0, 2.0).rps
 
 
 def test_overhead_is_the_time_outside_inference() -> None:
@@ -139,10 +123,3 @@ def test_the_warm_up_is_left_out() -> None:
 
     assert 2 == found.requests
     assert 2.0 == found.rps
-
-
-def test_the_report_has_only_values_that_json_can_represent() -> None:
-    made = BenchReport("closed", {"html": None, "texts": 1}, figures={"ratio": 0.5})
-
-    assert made.document() == json.loads(json.dumps(made.document(), allow_nan=False))
-    assert {"ratio": 0.5} == made.document()["figures"]

@@ -28,15 +28,6 @@ def test_workloads_are_the_same_for_a_seed(name: str) -> None:
     assert len(made) == len({str(item) for item in made}) >= 24
 
 
-def test_texts_use_the_mask_token_of_the_model() -> None:
-    bert, roberta = (workloads.workload_inputs("mask", **mask) for mask in ({}, {"mask": "<mask>"}))
-
-    assert {1} == {text.count("[MASK]") for text in bert}
-    assert roberta == [text.replace("[MASK]", "<mask>") for text in bert]
-    assert workloads.workload_inputs("short") == workloads.workload_inputs("short", mask="<mask>")
-    assert {"inputs": roberta[0]} == json.loads(bodies.build_bodies("mask", path="/fill-mask", mask="<mask>")[0].content)
-
-
 def test_groups_of_texts_use_every_text_equally_often() -> None:
     """Eight groups of 24 contain each of the 64 texts three times."""
     made = bodies.build_bodies("short", texts=24)
@@ -48,18 +39,12 @@ def test_groups_of_texts_use_every_text_equally_often() -> None:
 @pytest.mark.parametrize(
     ("path", "texts", "expected", "count"),
     [
-        ("/embed", 1, {"inputs": "a"}, 1),
         ("/embed", 2, {"inputs": ["a", "b"]}, 2),
         ("/models/rerank", 2, {"inputs": ["a", "b"]}, 2),
-        ("/similarity", 1, {"inputs": {"source_sentence": SOURCE, "sentences": ["a"]}}, 2),
         ("/proxy/similarity?x=1", 2, {"inputs": {"source_sentence": SOURCE, "sentences": ["a", "b"]}}, 3),
-        ("/rerank", 1, {"query": QUERY, "texts": ["a"]}, 1),
         ("/proxy/rerank/", 3, {"query": QUERY, "texts": ["a", "b", "c"]}, 3),
-        ("/choose", 1, {"inputs": {"prompt": "a", "choices": CHOICES}}, 4),
         ("/choose", 2, {"inputs": [{"prompt": "a", "choices": CHOICES}, {"prompt": "b", "choices": CHOICES}]}, 8),
-        ("/attention", 1, {"inputs": "a", "parameters": LAST_LAYER}, 1),
         ("/attention", 2, {"inputs": ["a", "b"], "parameters": LAST_LAYER}, 2),
-        ("/zero-shot", 1, {"inputs": "a", "parameters": {"candidate_labels": LABELS}}, 4),
         ("/zero-shot", 2, {"inputs": ["a", "b"], "parameters": {"candidate_labels": LABELS}}, 8),
     ],
 )
@@ -102,13 +87,6 @@ def test_bodies_of_a_file_count_the_texts_that_the_model_reads(tmp_path: Path) -
     file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
     assert [3, 3, 2, 6, 3, 1] == [body.texts for body in bodies.build_bodies(str(file), path="/rerank")]
-
-
-def test_a_long_file_is_sent_completely(tmp_path: Path) -> None:
-    file = tmp_path / "texts.jsonl"
-    file.write_text("".join(f'"text {i}"\n' for i in range(2001)), encoding="utf-8")
-
-    assert [2001, 1000] == [len(bodies.build_bodies(str(file), texts=texts)) for texts in (1, 2)]
 
 
 def test_a_file_can_mix_bodies_and_texts(tmp_path: Path) -> None:
