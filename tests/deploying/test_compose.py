@@ -21,10 +21,6 @@ def mounted() -> dict[str, str]:
     return {source.removeprefix("../"): place for source, place, *_ in found}
 
 
-def test_compose_builds_the_image_of_the_repository() -> None:
-    assert (COMPOSE.parent / SERVICES["bertserve"]["build"]["context"] / "Dockerfile").resolve() == ROOT / "Dockerfile"
-
-
 def test_ports_are_published_only_on_loopback() -> None:
     ports = [port for service in SERVICES.values() for port in service["ports"]]
     assert ["127.0.0.1:8000:8000", "127.0.0.1:9090:9090", "127.0.0.1:3000:3000"] == ports
@@ -81,19 +77,3 @@ def test_the_unit_signals_the_main_process() -> None:
     unit = manifests.unit()
     assert (["mixed"], ["2"], ["on-failure"]) == (unit["KillMode"], unit["RestartPreventExitStatus"], unit["Restart"])
     assert ["/bin/kill -HUP $MAINPID"] == unit["ExecReload"]
-
-
-def test_the_unit_uses_the_notifications_of_the_service() -> None:
-    unit = manifests.unit()
-    assert (["notify"], ["main"], ["30"]) == (unit["Type"], unit["NotifyAccess"], unit["WatchdogSec"])
-
-
-def test_the_commands_of_the_systemd_guide_can_be_pasted() -> None:
-    """The first block calls the program by its path, and copies the unit before it enables it."""
-    page = (ROOT / "docs/how-to/systemd.md").read_text(encoding="utf-8")
-    lines = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)[0].splitlines()
-    copied = [line.startswith("cp deploy/systemd/bertserve.service ") for line in lines].index(True)
-    enabled = [line.startswith("systemctl enable") for line in lines].index(True)
-    assert copied < enabled
-    program = manifests.unit()["ExecStart"][0].split()[0]
-    assert {program} == {word for line in lines for word in line.split() if word.rpartition("/")[2] == "bert-serve"}

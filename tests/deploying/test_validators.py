@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from manifests import COMPOSE, DEPLOY, KUBERNETES, ROOT, UNIT
+from manifests import COMPOSE, KUBERNETES, ROOT, UNIT
 
 PROGRAMS = ROOT / ".venv-tools/bin"
 # the oldest version with all fields (matchLabelKeys of topology spread without a feature gate), and the newest version with a schema
@@ -102,9 +102,3 @@ def test_the_unit_has_a_low_exposure_level(unit: Path) -> None:
     [exposure] = re.findall(r"Overall exposure level for \S+: ([\d.]+)", text)
 
     assert float(exposure) <= EXPOSURE
-
-
-def test_deploy_has_only_tested_folders() -> None:
-    """Tests in this file, or in the file of a tool, read each folder in `deploy/`."""
-    known = {"compose", "grafana", "haproxy", "kserve", "kubernetes", "prometheus", "ray", "systemd"}
-    assert {path.name for path in DEPLOY.iterdir()} <= known
