@@ -7,16 +7,18 @@ import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import tokenizers
 import transformers
+from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer, Lowercase, Sequence
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoTokenizer
 
 from bertserve.export.checkpoint.padding import Padding
 from bertserve.export.checkpoint.source import read_with_transformers
-from bertserve.export.checkpoint.token_types import TypedTemplates, gives_token_types
+from bertserve.export.checkpoint.token_types import TypedTemplates
 from bertserve.export.checkpoint.vocabulary_files import refusal, use_vocabulary_files
 from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks.spec import NAMES, TEXTS
@@ -26,30 +28,37 @@ from bertserve.service.bundle.manifest import AddedToken, MaskToken, Piece, Spec
 logger = logging.getLogger("bertserve.export")
 
 # the last text shows the most common differences between normalizers and between pre-tokenizers
-_COMPARED_TEXTS = [*TEXTS, NAMES, "ﬁne Ⅷ ２０ ÀÉ don't well-known  SOME_word\n中文"]
+_COMPARED_TEXTS = [*TEXTS, ("a", "b"), NAMES, "ﬁne Ⅷ ２０ ÀÉ don't well-known  SOME_word\n中文"]
+
+_TEMPLATE_SETTINGS = {"add_bos_token", "add_eos_token", "src_lang"}  # in tokenizer_config.json
 
 
 def load_tokenizer(source: str, folder: Path, *, lowercase: bool = False) -> Any:
     """Returns the fast tokenizer, which makes texts lowercase first on request; refuses one that is not supported.
 
     Raises:
-        CheckpointError: There is no tokenizer, or only a slow one, or transformers does not read it as written.
+        CheckpointError: There is no tokenizer, or only a slow one, or it cannot be read.
     """
     has_file = (folder / TOKENIZER_FILE).is_file()
     try:
-        tokenizer = read_with_transformers(f"the tokenizer of `{source}`", AutoTokenizer.from_pretrained, folder)
+        tokenizer = _read(source, folder)
     except CheckpointError as error:
+        if has_file:
+            # classes convert the vocabulary of a file before they read it, and fail if its model is of another type than theirs
+            with mock.patch.object(transformers.TokenizersBackend, "convert_to_native_format", lambda **settings: settings):
+                tokenizer = _read(source, folder)
         # transformers takes a SentencePiece model that it cannot read for a file of tiktoken; classes that need more packages are slow
-        if has_file or not (any(folder.glob("*.model")) or isinstance(error.__cause__, ImportError)):
+        elif any(folder.glob("*.model")) or isinstance(error.__cause__, ImportError):
+            raise CheckpointError(refusal(source, "its other files are damaged, or not supported for its class")) from error
+        else:
             raise
-        raise CheckpointError(refusal(source, "its other files are damaged, or not supported for its class")) from error
     if not getattr(tokenizer, "is_fast", False):
         raise CheckpointError(f"`{source}` has no fast tokenizer (`tokenizer.json`); save one with `save_pretrained` and export again.")
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         # without a file, transformers 5 creates a tokenizer with only special tokens
         raise CheckpointError(f"`{source}` has no tokenizer: neither `tokenizer.json` nor a vocabulary; save one with `save_pretrained`.")
     if has_file:
-        _use_written_steps(source, tokenizer, folder)
+        _use_file(source, tokenizer, folder)
     else:
         use_vocabulary_files(source, tokenizer, folder)
     if lowercase:
@@ -58,51 +67,51 @@ def load_tokenizer(source: str, folder: Path, *, lowercase: bool = False) -> Any
     return tokenizer
 
 
-def _use_written_steps(source: str, tokenizer: Any, folder: Path) -> None:
-    """Gives a tokenizer the normalizer, the pre-tokenizer and the template of pairs in its `tokenizer.json`, with which the model was trained.
+def _read(source: str, folder: Path) -> Any:
+    return read_with_transformers(f"the tokenizer of `{source}`", AutoTokenizer.from_pretrained, folder)
 
-    Most tokenizer classes of transformers 5 replace them by their own. DeBERTa v2's, for example, drops SentencePiece's normalization, and
-    DeBERTa's has a second [SEP] between the texts of a pair. As in transformers 4, `do_lower_case`, `add_prefix_space`, `add_bos_token` and
-    similar settings in `tokenizer_config.json` have priority.
+
+def _use_file(source: str, tokenizer: Any, folder: Path) -> None:
+    """Gives a tokenizer the steps and the vocabulary in its `tokenizer.json`, with which the model was trained.
+
+    Most tokenizer classes of transformers 5 replace some by their own. DeBERTa v2's, for example, drops SentencePiece's normalization, RemBERT's
+    shifts all ids, and DeBERTa's has a second [SEP] between the texts of a pair. As in transformers 4, `do_lower_case`, `add_prefix_space`,
+    `add_bos_token` and similar settings in `tokenizer_config.json` have priority.
 
     Raises:
-        CheckpointError: The two tokenizers also differ in other parts.
+        CheckpointError: The file cannot be read, or does not encode texts.
     """
     written = read_with_transformers(
         f"the tokenizer of `{source}`", lambda path, **_: tokenizers.Tokenizer.from_file(str(path / TOKENIZER_FILE)), folder
     )
-    loaded = tokenizer.backend_tokenizer
-    options = {"add_special_tokens": False, "truncation": False, "padding": False}
-    read_by_class = _encode(source, tokenizer, _COMPARED_TEXTS, **options)["input_ids"]
-    if isinstance(loaded.normalizer, BertNormalizer) and isinstance(written.normalizer, BertNormalizer):
-        written.normalizer = loaded.normalizer
-    if isinstance(loaded.pre_tokenizer, ByteLevel) and isinstance(written.pre_tokenizer, ByteLevel):
-        written.pre_tokenizer = loaded.pre_tokenizer
-    loaded.normalizer, loaded.pre_tokenizer = written.normalizer, written.pre_tokenizer
-    written.add_tokens([token for _, token in sorted(tokenizer.added_tokens_decoder.items())])  # some may be in tokenizer_config.json only
-    written.no_truncation()
-    written.no_padding()
+    loaded, normalizer = tokenizer.backend_tokenizer, written.normalizer
+    for backend in (loaded, written):
+        backend.no_truncation()
+        backend.no_padding()
     written.encode_special_tokens = loaded.encode_special_tokens
-    expected = [encoding.ids for encoding in _encode(source, written.encode_batch, _COMPARED_TEXTS, add_special_tokens=False)]
-    reader = f"{type(tokenizer).__name__} of transformers {transformers.__version__}"
-    if _encode(source, tokenizer, _COMPARED_TEXTS, **options)["input_ids"] != expected:
-        # the generic class gives no token types in transformers 5
-        inputs = "" if gives_token_types(tokenizer) is None else f", and `model_input_names` to {json.dumps(tokenizer.model_input_names)}"
-        raise CheckpointError(
-            f"{reader} tokenizes some texts differently from the `{TOKENIZER_FILE}` of `{source}`; if the file is right, set `tokenizer_class` in "
-            f"tokenizer_config.json to `PreTrainedTokenizerFast`{inputs}."
-        )
-    (single, pair), (written_single, written_pair) = (
-        [(encoding.ids, encoding.type_ids) for encoding in _encode(source, backend.encode_batch, ["a", ("a", "b")])]
+    if isinstance(normalizer, BertNormalizer) and tokenizer.model is WordPiece:  # other classes ignore these settings
+        normalizer.lowercase, normalizer.strip_accents = tokenizer.do_lower_case, tokenizer.init_kwargs.get("strip_accents")
+        normalizer.handle_chinese_chars = tokenizer.init_kwargs.get("tokenize_chinese_chars", True)
+    if isinstance(written.pre_tokenizer, ByteLevel):
+        written.pre_tokenizer.add_prefix_space = bool(tokenizer.add_prefix_space)
+    if _TEMPLATE_SETTINGS & tokenizer.init_kwargs.keys():
+        written.post_processor = loaded.post_processor
+    configured = [token for _, token in sorted(tokenizer.init_kwargs["added_tokens_decoder"].items())]
+    known = {token.content for token in (*written.get_added_tokens_decoder().values(), *configured)}
+    named = [token for _, token in sorted(tokenizer.added_tokens_decoder.items()) if token.content not in known]
+    written.add_tokens([*configured, *named])
+    tokenizer._tokenizer = written
+    by_class, by_file = (
+        [(encoding.ids, encoding.type_ids) for encoding in _encode(source, backend.encode_batch, _COMPARED_TEXTS)]
         for backend in (loaded, written)
     )
-    # settings such as `add_bos_token` change the ids of a single text
-    uses_written_template = written_single[0] == single[0] and (written_single, written_pair) != (single, pair)
-    if uses_written_template:
-        loaded.post_processor = written.post_processor
-    if read_by_class != expected or uses_written_template:
+    if by_class != by_file:
         logger.warning(
-            "%s tokenizes some texts differently from the `%s` of `%s`; the bundle uses the file.", reader, TOKENIZER_FILE, source
+            "%s of transformers %s tokenizes some texts differently from the `%s` of `%s`; the bundle uses the file.",
+            type(tokenizer).__name__,
+            transformers.__version__,
+            TOKENIZER_FILE,
+            source,
         )
 
 

@@ -58,6 +58,21 @@ def test_texts_and_pairs_get_the_ids_of_transformers_4(case: dict[str, Any], tmp
     assert case["pair"] == [pair.ids, pair.type_ids]
 
 
+@pytest.mark.parametrize("case", [case for case in GOLDEN["cases"] if case["model_type"] not in REFUSED], ids=name_of)
+def test_tokenizer_json_of_transformers_4_keeps_these_ids(case: dict[str, Any], tmp_path: Path) -> None:
+    """Classes of transformers 5 read some files with other steps or ids, or not at all."""
+    write(tmp_path, case["model_type"], case["files"])
+    saved = load_tokenizer("x", tmp_path)  # as the test above shows
+    for name in (path.name for path in tmp_path.iterdir() if path.suffix in (".txt", ".model") or path.name == "vocab.json"):
+        (tmp_path / name).unlink()
+    saved.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer("x", tmp_path).backend_tokenizer
+    texts = [text.format(mask=case["mask"] or "") for text in GOLDEN["texts"]]
+    assert case["ids"] == [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+    pair = tokenizer.encode(*texts[:2])
+    assert case["pair"] == [pair.ids, pair.type_ids]
+
+
 def test_a_bundle_has_no_token_for_the_space_before_a_mask(tmp_path: Path) -> None:
     size = len(json.loads(GOLDEN["files"]["roberta.json"]))
     tiny = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8, "max_position_embeddings": 40}
