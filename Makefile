@@ -114,6 +114,7 @@ golden: dev .venv-qa/.installed .venv-tokenizers/.installed ## generate the gold
 	.venv-dev/bin/python tests/golden/make_text_classification.py $(CHECKPOINTS)/sentiment
 	.venv-dev/bin/python tests/golden/make_token_classification.py $(CHECKPOINTS)/ner
 	.venv-dev/bin/python tests/golden/make_fill_mask.py $(CHECKPOINTS)/fill-mask
+	.venv-dev/bin/python tests/golden/make_reranking.py $(CHECKPOINTS)/rerank
 	.venv-qa/bin/python tests/golden/make_question_answering.py $(CHECKPOINTS)/qa
 	.venv-tokenizers/bin/python tests/golden/make_tokenizers.py
 

@@ -29,7 +29,7 @@ def test_requests_get_the_answers_that_pages_show(serve: Serve) -> None:
     # no embedded model serves /choose
     pattern = r"```bash\ncurl -s localhost:8000(?!/choose)(\S+) -d '([^\n]+?)'\n```\n\n<!-- [^\n]+ -->\n```json\n(.+?)\n```"
     shown = {name: re.findall(pattern, document(name), re.DOTALL) for name in ("README.md", "docs/reference/http-api.md")}
-    assert {"README.md": 1, "docs/reference/http-api.md": 8} == {name: len(found) for name, found in shown.items()}
+    assert {"README.md": 1, "docs/reference/http-api.md": 9} == {name: len(found) for name, found in shown.items()}
 
     with serve(ROOT / "models") as served:
         for name, requests in shown.items():
@@ -38,11 +38,16 @@ def test_requests_get_the_answers_that_pages_show(serve: Serve) -> None:
                     assert difference(json.loads(answer), json.load(response), 0.05) is None, (name, path)
 
 
-def test_the_readme_has_the_accuracies_of_the_model_card() -> None:
-    graph, checkpoint = re.findall(
-        r"accuracy (0\.\d{4}) on SST-2 dev, and its checkpoint in PyTorch has (0\.\d{4})", document("README.md")
-    )[0]
-    row = next(line for line in document("models/sentiment/README.md").splitlines() if line.startswith("| accuracy, SST-2 dev"))
+@pytest.mark.parametrize(
+    ("model", "metric", "sentence"),
+    [
+        ("sentiment", "accuracy, SST-2 dev", r"accuracy (0\.\d{4}) on SST-2 dev, and its checkpoint in PyTorch has (0\.\d{4})"),
+        ("rerank", "MRR@10, XQuAD", r"MRR@10 (0\.\d{4}) on 597 questions of XQuAD, and its checkpoint (0\.\d{4})"),
+    ],
+)
+def test_the_readme_has_the_figures_of_the_model_card(model: str, metric: str, sentence: str) -> None:
+    [(graph, checkpoint)] = re.findall(sentence, document("README.md"))
+    row = next(line for line in document(f"models/{model}/README.md").splitlines() if line.startswith(f"| {metric}"))
 
     assert [checkpoint, graph] == [row.strip("| ").split(" | ")[1], row.strip("| ").split(" | ")[-1]]
 
@@ -52,7 +57,7 @@ def test_check_passes_on_the_embedded_models() -> None:
     result = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert 0 == result.returncode
-    assert ["embed", "fill-mask", "ner", "nli", "qa", "sentiment"] == [
+    assert ["embed", "fill-mask", "ner", "nli", "qa", "rerank", "sentiment"] == [
         line.split(":")[0] for line in result.stdout.splitlines() if line.endswith(": ok")
     ]
 

@@ -92,8 +92,8 @@ def test_commands_start(command: str, run: Run) -> None:
 def test_the_embedded_models_answer(run: Run) -> None:
     checked = run("bert-serve", "check", "--models", str(ROOT / "models"))
 
-    assert 6 == checked.stdout.count(": ok\n"), checked.stderr
-    assert 6 == len(json.loads(run("bert-serve", "models", "--json", "--models", str(ROOT / "models")).stdout))
+    assert 7 == checked.stdout.count(": ok\n"), checked.stderr
+    assert 7 == len(json.loads(run("bert-serve", "models", "--json", "--models", str(ROOT / "models")).stdout))
 
 
 @pytest.mark.full_grid

@@ -53,7 +53,7 @@ def running(tiny_models: Path, *flags: str) -> Iterator[str]:
 
 @pytest.fixture(name="tiny_models", scope="session")
 def tiny_models_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a folder with the tiny model `rank`. No embedded model is a cross-encoder or outputs its attention."""
+    """Returns a folder with the tiny model `attention`."""
     folder = tmp_path_factory.mktemp("models")
     subprocess.run([ROOT / ".venv-dev/bin/python", ROOT / "tests/clients/tiny_models.py", folder], env=ENVIRONMENT, check=True)
     return folder
@@ -61,6 +61,6 @@ def tiny_models_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="url", scope="session")
 def service_url(tiny_models: Path) -> Iterator[str]:
-    """Yields the URL of a service with the embedded models and the tiny model `rank`."""
+    """Yields the URL of a service with the embedded models and the tiny model `attention`."""
     with running(tiny_models) as url:
         yield url

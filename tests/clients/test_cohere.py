@@ -6,30 +6,31 @@ import cohere
 import pytest
 from cohere.errors import NotFoundError, UnprocessableEntityError
 
-DOCUMENTS = ["a bad film", "a good film", "the bridge"]
+QUERY = "Where was the bridge built?"
+DOCUMENTS = ["The film was too long.", "The bridge was built in Porto.", "Cranes rest in the delta in October."]
 
 
 def test_client_v2_ranks_documents(url: str) -> None:
-    found = cohere.ClientV2(api_key="none", base_url=url).rerank(model="rank", query="good", documents=DOCUMENTS, top_n=2)
+    found = cohere.ClientV2(api_key="none", base_url=url).rerank(model="rerank", query=QUERY, documents=DOCUMENTS, top_n=2)
 
-    assert 2 == len(found.results)
-    assert found.results[0].relevance_score >= found.results[1].relevance_score
+    assert [1, 2] == [found.results[0].index, len(found.results)]
+    assert found.results[0].relevance_score > 0.5 > found.results[1].relevance_score
     assert found.meta is not None and found.meta.tokens is not None and found.meta.tokens.input_tokens
 
 
 def test_client_v1_ranks_and_returns_documents(url: str) -> None:
     documents = [DOCUMENTS[0], {"text": DOCUMENTS[1], "title": "one"}]
-    found = cohere.Client(api_key="none", base_url=url).rerank(model="rank", query="good", documents=documents, return_documents=True)
+    found = cohere.Client(api_key="none", base_url=url).rerank(model="rerank", query=QUERY, documents=documents, return_documents=True)
 
-    shown = {each.index: each.document for each in found.results}
-    assert [DOCUMENTS[0], DOCUMENTS[1]] == [shown[index].text for index in (0, 1)]
-    assert "one" == shown[1].title
+    assert [1, 0] == [each.index for each in found.results]
+    assert [DOCUMENTS[1], DOCUMENTS[0]] == [each.document.text for each in found.results]
+    assert "one" == found.results[0].document.title
 
 
 def test_errors_raise_the_exceptions_of_the_client(url: str) -> None:
     """The exceptions for an unknown model and an invalid value contain the message of the service."""
     client = cohere.ClientV2(api_key="none", base_url=url)
     with pytest.raises(NotFoundError, match=r"no model `rerank-v3\.5` is loaded"):
-        client.rerank(model="rerank-v3.5", query="good", documents=DOCUMENTS)
+        client.rerank(model="rerank-v3.5", query=QUERY, documents=DOCUMENTS)
     with pytest.raises(UnprocessableEntityError, match="max_tokens_per_doc"):
-        client.rerank(model="rank", query="good", documents=DOCUMENTS, max_tokens_per_doc=10)
+        client.rerank(model="rerank", query=QUERY, documents=DOCUMENTS, max_tokens_per_doc=10)

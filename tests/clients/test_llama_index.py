@@ -1,13 +1,16 @@
-"""LlamaIndex: the classes that take an endpoint URL, for the Hub API and for Text Embeddings Inference."""
+"""LlamaIndex: the classes that take an endpoint URL, for the Hub API, Text Embeddings Inference and Jina."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.embeddings.huggingface_api import HuggingFaceInferenceAPIEmbedding
 from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
+from llama_index.postprocessor.jinaai_rerank import JinaRerank
 from llama_index.postprocessor.tei_rerank import TextEmbeddingInference
 
 TEXTS = ["a good film", "a bad film"]
@@ -23,10 +26,18 @@ def test_both_embedding_classes_return_the_same_vectors(url: str) -> None:
     assert vectors[1] == pytest.approx(asyncio.run(inference.aget_text_embedding(TEXTS[1])), rel=1e-6)
 
 
-def test_nodes_are_ranked(url: str) -> None:
-    nodes = [NodeWithScore(node=TextNode(text=text)) for text in ("a bad film", "a good film", "a dull book")]
-    ranked = TextEmbeddingInference(base_url=url, top_n=2).postprocess_nodes(nodes, query_str="good")
-    scores = [node.score for node in ranked]
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda url: TextEmbeddingInference(base_url=url, top_n=2),
+        lambda url: JinaRerank(base_url=f"{url}/v1", api_key="none", model="rerank", top_n=2),
+    ],
+    ids=["TEI", "Jina"],
+)
+def test_nodes_are_ranked(url: str, build: Callable[[str], BaseNodePostprocessor]) -> None:
+    texts = ("The film was too long.", "The bridge was built in Porto.", "A dull book.")
+    nodes = [NodeWithScore(node=TextNode(text=text)) for text in texts]
+    ranked = build(url).postprocess_nodes(nodes, query_str="Where was the bridge built?")
 
-    assert 2 == len(ranked)
-    assert sorted(scores, reverse=True) == scores
+    assert ["The bridge was built in Porto.", 2] == [ranked[0].text, len(ranked)]
+    assert ranked[0].score > 0.5 > ranked[1].score

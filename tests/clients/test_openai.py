@@ -60,7 +60,7 @@ def test_the_async_client_returns_embeddings(url: str) -> None:
 
 
 def test_models_are_listed_and_retrieved(client: openai.OpenAI) -> None:
-    assert {"embed", "rank", "nli", "sentiment"} <= {model.id for model in client.models.list()}
+    assert {"embed", "rerank", "nli", "sentiment"} <= {model.id for model in client.models.list()}
     assert "embed" == client.models.retrieve("embed").id
 
 

@@ -71,7 +71,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.checkpoints]
 
 
 @pytest.mark.skipif(CHECKPOINTS not in os.environ, reason=f"needs real checkpoints: set {CHECKPOINTS} to a folder of checkpoint folders")
-@pytest.mark.parametrize("name", ["sentiment", "ner", "qa", "fill-mask", "nli"])
+@pytest.mark.parametrize("name", ["sentiment", "ner", "qa", "fill-mask", "nli", "rerank"])
 def test_a_real_checkpoint_answers_like_pytorch(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """For every sample, the fp32 logits are within the bound and the labels are PyTorch's. The validation report is printed."""
     validation = exported(Path(os.environ[CHECKPOINTS]) / name, tmp_path).manifest.graphs[0].evidence

@@ -174,7 +174,7 @@ def test_an_accounting_error_does_not_fail_the_request(
     assert [True] == ["`tiny`: OSError" in record.message for record in caplog.records]
 
 
-@pytest.mark.parametrize("name", ["sentiment", "ner", "qa", "fill-mask", "embed", "nli"])
+@pytest.mark.parametrize("name", ["sentiment", "ner", "qa", "fill-mask", "embed", "nli", "rerank"])
 def test_several_threads_give_the_same_output_as_one(name: str) -> None:
     """Outputs are bit-identical: threads divide rows and columns, but never split a sum."""
     loaded = files.load_bundle(ROOT / "models" / name)

@@ -26,10 +26,10 @@ def test_each_model_has_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [line for line in lines if line not in remarks]
 
     assert ["fill-mask:", "qa:"] == [line.split()[0] for line in remarks]
-    assert ["embed", "fill-mask", "ner", "nli", "qa", "sentiment"] == [line.split()[0] for line in lines]
-    assert ["text-classification", "negative,", "positive", "23.4"] == lines[5].split()[1:5]
-    assert "cpu/int8* 100.0% of 269" in lines[5]
-    assert lines[5].endswith("models/sentiment/README.md")
+    assert ["embed", "fill-mask", "ner", "nli", "qa", "rerank", "sentiment"] == [line.split()[0] for line in lines]
+    assert ["text-classification", "negative,", "positive", "23.4"] == lines[6].split()[1:5]
+    assert "cpu/int8* 100.0% of 269" in lines[6]
+    assert lines[6].endswith("models/sentiment/README.md")
     assert {header.index("card")} == {line.index("models/") for line in lines}
 
 

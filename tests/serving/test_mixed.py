@@ -31,6 +31,7 @@ RIGHT: list[tuple[str, Any]] = [
     ("/models/sentiment", {"inputs": ["A great day.", "A bad day."], "parameters": {"function_to_apply": "none"}}),
     ("/models/nli", {"inputs": {"text": "A man plays a guitar on stage.", "text_pair": "A man makes music."}}),
     ("/zero-shot", {"inputs": ["A new phone.", FILLER * 20], "parameters": {"candidate_labels": ["technology", "politics"]}}),
+    ("/rerank", {"query": "Where was the bridge built?", "texts": [FILLER * 20, PASSAGE, "", TEXT]}),
     ("/embed", {"inputs": ["A warm, funny film.", FILLER * 20]}),
     ("/similarity", {"inputs": {"source_sentence": TEXT, "sentences": ["Berlin is a city.", "A bad day."]}}),
     ("/ner", {"inputs": TEXT}),
