@@ -47,11 +47,11 @@ def load_tokenizer(source: str, folder: Path, *, lowercase: bool = False) -> Any
             # classes convert the vocabulary of a file before they read it, and fail if its model is of another type than theirs
             with mock.patch.object(transformers.TokenizersBackend, "convert_to_native_format", lambda **settings: settings):
                 tokenizer = _read(source, folder)
-        # transformers takes a SentencePiece model that it cannot read for a file of tiktoken; classes that need more packages are slow
-        elif any(folder.glob("*.model")) or isinstance(error.__cause__, ImportError):
-            raise CheckpointError(refusal(source, "its other files are damaged, or not supported for its class")) from error
-        else:
+        elif isinstance(error.__cause__, json.JSONDecodeError) or "auto_map" in str(error):
             raise
+        else:
+            # the reasons of transformers mislead: a SentencePiece model that it cannot read is a file of tiktoken for it, for example
+            raise CheckpointError(refusal(source, "its other files are missing, damaged, or not supported for its class")) from error
     if not getattr(tokenizer, "is_fast", False):
         raise CheckpointError(f"`{source}` has no fast tokenizer (`tokenizer.json`); save one with `save_pretrained` and export again.")
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):

@@ -92,8 +92,8 @@ def test_a_damaged_sentencepiece_model_is_not_called_a_tiktoken_file(content: by
     assert "install" not in refusal(tmp_path)
 
 
-@pytest.mark.parametrize("model_type", ["flaubert", "roformer", "xlm"])
-def test_no_package_of_a_slow_class_is_asked_for(model_type: str, tmp_path: Path) -> None:
-    """With the package, the tokenizer would be refused as slow."""
+@pytest.mark.parametrize("model_type", ["flaubert", "roformer", "xlm", "modernbert", "nezha"])
+def test_files_that_a_class_does_not_read_are_refused(model_type: str, tmp_path: Path) -> None:
+    """No package of a slow class is asked for: with it, the tokenizer would be refused as slow."""
     files = {"vocab.txt": "bert.txt", "vocab.json": "herbert.json", "merges.txt": "herbert.merges"}
     assert "install" not in refusal(write(tmp_path, model_type, files))
