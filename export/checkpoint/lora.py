@@ -16,16 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
+from bertserve.export.checkpoint.weight_files import read_weights
 from bertserve.export.errors import CheckpointError, MissingPackageError
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.service.errors import install_command
 
 CONFIG_FILE = "adapter_config.json"
-WEIGHTS_FILE = "adapter_model.safetensors"
+WEIGHTS_FILE, PICKLE = "adapter_model.safetensors", "adapter_model.bin"  # versions of peft before 0.7 wrote the second one
 
 # Settings of peft 0.21 that can have any value: settings that are read here, or follow from the tensors' names and shapes, ...
 _READ = {
@@ -99,6 +98,7 @@ class LoraAdapter:
 
     Attributes:
         folder: The folder.
+        weights: The file of its weights.
         base_model: Folder or hub id of its base model.
         base_revision: Hub revision of the base model, if any.
         task: The task of its training, or `auto`.
@@ -110,6 +110,7 @@ class LoraAdapter:
     """
 
     folder: Path
+    weights: Path
     base_model: str
     base_revision: str | None
     task: str
@@ -199,11 +200,10 @@ def read_adapter(folder: Path) -> LoraAdapter | None:
         return None
     try:
         config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-        tensors = load_file(folder / WEIGHTS_FILE)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise CheckpointError(
-            f"the adapter `{folder.name}` cannot be read: {error}. It needs {CONFIG_FILE} and {WEIGHTS_FILE}; pickled weights are never loaded."
-        ) from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"the adapter `{folder.name}` cannot be read: {error}; save it again.") from error
+    weights = next((folder / name for name in (WEIGHTS_FILE, PICKLE) if (folder / name).is_file()), folder / WEIGHTS_FILE)
+    tensors = read_weights(folder.name, weights)
     _check_settings(folder, config)
     use_dora = bool(config.get("use_dora"))
     updates, full_parameters = _sort_tensors(folder, tensors, use_dora=use_dora)
@@ -211,6 +211,7 @@ def read_adapter(folder: Path) -> LoraAdapter | None:
         raise MissingPackageError(f"`{folder.name}` is a LoRA adapter; merging it needs peft: {install_command('lora')}")
     return LoraAdapter(
         folder=folder,
+        weights=weights,
         base_model=str(config["base_model_name_or_path"]),
         base_revision=config.get("revision"),
         task=next((task.name for task in TASKS.values() if task.lora_type and task.lora_type == config.get("task_type")), "auto"),

@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch.nn.functional import normalize
 from transformers import PreTrainedModel
 
@@ -33,7 +31,7 @@ from bertserve.export.checkpoint.sentence_transformers import (
     read_object,
     refuse_settings,
 )
-from bertserve.export.checkpoint.weight_files import find_weights, refuse_other_objects
+from bertserve.export.checkpoint.weight_files import find_weights, read_weights
 from bertserve.export.errors import CheckpointError
 from bertserve.service.bundle.manifest import VECTOR_OUTPUT, Embedding, Pooling
 
@@ -231,12 +229,10 @@ def _read_dense(entry: ModuleEntry, width: int) -> tuple[torch.nn.Module, int]:
     options = {"bias": bool(config.get("bias", True)), "use_residual": bool(config.get("use_residual"))}
     dense = _Dense(width, outputs, getattr(torch.nn, function)(), **options)
     path = find_weights(str(entry.folder), entry.folder)[0]
-    if path.suffix == ".bin":
-        refuse_other_objects(str(entry.folder), path)
     try:
-        dense.load_state_dict(torch.load(path, weights_only=True) if path.suffix == ".bin" else load_file(path))
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(f"the weights `{path}` do not match the config.json next to them, or cannot be read: {error}.") from error
+        dense.load_state_dict(read_weights(str(entry.folder), path))
+    except RuntimeError as error:
+        raise CheckpointError(f"the weights `{path}` do not match the config.json next to them: {error}.") from error
     if not all(torch.isfinite(weight).all() for weight in dense.parameters()):
         raise CheckpointError(f"`{path}` has NaN or infinite weights; the training diverged.")
     return dense, outputs

@@ -27,7 +27,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
-from bertserve.export.checkpoint.lora import CONFIG_FILE, WEIGHTS_FILE, LoraAdapter, read_adapter
+from bertserve.export.checkpoint.lora import CONFIG_FILE, PICKLE, WEIGHTS_FILE, LoraAdapter, read_adapter
 from bertserve.export.checkpoint.sentence_transformers import DENSE, find_transformer, read_modules
 from bertserve.export.checkpoint.weight_files import SAFETENSORS, find_weights
 from bertserve.export.errors import CheckpointError
@@ -39,8 +39,8 @@ MAX_CARD_BYTES = 2**20
 
 # no Python files and no other pickles: files that are not downloaded cannot be loaded
 _WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md")
-_PICKLES = ("pytorch_model*.bin",)  # of a folder without one of these files:
-_WITHOUT_PICKLES = (SAFETENSORS, f"{SAFETENSORS}.index.json", CONFIG_FILE)
+_PICKLES = ("pytorch_model*.bin", PICKLE)  # of a folder without one of these files:
+_WITHOUT_PICKLES = (SAFETENSORS, f"{SAFETENSORS}.index.json", WEIGHTS_FILE)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -206,15 +206,19 @@ class SourceFiles:
 
     @property
     def weights_format(self) -> WeightsFormat:
-        """Format of the weight files; `pickle` if one is a pickle."""
-        return "pickle" if any(path.suffix == ".bin" for path in (*self.weights, *self.dense_weights)) else "safetensors"
+        """Format of the loaded weight files; `pickle` if one is a pickle."""
+        return "pickle" if any(path.suffix == ".bin" for path in self.loaded_weights) else "safetensors"
+
+    @property
+    def loaded_weights(self) -> list[Path]:
+        """All loaded weight files: the adapter's, if any, then the model's, then those of Dense modules."""
+        return [*([] if self.adapter is None else [self.adapter.weights]), *self.weights, *self.dense_weights]
 
     @property
     def weights_sha256(self) -> str:
-        """Digest over the loaded weight files: the adapter's, if any, then the model's, then those of Dense modules."""
+        """Digest over the loaded weight files."""
         hasher = hashlib.sha256()
-        adapter = [] if self.adapter is None else [self.trained_folder / WEIGHTS_FILE]
-        for path in (*adapter, *self.weights, *self.dense_weights):
+        for path in self.loaded_weights:
             with path.open("rb") as file:
                 hasher.update(hashlib.file_digest(file, "sha256").digest())
         return hasher.hexdigest()

@@ -13,6 +13,8 @@ import warnings
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from bertserve.export.errors import CheckpointError
 
@@ -52,6 +54,22 @@ def _parts(source: str, index: Path, suffix: str) -> list[Path]:
             "save the model again with `save_pretrained`."
         )
     return [index.parent / part for part in sorted(parts)]
+
+
+def read_weights(source: str, path: Path) -> dict[str, torch.Tensor]:
+    """Returns the tensors in a file of safetensors, or in a pickle.
+
+    Raises:
+        CheckpointError: A pickle has other objects, or the file cannot be read.
+    """
+    if path.suffix == ".bin":
+        refuse_other_objects(source, path)
+        tensors: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+        return tensors
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"the weights of `{source}` cannot be read: {error}; the file is damaged or missing.") from error
 
 
 def refuse_other_objects(source: str, path: Path) -> None:

@@ -268,11 +268,21 @@ def test_a_missing_peft_is_named_with_its_install_command(
     assert all(fact in message for fact in ("`adapter`", "[lora]'"))
 
 
-def test_a_pickled_adapter_is_refused(tmp_path: Path) -> None:
+def test_an_adapter_can_be_a_pickle(tmp_path: Path) -> None:
+    """Versions of peft before 0.7 saved only this file. Other objects are refused, and a missing file is named."""
     source = adapter(tmp_path)
-    (source / "adapter_model.safetensors").rename(source / "adapter_model.bin")
+    expected = merged(source, ALPHA / RANK)
+    tensors = transformers_tensors(source)
+    (source / "adapter_model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"adapter_model\.safetensors"):
+        load_checkpoint(str(source))
+    torch.save(tensors, source / "adapter_model.bin")
+    served = Served(exported(source))
+    assert "pickle" == served.manifest.source.weights_format
+    assert_logits(expected, served)
 
-    with pytest.raises(CheckpointError, match=r"adapter_config.json and adapter_model.safetensors; pickled"):
+    torch.save(tensors | {"path": Path("x")}, source / "adapter_model.bin")
+    with pytest.raises(CheckpointError, match=r"pathlib"):
         load_checkpoint(str(source))
 
 
