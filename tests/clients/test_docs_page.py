@@ -20,18 +20,14 @@ def read(url: str, body: Any = None) -> Any:
 
 
 def test_the_first_example_of_each_path_succeeds(url: str) -> None:
-    """`/choose` is the exception, because no embedded model does multiple choice."""
+    """`/choose` is the exception, because no embedded model does multiple choice. Paths for any model have an example per task."""
     document = read(f"{url}/openapi.json")
     answers = {}
     for path, operations in document["paths"].items():
         content = operations.get("post", {}).get("requestBody", {}).get("content", {}).get("application/json", {})
         own = document["components"]["schemas"].get(content.get("schema", {}).get("$ref", "").rpartition("/")[2], {})
-        examples = [example["value"] for example in content.get("examples", {}).values()] or own.get("examples", [])
-        if examples:
-            here = path
-            for parameter in operations["post"]["parameters"]:
-                here = here.replace(f"{{{parameter['name']}}}", str(parameter.get("example")))
-            answers[path] = read(url + here, examples[0])
+        if examples := own.get("examples"):
+            answers[path] = read(url + path.replace("{name}", "sentiment"), examples[0])
 
     assert {"/choose": 404} == {path: answer for path, answer in answers.items() if isinstance(answer, int)}
-    assert 18 <= len(answers)
+    assert {"/rerank", "/v1/rerank", "/v2/rerank", "/v1/embeddings", "/predict"} < answers.keys()
