@@ -13,9 +13,6 @@ import raw_http
 from application import faked
 from bertserve.service.http.app import create_app
 from bertserve.service.serving.build import AppState
-from bertserve.service.serving.held_bytes import HeldBytes
-from bertserve.service.settings import Settings
-from bertserve.service.tasks.cost import MAX_MEMORY_TOGETHER
 from bertserve.service.wire import json_text, reading
 from fakes import FakeEngine
 from served_socket import client, listening, until
@@ -81,11 +78,3 @@ async def test_a_waiting_large_body_ends_with_its_deadline_or_its_client(models:
         may_parse.set()
         assert (await first.readline()).startswith(b"HTTP/1.1 200 ")
     await state.scheduler.stop(0)
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_all_requests_together_need_less_than_256_mib(workers: int) -> None:
-    """An eighth is left for what is not counted, such as JSON that is being built and memory that the allocator keeps."""
-    held = workers * HeldBytes(Settings.model_fields["max_body_bytes"].default, workers).limit
-
-    assert 7 * 2**25 >= held + 4 * MAX_MEMORY_TOGETHER

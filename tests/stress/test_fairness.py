@@ -9,24 +9,21 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import httpx
 import pytest
 
 import slow
-from bertserve.bench.generator import LoadResult, poisson_arrivals
 from bertserve.bench.workloads import workload_inputs
 from conftest import ROOT
 from loads import (
-    LONG,
     assert_each_ended_once,
     beside,
     closed_loop,
     measured,
     models_for,
-    open_loop,
-    percentile,
     samples,
     seconds,
     show,
@@ -36,8 +33,6 @@ from loads import (
 pytestmark = pytest.mark.serial
 
 PROBES, OK = b"GET /health/live HTTP/1.1\r\nhost: t\r\n\r\n" * 500, b"HTTP/1.1 200 "
-SHARE = 0.2  # rate of the other clients, as a share of the service's throughput
-TURNS = 3 if LONG else 1
 SHORT = workload_inputs("short", seed=1)
 # (description, path, body) of the heavy requests
 HEAVY = [
@@ -47,38 +42,22 @@ HEAVY = [
 
 
 @pytest.mark.full_grid
-def test_all_requests_are_answered_next_to_a_heavy_client(tmp_path: Path, serve: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(("name", "path", "body"), HEAVY, ids=[name for name, _, _ in HEAVY])
+def test_short_requests_do_not_wait_for_a_heavy_client(
+    tmp_path: Path, serve: Callable[..., Any], name: str, path: str, body: dict[str, Any]
+) -> None:
+    """All requests are answered. In one queue for all in order of arrival, others would wait for half of a heavy request or longer."""
     with serve(models_for(tmp_path)) as served:
-        others = target(served, "/classify", [{"inputs": text} for text in SHORT])
+        others, client = target(served, "/classify", [{"inputs": text} for text in SHORT]), target(served, path, [body])
         before = samples(served)
-        loads = [closed_loop(others, 8, seconds(4) / 4)]
-        rate = SHARE * len(loads[0].records) / (loads[0].measured[1] - loads[0].measured[0])
-
-        def others_alone() -> LoadResult:
-            loads.append(open_loop(others, poisson_arrivals(rate, seconds(15) / 2, seed=len(loads)), seconds(15) / 2))
-            return loads[-1]
-
-        for name, path, body in HEAVY:
-            client = target(served, path, [body])
-            alone, among = [], []
-            for _ in range(TURNS):
-                alone.append(others_alone())
-                # the heavy client stops with its first answer after the others' load, so that it is active all the time
-                with beside(lambda client=client: closed_loop(client, 1, seconds(15) / 2)) as heavy:  # type: ignore[misc]
-                    among.append(others_alone())
-                loads.append(heavy.result())
-            _show_figures(name, rate, alone, among)
-        assert {200} == set(assert_each_ended_once(before, samples(served), *loads))
-
-
-def _show_figures(name: str, rate: float, alone: list[LoadResult], among: list[LoadResult]) -> None:
-    waits = [[record.ended - record.intended for load in loads for record in measured(load)] for loads in (alone, among)]
-    (usual, most), (raised, raised_most) = ([percentile(times, share) * 1000 for share in (0.5, 0.99)] for times in waits)
-    ratio = raised_most / max(most, 0.1)
-    show(
-        f"{rate:.0f} others a second beside {name}, bar p99 3x",
-        f"p99 {most:.1f} ms alone, {raised_most:.1f} ms beside: {ratio:.1f}x; p50 {usual:.1f} and {raised:.1f} ms",
-    )
+        # the heavy client stops with its first answer after the others' load, so that it is active all the time
+        with beside(lambda: closed_loop(client, 1, seconds(15))) as future:
+            short = closed_loop(others, 2, seconds(15))
+        heavy = future.result()
+        assert {200} == set(assert_each_ended_once(before, samples(served), short, heavy))
+    short_s, heavy_s = (median(record.ended - record.intended for record in measured(load)) for load in (short, heavy))
+    show(f"p50 of short requests, and of {name}", f"{short_s * 1000:.1f} and {heavy_s * 1000:.1f} ms")
+    assert short_s < heavy_s / 4
 
 
 def test_requests_over_the_limit_of_a_key_are_refused(tmp_path: Path, serve: Callable[..., Any]) -> None:
@@ -100,9 +79,8 @@ def test_requests_over_the_limit_of_a_key_are_refused(tmp_path: Path, serve: Cal
 def test_pipelined_probes_do_not_starve_a_short_text(serve: Callable[..., Any]) -> None:
     """Event loop turns that are shorter than Python's switch interval must not keep the GIL from inference threads."""
     answered = 0
-    over = threading.Event()
 
-    def flood(address: tuple[str, int]) -> None:
+    def flood(address: tuple[str, int], over: threading.Event) -> None:
         nonlocal answered
         with socket.create_connection(address) as probes:
             probes.settimeout(0.01)
@@ -119,17 +97,26 @@ def test_pipelined_probes_do_not_starve_a_short_text(serve: Callable[..., Any]) 
         ThreadPoolExecutor(1) as pool,
         httpx.Client(base_url=served.url, trust_env=False, timeout=30) as client,
     ):
-        start = time.monotonic()
-        done = pool.submit(flood, served.address)
-        while answered < 1000:
-            over.wait(0.01)
-        try:
-            for _ in range(10):
-                assert client.post("/classify", json={"inputs": "A warm, funny film."}).status_code == 200
-            probes_per_s = answered / (time.monotonic() - start)
-        finally:
-            over.set()
-        done.result()
 
-    # a pause of 1 ms after each probe limits the rate to 1,000 on any machine; without the pause it is 5,000 or more
-    assert probes_per_s < 2000
+        def text_s() -> float:
+            """Returns the median seconds of a short text."""
+            times = []
+            for _ in range(15):
+                start = time.monotonic()
+                assert client.post("/classify", json={"inputs": "A warm, funny film."}).status_code == 200
+                times.append(time.monotonic() - start)
+            return median(times)
+
+        alone, beside_probes = [], []
+        for _ in range(4):  # in turn, because other processes also use the machine
+            alone.append(text_s())
+            before, over = answered, threading.Event()
+            done = pool.submit(flood, served.address, over)
+            try:
+                while answered < before + 200:
+                    over.wait(0.01)
+                beside_probes.append(text_s())
+            finally:
+                over.set()
+            done.result()
+    assert min(beside_probes) < 4 * min(alone)
