@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-import tiny
 from bertserve.export import gpu, provider_graphs
 from bertserve.export.errors import GraphError, ParityError
-from bertserve.export.provider_graphs import GraphComparison, measure_graph
-from bertserve.service.backend.onnx_engine import OnnxEngine
+from bertserve.export.provider_graphs import measure_graph
 from bertserve.service.bundle.files import CARD_FILE, Bundle, load_bundle
 from bertserve.service.errors import BundleError
 from bundles import FAST, Run, left_in
@@ -90,7 +87,7 @@ def graphs(bundle: Bundle) -> set[Key]:
     return {(graph.provider, graph.precision) for graph in bundle.manifest.graphs}
 
 
-@pytest.mark.parametrize("stage", ["build", "crash", "load", "agree"])
+@pytest.mark.parametrize("stage", ["build", pytest.param("load", marks=pytest.mark.full_grid), "crash", "agree"])
 def test_a_failed_fp16_graph_is_omitted_and_the_others_are_kept(export: Export, fault: Fault, stage: str) -> None:
     """Whichever stage fails, the exit code is 4, the bundle has the other graphs, and fp32 is CUDA's default."""
     if stage == "load":
@@ -119,13 +116,6 @@ def test_a_failed_fp16_graph_is_replaced_by_fp32_if_it_is_the_only_one(export: E
     fault.agree(("cuda", "fp16"))
     code, _, bundle = export("--provider", "cuda", "--precision", "fp16")
     assert (4, [("cuda", "fp32", True)]) == (code, [(graph.provider, graph.precision, graph.default) for graph in bundle.manifest.graphs])
-
-
-def test_a_failed_tensorrt_fp16_graph_keeps_the_shared_file(export: Export, fault: Fault) -> None:
-    """TensorRT's fp16 uses the file of the fp32 graph, which passed."""
-    fault.agree(("tensorrt", "fp16"))
-    code, _, bundle = export(*ALL)
-    assert (4, "model.tensorrt.fp32.onnx") == (code, bundle.graph("tensorrt").file)
 
 
 def test_a_failed_provider_does_not_affect_the_others(export: Export, fault: Fault) -> None:
@@ -161,22 +151,3 @@ def test_a_full_disk_ends_the_export(source: Path, output: Path, run: Run, fault
     fault.build(gpu, "convert_to_fp16", OSError(28, "No space left on device"))
     code, message = run(source, *ALL)
     assert (1, [], True) == (code, left_in(output), "No space left on device" in message)
-
-
-def test_the_session_of_a_new_default_graph_opens_where_it_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without a GPU, a CUDA graph is measured on the CPU, so its session for the stored example opens there."""
-    bundle = load_bundle(tiny.bundle(tmp_path))
-    [graph] = bundle.manifest.graphs
-    for_cuda = graph.model_copy(update={"provider": "cuda", "evidence": graph.evidence.model_copy(update={"provider": "cpu"})})
-    opened: list[Any] = []
-
-    def engine(*args: Any, **options: Any) -> OnnxEngine:
-        opened.append(options.get("provider"))
-        return OnnxEngine(*args, **options)
-
-    monkeypatch.setattr(provider_graphs, "OnnxEngine", engine)
-    checkpoint: Any = SimpleNamespace(tokenizer_spec=bundle.manifest.tokenizer)
-    comparison = GraphComparison(bundle.path, checkpoint, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
-    measured = provider_graphs._with_default([for_cuda], for_cuda, comparison, ())
-    assert ["cpu"] == opened
-    assert measured.graphs[0].default

@@ -84,10 +84,10 @@ class Exported:
 @pytest.mark.parametrize(
     ("labels", "problem_type", "measure"),
     [
-        (VALUE, "regression", "spearman"),
+        pytest.param(VALUE, "regression", "spearman", marks=pytest.mark.full_grid),
         (("valence", "arousal"), "regression", "spearman"),
         (("joy", "anger", "fear"), "multi_label_classification", "set_f1"),
-        (("joy", "anger", "fear"), "single_label_classification", "label"),
+        pytest.param(("joy", "anger", "fear"), "single_label_classification", "label", marks=pytest.mark.full_grid),
     ],
 )
 def test_the_validation_uses_the_measure_of_the_head(tmp_path: Path, labels: tuple[str, ...], problem_type: str, measure: str) -> None:

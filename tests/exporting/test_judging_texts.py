@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 import tiny
-from bertserve.export import calibration, cli
-from bertserve.export.calibration import Split, Texts, read_split
+from bertserve.export import calibration
+from bertserve.export.calibration import Split, read_split
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import DataError
 from bertserve.export.validation import samples
 from bertserve.export.validation.reference import sample_reference
 from bertserve.export.verify.checkpoint_checks import report_texts
-from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, digest, load_bundle
+from bertserve.service.bundle.files import MANIFEST_FILE, TOKENIZER_FILE, digest, load_bundle
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.text.tokenizer import Tokenizer
@@ -74,11 +74,7 @@ def test_the_built_in_texts_cannot_validate_int8_that_a_file_validated(manifest:
         report_texts(made_with(manifest, split), None)
 
 
-def test_an_older_manifest_is_validated_on_the_held_out_built_in_texts(manifest: Manifest) -> None:
-    """An older manifest does not record its texts; by default, every third built-in text was held out."""
-    assert read_split(calibration.BUILT_IN).report == report_texts(manifest, None)
-
-
+@pytest.mark.full_grid
 def test_update_refuses_the_calibration_texts(
     source: Path, output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run, verify: Verify
 ) -> None:
@@ -111,20 +107,3 @@ def test_one_sample_has_the_models_maximum_length(tmp_path: Path, monkeypatch: p
     length = max(map(len, encode(TASKS[task], requests[-1], tokenizer, checkpoint).encodings))
 
     assert (300 if limit > 300 else 150) <= length <= min(limit, 300)
-
-
-@pytest.mark.usefixtures("played_back")
-def test_card_and_command_report_the_length_of_the_longest_sample(source: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert 0 == cli.main([str(source), "--output", str(output), "--verbose"])
-    manifest = load_bundle(output / "tiny-bert").manifest
-
-    assert [160, 160] == [graph.evidence.longest for graph in manifest.graphs]
-    assert "160 of 160 tokens" in capsys.readouterr().out
-    card = (output / "tiny-bert" / CARD_FILE).read_text(encoding="utf-8")
-    assert all(fact in card for fact in ("has 160 tokens", "takes 160."))
-
-
-def test_the_manifest_does_not_count_passages_as_texts() -> None:
-    texts = Texts(("a", "b"), ("a b",), (("c", "d"),))
-
-    assert [3, 3, 3] == [split["texts"] for split in Split(texts, texts, texts).digests().model_dump().values()]

@@ -30,7 +30,13 @@ from golden.make_sentence_transformers import FILE, SECOND_TEXTS, TEXTS, write_b
 pytestmark = pytest.mark.torch
 
 GOLDEN = {line["id"]: line for line in cases.read(FILE)}
-IN_GRAPH = ("lasttoken", "several", "dense", "dense-last", "residual", "truncate-normalized")
+FULL = pytest.mark.full_grid
+IN_GRAPH = (
+    "lasttoken",
+    "dense",
+    "truncate-normalized",
+    *(pytest.param(name, marks=FULL) for name in ("several", "dense-last", "residual")),
+)
 PAIRS = [{"text": TEXTS[0], "text_pair": text} for text in SECOND_TEXTS]
 SETTINGS, TRANSFORMER = "config_sentence_transformers.json", "sentence_bert_config.json"
 ACTIVATION = "torch.nn.modules.activation."
@@ -86,7 +92,7 @@ def test_the_graph_makes_the_vectors_and_compares_them(name: str, tmp_path: Path
     assert close(line["similarity"]) == served.answer({"inputs": sentences}, similarity.TASK)
 
 
-@pytest.mark.parametrize("name", ["dot", "euclidean", "manhattan", "mean"])
+@pytest.mark.parametrize("name", ["dot", *(pytest.param(name, marks=FULL) for name in ("euclidean", "manhattan", "mean"))])
 def test_the_similarity_is_the_one_of_the_model(name: str, tmp_path: Path) -> None:
     line = GOLDEN[f"6.2.0/{name}"]
     served = Served(exported(written(tmp_path, f"6.2.0/{name}")))

@@ -166,10 +166,10 @@ def differences(source: Path, bundle: Bundle, task: str, *, typed: bool) -> list
     ("family", "task"),
     [
         ("ALBERT", "text-classification"),
-        ("ALBERT", "question-answering"),
-        ("ALBERT", "multiple-choice"),
-        ("ALBERT", "sentence-order"),
-        ("XLNet", "text-classification"),
+        pytest.param("ALBERT", "question-answering", marks=pytest.mark.full_grid),
+        pytest.param("ALBERT", "multiple-choice", marks=pytest.mark.full_grid),
+        pytest.param("ALBERT", "sentence-order", marks=pytest.mark.full_grid),
+        pytest.param("XLNet", "text-classification", marks=pytest.mark.full_grid),
     ],
 )
 def test_answers_are_those_of_pytorch_with_the_types_of_training(family: str, task: str, version: str, tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_answers_are_those_of_pytorch_with_the_types_of_training(family: str, ta
     assert ("template" if typed else "zero") == bundle.manifest.source.token_types
 
 
-@pytest.mark.parametrize("flag", ["template", "zero"])
+@pytest.mark.parametrize("flag", ["template", pytest.param("zero", marks=pytest.mark.full_grid)])
 def test_a_flag_decides_and_manifest_and_card_record_it(flag: str, tmp_path: Path, run: Run, verify: Verify, output: Path) -> None:
     """`verify` loads the checkpoint with the recorded choice, and compares it again."""
     source = checkpoint(tmp_path / "checkpoint", "BERT", None, **GENERIC)
