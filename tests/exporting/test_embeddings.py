@@ -20,7 +20,6 @@ from transformers import BertConfig
 import bertserve.service.cli
 import tiny
 from bertserve.export.checkpoint.load import load_checkpoint
-from bertserve.export.validation.reference import sample_reference
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.tasks import embed, rerank, zero_shot
 from bundles import Served, Verify, exported, json_lines, refused
@@ -136,21 +135,6 @@ def test_the_bundle_has_the_pooling_of_sentence_transformers(pytorch: PyTorch, s
     assert (64, spec) == (served.manifest.tokenizer.max_length, served.manifest.embedding.model_dump(exclude_defaults=True))
 
 
-def test_the_reported_agreement_is_that_of_the_served_vectors(source: Path, bundle: Bundle) -> None:
-    fp32, int8 = (bundle.graph("cpu", precision).evidence for precision in ("fp32", "int8"))
-    texts = [request.prompt + request.text for request in sample_reference(load_checkpoint(str(source))).requests[: int8.samples]]
-    one, other = (np.array(Served(bundle, precision).answer({"inputs": texts}, embed.TASK)) for precision in ("fp32", "int8"))
-    cosines = (one * other).sum(axis=1)
-
-    assert (None, None) == (fp32.label_agreement, int8.label_agreement)
-    assert fp32.agreement is not None
-    assert int8.agreement is not None
-    assert ("cosine", len(texts), len(texts)) == (int8.agreement.measure, int8.agreement.decisions, int8.samples)
-    assert (cosines.mean(), cosines.min()) == pytest.approx((int8.agreement.value, int8.agreement.worst), abs=1e-5)
-    assert pytest.approx(1.0, abs=1e-6) == fp32.agreement.worst
-    assert f"{int8.agreement.value:.4f} on {len(texts)}" in (bundle.path / "README.md").read_text(encoding="utf-8")
-
-
 def test_the_bundle_passes_the_check_and_its_card_describes_the_vectors(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
     assert 0 == bertserve.service.cli.main(["check", "--models", str(bundle.path.parent)])
     assert "vectors: feature-extraction, cpu/int8: ok" in capsys.readouterr().out
@@ -199,20 +183,6 @@ def test_an_encoder_that_lacks_weights_is_refused(tmp_path: Path) -> None:
     assert "encoder.layer.1.output.dense.weight" in refused(source)
 
 
-@pytest.mark.parametrize(
-    ("steps", "pooling", "named"),
-    [
-        (("Transformer", "Pooling", "LayerNorm"), None, "`LayerNorm`"),
-        (("Transformer", "Pooling"), {"pooling_mode": "attention"}, "attention"),
-        (("Transformer", "Pooling"), {}, "nothing"),
-        (("Transformer", "Pooling"), POOLING | {"include_prompt": False}, "prompt"),
-    ],
-)
-def test_unsupported_modules_are_refused(tmp_path: Path, steps: tuple[str, ...], pooling: dict[str, Any] | None, named: str) -> None:
-    """The error names the module or pooling mode that would change the vectors."""
-    assert named in refused(sentence_transformers(encoder(tmp_path, layers=1), *steps, pooling=pooling))
-
-
 def test_a_module_with_its_own_code_is_refused(tmp_path: Path) -> None:
     """Only classes of sentence-transformers are supported, not classes with the same name in other packages."""
     source = sentence_transformers(encoder(tmp_path, layers=1), "Transformer", "Pooling")
@@ -255,21 +225,16 @@ def test_both_formats_of_the_pooling_file_are_read(tmp_path: Path, given: dict[s
     [
         ("1_Pooling/config.json", None, "1_Pooling/config.json`, which modules.json"),
         ("modules.json", "{", "modules.json` cannot"),
-        ("sentence_bert_config.json", '{"max_seq_length": "256"}', "`max_seq_length`"),
         ("sentence_bert_config.json", '{"max_seq_length": 0}', "`max_seq_length`"),
-        ("sentence_bert_config.json", "[256]", "sentence_bert_config.json` is not"),
         ("config_sentence_transformers.json", "[]", "config_sentence_transformers.json` is not"),
-        ("config_sentence_transformers.json", '{"prompts": {"query": null}}', "`prompts`"),
         ("config_sentence_transformers.json", '{"prompts": ["query: "]}', "`prompts`"),
         ("config_sentence_transformers.json", '{"prompts": {"query": ""}, "default_prompt_name": ["query"]}', "`default_prompt_name`"),
-        ("1_Pooling/config.json", '["mean"]', "1_Pooling/config.json` is not"),
+        ("1_Pooling/config.json", "{}", "nothing"),
         ("1_Pooling/config.json", '{"pooling_mode": [{}]}', "pools by {}"),
         # invalid modules: a missing, outside or second folder, and a file that is not a list of objects
         ("modules.json", '[{"path": "0_Transformer", "type": "Transformer"}]', "0_Transformer`, which modules.json"),
         ("modules.json", '[{"path": "../other", "type": "Transformer"}]', "`../other`"),
-        ("modules.json", '[{"path": "/other", "type": "sentence_transformers.models.Pooling"}]', "`/other`"),
         ("modules.json", '[{"path": "a", "type": "Transformer"}, {"path": "b", "type": "Transformer"}]', "`a`, `b`"),
-        ("modules.json", '{"path": ""}', "modules.json` is not"),
         ("modules.json", '["Transformer"]', "modules.json` is not"),
     ],
 )
@@ -314,7 +279,7 @@ def moved(source: Path, folder: str = "0_Transformer", length_file: str = "sente
     "length_file", ["sentence_bert_config.json", pytest.param("sentence_distilbert_config.json", marks=pytest.mark.full_grid)]
 )
 def test_a_model_in_a_subfolder_is_found(tmp_path: Path, length_file: str) -> None:
-    flat = sentence_transformers(encoder(tmp_path), "Transformer", "Pooling", "Normalize", max_length=48)
+    flat = sentence_transformers(encoder(tmp_path, layers=1), "Transformer", "Pooling", "Normalize", max_length=48)
     digest = load_checkpoint(str(flat)).weights_sha256
     source = moved(flat, length_file=length_file)
     bundle = exported(source)
@@ -361,7 +326,9 @@ def test_only_the_needed_files_are_fetched_from_the_hub(tmp_path: Path, monkeypa
     assert "main" == revisions[0]
     assert {commit} == set(revisions[1:])
     assert manifest.embedding is not None
-    assert (64, "mean", "org/vectors") == (manifest.tokenizer.max_length, manifest.embedding.pooling, manifest.source.checkpoint)
+    origin = manifest.source
+    assert (64, "mean") == (manifest.tokenizer.max_length, manifest.embedding.pooling)
+    assert ("org/vectors", "main", commit) == (origin.checkpoint, origin.revision, origin.commit)
 
 
 def test_last_four_layers_need_four_layers_and_an_embedding_task(tmp_path: Path) -> None:
@@ -384,9 +351,15 @@ def exported_inference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, S
     return transformers.pipeline("zero-shot-classification", model=str(source), dtype=torch.float32), Served(exported(source))
 
 
-@pytest.mark.parametrize("multi_label", [False, True])
-@pytest.mark.parametrize("labels", [["good"], ["good", "bad", "a dull book"], "film, book , great"])
-@pytest.mark.parametrize("template", ["This example is {}.", "the {} film !"])
+@pytest.mark.parametrize(
+    ("multi_label", "labels", "template"),
+    [
+        (False, ["good", "bad", "a dull book"], "This example is {}."),
+        (True, ["good", "bad", "a dull book"], "the {} film !"),
+        (False, ["good"], "the {} film !"),
+        (True, "film, book , great", "This example is {}."),
+    ],
+)
 def test_zero_shot_labels_match_the_pipeline(inference: tuple[Any, Served], multi_label: bool, labels: Any, template: str) -> None:
     pipeline, served = inference
     parameters = {"candidate_labels": labels, "hypothesis_template": template, "multi_label": multi_label}

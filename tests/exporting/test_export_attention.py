@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,9 @@ import tiny
 from application import call
 from bertserve.export import cli
 from bertserve.export.checkpoint.load import load_checkpoint
-from bertserve.export.errors import ParityError
-from bertserve.export.validation.reference import AttentionSample, measure_attention
-from bertserve.service.backend import sessions
-from bertserve.service.backend.onnx_engine import Row
-from bertserve.service.bundle.files import Bundle, load_bundle
+from bertserve.service.bundle.files import Bundle
 from bertserve.service.tasks import attention
-from bertserve.service.text.tokenizer import Encoding, Tokenizer
+from bertserve.service.text.tokenizer import Tokenizer
 from bundles import engine_of, exported, refused
 from checkpoints import few_texts, prune_heads
 from families import ALL_HEADS, FAMILIES, HEADS, SIZES, Family, bert_tokenizer, roberta_tokenizer
@@ -109,25 +104,6 @@ def checkpoint_and_bundle_with_int8(tmp_path_factory: pytest.TempPathFactory) ->
     return source, with_attention(source, calibration=few_texts(folder), max_int8_error=1.0, precisions=("fp32", "int8"), quick=True)
 
 
-class Uniform:
-    """An engine that returns equal attention weights."""
-
-    def run(self, encodings: Sequence[Encoding]) -> list[Row]:
-        return [{attention.OUTPUT: np.full((1, len(each), len(each)), 1 / len(each), np.float32)} for each in encodings]
-
-
-@pytest.mark.parametrize("place", [0, 1])
-def test_a_nan_weight_of_pytorch_fails_the_validation(tmp_path: Path, place: int) -> None:
-    """A comparison with NaN is false, and the largest of several errors must not ignore NaN."""
-    loaded = load_bundle(tiny.bundle(tmp_path))
-    maps = [np.full((1, 3, 3), 1 / 3, np.float32) for _ in range(2)]
-    maps[place][0, 0, 0] = np.nan
-    samples = [AttentionSample(attention.AttentionRequest("good", None, ((0, (0,)),)), [weights]) for weights in maps]
-
-    with pytest.raises(ParityError, match=" nan, "):
-        measure_attention(Uniform(), Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer), samples, "fp32")
-
-
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "BERT" else pytest.mark.full_grid) for name in GIVE])
 def test_attention_weights_match_pytorch(name: str, tmp_path: Path) -> None:
     """All layers and heads match, unbatched and in a padded batch. The manifest has the number of heads and the worst error."""
@@ -201,29 +177,6 @@ def test_the_attention_error_of_int8_is_small_and_reported(both: tuple[Path, Bun
     shown = capsys.readouterr().out
     for error in (fp32.attention_error, int8.attention_error):
         assert f"attention weight {error:.1e}" in shown
-
-
-@pytest.mark.parametrize("made", ["bert", pytest.param("both", marks=pytest.mark.full_grid)])
-def test_a_layers_maps_are_selected_before_the_next_layer_runs(
-    made: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    """The session selects a layer's maps before it computes the next layer, so that memory never holds the weights of all layers."""
-    bundle, options = request.getfixturevalue(made)[1], sessions.session_options
-
-    def profiled(threads: int) -> Any:
-        asked = options(threads)
-        asked.enable_profiling = True
-        asked.profile_file_prefix = str(tmp_path / "profile")
-        return asked
-
-    monkeypatch.setattr(sessions, "session_options", profiled)
-    for graph in bundle.manifest.graphs:
-        engine = engine_of(bundle, graph)
-        engine.time_runs([(1, 4)], repeats=1)
-        events = json.loads(Path(engine._session.end_profiling()).read_text())
-        run = [event["args"]["op_name"] for event in events if event.get("name", "").endswith("_kernel_time")]
-
-        assert ["Softmax", "GatherND"] * 2 == [name for name in run if name in ("Softmax", "GatherND")]
 
 
 @pytest.mark.parametrize(

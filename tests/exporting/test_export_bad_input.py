@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import torch
 from safetensors.torch import load_file
 
 import tiny
-from bertserve.export import cli, workspace
+from bertserve.export import cli, trace, workspace
 from bertserve.export.workspace import LOCK_FILE
 from bertserve.service.bundle.files import load_bundle
 from bundles import FAST, Run, contents, left_in
@@ -183,7 +184,6 @@ BAD: dict[str, tuple[Change, list[str]]] = {
     "no configuration": (remove("config.json"), ["`config.json`"]),
     "broken configuration": (write("config.json", b"{"), ["config", "JSON"]),
     "configuration is a list": (write("config.json", b"[]"), ["configuration"]),
-    "configuration is not text": (write("config.json", b"\xff\xfe"), ["configuration"]),
     "configuration of a wrong type": (configure(hidden_size="large"), ["cannot be read"]),
     "unknown model type": (configure(model_type="zorp"), ["`zorp`"]),
     "code of its own": (declare_code, ["`auto_map`"]),
@@ -197,7 +197,6 @@ BAD: dict[str, tuple[Change, list[str]]] = {
     "pickled module": (pickle_weights(lambda tensors: torch.nn.Linear(2, 2)), ["pytorch_model.bin", "torch.nn.modules.linear.Linear"]),
     "pickled object among weights": (pickle_weights(lambda tensors: tensors | {"trap": Trap(Path("trap"))}), ["pytorch_model.bin"]),
     "pickled state of a training": (pickle_weights(lambda tensors: {"epoch": 3, "state_dict": tensors}), ["'epoch', 'state_dict'"]),
-    "pickled list": (pickle_weights(lambda tensors: list(tensors.values())), ["list"]),
     "pickled weights cut off": (lambda path: (pickle_weights()(path), truncate(path / "pytorch_model.bin")), ["damaged"]),
     "pickled weights not fetched from git lfs": (
         lambda path: (remove("model.safetensors")(path), write("pytorch_model.bin", LFS_POINTER)(path)),
@@ -206,13 +205,11 @@ BAD: dict[str, tuple[Change, list[str]]] = {
     "TensorFlow weights": (as_format("tf_model.h5"), ["tf_model.h5", "from_tf"]),
     "Flax weights": (as_format("flax_model.msgpack"), ["flax_model.msgpack", "from_flax"]),
     "index of pickles": (index("pytorch_model.bin"), ["pytorch_model.bin", ".safetensors"]),
-    "index of another format": (index("weights.safetensors.bin"), ["weights.safetensors.bin"]),
     "index is a list": (
         lambda path: (remove("model.safetensors")(path), write("model.safetensors.index.json", b"[]")(path)),
         ["index"],
     ),
     "broken weights": (write("model.safetensors", b"garbage"), ["weights"]),
-    "weights not fetched from git lfs": (write("model.safetensors", LFS_POINTER), ["weights"]),
     "weights cut off": (lambda path: truncate(path / "model.safetensors"), ["weights", "download"]),
     "weights of an adapter": (weigh(adapter), ["1 weight", "adapter.down"]),
     "weights of another file": (other_weights, ["transformers_weights"]),
@@ -232,24 +229,20 @@ BAD: dict[str, tuple[Change, list[str]]] = {
     ),
     "no padding token": (drop_pad_token, ["`pad_token`"]),
     "padding by a word": (pad_by("the"), [f"`the` (id {tiny.VOCABULARY.index('the')})"]),
-    "padding by a mark": (pad_by("!"), [f"`!` (id {tiny.VOCABULARY.index('!')})"]),
     "input that nothing fills": (fill_in("input_ids", "attention_mask", "bbox"), ["tokenizer", " bbox."]),
     "too few positions": (replace(positions=8), ["8 tokens", "needs 16", "max_position_embeddings"]),
     "NaN weights": (fill(DENSE, float("nan")), [f"`{DENSE}`", "NaN"]),
-    "infinite weights": (fill(DENSE, float("inf")), [f"`{DENSE}`", "infinite"]),
     "weights that overflow": (weigh(lambda tensors: tensors[DENSE].fill_(3e38)), ["finite"]),
     "tokenizer larger than the embedding": (replace(rows=40), [f"{len(tiny.VOCABULARY)} tokens", "40 rows"]),
     "token id beyond the embedding": (gap_in_the_vocabulary, ["5001 tokens", "1100 rows"]),
     "another vocabulary than the weights": (configure(vocab_size=500), ["[1100, 32]", "[500, 32]", "vocab_size"]),
     "duplicate labels": (configure(id2label={"0": "a", "1": "a", "2": "b"}), ["labels", "distinct"]),
     "empty label": (configure(id2label={"0": "a", "1": "", "2": "b"}), ["labels", "distinct"]),
-    "null label": (configure(id2label={"0": "a", "1": None, "2": "b"}), ["labels", "distinct"]),
     "label that is a list": (configure(id2label={"0": "a", "1": ["b"], "2": "c"}), ["labels", "distinct"]),
     "label that is a number and a text": (configure(id2label={"0": 1, "1": "1", "2": "b"}), ["labels", "distinct"]),
     "gap in the labels": (configure(id2label={"0": "a", "1": "b", "7": "c"}), ["labels", "ids 0 to 2"]),
     "fewer labels than the head has": (configure(id2label={"0": "a", "1": "b"}), ["weights"]),
     "encoder without a head": (replace(architecture="BertModel"), ["lacks weights", "classifier"]),
-    "half a head": (weigh(lambda tensors: tensors.pop("classifier.bias")), ["lacks weights", "classifier.bias"]),
     "fewer layers than configured": (configure(num_hidden_layers=3), ["lacks weights", "layer.2"]),
     "more layers than configured": (configure(num_hidden_layers=1), ["more layers", "layer.1", "num_hidden_layers"]),
 }
@@ -267,6 +260,7 @@ def test_a_checkpoint_that_cannot_be_exported_is_refused_in_one_line(source: Pat
     assert not (source / "ran").exists()
 
 
+@pytest.mark.usefixtures("played_back")
 @pytest.mark.parametrize("place", ["with the weights", "without weights", "named by an index"])
 def test_code_of_a_pickle_is_never_run(source: Path, output: Path, tmp_path: Path, run: Run, place: str) -> None:
     if place == "without weights":
@@ -281,6 +275,7 @@ def test_code_of_a_pickle_is_never_run(source: Path, output: Path, tmp_path: Pat
     assert not (tmp_path / "sprung").exists()
 
 
+@pytest.mark.usefixtures("played_back")
 def test_code_that_is_not_needed_is_not_run(source: Path, run: Run) -> None:
     """A known architecture is exported with the classes of transformers if the configuration has code only for other classes."""
     declare_code(source)
@@ -300,18 +295,17 @@ def test_a_bundle_is_refused_as_a_source(tmp_path: Path, run: Run) -> None:
     assert (1, True) == (code, f"bert-serve serve --model {bundle}`" in message)
 
 
-@pytest.mark.parametrize("where", ["./nowhere", "/nowhere/at/all", "../nowhere", "a/b/c"])
+@pytest.mark.parametrize("where", ["./nowhere", "a/b/c"])
 def test_a_missing_folder_is_named(where: str, run: Run) -> None:
     code, message = run(where)
 
     assert (1, True, False) == (code, f"`{where}`" in message, "network" in message)
 
 
-@pytest.mark.parametrize("name", ["org/model", "model"])
-def test_a_hub_id_without_network_is_refused(name: str, output: Path, run: Run) -> None:
-    code, message = run(name)
+def test_a_hub_id_without_network_is_refused(output: Path, run: Run) -> None:
+    code, message = run("org/model")
 
-    assert (1, True, True) == (code, f"`{name}`" in message, "network" in message)
+    assert (1, True, True) == (code, "`org/model`" in message, "network" in message)
     assert not output.exists()
 
 
@@ -331,25 +325,6 @@ def test_a_source_with_an_invalid_bundle_name_is_refused_early(tmp_path: Path, o
     assert (1, True, False, []) == (code, "--name" in err, "trace" in err, left_in(output))
 
 
-@pytest.mark.parametrize(
-    ("content", "fact"),
-    [
-        pytest.param(None, "No such file", id="no file"),
-        pytest.param(b"a\n\nb\n" * 15, " has 2 ", id="too few texts"),
-    ],
-)
-def test_calibration_texts_that_cannot_be_used_are_refused(
-    source: Path, output: Path, run: Run, tmp_path: Path, content: bytes | None, fact: str
-) -> None:
-    """The error names the file. test_calibration.py tests all other errors of the file."""
-    if content is not None:
-        (tmp_path / "own.txt").write_bytes(content)
-    code, message = run(source, "--calibration", tmp_path / "own.txt")
-
-    assert (1, []) == (code, left_in(output))
-    assert all(part in message for part in (f"`{tmp_path / 'own.txt'}`", fact))
-
-
 # ---- the output
 
 
@@ -360,25 +335,7 @@ def test_an_output_that_is_a_file_is_refused(source: Path, output: Path, run: Ru
     assert (1, True) == (code, str(output) in message)
 
 
-@pytest.mark.usefixtures("played_back")
-def test_an_old_bundle_that_cannot_be_removed_does_not_fail_the_export(
-    source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tiny.bundle(output, "tiny-bert")
-    remove_tree = shutil.rmtree
-
-    def busy(path: Path, **options: Any) -> None:
-        if Path(path).name == ".tiny-bert.old" and Path(path).exists():
-            raise OSError(errno.EBUSY, "Device or resource busy", str(path))
-        remove_tree(path, **options)
-
-    monkeypatch.setattr("bertserve.export.bundle.shutil.rmtree", busy)
-
-    assert 0 == run(source, *FAST, "--overwrite")[0]
-    assert "tiny-bert" == load_bundle(output / "tiny-bert").manifest.source.checkpoint
-
-
-SIZES = [1_000, 20_000, 100_000, 180_000]
+SIZES = [1_000, 100_000, 180_000]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -400,22 +357,19 @@ def test_an_export_that_cannot_write_a_file_fails_with_one_line(
     assert ["tiny-bert"] == left_in(output)
 
 
-STAGES = [
-    "trace.trace",
-    "cpu.fuse",
-    "graph.cpu_passes.unfuse",
-    "graph.cpu_passes.restrict_to_cls",
-    "graph.cpu_passes.pack_qkv",
-    "validation.reference.Reference",
-    "int8.quantize.quantize",
-    "validation.measure.measure_parity",
-    "bundle.model_card",
-]
+FULL_DISK = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("overwrite", [True, False])
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))], ids=["Ctrl-C", "a full disk"])
+@pytest.mark.usefixtures("played_back")
+@pytest.mark.parametrize(
+    ("error", "stage", "overwrite"),
+    [
+        (KeyboardInterrupt(), "trace.trace", True),
+        (KeyboardInterrupt(), "bundle.model_card", False),
+        (FULL_DISK, "int8.quantize.quantize", False),
+        (FULL_DISK, "bundle.model_card", True),
+    ],
+)
 def test_an_export_that_is_interrupted_in_any_stage_leaves_no_files(
     source: Path,
     output: Path,
@@ -426,13 +380,11 @@ def test_an_export_that_is_interrupted_in_any_stage_leaves_no_files(
     stage: str,
     overwrite: bool,
 ) -> None:
-    """There is no new bundle and no temporary folder, and an old bundle is unchanged. One case runs all earlier stages.
+    """There is no new bundle and no temporary folder, and an old bundle is unchanged.
 
     The error of a failed write has no file name, so the message names the output folder.
     """
     existing = contents(tiny.bundle(output, "tiny-bert")) if overwrite else {}
-    if (stage, overwrite) != (STAGES[-1], True):
-        play_back(monkeypatch, source)
 
     def fail(*_: Any, **__: Any) -> Any:
         raise error
@@ -510,41 +462,40 @@ def test_a_signal_stops_a_running_export(source: Path, output: Path, stage: str,
     assert ["tiny-bert"] == left_in(output)
 
 
-def test_a_second_export_of_a_name_fails_at_once(source: Path, output: Path, run: Run) -> None:
+@pytest.mark.usefixtures("played_back")
+def test_a_second_export_of_a_name_fails_at_once(
+    source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It fails before it loads the source, also with `--overwrite`, and leaves no files. An export with another name runs."""
+    started, end = threading.Event(), threading.Event()
+    traced = trace.trace
+
+    def wait_once(*args: Any, **options: Any) -> Any:
+        if started.is_set():
+            return traced(*args, **options)
+        started.set()
+        assert end.wait(60)
+        raise FULL_DISK
+
+    monkeypatch.setattr(trace, "trace", wait_once)
     others = (".tiny-bert.12345678", ".tiny-bert.extra.12345678", ".git")
     for name in others:
         (output / name).mkdir(parents=True)
-    export = Hanging(source, output, "cpu.fuse")
-    before = left_in(output)
-    refused = [run(source, *FAST), run(source, *FAST, "--overwrite"), run(source.with_name("missing"), *FAST, "--name", "tiny-bert")]
-    alive = left_in(output)
-    assert 0 == run(source, *FAST, "--name", "other")[0]
-    export.ended_by(signal.SIGKILL)
-    killed = left_in(output)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(cli.main, [str(source), "--output", str(output), "--overwrite", *FAST])
+        assert started.wait(60)
+        refused = [run(source, *FAST), run(source, *FAST, "--overwrite"), run(source.with_name("missing"), *FAST, "--name", "tiny-bert")]
+        assert sorted([".tiny-bert.export", *others]) == left_in(output)
+        assert 0 == run(source, *FAST, "--name", "other")[0]
+        end.set()
+    (output / ".tiny-bert.export" / "work").mkdir(parents=True)  # of an export that was killed
+    assert 1 == first.result()
+    assert str(FULL_DISK.strerror) in capsys.readouterr().err
     assert 0 == run(source, *FAST)[0]
 
     assert [2, 2, 2] == [code for code, _ in refused]
-    assert all(f"`{output / 'tiny-bert'}` is running (process {export.process.pid})" in message for _, message in refused)
-    assert sorted([".tiny-bert.export", *others]) == before == alive
-    assert sorted([*before, "other"]) == killed
+    assert all(f"`{output / 'tiny-bert'}` is running (process {os.getpid()})" in message for _, message in refused)
     assert sorted([*others, "other", "tiny-bert"]) == left_in(output)
-
-
-@pytest.mark.usefixtures("played_back")
-def test_a_bundle_that_appears_during_an_export_stays(source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bertserve.export import pipeline
-
-    answers = pipeline.measure_graphs
-
-    def meanwhile(*args: Any, **options: Any) -> Any:
-        tiny.bundle(output, "tiny-bert")
-        return answers(*args, **options)
-
-    monkeypatch.setattr(pipeline, "measure_graphs", meanwhile)
-    assert 2 == run(source, *FAST)[0]
-    assert ["tiny-bert"] == left_in(output)
-    assert "tiny" == load_bundle(output / "tiny-bert").manifest.source.checkpoint
 
 
 @pytest.mark.usefixtures("played_back")
@@ -596,15 +547,6 @@ def test_signals_are_deferred_while_the_new_bundle_replaces_the_old_one(
 
 def handlers() -> list[object]:
     return [signal.getsignal(number) for number in workspace.STOP_SIGNALS]
-
-
-def test_signal_handlers_are_restored() -> None:
-    before = handlers()
-    with pytest.raises(workspace.Stopped) as stopped, workspace.raise_on_signals():
-        os.kill(os.getpid(), signal.SIGTERM)  # also runs the handler because the signal is for this process
-
-    assert (143, "SIGTERM") == (stopped.value.exit_code, stopped.value.signal.name)
-    assert before == handlers()
 
 
 def test_signal_handlers_stay_unchanged_outside_the_main_thread() -> None:

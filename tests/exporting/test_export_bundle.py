@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,11 +24,9 @@ from bertserve.export import calibration, cli
 from bertserve.export.bundle import model_card
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import ParityError
-from bertserve.export.pipeline import ExportSpec, export
 from bertserve.export.validation.agreement import MAX_ROW_ERROR
 from bertserve.export.validation.parity import INT8_SLACK, MAX_ABS_ERROR, measure_parity
 from bertserve.export.validation.reference import Reference
-from bertserve.export.validation.samples import text_requests
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, Bundle, digest, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import Manifest
@@ -143,17 +140,6 @@ def test_int8_with_low_agreement_is_not_the_default(
     assert 0 == asyncio.run(check(Settings(models=(models,))))
 
 
-def test_int8_is_also_compared_on_ordinary_texts(usual: Usual) -> None:
-    """int8 is compared on the samples of fp32 and on texts that its calibration did not use."""
-    tokenizer = Tokenizer(usual.bundle.tokenizer_path, usual.manifest.tokenizer)
-    split = calibration.read_split(usual.source.parent / "texts.txt").with_passages(tokenizer)
-    requests = text_requests("text-classification", split.report, usual.manifest.tokenizer)
-
-    assert 3 == len(split.report.lines)
-    assert 3 + 1 <= len(requests)  # every second text is also sent as a pair
-    assert [19, 19 + len(requests)] == [usual.graph(precision).evidence.samples for precision in ("fp32", "int8")]
-
-
 BROKEN: dict[str, tuple[int, Callable[[NDArray[Any]], NDArray[Any]]]] = {
     "permuted columns": (1, lambda weight: np.random.default_rng(0).permutation(weight, axis=1)),
     "zero scales": (3, np.zeros_like),
@@ -211,28 +197,19 @@ def test_the_manifest_has_each_graph_with_its_validation(usual: Usual, precision
     fills = {"input_ids": "token_ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
     assert fills == {spec.name: spec.fill for spec in graph.inputs}
     assert [("logits", "per_text")] == [(spec.name, spec.kind) for spec in graph.outputs]
-    assert all(fact in graph.form for fact in ("torchscript opset 17", "packed MultiHeadAttention", "first token"))
     assert (True, True) == (graph.batch_invariant, validation.worst_row_error <= MAX_ROW_ERROR)
+    if precision == "fp32":
+        assert (1.0, 2, {}) == (validation.label_agreement, validation.fusions["Attention"], validation.quantized)
+        assert validation.worst_abs_error <= MAX_ABS_ERROR["fp32"]
     assert opsets[""] == validation.opset
     # length ranges double up to the model's length and contain all rows; the worst range has the overall worst error
     assert [16, 32, 64, 128, 160] == [entry.up_to for entry in lengths]
     assert sum(entry.rows for entry in lengths) > validation.samples  # some samples have several windows
     assert validation.worst_abs_error == max(entry.worst_abs_error for entry in lengths)
-    assert validation.worst_rel_error == max(entry.worst_rel_error for entry in lengths)
-    assert all(entry.worst_abs_error > 0 for entry in lengths)
     assert validation.speed is not None
     assert [16, 64, 128, POSITIONS] == [timing.length for timing in validation.speed.timings]
     assert all(timing.median_ms > 0 for timing in validation.speed.timings)
     assert (True, 1) == (validation.speed.cpu != "", validation.speed.threads)
-
-
-def test_validation_of_fp32_is_complete(usual: Usual) -> None:
-    """All samples are within the limit, all labels agree, attention is fused in both layers, and nothing is quantized."""
-    validation = usual.graph("fp32").evidence
-
-    assert (19, 1.0, 2, {}) == (validation.samples, validation.label_agreement, validation.fusions["Attention"], validation.quantized)
-    assert 0 <= validation.worst_abs_error <= MAX_ABS_ERROR["fp32"]
-    assert validation.nodes > 0
 
 
 def untimed(target: Path) -> dict[str, Any]:
@@ -254,36 +231,7 @@ def test_the_same_checkpoint_gives_the_same_files(usual: Usual, tmp_path: Path) 
     assert untimed(usual.path) == untimed(again)
 
 
-def test_every_stage_reports_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    play_back(monkeypatch, source := bert(tmp_path))
-    capsys.readouterr()  # the stages of the recorded export
-    target, manifest = export(ExportSpec(str(source), tmp_path / "models"))
-    lines = capsys.readouterr().err.splitlines()
-
-    stages = ["load", "trace", "optimize", "reference", "parity", "quantize", "parity", "package"]
-    assert stages == [line.split()[0] for line in lines]
-    assert re.match(r"quantize  int8, .* 479 texts, .* 70 .*  \(", lines[5])
-    assert manifest == load_bundle(target).manifest
-
-
 # ---- other checkpoints
-
-
-@pytest.mark.parametrize(
-    ("labels", "problem_type", "expected"),
-    [
-        (("negative", "positive"), None, "softmax"),
-        (("negative", "positive"), "single_label_classification", "softmax"),
-        (("toxic", "spam", "rude"), "multi_label_classification", "sigmoid"),
-        (("relevance",), None, "sigmoid"),
-        (("stars",), "regression", "none"),
-        (("valence", "arousal"), "regression", "none"),
-    ],
-)
-def test_the_activation_follows_the_problem_type(tmp_path: Path, labels: tuple[str, ...], problem_type: str | None, expected: str) -> None:
-    loaded = load_checkpoint(str(bert(tmp_path, labels=labels, problem_type=problem_type)))
-
-    assert (expected, labels) == (loaded.activation, loaded.labels)
 
 
 IDENTITY, SIGMOID, TANH = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid", "torch.nn.modules.activation.Tanh"
@@ -294,14 +242,10 @@ IDENTITY, SIGMOID, TANH = "torch.nn.modules.linear.Identity", "torch.nn.modules.
     [
         (("value",), {"sbert_ce_default_activation_function": IDENTITY}, "none"),
         (("value",), {"sbert_ce_default_activation_function": SIGMOID}, "sigmoid"),
-        (("value",), {"sbert_ce_default_activation_function": None}, "sigmoid"),
         (("value",), {"sentence_transformers": {"activation_fn": IDENTITY, "version": "5"}}, "none"),
-        (("value",), {"sentence_transformers": {"version": "5"}}, "sigmoid"),
         (("value",), {"sentence_transformers": {"activation_fn": IDENTITY}, "sbert_ce_default_activation_function": SIGMOID}, "none"),
-        (("value",), {"sbert_ce_default_activation_function": IDENTITY, "problem_type": "regression"}, "none"),
         (("a", "b"), {"sbert_ce_default_activation_function": SIGMOID}, "sigmoid"),
         (("value",), {"sbert_ce_default_activation_function": TANH, "problem_type": "regression"}, None),
-        (("a", "b"), {"sbert_ce_default_activation_function": TANH}, None),
         (("no", "yes"), {"sbert_ce_default_activation_function": IDENTITY}, "softmax"),
         (("value",), {"sbert_ce_default_activation_function": TANH}, None),
         (("value",), {"sentence_transformers": {"activation_fn": "own.Identity"}}, None),
@@ -320,7 +264,13 @@ def test_a_cross_encoder_uses_its_declared_activation(
 
 @pytest.mark.parametrize(
     ("labels", "problem_type"),
-    [(("negative", "positive"), None), (("toxic", "spam", "rude"), "multi_label_classification"), (("stars",), "regression")],
+    [
+        (("negative", "positive"), None),
+        (("relevance",), None),
+        (("stars",), "regression"),
+        pytest.param(("toxic", "spam", "rude"), "multi_label_classification", marks=pytest.mark.full_grid),
+        pytest.param(("valence", "arousal"), "regression", marks=pytest.mark.full_grid),
+    ],
 )
 def test_scores_match_the_transformers_pipeline(tmp_path: Path, labels: tuple[str, ...], problem_type: str | None) -> None:
     source = bert(tmp_path, labels=labels, problem_type=problem_type)
@@ -332,9 +282,7 @@ def test_scores_match_the_transformers_pipeline(tmp_path: Path, labels: tuple[st
     assert [item["score"] for item in expected] == pytest.approx([item["score"] for item in actual], abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("positions", "model_max_length", "expected"), [(160, 512, 160), (160, 140, 140), (160, 160, 160), (512, int(1e30), 512)]
-)
+@pytest.mark.parametrize(("positions", "model_max_length", "expected"), [(160, 140, 140), (160, int(1e30), 160)])
 def test_the_maximum_length_is_the_smaller_of_positions_and_tokenizer_limit(
     tmp_path: Path, positions: int, model_max_length: int, expected: int
 ) -> None:
@@ -343,9 +291,8 @@ def test_the_maximum_length_is_the_smaller_of_positions_and_tokenizer_limit(
     assert expected == load_checkpoint(str(source)).tokenizer_spec.max_length
 
 
-@pytest.mark.parametrize("positions", [16, pytest.param(64, marks=pytest.mark.full_grid), pytest.param(130, marks=pytest.mark.full_grid)])
-def test_a_checkpoint_with_few_positions_is_exported(tmp_path: Path, positions: int) -> None:
-    assert positions == exported(bert(tmp_path, positions=positions)).manifest.tokenizer.max_length
+def test_a_checkpoint_with_few_positions_is_exported(tmp_path: Path) -> None:
+    assert 16 == exported(bert(tmp_path, positions=16)).manifest.tokenizer.max_length
 
 
 def test_float16_weights_are_converted_to_float32(tmp_path: Path) -> None:
@@ -355,19 +302,6 @@ def test_float16_weights_are_converted_to_float32(tmp_path: Path) -> None:
     [actual] = Served(exported(source)).alone(classify.ClassifyRequest("a good film"))
 
     np.testing.assert_allclose(PyTorch(source).logits("a good film"), actual["logits"], rtol=0, atol=1e-4)
-
-
-@pytest.mark.full_grid
-def test_sharded_weights_are_read(tmp_path: Path) -> None:
-    source = bert(tmp_path)
-    whole = exported(source, tmp_path / "whole").path
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(source)
-    (source / "model.safetensors").unlink()
-    model.save_pretrained(source, max_shard_size="100KB")
-    assert len(list(source.glob("*.safetensors"))) > 1
-    shards = exported(source, tmp_path / "shards").path
-
-    assert digest(whole / "model.cpu.fp32.onnx") == digest(shards / "model.cpu.fp32.onnx")
 
 
 def pickle_weights(source: Path, *, shards: int = 1, zipped: bool = True, old_names: bool = False) -> None:
@@ -389,22 +323,18 @@ def pickle_weights(source: Path, *, shards: int = 1, zipped: bool = True, old_na
 
 
 @pytest.mark.parametrize("options", [{}, {"shards": 3}, {"zipped": False}, {"old_names": True}], ids=str)
-def test_pickled_weights_give_the_same_graph(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_pickled_weights_are_read_like_safetensors(tmp_path: Path, options: dict[str, Any]) -> None:
+    """All tensors are equal; only the digest and the format of the weights differ."""
     source = bert(tmp_path)
-    expected = exported(source, tmp_path / "whole")
+    expected = load_checkpoint(str(source))
     pickle_weights(source, **options)
-    actual = exported(source, tmp_path / "pickled")
+    actual = load_checkpoint(str(source))
+    tensors, found = expected.model.state_dict(), actual.model.state_dict()
 
-    assert digest(expected.path / "model.cpu.fp32.onnx") == digest(actual.path / "model.cpu.fp32.onnx")
-    assert ("safetensors", "pickle") == (expected.manifest.source.weights_format, actual.manifest.source.weights_format)
-    assert expected.manifest.source.weights_sha256 != actual.manifest.source.weights_sha256
-
-
-def test_safetensors_are_preferred_to_a_pickle(tmp_path: Path) -> None:
-    source = bert(tmp_path)
-    (source / "pytorch_model.bin").write_bytes(b"not read")
-
-    assert "safetensors" == exported(source).manifest.source.weights_format
+    assert tensors.keys() == found.keys()
+    assert [] == [name for name in tensors if not torch.equal(tensors[name], found[name])]
+    assert ("safetensors", "pickle") == (expected.weights_format, actual.weights_format)
+    assert expected.weights_sha256 != actual.weights_sha256
 
 
 def test_a_checkpoint_with_only_vocab_txt_gets_the_same_tokenizer(served: Served, tmp_path: Path) -> None:
@@ -527,21 +457,7 @@ def test_the_card_has_the_tables_of_the_manifest(usual: Usual) -> None:
         assert fact in usual.card
 
 
-def test_a_single_graph_has_no_table_of_speeds(usual: Usual) -> None:
-    card = model_card(usual.manifest.model_copy(update={"graphs": usual.manifest.graphs[:1]}), usual.path, None)
-    assert ("Speed at export" in usual.card, "Speed at export" in card) == (True, False)
-
-
 @pytest.mark.parametrize("folder", sorted(Path("models").glob("*/")), ids=lambda folder: folder.name)
 def test_the_card_of_an_embedded_bundle_is_that_of_its_manifest(folder: Path) -> None:
     card = model_card(load_bundle(folder).manifest, folder, None)
     assert card == (folder / CARD_FILE).read_text(encoding="utf-8").partition("\nThe checkpoint has this card:\n")[0]
-
-
-def test_a_manifest_without_optional_fields_gives_a_card_without_empty_tables(usual: Usual) -> None:
-    bare = {"lengths": (), "speed": None, "span_agreement": None, "opset": None}
-    graphs = tuple(g.model_copy(update={"evidence": g.evidence.model_copy(update=bare)}) for g in usual.manifest.graphs)
-    card = model_card(usual.manifest.model_copy(update={"graphs": graphs}), usual.path, None)
-
-    assert [] == [title for title in ("Errors by length", "Speed at export", "F1 of the spans", "ONNX opset") if title in card]
-    assert "\n\n\n" not in card

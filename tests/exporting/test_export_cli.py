@@ -7,30 +7,21 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-import transformers
 from onnx import numpy_helper
 from safetensors.torch import load_file
 
 import tiny
 from bertserve.export import cli
-from bertserve.service import __version__
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, load_bundle
 from bundles import FAST, Run, contents, left_in
 from checkpoints import bert, few_texts
 
 pytestmark = pytest.mark.torch
 pytest_plugins = ("export_fixtures",)
-
-
-@pytest.fixture(name="existing")
-def existing_bundle(output: Path) -> dict[str, bytes]:
-    """Writes a bundle with the checkpoint's name into the models folder, and returns its files."""
-    return contents(tiny.bundle(output, "tiny-bert"))
 
 
 def usage_error(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -79,31 +70,6 @@ def test_the_bundle_is_named_after_its_source_or_by_the_name_flag(
 
 
 @pytest.mark.usefixtures("played_back")
-def test_a_hub_id_with_safetensors_is_downloaded_without_pickles_and_code(
-    source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: dict[str, Any] = {}
-    commit = "0123456789abcdef0123456789abcdef01234567"
-
-    def download(name: str, **options: Any) -> str:
-        asked.update(options, name=name)
-        return str(source.rename(source.with_name(commit)))
-
-    monkeypatch.setattr("bertserve.export.checkpoint.source.snapshot_download", download)
-
-    assert 0 == run("org/model", *FAST, "--revision", "v1")[0]
-    assert {
-        "name": "org/model",
-        "revision": "v1",
-        "allow_patterns": ["*.json", "*.safetensors", "*.txt", "*.model", "README.md"],
-        "ignore_patterns": ["*/*"],
-    } == asked
-    origin = load_bundle(output / "model").manifest.source
-    assert ("org/model", "v1", commit) == (origin.checkpoint, origin.revision, origin.commit)
-    assert f"commit `{commit}`" in (output / "model" / CARD_FILE).read_text(encoding="utf-8")
-
-
-@pytest.mark.usefixtures("played_back")
 def test_manifest_and_card_contain_the_given_metrics(source: Path, output: Path, run: Run, tmp_path: Path) -> None:
     """Metrics from a file are stored and shown unchanged. A README.md that is not UTF-8 does not stop the export."""
     figures = [{"name": "accuracy, SST-2", "checkpoint": 0.8784, "graphs": {"cpu/fp32": 0.8784, "cpu/int8": 0.8761}}]
@@ -114,20 +80,6 @@ def test_manifest_and_card_contain_the_given_metrics(source: Path, output: Path,
     bundle = load_bundle(output / "tiny-bert")
     assert figures == [metric.model_dump() for metric in bundle.manifest.figures]
     assert "| accuracy, SST-2 | 0.8784 | 0.8784 | 0.8761 |" in (bundle.path / CARD_FILE).read_text(encoding="utf-8")
-
-
-@pytest.mark.full_grid
-def test_calibration_texts_determine_the_scales(source: Path, output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--calibration` replaces the built-in texts: the reported counts are those of the file, and other texts give another graph."""
-    digests = set()
-    for text in ("a very good film !", "1 2 3"):
-        (tmp_path / "own.txt").write_text("".join(f"{text} {i}\n" for i in range(20)), encoding="utf-8")
-        flags = ("--precision", "int8", "--overwrite", "--calibration", str(tmp_path / "own.txt"), "--max-int8-error", "1", "--quick")
-        assert 0 == cli.main([str(source), "--output", str(output), *flags])
-        assert "14 texts, judged on 3" in capsys.readouterr().err
-        digests.add(load_bundle(output / "tiny-bert").manifest.graphs[0].sha256)
-
-    assert 2 == len(digests)
 
 
 @pytest.mark.full_grid
@@ -165,16 +117,14 @@ def test_a_checkpoint_is_exported_once_and_served(tmp_path: Path) -> None:
     [
         (("--precision", "fp64"), "from fp32, fp16, int8"),
         (("--precision", "fp16"), "cpu: cpu takes fp32, int8; cuda takes fp32, fp16; tensorrt takes fp32, fp16"),
-        (("--provider", "cpu,cuda", "--precision", "int8"), " for cuda:"),
         (("--provider", "cuda", "--precision", "fp16,int8"), "--precision: `int8`"),
         (("--provider", "rocm"), "from cpu, cuda, tensorrt"),
-        (("--provider", "cpu,cpu"), "--provider: `cpu,cpu`"),
-        *((("--precision", value), f"--precision: `{value}`") for value in ("", "fp32,fp32", "fp32, int8")),
-        *((("--name", value), f"--name: `{value}`") for value in ("../up", ".hidden", "", "a" * 65)),
+        *((("--precision", value), f"--precision: `{value}`") for value in ("", "fp32,fp32")),
+        *((("--name", value), f"--name: `{value}`") for value in ("../up", ".hidden", "a" * 65)),
         (("--task", "translation"), "'translation'"),
         (("--metrics-file", "no/such/file.json"), "`no/such/file.json`"),
         (("--precison", "fp32"), "--precision?"),
-        *((("--max-int8-error", value), f"--max-int8-error: `{value}`") for value in ("0", "1.5", "-0.1", "nan", "little")),
+        *((("--max-int8-error", value), f"--max-int8-error: `{value}`") for value in ("0", "1.5", "nan", "little")),
     ],
 )
 def test_a_wrong_flag_is_a_usage_error(
@@ -188,9 +138,7 @@ def test_a_wrong_flag_is_a_usage_error(
     "document",
     [
         "not json",
-        "5",
         "[1]",
-        "[{}]",
         '[{"name": "f1", "checkpoint": "high", "graphs": {}}]',
         '[{"name": "f1", "checkpoint": 1.0, "graphs": {}, "extra": 1}]',
         # an empty object is not a list either; a manifest with NaN could be written but not read
@@ -206,28 +154,7 @@ def test_malformed_metrics_are_a_usage_error(
     assert "metrics" in usage_error(capsys, source, "--output", output, *FAST, "--metrics-file", tmp_path / "figures.json")
 
 
-@pytest.mark.parametrize(
-    ("command", "named"),
-    [
-        ("x --output y --presicion int8", " --precision?"),
-        ("--presicion int8", " --precision?"),
-        ("verify x --presicion int8", " --precision?"),
-        # the message has the flag's new name, not the most similar flag
-        ("x", "--output"),
-    ],
-)
-def test_an_unknown_or_missing_flag_is_named(command: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert named in usage_error(capsys, *command.split()).splitlines()[-1]
-
-
-def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        cli.main(["--version"])
-
-    assert (0, f"bert-export {__version__}\n") == (exit_.value.code, capsys.readouterr().out)
-
-
-@pytest.mark.parametrize("module", ["torch", "transformers", "sentencepiece", "onnx", "onnxscript", "onnxruntime"])
+@pytest.mark.parametrize("module", ["torch", "onnxruntime"])
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(
     source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch, module: str
 ) -> None:
@@ -235,7 +162,7 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(
 
     code, message = run(source)
     assert (3, True) == (code, message.startswith(f"bert-export: {module} "))
-    assert all(f" '{package}<" in message or f" {package}==" in message for package in ("torch", "transformers", "onnx", "onnxruntime"))
+    assert "[export,cpu]'" in message
     assert not output.exists()
 
 
@@ -302,9 +229,8 @@ def test_a_folder_that_contains_foreign_files_is_never_replaced(
 
 
 @pytest.mark.usefixtures("played_back")
-def test_a_failed_rename_keeps_the_existing_bundle(
-    source: Path, output: Path, existing: dict[str, bytes], run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_rename_keeps_the_existing_bundle(source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    existing = contents(tiny.bundle(output, "tiny-bert"))
     rename = Path.rename
 
     def fails_for_the_new(self: Path, target: Path) -> Path:
@@ -317,7 +243,3 @@ def test_a_failed_rename_keeps_the_existing_bundle(
     assert 1 == run(source, *FAST, "--overwrite")[0]
     assert ["tiny-bert"] == left_in(output)
     assert existing == contents(output / "tiny-bert")
-
-
-def test_transformers_is_offline() -> None:
-    assert transformers.utils.hub.is_offline_mode()

@@ -11,8 +11,8 @@ import pytest
 
 import bertserve.service.cli
 from bertserve.export.validation.parity import MAX_ABS_ERROR
-from families import CASES, FAMILIES, HEADS, LENGTH, SAME_CLASSES, SAMPLE, SAMPLED
-from family_table import DOCUMENT, ROUNDING, read, rounded_up, write
+from families import CASES, FAMILIES, HEADS, LENGTH, SAMPLE
+from family_table import DOCUMENT, ROUNDING, read
 from grid import Measured, measure, most_of_int8
 
 pytestmark = pytest.mark.torch
@@ -95,23 +95,3 @@ def test_every_family_has_every_head_that_transformers_has() -> None:
         ("BART", "token-classification"),
         ("BART", "multiple-choice"),
     }
-
-
-def test_the_sample_has_every_family_and_every_head() -> None:
-    """Each family of `SAMPLED`, except those with the same classes as another, occurs once, and each head at least twice."""
-    families = [name for name in SAMPLED if name not in SAME_CLASSES]
-
-    assert families == [family for family, task in CASES if (family, task) in SAMPLE]
-    assert [True] * len(HEADS) == [len([case for case in SAMPLE if case[1] == task]) >= 2 for task in HEADS]
-
-
-def test_a_written_table_can_be_read() -> None:
-    document = "before\n" + "\n".join(["<!-- families: written by `make families` -->", "<!-- end of families -->"]) + "\nafter\n"
-    written = write(document, ["| BERT | fill-mask | 2e-06 | 5e-02 | 1e-01 | as traced |"])
-
-    assert {("BERT", "fill-mask"): ([2e-6, 5e-2, 0.1], "as traced")} == read(written)
-    assert written.startswith("before\n")
-    assert written.endswith("\nafter\n")
-    assert [1e-6, 2e-5, 1e-4] == pytest.approx([rounded_up(error) for error in (0, 1.1e-5, 9e-5)])
-    with pytest.raises(ValueError, match="make families"):
-        read("nothing")

@@ -82,8 +82,9 @@ def test_a_next_sentence_model_is_a_classifier_of_pairs(following: tuple[Path, B
     assert manifest.graphs[0].evidence.samples >= 10
 
 
-@pytest.mark.parametrize("path", ["/classify", "/models/bundle", "/"])
-@pytest.mark.parametrize("alone", ["good", {"text": "good"}, {"text": "good", "text_pair": ""}])
+@pytest.mark.parametrize(
+    ("path", "alone"), [("/classify", "good"), ("/models/bundle", {"text": "good"}), ("/", {"text": "good", "text_pair": ""})]
+)
 def test_a_text_without_a_pair_is_refused(following: tuple[Path, Bundle], path: str, alone: Any) -> None:
     assert "inputs[1]" in refuse(following[1], path, inputs=[{"text": "a", "text_pair": "b"}, alone])
 

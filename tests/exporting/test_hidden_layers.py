@@ -86,7 +86,6 @@ def test_a_bundle_has_default_layers_that_requests_can_override(tmp_path: Path, 
     [
         (["--layers", "-6,-1"], "--layers has -6"),
         (["--layers", "1,5"], "layers 1 to 4, and 0"),
-        (["--layers", "-1,2,4"], ": -1,2,4"),
         (["--combine", "sum"], "--combine sum"),
     ],
 )
@@ -99,7 +98,7 @@ def test_layers_that_a_model_does_not_have_are_refused(
 
 
 def test_malformed_layers_are_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for given in ("first", "1,x", "", "1;2"):
+    for given in ("first", "1,x", ""):
         with pytest.raises(SystemExit, match="2"):
             cli.main([str(tmp_path), "--output", str(tmp_path), f"--layers={given}"])
         assert f"--layers: `{given}`" in capsys.readouterr().err

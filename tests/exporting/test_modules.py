@@ -132,29 +132,6 @@ def test_dynamo_traces_both_examples(tmp_path: Path, name: str) -> None:
     assert bundle.manifest.graphs[0].form.startswith("dynamo")
 
 
-def test_segments_are_expressed_as_a_mask(tmp_path: Path) -> None:
-    """Over a whole text, the second example equals Transformer-XL over segments, which keeps the last states for the next segment."""
-    module = example(tmp_path, "recurrent")[1]
-    segment, memory = 16, 8
-    ids = torch.randint(5, 90, (1, 41), generator=torch.Generator().manual_seed(0))
-    kept = [torch.zeros(1, 0, 32) for _ in module.layers]
-    with torch.no_grad():
-        for start in range(0, ids.shape[1], segment):
-            states = module.embedding(ids[:, start : start + segment])
-            for i, layer in enumerate(module.layers):
-                seen = torch.cat([kept[i], states], dim=1)
-                before, count = kept[i].shape[1], states.shape[1]
-                kept[i] = seen[:, -memory:]
-                place = torch.arange(before + count)
-                distance = place[:, None] - place
-                bias = torch.where(distance >= 0, 0.0, -10000.0)
-                states = layer(seen, distance.clamp(0, segment + memory - 1), module.positions, bias)[:, before:]
-        expected = module.labels(states[:, -1])
-        found = module(ids, torch.ones_like(ids))
-
-    torch.testing.assert_close(expected, found, rtol=0, atol=1e-5)
-
-
 def test_a_module_that_depends_on_padding_is_not_batch_invariant(tmp_path: Path) -> None:
     reference, _ = example(tmp_path, "tagger")
     path = Path(reference.removesuffix(":make"))
@@ -206,20 +183,17 @@ def test_the_command_announces_that_it_runs_code(tmp_path: Path, capsys: pytest.
     ("change", "message"),
     [
         (('"task": "token-classification"', '"task": "poetry"'), "`task` .* 'poetry'; .* text-classification"),
-        (('"labels": LABELS', '"labels": []'), r"`labels` .* \[\]; token-classification"),
         (('"labels": LABELS', '"labels": ["A", "A", "B", "C", "D"]'), "0: 'A', 1: 'A'"),
         (('"labels": LABELS', '"labels": ["A", "B"]'), r"`logits` .* \[2, 5, 5\] .* \[2, 5, 2\]"),
         (('"pad_token": "[PAD]"', '"pad_token": "<none>"'), "`pad_token` .* `<none>`"),
         (('"tokenizer": "tokenizer.json"', '"tokenizer": "none.json"'), "none.json` "),
         (('"max_length": 128', '"max_length": 2'), "`max_length` .* 2; "),
-        (('"max_length": 128', '"maximum": 128'), "ModuleSpec: .*'maximum'"),
         (("tokens=200", "tokens=60"), "`make` .*: RuntimeError: "),
         (("words = self.embedding(input_ids)", "words = self.embedding(input_ids + 120)"), r" id \d+, .*: IndexError: "),
         (("words = self.embedding(input_ids)", "words = self.embedding(input_ids[:, :9] + 0 * input_ids)"), " 128 tokens: RuntimeError: "),
         (("input_ids, attention_mask):", "ids, attention_mask):\n        input_ids = ids"), "`forward` .* `input_ids`"),
         (("def make():", "def other():"), "`make` .*: AttributeError: "),
         (('return {\n        "module"', 'return {} or {\n        "modul"'), "ModuleSpec: .*'modul'"),
-        (("    module = Tagger()", "    return 5\n    module = Tagger()"), " int .* ModuleSpec"),
     ],
 )
 def test_an_invalid_module_is_refused_with_the_reason(tmp_path: Path, change: tuple[str, str], message: str) -> None:
@@ -234,7 +208,7 @@ def test_an_invalid_module_is_refused_with_the_reason(tmp_path: Path, change: tu
         load_module(reference)
 
 
-@pytest.mark.parametrize("reference", ["nothing.py:make", "nothing.py", ":make", "a.py:not a name"])
+@pytest.mark.parametrize("reference", ["nothing.py:make", "nothing.py", "a.py:not a name"])
 def test_an_invalid_module_reference_is_refused(reference: str) -> None:
     with pytest.raises(CheckpointError, match="FILE:FACTORY"):
         load_module(reference)

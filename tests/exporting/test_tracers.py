@@ -148,18 +148,6 @@ def test_the_command_passes_the_tracer_on(tmp_path: Path, monkeypatch: pytest.Mo
     assert [asked] == given
 
 
-def test_dynamo_cannot_export_a_number_minus_integers(tmp_path: Path) -> None:
-    """Torch 2.13 fails on `1.0 - mask` (pytorch issue 194381), which XLNet computes. Once it is fixed, XLNet needs no TorchScript."""
-
-    class Minimal(torch.nn.Module):
-        def forward(self, mask: torch.Tensor) -> torch.Tensor:
-            return 1.0 - mask
-
-    with trace._silence(), pytest.raises(torch.onnx.OnnxExporterError) as caught:
-        torch.onnx.export(Minimal(), (torch.ones(2, 3, dtype=torch.int64),), dynamo=True, verbose=False)
-    assert "aten.sub" in str(caught.value.__cause__)
-
-
 @pytest.mark.full_grid
 @pytest.mark.parametrize(("family", "task"), [case for case in CASES if case in SAMPLE or case[0] not in SAMPLED or case[1] in PRETRAINING])
 def test_every_family_has_the_same_form_with_both_tracers(family: str, task: str, tmp_path: Path) -> None:

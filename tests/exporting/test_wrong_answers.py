@@ -7,7 +7,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -20,7 +19,6 @@ from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, Repo
 from safetensors.torch import load_file
 from tokenizers import normalizers, pre_tokenizers
 
-from bertserve.export.checkpoint import task_head
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.checkpoint.tokenizer import load_tokenizer
@@ -41,12 +39,9 @@ pytest_plugins = ("export_fixtures",)
 MARKERS = ("[E1]", "[/E1]", "<url>", "CO2")
 TEXTS = [
     "the [E1] good [/E1] film",
-    "[E1]good[/E1]",
     "<url><url> is bad",
-    "a film at <url>, good",
     "CO2 and co2",
     "[e1] good [E1 ] [/E1",
-    "[E1]",
 ]
 INERT = ["good [SEP] bad", "[CLS] good", "good [PAD] [PAD]", "[MASK] film", "[UNK] film"]
 
@@ -186,7 +181,7 @@ def test_the_template_of_pairs_is_read_from_the_file(tmp_path: Path) -> None:
     assert expected == load_tokenizer("x", tmp_path)("a", "b")["input_ids"]
 
 
-@pytest.mark.parametrize("family", ["XLNet", "LLaMA", "BERT"])
+@pytest.mark.parametrize("family", ["XLNet", *(pytest.param(name, marks=pytest.mark.full_grid) for name in ("LLaMA", "BERT"))])
 def test_the_passage_is_before_the_question_if_the_tokenizer_pads_on_the_left(tmp_path: Path, family: str) -> None:
     """Transformers' scripts and pipeline for question answering use this order."""
     source = FAMILIES[family].save(tmp_path / "source", "question-answering")
@@ -242,7 +237,9 @@ def test_the_space_before_the_first_word_in_the_configuration_overrides_the_file
 # ---- labels that are not texts
 
 
-@pytest.mark.parametrize("labels", [(0, 1), (1, 0), (False, True), (0, "other"), (0.5, 1e30), (-1, 0)], ids=str)
+@pytest.mark.parametrize(
+    "labels", [(1, 0), (False, True), *(pytest.param(x, marks=pytest.mark.full_grid) for x in ((0, "other"), (0.5, 1e30)))], ids=str
+)
 def test_labels_can_be_numbers_and_truth_values(tmp_path: Path, labels: tuple[Any, ...]) -> None:
     """They are texts here, and equal to what `str` makes of the answers of the pipeline."""
     source = bert(tmp_path, labels=("a", "b"))
@@ -282,23 +279,6 @@ def test_the_digest_covers_only_the_loaded_files(tmp_path: Path) -> None:
     index = {"metadata": {}, "weight_map": dict.fromkeys(names, "part.safetensors")}
     (source / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     assert before == load_checkpoint(str(source)).weights_sha256
-
-
-def test_the_model_of_an_adapter_is_built_with_eager_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This is also true if only its shapes are read, because its configuration can name a kernel of the Hub."""
-    asked: list[Any] = []
-    auto, original = transformers.AutoModelForSequenceClassification, transformers.AutoModelForSequenceClassification.from_config
-
-    def from_config(config: Any, **options: Any) -> Any:
-        asked.append(options.get("attn_implementation"))
-        return original(config, **options)
-
-    monkeypatch.setattr(auto, "from_config", from_config)
-    config = transformers.AutoConfig.from_pretrained(bert(tmp_path))
-    config._attn_implementation_internal = None
-    adapter: Any = SimpleNamespace(task="text-classification", folder=tmp_path, label_count=lambda model: None)
-    task_head.choose_task(config, "auto", adapter)
-    assert ["eager"] == asked
 
 
 # ---- found with random checkpoints (test_random_checkpoints.py)
@@ -399,7 +379,7 @@ GATED = GatedRepoError("403 Client Error.", response=response(403))
 PRIVATE = RepositoryNotFoundError("401 Client Error.", response=response(401))  # or it does not exist
 
 
-@pytest.mark.parametrize(("error", "named"), [(GATED, "gated"), (uncached(), "gated"), (PRIVATE, "private")])
+@pytest.mark.parametrize(("error", "named"), [(uncached(), "gated"), (PRIVATE, "private")])
 def test_a_missing_hub_token_is_explained(run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, named: str) -> None:
     def download(*_: Any, **__: Any) -> None:
         raise error
