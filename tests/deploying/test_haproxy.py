@@ -75,17 +75,7 @@ def test_haproxy_accepts_the_headers_and_streams_of_the_service() -> None:
 def test_a_replica_drains_longer_than_haproxy_needs_to_notice() -> None:
     assert "fall 2" in TEXT
     notice = seconds("inter") + seconds("fastinter") + 2 * seconds("timeout check")
-    assert f"inter + fastinter + 2 x timeout check = {notice:g} s" in TEXT
     assert {True} == {notice < settings.pre_stop_delay_s for settings in shown()}
-
-
-def test_the_guide_starts_the_replicas_of_the_configuration() -> None:
-    """The commands use the ports of the configuration, and trust the address of the proxy."""
-    [*ports] = re.findall(r"^ +server \S+ 127\.0\.0\.1:(\d+)$", TEXT, re.MULTILINE)
-    assert set(map(int, ports)) == {settings.port for settings in shown()}
-    assert {"127.0.0.1"} == {str(address) for settings in shown() for address in settings.forwarded_allow_ips}
-    assert [f"127.0.0.1:{port}" for port in ports] == re.findall(r'"(127\.0\.0\.1:\d+)"', GUIDE)
-    assert {"8000", "8404"} == set(re.findall(r"localhost:(\d+)", GUIDE))
 
 
 def shown() -> list[Settings]:

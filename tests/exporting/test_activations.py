@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertserve.export import inference
 from bertserve.export.graph import rewrite
 from bertserve.export.int8 import activations
 from bertserve.export.int8.activations import Activations, Sample, observe, observe_tensors
@@ -91,15 +90,3 @@ def test_channels_can_be_scaled_and_selected(tmp_path: Path) -> None:
         np.testing.assert_allclose(np.abs(expected).max(axis=0), changed.peak)
     np.testing.assert_allclose((rows * factors)[::4], seen.scaled(factors).rows(2))
     np.testing.assert_allclose(rows * factors * factors, seen.scaled(factors).scaled(factors).rows())
-
-
-def test_the_sample_has_the_first_and_last_token_of_each_text_in_a_batch(all_staged: dict[str, Staged], tmp_path: Path) -> None:
-    staged, path = all_staged["token-classification"], tmp_path / "more.onnx"
-    name = giving_out(staged, path, "Gelu")[0]
-    feeds = staged.feeds([TEXTS[0], TEXTS[4]] * 8)
-    [batch] = inference.batches(feeds)
-    sample = observe_tensors(path, [name], feeds, tmp_path / "samples")[name].rows().tolist()
-    values = run(path, batch)[1]
-
-    assert len(batch["input_ids"]) == 16
-    assert [] == [row for text in values for row in text[[0, -1]].tolist() if row not in sample]

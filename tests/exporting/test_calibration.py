@@ -14,8 +14,7 @@ from bertserve.export import calibration
 from bertserve.export.calibration import Texts
 from bertserve.export.errors import CheckpointError
 from bertserve.export.inference import Feed
-from bertserve.service.bundle.files import TOKENIZER_FILE, digest, load_bundle
-from bertserve.service.text.tokenizer import Tokenizer
+from bertserve.service.bundle.files import load_bundle
 from bundles import json_lines
 from staged import Staged
 
@@ -41,12 +40,6 @@ def assert_encoded(expected: list[Any], feeds: list[Feed]) -> None:
 # ---- texts
 
 
-def test_there_are_700_distinct_built_in_texts() -> None:
-    texts = calibration.read_texts(calibration.BUILT_IN)
-
-    assert (700, 700) == (len(texts), len(set(texts)))
-
-
 def test_each_nonblank_line_of_a_file_is_a_text(tmp_path: Path) -> None:
     lines = [f"täxt {i} " for i in range(calibration.MAX_TEXTS + 5)]
     (tmp_path / "texts.txt").write_text("\n \n".join(lines), encoding="utf-8")
@@ -54,21 +47,9 @@ def test_each_nonblank_line_of_a_file_is_a_text(tmp_path: Path) -> None:
     assert lines == calibration.read_texts(tmp_path / "texts.txt")
 
 
-def test_each_split_of_a_sorted_file_has_all_classes(tmp_path: Path) -> None:
-    """If a file has too many texts, each split takes about as many from both halves of the file. The selection is deterministic."""
-    (tmp_path / "texts.txt").write_bytes(b"".join(b"%s %d\n" % (b"bad" if i < 2000 else b"good", i) for i in range(4000)))
-    split = calibration.read_split(tmp_path / "texts.txt")
-
-    for texts in (split.calibration, split.gate, split.report):
-        assert pytest.approx(len(texts) / 2, rel=0.1) == sum(line.startswith("good") for line in texts.lines)
-    assert calibration.MAX_TEXTS == sum(sizes(split))
-    assert split == calibration.read_split(tmp_path / "texts.txt")
-
-
-@pytest.mark.parametrize("count", [600, 2000, 3000])
-def test_each_split_of_alternating_classes_has_all_classes(tmp_path: Path, count: int) -> None:
+def test_each_split_of_alternating_classes_has_all_classes(tmp_path: Path) -> None:
     """In NLI data sets, each premise has one line for each label."""
-    (tmp_path / "texts.txt").write_bytes(b"".join(b"class%d text %d\n" % (i % 3, i) for i in range(count)))
+    (tmp_path / "texts.txt").write_bytes(b"".join(b"class%d text %d\n" % (i % 3, i) for i in range(600)))
     split = calibration.read_split(tmp_path / "texts.txt")
 
     for texts in (split.calibration, split.gate, split.report):
@@ -98,9 +79,7 @@ def test_json_lines_hold_pairs_and_texts(tmp_path: Path) -> None:
     assert expected == calibration.read_texts(path)[:5]
 
 
-@pytest.mark.parametrize(
-    "line", ["no JSON", "[1]", '{"label": 1}', '{"text": 1}', '{"question": "Who?", "choices": ["a", "b"]}', '{"text": ""}']
-)
+@pytest.mark.parametrize("line", ["no JSON", '{"label": 1}', '{"text": 1}', '{"question": "Who?", "choices": ["a", "b"]}', '{"text": ""}'])
 def test_json_lines_without_a_text_are_an_error(tmp_path: Path, line: str) -> None:
     (tmp_path / "pairs.jsonl").write_text('{"text": "good"}\n\n' + line, encoding="utf-8")
 
@@ -150,7 +129,6 @@ def test_pairs_are_refused_for_a_task_of_single_texts(tmp_path: Path) -> None:
     [
         pytest.param(None, "No such file", id="no file"),
         pytest.param(b"caf\xe9\n" * 20, "utf-8", id="not UTF-8"),
-        pytest.param(b"".join(b"text %d\n" % i for i in range(15)), " 15 .* calibration .* 16, ", id="too few"),
         pytest.param(b"text\n" * 100, " 1 .* calibration .* 16, ", id="always the same"),
         pytest.param(b"", " 0 .* calibration .* 16, ", id="empty"),
     ],
@@ -171,17 +149,6 @@ def test_a_file_that_cannot_be_used_is_an_error(tmp_path: Path, content: bytes |
 def sizes(split: calibration.Split) -> tuple[int, int, int]:
     """Returns the number of texts for calibration, for the gate and for the report."""
     return len(split.calibration), len(split.gate), len(split.report)
-
-
-def test_every_third_text_is_held_out() -> None:
-    """The gate, which selects matrices, and the report use different held-out texts. No text is in two splits."""
-    texts = calibration.read_texts(calibration.BUILT_IN)
-    split = calibration.read_split(calibration.BUILT_IN)
-    lines = [line for side in (split.calibration, split.gate, split.report) for line in side.lines]
-
-    assert (467, 58, 175) == sizes(split)
-    assert set(texts[2::3]) == {*split.gate.lines, *split.report.lines}
-    assert sorted(map(str, texts)) == sorted(lines)
 
 
 @pytest.mark.parametrize(("count", "expected"), [(16, (11, 2, 3)), (30, (20, 5, 5))])
@@ -212,20 +179,6 @@ def test_files_that_share_texts_are_an_error(tmp_path: Path) -> None:
         calibration.read_split(own, tmp_path / "validation.txt")
 
 
-def test_too_few_texts_for_validation_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"validation.txt` .* 3 .* validation .* 16, "):
-        calibration.read_split(calibration.BUILT_IN, numbered(3, tmp_path / "validation.txt"))
-
-
-def test_the_report_has_at_most_a_few_hundred_texts(tmp_path: Path) -> None:
-    """The report has at most 350 texts, including passages, from the whole file."""
-    lines = calibration.read_split(calibration.BUILT_IN, numbered(1000, tmp_path / "validation.txt")).report.lines
-    numbers = [int(line.split()[1]) for line in lines]
-
-    assert (332, 332, sorted(numbers)) == (len(lines), len(set(lines)), numbers)
-    assert (True, True) == (numbers[0] < 4, numbers[-1] > 995)
-
-
 def test_passages_join_neighboring_texts_of_one_split(all_staged: dict[str, Staged]) -> None:
     """Each passage is longer than a truncated text, fits the model, and contains no text of the other split."""
     staged = all_staged["text-classification"]
@@ -239,24 +192,6 @@ def test_passages_join_neighboring_texts_of_one_split(all_staged: dict[str, Stag
         assert all(calibration.MAX_TOKENS < length <= room for length in lengths)
         assert all(passage in " ".join(side.lines) for passage in side.passages)
         assert not any(line in passage for passage in joined for line in other.lines if len(line) > 40)
-
-
-def test_passages_of_a_model_with_512_positions_have_two_lengths(all_staged: dict[str, Staged]) -> None:
-    """Twelve passages have up to 256 tokens, and six have up to 512."""
-    staged = all_staged["text-classification"]
-    path = staged.packed.with_name(TOKENIZER_FILE)
-    tokenizer = Tokenizer(
-        path, staged.loaded.tokenizer_spec.model_copy(update={"sha256": digest(path)}).model_copy(update={"max_length": 512})
-    )
-    short = tuple(line for line in calibration.read_texts(calibration.BUILT_IN) if len(line) < calibration.MAX_TOKENS)
-    passages = Texts(short).with_passages(tokenizer).passages
-    lengths = [len(entry.ids) for entry in tokenizer.tokenize(passages)]
-
-    assert (12, 6) == (sum(128 < length <= 256 for length in lengths), sum(256 < length <= 510 for length in lengths))
-
-
-def test_few_short_texts_have_no_passages(all_staged: dict[str, Staged]) -> None:
-    assert () == Texts(("a good film", "a dull one")).with_passages(all_staged["fill-mask"].tokenizer).passages
 
 
 # ---- feeds
@@ -310,37 +245,7 @@ def test_a_classifier_also_gets_half_of_the_texts_as_pairs(all_staged: dict[str,
     assert_encoded(expected, feeds)
 
 
-@pytest.mark.parametrize(("task", "expected"), [("text-classification", [{0}, {0, 1}]), ("question-answering", [{0, 1}, {0, 1}])])
-def test_pairs_of_a_file_are_fed_as_pairs(all_staged: dict[str, Staged], task: str, expected: list[set[int]]) -> None:
-    staged = all_staged[task]
-    feeds = calibration.make_feeds(Texts(("a good film",), pairs=(("a book", "long " * 200),)), staged.loaded, staged.tokenizer)
-    pair = staged.loaded.tokenizer("a book", "long " * 200, truncation="longest_first", max_length=staged.loaded.tokenizer_spec.max_length)
-
-    assert expected == [segments(feed) for feed in feeds]
-    assert pair["input_ids"] == feeds[1]["input_ids"][0].tolist()
-
-
-def test_passages_follow_the_texts_and_can_be_longer(all_staged: dict[str, Staged]) -> None:
-    """A passage can have the model's maximum length. In question answering, it is the context."""
-    for task, expected in (("token-classification", [130, 160]), ("question-answering", [160, 160])):
-        staged = all_staged[task]
-        feeds = calibration.make_feeds(Texts((TEXTS[3],), (TEXTS[3],)), staged.loaded, staged.tokenizer)
-        assert expected == [feed["input_ids"].shape[1] for feed in feeds]
-
-
-def test_one_token_in_eight_is_masked(all_staged: dict[str, Staged]) -> None:
-    """`mask_index` has the positions of the masks in the flattened batch. The first position changes from text to text."""
-    staged = all_staged["fill-mask"]
-    assert staged.loaded.mask is not None
-    feeds = staged.feeds([TEXTS[3]] * 9)
-    expected = [list(range(1 + i % 8, 129, 8)) for i in range(9)]
-
-    assert expected == [feed["mask_index"].tolist() for feed in feeds]
-    assert expected == [np.flatnonzero(feed["input_ids"][0] == staged.loaded.mask.id).tolist() for feed in feeds]
-    assert [130] * 9 == [feed["input_ids"].shape[1] for feed in feeds]
-
-
-@pytest.mark.parametrize("place", [0, 1, 2, 9])
+@pytest.mark.parametrize("place", [0, 1])
 def test_a_short_text_also_has_a_mask(all_staged: dict[str, Staged], place: int) -> None:
     """A text of one token or none also gives the projection an input, at any place among the texts."""
     staged = all_staged["fill-mask"]

@@ -5,13 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
-import transformers
 
 from bertserve.export.checkpoint import checkpoint
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
-from bertserve.service.bundle.graph_spec import InputSpec
 from families import CASES, FAMILIES, LENGTH, SIZES
 
 pytestmark = pytest.mark.torch
@@ -48,41 +45,12 @@ def test_the_terms_match_the_formulas_of_the_layers(tmp_path: Path, family: str,
     assert [linear, quadratic] == found
 
 
-@pytest.mark.parametrize("family", list(FAMILIES))
+@pytest.mark.parametrize(
+    "family", [family if family in ("DeBERTa v3", "XLNet") else pytest.param(family, marks=pytest.mark.full_grid) for family in FAMILIES]
+)
 def test_the_terms_predict_the_operations_of_longer_texts(tmp_path: Path, family: str) -> None:
     task = next(task for name, task in CASES if name == family)
     loaded, linear, quadratic = counted(tmp_path, family, task)
     short, long = (checkpoint._count_operations(loaded.model, loaded.inputs, loaded.example_ids(length)) for length in (24, LENGTH))
 
     assert long - short == pytest.approx(linear * (LENGTH - 24) + quadratic * (LENGTH**2 - 24**2), rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("lengths", "counts", "expected"),
-    [
-        ([32, 64, 128], [7 + 5 * n + 3 * n**2 for n in (32, 64, 128)], (5.0, 3.0)),
-        ([1, 2, 3], [10, 20, 30], (10.0, 0.0)),
-        ([1, 2, 4], [10, 20, 30], (20 / 3, 0.0)),  # growth slows down: the slope from first to last
-        ([1, 2, 3], [10, 10, 10], (1.0, 0.0)),  # no growth: the manifest needs a positive term
-    ],
-)
-def test_terms_are_fitted_through_three_points(lengths: list[int], counts: list[int], expected: tuple[float, float]) -> None:
-    found = checkpoint.fit_terms(lengths, counts)
-
-    assert expected == (pytest.approx(found.linear), pytest.approx(found.quadratic))
-
-
-def test_counting_does_not_change_the_model(tmp_path: Path) -> None:
-    loaded, *_ = counted(tmp_path, "BERT", "fill-mask")
-    with torch.no_grad():
-        logits = loaded.model(input_ids=torch.ones(1, 7, dtype=torch.int64))["logits"]
-
-    assert (1, 7, loaded.model.config.vocab_size) == tuple(logits.shape)
-
-
-def test_counting_stays_within_a_short_maximum_length() -> None:
-    config = transformers.BertConfig(vocab_size=8, max_position_embeddings=5, attn_implementation="eager", **SIZES)
-    model = transformers.BertModel(config, add_pooling_layer=False).eval()
-    found = checkpoint.count_flops(model, [InputSpec(name="input_ids", fill="token_ids")], lambda length: [1] * length, max_length=5)
-
-    assert (LAYERS * LINEAR, LAYERS * QUADRATIC) == (found.linear, found.quadratic)

@@ -21,7 +21,7 @@ from bertserve.export.validation.parity import MAX_ABS_ERROR
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.tasks import classify, fill_mask, question_answering, token_classification
 from bundles import Served, engine_of, exported
-from checkpoints import POSITIONS, SIZES, PyTorch, bert, edit_json, edit_weights, few_texts
+from checkpoints import POSITIONS, SIZES, PyTorch, bert, edit_weights, few_texts
 from staged import ARCHITECTURES, checkpoint_of, operators, stage
 
 pytestmark = pytest.mark.torch
@@ -191,14 +191,6 @@ def test_a_bundle_can_be_exported_for_only_a_gpu(all_: All, tmp_path: Path) -> N
 
 
 @pytest.mark.full_grid
-def test_gpu_graphs_do_not_change_the_cpu_graph(all_: All, tmp_path: Path) -> None:
-    """The CPU graph is byte-identical with and without GPU graphs."""
-    alone = save_bundle(all_.source(CLASSIFIES), tmp_path / "models", providers=("cpu",), precisions=("fp32",))
-
-    assert alone.graph("cpu").sha256 == all_.bundle(CLASSIFIES).graph("cpu").sha256
-
-
-@pytest.mark.full_grid
 def test_unfused_attention_keeps_its_mask(all_: All, tmp_path: Path) -> None:
     """Lengths cannot describe padding on the left, so attention stays unfused; in fp16, its mask stays in float32."""
     bundle = all_.bundle(CLASSIFIES)
@@ -224,17 +216,6 @@ def test_unfused_attention_keeps_its_mask(all_: All, tmp_path: Path) -> None:
     for name, atol in (("partly.onnx", 1e-4), ("half.onnx", 0.05)):
         for a, b in zip(expected, engine_of(bundle, graph, tmp_path / name).run(encodings), strict=True):
             np.testing.assert_allclose(a["logits"], b["logits"], rtol=0, atol=atol)
-
-
-@pytest.mark.full_grid
-def test_a_model_with_absolute_positions_is_padded_on_the_right(tmp_path: Path) -> None:
-    """The tokenizer declares the left side, but then planned lengths would shift the positions and change outputs."""
-    source = bert(tmp_path, "left")
-    edit_json(source / "tokenizer_config.json", padding_side="left")
-    bundle = save_bundle(source, tmp_path / "models", providers=("tensorrt",))
-
-    assert "right" == bundle.manifest.tokenizer.padding_side
-    assert bundle.graph("tensorrt").batch_invariant
 
 
 # ---- overflow
@@ -284,7 +265,7 @@ def test_writers_and_readers_of_a_large_tensor_stay_in_float32() -> None:
 # ---- shape plans and precisions
 
 
-@pytest.mark.parametrize("max_length", [16, 20, 128, 512, 514, 8192])
+@pytest.mark.parametrize("max_length", [20, 512, 8192])
 @pytest.mark.parametrize("rectangle", [False, True])
 def test_plans_reach_the_maximum_length_within_the_token_limit(max_length: int, rectangle: bool) -> None:
     """All lengths but the last are multiples of 8, each is at most twice the previous one, and batches have limited sizes."""

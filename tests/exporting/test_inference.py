@@ -42,22 +42,6 @@ def test_outputs_cover_all_texts(staged: Staged) -> None:
         np.testing.assert_allclose(np.concatenate([outputs[place].ravel() for outputs in runs]), value, rtol=0, atol=1e-5)
 
 
-def test_a_batch_stays_within_the_token_limit(all_staged: dict[str, Staged], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large batch of long texts would leave other cores idle."""
-    feeds = all_staged["text-classification"].feeds(["good " * 20] * 5)[:5]  # without the pairs
-    monkeypatch.setattr(inference, "BATCH_TOKENS", 2 * inference.tokens(feeds[0]) + 1)
-
-    assert [2, 2, 1] == [len(batch["input_ids"]) for batch in inference.batches(feeds)]
-
-
-def test_results_come_in_the_order_of_the_inputs(all_staged: dict[str, Staged]) -> None:
-    staged = all_staged["text-classification"]
-    feeds = staged.feeds([TEXTS[0] * 20, *TEXTS])
-    found = inference.run(inference.open_session(staged.packed, threads=1), feeds)
-
-    assert [run(staged.packed, feed)[0].tolist() for feed in feeds] == [values[0].tolist() for values in found]
-
-
 def test_the_error_is_that_of_the_worst_output() -> None:
     expected = [np.float32([1, -1, 1, -1]), np.float32([10, -10, 10, -10])]
     actual = [expected[0] + np.float32(0.5), expected[1] + np.float32(1)]

@@ -13,11 +13,10 @@ import pytest
 from onnx import numpy_helper
 
 import tiny
-from bertserve.export import cli, inference
+from bertserve.export import cli
 from bertserve.export.calibration import Texts, hashes_of, split_digest
 from bertserve.export.errors import GraphError
 from bertserve.export.int8 import quantize
-from bertserve.export.validation.parity import RelativeError
 from bertserve.export.validation.samples import text_requests
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, load_bundle
 from bertserve.service.bundle.manifest import TokenizerSpec
@@ -117,48 +116,6 @@ def test_each_text_and_each_passage_gives_one_request(tmp_path: Path, task: str)
     assert [] == text_requests("feature-extraction", Texts(LINES), bert)
 
 
-@pytest.mark.parametrize("max_length", [16, 160, 512])
-def test_questions_leave_room_for_a_window(tmp_path: Path, max_length: int) -> None:
-    """Half of the model's length is left for the context, even if each character of the question is a token."""
-    requests = text_requests("question-answering", Texts((PASSAGE,) * 2, (PASSAGE * 3,)), spec(tmp_path, max_length))
-    questions = [request.question for request in requests]
-
-    assert 3 == len(questions)
-    assert max(map(len, questions)) <= max(15, max_length // 2)
-
-
-def test_the_error_relative_to_the_spread_is_that_of_the_worst_output() -> None:
-    """Rows are added one by one, with the result of all rows together. An output without values does not count."""
-    rng = np.random.default_rng(0)
-    expected = [{"a": rng.normal(3, 2, (n, 4)).astype(np.float32), "b": rng.normal(0, 9, n).astype(np.float32)} for n in (5, 0, 7)]
-    actual = [{"a": row["a"] + rng.normal(0, 0.2, row["a"].shape).astype(np.float32), "b": row["b"] + np.float32(0.01)} for row in expected]
-    error = RelativeError()
-    for pair in zip(expected, actual, strict=True):
-        error.add(*pair)
-    whole, found = (np.concatenate([row["a"] for row in side]) for side in (expected, actual))
-
-    assert 3 == error.rows
-    assert pytest.approx(inference.relative_error([whole], [found]), rel=1e-4) == error.rms
-    assert pytest.approx(float(np.abs(whole - found).max() / whole.std()), rel=1e-4) == error.worst
-    assert (0.0, 0.0) == (RelativeError().rms, RelativeError().worst)
-
-
-def test_matrices_that_are_rounded_to_nearest_are_reported(
-    source: Path, output: Path, tmp_path: Path, play: Played, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def with_few(played: Any, *args: Any, **options: Any) -> tuple[dict[str, int], float]:
-        counts, error = played(*args, **options)
-        return counts | {"RoundedToNearest": 3}, error
-
-    play(with_few)
-    assert 0 == cli.main([str(source), "--output", str(output), "--calibration", str(few_texts(tmp_path)), "--verbose"])
-
-    words = "; 3 of these matrices"
-    assert words in capsys.readouterr().out
-    assert words in (output / "tiny-bert" / CARD_FILE).read_text(encoding="utf-8")
-    assert 3 == load_bundle(output / "tiny-bert").manifest.graphs[1].evidence.quantized["RoundedToNearest"]
-
-
 def test_the_quick_flag_is_passed_on_and_reported(source: Path, output: Path, tmp_path: Path, run: Run, play: Played) -> None:
     asked: list[bool] = []
     play(lambda played, *args, quick, **options: asked.append(quick) or played(*args, quick=quick, **options))
@@ -195,9 +152,7 @@ def break_a_matrix(played: Callable[..., Any], source: Path, target: Path, *args
     [
         (miss_the_gate, ()),
         (miss_the_gate, ("--precision", "int8")),
-        (miss_the_gate, ("--precision", "int8,fp32")),
         (break_a_matrix, ()),
-        (break_a_matrix, ("--precision", "int8")),
     ],
 )
 def test_a_failed_int8_graph_is_replaced_by_the_verified_fp32_graph(

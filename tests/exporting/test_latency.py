@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bertserve.export.validation import agreement, measure
-from bertserve.export.validation.agreement import TRAINED_LARGEST, RowErrors, measure_row_errors
+from bertserve.export.validation.agreement import measure_row_errors
 from bertserve.service.backend import hardware
 from bertserve.service.backend.onnx_engine import Row
 from bertserve.service.text.tokenizer import Encoding
@@ -50,15 +50,7 @@ def test_the_cpu_is_reported_with_its_instruction_sets(tmp_path: Path, text: str
     assert found
 
 
-def test_a_machine_without_cpuinfo_has_a_name(tmp_path: Path) -> None:
-    """On systems other than Linux, the name is the architecture."""
-    name, instructions = hardware.cpu_name(tmp_path / "none"), hardware.cpu_instructions(tmp_path / "none")
-
-    assert ("", ()) != (name, instructions)
-    assert () == instructions
-
-
-@pytest.mark.parametrize(("longest", "lengths"), [(512, [16, 64, 128, 512]), (128, [16, 64, 128]), (40, [16, 40]), (8, [8])])
+@pytest.mark.parametrize(("longest", "lengths"), [(512, [16, 64, 128, 512]), (40, [16, 40]), (8, [8])])
 def test_lengths_up_to_the_models_maximum_are_timed(longest: int, lengths: list[int]) -> None:
     """The maximum itself is always timed; each length runs several times after a warm-up run."""
     engine = Fake()
@@ -84,15 +76,6 @@ def test_rounding_of_large_outputs_counts_as_batch_invariant(largest: float, err
     """The bound is relative to a row's largest output: for logits near 100, the last bit of float32 is 8e-6."""
     errors = measure_row_errors(Shifted(largest, error), [encoding(3), encoding(3)], [{"logits": np.float32([largest, 1])}] * 2)
     assert expected is errors.is_rounding("fp32")
-
-
-@pytest.mark.parametrize(
-    ("error", "share", "expected"),
-    [(2e-3, 0.01, True), (2e-3, 0.5, False), (3e-2, 0.01, False), (0.0, 0.0, True), (float("nan"), 1.0, False)],
-)
-def test_int8_can_change_a_few_rows_by_a_rounding_step(error: float, share: float, expected: bool) -> None:
-    """Static scales change a row whose value is at a rounding boundary; dynamic scales change nearly all rows."""
-    assert expected is RowErrors(error, error / TRAINED_LARGEST, share).is_rounding("int8")
 
 
 class Shifted:

