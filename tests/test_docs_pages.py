@@ -129,12 +129,3 @@ def test_every_generated_table_is_on_exactly_one_page() -> None:
 @pytest.mark.parametrize("page", [*CURRENT, ROOT / "Dockerfile"], ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_document_has_a_path_of_this_machine(page: Path) -> None:
     assert None is re.search(r"/(work|root|tmp)/", page.read_text(encoding="utf-8"))
-
-
-def test_an_example_gets_the_fractions_of_the_answer() -> None:
-    shown = '[{"label": "a", "score": 0.90, "token": 7}, {"label": "b", "score": -0.1}]'
-    answer = '[{"label":"a","score":0.95449,"token":7},{"label":"b","score":0.00004}]'
-
-    assert '[{"label": "a", "score": 0.95, "token": 7}, {"label": "b", "score": 0.0}]' == generate.with_numbers(shown, answer)
-    with pytest.raises(ValueError, match="write the example again"):
-        generate.with_numbers(shown, answer.replace("7", "8"))

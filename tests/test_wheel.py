@@ -133,19 +133,3 @@ def test_every_module_can_be_imported(run: Run) -> None:
     imported = run("python", "-c", code)
 
     assert "True []\n" == imported.stdout, imported.stderr
-
-
-@pytest.mark.full_grid
-def test_an_editable_install_runs_from_the_repository(tmp_path: Path) -> None:
-    code = f"import hatchling.build as b; print(b.build_editable({str(tmp_path)!r}))"
-    name = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
-    archive = zipfile.ZipFile(tmp_path / name)
-
-    [link] = [n for n in archive.namelist() if "dist-info" not in n]
-    assert link.endswith(".pth")
-    assert str(ROOT) == archive.read(link).decode().strip()
-
-
-def test_the_package_folders_are_symbolic_links() -> None:
-    """A checkout on a system without symbolic links has files instead."""
-    assert {"service", "export", "bench"} == {path.name for path in (ROOT / "bertserve").iterdir() if path.is_symlink() and path.is_dir()}

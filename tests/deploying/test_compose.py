@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 
 import manifests
 from bertserve.service.settings import PREFIX, Settings
-from manifests import COMPOSE, DEPLOY, ROOT
+from manifests import COMPOSE, DEPLOY
 
 [READ] = manifests.documents(COMPOSE)
 SERVICES = READ["services"]
@@ -64,12 +63,6 @@ def test_the_unit_runs_bert_serve_with_known_settings() -> None:
     variables = [word.partition("=")[0] for line in manifests.unit()["Environment"] for word in shlex.split(line)]
     ours = {name for name in variables if name.startswith(PREFIX)}
     assert {f"{PREFIX}CACHE_DIR"} == ours <= {PREFIX + name.upper() for name in Settings.model_fields}
-
-
-def test_the_unit_sets_the_memory_settings_of_the_image() -> None:
-    """docs/how-to/operations.md explains these settings."""
-    [made] = [word for line in manifests.unit()["Environment"] for word in shlex.split(line) if word.startswith("GLIBC_TUNABLES=")]
-    assert re.findall(r"GLIBC_TUNABLES=\S+", (ROOT / "Dockerfile").read_text(encoding="utf-8")) == [made]
 
 
 def test_the_unit_signals_the_main_process() -> None:

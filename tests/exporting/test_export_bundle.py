@@ -418,9 +418,9 @@ Trained on films.
 """
 
 
-def test_the_checkpoints_own_card_is_kept(tmp_path: Path) -> None:
+def test_the_checkpoints_own_card_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Manifest and new card have its license, languages and datasets. Its text is quoted, with headings one level lower."""
-    source = bert(tmp_path)
+    play_back(monkeypatch, source := bert(tmp_path))
     (source / "README.md").write_text(OWN_CARD, encoding="utf-8")
     target = exported(source).path
     card = (target / CARD_FILE).read_text(encoding="utf-8")
@@ -433,28 +433,14 @@ def test_the_checkpoints_own_card_is_kept(tmp_path: Path) -> None:
     assert "\n---\n# tiny-bert\n" in card
 
 
-def test_the_card_has_the_tables_of_the_manifest(usual: Usual) -> None:
-    """It has a row per graph, length range and timed length. Without a license, it starts with its title."""
-    fp32, int8 = usual.graph("fp32").evidence, usual.graph("int8").evidence
-    assert fp32.speed is not None
-    assert int8.speed is not None
-
-    assert usual.card.startswith(f"# {usual.manifest.name}\n")
+def test_the_card_has_the_validation_of_each_graph(usual: Usual) -> None:
     for graph in usual.manifest.graphs:
         row = next(line for line in usual.card.splitlines() if f"`{graph.file}`" in line)
         assert f"{graph.evidence.worst_abs_error:.1e}" in row
         assert graph.sha256 in usual.card
-    for a, b in zip(fp32.lengths, int8.lengths, strict=True):
-        cells = (
-            f"up to {a.up_to}",
-            f"{a.rows}" if a.rows == b.rows else f"{a.rows}, {b.rows}",
-            *(f"{e.worst_abs_error:.1e}, {e.worst_rel_error:.1e}" for e in (a, b)),
-        )
-        assert f"| {' | '.join(cells)} |" in usual.card
-    for c, d in zip(fp32.speed.timings, int8.speed.timings, strict=True):
-        assert f"| {c.length} | {c.median_ms:.1f} | {d.median_ms:.1f} |" in usual.card
-    for fact in (fp32.speed.cpu, usual.manifest.source.weights_sha256, f"transformers {transformers.__version__}"):
-        assert fact in usual.card
+        assert graph.evidence.speed is not None
+        assert [] == [timing for timing in graph.evidence.speed.timings if f"{timing.median_ms:.1f} |" not in usual.card]
+    assert usual.manifest.source.weights_sha256 in usual.card
 
 
 @pytest.mark.parametrize("folder", sorted(Path("models").glob("*/")), ids=lambda folder: folder.name)

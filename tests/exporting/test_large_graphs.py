@@ -5,10 +5,7 @@ The limit is small here; `test_real_sizes.py` has a model over the real limit.
 
 from __future__ import annotations
 
-import mmap
 import shutil
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,7 @@ from onnx import helper
 
 import bertserve.service.cli
 from bertserve.export import cli
-from bertserve.export.graph import onnx_files, rewrite
+from bertserve.export.graph import onnx_files
 from bertserve.service.bundle import files
 from bertserve.service.errors import BundleError
 from bertserve.service.text.tokenizer import Encoding
@@ -94,27 +91,6 @@ def test_mapped_weights_stay_valid_when_their_file_is_replaced(tmp_path: Path) -
 
     assert np.array_equal(CONSTANTS["matrix"], mapped)
     assert np.array_equal(CONSTANTS["matrix"] * 2, constants(ir.load(path))["matrix"])
-
-
-def test_threads_can_read_the_same_constant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a lock, two threads that map a constant fail in onnx_ir, or one thread gets the constant before its shape."""
-    onnx_files.save(product(), tmp_path / "model.onnx", max_bytes=0)
-    matrix = ir.load(tmp_path / "model.onnx").graph.initializers["matrix"]
-
-    mapped = []
-
-    def mapped_in_a_while(*args: Any, map_file: Any = mmap.mmap, **kwargs: Any) -> mmap.mmap:
-        mapped.append(args)
-        time.sleep(0.05)
-        return map_file(*args, **kwargs)
-
-    monkeypatch.setattr(mmap, "mmap", mapped_in_a_while)
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(rewrite.constant, [matrix] * 4))
-
-    assert 1 == len(mapped)
-    for value in found:
-        np.testing.assert_array_equal(value, CONSTANTS["matrix"])
 
 
 def test_weights_in_several_files_are_merged_into_one(tmp_path: Path) -> None:
