@@ -263,8 +263,7 @@ class RefusedError(ServerError):
     """The queue is full, or another limit is reached for now.
 
     Attributes:
-        reason: `queue_full` or `deadline`, which are labels of the refusal metric; `key` if a key has too many open requests;
-            `share_full` if the lines of a stream have reached their share of the queue.
+        reason: `queue_full` or `deadline`, which are labels of the refusal metric; `key` if a key has too many open requests.
         retry_after_s: Predicted seconds until the same request would be admitted.
         key: Name of the API key with too many open requests.
     """

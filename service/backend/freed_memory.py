@@ -7,8 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 
-# Delay until freed memory is returned to the system: the caller frees it after its request, and each call takes tens of milliseconds.
-RETURN_S = 0.2
 # Seconds of processor time; an idle service needs about 0.002 s per second.
 WORK_S = 0.05
 
@@ -37,41 +35,19 @@ def limit_heaps(threads: int) -> None:
 
 
 class FreedMemory:
-    """Calls glibc's `malloc_trim` in a thread, `RETURN_S` seconds after the first request for it. Without glibc it does nothing.
+    """Calls glibc's `malloc_trim` after each `WORK_S` of processor time. Without glibc it does nothing.
 
-    A tokenizer creates several small objects per token, and an answer with many candidates has several per candidate. After a text of
-    200,000 characters or an answer of 9 MiB, they leave holes of 20 to 50 MB in the heap of their thread, which glibc keeps. It also keeps
-    what a run has freed, in the heap of each thread.
+    A tokenizer creates several small objects per token. They leave holes of 20 to 50 MB in the heap of their thread, which glibc keeps. It
+    also keeps what a run has freed.
     """
 
     def __init__(self) -> None:
-        """Starts without a pending call."""
-        self._lock = threading.Lock()
-        self._is_due = False
+        """Starts with the processor time so far."""
         self._worked_s = time.process_time()
 
     def return_after_work(self) -> None:
-        """Schedules the call if the process has used the processor for WORK_S since the last one. Call it once per second."""
+        """Calls it on a thread, because it takes tens of milliseconds. Call this once per second."""
         worked_s = time.process_time()
-        if worked_s - self._worked_s > WORK_S:
+        if _malloc_trim is not None and worked_s - self._worked_s > WORK_S:
             self._worked_s = worked_s
-            self.return_soon()
-
-    def return_soon(self) -> None:
-        """Schedules the call in `RETURN_S` seconds, unless it is already scheduled."""
-        with self._lock:
-            if self._is_due or _malloc_trim is None:
-                return
-            self._is_due = True
-        timer = threading.Timer(RETURN_S, self._return)
-        timer.daemon = True
-        timer.start()
-
-    def _return(self) -> None:
-        with self._lock:
-            self._is_due = False  # memory that is freed from now on needs another call
-        assert _malloc_trim is not None
-        _malloc_trim(0)
-
-
-freed_memory = FreedMemory()  # only one, because each call is for all heaps of the process
+            threading.Thread(target=_malloc_trim, args=(0,), daemon=True).start()

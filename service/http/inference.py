@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -18,7 +17,6 @@ from bertserve.service.errors import (
     BertServeError,
     ClientGoneError,
     ContentEncodingError,
-    ExpiredError,
     InvalidValueError,
     Sent,
     TooLargeError,
@@ -26,13 +24,10 @@ from bertserve.service.errors import (
 from bertserve.service.http.auth import Endpoint
 from bertserve.service.http.errors import GONE
 from bertserve.service.http.middleware import HEADERS, LABELS, PREDICTION, REQUEST_ID, recorded_trace
-from bertserve.service.http.responses import content_of, send_pieces
+from bertserve.service.http.responses import content_of
 from bertserve.service.http.streaming import MEDIA_TYPES, LineAnswerer, LineStream
-from bertserve.service.http.turns import SMALL_BYTES, Turns
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.serving.build import AppState
-from bertserve.service.serving.held_bytes import UNCOUNTED_BYTES, ByteReservation
-from bertserve.service.serving.model import Model
 from bertserve.service.serving.work import Prediction
 from bertserve.service.tasks.batch import MAX_SPANS, ReadSpan
 from bertserve.service.wire.call import Call, Content, Incoming, RequestInputs
@@ -92,31 +87,18 @@ class Inference:
     def __init__(self, state: AppState) -> None:
         """Uses the models and limits of `state`."""
         self._state = state
-        self._turns = Turns()
 
     async def answer(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request of a route, or each line of a stream."""
         if route.streams and scope[HEADERS].get(b"content-type", b"").partition(b";")[0].strip().lower() in MEDIA_TYPES:
             await self._stream(scope, receive, route)(send)
             return
-        reservation = ByteReservation(self._state.held_bytes)
-        try:
-            pieces, headers = await self._respond(scope, receive, route, reservation)
-            if reservation.size:  # the client may read its answer slowly, and only the answer is still needed
-                reservation.replace(sum(map(len, pieces)))
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            last = pieces.pop()
-            if pieces:
-                await send_pieces(send, pieces)
-            await send({"type": "http.response.body", "body": last})
-        finally:  # only now: the answer may wait until the client has read the previous one
-            if reservation.size:
-                reservation.release()
+        content, headers = await self._respond(scope, receive, route)
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": content.body})
 
-    async def _respond(
-        self, scope: Scope, receive: Receive, route: Route, reservation: ByteReservation
-    ) -> tuple[list[bytes], list[tuple[bytes, bytes]]]:
-        """Returns the pieces of the body, and the headers, of the answer to a request, whose path may name a model."""
+    async def _respond(self, scope: Scope, receive: Receive, route: Route) -> tuple[Content, list[tuple[bytes, bytes]]]:
+        """Returns the content and the headers of the answer to a request, whose path may name a model."""
         headers, registry = scope[HEADERS], self._state.registry
         scope[LABELS] = (route.task or UNKNOWN, UNKNOWN)
         path_params = scope["path_params"]
@@ -125,7 +107,9 @@ class Inference:
             scope[LABELS] = (named.task, named.name)
         if scope["query_string"]:
             raise _no_query(scope)
-        call, waited_s = await self._read(scope, receive, route, named, reservation)
+        raw = await read_raw(receive, headers, self._state.max_body_bytes)
+        call = route.read(Incoming(raw, headers, named, registry, self._state.limits, scope[REQUEST_ID]))
+        del raw  # the body is not needed during inference
         model, body = call.model, call.body
         scope[LABELS] = (call.task, model.name)
         timeout_s = self._timeout_s(headers)
@@ -134,43 +118,16 @@ class Inference:
         requests = body.requests(model.bundle.manifest)
         try:
             prediction = await unless_disconnected(
-                model.predict(requests, timeout_s=max(timeout_s - waited_s, 0.0), task=call.task, trace=recorded_trace(scope)),
-                scope,
-                receive,
+                model.predict(requests, timeout_s=timeout_s, task=call.task, trace=recorded_trace(scope)), scope, receive
             )
         except BertServeError as error:
             error.name_input(many=body.is_list, subject=body.subject)
             raise
         scope[PREDICTION] = prediction
-        if prediction.answer_bytes > UNCOUNTED_BYTES:
-            reservation.grow(prediction.answer_bytes)
-        content = await content_of(call, prediction)
+        content = content_of(call, prediction)
         answer_headers = _headers(call, content, prediction)
         prediction.results = []  # the scope keeps the prediction until the answer is sent, because of its times
-        return content.pieces, answer_headers
-
-    async def _read(
-        self, scope: Scope, receive: Receive, route: Route, named: Model | None, reservation: ByteReservation
-    ) -> tuple[Call, float]:
-        """Returns the call of a request, and the seconds that a large body waited to be parsed.
-
-        It is a function of its own, so that no variable keeps the body during inference.
-        """
-        headers = scope[HEADERS]
-        raw = await read_raw(receive, headers, self._state.max_body_bytes, reservation)
-        incoming = Incoming(raw, headers, named, self._state.registry, self._state.limits, scope[REQUEST_ID])
-        if len(raw) <= SMALL_BYTES:
-            return route.read(incoming), 0.0
-        start = time.perf_counter()
-        try:
-            async with asyncio.timeout(self._timeout_s(headers)):
-                await self._turns.take(len(raw))
-                call = await unless_disconnected(self._turns.read(route, incoming), scope, receive)
-                return call, time.perf_counter() - start
-        except TimeoutError:
-            raise ExpiredError(
-                "the request's deadline passed before its body was parsed; allow more time with `x-request-timeout-ms`, or send less at once."
-            ) from None
+        return content, answer_headers
 
     def _stream(self, scope: Scope, receive: Receive, route: Route) -> LineStream:
         """Returns the stream that answers a request of many lines; each line counts as a request, the stream itself does not."""
@@ -187,16 +144,9 @@ class Inference:
             named = None if name is None else self._state.registry.get(name)
             return Incoming(raw, headers, named, self._state.registry, self._state.limits, request_id=scope[REQUEST_ID])
 
-        line = LineAnswerer(self._state, route, incoming, scope, self._turns, timeout_s=timeout_s)
-        return LineStream(
-            scope,
-            receive,
-            line.answer,
-            max_requests=self._state.max_stream_requests,
-            max_bytes=self._state.max_body_bytes,
-            held=self._state.held_bytes,
-            turns=self._turns,
-        )
+        line = LineAnswerer(self._state, route, incoming, scope, timeout_s=timeout_s)
+        max_requests, max_bytes = self._state.max_stream_requests, self._state.max_body_bytes
+        return LineStream(scope, receive, line.answer, max_requests=max_requests, max_bytes=max_bytes)
 
     def _timeout_s(self, headers: Mapping[bytes, bytes]) -> float:
         value = headers.get(_TIMEOUT)
@@ -233,7 +183,7 @@ def _headers(call: Call, content: Content, prediction: Prediction) -> list[tuple
     """Returns the headers of an answer."""
     warnings = list(_warnings(prediction, call.body)) if prediction.warnings else []
     headers = [
-        (b"content-length", b"%d" % sum(map(len, content.pieces))),
+        (b"content-length", b"%d" % len(content.body)),
         (b"content-type", content.media_type.encode()),
         (b"x-model", call.model.name.encode()),
         (
@@ -299,7 +249,7 @@ def _check_encoding(headers: Mapping[bytes, bytes]) -> None:
             )
 
 
-async def read_raw(receive: Receive, headers: Mapping[bytes, bytes], limit: int, reservation: ByteReservation | None = None) -> bytes:
+async def read_raw(receive: Receive, headers: Mapping[bytes, bytes], limit: int) -> bytes:
     """Reads the body, and stops as soon as it exceeds the limit.
 
     Args:
@@ -316,7 +266,7 @@ async def read_raw(receive: Receive, headers: Mapping[bytes, bytes], limit: int,
     """
     _check_encoding(headers)
     declared = headers.get(b"content-length", b"0")
-    length = size = int(declared) if declared.isdigit() else 0
+    size = int(declared) if declared.isdigit() else 0
     more = True
     chunks: list[bytes] = []
     if size <= limit:
@@ -329,8 +279,6 @@ async def read_raw(receive: Receive, headers: Mapping[bytes, bytes], limit: int,
             chunks.append(chunk)
             size += len(chunk)
             more = message.get("more_body", False)
-            if limit >= size > UNCOUNTED_BYTES and reservation is not None and size > reservation.size:
-                reservation.grow(max(size, min(2 * size, length)) - reservation.size)
     if size > limit:
         raise TooLargeError(
             "the body has {size} bytes or more and {limit} are allowed; send less at once; the operator can raise --max-body-bytes.",

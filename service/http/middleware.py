@@ -16,9 +16,7 @@ from bertserve.service.errors import INTERNAL, MalformedRequestError, RefusedErr
 from bertserve.service.http import errors
 from bertserve.service.http.auth import AUTH, CALLER, METRICS, PROBES, Authenticator, Caller
 from bertserve.service.http.errors import ErrorLog
-from bertserve.service.http.responses import send_body
 from bertserve.service.metrics import UNKNOWN, Metrics
-from bertserve.service.wire.json_text import PIECE_BYTES
 
 if TYPE_CHECKING:
     from bertserve.service.serving.work import Prediction
@@ -112,10 +110,8 @@ class RequestMiddleware:
                 message["headers"] = [*message.get("headers", ()), *own_headers]
                 await send(message)
                 status = message["status"]  # only now, because the server may refuse to send these headers
-            elif len(message.get("body", b"")) <= PIECE_BYTES:
-                await send(message)
-            else:
-                await send_body(send, message["body"], more=message.get("more_body", False))
+                return
+            await send(message)
 
         try:
             _check_path(scope)

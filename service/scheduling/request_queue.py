@@ -29,7 +29,6 @@ from bertserve.service.scheduling.scheduled_request import (
     RunSeconds,
     ScheduledRequest,
     Shape,
-    Share,
     exact,
 )
 
@@ -95,7 +94,7 @@ class RequestQueue:
         self.queue_tokens = 0
         self.queue_items = 0
         self.queue_seconds = 0.0
-        self._long_seconds = 0.0  # the part of long requests and of requests in a share
+        self._long_seconds = 0.0  # the part of long requests
         self.threads = threads
         self._has_quick_thread = threads == 1
         self._reservations = Reservations()
@@ -103,7 +102,7 @@ class RequestQueue:
         # Requests by a lower bound of the priority of their first waiting item, which is corrected at the front. Each stage of a request
         # has its own node; an older node is dropped.
         self._by_priority: list[_Node] = []
-        self._long_by_priority: list[_Node] = []  # the same for long requests and requests in a share
+        self._long_by_priority: list[_Node] = []  # the same for long requests
         self._quick_by_priority: list[_Node] = []  # and for quick requests
         self._last_was_long = False
         self._groups: dict[Hashable, Group] = {}
@@ -122,7 +121,6 @@ class RequestQueue:
         now: float,
         busy_s: float = 0.0,
         items: int = 1,
-        share: Share | None = None,
     ) -> ScheduledRequest:
         """Admits a whole request by its estimated cost.
 
@@ -133,24 +131,21 @@ class RequestQueue:
             now: The current time.
             busy_s: Seconds that the inference threads still need for their current runs, in total; 0 if a thread is free.
             items: Estimated number of items.
-            share: The share of the queue in which it counts.
 
         Raises:
             TooLargeError: It is larger than the queue.
-            RefusedError: The queue or its share is full, or the request would probably not start before its deadline.
+            RefusedError: The queue is full, or the request would probably not start before its deadline.
         """
         if tokens > self.max_queue_tokens:
             raise _larger_than_queue(tokens, self.max_queue_tokens)
-        if share is not None:
-            tokens = share.reservation(tokens, self.max_queue_tokens)
-        is_small = share is None and tokens * SMALL_PARTS <= self.max_queue_tokens
+        is_small = tokens * SMALL_PARTS <= self.max_queue_tokens
         has_room = is_small and self._small_tokens + tokens <= self.max_queue_tokens // SPARE_PARTS
         if self.queue_tokens + tokens > self.max_queue_tokens and not has_room:
             raise self._full(tokens, busy_s)
         before = seconds - seconds / max(items, 1)  # before its last item, if all have the same cost
-        is_short = before <= LONG_S and share is None
+        is_short = before <= LONG_S
         wait = self.wait_s(now, busy_s, is_short=is_short)
-        # the last item of a long request, and a request in a share, also wait for later items of others
+        # the last item of a long request also waits for later items of others
         last_wait = wait if is_short else max(wait, (self.queue_seconds + busy_s) / self.threads)
         # its own items count only within the error; otherwise a queue that is always at its limit would admit only short texts
         remaining_s, own = deadline - now, before / self.threads
@@ -163,13 +158,12 @@ class RequestQueue:
             arrived=now,
             priority=now,
             slack_s=max(remaining_s - PREDICTION_ERROR * last_wait - own, 0.0),
-            is_short=share is None,
+            is_short=True,
             is_small=is_small,
             predicted_wait_s=wait,
-            share=share,
         )
         self._open_requests += 1
-        self._enter_share(request, seconds, before)
+        self._pace(request, before)
         self._hold(request, tokens, seconds)
         self._reservations.expect(request, items)
         return request
@@ -253,7 +247,7 @@ class RequestQueue:
         request.queued_at = now
         total = sum(runs[tokens][1] for tokens in counts)
         done_s = request.started_s + request.finish_s + request.delay_s
-        request.is_quick = self._has_quick_thread and not (reserved_tokens or request.share) and done_s + total + request.seconds <= QUICK_S
+        request.is_quick = self._has_quick_thread and not reserved_tokens and done_s + total + request.seconds <= QUICK_S
         self._pace(request, total - total / len(work))
         request.tokens += item_tokens
         request.seconds += total
@@ -303,7 +297,7 @@ class RequestQueue:
         """
         if not request.open:
             return
-        small = memory if request.share is None and memory * SMALL_PARTS <= self._max_memory else 0
+        small = memory if memory * SMALL_PARTS <= self._max_memory else 0
         other_memory, other_small = self._memory - request.memory, self._small_memory - request.small_memory
         has_room = other_memory + memory <= self._max_memory or (small and other_small + small <= self._max_memory // SPARE_PARTS)
         if memory > request.memory and other_memory and not has_room:
@@ -317,17 +311,6 @@ class RequestQueue:
             )
         self._memory, self._small_memory = other_memory + memory, other_small + small
         request.memory, request.small_memory = memory, small
-
-    def reserve_answer(self, request: ScheduledRequest, size: int) -> None:
-        """Adds the bytes of a request's answer to its share.
-
-        Raises:
-            RefusedError: The answers of its share would be too large.
-        """
-        if request.share is not None and request.open:
-            request.share.check_answer(request.answer_bytes, size)
-            request.share.answer_bytes += size - request.answer_bytes
-            request.answer_bytes = size
 
     @property
     def has_quick(self) -> bool:
@@ -395,13 +378,7 @@ class RequestQueue:
         self._memory -= request.memory
         self._small_memory -= request.small_memory
         self._open_requests -= 1
-        if request.share is None:
-            self._long_requests -= not request.is_short
-        else:
-            request.share.requests -= 1
-            request.share.priority -= request.pace * request.seconds  # the work that will not run
-            request.share.answer_bytes -= request.answer_bytes
-            self._long_requests -= request.share.requests == 0
+        self._long_requests -= not request.is_short
         self._hold(request, -request.tokens, -request.seconds)
         self.queue_items -= request.waiting
         self._drop_ended()
@@ -417,18 +394,6 @@ class RequestQueue:
                 expired.append(request)
         return expired
 
-    def _enter_share(self, request: ScheduledRequest, seconds: float, before: float) -> None:
-        """Queues a new request behind those of its share, if it has one, and sets its pace."""
-        share = request.share
-        if share is not None:
-            share.requests += 1
-            share.on_admitted()
-            self._long_requests += share.requests == 1
-        self._pace(request, before)
-        if share is not None:
-            request.priority = min(max(request.priority, share.priority), request.priority + request.slack_s)
-            share.priority = request.priority + request.pace * seconds
-
     def _pace(self, request: ScheduledRequest, before: float) -> None:
         """Sets the pace of an open request from the number of long requests, so that all of them together do not fall behind.
 
@@ -436,7 +401,7 @@ class RequestQueue:
         `before` is the predicted seconds of its remaining work before this item.
         """
         before += request.started_s + request.finish_s
-        if before > LONG_S and request.is_short:  # not in a share: all requests of a share together count as one long request
+        if before > LONG_S and request.is_short:
             request.is_short = False
             self._long_requests += 1
         request.pace = PACE * max(1.0, self._long_requests / self.threads)
@@ -468,8 +433,6 @@ class RequestQueue:
         self.queue_tokens += tokens
         if request.is_small:
             self._small_tokens += tokens
-        if request.share is not None:
-            request.share.tokens += tokens
         # sums of floats drift; an empty queue takes no time
         self.queue_seconds = self.queue_seconds + seconds if self.queue_tokens else 0.0
         if not request.is_short:

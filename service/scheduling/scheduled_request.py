@@ -1,4 +1,4 @@
-"""Waiting work: ScheduledRequest and its Items; Share limits a stream; Group has items by length; Reservations count later work."""
+"""Waiting work: ScheduledRequest and its Items; Group has items by length; Reservations count later work."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 from typing import Any
-
-from bertserve.service.errors import RefusedError
 
 RunSeconds = Callable[[int, int], float]
 # rows and longest tokens of a batch -> the rows and length of its run; None if it has more rows than can run at once
@@ -35,8 +33,7 @@ class ScheduledRequest:
         tokens: Tokens that it holds of the queue: an estimate at first, then the tokens of its waiting items.
         seconds: Predicted seconds of these tokens.
         arrived: Time at which it was admitted.
-        priority: Virtual start time of its first item, in seconds; the lowest is served first. It is the arrival, or later if other
-            requests of its share are before it.
+        priority: Virtual start time of its first item, in seconds; the lowest is served first. It is the arrival.
         slack_s: Latest delay of its last item, in seconds after its arrival, that still meets the deadline, as predicted at admission.
         results: One per item, in order, filled as they finish.
         items: Its items by priority, from the first waiting one.
@@ -58,14 +55,12 @@ class ScheduledRequest:
             this step had already run.
         long_step: Whether the step after its waiting item can take a long time without interruption.
         pace: Factor by which its earlier items count in the priorities of its later ones.
-        answer_bytes: Maximum bytes of its answer, as its share counts them.
-        is_short: Whether it may start before late requests: it is not long, and in no share.
+        is_short: Whether it may start before late requests: it is not long.
         is_quick: Whether the single inference thread of a device may be busy with another request, and it starts nevertheless.
         is_small: Whether its estimate was a small part of the queue.
         reserved_s: Predicted seconds of its waiting items whose start time is in the future.
         memory: Memory that it holds until it ends, in numbers of four bytes.
         small_memory: The same memory if it is a small part of the limit, otherwise 0.
-        share: The share of the queue in which it counts; None if there is none.
         owner: Data of the scheduler; the queue does not read it.
     """
 
@@ -97,11 +92,9 @@ class ScheduledRequest:
     is_short: bool = True
     is_quick: bool = False
     is_small: bool = False
-    answer_bytes: int = 0
     reserved_s: float = 0.0
     memory: int = 0
     small_memory: int = 0
-    share: Share | None = None
     owner: Any = None
 
 
@@ -146,70 +139,6 @@ class Item:
 
 # An ASCII text has at most four times the tokens that `estimate_tokens` expects from its characters: one per character.
 UNDERESTIMATED = 4
-
-# A share is at most this part of the queue, so that a stream leaves capacity to other callers.
-PARTS_OF_QUEUE = 4
-
-# Maximum bytes of the answers that a share's requests build at once, unless there is only one; their results need several times the memory.
-MAX_SHARE_ANSWER_BYTES = 2**23
-
-# Reason of a refusal: other requests hold the whole share.
-SHARE_FULL = "share_full"
-
-
-@dataclass(slots=True, eq=False)
-class Share:
-    """The part of the queue that all lines of one stream use together.
-
-    Attributes:
-        tokens: Tokens that its open requests hold.
-        answer_bytes: Maximum bytes of the answers of its open requests, as far as known.
-        requests: Number of open requests.
-        priority: Virtual start time of its next request: its requests start one after the other, like the items of one request.
-        on_admitted: Called when a request of the share is admitted.
-    """
-
-    tokens: int = 0
-    answer_bytes: int = 0
-    requests: int = 0
-    priority: float = 0.0
-    on_admitted: Callable[[], None] = lambda: None
-
-    def reservation(self, estimate: int, max_queue_tokens: int) -> int:
-        """Returns the tokens that a request holds until their number is known: the largest possible number, up to a whole share.
-
-        A request that is larger than a share must be the only one in it.
-
-        Raises:
-            RefusedError: Other requests hold too much of the share; the reason is `SHARE_FULL`.
-        """
-        limit = max_queue_tokens // PARTS_OF_QUEUE
-        tokens = max(estimate, min(UNDERESTIMATED * estimate, limit))
-        if self.tokens and self.tokens + tokens > limit:
-            raise RefusedError(
-                "the lines of this stream have {tokens} tokens in the queue and {limit} are allowed; wait for their answers.",
-                tokens=self.tokens,
-                limit=limit,
-                reason=SHARE_FULL,
-                retry_after_s=0.0,
-            )
-        return tokens
-
-    def check_answer(self, own: int, size: int) -> None:
-        """Checks that a request, which already counts `own` bytes, can build an answer of `size` bytes at the same time as others.
-
-        Raises:
-            RefusedError: The answers together are too large; the reason is `SHARE_FULL`.
-        """
-        other_bytes = self.answer_bytes - own
-        if other_bytes and other_bytes + size > MAX_SHARE_ANSWER_BYTES:
-            raise RefusedError(
-                "the answers to other lines of this stream need {others} bytes and {limit} are allowed at once; wait for them.",
-                others=other_bytes,
-                limit=MAX_SHARE_ANSWER_BYTES,
-                reason=SHARE_FULL,
-                retry_after_s=0.0,
-            )
 
 
 class Group:

@@ -21,7 +21,7 @@ from typing import Any
 from bertserve.service.errors import EngineError, ExpiredError, UnavailableError
 from bertserve.service.scheduling.inference_thread import BatchKind, CompletionQueue, InferenceThread, PeakConcurrency, Run, kind_of
 from bertserve.service.scheduling.request_queue import PART_ITEMS, RequestQueue
-from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest, Share
+from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest
 from bertserve.service.scheduling.stage import RequestResult, Stage
 from bertserve.service.scheduling.watchdog import HUNG_FLOOR_S, Watchdog
 
@@ -126,11 +126,6 @@ class Scheduler:
         return self._accepts and not self._withdrawn
 
     @property
-    def has_short_requests(self) -> bool:
-        """Whether a request that is not long waits or runs."""
-        return any(request.is_short for request in list(self._submitted))  # a copy, because other threads change the set
-
-    @property
     def wait_s(self) -> float:
         """Predicted seconds until a request that arrives now starts: all admitted work that has not run, divided by the threads."""
         with self._lock:
@@ -168,8 +163,8 @@ class Scheduler:
         for thread in self._threads:
             thread.handle.start()
 
-    def admit(self, *, tokens: int, seconds: float, timeout_s: float, items: int = 1, share: Share | None = None) -> ScheduledRequest:
-        """Admits a request by its estimated cost and items, within a share; the caller must pass the request to `run`, or `close` it.
+    def admit(self, *, tokens: int, seconds: float, timeout_s: float, items: int = 1) -> ScheduledRequest:
+        """Admits a request by its estimated cost and items; the caller must pass the request to `run`, or `close` it.
 
         Raises:
             TooLargeError: It is larger than the queue.
@@ -183,9 +178,7 @@ class Scheduler:
             self._callers.record(1 + len(self._submitted), now)
             self._queue.threads = max(1, self._thread_count - self._watchdog.hung)
             busy_s = self._busy_s(now)
-            return self._queue.admit(
-                tokens=tokens, seconds=seconds, deadline=now + timeout_s, now=now, busy_s=busy_s, items=items, share=share
-            )
+            return self._queue.admit(tokens=tokens, seconds=seconds, deadline=now + timeout_s, now=now, busy_s=busy_s, items=items)
 
     def _busy_s(self, now: float) -> float:
         """Returns the predicted seconds until all current runs have ended, in total; 0 if an inference thread is free."""
@@ -432,8 +425,6 @@ class Scheduler:
             self._submitted.add(request)
             request.owner.stage, request.expires = stage, stage.expires
             request.delay_s, request.long_step = stage.delay_s, stage.long_step
-            if request.share is not None:
-                self._queue.reserve_answer(request, stage.answer_bytes)
             self._queue.reserve_memory(request, stage.memory)
             items = self._queue.put(
                 request,

@@ -29,7 +29,6 @@ class Stage:
         long_step: Whether `finish` can take a long time without interruption. One of several threads starts no such stage; if there is
             only one, another thread serves all others meanwhile.
         expires: Whether the request's deadline ends it while this stage waits; false if only decoding is left.
-        answer_bytes: Maximum bytes of the request's answer.
         run_multi_threaded: Does the same as `run` with several threads; it is used while no other run is active or waits.
     """
 
@@ -45,7 +44,6 @@ class Stage:
     delay_s: float = 0.0
     long_step: bool = False
     expires: bool = True
-    answer_bytes: int = 0
     run_multi_threaded: Callable[[Sequence[Any]], Sequence[Any]] | None = None
 
 

@@ -23,7 +23,6 @@ from bertserve.service.providers import Provider
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.serving import loading
-from bertserve.service.serving.held_bytes import HeldBytes
 from bertserve.service.serving.loading import LoadOptions
 from bertserve.service.serving.model import Model
 from bertserve.service.serving.registry import Registry, check_defaults, wanted_defaults
@@ -86,7 +85,6 @@ class AppState:
         metrics: All metrics.
         utilization: Measures how busy the threads are.
         limits: The limits of a request.
-        held_bytes: The limit on the bodies and answers in memory.
         max_body_bytes: Maximum size of a body in bytes.
         timeout_ms: Deadline of a request that sets none.
         max_timeout_ms: Longest deadline that a request may set.
@@ -104,7 +102,6 @@ class AppState:
     metrics: Metrics
     utilization: Utilization
     limits: Limits
-    held_bytes: HeldBytes
     max_body_bytes: int
     timeout_ms: int
     max_timeout_ms: int
@@ -165,7 +162,6 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
         utilization=Utilization(scheduler, metrics),
         tracer=tracer,
         limits=Limits(max_inputs=settings.max_inputs, max_chars=settings.max_chars),
-        held_bytes=HeldBytes(settings.max_body_bytes, worker.workers),
         max_body_bytes=settings.max_body_bytes,
         timeout_ms=settings.timeout_ms,
         max_timeout_ms=settings.max_timeout_ms,

@@ -12,14 +12,13 @@ from typing import Any
 
 from bertserve.service.backend.cost import CostModel
 from bertserve.service.backend.engines import Engines
-from bertserve.service.backend.freed_memory import freed_memory
 from bertserve.service.backend.onnx_engine import Row
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.errors import BertServeError, ExpiredError, RefusedError, TooLargeError
 from bertserve.service.metrics import ModelMetrics
 from bertserve.service.scheduling.request_queue import LONG_STEP_S
-from bertserve.service.scheduling.scheduled_request import ScheduledRequest, Share
+from bertserve.service.scheduling.scheduled_request import ScheduledRequest
 from bertserve.service.scheduling.scheduler import GIL_PAUSE_S, Scheduler
 from bertserve.service.scheduling.stage import RequestResult, Stage
 from bertserve.service.serving.work import Prediction, RequestRun, TaskInput, Work, trace_run
@@ -42,11 +41,6 @@ MAX_WEIGHTS = 2**22
 SECONDS_PER_CHAR, SLOWEST_SECONDS_PER_CHAR = 3e-7, 1.25e-5
 # A text with more characters can take longer than LONG_STEP_S.
 LONG_CHARS = round(LONG_STEP_S / SLOWEST_SECONDS_PER_CHAR)
-# After a request with more characters, a larger answer or more numbers in memory, freed memory is returned to the system: about 12 MB, 3 MB
-# and 4 MB.
-MANY_CHARS = 50_000
-MANY_BYTES = 2**20
-MANY_NUMBERS = 2**20
 # Seconds for which a thread tokenizes or decodes one request before other requests get a turn.
 SLICE_S = 0.005
 # Shorter waits are not compared with their predictions, because they matter to no caller.
@@ -99,11 +93,6 @@ class Model:
         """Whether it answers requests."""
         return self._scheduler.ready
 
-    @property
-    def has_short_requests(self) -> bool:
-        """Whether a short request, to any model of the scheduler, waits or runs."""
-        return self._scheduler.has_short_requests
-
     async def predict(
         self,
         requests: Sequence[Any],
@@ -112,7 +101,6 @@ class Model:
         task: str | None = None,
         counts_refusals: bool = True,
         trace: Trace | None = None,
-        share: Share | None = None,
     ) -> Prediction:
         """Answers either all inputs of one request or none. If the coroutine is cancelled, its items leave the queue.
 
@@ -125,7 +113,6 @@ class Model:
             task: One of `tasks`; None for the model's own task.
             counts_refusals: Whether the metrics count a refusal; a caller that tries again itself sets it to false.
             trace: Records the stages, if the request is traced.
-            share: The part of the queue that the request shares with other requests.
 
         Raises:
             TooLargeError: The request is larger than the queue, or would need too much memory.
@@ -145,19 +132,14 @@ class Model:
         tokens, seconds, items = self._estimate(requests, spec, chars)
         run = RequestRun(requests, spec, TaskModel(self._tokenizer, self.bundle.manifest, Budget()), trace)
         try:
-            scheduled = self._scheduler.admit(tokens=tokens, seconds=seconds, timeout_s=timeout_s, items=items, share=share)
+            scheduled = self._scheduler.admit(tokens=tokens, seconds=seconds, timeout_s=timeout_s, items=items)
             done = await self._run_request(scheduled, run, chars)
         except (RefusedError, ExpiredError, asyncio.CancelledError) as error:
             if counts_refusals or not isinstance(error, RefusedError):
                 _count(metrics, error)
             raise
-        finally:
-            if chars > MANY_CHARS or run.memory > MANY_NUMBERS:
-                freed_memory.return_soon()
         _observe(metrics, done)
         prediction: Prediction = done.value
-        if prediction.answer_bytes > MANY_BYTES:
-            freed_memory.return_soon()
         return prediction
 
     async def _run_request(self, scheduled: ScheduledRequest, run: RequestRun, chars: int) -> RequestResult:
@@ -254,7 +236,6 @@ class Model:
             memory=run.memory,
             shape=self.graph.shape,
             run_multi_threaded=partial(self._run, multi_threaded=True),
-            answer_bytes=run.cost.answer_bytes,
         )
 
     def _receive(self, run: RequestRun, rows: Sequence[Row]) -> Prediction | Stage:
@@ -290,7 +271,7 @@ class Model:
             run.trace.note("decode", start, end, waits=bool(run.ready or run.open))
         if run.ready:
             time.sleep(GIL_PAUSE_S)
-            return _paused(partial(self._decode, run), run.reserved_tokens, memory=run.memory, answer_bytes=run.cost.answer_bytes)
+            return _paused(partial(self._decode, run), run.reserved_tokens, memory=run.memory)
         if run.open:
             run.reserved_tokens = sum(run.inputs[index].batch.cost.queue_tokens for index in run.open)
             return self._stage(run)
@@ -394,7 +375,6 @@ def _paused(
     memory: int = 0,
     delay_s: float = 0.0,
     long_step: bool = False,
-    answer_bytes: int = 0,
 ) -> Stage:
     """Returns a stage that continues on an inference thread, after other requests with an earlier priority.
 
@@ -404,7 +384,6 @@ def _paused(
         memory: Numbers of four bytes that the request holds until it ends.
         delay_s: Predicted seconds of `proceed`, if it cannot be interrupted.
         long_step: Whether `proceed` can take longer than `LONG_STEP_S` without interruption.
-        answer_bytes: Maximum bytes of the answer, if known.
     """
     return Stage(
         work=[(0, None)],
@@ -418,5 +397,4 @@ def _paused(
         expires=reserved_tokens is None,
         delay_s=delay_s,
         long_step=long_step,
-        answer_bytes=answer_bytes,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from bertserve.service.backend.freed_memory import freed_memory
+from bertserve.service.backend.freed_memory import FreedMemory
 from bertserve.service.metrics import Metrics
 from bertserve.service.scheduling.scheduler import Scheduler
 
@@ -19,6 +19,7 @@ class Utilization:
         """Creates it for the inference threads of a scheduler; `metrics` gets the measurements."""
         self._scheduler = scheduler
         self._metrics = metrics
+        self._freed_memory = FreedMemory()
         self._busy_s = 0.0
         self._loop_s: float | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -53,5 +54,5 @@ class Utilization:
     def _look(self, due: float) -> None:
         self._metrics.loop_lag.observe(max(time.monotonic() - due, 0.0))
         self.measure()
-        freed_memory.return_after_work()
+        self._freed_memory.return_after_work()
         self._look_again()

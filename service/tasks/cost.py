@@ -20,7 +20,7 @@ TEXT_CHARS = 32
 MAX_MEMORY = 2**24  # numbers of four bytes in memory until it is answered: 64 MiB
 MAX_MEMORY_TOGETHER = 2 * MAX_MEMORY  # for all requests of all workers
 MAX_STEPS = 2**22  # about four seconds
-MAX_ANSWER_BYTES = 2**24  # bytes of the answer as JSON; the event loop writes as many in 0.1 s
+MAX_ANSWER_BYTES = 2**23  # bytes of the answer as JSON; the event loop writes as many in 0.04 s
 
 # Steps that count as one token in the queue: a small encoder needs about the same time per token.
 STEPS_PER_TOKEN = 32

@@ -53,9 +53,9 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """An answer as bytes: its body in one or more pieces, and additional headers, with names in lower case."""
+    """An answer as bytes, with additional headers, whose names are in lower case."""
 
-    pieces: list[bytes]
+    body: bytes
     media_type: str
     headers: dict[str, str]
 

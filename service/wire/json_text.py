@@ -6,7 +6,6 @@ A vector stays a numpy array until here: orjson writes it without creating a Pyt
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -31,11 +30,6 @@ _LIMITS = (
 _COLLECTED_BYTES = 4096
 # Counting needs about twelve times the memory of a block.
 _BLOCK_BYTES = 2**19
-# Length of the pieces of a long document, and of its parts that orjson writes at once; a part keeps the GIL for less than a millisecond.
-PIECE_BYTES = 2**16
-_PART_BYTES = 2**15
-# Typical length of a number, a short text or an orjson fragment.
-_VALUE_BYTES = 16
 
 
 def parse(raw: bytes, *, finite: bool = False) -> Any:
@@ -100,54 +94,6 @@ def _to_known(value: Any) -> str:
     if isinstance(value, FilledText):
         return str(value)
     raise TypeError
-
-
-def json_pieces(value: Any) -> Iterator[bytes]:
-    """Yields the bytes of `to_json` in pieces of at most PIECE_BYTES, or one long text: orjson keeps the GIL for 40 ms per 10 MB.
-
-    Nothing joins the pieces: on busy cores, copying them into new memory takes about as long as writing them.
-    """
-    parts: list[bytes | memoryview] = []
-    size = 0
-    for part in _parts(value):
-        if size + len(part) > PIECE_BYTES and parts:
-            yield b"".join(parts)
-            parts, size = [], 0
-        parts.append(part)
-        size += len(part)
-    yield b"".join(parts)
-
-
-def _parts(value: Any) -> Iterator[bytes | memoryview]:
-    if isinstance(value, dict) and value:
-        start = b"{"
-        for key, item in value.items():
-            yield start + to_json(key) + b":"
-            yield from _parts(item)
-            start = b","
-        yield b"}"
-    elif isinstance(value, list | np.ndarray) and len(value) > 0:
-        step = _PART_BYTES // max(_length(item) for item in value[:: 1 + len(value) // 2**10])
-        for first in range(0, len(value), step or 1):
-            yield b"," if first else b"["
-            if step:
-                yield memoryview(to_json(value[first : first + step]))[1:-1]
-            else:
-                yield from _parts(value[first])
-        yield b"]"
-    else:
-        yield to_json(value)
-
-
-def _length(value: Any) -> int:
-    """Returns about how many bytes a value has as JSON. It looks only at some items of a list."""
-    if isinstance(value, np.ndarray):
-        return _VALUE_BYTES * max(value.size, 1)
-    if isinstance(value, list):
-        return len(value) * max(map(_length, value[:: 1 + len(value) // 8])) + 1 if value else 1
-    if isinstance(value, dict):
-        return sum(map(_length, value.values())) + _VALUE_BYTES * len(value) + 1
-    return max(len(value), _VALUE_BYTES) if isinstance(value, str | FilledText) else _VALUE_BYTES
 
 
 def fragment(data: bytes) -> Any:

@@ -351,4 +351,4 @@ def _write(head: Mapping[str, Any], outputs: Mapping[str, tuple[NDArray[Any], bo
     if not parts:
         return answer
     head_json = to_json(answer)
-    return Content([head_json, *parts], "application/octet-stream", {HEADER_LENGTH: str(len(head_json))})
+    return Content(b"".join([head_json, *parts]), "application/octet-stream", {HEADER_LENGTH: str(len(head_json))})

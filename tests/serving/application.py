@@ -26,7 +26,6 @@ from bertserve.service.metrics import Metrics
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.serving.build import AppState, Machine, WorkerShare, build
-from bertserve.service.serving.held_bytes import HeldBytes
 from bertserve.service.serving.model import Model
 from bertserve.service.serving.registry import Registry
 from bertserve.service.serving.reloader import Reloader
@@ -238,7 +237,6 @@ def faked(models: Path, engine: FakeEngine, *, max_queue_tokens: int = 4096, clo
         metrics=metrics,
         utilization=Utilization(scheduler, metrics),
         limits=Limits(max_inputs=64, max_chars=4096),
-        held_bytes=HeldBytes(65536),
         max_body_bytes=65536,
         timeout_ms=10_000,
         max_timeout_ms=20_000,

@@ -99,7 +99,7 @@ def test_the_log_has_the_address_of_the_client(models: Path, tmp_path: Path, fla
     """`x-forwarded-for` is used only if the proxy is trusted and the value is an address."""
     with running(models, tmp_path / "log", "--access-log", *flags) as served:
         for forwarded in ("203.0.113.7, 10.1.2.3", "some words of a caller", "::1%words of a caller"):
-            httpx.get(f"{served.url}/health", headers={"x-forwarded-for": forwarded})
+            httpx.get(f"{served.url}/models", headers={"x-forwarded-for": forwarded})
 
     assert clients == [line.partition("bertserve.access: ")[2].split()[0] for line in served.lines()]
 

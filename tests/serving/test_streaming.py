@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import socket
-import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -18,12 +15,10 @@ import pytest
 
 import slow
 from application import assert_same, call, faked, play, rejected
-from bertserve.service.errors import InvalidValueError
 from bertserve.service.http.app import create_app
+from bertserve.service.http.auth import AUTH, CALLER
 from bertserve.service.http.streaming import LineCutter, LineStream
-from bertserve.service.http.turns import LONG_BYTES, Turns
 from bertserve.service.serving.build import AppState, build
-from bertserve.service.serving.held_bytes import HeldBytes
 from bertserve.service.settings import Settings
 from fakes import FakeEngine
 
@@ -151,21 +146,26 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def stream_of(client: Client, answer: Any, *, max_requests: int = 4, max_bytes: int = 100, held: HeldBytes | None = None) -> LineStream:
-    return LineStream(
-        {}, client.receive, answer, max_requests=max_requests, max_bytes=max_bytes, held=held or HeldBytes(max_bytes), turns=Turns()
-    )
+class Checked:
+    """A caller whose key stays valid."""
+
+    def check_again(self, caller: Any) -> None:
+        pass
+
+
+def stream_of(client: Client, answer: Any, *, max_requests: int = 4, max_bytes: int = 100) -> LineStream:
+    return LineStream({AUTH: Checked(), CALLER: None}, client.receive, answer, max_requests=max_requests, max_bytes=max_bytes)
 
 
 async def test_a_stream_reads_few_lines_ahead() -> None:
-    """A chunk has one line. The stream takes four lines, one that waits and two ahead, then one more for each answer that it sends."""
+    """A chunk has one line. The stream takes four lines and one that waits and two ahead, then one more for each answer that it sends."""
     client, gates = Client([b"%d\n" % i for i in range(1000)]), [asyncio.Event() for _ in range(1000)]
     started: list[int] = []
 
-    async def answer(line: bytes, expected: int) -> list[bytes]:
+    async def answer(line: bytes) -> bytes:
         started.append(int(line))
         await gates[int(line)].wait()
-        return [line]
+        return line
 
     running = asyncio.create_task(stream_of(client, answer)(client.send))
     await settle()
@@ -182,41 +182,15 @@ async def test_a_stream_reads_few_lines_ahead() -> None:
     assert [b"%d\n" % i for i in range(1000)] == client.answers
 
 
-def long_body(read: Callable[[], None]) -> dict[str, Any]:
-    """Returns arguments for `Turns.read`: a long body, which it reads by a call of `read`."""
-    return {"route": SimpleNamespace(read=lambda _: read()), "incoming": SimpleNamespace(raw=bytes(LONG_BYTES + 1))}
-
-
-async def test_the_error_of_a_cancelled_read_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """By default, asyncio logs such an error with a traceback that has the caller's text."""
-    begun, may_end = threading.Event(), threading.Event()
-
-    def read() -> None:
-        begun.set()
-        may_end.wait(10)
-        raise InvalidValueError("a caller's text.")
-
-    turns = Turns()
-    reading = asyncio.create_task(turns.read(**long_body(read)))
-    await asyncio.to_thread(begun.wait, 10)
-    reading.cancel()
-    await asyncio.wait([reading])
-    del reading  # the task holds the error
-    may_end.set()
-    await turns.read(**long_body(lambda: None))
-    gc.collect()
-    assert [] == caplog.messages
-
-
 async def test_a_client_that_does_not_read_pauses_its_stream() -> None:
     client = Client([b"%d\n" % i for i in range(1000)])
     client.reads.clear()
     started = 0
 
-    async def answer(line: bytes, expected: int) -> list[bytes]:
+    async def answer(line: bytes) -> bytes:
         nonlocal started
         started += 1
-        return [line]
+        return line
 
     running = asyncio.create_task(stream_of(client, answer)(client.send))
     await settle()
@@ -246,7 +220,7 @@ def test_a_disconnect_cancels_the_waiting_requests(models: Path) -> None:
         }
         running = asyncio.create_task(app(scope, client.receive, client.send))
         await asyncio.to_thread(engine.entered.acquire, timeout=20)
-        await asyncio.sleep(0.2)  # the other lines start in turns, a millisecond apart
+        await settle()
         client.gone.set()
         await asyncio.wait_for(running, 5)
         engine.gate.set()
