@@ -39,7 +39,7 @@ TASK = ExportTask(
     ordinary_requests=lambda texts, spec: [],
     resolve=_resolve,
     tokenizer_call=lambda request, spec: TokenizerCall((request.prompt + request.text,)),
-    example=lambda spec: {"inputs": "The bridge was built in Porto in 1886.", "parameters": {"dimensions": 8, "normalize": True}},
+    example=lambda spec: {"inputs": "The bridge was built in Porto in 1886.", "parameters": {"dimensions": 2, "normalize": True}},
     measure=lambda config: "cosine",
     data_parameters=_data_parameters,
 )

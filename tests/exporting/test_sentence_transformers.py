@@ -14,6 +14,7 @@ from transformers import T5Config
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.checkpoint.sentence_head import POOLINGS, SentenceHead
+from bertserve.export.tasks import feature_extraction
 from bertserve.export.validation.reference import Reference
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import classify, embed, similarity
@@ -226,3 +227,12 @@ def test_the_weights_of_dense_modules_are_part_of_the_digest(tmp_path: Path) -> 
     digest = load_checkpoint(str(path)).weights_sha256
     write_files(path, {"2_Dense/config.json": {"in_features": 12, "out_features": 6, "bias": True}})
     assert digest != load_checkpoint(str(path)).weights_sha256
+
+
+def test_vectors_can_have_few_values(tmp_path: Path) -> None:
+    """The example of a bundle asks for fewer values."""
+    path = written(tmp_path, "6.2.0/dense")
+    write_files(path, {"2_Dense/config.json": {"in_features": 12, "out_features": 2, "bias": True}})
+    checkpoint = load_checkpoint(str(path))
+    [vector] = in_pytorch(checkpoint, tmp_path, feature_extraction.TASK.example(checkpoint.tokenizer_spec), embed.TASK)
+    assert 2 == len(vector)
