@@ -223,7 +223,6 @@ def _how_made(graph: GraphSpec) -> str:
 
 def describe_quantization(validation: ValidationReport) -> str:
     """Returns the quantized operators, the error of the outputs, and the number of matrices with too few texts for GPTQ."""
-    # 0 in manifests of older exports, which did not measure the error
     error = f", which changes the outputs by {validation.quantization_error:.3f} of their spread" if validation.quantization_error else ""
     nearest = validation.quantized.get("RoundedToNearest", 0)
     remark = (
@@ -273,7 +272,7 @@ def _error_table(graphs: Sequence[GraphSpec], max_length: int) -> list[str]:
 
 
 def _longest(graphs: Sequence[GraphSpec], max_length: int) -> str:
-    """Returns a sentence about the longest compared rows; empty for manifests of older exports, which did not record them."""
+    """Returns a sentence about the longest compared rows; empty if they were not recorded."""
     longest = max(graph.evidence.longest or 0 for graph in graphs)
     return f" The longest row that was compared has {longest} tokens, and the model takes {max_length}." if longest else ""
 

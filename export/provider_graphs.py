@@ -16,10 +16,10 @@ from bertserve.export.errors import ExportError
 from bertserve.export.graph import onnx_files
 from bertserve.export.progress import stage
 from bertserve.export.tasks.catalog import TASKS
-from bertserve.export.validation.measure import measure_graph
+from bertserve.export.tasks.labeled_data import read_request
+from bertserve.export.validation.measure import measure_graph, without_validation_report
 from bertserve.export.validation.reference import Reference
-from bertserve.export.validation.samples import predict, read_request
-from bertserve.service.backend.onnx_engine import OnnxEngine
+from bertserve.export.validation.served_graph import ServedGraph, open_engine
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 from bertserve.service.bundle.manifest import Example, OmittedGraph
 from bertserve.service.bundle.validation_policy import is_low
@@ -54,10 +54,10 @@ class BundleGraphs:
 
 @dataclass(frozen=True)
 class _ProviderGraphs:
-    """A provider's graphs, the engine of the default one, and the missing graphs."""
+    """A provider's graphs, the default one ready to run, and the missing graphs."""
 
     graphs: Sequence[GraphSpec]
-    engine: OnnxEngine
+    default: ServedGraph
     omitted: Sequence[OmittedGraph] = ()
 
 
@@ -100,7 +100,7 @@ def measure_graphs(
             result = _with_default(result.graphs, better, comparison, result.omitted)
         graphs += result.graphs
         omitted += result.omitted
-        example = example or answer_example(comparison.checkpoint, comparison.tokenizer, result.engine)
+        example = example or answer_example(comparison.checkpoint, result.default)
     if example is None:
         assert failure is not None, "there is at least one provider"
         raise failure
@@ -117,19 +117,18 @@ def _measure(
         OSError: A file cannot be written.
     """
     graphs: list[GraphSpec] = []
-    engine, omitted = None, []
+    default, omitted = None, []
     try:
         # fp32 is measured even if it is not kept; otherwise int8's wide limits could hide an error of the trace
         for artifact in artifacts:
-            default = artifact.precision == precisions[-1]
+            is_default = artifact.precision == precisions[-1]
             with stage("parity", f"{artifact.provider}/{artifact.precision}"):
                 onnx_files.finalize(artifact.path)
-                graph, graph_engine = measure_graph(
-                    artifact, comparison.checkpoint, comparison.tokenizer, comparison.reference, default=default
-                )
+                entry = without_validation_report(artifact, comparison.checkpoint, default=is_default)
+                graph, served = measure_graph(comparison.folder, entry, comparison.checkpoint, comparison.tokenizer, comparison.reference)
             graphs.append(graph)
-            engine = graph_engine if default else engine
-            del graph_engine  # the next graph needs its memory
+            default = served if is_default else default
+            del served  # the next graph needs its memory
     except Exception as error:  # optimizers and onnxruntime have no common base class of errors
         if not graphs or isinstance(error, OSError):
             raise
@@ -140,8 +139,8 @@ def _measure(
     _remove_others(comparison.folder, provider, graphs)
     if omitted:
         return _with_default(graphs, graphs[-1], comparison, omitted)
-    assert engine is not None
-    return _ProviderGraphs(graphs, engine)
+    assert default is not None
+    return _ProviderGraphs(graphs, default)
 
 
 def _omitted(provider: Provider, precision: Precision, error: Exception) -> OmittedGraph:
@@ -163,14 +162,9 @@ def _with_default(
 ) -> _ProviderGraphs:
     """Returns the same graphs with another default; the session of that graph opens on the provider of its measurements."""
     checkpoint = comparison.checkpoint
-    engine = OnnxEngine(
-        comparison.folder / default.file,
-        default,
-        pad_id=checkpoint.tokenizer_spec.pad_id,
-        padding_side=checkpoint.tokenizer_spec.padding_side,
-        provider=default.evidence.provider,
-    )
-    return _ProviderGraphs([graph.model_copy(update={"default": graph is default}) for graph in graphs], engine, omitted)
+    engine = open_engine(comparison.folder, default, checkpoint.tokenizer_spec, default.evidence.provider)
+    served = ServedGraph(default, engine, comparison.tokenizer, checkpoint.task, checkpoint)
+    return _ProviderGraphs([graph.model_copy(update={"default": graph is default}) for graph in graphs], served, omitted)
 
 
 def _better_default(graphs: Sequence[GraphSpec]) -> GraphSpec | None:
@@ -179,9 +173,9 @@ def _better_default(graphs: Sequence[GraphSpec]) -> GraphSpec | None:
     return next((graph for graph in graphs if graph.precision == "fp32"), None) if is_low(default) else None
 
 
-def answer_example(checkpoint: Checkpoint, tokenizer: Tokenizer, engine: OnnxEngine) -> Example:
+def answer_example(checkpoint: Checkpoint, served: ServedGraph) -> Example:
     """Returns a request body and the graph's answer to it, in the format of the HTTP API."""
     example = TASKS[checkpoint.task].example(checkpoint.tokenizer_spec)
     body = read_request(checkpoint.task, example)
     (request,) = body.requests(checkpoint)
-    return Example(request=example, result=body.answer([predict(checkpoint.task, request, tokenizer, engine, checkpoint)]))
+    return Example(request=example, result=body.answer([served.answer(request).result]))

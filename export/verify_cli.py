@@ -19,8 +19,7 @@ from bertserve.service.flag_parser import FlagParser
 from bertserve.service.providers import PROVIDERS
 
 if TYPE_CHECKING:
-    from bertserve.export.verify.graph_checks import BundleCheck
-    from bertserve.export.verify.verify import VerifySpec
+    from bertserve.export.validation.data import Check
 
 PACKAGES = {
     False: ("onnxruntime",),
@@ -33,26 +32,14 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     parser = _parser()
     args = parser.parse_args(argv)
-    if args.min_agreement is not None and args.data is None:
-        parser.error("--min-agreement needs --data; give both")
-    if args.min_metric and args.data is None:
-        parser.error("--min-metric needs --data; give both")
-    if len(dict(args.min_metric)) < len(args.min_metric):
-        parser.error("--min-metric has a duplicate metric; give each once")
-    if problem := _misused_checkpoint(args):
+    if problem := _problem(args):
         parser.error(problem)
     args.checkpoint = args.checkpoint or args.module
-    if args.update and (args.checkpoint is None or args.provider is not None or args.precision is not None):
-        parser.error(
-            "--update measures all graphs against the checkpoint; give --checkpoint or --module, and neither --provider nor --precision"
-        )
-    if args.validation is not None and not args.update:
-        parser.error("--validation needs --update; give both")
     needs_torch = args.checkpoint is not None
     if flags.say_missing(PACKAGES[needs_torch], "verifying needs it", *(("export", "cpu") if needs_torch else ("cpu",))):
         return 3
     # importing onnxruntime takes a while, and --help and wrong flags do not need it
-    from bertserve.export.verify.verify import VerifySpec, verify
+    from bertserve.export.validation.verify import VerifySpec, verify
 
     spec = VerifySpec(
         args.bundle,
@@ -65,9 +52,9 @@ def main(argv: Sequence[str]) -> int:
         args.revision,
         args.module is not None,
     )
-    checks: list[BundleCheck] = []
+    checks: list[Check] = []
 
-    def report(check: BundleCheck) -> None:
+    def report(check: Check) -> None:
         checks.append(check)
         if not args.json:
             print(f"{STATUS[check.passed]:<8}{check.name:<24} {check.detail}", flush=True)
@@ -79,48 +66,34 @@ def main(argv: Sequence[str]) -> int:
         print(f"bert-export: {error}", file=sys.stderr)
         return error.exit_code
     if args.update and all(check.passed is not False for check in checks):
-        report(_update(spec, args.validation))
+        from bertserve.export.validation.remeasure import update
+
+        report(update(spec, args.validation))
     passed = all(check.passed is not False for check in checks)
     if args.json:
         print(json.dumps({"bundle": str(args.bundle), "passed": passed, "checks": [vars(check) for check in checks]}, indent=1))
     return 0 if passed else 1
 
 
-def _misused_checkpoint(args: argparse.Namespace) -> str | None:
-    if args.module is not None and args.checkpoint is not None:
-        return "argument --module: it replaces --checkpoint; remove one of them"
-    if args.module is not None and not args.trust_module:
-        return f"argument --module: it would run the code of `{args.module}` with your rights; read it, and give --trust-module if you trust it"
-    if args.module is None and args.trust_module:
-        return "argument --trust-module: it is for --module; remove it"
-    if args.revision is not None and args.checkpoint is None:
-        return "argument --revision: it is for the hub id of --checkpoint; give --checkpoint too"
-    return None
-
-
-def _update(spec: VerifySpec, validation: Path | None) -> BundleCheck:
-    """Measures the graphs again and updates the manifest; returns the check of this."""
-    from bertserve.export.verify.checkpoint_checks import load_checkpoint_of, remeasure
-    from bertserve.export.verify.graph_checks import BundleCheck
-    from bertserve.service.bundle.files import load_bundle
-
-    try:
-        assert spec.checkpoint is not None, "the command asks for it"
-        bundle = load_bundle(spec.bundle.resolve())
-        updated = remeasure(bundle, load_checkpoint_of(bundle, spec.checkpoint, revision=spec.revision, module=spec.module), validation)
-        is_unknown = updated.int8_texts is not None and updated.int8_texts.calibration is None
-        return BundleCheck(
-            "update",
-            True,
-            "evidence and flops of the manifest, and the card, are those measured now"
-            + (
-                "; the manifest does not say which texts int8 was made with, so the texts that judge it may be among them"
-                if is_unknown
-                else ""
-            ),
-        )
-    except (ExportError, OSError) as error:
-        return BundleCheck("update", False, f"nothing was written: {error}")
+def _problem(args: argparse.Namespace) -> str | None:
+    """Returns what is wrong with the flags together, or None."""
+    source = args.checkpoint or args.module
+    problems = {
+        "--min-agreement needs --data; give both": args.min_agreement is not None and args.data is None,
+        "--min-metric needs --data; give both": args.min_metric and args.data is None,
+        "--min-metric has a duplicate metric; give each once": len(dict(args.min_metric)) < len(args.min_metric),
+        "--module replaces --checkpoint; remove one of them": args.module is not None and args.checkpoint is not None,
+        f"--module would run the code of `{args.module}` with your rights; read it, and give --trust-module if you trust it": (
+            args.module is not None and not args.trust_module
+        ),
+        "--trust-module is for --module; remove it": args.module is None and args.trust_module,
+        "--revision is for the hub id of --checkpoint; give --checkpoint too": args.revision is not None and args.checkpoint is None,
+        "--update measures all graphs against the checkpoint; give --checkpoint or --module, and neither --provider nor --precision": (
+            args.update and (source is None or args.provider is not None or args.precision is not None)
+        ),
+        "--validation needs --update; give both": args.validation is not None and not args.update,
+    }
+    return next((problem for problem, wrong in problems.items() if wrong), None)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -137,12 +110,24 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE:FACTORY",
         help="instead of --checkpoint, for a bundle exported with --module: the same file and function; needs --trust-module",
     )
+    parser.add_argument("--trust-module", action="store_true", help="run the code of --module with your rights; read the file first")
     parser.add_argument(
-        "--trust-module",
-        action="store_true",
-        help="run the code of --module with your rights; read the file first",
+        "--data",
+        metavar="FILE",
+        type=Path,
+        help='JSON Lines of inputs, {"inputs": ..., "parameters"?: ...} or {"text": ...}, with or without the correct answer (label, '
+        "entities or tags, answers, target): measures agreement with the checkpoint or the fp32 graph, and quality metrics if "
+        "answers are given",
     )
-    _add_data_flags(parser)
+    parser.add_argument("--min-agreement", type=flags.parse_positive, metavar="SHARE", help="minimum agreement of each graph on the data")
+    parser.add_argument(
+        "--min-metric",
+        type=_parse_floor,
+        action="append",
+        default=[],
+        metavar="METRIC=SHARE",
+        help="minimum of a metric of each graph on the data, such as matthews=0.55; repeat for more metrics: " + ", ".join(_metrics()),
+    )
     parser.add_argument(
         "--provider",
         type=flags.parse_providers,
@@ -170,31 +155,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     return parser
-
-
-def _add_data_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--data",
-        metavar="FILE",
-        type=Path,
-        help='JSON Lines of inputs, {"inputs": ..., "parameters"?: ...} or {"text": ...}, with or without the correct answer (label, '
-        "entities or tags, answers, target): measures agreement with the checkpoint or the fp32 graph, and quality metrics if "
-        "answers are given",
-    )
-    parser.add_argument(
-        "--min-agreement",
-        type=flags.parse_positive,
-        metavar="SHARE",
-        help="minimum agreement of each graph on the data",
-    )
-    parser.add_argument(
-        "--min-metric",
-        type=_parse_floor,
-        action="append",
-        default=[],
-        metavar="METRIC=SHARE",
-        help="minimum of a metric of each graph on the data, such as matthews=0.55; repeat for more metrics: " + ", ".join(_metrics()),
-    )
 
 
 def _metrics() -> dict[str, str]:

@@ -1,5 +1,5 @@
-"""Validates that a graph agrees with its checkpoint: `measure` creates the validation report for the manifest.
+"""Compares the graphs of a bundle with its checkpoint: at export, and again by `bert-export verify`.
 
-`measure`, `parity` and `reference` compare with the checkpoint and need torch. `bertserve.export.verify` uses the other modules without a
-checkpoint, so these do not need it.
+`comparison` is the comparison, with its bounds; the others supply requests, answers and references. `measure`, `reference` and `remeasure`
+need torch, so `verify` imports them only for a checkpoint.
 """

@@ -19,6 +19,7 @@ from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.tasks.metrics import f1, spearman
 from bertserve.service.backend.onnx_engine import Engine, Row
 from bertserve.service.bundle.graph_spec import Agreement, Measure, Precision
+from bertserve.service.check import difference
 from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.text.tokenizer import Encoding
 
@@ -108,17 +109,7 @@ _VALUES: dict[Measure, Callable[[Measure, _Pairs], Agreement]] = {
 
 def equal_but_for_scores(expected: Any, actual: Any) -> bool:
     """Returns whether two results or decisions are equal, ignoring the values of floats."""
-    if isinstance(expected, list):
-        return isinstance(actual, list) and len(expected) == len(actual) and all(map(equal_but_for_scores, expected, actual))
-    if isinstance(expected, dict):
-        return (
-            isinstance(actual, dict)
-            and expected.keys() == actual.keys()
-            and all(equal_but_for_scores(expected[key], actual[key]) for key in expected)
-        )
-    if isinstance(expected, float):
-        return isinstance(actual, float)
-    return type(expected) is type(actual) and bool(expected == actual)
+    return difference(expected, actual, math.inf) is None
 
 
 def equal_but_for_ties(task: str, expected: Any, actual: Any, tolerance: float) -> bool:

@@ -5,7 +5,6 @@ The Hugging Face tokenizer creates the inputs, with its own truncation and windo
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,12 +21,11 @@ from bertserve.export.errors import ParityError
 from bertserve.export.progress import track
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.tasks.spec import TokenizerCall
-from bertserve.export.validation.samples import attention_texts, full_length_request, sample_requests, text_requests
-from bertserve.service.backend.onnx_engine import Engine
-from bertserve.service.bundle.graph_spec import Precision
+from bertserve.export.validation.samples import attention_texts, sample_requests, text_requests
+from bertserve.export.validation.served_graph import ServedGraph
+from bertserve.service.backend.onnx_engine import Row
 from bertserve.service.tasks import attention
 from bertserve.service.tasks.attention import MAX_VALUES
-from bertserve.service.text.tokenizer import Tokenizer
 
 NO_TEXTS = Texts()
 
@@ -46,35 +44,32 @@ class Reference:
     """
 
     def __init__(self, checkpoint: Checkpoint, requests: Sequence[Any], texts: Sequence[Any] = ()) -> None:
-        """Runs requests, and `texts` for int8, in PyTorch window by window, because windows of a batch change each other in some models."""
+        """Runs requests, and `texts` for int8, in PyTorch."""
         self.requests = [*requests, *texts]
-        call, spec = TASKS[checkpoint.task].tokenizer_call, checkpoint.tokenizer_spec
-        self.rows = [
-            [_run_window(checkpoint, window) for window in _windows(checkpoint, call(request, spec))]
-            # a bar for a single request would appear for each line of a user's data
-            for request in (track(self.requests, "run PyTorch", unit="samples") if len(self.requests) > 1 else self.requests)
-        ]
+        self.rows = [run(checkpoint, request) for request in track(self.requests, "run PyTorch", unit="samples")]
         self.fixed = len(requests)
         self.attention: Sequence[AttentionSample] = ()
-
-    def of(self, precision: Precision) -> Reference:
-        """Returns the reference for a precision: all requests for int8, whose answers may differ; the first ones for others."""
-        if precision == "int8":
-            return self
-        first = copy.copy(self)
-        first.requests, first.rows = self.requests[: self.fixed], self.rows[: self.fixed]
-        return first
 
 
 def sample_reference(checkpoint: Checkpoint, texts: Texts = NO_TEXTS) -> Reference:
     """Returns the checkpoint's outputs for the samples of its task, and for texts to validate int8, which were not used to create it."""
-    task, spec = checkpoint.task, checkpoint.tokenizer_spec
-    prompts = checkpoint.embedding.prompts.values() if checkpoint.embedding else ()
-    full = full_length_request(task, spec, lambda text: len(checkpoint.tokenizer(text, add_special_tokens=False)["input_ids"]))
-    fixed = [*sample_requests(task, spec, prompts), full]
-    reference = Reference(checkpoint, fixed, text_requests(task, texts, spec))
+    reference = Reference(checkpoint, fixed_requests(checkpoint), text_requests(checkpoint.task, texts, checkpoint.tokenizer_spec))
     reference.attention = sample_attention(checkpoint)
     return reference
+
+
+def fixed_requests(checkpoint: Checkpoint) -> list[Any]:
+    """Returns the fixed samples of a checkpoint, of which one has its maximum length."""
+    spec = checkpoint.tokenizer_spec
+    return sample_requests(
+        checkpoint.task, spec, checkpoint, lambda text: len(checkpoint.tokenizer(text, add_special_tokens=False)["input_ids"])
+    )
+
+
+def run(checkpoint: Checkpoint, request: Any) -> list[Row]:
+    """Returns the outputs of each window of a request in PyTorch; windows run alone, because they change each other in some models."""
+    call = TASKS[checkpoint.task].tokenizer_call(request, checkpoint.tokenizer_spec)
+    return [_run_window(checkpoint, window) for window in _windows(checkpoint, call)]
 
 
 def _windows(checkpoint: Checkpoint, call: TokenizerCall) -> list[dict[str, list[int]]]:
@@ -106,7 +101,7 @@ def _windows(checkpoint: Checkpoint, call: TokenizerCall) -> list[dict[str, list
     return windows[::-1] if call.stride is not None and checkpoint.tokenizer_spec.truncation_side == "left" else windows
 
 
-def _run_window(checkpoint: Checkpoint, window: dict[str, list[int]]) -> dict[str, NDArray[np.float32]]:
+def _run_window(checkpoint: Checkpoint, window: dict[str, list[int]]) -> Row:
     """Returns a window's outputs from PyTorch in the engine's form, float32 by name."""
     with torch.no_grad():
         outputs = checkpoint.model(**{name: torch.tensor([values]) for name, values in window.items()})
@@ -150,7 +145,7 @@ def sample_attention(checkpoint: Checkpoint) -> list[AttentionSample]:
     return samples
 
 
-def measure_attention(engine: Engine, tokenizer: Tokenizer, samples: Sequence[AttentionSample], precision: Precision) -> float | None:
+def measure_attention(served: ServedGraph, samples: Sequence[AttentionSample]) -> float | None:
     """Returns the largest difference of a weight from PyTorch, or None if the graph does not return attention.
 
     Raises:
@@ -158,8 +153,8 @@ def measure_attention(engine: Engine, tokenizer: Tokenizer, samples: Sequence[At
     """
     errors: list[float] = []
     for sample in samples:
-        encoding, _ = attention.encode(sample.request, tokenizer)
-        rows = engine.run([encoding])
+        encoding, _ = attention.encode(sample.request, served.tokenizer)
+        rows = served.engine.run([encoding])
         length = len(encoding)
         if sample.layers[0].shape[-1] != length:
             raise ParityError(f"a text has {length} tokens, but {sample.layers[0].shape[-1]} with the checkpoint's tokenizer.")
@@ -167,7 +162,7 @@ def measure_attention(engine: Engine, tokenizer: Tokenizer, samples: Sequence[At
     if not errors:
         return None
     worst = float(np.max(errors))  # `max` may ignore a NaN
-    if precision == "fp32" and not worst <= MAX_ERROR:
+    if served.graph.precision == "fp32" and not worst <= MAX_ERROR:
         raise ParityError(
             f"fp32 attention weights differ by {worst:.2e}, over the limit of {MAX_ERROR:.0e}; export it without --attentions."
         )

@@ -1,4 +1,4 @@
-"""The requests for comparing a graph with its checkpoint, and the graph's answers to them.
+"""The requests for comparing a graph with its checkpoint.
 
 A few fixed requests of every kind must give equal answers: short and long texts, Unicode, pairs, windows. A few hundred requests from
 ordinary texts measure the share of equal answers of a graph with lower precision. `export/tasks` has the requests of each task.
@@ -7,22 +7,14 @@ ordinary texts measure the share of equal answers of a graph with lower precisio
 from __future__ import annotations
 
 import itertools
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.tasks.spec import LONG, NAMES, SENTENCE, TEXTS
-from bertserve.service.backend.onnx_engine import Engine
 from bertserve.service.bundle.manifest import SpecialPiece, Task, TokenizerSpec
-from bertserve.service.tasks import catalog, multiple_choice
-from bertserve.service.tasks.batch import ModelConfig, TaskModel, run_all
-from bertserve.service.tasks.body import Limits, TaskBody
-from bertserve.service.tasks.cost import Budget
-from bertserve.service.text.tokenizer import Tokenizer
-from bertserve.service.wire.json_text import to_plain
-from bertserve.service.wire.reading import read_as
+from bertserve.service.tasks.batch import ModelConfig
 
 if TYPE_CHECKING:
     from bertserve.export.calibration import Texts
@@ -30,7 +22,6 @@ if TYPE_CHECKING:
 MAX_ADDED_TOKENS = 512  # maximum number of samples; some tokenizers have thousands
 _TOKENS_PER_TEXT = 16
 _ATTENTION_TEXTS = 7  # number of the built-in texts to use; each runs with the weights of all layers and heads
-MAX_CHARS = 10**8  # of a user's text
 
 MAX_FULL_LENGTH = 4096  # in tokens; PyTorch needs attention of length x length per head, 1 GiB for 16 heads, and for a moment twice as much
 
@@ -53,8 +44,10 @@ def attention_texts() -> list[tuple[str, ...]]:
     return [*((text,) for text in TEXTS[:_ATTENTION_TEXTS]), pair, (LONG,), (LONG * 2, NAMES), (LONG * 9,)]
 
 
-def sample_requests(task: Task, spec: TokenizerSpec, prompts: Iterable[str] = ()) -> list[Any]:
+def sample_requests(task: Task, spec: TokenizerSpec, config: ModelConfig, count: Callable[[str], int] | None = None) -> list[Any]:
     """Returns the fixed requests of a task, and requests for the model's own added tokens and prompts.
+
+    If `count`, which counts tokens, is given, the last request has the model's maximum length.
 
     Without special tokens in the template, an empty text has no tokens and no answer, so there is no request for it.
     """
@@ -64,12 +57,16 @@ def sample_requests(task: Task, spec: TokenizerSpec, prompts: Iterable[str] = ()
     else:
         requests = [record.text_request(text, spec) for text in ["", *TEXTS, NAMES * 5, LONG * 30]]
     requests += [record.text_request(text, spec) for text in _added_token_texts(spec)]
+    prompts = config.embedding.prompts.values() if config.embedding else ()
     requests += [replace(record.text_request(SENTENCE, spec), prompt=prompt) for prompt in prompts]
-    bare = not any(isinstance(piece, SpecialPiece) for piece in spec.single)
-    return [request for request in requests if request.chars] if bare else requests
+    if not any(isinstance(piece, SpecialPiece) for piece in spec.single):
+        requests = [request for request in requests if request.chars]
+    if count is not None:
+        requests.append(_full_length_request(task, spec, count))
+    return [record.resolve(request, config) for request in requests]
 
 
-def full_length_request(task: Task, spec: TokenizerSpec, count: Callable[[str], int]) -> Any:
+def _full_length_request(task: Task, spec: TokenizerSpec, count: Callable[[str], int]) -> Any:
     """Returns a request of the model's maximum length, or of about `MAX_FULL_LENGTH` tokens if that is shorter; `count` counts tokens."""
     length = min(spec.max_length, MAX_FULL_LENGTH)
     # enough tokens for the model to cut the text; below the model's length nothing is cut, and special tokens and a second text need space
@@ -85,21 +82,3 @@ def _added_token_texts(spec: TokenizerSpec) -> list[str]:
     tokens = [token.token for token in spec.added_tokens][:MAX_ADDED_TOKENS]
     step = max(1, min(_TOKENS_PER_TEXT, spec.max_length // 8))
     return [" met ".join(f"{token} Ada {token}" for token in tokens[i : i + step]) for i in range(0, len(tokens), step)]
-
-
-def read_request(task: str, document: Mapping[str, Any]) -> TaskBody:
-    """Returns a body as the service reads it, without a limit on its length.
-
-    Raises:
-        CallerError: It is not a valid body of the task.
-    """
-    limits = Limits(max_inputs=multiple_choice.MAX_CHOICES, max_chars=MAX_CHARS)
-    return read_as(catalog.TASKS[task].body, json.dumps(document).encode(), limits)
-
-
-def predict(task: str, request: Any, tokenizer: Tokenizer, engine: Engine, config: ModelConfig) -> Any:
-    """Returns the result that a client gets from the service's answer; each window is run alone."""
-    model = TaskModel(tokenizer, config, Budget())
-    return to_plain(
-        run_all(catalog.TASKS[task].run(request, model), lambda encodings: [engine.run([encoding])[0] for encoding in encodings])
-    )

@@ -181,6 +181,7 @@ class ValidationReport(Record):
         quantized: Quantized operator -> count, including operators that stay in float; empty for a float graph.
         quantization_error: Root mean square difference of the outputs from the float graph's outputs, relative to their standard deviation;
             measured on the gate texts for int8, on the calibration texts for fp16.
+        quantization_limit: Largest `quantization_error` that the export allowed, by `--max-int8-error`; 0 for other graphs than int8.
         provider: Execution provider of the measurements: the CPU if the graph's own provider was not available.
         opset: Version of ONNX's own operators; null if not recorded.
         worst_rel_error: Largest difference of a row's logits, relative to the row's largest logit; null if not recorded.
@@ -202,6 +203,7 @@ class ValidationReport(Record):
     fusions: dict[str, int]
     quantized: dict[str, int]
     quantization_error: float = 0.0
+    quantization_limit: float = 0.0
     provider: Provider = "cpu"
     opset: int | None = None
     worst_rel_error: float | None = None

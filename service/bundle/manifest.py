@@ -209,7 +209,7 @@ class Source(Record):
         datasets: The hub's ids of the training data.
         ignored_weights: Patterns of names of weights that the exported model does not use, because the user allowed that.
         weights_format: Format of the weight files: safetensors, or pickles that PyTorch read without running their code; null for a module
-            of the user, and in manifests of older exports.
+            of the user, or if not recorded.
         token_types: `template` if the model was trained with the token types of its tokenizer's template, `zero` if it was trained with none;
             null if it reads none, or if not recorded.
     """
@@ -259,13 +259,13 @@ class TextSplits(Record):
     """The texts that created and validated int8, so that other texts can be compared with them.
 
     Attributes:
-        calibration: Texts for the choice of scales, rounding and bias; null if not recorded.
-        gate: Texts that decided which matrices stay in float; null if not recorded.
+        calibration: Texts for the choice of scales, rounding and bias.
+        gate: Texts that decided which matrices stay in float.
         report: Texts of the validation report of int8.
     """
 
-    calibration: TextSplit | None
-    gate: TextSplit | None
+    calibration: TextSplit
+    gate: TextSplit
     report: TextSplit
 
 

@@ -11,7 +11,7 @@ import pytest
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.tasks.metrics import Span, result_spans
 from bertserve.export.validation.agreement import AgreementMeter, equal_but_for_scores, equal_but_for_ties, measure_row_errors
-from bertserve.export.validation.parity import RelativeError
+from bertserve.export.validation.comparison import RelativeError
 from bertserve.service.bundle.graph_spec import Agreement
 from bertserve.service.bundle.manifest import Activation
 

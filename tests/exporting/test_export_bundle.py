@@ -25,8 +25,10 @@ from bertserve.export.bundle import model_card
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import ParityError
 from bertserve.export.validation.agreement import MAX_ROW_ERROR
-from bertserve.export.validation.parity import INT8_SLACK, MAX_ABS_ERROR, measure_parity
+from bertserve.export.validation.comparison import MAX_ABS_ERROR
+from bertserve.export.validation.measure import compare as compare_graph
 from bertserve.export.validation.reference import Reference
+from bertserve.export.validation.served_graph import ServedGraph
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, Bundle, digest, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import Manifest
@@ -157,7 +159,7 @@ def test_int8_with_one_broken_matrix_is_refused(usual: Usual, tmp_path: Path, ki
 
     def compare(path: Path) -> None:
         engine = engine_of(usual.bundle, graph, path)
-        measure_parity(engine, tokenizer, reference, checkpoint, "int8", INT8_SLACK * graph.evidence.quantization_error)
+        compare_graph(ServedGraph(graph, engine, tokenizer, checkpoint.task, checkpoint), reference)
 
     compare(usual.path / graph.file)
     model = onnx.load(str(usual.path / graph.file))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import bertserve.service.cli
-from bertserve.export.validation.parity import MAX_ABS_ERROR
+from bertserve.export.validation.comparison import MAX_ABS_ERROR
 from families import CASES, FAMILIES, HEADS, LENGTH, SAMPLE
 from family_table import DOCUMENT, ROUNDING, read
 from grid import Measured, measure, most_of_int8

@@ -22,11 +22,14 @@ from bertserve.export.cpu import fuse
 from bertserve.export.errors import GraphError, ParityError
 from bertserve.export.int8.quantize import quantize
 from bertserve.export.trace import OPSETS, trace
-from bertserve.export.validation.parity import MAX_ABS_ERROR, Parity, measure_parity
+from bertserve.export.validation.agreement import RowErrors
+from bertserve.export.validation.comparison import MAX_ABS_ERROR
+from bertserve.export.validation.measure import compare
 from bertserve.export.validation.reference import Reference, sample_reference
+from bertserve.export.validation.served_graph import ServedGraph
 from bertserve.service.backend.onnx_engine import OnnxEngine, Row
 from bertserve.service.bundle.files import Bundle, digest
-from bertserve.service.bundle.graph_spec import Precision
+from bertserve.service.bundle.graph_spec import Precision, ValidationReport
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bundles import engine_of, exported
@@ -73,12 +76,16 @@ class Stages:
         engine: Any = None,
         tokenizer: Tokenizer | None = None,
         precision: Precision = "fp32",
-        quantization_error: float = 0.0,
+        quantization_limit: float = 0.0,
         reference: Reference | None = None,
-    ) -> Parity:
+    ) -> tuple[ValidationReport, RowErrors]:
         """Compares the fp32 graph, or the given engine, with the checkpoint."""
-        tokenizer, reference = tokenizer or self.tokenizer(), reference or self.reference
-        return measure_parity(engine or self.engine(), tokenizer, reference, self.loaded, precision, quantization_error)
+        graph = self.bundle.graph("cpu")
+        report = graph.evidence.model_copy(update={"quantization_limit": quantization_limit})
+        graph = graph.model_copy(update={"precision": precision, "evidence": report})
+        served = ServedGraph(graph, engine or self.engine(), tokenizer or self.tokenizer(), self.loaded.task, self.loaded)
+        comparison, row_errors = compare(served, reference or self.reference)
+        return report.model_copy(update=comparison.measured()), row_errors
 
     def faulty(self, fault: Callable[[Array, Sequence[Encoding], int], Array]) -> Faulty:
         return Faulty(self.engine(), fault)
@@ -256,7 +263,7 @@ def test_the_limit_grows_with_large_logits(stages: Stages) -> None:
     def off(error: float) -> Faulty:
         return stages.faulty(lambda logits, encodings, place: 1000 * logits + np.float32(error))
 
-    assert stages.compare(off(2e-3), reference=reference).worst_abs_error == pytest.approx(2e-3, abs=3e-3)
+    assert stages.compare(off(2e-3), reference=reference)[0].worst_abs_error == pytest.approx(2e-3, abs=3e-3)
     with pytest.raises(ParityError, match=r" 5\.0\de-01, .* [\d.e+]+: .*\d characters"):
         stages.compare(off(0.5), reference=reference)
 
@@ -313,8 +320,8 @@ def test_int8_passes_with_errors_that_are_small_relative_to_the_spread(stages: S
     def off(share: float) -> Faulty:
         return stages.faulty(lambda logits, encodings, place: logits + np.float32(share * spread))
 
-    assert stages.compare(off(0.1), precision="int8").worst_abs_error > 0.09 * spread
-    with pytest.raises(ParityError, match=r"int8 .* 0\.5 of .* 0\.2 and 6"):
+    assert stages.compare(off(0.1), precision="int8")[0].worst_abs_error > 0.09 * spread
+    with pytest.raises(ParityError, match=r"int8 .* 0\.5 of .* 0\.2 and 3"):
         stages.compare(off(0.5), precision="int8")
     with pytest.raises(ParityError, match="int8"):
         stages.compare(stages.faulty(lambda logits, encodings, place: logits * np.float32(1e3)), precision="int8")

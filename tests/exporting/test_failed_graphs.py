@@ -51,10 +51,10 @@ class Fault:
 
     @staticmethod
     def _measuring(key: Key, fault: Any) -> Any:
-        def measure(artifact: Any, *args: Any, **options: Any) -> Any:
-            if (artifact.provider, artifact.precision) == key:
-                fault(artifact.path)
-            return measure_graph(artifact, *args, **options)
+        def measure(folder: Path, graph: Any, *args: Any) -> Any:
+            if (graph.provider, graph.precision) == key:
+                fault(folder / graph.file)
+            return measure_graph(folder, graph, *args)
 
         return measure
 

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from bertserve.export import calibration, gpu
 from bertserve.export.artifact import choose_precisions
 from bertserve.export.gpu import FUSED_FORM, PARTLY_FUSED_FORM
-from bertserve.export.validation.parity import MAX_ABS_ERROR
+from bertserve.export.validation.comparison import MAX_ABS_ERROR
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.tasks import classify, fill_mask, question_answering, token_classification
 from bundles import Served, engine_of, exported

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bertserve.export.validation.parity import MAX_ABS_ERROR
+from bertserve.export.validation.comparison import MAX_ABS_ERROR
 from bundles import exported
 from families import FAMILIES
 

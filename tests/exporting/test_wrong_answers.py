@@ -93,7 +93,7 @@ def test_tokens_of_the_template_stay_text(loaded: Checkpoint, tokenizer: Tokeniz
 def test_the_manifest_and_the_samples_have_each_added_token(loaded: Checkpoint) -> None:
     spec = loaded.tokenizer_spec.model_copy(update={"sha256": "0" * 64})
     texts = " ".join(
-        request.text for request in sample_requests("text-classification", spec) if isinstance(request, classify.ClassifyRequest)
+        request.text for request in sample_requests("text-classification", spec, loaded) if isinstance(request, classify.ClassifyRequest)
     )
     assert {(token, token != "CO2") for token in MARKERS} == {(token.token, token.special) for token in spec.added_tokens}
     assert [] == [token for token in MARKERS if token not in texts]
