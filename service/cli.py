@@ -13,6 +13,7 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,13 +36,14 @@ from bertserve.service.sources import with_sources
 
 # Flags of `score` that --ray does not support, with the reason.
 _ON_RAY = {
-    "--input-format": "files are Parquet",
-    "--output-format": "files are Parquet",
-    "--json-cells": "the output is Parquet",
-    "--rejected": "the column `error` has the reason why a row has no prediction",
-    "--max-rejected": "no number of such rows stops the run",
-    "--threads": "an actor has as many threads as CPUs (--actor-cpus)",
+    "input_format": "files are Parquet",
+    "output_format": "files are Parquet",
+    "rejected": "the column `error` has the reason why a row has no prediction",
+    "max_rejected": "no number of such rows stops the run",
+    "threads": "an actor has as many threads as CPUs (--actor-cpus)",
 }
+# Formats of `score` by the suffix of a file.
+_FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
 
 
 class Serve(Settings):
@@ -75,10 +77,6 @@ class Score(ModelSettings):
     parameters: str = Field("{}", description="Parameters of each request as JSON, such as '{\"top_k\": 1}'.")
     prediction_column: str = Field("prediction", min_length=1, description="Column for predictions.")
     warnings_column: str = Field("warnings", min_length=1, description="Column for warnings, such as a truncated text.")
-    json_cells: bool = Field(
-        False,
-        description="In CSV and TSV, write whole predictions and warnings as JSON (default: the best label and its score in separate columns).",
-    )
     rejected: Path | None = Field(
         None,
         description="New file for rejected rows and their errors (default: OUTPUT.rejected.jsonl, or none for stdout).",
@@ -105,10 +103,9 @@ class Score(ModelSettings):
         configure_logging(self.log_format)
         logging.getLogger().setLevel(logging.WARNING)
         self._check_flags()
-        from bertserve.service.scoring.columns import RowTask, read_parameters
+        from bertserve.service.scoring.columns import RowTask
 
-        names = (self.prediction_column, self.warnings_column)
-        task = RowTask(self.task, self._columns(), read_parameters(self.parameters), self.empty, names)
+        task = RowTask(self.task, self._columns(), self._parameters(), self.empty, (self.prediction_column, self.warnings_column))
         settings = _with_one_model(self)
         if self.ray is None:
             from bertserve.service.scoring.score import Files, score
@@ -117,10 +114,9 @@ class Score(ModelSettings):
             files = Files(
                 source=Path(self.source),
                 output=Path(self.output),
-                formats=(self.input_format, self.output_format),
+                formats=self._formats(),
                 rejected=rejected,
                 max_rejected=self.max_rejected,
-                json_cells=self.json_cells,
                 overwrite=self.overwrite,
             )
             return score(settings, task, files)
@@ -134,16 +130,29 @@ class Score(ModelSettings):
         for flag, number in (("--actors", self.actors), ("--actor-cpus", self.actor_cpus)):
             if number not in (None, 1) and self.ray is None:
                 raise SettingsError(f"{flag} needs --ray; give --ray local, or use --threads.")
-        for flag, value, allowed in (
-            ("--input-format", self.input_format, ("parquet", None)),
-            ("--output-format", self.output_format, ("parquet", None)),
-            ("--json-cells", self.json_cells, (False,)),
-            ("--rejected", self.rejected, (None,)),
-            ("--max-rejected", self.max_rejected, (1000,)),
-            ("--threads", self.threads, (None,)),
-        ):
-            if self.ray is not None and value not in allowed:
-                raise SettingsError(f"{flag} is `{value}`, but with --ray {_ON_RAY[flag]}; remove it.")
+        for name, reason in _ON_RAY.items():
+            value = getattr(self, name)
+            if self.ray is not None and value not in (type(self).model_fields[name].default, "parquet"):
+                raise SettingsError(f"--{name.replace('_', '-')} is `{value}`, but with --ray {reason}; remove it.")
+
+    def _parameters(self) -> dict[str, Any]:
+        with suppress(ValueError):
+            if isinstance(value := json.loads(self.parameters), dict):
+                return value
+        raise SettingsError("--parameters is not a JSON object; give one such as '{\"top_k\": 1}'.")
+
+    def _formats(self) -> tuple[str, str]:
+        """Returns the formats of the input and of the output."""
+        source = self.input_format or _FORMATS.get(Path(self.source).suffix.lower())
+        output = self.output_format or (source if self.output == "-" else _FORMATS.get(Path(self.output).suffix.lower()))
+        if source is None or output is None:
+            flag, path = ("--input-format", self.source) if source is None else ("--output-format", self.output)
+            raise SettingsError(f"{flag} is missing, and `{path}` ends with none of {', '.join(_FORMATS)}; give a format.")
+        if ("-", "parquet") in ((self.source, source), (self.output, output)):
+            raise SettingsError("Parquet needs a file, because its index is at the end; give a path instead of `-`, or another format.")
+        if source == "jsonl" != output:
+            raise SettingsError(f"JSON Lines cannot be written as {output}, because rows can have different columns; write JSON Lines.")
+        return source, output
 
     def _columns(self) -> dict[str, str]:
         inputs = [name for name in type(self).model_fields if name not in Score.model_fields]
@@ -152,9 +161,16 @@ class Score(ModelSettings):
 
 def score_command() -> type[Score]:
     """Returns `score` with a flag for the column of each input of a task; importing the tasks takes a while."""
-    from bertserve.service.scoring.columns import described_inputs
+    from bertserve.service.scoring.columns import input_fields
+    from bertserve.service.tasks.catalog import TASKS
 
-    flags: dict[str, Any] = {name: (str | None, Field(None, description=text)) for name, text in described_inputs().items()}
+    paths: dict[str, list[str]] = {}
+    for spec in TASKS.values():
+        for name in input_fields(spec):
+            paths.setdefault(name, []).append(f"/{spec.path}")
+    flags: dict[str, Any] = {
+        name: (str | None, Field(None, description=f"Column with `{name}`, for {', '.join(having)}.")) for name, having in paths.items()
+    }
     return create_model("Score", __base__=Score, __doc__=Score.__doc__, **flags)
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 from typing import Any
 
 from bertserve.service.backend.freed_memory import limit_heaps
 from bertserve.service.backend.hardware import usable_cores
-from bertserve.service.backend.onnx_engine import Row as Outputs
 from bertserve.service.bundle import files
-from bertserve.service.errors import BertServeError, CallerError, EngineError
+from bertserve.service.errors import BertServeError, EngineError
 from bertserve.service.scoring.columns import Columns, RowTask
-from bertserve.service.scoring.rows import Row, RowAnswer
+from bertserve.service.scoring.rows import Row, Window
 from bertserve.service.serving import loading
 from bertserve.service.serving.build import load_options
 from bertserve.service.settings import ModelSettings
@@ -31,16 +31,6 @@ CPU_BATCH_TOKENS = 256
 WINDOW_ROWS, WINDOW_ANSWER_BYTES = 4096, 2**27
 
 
-@dataclass(slots=True)
-class _Started:
-    """A task that has yielded a batch, the index of its row, and the outputs of the batch."""
-
-    index: int
-    run: TaskRun
-    batch: Batch
-    outputs: list[Any] = field(default_factory=list)
-
-
 class Predictor:
     """The model of the settings, and the threads that answer rows.
 
@@ -48,128 +38,112 @@ class Predictor:
     """
 
     def __init__(self, settings: ModelSettings, task: RowTask) -> None:
-        """Loads the only model of the settings' folders.
-
-        Raises:
-            StartError: The model cannot be loaded, or does not support the task.
-        """
+        """Loads the only model of the settings' folders; a `StartError` says why it cannot be loaded, or does not support the task."""
         (path,) = files.find_bundles(settings.models)
         bundle = files.load_bundle(path)
         requested = loading.choose_provider([bundle], settings.provider)
         provider = loading.obtain_provider(requested, allow_fallback=settings.allow_provider_fallback)
-        opened = loading.open_bundle(bundle, load_options(settings, requested, provider))
-        self.manifest, self.version, self.graph = bundle.manifest, bundle.version, opened.graph
-        self._tokenizer, self._engine = opened.tokenizer, opened.engine
-        self.columns = Columns(task, bundle.manifest, Limits(max_inputs=settings.max_inputs, max_chars=settings.max_chars))
+        self._model = loading.open_bundle(bundle, load_options(settings, requested, provider))
+        self.manifest, self.version, self.graph = bundle.manifest, bundle.version, self._model.graph
+        self.columns = Columns(task, bundle.manifest, Limits(settings.max_inputs, settings.max_chars))
         self.window_rows = max(1, min(WINDOW_ROWS, WINDOW_ANSWER_BYTES // max(1, self.columns.answer_bytes)))
-        is_large = any(output.kind in ("per_mask", "per_map") for output in opened.graph.outputs)  # far more outputs than tokens
-        is_small_batch = opened.graph.provider == "cpu" or is_large
-        self.batch_tokens = min(settings.max_batch_tokens, CPU_BATCH_TOKENS) if is_small_batch else settings.max_batch_tokens
-        self._shares_batches = opened.graph.batch_invariant or settings.batch_variant_graphs
-        threads = settings.threads or (usable_cores() if opened.graph.provider == "cpu" else 1)
+        is_on_cpu = self.graph.provider == "cpu"
+        is_large = any(output.kind in ("per_mask", "per_map") for output in self.graph.outputs)  # far more outputs than tokens
+        self.batch_tokens = min(settings.max_batch_tokens, CPU_BATCH_TOKENS) if is_on_cpu or is_large else settings.max_batch_tokens
+        self._shares_batches = self.graph.batch_invariant or settings.batch_variant_graphs
+        threads = settings.threads or (usable_cores() if is_on_cpu else 1)
         limit_heaps(threads)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="scoring")
 
-    def start(self, rows: Sequence[Row]) -> Callable[[], Sequence[RowAnswer]]:
-        """Starts to answer rows, by length in chunks; returns a function that waits for the answers, in order of the rows."""
-        answers = [RowAnswer(error=row.error) for row in rows]
-        requests: list[tuple[int, Any]] = []
-        for index, row in enumerate(rows):
-            if row.error is None:
-                try:
-                    requests.append((index, self.columns.request(row.values)))
-                except CallerError as error:
-                    answers[index].error = error
-        requests.sort(key=lambda item: -item[1].chars)
-        chunks: list[list[tuple[int, Any]]] = []
-        chars = 0
-        for item in requests:
-            if not chunks or len(chunks[-1]) == CHUNK_ROWS or chars + item[1].chars > CHUNK_CHARS:
-                chunks.append([])
-                chars = 0
-            chunks[-1].append(item)
-            chars += item[1].chars
-        futures = [self._pool.submit(self._answer, chunk, answers) for chunk in chunks]
-
-        def result() -> Sequence[RowAnswer]:
-            for future in futures:
-                future.result()
-            return answers
-
-        return result
-
-    def __enter__(self) -> Predictor:
-        """Returns itself."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         """Ends the threads after their current chunks."""
         self._pool.shutdown(cancel_futures=True)
 
-    def _answer(self, chunk: Sequence[tuple[int, Any]], answers: Sequence[RowAnswer]) -> None:
+    def answered(self, windows: Iterable[Window]) -> Iterator[Window]:
+        """Yields windows whose rows have a prediction or an error; the next window starts while the last rows of a window run."""
+        waiting = deque[tuple[Window, Sequence[Future[None]]]]()
+        for window in chain(windows, [None]):
+            if window is not None:
+                waiting.append((window, self._start(window.rows) if window.rejected is None else ()))
+            if len(waiting) == 2 or (waiting and window is None):
+                answered, futures = waiting.popleft()
+                for future in futures:
+                    future.result()
+                yield answered
+
+    def _start(self, rows: Sequence[Row]) -> Sequence[Future[None]]:
+        """Starts to answer rows, by length in chunks."""
+        for row in rows:
+            try:
+                row.request = self.columns.request(row.values) if row.error is None else None
+            except BertServeError as error:
+                row.error = error
+        chunks: list[list[Row]] = []
+        chars = 0
+        for row in sorted((row for row in rows if row.error is None), key=lambda row: -row.request.chars):
+            chars += row.request.chars
+            if not chunks or len(chunks[-1]) == CHUNK_ROWS or chars > CHUNK_CHARS:
+                chunks.append([])
+                chars = row.request.chars
+            chunks[-1].append(row)
+        return [self._pool.submit(self._answer, chunk) for chunk in chunks]
+
+    def _answer(self, chunk: Sequence[Row]) -> None:
         """Answers a chunk. A row that cannot be encoded or decoded, or that the graph cannot score, gets an error alone."""
-        started: list[_Started] = []
-        memory = 0
-        for index, request in chunk:
-            run = self.columns.spec.run(request, TaskModel(self._tokenizer, self.manifest, Budget()))
+        started, memory = list[tuple[Row, TaskRun, Batch]](), 0
+        for row in chunk:
+            run = self.columns.spec.run(row.request, TaskModel(self._model.tokenizer, self.manifest, Budget()))
             try:
                 batch = begin(run)
                 batch.cost.check()
             except BertServeError as error:
-                answers[index].error = error
+                row.error = error
                 continue
             cut = [f"truncation; cut to the model's {self.manifest.tokenizer.max_length} tokens"] if batch.truncated else []
-            answers[index].warnings = [*batch.warnings, *cut]
-            started.append(_Started(index, run, batch))
+            row.warnings = [*batch.warnings, *cut]
+            started.append((row, run, batch))
             memory += batch.cost.memory
             if memory > MAX_MEMORY:
-                self._finish(started, answers)
+                self._finish(started)
                 started, memory = [], 0
-        self._finish(started, answers)
+        self._finish(started)
 
-    def _finish(self, started: list[_Started], answers: Sequence[RowAnswer]) -> None:
-        """Runs tasks until they end."""
-        while started:
-            self._run_graph(started, answers)
-            running = []
-            for task in started:
-                answer = answers[task.index]
-                try:
-                    if answer.error is None:
-                        task.batch = task.run.send(task.outputs)
-                        running.append(task)
-                except StopIteration as end:
-                    answer.prediction = end.value
-                except BertServeError as error:
-                    answer.error = error
-            started = running
+    def _finish(self, started: Sequence[tuple[Row, TaskRun, Batch]]) -> None:
+        """Runs the first batches of several rows together, and each task to its end."""
+        for (row, run, _), first in zip(started, self._outputs([batch for _, _, batch in started]), strict=True):
+            outputs = first
+            try:
+                while True:
+                    if errors := [output for output in outputs if isinstance(output, EngineError)]:
+                        raise errors[0]
+                    (outputs,) = self._outputs([run.send(outputs)])
+            except StopIteration as end:
+                row.prediction = end.value
+            except BertServeError as error:
+                row.error = error
 
-    def _run_graph(self, started: Sequence[_Started], answers: Sequence[RowAnswer]) -> None:
-        """Runs the encodings of all tasks, those of similar length together."""
-        items: list[tuple[_Started, int, Encoding]] = []
-        for task in started:
-            task.outputs = [None] * len(task.batch.encodings)
-            items += [(task, place, encoding) for place, encoding in enumerate(task.batch.encodings)]
-        items.sort(key=lambda item: -len(item[2]))
+    def _outputs(self, batches: Sequence[Batch]) -> list[list[Any]]:
+        """Returns the outputs of the encodings of each batch, or errors; encodings of similar length run together."""
+        outputs: list[list[Any]] = [[None] * len(batch.encodings) for batch in batches]
+        items = [(encoding, index, place) for index, batch in enumerate(batches) for place, encoding in enumerate(batch.encodings)]
+        items.sort(key=lambda item: -len(item[0]))
         while items:
-            count = 1
-            while self._shares_batches and count < len(items) and self._fits(count + 1, len(items[0][2])):
+            count, length = 1, len(items[0][0])
+            while self._shares_batches and count < len(items):
+                shape = self.graph.shape(count + 1, length)
+                if shape is None or shape[0] * shape[1] > self.batch_tokens:
+                    break
                 count += 1
-            rows = self._outputs([encoding for _, _, encoding in items[:count]])
-            for (task, place, _), row in zip(items[:count], rows, strict=True):
-                if isinstance(row, EngineError):
-                    answers[task.index].error = row
-                else:
-                    task.outputs[place] = row if task.batch.keep is None else task.batch.keep(place, row)
+            rows = self._run([encoding for encoding, _, _ in items[:count]])
+            for (_, index, place), row in zip(items[:count], rows, strict=True):
+                keep = None if isinstance(row, EngineError) else batches[index].keep
+                outputs[index][place] = row if keep is None else keep(place, row)
             items = items[count:]
+        return outputs
 
-    def _fits(self, rows: int, length: int) -> bool:
-        shape = self.graph.shape(rows, length)
-        return shape is not None and shape[0] * shape[1] <= self.batch_tokens
-
-    def _outputs(self, encodings: Sequence[Encoding]) -> Sequence[Outputs | EngineError]:
-        """Returns the outputs of each encoding of a batch; after an error each one runs alone."""
+    def _run(self, encodings: Sequence[Encoding]) -> Sequence[Any]:
+        """Returns the outputs of each encoding; after an error each one runs alone."""
         try:
-            return self._engine.run(encodings)
+            return self._model.engine.run(encodings)
         except EngineError as error:
-            return [error] if len(encodings) == 1 else [self._outputs([encoding])[0] for encoding in encodings]
+            return [error] if len(encodings) == 1 else [self._run([encoding])[0] for encoding in encodings]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from bertserve.service.errors import SettingsError, StartError, install_command,
 from bertserve.service.scoring.columns import Columns, RowTask
 from bertserve.service.scoring.parquet import merged, rows_of, with_predictions
 from bertserve.service.scoring.predictor import Predictor
+from bertserve.service.scoring.rows import Window
 from bertserve.service.settings import ModelSettings
 from bertserve.service.tasks.body import Limits
 
@@ -30,11 +32,7 @@ class Scorer:
     """Adds `prediction`, `warnings` and `error` to the rows of a batch, for `map_batches` of Ray Data. Each actor loads the model once."""
 
     def __init__(self, model: str, settings: Mapping[str, Any] | None = None, **task: Any) -> None:
-        """Loads a bundle from a folder that exists on all nodes, with settings of `bert-serve score`, and `task` as in `RowTask`.
-
-        Raises:
-            StartError: The model cannot be loaded, or does not support the task.
-        """
+        """Loads a bundle from a folder that exists on all nodes, with settings of `bert-serve score`, and `task` as in `RowTask`."""
         cpus = ray.get_runtime_context().get_assigned_resources().get("CPU", 1) if ray.is_initialized() else None
         threads = {} if cpus is None else {"threads": max(1, int(cpus))}
         self._names = RowTask(**task).names
@@ -44,35 +42,28 @@ class Scorer:
     def __call__(self, batch: Any) -> Any:
         """Returns the rows of a batch, which is a table or has an array for each column, as a table with three more columns."""
         table = batch if isinstance(batch, pa.Table) else pa.table(dict(batch))
-        self._predictor.columns.check(table.column_names)
-        inputs = [name for name in self._predictor.columns.by_field.values() if name in table.column_names]
-        answers = self._predictor.start(rows_of(table, inputs))()
-        errors = [None if answer.error is None else answer.error.message for answer in answers]
-        table = with_predictions(table, answers, self._names).append_column("error", pa.array(errors, pa.string()))
+        self._predictor.columns.check(table.column_names, (*self._names, "error"))
+        rows = rows_of(table, [name for name in table.column_names if name in self._predictor.columns.by_field.values()])
+        list(self._predictor.answered([Window(rows)]))
+        errors = [None if row.error is None else row.error.message for row in rows]
+        table = with_predictions(table, rows, self._names).append_column("error", pa.array(errors, pa.string()))
         self._schema = merged([self._schema, table.schema])
         return table.cast(self._schema)
 
 
 def score_on_ray(command: Any, settings: ModelSettings, task: RowTask) -> int:
-    """Scores a folder of Parquet files by the flags of `bert-serve score`; returns the exit code.
-
-    Raises:
-        StartError: A flag, the cluster, a file or the model is wrong.
-    """
+    """Scores a folder of Parquet files by the flags of `bert-serve score`; returns the exit code."""
     (bundle,) = files.find_bundles(settings.models)
     columns = Columns(task, files.read_manifest(bundle)[0], Limits(settings.max_inputs, settings.max_chars))
     given = {name: getattr(settings, name) for name in ModelSettings.model_fields if name not in ("config", "models", "model", "threads")}
-    arguments = {"task": task.task, "columns": task.columns, "parameters": task.parameters, "empty": task.empty, "names": task.names}
     try:
         if not ray.is_initialized():
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no reports about the use of Ray
             ray.init(address=command.ray, logging_level="WARNING")
         data = ray.data.read_parquet(command.source)
-        columns.check(names := data.schema().names)
-        if twice := [name for name in (*task.names, "error") if name in names]:
-            raise SettingsError(f"the input has the column `{twice[0]}`, which the output adds; rename it.")
+        columns.check(data.schema().names, (*task.names, "error"))
         pool = ray.data.ActorPoolStrategy(min_size=1, max_size=command.actors)
-        arguments |= {"model": str(bundle.resolve()), "settings": given}
+        arguments = {"model": str(bundle.resolve()), "settings": given, **asdict(task)}
         scored = data.map_batches(
             Scorer, fn_constructor_kwargs=arguments, batch_format="pyarrow", batch_size=4096, compute=pool, num_cpus=command.actor_cpus
         )

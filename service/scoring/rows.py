@@ -1,13 +1,12 @@
-"""Rows of JSON Lines, CSV and TSV: readers yield windows of rows, and writers turn rows with their answers into bytes."""
+"""Rows of JSON Lines, CSV and TSV: functions that read rows, and writers that turn answered rows into bytes."""
 
 from __future__ import annotations
 
 import csv
-import json
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,197 +17,129 @@ from bertserve.service.wire.json_text import to_json
 
 # Maximum bytes of a window's rows in the file, so that long rows need no more memory than short ones.
 WINDOW_BYTES = 2**24
+_QUOTED = re.compile('[",\t\r\n]')
 
 
 @dataclass(slots=True)
 class Row:
-    """A row of the input.
+    """A row, from reading to writing."""
 
-    Attributes:
-        number: Its number in the file, from 1; blank lines and a header do not count.
-        values: Values by column.
-        line: Number of its first line in a text file, from 1.
-        raw: Its JSON object as read, for JSON Lines.
-        error: The error if it could not be read.
-    """
-
-    number: int
-    values: Mapping[str, Any] = field(default_factory=dict)
-    line: int | None = None
-    raw: bytes = b""
-    error: BertServeError | None = None
+    number: int  # in the file, from 1; blank lines and a header do not count
+    size: int = 1  # its bytes in a text file; the progress counts them
+    line: int | None = None  # number of its first line in a text file, from 1
+    raw: bytes = b""  # its JSON object as read, for JSON Lines
+    values: Mapping[str, Any] = field(default_factory=dict)  # by column
+    error: BertServeError | None = None  # the reason why it has no answer
+    prediction: Any = None  # the result of its task, as the endpoint returns it for one input
+    warnings: Sequence[str] = ()
+    request: Any = None
 
 
 @dataclass(slots=True)
-class RowAnswer:
-    """The answer of a row: the task's result, as its endpoint returns it for one input, or None and an error."""
-
-    prediction: Any = None
-    warnings: list[str] = field(default_factory=list)
-    error: BertServeError | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Window:
-    """Rows in the order of the file, the position in the file after them, and for Parquet the rows as an Arrow table."""
+    """Rows in the order of the file."""
 
     rows: Sequence[Row]
-    position: int
-    table: Any = None
+    table: Any = None  # the rows of Parquet
+    rejected: bytes | None = None  # lines about the rows without an answer; None until the window is written
 
 
-class Reader:
-    """Reads the rows of a file of lines.
+def windows_of(rows: Iterable[Row], max_rows: int) -> Iterator[Window]:
+    """Yields windows of at most `max_rows` rows of a text file."""
+    window, size = list[Row](), 0
+    for row in rows:
+        window.append(row)
+        size += row.size
+        if len(window) == max_rows or size >= WINDOW_BYTES:
+            yield Window(window)
+            window, size = [], 0
+    if window:
+        yield Window(window)
 
-    Attributes:
-        total: Size of the file, in the unit of positions; None for a stream.
-        columns: The columns of all rows; None if rows can differ.
-        header: The first line of CSV or TSV.
-        added: The columns that the output adds.
+
+def read_json_lines(file: BinaryIO, max_bytes: int, added: Sequence[str]) -> Iterator[Row]:
+    """Yields the rows of JSON Lines. A line is a row with an error unless it is a JSON object, in `max_bytes`, without the keys `added`."""
+    number = 0
+    for line_number, line in enumerate(file, 1):
+        if raw := line.strip():
+            number += 1
+            row = Row(number, len(line), line_number, raw)
+            try:
+                row.values = _parsed(raw, max_bytes, added)
+            except BertServeError as error:
+                row.error = error
+            yield row
+
+
+def _parsed(raw: bytes, max_bytes: int, added: Sequence[str]) -> dict[str, Any]:
+    if len(raw) > max_bytes:
+        raise TooLargeError("the line has more than {limit} bytes; shorten it, or raise --max-body-bytes.", limit=max_bytes)
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise InvalidValueError("the line is not valid JSON: {detail}.", detail=error) from error
+    if not isinstance(value, dict):
+        raise InvalidValueError('the line is JSON, but not an object; give one such as {"text": "A warm film."}.')
+    if twice := [name for name in added if name in value]:
+        raise InvalidValueError("the row already has `{name}`, which the output adds; give another column name.", name=twice[0])
+    return value
+
+
+def read_delimited(file: BinaryIO, delimiter: str, max_chars: int) -> tuple[Sequence[str], Iterator[Row]]:
+    """Returns the columns and the rows of CSV or TSV in UTF-8. A row that does not fit the header is a row with an error.
+
+    A `StartError` says that quotes are broken, or that a field has more than `max_chars` characters; the csv module cannot continue.
     """
-
-    columns: Sequence[str] | None = None
-    header = ""
-    added: Sequence[str] = ()
-
-    def __init__(self, file: BinaryIO, total: int | None, max_bytes: int) -> None:
-        """Takes an open file, its bytes, and the maximum bytes of a line."""
-        self._file, self.total, self._max_bytes = file, total, max_bytes
-
-    def windows(self, max_rows: int) -> Iterator[Window]:
-        """Yields all rows.
-
-        Raises:
-            StartError: The file is broken.
-            OSError: The file cannot be read.
-        """
-        rows, size = list[Row](), 0
-        for row, row_bytes in self._rows():
-            rows.append(row)
-            size += row_bytes
-            if len(rows) == max_rows or size >= WINDOW_BYTES:
-                yield Window(rows, self._position())
-                rows, size = [], 0
-        if rows:
-            yield Window(rows, self._position())
-
-    def _position(self) -> int:
-        return 0 if self.total is None else self._file.tell()
-
-    def _rows(self) -> Iterator[tuple[Row, int]]:
-        """Yields each row with about its number of bytes."""
-        raise NotImplementedError
+    csv.field_size_limit(max_chars)
+    records = _records(csv.reader((line.decode(errors="surrogateescape") for line in file), delimiter=delimiter, strict=True))
+    _, columns = next(records, (1, list[str]()))
+    if not columns or _error(columns, columns):
+        raise StartError("the input has no header; a CSV file begins with a line of UTF-8 that names the columns.")
+    return columns, (
+        Row(number, len(fields) + sum(map(len, fields)), line, b"", dict(zip(columns, fields, strict=False)), _error(fields, columns))
+        for number, (line, fields) in enumerate(records, 1)
+    )
 
 
-class JsonLinesReader(Reader):
-    """Reads JSON Lines. A line that is not a JSON object is a row with an error."""
-
-    def _rows(self) -> Iterator[tuple[Row, int]]:
-        number = 0
-        for line_number, line in enumerate(iter(partial(self._file.readline, self._max_bytes + 1), b""), 1):
-            stripped = line.strip() if line_number > 1 else line.removeprefix(b"\xef\xbb\xbf").strip()
-            if stripped:
-                number += 1
-                row = Row(number, line=line_number, raw=stripped)
-                row.error = self._parse(row, line)
-                yield row, len(line)
-
-    def _parse(self, row: Row, line: bytes) -> BertServeError | None:
-        if len(line) > self._max_bytes:
-            while line and not line.endswith(b"\n"):
-                line = self._file.readline(2**20)
-            return TooLargeError("the line has more than {limit} bytes; shorten it, or raise --max-body-bytes.", limit=self._max_bytes)
-        try:
-            row.values = orjson.loads(row.raw)
-        except orjson.JSONDecodeError as error:
-            return InvalidValueError("the line is not valid JSON: {detail}.", detail=error)
-        if not isinstance(row.values, dict):
-            return InvalidValueError('the line is JSON, but not an object; give one such as {"text": "A warm film."}.')
-        if twice := [name for name in self.added if name in row.values]:
-            return InvalidValueError("the row already has `{name}`, which the output adds; give another column name.", name=twice[0])
-        return None
+def _records(reader: Any) -> Iterator[tuple[int, list[str]]]:
+    """Yields the number of the first line and the fields of each record; blank lines are no records."""
+    line = 1
+    try:
+        for fields in reader:
+            if fields:
+                yield line, fields
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise StartError(
+            f"the input is broken in the row that begins on line {line}: {error}; separate fields by commas, not semicolons, or by tabs "
+            "with --input-format tsv, and double the quotes in a quoted field."
+        ) from error
 
 
-class DelimitedReader(Reader):
-    """Reads CSV or TSV in UTF-8."""
-
-    columns: Sequence[str]
-
-    def __init__(self, file: BinaryIO, total: int | None, max_bytes: int, delimiter: str) -> None:
-        """Reads the header.
-
-        Raises:
-            StartError: There is no header, or a line is too long.
-        """
-        super().__init__(file, total, max_bytes)
-        csv.field_size_limit(max_bytes)
-        self._records = csv.reader(self._lines(), delimiter=delimiter, strict=True)
-        try:
-            self.columns = next(self._records, [])
-        except csv.Error:  # it may have another delimiter
-            self.columns = [self.header]
-        if not self.columns or not _is_utf8(self.columns):
-            raise StartError("the input has no header; a CSV file begins with a line of UTF-8 that names the columns.")
-
-    def _lines(self) -> Iterator[str]:
-        for line in iter(partial(self._file.readline, self._max_bytes + 1), b""):
-            if len(line) > self._max_bytes:  # the rest may contain a closing quote, so the start of the next row is unknown
-                number = self._records.line_num + 1
-                raise StartError(
-                    f"line {number} of the input has more than {self._max_bytes} bytes; shorten it, or raise --max-body-bytes."
-                )
-            text = line.decode(errors="surrogateescape")
-            if not self.header:
-                self.header = text = text.removeprefix("\ufeff")
-            yield text
-
-    def _rows(self) -> Iterator[tuple[Row, int]]:
-        number, line = 0, self._records.line_num + 1
-        try:
-            for fields in self._records:
-                if fields:  # a blank line is not a row
-                    number += 1
-                    yield self._row(fields, number, line), sum(map(len, fields))
-                line = self._records.line_num + 1
-        except csv.Error as error:
-            raise StartError(
-                f"the input is broken in the row that begins on line {line}: {error}; quote each field that has quotes "
-                "or line breaks, and double the quotes in it."
-            ) from error
-
-    def _row(self, fields: list[str], number: int, line: int) -> Row:
-        row = Row(number, line=line)
-        if len(fields) != len(self.columns):
-            row.error = InvalidValueError(
-                "the number of fields is {count}, but the header has {columns}; quote fields that have a delimiter.",
-                count=len(fields),
-                columns=len(self.columns),
-            )
-        elif not _is_utf8(fields):
-            row.error = InvalidValueError("the row is not UTF-8; convert the file, for example with `iconv -t UTF-8`.")
-        else:
-            row.values = dict(zip(self.columns, fields, strict=True))
-        return row
-
-
-def _is_utf8(fields: Sequence[str]) -> bool:
+def _error(fields: Sequence[str], columns: Sequence[str]) -> BertServeError | None:
+    if len(fields) != len(columns):
+        sizes = {"count": len(fields), "columns": len(columns)}
+        return InvalidValueError("the row has {count} fields, and the header {columns}; quote fields that have a delimiter.", **sizes)
     try:
         "".join(fields).encode()
     except UnicodeEncodeError:  # a byte that is not UTF-8 became a surrogate
-        return False
-    return True
+        return InvalidValueError("the row is not UTF-8; convert the file, for example with `iconv -t UTF-8`.")
+    return None
 
 
 class Writer:
-    """Turns rows and answers into bytes, and joins the parts of a file; `head` has the bytes before the first row."""
+    """Turns windows into bytes, and joins the parts of a file; `head` has the bytes before the first row."""
 
     head = b""
 
-    def write(self, window: Window, answers: Sequence[RowAnswer]) -> bytes:
+    def write(self, window: Window) -> bytes:
         """Returns the rows that have an answer."""
+        return b"".join(self._line(row) for row in window.rows if row.error is None)
+
+    def _line(self, row: Row) -> bytes:
         raise NotImplementedError
 
-    def join(self, parts: Sequence[Path], path: Path) -> None:
+    def join(self, parts: Iterable[Path], path: Path) -> None:
         """Writes all parts to a file."""
         with path.open("wb") as file:
             file.write(self.head)
@@ -218,64 +149,29 @@ class Writer:
 
 
 class JsonLinesWriter(Writer):
-    """Writes JSON Lines. The input's objects stay unchanged, with numbers of any length."""
+    """Writes JSON Lines, with the input's objects unchanged; `names` are the columns for predictions and warnings."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        """Takes the names of the columns for predictions and warnings."""
-        self._prediction, self._warnings = (f",{json.dumps(name, ensure_ascii=False)}:".encode() for name in names)
+        self._names = names
 
-    def write(self, window: Window, answers: Sequence[RowAnswer]) -> bytes:
-        """Returns the lines of the rows that have an answer."""
-        pieces: list[bytes] = []
-        for row, answer in zip(window.rows, answers, strict=True):
-            if answer.error is None:
-                pieces += ((row.raw or to_json(row.values))[:-1], self._prediction, to_json(answer.prediction))
-                pieces += (self._warnings, to_json(answer.warnings), b"}\n")
-        return b"".join(pieces)
+    def _line(self, row: Row) -> bytes:
+        added = to_json(dict(zip(self._names, (row.prediction, row.warnings), strict=True)))
+        return b"%b,%b\n" % ((row.raw or to_json(row.values))[:-1], added[1:])
 
 
 class DelimitedWriter(Writer):
-    """Writes CSV or TSV; values other than texts and numbers become JSON."""
+    """Writes CSV or TSV; `names` are the columns for label, score and warnings, or for predictions and warnings."""
 
-    def __init__(self, columns: Sequence[str], names: Sequence[str], delimiter: str, *, json_cells: bool) -> None:
-        """Creates it.
+    def __init__(self, columns: Sequence[str], names: Sequence[str], delimiter: str) -> None:
+        self._has_label, self._delimiter = len(names) == 3, delimiter
+        self.head = self._encoded([*columns, *names])
 
-        Args:
-            columns: The columns of the input.
-            names: Names of the additional columns: prediction and warnings, or label, score and warnings.
-            delimiter: The delimiter of fields.
-            json_cells: Whether warnings are JSON instead of text.
-        """
-        self._columns, self._names, self._delimiter, self._json_cells = columns, names, delimiter, json_cells
-        self.head = self._encoded([[*columns, *names]])
+    def _line(self, row: Row) -> bytes:
+        answer = (row.prediction[0]["label"], row.prediction[0]["score"]) if self._has_label else (row.prediction,)
+        return self._encoded([*row.values.values(), *answer, " | ".join(row.warnings)])
 
-    def write(self, window: Window, answers: Sequence[RowAnswer]) -> bytes:
-        """Returns the rows that have an answer."""
-        return self._encoded(
-            [*(_cell(row.values[name]) for name in self._columns), *self._answer_cells(answer)]
-            for row, answer in zip(window.rows, answers, strict=True)
-            if answer.error is None
-        )
-
-    def _answer_cells(self, answer: RowAnswer) -> list[str]:
-        warnings = _cell(answer.warnings or None) if self._json_cells else " | ".join(answer.warnings)
-        if len(self._names) == 2:
-            return [to_json(answer.prediction).decode(), warnings]
-        best = answer.prediction[0]
-        return [best["label"], _cell(best["score"]), warnings]
-
-    def _encoded(self, rows: Iterable[Sequence[str]]) -> bytes:
-        lines = _Lines()
-        csv.writer(lines, delimiter=self._delimiter, lineterminator="\r\n").writerows(rows)
-        return "".join(lines).encode()
-
-
-class _Lines(list[str]):
-    """Lines that end with a line feed. csv must write two characters, because it quotes only fields with a character of its line end."""
-
-    def write(self, line: str) -> None:
-        self.append(line[:-2] + "\n")
-
-
-def _cell(value: object) -> str:
-    return value if isinstance(value, str) else "" if value is None else to_json(value).decode()
+    def _encoded(self, values: Iterable[Any]) -> bytes:
+        """Returns a line. Values other than texts become JSON. The module csv would not quote a carriage return before a line feed."""
+        cells = ["" if value is None else value if isinstance(value, str) else to_json(value).decode() for value in values]
+        quoted = ['"' + cell.replace('"', '""') + '"' if _QUOTED.search(cell) else cell for cell in cells]
+        return (self._delimiter.join(quoted) + "\n").encode()
