@@ -43,6 +43,8 @@ def load_tokenizer(source: str, folder: Path, *, lowercase: bool = False) -> Any
     try:
         tokenizer = _read(source, folder)
     except CheckpointError as error:
+        if has_file and isinstance(error.__cause__, ImportError):
+            raise CheckpointError(_needs_code(source)) from error
         if has_file:
             # classes convert the vocabulary of a file before they read it, and fail if its model is of another type than theirs
             with mock.patch.object(transformers.TokenizersBackend, "convert_to_native_format", lambda **settings: settings):
@@ -71,6 +73,13 @@ def _read(source: str, folder: Path) -> Any:
     return read_with_transformers(f"the tokenizer of `{source}`", AutoTokenizer.from_pretrained, folder)
 
 
+def _needs_code(source: str) -> str:
+    return (
+        f"the class of the tokenizer of `{source}` splits texts with Python code, as RoFormer's does with jieba, and `{TOKENIZER_FILE}` has no such "
+        "step; if the model was trained without it, set `tokenizer_class` in tokenizer_config.json to `PreTrainedTokenizerFast`."
+    )
+
+
 def _use_file(source: str, tokenizer: Any, folder: Path) -> None:
     """Gives a tokenizer the steps and the vocabulary in its `tokenizer.json`, with which the model was trained.
 
@@ -85,6 +94,10 @@ def _use_file(source: str, tokenizer: Any, folder: Path) -> None:
         f"the tokenizer of `{source}`", lambda path, **_: tokenizers.Tokenizer.from_file(str(path / TOKENIZER_FILE)), folder
     )
     loaded, normalizer = tokenizer.backend_tokenizer, written.normalizer
+    try:
+        loaded.to_str()
+    except Exception as error:  # of `tokenizers`, if a step is code
+        raise CheckpointError(_needs_code(source)) from error
     for backend in (loaded, written):
         backend.no_truncation()
         backend.no_padding()

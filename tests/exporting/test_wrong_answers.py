@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx
@@ -215,6 +217,17 @@ def test_a_class_can_have_a_file_with_another_type_of_model(tmp_path: Path, name
 
     tokenizer = load_tokenizer("x", source).backend_tokenizer
     assert (expected.ids, expected.type_ids) == ((actual := tokenizer.encode("the good (film)", "ÀÉ")).ids, actual.type_ids)
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_a_class_that_splits_texts_with_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool) -> None:
+    """A tokenizer.json cannot have such a step, so no package is asked for."""
+    source = bert(tmp_path)
+    edit_json(source / "tokenizer_config.json", tokenizer_class="RoFormerTokenizer")
+    monkeypatch.setitem(sys.modules, "rjieba", ModuleType("rjieba") if installed else None)  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match="Python code") as caught:
+        load_tokenizer("x", source)
+    assert "install" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["Bert", "ConvBert", "Electra", "Splinter", "MPNet"])
