@@ -345,7 +345,7 @@ class _Cut:
 def _pair(first: _Cut, second: _Cut, checkpoint: Checkpoint, tokenizer: Tokenizer) -> Encoding:
     room = min(tokenizer.room(pair=True), max(2 * MAX_TOKENS, second.most))
     a, b = truncate_longest_first(len(first.ids), len(second.ids), room)
-    if TASKS[checkpoint.task].first_is_question:
+    if TASKS[checkpoint.task].needs_pairs:
         a = min(len(first.ids), min(room, 2 * MAX_TOKENS) // 4)
         b = room - a
     return tokenizer.assemble(first.ids[:a], second.ids[:b])

@@ -7,18 +7,17 @@ are left out: layers for [CLS] only, and tables of relative positions, which a b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
-from bertserve.export.tasks.catalog import TASKS
+from bertserve.export.tasks.tags import read_tags
 from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec
 from bertserve.service.bundle.manifest import (
     Activation,
@@ -31,6 +30,7 @@ from bertserve.service.bundle.manifest import (
     TokenTypes,
     WeightsFormat,
 )
+from bertserve.service.tasks import token_classification
 
 MAX_LENGTH = 32  # in tokens; counts are exact at any length, and short texts are fast for large models
 
@@ -86,7 +86,7 @@ class Checkpoint:
     @property
     def tags(self) -> tuple[str, ...]:
         """The tag of each label, for token classification; empty if the labels are the tags."""
-        return TASKS[self.task].read_tags(self.labels)
+        return read_tags(self.labels) if self.task == token_classification.TASK else ()
 
     @property
     def mask(self) -> MaskToken | None:
@@ -119,61 +119,28 @@ class Checkpoint:
 
     @cached_property
     def flops(self) -> Flops:
-        """Floating-point operations of a text; the first access runs the model to count them."""
-        return count_flops(self.model, self.inputs, self.example_ids, max_length=self.tokenizer_spec.max_length)
+        """Floating-point operations of a text: a term linear in its tokens, and a quadratic one; the first access runs the model to count them.
 
-
-def count_flops(
-    model: PreTrainedModel, inputs: Sequence[InputSpec], example_ids: Callable[[int], Sequence[int]], *, max_length: int
-) -> Flops:
-    """Returns the operations of a text: a term linear in its tokens, and a quadratic one.
-
-    A head that reads every position counts at all of them. A masked language model is an exception, because its graph runs the head only
-    for masks: if there is an input `mask_index`, the head gets one position, so that its count is constant. The model must be in evaluation
-    mode with eager attention, so that every product is a separate operator. `example_ids(n)` returns the ids of a text of n tokens.
-    """
-    longest = min(max_length, MAX_LENGTH)
-    lengths = [max(longest // 4, 1), max(longest // 2, 2), max(longest, 3)]
-    masked = any(spec.fill == "mask_index" for spec in inputs)
-    with torch.no_grad(), _head_on_one_position(model) if masked else nullcontext():
-        counts = [_count_operations(model, inputs, example_ids(length)) for length in lengths]
-    return fit_terms(lengths, counts)
-
-
-def fit_terms(lengths: Sequence[int], counts: Sequence[int]) -> Flops:
-    """Returns the terms of `constant + linear * S + quadratic * S**2` through three points, ascending in S, both at least their minimum."""
-    (s, t, u), (x, y, z) = lengths, counts
-    first, second = (y - x) / (t - s), (z - y) / (u - t)
-    quadratic = max((second - first) / (u - s), 0.0)
-    linear = first - quadratic * (s + t) if quadratic else (z - x) / (u - s)
-    return Flops(linear=max(linear, 1.0), quadratic=quadratic)
+        A head that reads every position counts at all of them. A masked language model is an exception, because its graph runs the head only
+        for masks: the head gets one position, so that its count is constant.
+        """
+        longest = min(self.tokenizer_spec.max_length, MAX_LENGTH)
+        lengths = s, t, u = max(longest // 4, 1), max(longest // 2, 2), max(longest, 3)
+        with torch.no_grad(), nullcontext() if self.mask is None else _head_on_one_position(self.model):
+            x, y, z = (_count_operations(self.model, self.inputs, self.example_ids(length)) for length in lengths)
+        # constant + linear * S + quadratic * S**2 through three points
+        first, second = (y - x) / (t - s), (z - y) / (u - t)
+        quadratic = max((second - first) / (u - s), 0.0)
+        linear = first - quadratic * (s + t) if quadratic else (z - x) / (u - s)
+        return Flops(linear=max(linear, 1.0), quadratic=quadratic)
 
 
 def _count_operations(model: PreTrainedModel, inputs: Sequence[InputSpec], ids: Sequence[int]) -> int:
     values = {"token_ids": ids, "attention_mask": [1] * len(ids), "type_ids": [0] * len(ids)}
     feed = {spec.name: torch.tensor([values[spec.fill]]) for spec in inputs if spec.fill in values}
-    counter = _FlopCounter()
-    with counter:
+    with FlopCounterMode(display=False) as counter:
         model(**feed)
-    return counter.total
-
-
-class _FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # for its metaclass
-    """Sums the operations of all operators with PyTorch's formulas.
-
-    PyTorch's FlopCounterMode also tracks modules with gradient hooks, but there are no gradients here.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.total = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        formula = flop_registry.get(func.overloadpacket)
-        if formula is not None:
-            self.total += formula(*args, **(kwargs or {}), out_val=out)
-        return out
+    return int(counter.get_total_flops())
 
 
 @contextmanager

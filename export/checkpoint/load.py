@@ -78,10 +78,11 @@ def load_checkpoint(
     files = find_source(source, revision)
     config = _read_config(files)
     if task == "auto" and any(entry.kind == POOLING for entry in read_modules(files.folder)):
-        task = (
-            feature_extraction.TASK.name
-        )  # modules.json decides; all-mpnet-base-v2, for example, names the class in which its base was trained
-    _reset_call_options(config)
+        # modules.json decides; all-mpnet-base-v2, for example, names the class in which its base was trained
+        task = feature_extraction.TASK.name
+    config.return_dict = True
+    if getattr(config, "chunk_size_feed_forward", 0):
+        config.chunk_size_feed_forward = 0  # a traced graph would keep the number of chunks of the example
     chosen_task, auto_class = choose_task(config, task, files.adapter)
     if auto_class.__name__ in (getattr(config, "auto_map", None) or {}):
         raise CheckpointError(
@@ -113,7 +114,10 @@ def load_checkpoint(
     templates = _templates(files, chosen_task, model, tokenizer, attentions=attentions, token_types=token_types)
     checkpoint = _describe(files, chosen_task, config, model, tokenizer, embedding, settings, templates)
     checkpoint = replace(_with_layers(checkpoint, layers, combine), ignored_weights=tuple(ignored_weights))
-    return _with_attention(checkpoint) if attentions else checkpoint
+    if not attentions:
+        return checkpoint
+    inputs, outputs = (*checkpoint.inputs, ATTENTION_INDEX), (*checkpoint.outputs, ATTENTIONS)
+    return replace(checkpoint, inputs=inputs, outputs=outputs, attention_heads=count_heads(checkpoint.model, checkpoint.tokenizer))
 
 
 def _read_config(files: SourceFiles) -> Any:
@@ -127,13 +131,6 @@ def _read_config(files: SourceFiles) -> Any:
             "model.safetensors; remove the field and save the right weights as model.safetensors."
         )
     return config
-
-
-def _reset_call_options(config: Any) -> None:
-    """Resets the configuration fields that change how a model is called, but not its results."""
-    config.return_dict = True
-    if getattr(config, "chunk_size_feed_forward", 0):
-        config.chunk_size_feed_forward = 0  # a traced graph would keep the number of chunks of the example
 
 
 def _describe(
@@ -205,12 +202,6 @@ def _with_layers(checkpoint: Checkpoint, layers: Layers, combine: Combine | None
     numbers = None if combine is None else number_layers(layers, graph_layers)
     embedding = checkpoint.embedding.model_copy(update={"layers": graph_layers, "default_layers": numbers, "combine": combine or "concat"})
     return replace(checkpoint, embedding=embedding, outputs=graph_outputs(checkpoint.task, embedding))
-
-
-def _with_attention(checkpoint: Checkpoint) -> Checkpoint:
-    heads = count_heads(checkpoint.model, checkpoint.tokenizer)
-    inputs, outputs = (*checkpoint.inputs, ATTENTION_INDEX), (*checkpoint.outputs, ATTENTIONS)
-    return replace(checkpoint, inputs=inputs, outputs=outputs, attention_heads=heads)
 
 
 def _check_vocabulary(source: str, model: PreTrainedModel, vocabulary: int) -> None:

@@ -26,31 +26,22 @@ from bertserve.service.errors import install_command
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE, PICKLE = "adapter_model.safetensors", "adapter_model.bin"  # versions of peft before 0.7 wrote the second one
 
-# Settings of peft 0.21 that can have any value: settings that are read here, or follow from the tensors' names and shapes, ...
-_READ = {
-    "peft_type",
-    "task_type",
-    "base_model_name_or_path",
-    "revision",
-    "lora_alpha",
-    "r",
-    "rank_pattern",
-    "target_modules",
-    "modules_to_save",
-}
-# ... and those about the training, which do not affect the trained adapter.
-_OF_TRAINING = {
-    "auto_mapping",
-    "eva_config",
-    "exclude_modules",
-    "inference_mode",
-    "layers_pattern",
-    "layers_to_transform",
-    "lora_dropout",
-    "megatron_core",
-    "peft_version",
-    "qalora_group_size",
-    "runtime_config",
+# Settings of peft 0.21 that can have any value: settings that are read here, or follow from the tensors' names and shapes, and those about
+# the training, which do not affect the trained adapter.
+_ANY = {
+    *(
+        "peft_type",
+        "task_type",
+        "base_model_name_or_path",
+        "revision",
+        "lora_alpha",
+        "r",
+        "rank_pattern",
+        "target_modules",
+        "modules_to_save",
+    ),
+    *("auto_mapping", "eva_config", "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform", "lora_dropout"),
+    *("megatron_core", "peft_version", "qalora_group_size", "runtime_config"),
 }
 # Settings that affect the merge, with their supported values. All others must be off, because an unknown setting may
 # affect it too; peft writes unused settings as null, false or empty.
@@ -65,31 +56,9 @@ _OFF: tuple[Any, ...] = (None, False, {}, [], "")
 _MAX_SHOWN = 80  # characters of a value in a message
 
 
-@dataclass(frozen=True)
-class LowRankUpdate:
-    """The trained update of one linear layer.
-
-    Attributes:
-        a: Float [rank, inputs].
-        b: Float [outputs, rank].
-        magnitude: DoRA's lengths of the rows of the merged matrix, [outputs]; None for LoRA.
-    """
-
-    a: torch.Tensor
-    b: torch.Tensor
-    magnitude: torch.Tensor | None
-
-    @property
-    def rank(self) -> int:
-        """Rank of the update."""
-        return self.a.shape[0]
-
-    @property
-    def is_consistent(self) -> bool:
-        """Whether the shapes match."""
-        if self.a.ndim != 2 or self.b.ndim != 2 or self.b.shape[1] != self.rank:
-            return False
-        return self.magnitude is None or self.magnitude.shape == self.b.shape[:1]
+# peft's names of the trained tensors of a linear layer: float [rank, inputs], float [outputs, rank], and DoRA's lengths of the rows of the
+# merged matrix, float [outputs]
+_A, _B, _MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
 
 
 @dataclass(frozen=True)
@@ -102,10 +71,8 @@ class LoraAdapter:
         base_model: Folder or hub id of its base model.
         base_revision: Hub revision of the base model, if any.
         task: The task of its training, or `auto`.
-        alpha: Numerator of the scale.
-        use_rslora: Whether the scale's denominator is the square root of the rank instead of the rank.
-        use_dora: Whether it has magnitudes.
-        updates: Name of a linear layer -> its update.
+        scaling: The settings of peft's `LoraConfig` that scale the updates.
+        updates: Name of a linear layer -> peft's name -> trained tensor.
         full_parameters: Fully trained parameters, by name.
     """
 
@@ -114,10 +81,8 @@ class LoraAdapter:
     base_model: str
     base_revision: str | None
     task: str
-    alpha: float
-    use_rslora: bool
-    use_dora: bool
-    updates: dict[str, LowRankUpdate]
+    scaling: dict[str, Any]
+    updates: dict[str, dict[str, torch.Tensor]]
     full_parameters: dict[str, torch.Tensor]
 
     def label_count(self, model: PreTrainedModel) -> int | None:
@@ -155,9 +120,10 @@ class LoraAdapter:
                 raise CheckpointError(
                     f"the adapter `{self.folder.name}` changes `{name}`, which is not a linear layer of {type(model).__name__}."
                 )
-            if (update.b.shape[0], update.a.shape[1]) != tuple(layer.weight.shape):
+            shape = update[_B].shape[0], update[_A].shape[1]
+            if shape != tuple(layer.weight.shape):
                 raise CheckpointError(
-                    f"the adapter `{self.folder.name}` changes `{name}` by {update.b.shape[0]} x {update.a.shape[1]}, "
+                    f"the adapter `{self.folder.name}` changes `{name}` by {shape[0]} x {shape[1]}, "
                     f"but the layer is {' x '.join(map(str, layer.weight.shape))}; it was trained on another model than "
                     f"`{self.base_model}`."
                 )
@@ -215,9 +181,7 @@ def read_adapter(folder: Path) -> LoraAdapter | None:
         base_model=str(config["base_model_name_or_path"]),
         base_revision=config.get("revision"),
         task=next((task.name for task in TASKS.values() if task.lora_type and task.lora_type == config.get("task_type")), "auto"),
-        alpha=float(config["lora_alpha"]),
-        use_rslora=bool(config.get("use_rslora")),
-        use_dora=use_dora,
+        scaling={"lora_alpha": config["lora_alpha"], "use_rslora": bool(config.get("use_rslora")), "use_dora": use_dora},
         updates=updates,
         full_parameters=full_parameters,
     )
@@ -231,7 +195,7 @@ def _check_settings(folder: Path, config: Any) -> None:
         raise CheckpointError(
             f"the adapter `{folder.name}` has the type {config.get('peft_type')}, but only LORA is supported; merge it with peft."
         )
-    for setting in sorted(config.keys() - _READ - _OF_TRAINING):
+    for setting in sorted(config.keys() - _ANY):
         if config[setting] not in _UNDERSTOOD.get(setting, _OFF):
             value = repr(config[setting])
             raise CheckpointError(
@@ -251,11 +215,11 @@ def _check_settings(folder: Path, config: Any) -> None:
 
 def _sort_tensors(
     folder: Path, tensors: dict[str, torch.Tensor], *, use_dora: bool
-) -> tuple[dict[str, LowRankUpdate], dict[str, torch.Tensor]]:
+) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
     """Returns an adapter's updates by layer, and the fully trained parameters."""
-    parts: dict[str, dict[str, torch.Tensor]] = {}
+    updates: dict[str, dict[str, torch.Tensor]] = {}
     full_parameters = {}
-    part_names = {"A.weight", "B.weight"} | ({"magnitude_vector"} if use_dora else set())
+    part_names = {_A, _B} | ({_MAGNITUDE} if use_dora else set())
     for key, tensor in tensors.items():
         name = key.removeprefix("base_model.model.")
         for wrapper in (".modules_to_save.default.", ".modules_to_save.", ".base_layer."):  # peft's wrappers around the model's modules
@@ -265,22 +229,18 @@ def _sort_tensors(
         layer, infix, part = name.rpartition(".lora_")
         if not infix:
             full_parameters[name] = tensor
-        elif part in part_names:
-            parts.setdefault(layer, {})[part] = tensor
+        elif f"lora_{part}" in part_names:
+            updates.setdefault(layer, {})[f"lora_{part}"] = tensor
         else:
             raise CheckpointError(f"the adapter `{folder.name}` has a tensor `{key}`, which is not supported; only linear layers are.")
-    for layer, layer_parts in parts.items():
-        if not {"A.weight", "B.weight"} <= layer_parts.keys():
+    for layer, update in updates.items():
+        if not {_A, _B} <= update.keys():
             raise CheckpointError(f"the adapter `{folder.name}` lacks one of the two matrices of `{layer}`; save it again.")
-        if layer_parts.keys() != part_names:
+        if update.keys() != part_names:
             raise CheckpointError(f"the adapter `{folder.name}` lacks the magnitudes of `{layer}`, and has `use_dora`; save it again.")
-    updates = {
-        layer: LowRankUpdate(layer_parts["A.weight"], layer_parts["B.weight"], layer_parts.get("magnitude_vector"))
-        for layer, layer_parts in parts.items()
-    }
-    inconsistent = [layer for layer, update in updates.items() if not update.is_consistent]
-    if inconsistent:
-        raise CheckpointError(f"the adapter `{folder.name}` has tensors of `{inconsistent[0]}` whose shapes do not match; save it again.")
+        a, b = update[_A], update[_B]
+        if a.ndim != 2 or b.ndim != 2 or b.shape[1] != len(a) or (use_dora and update[_MAGNITUDE].shape != b.shape[:1]):
+            raise CheckpointError(f"the adapter `{folder.name}` has tensors of `{layer}` whose shapes do not match; save it again.")
     return updates, full_parameters
 
 
@@ -294,17 +254,11 @@ def _merge_with_peft(adapter: LoraAdapter, model: PreTrainedModel) -> None:
 
     config = LoraConfig(
         target_modules="|".join(map(re.escape, adapter.updates)),  # a string is a regular expression for the whole name of a layer
-        rank_pattern={f"^{re.escape(name)}": update.rank for name, update in adapter.updates.items()},
-        lora_alpha=adapter.alpha,  # annotated as an integer, but peft only divides it
-        use_rslora=adapter.use_rslora,
-        use_dora=adapter.use_dora,
+        rank_pattern={f"^{re.escape(name)}": len(update[_A]) for name, update in adapter.updates.items()},
+        **adapter.scaling,
     )
     tuner = LoraModel(model, {"default": config}, "default")
-    tensors: dict[str, torch.Tensor] = {}
-    for name, update in adapter.updates.items():
-        tensors |= {f"model.{name}.lora_A.weight": update.a, f"model.{name}.lora_B.weight": update.b}
-        if update.magnitude is not None:
-            tensors[f"model.{name}.lora_magnitude_vector"] = update.magnitude
+    tensors = {f"model.{name}.{part}": tensor for name, update in adapter.updates.items() for part, tensor in update.items()}
     unexpected = set_peft_model_state_dict(tuner, tensors).unexpected_keys
     assert not unexpected, unexpected  # the layers were checked above
     tuner.merge_and_unload()

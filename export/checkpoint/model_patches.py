@@ -41,8 +41,9 @@ def patch_for_tracing(model: PreTrainedModel, length: int) -> Iterator[None]:
         for owner in _owners(model):
             for names, replace in (
                 (BUCKET_FUNCTIONS, lambda function: _tabulate(function, length)),
-                (SPAN_FUNCTIONS, lambda _: _full_span),
-                (CHECK_FUNCTIONS, lambda _: _no_check),
+                # returns the part of the table of relative positions for a text's length
+                (SPAN_FUNCTIONS, lambda _: lambda query, key, longest: longest),
+                (CHECK_FUNCTIONS, lambda _: lambda *arguments, **options: None),
             ):
                 for name in names:
                     original = vars(owner).get(name)
@@ -93,12 +94,3 @@ class _LastOfEachRow(TorchFunctionMode):
                 last = (mask.to(torch.int32) * places).argmax(-1)
                 return tensor[torch.arange(mask.shape[0]), last]
         return func(*args, **(kwargs or {}))
-
-
-def _no_check(condition: object, *arguments: Any, **options: Any) -> None:
-    """Replaces a function that raises an error if a condition on values is false."""
-
-
-def _full_span(query: torch.Tensor, key: torch.Tensor, longest: int) -> int:
-    """Replaces a function that returns the part of the table of relative positions for a text's length."""
-    return longest

@@ -27,7 +27,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 from transformers.modeling_outputs import ModelOutput
 
 from bertserve.export.checkpoint.checkpoint import Checkpoint
-from bertserve.export.checkpoint.padding import Padding, find_padding
+from bertserve.export.checkpoint.padding import find_padding
 from bertserve.export.checkpoint.signature import INPUTS, graph_outputs
 from bertserve.export.checkpoint.task_head import read_activation, read_labels
 from bertserve.export.checkpoint.token_types import TYPE_IDS, TypedTemplates
@@ -40,6 +40,8 @@ from bertserve.export.checkpoint.tokenizer import (
 from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.service.bundle.manifest import Embedding, Pooling
+
+_TASKS = ("text-classification", "token-classification", "question-answering", "feature-extraction")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +126,13 @@ def load_module(reference: str) -> Checkpoint:
     single, pair = read_templates(reference, spec_tokenizer)
     with torch.no_grad():
         width = _check_outputs(reference, spec, model, names, vocabulary_size(spec_tokenizer))
-    padding = _find_padding(reference, model, spec_tokenizer, names, spec.max_length)
+    try:
+        padding = find_padding(model, spec_tokenizer, names, spec.max_length)
+    except Exception as error:  # the user's code can raise any error
+        raise CheckpointError(
+            f"the module of `{reference}` fails on a text of up to {spec.max_length} tokens: {type(error).__name__}: {error}; `max_length` must "
+            "be a length that it supports."
+        ) from error
     templates = TypedTemplates(single, pair, "template" if TYPE_IDS in names else None)
     tokenizer_spec = describe_tokenizer(spec_tokenizer, templates, padding, max_length=spec.max_length)
     embedding = Embedding(pooling=spec.pooling, normalize=False, dimensions=width) if task.embeds else None
@@ -182,7 +190,7 @@ def _call(path: Path, factory: str) -> ModuleSpec:
 def _check_fields(path: Path, spec: ModuleSpec) -> None:
     problems = ("single_label_classification", "multi_label_classification", "regression")
     for name, value, allowed in (
-        ("task", spec.task, tuple(task.name for task in TASKS.values() if task.takes_modules)),
+        ("task", spec.task, _TASKS),
         ("problem_type", spec.problem_type, problems),
         ("pooling", spec.pooling, get_args(Pooling)),
     ):
@@ -237,17 +245,6 @@ def _check_outputs(reference: str, spec: ModuleSpec, model: _Module, names: list
                 f"of 5 tokens; {spec.task} with {width} labels needs torch.float32 {list(expected)}."
             )
     return int(outputs[task.outputs[0].name].shape[-1])
-
-
-def _find_padding(reference: str, model: _Module, tokenizer: Any, names: list[str], max_length: int) -> Padding:
-    """Returns the padding, found with a short and a longer text."""
-    try:
-        return find_padding(model, tokenizer, names, max_length)
-    except Exception as error:  # the user's code can raise any error
-        raise CheckpointError(
-            f"the module of `{reference}` fails on a text of up to {max_length} tokens: {type(error).__name__}: {error}; `max_length` must "
-            "be a length that it supports."
-        ) from error
 
 
 def _digest(module: torch.nn.Module) -> str:

@@ -176,7 +176,7 @@ def _task_of_model(config: Any, task: str) -> tuple[Task, Any]:
 
 
 def _auto_class(task: ExportTask) -> Any:
-    return getattr(transformers, task.auto_class)
+    return getattr(transformers, f"AutoModel{task.head.removeprefix('Model')}")
 
 
 def _heads(architectures: list[str]) -> dict[Task, Any]:

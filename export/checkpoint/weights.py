@@ -74,9 +74,16 @@ def load_model(files: SourceFiles, task: Task, auto_class: Any, config: Any, ign
     missing = set(report["missing_keys"]) - replaced
     if TASKS[task].embeds:
         missing = _drop_pooler(model, missing)
-    _refuse_missing(source, missing, f"{task} model", config.architectures or "", type(model).__name__)
+    if missing:
+        raise CheckpointError(
+            f"`{source}` lacks weights that a {task} model needs: {', '.join(sorted(missing)[:3])}. "
+            f"It was not fine-tuned for this task, or its architecture {config.architectures or ''} is not {type(model).__name__}, "
+            "which transformers has for it; give the right --task or checkpoint."
+        )
     refuse_unexpected_weights(source, report["unexpected_keys"], model, ignored_weights)
-    _refuse_not_finite(source, model)
+    for name, weight in model.named_parameters():
+        if not torch.isfinite(weight).all():
+            raise CheckpointError(f"`{source}` has NaN or infinite weights in `{name}`; the training diverged.")
     evaluated: PreTrainedModel = model.eval()
     return evaluated
 
@@ -92,15 +99,6 @@ def _drop_pooler(model: PreTrainedModel, missing: set[str]) -> set[str]:
     return {name for name in missing if not name.startswith("pooler.")}
 
 
-def _refuse_missing(source: str, missing: Collection[str], kind: str, architectures: Any, loaded: str) -> None:
-    if missing:
-        raise CheckpointError(
-            f"`{source}` lacks weights that a {kind} needs: {', '.join(sorted(missing)[:3])}. "
-            f"It was not fine-tuned for this task, or its architecture {architectures} is not {loaded}, "
-            "which transformers has for it; give the right --task or checkpoint."
-        )
-
-
 def _refuse_other_shapes(source: str, mismatched: Collection[tuple[str, Sequence[int], Sequence[int]]]) -> None:
     """Refuses weights with other shapes than in config.json, which transformers would replace by random ones."""
     if mismatched:
@@ -110,12 +108,6 @@ def _refuse_other_shapes(source: str, mismatched: Collection[tuple[str, Sequence
             f"{list(shape)}, but configured is {list(configured)}. Fix config.json (`vocab_size`, the labels, "
             "`hidden_size` and the like), or use the weights that match it."
         )
-
-
-def _refuse_not_finite(source: str, model: PreTrainedModel) -> None:
-    for name, weight in model.named_parameters():
-        if not torch.isfinite(weight).all():
-            raise CheckpointError(f"`{source}` has NaN or infinite weights in `{name}`; the training diverged.")
 
 
 def refuse_unexpected_weights(source: str, unexpected: Collection[str], model: PreTrainedModel, ignored: Sequence[str] = ()) -> None:

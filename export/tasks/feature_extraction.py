@@ -30,11 +30,9 @@ def _data_parameters(line_parameters: Sequence[Document], golds: Sequence[Any]) 
 TASK = ExportTask(
     name=embed.TASK,
     head="Model",
-    auto_class="AutoModel",
     outputs=(LAST_LAYER,),
     activation="none",
     embeds=True,
-    takes_modules=True,
     text_request=lambda text, spec: embed.EmbedRequest(text),
     ordinary_requests=lambda texts, spec: [],
     resolve=_resolve,

@@ -80,7 +80,6 @@ def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) ->
 TASK = ExportTask(
     name=fill_mask.TASK,
     head="ForMaskedLM",
-    auto_class="AutoModelForMaskedLM",
     outputs=(OutputSpec(name="logits", kind="per_mask"),),
     min_length=_MIN_LENGTH,
     text_request=lambda text, spec: fill_mask.FillMaskRequest(f"{_mask(spec)} {text}"),

@@ -100,7 +100,6 @@ def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) ->
 TASK = ExportTask(
     name=multiple_choice.TASK,
     head="ForMultipleChoice",
-    auto_class="AutoModelForMultipleChoice",
     outputs=(OutputSpec(name="logits", kind="per_text"),),
     adapt_model=_read_one_choice,
     text_request=lambda text, spec: multiple_choice.ChooseRequest(text, (SENTENCE, text)),
@@ -112,7 +111,6 @@ TASK = ExportTask(
     },
     needs_pairs=True,
     arrange=_arrange,
-    first_is_question=True,
     decision=lambda result, config: result[0]["index"],
     best_first=True,
     read_gold=_read_choice,

@@ -93,10 +93,8 @@ def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) ->
 TASK = ExportTask(
     name=question_answering.TASK,
     head="ForQuestionAnswering",
-    auto_class="AutoModelForQuestionAnswering",
     outputs=(OutputSpec(name="start_logits", kind="per_token"), OutputSpec(name="end_logits", kind="per_token")),
     lora_type="QUESTION_ANS",
-    takes_modules=True,
     text_request=lambda text, spec: question_answering.AnswerRequest(_QUESTION, text),
     fixed_requests=_fixed_requests,
     ordinary_requests=_ordinary_requests,
@@ -110,7 +108,6 @@ TASK = ExportTask(
     takes_pairs=True,
     needs_pairs=True,
     arrange=_arrange,
-    first_is_question=True,
     padding_decides_order=True,
     decision=_decision,
     best_first=True,

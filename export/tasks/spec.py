@@ -138,15 +138,12 @@ class ExportTask:
     Attributes:
         name: Its Hugging Face name.
         head: Suffix of the names of architectures with its head.
-        auto_class: Name of the transformers class that loads them.
         outputs: Outputs of its graphs. A graph with outputs per mask has the positions of masks as an input.
         labeled: Whether the configuration's labels belong to the task.
-        read_tags: Labels by id -> the tag of each; empty if the labels are tags, or have none.
         activation: The function from logits to scores; None if the configuration defines it.
         embeds: Whether a result is vectors, from layers and a pooling that sentence-transformers' files define.
         min_length: Minimum length of a model in tokens.
         lora_type: peft's name of the task; None if peft has none.
-        takes_modules: Whether the user's own module can be for the task.
         adapt_model: Makes a loaded model take rows of [rows, length] and return the outputs of the graphs; None if it does so already.
 
         text_request: A text -> a request around it.
@@ -158,10 +155,9 @@ class ExportTask:
         example: The body that a bundle stores with its answer; the answer must be clear, so that rounding on another CPU does not change
             it.
         takes_pairs: Whether an input may be a pair of texts, also in the user's texts for int8.
-        needs_pairs: Whether every input is a pair of texts.
+        needs_pairs: Whether every input is a pair of texts, of which the first is short, and the second one fills the window.
         arrange: Short texts, long ones (empty without short ones), the user's pairs, and the tokenizer -> the single texts and the pairs that
             calibrate int8.
-        first_is_question: Whether the first text of a pair is short, and the second one fills the window.
         padding_decides_order: Whether models whose tokenizer pads on the left were trained with the second text of a pair before the first
             one, as by transformers' scripts and pipeline for question answering.
 
@@ -180,15 +176,12 @@ class ExportTask:
 
     name: str
     head: str
-    auto_class: str
     outputs: tuple[OutputSpec, ...]
     labeled: bool = False
-    read_tags: Callable[[tuple[str, ...]], tuple[str, ...]] = lambda labels: ()
     activation: Activation | None = "softmax"
     embeds: bool = False
     min_length: int = MIN_LENGTH
     lora_type: str | None = None
-    takes_modules: bool = False
     adapt_model: Callable[[PreTrainedModel], None] | None = None
 
     text_request: Callable[[str, TokenizerSpec], Any]
@@ -201,7 +194,6 @@ class ExportTask:
     takes_pairs: bool = False
     needs_pairs: bool = False
     arrange: Callable[[Sequence[Any], Sequence[Any], Pairs[Any], TokenizerSpec], Arranged[Any]] = read_alone
-    first_is_question: bool = False
     padding_decides_order: bool = False
 
     measure: Callable[[ModelConfig], Measure] = lambda config: "label"

@@ -216,12 +216,10 @@ def _constant(golds: Sequence[Any], predictions: Sequence[Any], kind: str) -> st
 TASK = ExportTask(
     name=classify.TASK,
     head="ForSequenceClassification",
-    auto_class="AutoModelForSequenceClassification",
     outputs=(OutputSpec(name="logits", kind="per_text"),),
     labeled=True,
     activation=None,
     lora_type="SEQ_CLS",
-    takes_modules=True,
     text_request=_text_request,
     fixed_requests=_fixed_requests,
     ordinary_requests=_ordinary_requests,

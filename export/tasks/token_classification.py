@@ -96,12 +96,9 @@ def _notes(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) ->
 TASK = ExportTask(
     name=token_classification.TASK,
     head="ForTokenClassification",
-    auto_class="AutoModelForTokenClassification",
     outputs=(OutputSpec(name="logits", kind="per_token"),),
     labeled=True,
-    read_tags=read_tags,
     lora_type="TOKEN_CLS",
-    takes_modules=True,
     text_request=lambda text, spec: token_classification.NerRequest(text),
     fixed_requests=_fixed_requests,
     tokenizer_call=lambda request, spec: TokenizerCall((request.text,), stride=window_stride(request.parameters.stride, spec)),
