@@ -68,7 +68,7 @@ def test_sighup_reloads_keys_and_models(models: Path, tmp_path: Path, serve: Ser
     assert "Traceback" not in served.log.read_text()
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.full_grid), "2"])
 def test_a_sighup_logs_each_secret_once(models: Path, tmp_path: Path, serve: Serve, workers: str) -> None:
     """Also if a file is broken."""
     (tmp_path / "keys").write_text("one")
@@ -88,6 +88,7 @@ def test_a_sighup_logs_each_secret_once(models: Path, tmp_path: Path, serve: Ser
             assert ["keys", "tls"] == logged(since)
 
 
+@pytest.mark.full_grid
 def test_sighup_to_one_worker_reloads_all_workers(models: Path, tmp_path: Path, serve: Serve) -> None:
     """`pidof -s bert-serve` can find any of the processes. `--pid-file` has the main process, and is removed at the end."""
     (tmp_path / "keys").write_text("one")
@@ -128,7 +129,7 @@ serve.prepare = changed
 """
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.full_grid), "2"])
 def test_a_key_that_is_removed_during_startup_is_invalid(models: Path, tmp_path: Path, workers: str) -> None:
     """A replacement worker has the keys of the other workers: without SIGHUP, it does not read the file."""
     (tmp_path / "keys").write_text("one")
@@ -158,20 +159,21 @@ def test_an_unwritable_pid_file_is_an_error_at_startup(
     assert f"--pid-file `{path}`" in capsys.readouterr().err
 
 
-def test_the_service_supports_tls(models: Path, tmp_path: Path, serve: Serve) -> None:
+@pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.full_grid), "2"])
+def test_the_service_supports_tls(models: Path, tmp_path: Path, serve: Serve, workers: str) -> None:
     """Clients that trust the certificate get answers, also with workers. Other clients and plain HTTP fail."""
     chain, key = certified(tmp_path)
-    for flags in ((), ("--workers", "2", "--threads", "2")):
-        with serve(models, "--tls-cert", str(chain), "--tls-key", str(key), *flags) as served:
-            assert served.url.startswith("https://")
-            with httpx.Client(base_url=served.url, verify=trusting(), trust_env=False) as client:
-                assert client.post("/classify", json=BODY).status_code == 200
-                assert client.post("/classify", json={"inputs": ["good"] * 400}).status_code == 200
-            with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-                httpx.get(served.url, verify=ssl.create_default_context(), trust_env=False)
-            with pytest.raises(httpx.TransportError):
-                httpx.get(served.url.replace("https", "http"), trust_env=False)
-        assert "Traceback" not in served.log.read_text()
+    flags = ("--workers", workers, "--threads", workers)
+    with serve(models, "--tls-cert", str(chain), "--tls-key", str(key), *flags) as served:
+        assert served.url.startswith("https://")
+        with httpx.Client(base_url=served.url, verify=trusting(), trust_env=False) as client:
+            assert client.post("/classify", json=BODY).status_code == 200
+            assert client.post("/classify", json={"inputs": ["good"] * 400}).status_code == 200
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            httpx.get(served.url, verify=ssl.create_default_context(), trust_env=False)
+        with pytest.raises(httpx.TransportError):
+            httpx.get(served.url.replace("https", "http"), trust_env=False)
+    assert "Traceback" not in served.log.read_text()
 
 
 def test_silent_connections_do_not_block_tls_clients(models: Path, tmp_path: Path, serve: Serve) -> None:

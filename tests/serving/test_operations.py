@@ -161,6 +161,18 @@ def test_every_answer_has_a_request_id(models: Path, path: str) -> None:
     assert call(models, "GET", path, headers={"x-request-id": "r-1"}).headers.get_list("x-request-id") == ["r-1"]
 
 
+@pytest.mark.parametrize("log_probes", [False, True])
+def test_the_access_log_has_probes_only_on_request(models: Path, caplog: pytest.LogCaptureFixture, log_probes: bool) -> None:
+    probes = [*OPEN_PATHS, "/ping", "/v2/models/tiny/ready"]
+
+    async def check(client: httpx.AsyncClient) -> list[int]:
+        return [(await client.get(path)).status_code for path in (*probes, "/info")]
+
+    caplog.set_level("INFO", logger="bertserve.access")
+    assert {200} == set(play(build(Settings(models=models)), check, log_access=True, log_probes=log_probes))
+    assert (len(probes) * log_probes + 1) == len([record for record in caplog.records if record.name == "bertserve.access"])
+
+
 def test_an_empty_list_is_answered_without_the_engine(models: Path) -> None:
     engine = FakeEngine()
     response = play(faked(models, engine), lambda client: client.post("/classify", json={"inputs": []}))

@@ -340,14 +340,14 @@ def test_every_operation_takes_logarithmic_time() -> None:
             "expire": steps.of(lambda: queue.expire(Time(end + 1, steps))),
         }
 
-    few, many = taken(100), taken(10_000)
+    few, many = taken(100), taken(3_000)
 
     assert dict.fromkeys(few, True) == {name: many[name] <= 2 * few[name] + 20 for name in few}
     assert [] == [name for name in few if name != "close" and few[name] == 0]  # an operation without steps would prove nothing
 
 
 def test_closed_requests_are_freed_while_no_batch_is_taken() -> None:
-    """While all threads are busy and one request waits, 10,000 others are closed, and their payloads do not accumulate."""
+    """While all threads are busy and one request waits, 3,000 others are closed, and their payloads do not accumulate."""
 
     class Kept:
         """An object for weak references."""
@@ -356,7 +356,7 @@ def test_closed_requests_are_freed_while_no_batch_is_taken() -> None:
     stayer = add(queue, 8)
     payloads = weakref.WeakSet[Kept]()
     most = 0
-    for i in range(10_000):
+    for i in range(3_000):
         request = queue.admit(tokens=16, seconds=0.0, deadline=1e9, now=float(i))
         work = [(1 + i % 64, Kept()), (1 + i % 64, Kept())]
         payloads.update(payload for _, payload in work)
@@ -374,14 +374,14 @@ def test_closed_requests_are_freed_while_no_batch_is_taken() -> None:
 
 
 def test_ended_requests_are_freed() -> None:
-    """After 2,000 requests of many lengths, no key, payload or result is in memory, and fewer than 100 requests are."""
+    """After 1,000 requests of many lengths, no key, payload or result is in memory, and fewer than 100 requests are."""
 
     class Kept:
         """An object for weak references."""
 
     queue = new_queue(max_queue_tokens=10_000)
     keys, owners, payloads, results = (weakref.WeakSet[Kept]() for _ in range(4))
-    for i in range(2000):
+    for i in range(1000):
         if i % 10 == 0:
             keys.add(key := Kept())
         request = queue.admit(tokens=128, seconds=0.0, deadline=1e9, now=float(i))

@@ -80,25 +80,6 @@ def test_sigint_stops_the_service_like_sigterm(models: Path, serve: Serve) -> No
         assert "Traceback" not in served.log.read_text()
 
 
-def test_the_access_log_is_off_by_default(models: Path, serve: Serve) -> None:
-    with serve(models) as served:
-        classify(served, "good")
-    assert served.lines() == []
-
-
-def test_the_access_log_has_probes_only_on_request(models: Path, serve: Serve) -> None:
-    paths = ["/health", "/ping", "/models/tiny/health", "/v2/models/tiny/ready", "/metrics", "/info"]
-    logged = {}
-    for flags in ((), ("--log-probes",)):
-        with serve(models, "--access-log", "--log-format", "json", *flags) as served:
-            assert {200} == {httpx.get(served.url + path, trust_env=False).status_code for path in paths}
-        logged[flags] = [
-            line["path"] for line in map(json.loads, served.log.read_text().splitlines()) if line["logger"] == "bertserve.access"
-        ]
-    assert ["/info"] == logged[()]
-    assert len(paths) == len(logged["--log-probes",])
-
-
 def test_the_log_can_be_json(models: Path, serve: Serve) -> None:
     with serve(models, "--access-log", "--log-format", "json") as served:
         classify(served, "swordfish", **{"x-request-id": "r-7"})
