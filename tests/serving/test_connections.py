@@ -79,8 +79,6 @@ def counted(served: Any, status: int) -> float:
         (WHOLE + HALF_HEAD, 408, "too_slow", "head_timeout"),
         (HALF_BODY, 408, "too_slow", "body_timeout"),
         (b"GET / HTTP/1.1\r\nhost: test\r\nx: " + b"x" * 2048, 431, "head_too_large", "head_too_large"),
-        (b"GET / HTTP/1.1\r\nhost: test\r\nx: " + b"x" * 300_000, 431, "head_too_large", "head_too_large"),
-        (b"GET / HTTP/1.1\r\nhost: test\r\nx: " + b"x" * 2048 + b"\r\n\r\n", 431, "head_too_large", "head_too_large"),
         (b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 2048 + b"\r\n", 431, "head_too_large", "head_too_large"),
         (b"GET /" + b"x" * 2048 + b" HTTP/1.1\r\n\r\n", 431, "head_too_large", "head_too_large"),
         (b"NONSENSE\r\n\r\n", 400, "malformed", "malformed"),

@@ -17,8 +17,6 @@ from bertserve.service.errors import NotFoundError, SettingsError, StartError
 from bertserve.service.process import logs
 from bertserve.service.serving.build import AppState, build
 from bertserve.service.serving.registry import DEFAULTS_FILE
-from bertserve.service.serving.reloader import Reloader
-from bertserve.service.serving.workers import WorkerContext
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS
 from embedded import ROOT
@@ -289,48 +287,3 @@ def test_a_new_version_loses_the_default_of_an_incompatible_task(tmp_path: Path)
     made(folder, a=tiny.LABELS)
     asyncio.run(state.reloader.load("a"))
     assert {"text-classification": "a", "zero-shot-classification": "b"} == used(state)
-
-
-class Place:
-    """The slot of one worker in a service with two workers. Each worker reports its state before its replacement starts."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._reports = folder, list[Any]()
-        self._state: AppState | None = None
-
-    def start(self) -> AppState:
-        """Starts the next worker and returns its state."""
-        if self._state is not None:
-            self._state.reloader.report()  # type: ignore[attr-defined]
-        before = self._reports[-1] if self._reports else None
-        context = WorkerContext(0, 2, self._folder.parent, tell=self._reports.append, before=before)
-        self._state = build(Settings(models=self._folder, workers=2, threads=2), context)
-        return self._state
-
-
-def test_a_replacement_worker_has_the_defaults_of_its_predecessor(tmp_path: Path) -> None:
-    """It does not choose new defaults from the models that are loaded now."""
-    place = Place(made(tmp_path / "models", b=tiny.LABELS))
-    first = place.start()
-    made(tmp_path / "models", a=tiny.LABELS)
-    asyncio.run(first.reloader.refresh())
-
-    assert {"text-classification": "b"} == used(first) == used(place.start())
-
-
-@pytest.mark.parametrize("changed", ['{"classify": "b"}', '{"classify": "c"}', "{"])
-def test_a_replacement_worker_does_not_read_defaults_json_again(tmp_path: Path, changed: str) -> None:
-    """The other workers do not read the file again either. A choice also survives an unload of its model."""
-    folder = made(tmp_path / "models", a=tiny.LABELS, b=tiny.LABELS)
-    (folder / DEFAULTS_FILE).write_text('{"classify": "a"}')
-    place = Place(folder)
-    place.start()
-    (folder / DEFAULTS_FILE).write_text(changed)
-    for _ in range(2):
-        later = place.start()
-        assert {"text-classification": "a"} == used(later)
-    asyncio.run(Reloader.unload(later.reloader, "a"))
-    last = place.start()
-    assert {"text-classification": "b"} == used(later) == used(last)
-    asyncio.run(Reloader.load(last.reloader, "a"))
-    assert {"text-classification": "a"} == used(last)

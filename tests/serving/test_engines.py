@@ -9,15 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from prometheus_client import Counter, Histogram
 
 import tiny
 from application import call_fresh, model_of
 from bertserve.service.backend.cost import CostModel
-from bertserve.service.backend.engines import Engines, MultiThreadedEngine, min_multi_threaded_tokens
+from bertserve.service.backend.engines import Engines, MultiThreadedEngine
 from bertserve.service.backend.onnx_engine import Engine, OnnxEngine
 from bertserve.service.bundle import files
-from bertserve.service.bundle.manifest import Flops
 from bertserve.service.errors import ProviderError
 from bertserve.service.metrics import Metrics
 from bertserve.service.scheduling.request_queue import RequestQueue
@@ -29,13 +27,6 @@ from bertserve.service.tasks.classify import ClassifyRequest
 from bertserve.service.text.tokenizer import Encoding
 from embedded import ROOT
 from fakes import FakeEngine
-
-
-@pytest.mark.parametrize(("nodes", "longest", "expected"), [(200, 512, 80), (200, 80, 80), (200, 79, None), (40, 512, 1), (0, 512, None)])
-def test_the_minimum_tokens_depend_on_the_time_per_node(nodes: int, longest: int, expected: int | None) -> None:
-    cost = CostModel(Flops(linear=1e6, quadratic=0.0), fixed_s=2e-3, rate=1e10)
-
-    assert expected == min_multi_threaded_tokens(cost, nodes=nodes, longest=longest)
 
 
 def wait_for_multi_threaded(model: str) -> None:
@@ -147,33 +138,6 @@ def test_a_run_is_multi_threaded_only_with_enough_tokens(tmp_path: Path) -> None
     assert 'bertserve_multi_threaded_runs_total{model="tiny",task="text-classification"} 2.0' in metrics.page().decode()
 
 
-@pytest.mark.parametrize(("owner", "name"), [(CostModel, "observe"), (Histogram, "observe"), (Counter, "inc")])
-def test_an_accounting_error_does_not_fail_the_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, owner: type, name: str
-) -> None:
-    """The result is delivered. The log reports the error once per run, without the text."""
-    loaded = files.load_bundle(tiny.bundle(tmp_path))
-    scheduler = Scheduler(RequestQueue(max_batch_tokens=4096, max_queue_tokens=4096), threads=1)
-    model = model_of(loaded, Engines(FakeEngine()), scheduler=scheduler, metrics=Metrics())
-
-    def broken(*_: object) -> None:
-        if threading.current_thread().name.startswith("inference-"):
-            raise OSError("good")
-
-    monkeypatch.setattr(owner, name, broken)
-
-    async def check() -> None:
-        scheduler.start()
-        try:
-            assert 1 == len((await model.predict([ClassifyRequest("good")], timeout_s=10)).results)
-            assert scheduler.ready
-        finally:
-            await scheduler.stop(5)
-
-    asyncio.run(check())
-    assert [True] == ["`tiny`: OSError" in record.message for record in caplog.records]
-
-
 @pytest.mark.parametrize("name", ["sentiment", "ner", "qa", "fill-mask", "embed", "nli", "rerank"])
 def test_several_threads_give_the_same_output_as_one(name: str) -> None:
     """Outputs are bit-identical: threads divide rows and columns, but never split a sum."""
@@ -200,9 +164,3 @@ def test_one_multi_thread_disables_the_second_session(tmp_path: Path, monkeypatc
 
     described = call_fresh(tmp_path, "GET", "/models/tiny", settings={"multi_threads": threads}).json()["graph"]["multi_threaded_run"]
     assert [None, {"threads": 2, "min_tokens": 16}][threads - 1] == described
-
-
-def test_a_model_with_short_runs_has_no_second_session(tmp_path: Path) -> None:
-    tiny.bundle(tmp_path, "tiny")
-
-    assert call_fresh(tmp_path, "GET", "/models/tiny", settings={"multi_threads": 2}).json()["graph"]["multi_threaded_run"] is None

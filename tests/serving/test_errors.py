@@ -12,7 +12,6 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from application import call, rejected
-from bertserve.service import errors
 from bertserve.service.errors import (
     ERROR_STATUSES,
     INTERNAL,
@@ -21,8 +20,6 @@ from bertserve.service.errors import (
     MethodNotAllowedError,
     RefusedError,
     ServerError,
-    StartError,
-    classify,
 )
 from bertserve.service.http.auth import Authenticator
 from bertserve.service.http.errors import response
@@ -50,11 +47,6 @@ def test_every_error_of_a_request_is_in_the_table() -> None:
     assert set(ERROR_STATUSES) == {*leaves(CallerError), *leaves(ServerError)}
 
 
-def test_startup_errors_have_no_status() -> None:
-    assert not any(issubclass(kind, StartError) for kind in ERROR_STATUSES)
-    assert {classify(made(kind)) for kind in leaves(StartError)} == {INTERNAL}
-
-
 def test_caller_errors_are_4xx_and_server_errors_are_5xx_or_429() -> None:
     for kind in leaves(CallerError):
         assert 400 <= ERROR_STATUSES[kind][0] < 500
@@ -65,11 +57,6 @@ def test_caller_errors_are_4xx_and_server_errors_are_5xx_or_429() -> None:
 def test_every_error_class_has_its_own_error_type() -> None:
     names = [name for _, name in ERROR_STATUSES.values()]
     assert len({*names, INTERNAL[1]}) == len(names) + 1
-
-
-def test_the_module_docstring_shows_every_error_class() -> None:
-    kinds = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, BertServeError)]
-    assert [kind.__name__ for kind in kinds if kind.__name__ not in (errors.__doc__ or "")] == []
 
 
 @pytest.mark.parametrize("kind", sorted(ERROR_STATUSES, key=lambda kind: kind.__name__))

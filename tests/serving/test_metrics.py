@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ import tiny
 from application import blocked, faked, keys, play
 from bertserve.service.http.auth import Authenticator
 from bertserve.service.metrics import ProcessMetrics
-from bertserve.service.scheduling.inference_thread import InferenceThread
 from bertserve.service.serving.build import build
 from bertserve.service.serving.utilization import INTERVAL_S
 from bertserve.service.settings import Settings
@@ -167,16 +165,6 @@ def test_all_http_requests_are_counted_by_status(tmp_path: Path) -> None:
     assert {"200": "1.0", "401": "1.0", "404": "3.0", "405": "1.0", "413": "1.0"} == counted
 
 
-@pytest.mark.parametrize(("least_s", "counted"), [(60.0, 0), (0.0, 1)])
-def test_a_short_wait_is_not_compared_with_its_prediction(
-    models: Path, monkeypatch: pytest.MonkeyPatch, least_s: float, counted: int
-) -> None:
-    """Short waits are left out of the ratio, because they are noise."""
-    monkeypatch.setattr("bertserve.service.serving.model.LEAST_WAIT_S", least_s)
-    found = families(models, ("/classify", {"inputs": "good"}))
-    assert value(found, "wait_prediction_ratio_count", **TINY) == counted
-
-
 def test_model_info_describes_each_loaded_model(models: Path) -> None:
     found = families(models)
     [sample] = found["bertserve_model_info"].samples
@@ -208,16 +196,6 @@ def test_a_reload_is_counted_as_another_load(models: Path) -> None:
     found = {family.name: family for family in text_string_to_metric_families(page)}
     assert value(found, "model_load_seconds_count", model="tiny", step="load", outcome="ok") == 2
     assert value(found, "model_load_seconds_count", model="tiny", step="verify", outcome="failed") == 1
-
-
-def test_a_thread_is_busy_only_while_it_runs_a_batch() -> None:
-    """A running batch counts up to now; the busy time of a waiting thread does not grow."""
-    thread = InferenceThread(threading.Condition())
-    assert thread.busy_s(5.0) == 0.0
-    thread.busy = (2.0, 5.0)
-    assert thread.busy_s(5.5) == 2.5
-    thread.busy = (2.75, None)
-    assert thread.busy_s(9.0) == 2.75
 
 
 def test_the_busy_seconds_of_threads_match_the_scheduler(models: Path) -> None:

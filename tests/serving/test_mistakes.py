@@ -17,19 +17,14 @@ MULTIPART = b'--7d4b\r\nContent-Disposition: form-data; name="inputs"\r\n\r\ngoo
     ("raw", "looks"),
     [
         (b"", "is empty"),
-        (b" \r\n\t", "is empty"),
         (b"inputs=good", "(application/x-www-form-urlencoded)"),
         (b"inputs=good&parameters%5Btop_k%5D=1", "(application/x-www-form-urlencoded)"),
         (MULTIPART, "(multipart/form-data)"),
         ('{"inputs": "good"}'.encode("utf-8-sig"), "byte order mark"),
         ('{"inputs": "good"}'.encode("utf-16"), "UTF-16"),
-        ('{"inputs": "good"}'.encode("utf-16-le"), "UTF-16"),
-        ('{"inputs": "good"}'.encode("utf-16-be"), "UTF-16"),
         (b'{"inputs": "a"}\n{"inputs": "b"}', "`content-type: application/x-ndjson`"),
-        (b'{"inputs": "a"}{"inputs": "b"}', "`content-type: application/x-ndjson`"),
         (b'{"inputs": {"a": 1}, "b": {', "at column 27;"),
         (b"{'inputs': 'good'}", "single quotes"),
-        (b"'{inputs: good}'", "single quotes"),
         (b"\x1f\x8b\x08\0", "(gzip)"),
         (b"good", "at column 1;"),
     ],
@@ -58,7 +53,6 @@ def test_the_example_in_an_error_is_that_of_openapi(api: Send) -> None:
         (5, "/answer", 'is a number, .*`inputs`, .*{"inputs": {"question": '),
         (["good"], "/models/passages", 'is a list, .*`inputs`, .*{"inputs": {"question": '),
         (["good"], "/rerank", 'is a list, .*`query`, `texts`, .*{"query": '),
-        (["good"], "/zero-shot", "is a list, .*`inputs`,"),
     ],
 )
 def test_the_error_for_bare_inputs_shows_a_complete_body(api: Send, body: object, path: str, said: str) -> None:
@@ -72,9 +66,7 @@ def test_the_error_for_an_unknown_path_lists_paths(api: Send) -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-@pytest.mark.parametrize(
-    "path", ["/classify", "/zero-shot", "/v1/embeddings", "/models", "/models/names", "/v2/models/names/infer", "/health", "/metrics"]
-)
+@pytest.mark.parametrize("path", ["/classify", "/v1/embeddings", "/models/names", "/health"])
 def test_the_error_for_a_slash_at_the_end_has_the_path_without_it(api: Send, method: str, path: str) -> None:
     for slashes in ("/", "//"):
         response = api(method, path + slashes)

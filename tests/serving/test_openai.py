@@ -16,8 +16,6 @@ from application import Send, call, keys, play, post, posted, rejected, started
 from bertserve.service.http.auth import Authenticator
 from bertserve.service.serving.build import build
 from bertserve.service.settings import Settings
-from bertserve.service.wire import cohere
-from bertserve.service.wire.call import Call
 
 EMBEDDINGS = "/v1/embeddings"
 RERANKS = ["/v1/rerank", "/v2/rerank"]
@@ -179,15 +177,6 @@ def test_documents_are_ranked_like_the_texts_of_rerank(api: Send, path: str) -> 
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         "meta": {"tokens": {"input_tokens": tokens}},
     } == {key: found[key] for key in ("model", "usage", "meta")}
-
-
-def test_other_keys_of_documents_are_not_kept_during_the_run(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They can need thirty times the memory of their bytes."""
-    bodies: list[Any] = []
-    monkeypatch.setattr(cohere, "Call", lambda *fields: bodies.append(fields[2]) or Call(*fields))
-    posted(api, "/v1/rerank", query="good", documents=[{"text": "bad", "id": [{}] * 99}, "film"], return_documents=True)
-
-    assert [["bad", "film"]] == [body.documents for body in bodies]
 
 
 def test_an_answer_has_the_id_of_its_request(api: Send) -> None:

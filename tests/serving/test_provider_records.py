@@ -2,44 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import tiny
-from bertserve.service.providers import PROVIDERS
 
 ROOT = Path(__file__).parents[2]
-# modules with the records and the graph builders
-HOMES = {"service/providers.py", "export/gpu.py"}
-NAMES = re.compile(
-    r"(?<![a-z])({})(?![a-z])".format("|".join(n for p in PROVIDERS.values() if p.name != "cpu" for n in (p.name, p.ort_name)))
-)
-
-
-def names(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            node.value.value = ""
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
-        yield from (getattr(node, field) for field in ("id", "attr", "arg", "name") if isinstance(getattr(node, field, None), str))
-
-
-def test_only_records_and_builders_name_a_provider() -> None:
-    """Other code has no provider name in a string or an identifier."""
-    found = {
-        str(path.relative_to(ROOT)): named
-        for package in ("service", "export", "bench")
-        for path in (ROOT / package).rglob("*.py")
-        if (named := sorted({name for name in names(ast.parse(path.read_text(encoding="utf-8"))) if NAMES.search(name)}))
-    }
-
-    assert set(found) == HOMES, found
 
 
 def test_a_new_record_works_in_flags_manifests_and_sessions(tmp_path: Path) -> None:

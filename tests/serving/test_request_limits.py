@@ -126,6 +126,3 @@ def test_only_the_spans_of_one_window_are_in_memory_at_a_time(models_of_all: dic
         tracemalloc.stop()
 
     assert peaks[1][0] - peaks[0][0] < peaks[1][1] / 4  # a span has 20 bytes; a window of 30 tokens has 465 spans
-
-
-# Pauses for other requests

@@ -83,13 +83,6 @@ def test_a_token_budget_limits_the_rows() -> None:
     assert {(1, 8), (1, 16), (1, 32)} == set(PLAN.within(1).shapes)
 
 
-def test_the_largest_shape_comes_first() -> None:
-    areas = [rows * length for rows, length in PLAN.shapes]
-
-    assert SHAPES == set(PLAN.shapes)
-    assert sorted(areas, reverse=True) == areas
-
-
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -124,22 +117,6 @@ def edited(path: Path, **changes: Any) -> Path:
 def test_a_plan_that_does_not_fit_the_model_is_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(files.BundleError, match=reason):
         files.load_bundle(edited(tiny.bundle(tmp_path), **changes))
-
-
-def test_a_manifest_from_before_shape_plans_loads(tmp_path: Path) -> None:
-    """Missing fields get defaults: no plan, int64 inputs, measured on the CPU."""
-    path = tiny.bundle(tmp_path)
-    fields = json.loads((path / MANIFEST_FILE).read_text())
-    graph = fields["graphs"][0]
-    del graph["shapes"], graph["evidence"]["provider"]
-    for spec in graph["inputs"]:
-        del spec["dtype"]
-    (path / MANIFEST_FILE).write_text(json.dumps(fields))
-    [loaded] = files.load_bundle(path).manifest.graphs
-
-    assert loaded.shapes is None
-    assert {"int64"} == {spec.dtype for spec in loaded.inputs}
-    assert "cpu" == loaded.evidence.provider
 
 
 # ---- the queue

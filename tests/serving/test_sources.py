@@ -176,14 +176,6 @@ def test_a_bundle_without_int8_is_served_with_a_warning(
     assert 1 == len(calls(tmp_path))
 
 
-def test_exit_code_4_without_a_bundle_is_a_failure(checkpoint: Path, fake: Fake, tmp_path: Path) -> None:
-    fake("sys.exit(4)")
-    with pytest.raises(SystemExit) as stopped:
-        with_sources(settings(tmp_path, "--model", str(checkpoint)))
-
-    assert 4 == stopped.value.code
-
-
 @pytest.mark.parametrize("changed", ["model.safetensors", "config.json", "tokenizer.json", "1_Pooling/config.json"])
 def test_a_changed_checkpoint_is_exported_again(changed: str, checkpoint: Path, fake: Fake, tmp_path: Path) -> None:
     (checkpoint / "modules.json").write_text('[{"path": ""}, {"path": "1_Pooling"}]')
@@ -329,10 +321,6 @@ def test_one_line_names_the_missing_packages(
     assert "torch, transformers " in first and "`export` (`pip install " in first
 
 
-def test_the_exporter_is_in_the_same_package_as_the_service() -> None:
-    assert "bertserve.export.cli" == sources.MODULE
-
-
 @contextmanager
 def starting(*flags: str) -> Iterator[subprocess.Popen[str]]:
     """Yields the process of a start that exports with the fake, and kills it at the end."""
@@ -398,12 +386,6 @@ def test_a_missing_default_folder_is_named(tmp_path: Path, capsys: pytest.Captur
     """An installed wheel has no models. One line names the folder that is missing."""
     monkeypatch.chdir(tmp_path)
     assert "`models`" in said(capsys)
-
-
-def test_models_accepts_a_single_bundle(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bundle's path can be absolute or relative."""
-    monkeypatch.chdir(models / "tiny")
-    assert [models / "tiny"] == find_bundles([Path()]) == find_bundles([models / "tiny"])
 
 
 # ---- what is refused before the first export
