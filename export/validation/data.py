@@ -67,7 +67,7 @@ def check_results(
         passed = None if min_agreement is None else agreement.value is not None and agreement.value >= min_agreement
         metrics = {"inputs": len(lines), "reference": baseline, "agreement": agreement.value} | agreement.model_dump(exclude={"value"})
         worst = "" if agreement.worst is None else f", the worst {agreement.worst:.4f}"
-        yield Check(f"agreement {served.name}", passed, f"{summarize_agreement(agreement)} with {baseline}{worst}{required}", metrics)
+        yield Check(f"agreement {served.name}", passed, f"against {baseline}: {summarize_agreement(agreement)}{worst}{required}", metrics)
     elif baseline is None or served.graph.precision != "fp32":
         detail = "not compared, because the bundle has no other fp32 graph; give --checkpoint" + required
         yield Check(f"agreement {served.name}", None if min_agreement is None else False, detail, {"inputs": len(lines)})
