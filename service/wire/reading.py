@@ -119,9 +119,10 @@ def wrong_value(error: ErrorDetails, example: Mapping[str, Any]) -> InvalidValue
     place = where([part for part in error["loc"] if part not in TAGS]) or "the body"
     if error["type"] == "missing":
         return InvalidValueError("`{place}` is missing; send JSON such as {example}.", place=place, example=json.dumps(example))
-    return InvalidValueError(
-        "`{place}` is wrong: {message}; it is {value}.", place=place, message=expectation(error), value=show(error["input"])
-    )
+    message, item = expectation(error), example.get("inputs")
+    if error["type"] == "model_type" and place.startswith("inputs") and "." not in place and isinstance(item, dict):
+        message += f" such as {json.dumps(item)}"
+    return InvalidValueError("`{place}` is wrong: {message}; it is {value}.", place=place, message=message, value=show(error["input"]))
 
 
 def where(parts: Sequence[int | str]) -> str:

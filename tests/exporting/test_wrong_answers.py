@@ -224,7 +224,7 @@ def test_a_class_that_splits_texts_with_code_is_refused(tmp_path: Path, monkeypa
     """A tokenizer.json cannot have such a step, so no package is asked for."""
     source = bert(tmp_path)
     edit_json(source / "tokenizer_config.json", tokenizer_class="RoFormerTokenizer")
-    monkeypatch.setitem(sys.modules, "rjieba", ModuleType("rjieba") if installed else None)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "rjieba", ModuleType("rjieba") if installed else None)
     with pytest.raises(CheckpointError, match="Python code") as caught:
         load_tokenizer("x", source)
     assert "install" not in str(caught.value)

@@ -84,6 +84,14 @@ def test_the_error_for_a_pair_in_a_list_shows_a_pair(api: Send, path: str, input
     assert 200 == post(api, {"inputs": [pair]}, path="/classify").status_code
 
 
+@pytest.mark.parametrize("path", ["/answer", "/choose", "/similarity"])
+@pytest.mark.parametrize("inputs", [[["good", "bad"]], ["good", "bad"]])
+def test_the_error_for_a_list_in_place_of_an_object_shows_an_object(api: Send, path: str, inputs: list[object]) -> None:
+    message = rejected(post(api, {"inputs": inputs}, path=path), 422, "invalid_value")
+    item = json.loads(re.findall(r"\{.*\}", message)[0])
+    assert "is wrong" not in post(api, {"inputs": item}, path=path).text  # the question is too long for this model
+
+
 @pytest.mark.parametrize(
     ("path", "name", "known"),
     [
