@@ -339,8 +339,8 @@ def test_pickled_weights_are_read_like_safetensors(tmp_path: Path, options: dict
     assert expected.weights_sha256 != actual.weights_sha256
 
 
-def test_a_checkpoint_with_only_vocab_txt_gets_the_same_tokenizer(served: Served, tmp_path: Path) -> None:
-    source = bert(tmp_path)
+def test_a_checkpoint_with_only_vocab_txt_gets_the_same_tokenizer(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    play_back(monkeypatch, source := bert(tmp_path))
     (source / "tokenizer.json").unlink()
     (source / "vocab.txt").write_text("\n".join(tiny.VOCABULARY) + "\n", encoding="utf-8")
     bundle = exported(source)
