@@ -68,7 +68,7 @@ def no_settings_from_outside() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def metrics_need_no_wait() -> Iterator[None]:
-    """Disables the throttling of /metrics, because tests read it often; tests/serving/test_throttled.py tests the throttling."""
+    """Disables the throttling of /metrics, because tests read it often."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(throttled, "INTERVAL_S", 0.0)
         yield

@@ -144,7 +144,7 @@ logger = logging.getLogger("bertserve.server")
 FLUSH_S = 5
 HEARTBEAT_S = 0.2
 # Ticks of 0.1 s until a collection of all objects, which stops the process for 0.1 s while the queue is full. Python alone would often collect
-# then. Connections and requests leave no cycles (tests/serving/test_garbage.py), so only an unknown error would leave something to collect.
+# then. Connections and requests leave no cycles, so only an unknown error would leave something to collect.
 COLLECT_TICKS = 6000
 NEVER = 2**31 - 1  # collections of the middle generation until Python itself collects all objects
 
