@@ -161,12 +161,11 @@ class Score(ModelSettings):
 
 def score_command() -> type[Score]:
     """Returns `score` with a flag for the column of each input of a task; importing the tasks takes a while."""
-    from bertserve.service.scoring.columns import input_fields
     from bertserve.service.tasks.catalog import TASKS
 
     paths: dict[str, list[str]] = {}
     for spec in TASKS.values():
-        for name in input_fields(spec):
+        for name in spec.input_fields:
             paths.setdefault(name, []).append(f"/{spec.path}")
     flags: dict[str, Any] = {
         name: (str | None, Field(None, description=f"Column with `{name}`, for {', '.join(having)}.")) for name, having in paths.items()

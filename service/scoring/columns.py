@@ -3,43 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal
 
 import orjson
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import SHOWN_CHARS, CallerError, InvalidValueError, Sent, SettingsError, did_you_mean
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS, tasks_of
-from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.tasks.spec import TEXT, types_within
 from bertserve.service.wire.reading import requested_task, validate_as
 from bertserve.service.wire.unknown_fields import listed, required
-
-TEXT = "text"
-
-
-def input_fields(spec: TaskSpec) -> dict[str, FieldInfo]:
-    """Returns a task's inputs by name: keys of objects in `inputs`, `text` if an input can be a text, or the fields without `inputs`."""
-    if required(spec.body) != ["inputs"]:
-        return {name: spec.body.model_fields[name] for name in required(spec.body)}
-    kinds = list(_types(spec.body.model_fields["inputs"].annotation))
-    fields = {TEXT: FieldInfo(annotation=str)} if str in kinds else {}
-    for kind in kinds:
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            fields |= kind.model_fields
-    return fields
-
-
-def _types(annotation: Any) -> Iterator[Any]:
-    """Yields a type and all types within it."""
-    yield get_origin(annotation) or annotation
-    for argument in get_args(annotation):
-        yield from _types(argument)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +48,12 @@ class Columns:
         if name not in tasks:
             raise SettingsError(f"the task is `{name}`, but the model supports {', '.join(tasks)}; choose one with --task.")
         self.spec, self._body_keys = TASKS[name], required(TASKS[name].body)
-        fields = input_fields(self.spec)
+        fields = self.spec.input_fields
         if unknown := [name for name in columns if name not in fields]:
             raise SettingsError(f"--{_flag(unknown[0])} is for other tasks; {name} has the inputs {listed(list(fields))}.")
         self._needed = {name for name, info in fields.items() if info.is_required()}
         self._required = self._needed | columns.keys()
-        self._lists = {name for name, info in fields.items() if list in _types(info.annotation)}
+        self._lists = {name for name, info in fields.items() if list in types_within(info.annotation)}
         self.by_field = {name: columns.get(name, name) for name in fields if not columns or name in self._required}
         if foreign := [key for key in parameters if key in ("model", *self._body_keys)]:
             raise SettingsError(f"--parameters has `{foreign[0]}`, which is not a parameter of /{self.spec.path}; remove it.")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import chain
 from typing import Any
 
 from bertserve.service.backend.freed_memory import limit_heaps
@@ -61,15 +59,15 @@ class Predictor:
 
     def answered(self, windows: Iterable[Window]) -> Iterator[Window]:
         """Yields windows whose rows have a prediction or an error; the next window starts while the last rows of a window run."""
-        waiting = deque[tuple[Window, Sequence[Future[None]]]]()
-        for window in chain(windows, [None]):
-            if window is not None:
-                waiting.append((window, self._start(window.rows) if window.rejected is None else ()))
-            if len(waiting) == 2 or (waiting and window is None):
-                answered, futures = waiting.popleft()
-                for future in futures:
-                    future.result()
-                yield answered
+        started = ((window, self._start(window.rows) if window.rejected is None else ()) for window in windows)
+        current = next(started, None)
+        while current is not None:
+            following = next(started, None)
+            window, futures = current
+            for future in futures:
+                future.result()
+            yield window
+            current = following
 
     def _start(self, rows: Sequence[Row]) -> Sequence[Future[None]]:
         """Starts to answer rows, by length in chunks."""

@@ -171,7 +171,8 @@ class DelimitedWriter(Writer):
         return self._encoded([*row.values.values(), *answer, " | ".join(row.warnings)])
 
     def _encoded(self, values: Iterable[Any]) -> bytes:
-        """Returns a line. Values other than texts become JSON. The module csv would not quote a carriage return before a line feed."""
-        cells = ["" if value is None else value if isinstance(value, str) else to_json(value).decode() for value in values]
+        """Returns a line. The module csv would not quote a carriage return before a line feed."""
+        # values other than texts become JSON, and dates and times without its quotes
+        cells = ["" if value is None else value if isinstance(value, str) else to_json(value).decode().strip('"') for value in values]
         quoted = ['"' + cell.replace('"', '""') + '"' if _QUOTED.search(cell) else cell for cell in cells]
         return (self._delimiter.join(quoted) + "\n").encode()

@@ -30,18 +30,9 @@ from bertserve.service import __version__
 from bertserve.service.backend import sessions
 from bertserve.service.backend.hardware import cpu_name
 from bertserve.service.errors import BertServeError, SettingsError, StartError, classify, plural
+from bertserve.service.scoring import rows
 from bertserve.service.scoring.columns import RowTask
 from bertserve.service.scoring.predictor import Predictor
-from bertserve.service.scoring.rows import (
-    DelimitedWriter,
-    JsonLinesWriter,
-    Row,
-    Window,
-    Writer,
-    read_delimited,
-    read_json_lines,
-    windows_of,
-)
 from bertserve.service.settings import ModelSettings
 from bertserve.service.wire.json_text import to_json
 
@@ -70,10 +61,8 @@ class Files:
         if len({path.resolve() for path in (self.source, *files)}) <= len(files):
             raise SettingsError("input, output and --rejected are the same file; give another name.")
         for path in files:
-            if path.exists() and not path.is_file():
-                raise SettingsError(f"`{path}` is not a regular file; give another name.")
-            if path.exists() and not self.overwrite:
-                raise SettingsError(f"`{path}` exists already; give --overwrite to replace it, or another name.")
+            if path.exists() and not (self.overwrite and path.is_file()):
+                raise SettingsError(f"`{path}` exists already; give another name, or --overwrite to replace it if it is a regular file.")
 
 
 class Parts:
@@ -102,7 +91,7 @@ class Parts:
     def _paths(self, index: int) -> tuple[Path, Path]:
         return self._folder / f"part-{index:05}", self._folder / f"rejected-{index:05}"
 
-    def known(self, windows: Iterable[Window]) -> Iterator[Window]:
+    def known(self, windows: Iterable[rows.Window]) -> Iterator[rows.Window]:
         """Yields windows; those whose part exists get its lines about rejected rows."""
         for index, window in enumerate(windows):
             part, rejected = self._paths(index)
@@ -117,11 +106,11 @@ class Parts:
             made.write_bytes(content)
             _move(made, path)
 
-    def finish(self, count: int, writer: Writer) -> None:
+    def finish(self, count: int, writer: rows.Writer) -> None:
         """Joins the parts to the output and to the file of rejected rows, and removes them."""
         paths, output, rejected = [*map(self._paths, range(count))], self._folder / "output", self._folder / "rejected"
         writer.join([part for part, _ in paths], output)
-        Writer().join([lines for _, lines in paths], rejected)
+        rows.Writer().join([lines for _, lines in paths], rejected)
         for made, target in ((rejected, self._files.rejected), (output, self._files.output)):
             if target is not None and not (target.exists() and filecmp.cmp(made, target, shallow=False)):
                 self._files.check_new(target)
@@ -189,13 +178,13 @@ def _identity(path: Path) -> Sequence[int]:
 
 def _open(
     files: Files, file: BufferedReader, max_bytes: int, predictor: Predictor, names: Sequence[str]
-) -> tuple[Iterable[Window], Writer]:
+) -> tuple[Iterable[rows.Window], rows.Writer]:
     """Returns the windows of the input, and the writer of the output, which adds the columns `names`."""
     source_format, output_format = files.formats
     if file.peek(3).startswith(BOM_UTF8):
         file.read(3)
     if source_format == JSONL:
-        return windows_of(read_json_lines(file, max_bytes, names), predictor.window_rows), JsonLinesWriter(names)
+        return rows.windows_of(rows.read_json_lines(file, max_bytes, names), predictor.window_rows), rows.JsonLinesWriter(names)
     if source_format == PARQUET:
         from bertserve.service.scoring.parquet import read_parquet
 
@@ -203,17 +192,19 @@ def _open(
         schema, windows = read_parquet(files.source, inputs, predictor.window_rows)
         columns = schema.names
     else:
-        schema, (columns, rows) = None, read_delimited(file, DELIMITERS[source_format], max_bytes)
-        windows = windows_of(rows, predictor.window_rows)
+        schema, (columns, lines) = None, rows.read_delimited(file, DELIMITERS[source_format], max_bytes)
+        windows = rows.windows_of(lines, predictor.window_rows)
     predictor.columns.check(columns, names)
     if output_format == PARQUET:
         from bertserve.service.scoring.parquet import ParquetWriter
 
         return windows, ParquetWriter(schema, columns, names)
-    return windows, JsonLinesWriter(names) if output_format == JSONL else DelimitedWriter(columns, names, DELIMITERS[output_format])
+    return windows, rows.JsonLinesWriter(names) if output_format == JSONL else rows.DelimitedWriter(
+        columns, names, DELIMITERS[output_format]
+    )
 
 
-def _run(files: Files, predictor: Predictor, windows: Iterable[Window], writer: Writer, parts: Parts | None) -> Counter[str]:
+def _run(files: Files, predictor: Predictor, windows: Iterable[rows.Window], writer: rows.Writer, parts: Parts | None) -> Counter[str]:
     """Scores all windows; returns the numbers of windows, rows, and rows that were scored by this run, with warnings, or rejected."""
     totals, first, start = Counter[str](), "", time.perf_counter()
     size = files.source.stat().st_size if files.source.is_file() else None
@@ -247,7 +238,7 @@ def _run(files: Files, predictor: Predictor, windows: Iterable[Window], writer: 
     return totals
 
 
-def _reason(row: Row, error: BertServeError) -> bytes:
+def _reason(row: rows.Row, error: BertServeError) -> bytes:
     return to_json({"row": row.number, "line": row.line, "error": error.message, "error_type": classify(error)[1]}) + b"\n"
 
 

@@ -5,13 +5,18 @@ Routes, OpenAPI, docs and load tests are derived from it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.tasks.batch import ModelConfig, TaskFunction
 from bertserve.service.tasks.body import TaskBody
+
+TEXT = "text"  # the name of an input that is a text without a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,13 @@ class Derivation:
     def accepts(self, task: str) -> bool:
         """Returns whether bundles of a task can answer."""
         return self.base in (None, task)
+
+
+def types_within(annotation: Any) -> Iterator[Any]:
+    """Yields a type, without its parameters, and all types within it."""
+    yield get_origin(annotation) or annotation
+    for argument in get_args(annotation):
+        yield from types_within(argument)
 
 
 def inputs_body(inputs: Sequence[Any]) -> dict[str, Any]:
@@ -78,3 +90,16 @@ class TaskSpec:
     answer_bytes: Callable[[Any, Manifest], int] | None = None
     load_body: Callable[[Sequence[Any]], dict[str, Any]] = inputs_body
     load_workload: str = "short"
+
+    @property
+    def input_fields(self) -> dict[str, FieldInfo]:
+        """Its inputs by name: keys of objects in `inputs`, `text` if an input can be a text, or the required fields without `inputs`."""
+        fields = self.body.model_fields
+        if "inputs" not in fields:
+            return {name: info for name, info in fields.items() if info.is_required()}
+        kinds = list(types_within(fields["inputs"].annotation))
+        inputs = {TEXT: FieldInfo(annotation=str)} if str in kinds else {}
+        for kind in kinds:
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                inputs |= kind.model_fields
+        return inputs

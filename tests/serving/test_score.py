@@ -26,7 +26,6 @@ from application import LONG, play
 from bertserve.service.cli import main, score_command
 from bertserve.service.process import logs
 from bertserve.service.scoring import predictor
-from bertserve.service.scoring.columns import input_fields
 from bertserve.service.serving.build import build
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS
@@ -263,7 +262,7 @@ def rounded(value: Any) -> Any:
 
 
 def test_each_input_of_a_task_has_a_flag() -> None:
-    assert {name for spec in TASKS.values() for name in input_fields(spec)} <= score_command().model_fields.keys()
+    assert {name for spec in TASKS.values() for name in spec.input_fields} <= score_command().model_fields.keys()
 
 
 @pytest.mark.parametrize("flag", [("--port", "1"), ("--workers", "2"), ("--skip-broken",), ("--otlp-endpoint", "http://a")])
@@ -494,6 +493,10 @@ def test_values_of_parquet_become_json(models: Path, tmp_path: Path) -> None:
     first, second = read_lines(tmp_path / "out.jsonl")
     assert {name: value for name, (_, value) in columns.items()} == {name: first[name] for name in columns}
     assert dict.fromkeys(columns) == {name: second[name] for name in columns}
+    assert 0 == run(models, tmp_path / "in.parquet", tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open(newline="") as file:
+        cells = next(csv.DictReader(file))
+    assert ("1970-01-01T01:00:00.000001+01:00", "1970-01-02", '[{"a":1.5}]') == (cells["time"], cells["date"], cells["list"])
 
 
 def test_a_time_that_json_cannot_keep_names_its_column(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
