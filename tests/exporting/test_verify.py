@@ -21,7 +21,6 @@ from onnx import numpy_helper
 import tiny
 from bertserve.export import cli
 from bertserve.export.tasks import text_classification
-from bertserve.export.validation.agreement import TRAINED_LARGEST, RowErrors
 from bertserve.service.backend.sessions import why_not
 from bertserve.service.bundle.files import MANIFEST_FILE, digest, load_bundle
 from bundles import Served, Verify, exported, json_lines
@@ -246,19 +245,6 @@ def test_another_precision_can_give_another_example_result(tmp_path: Path, verif
 
     assert (True, None) == tuple(checks[f"example cpu/{precision}"]["passed"] for precision in ("int8", "fp32"))
     assert "that of int8" in checks["example cpu/fp32"]["detail"]
-
-
-@pytest.mark.usefixtures("no_gpu")
-@pytest.mark.parametrize(("error", "expected"), [(1e-3, [False, True]), (1e-1, [False, False])])
-def test_half_precision_can_round_differently_in_a_batch(
-    tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch, error: float, expected: list[bool]
-) -> None:
-    """A difference that fails in fp32 counts as rounding in fp16, up to the bound of the export."""
-    found = RowErrors(error, error / TRAINED_LARGEST, 1.0)
-    monkeypatch.setattr(f"{CHECKS}.measure_row_errors", lambda engine, encodings, alone: found)
-    _, checks = verify(with_gpu_graph(sound(tmp_path)))
-
-    assert expected == [checks[f"batches {name}"]["passed"] for name in ("cpu/fp32", "cuda/fp16")]
 
 
 # ---- data: agreement
