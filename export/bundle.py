@@ -48,12 +48,13 @@ def _other_files(target: Path) -> list[str]:
     names = sorted(path.name for path in target.iterdir())
     if MANIFEST_FILE not in names:
         return names
-    return [name for name in names if (target / name).is_dir() or not _is_bundle_file(name)]
-
-
-def _is_bundle_file(name: str) -> bool:
     # hidden files are those of a killed `verify --update`, or of a file manager
-    return name in (MANIFEST_FILE, TOKENIZER_FILE, CARD_FILE) or name.endswith((".onnx", ".onnx.data")) or name.startswith(".")
+    own = (MANIFEST_FILE, TOKENIZER_FILE, CARD_FILE)
+    return [
+        name
+        for name in names
+        if (target / name).is_dir() or not (name in own or name.endswith((".onnx", ".onnx.data")) or name.startswith("."))
+    ]
 
 
 def package_bundle(workspace: Path, target: Path, manifest: Manifest, *, card: str | None) -> None:
@@ -68,23 +69,19 @@ def package_bundle(workspace: Path, target: Path, manifest: Manifest, *, card: s
     (workspace / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
     (workspace / CARD_FILE).write_text(model_card(manifest, workspace, card), encoding="utf-8")
     workspace.chmod(0o755)  # tempfile creates it as private, but another user may run the service
-    with ignore_signals():
-        _move_into_place(workspace, target)
-
-
-def _move_into_place(workspace: Path, target: Path) -> None:
     aside = target.with_name(f".{target.name}.old")
-    try:
-        if os.path.lexists(target):
+    with ignore_signals():
+        try:
+            if os.path.lexists(target):
+                _remove(aside)
+                target.rename(aside)
+            workspace.rename(target)
+        except BaseException:  # after any failure, the old bundle is restored
+            if os.path.lexists(aside) and not os.path.lexists(target):
+                aside.rename(target)
+            raise
+        with suppress(OSError):  # the new bundle is in place; remains of the old one are hidden, and the next export removes them
             _remove(aside)
-            target.rename(aside)
-        workspace.rename(target)
-    except BaseException:  # after any failure, the old bundle is restored
-        if os.path.lexists(aside) and not os.path.lexists(target):
-            aside.rename(target)
-        raise
-    with suppress(OSError):  # the new bundle is in place; remains of the old one are hidden, and the next export removes them
-        _remove(aside)
 
 
 def _remove(path: Path) -> None:

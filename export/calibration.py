@@ -14,7 +14,7 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -143,21 +143,6 @@ def _read_document(path: Path, number: int, document: object) -> TextOrPair:
         )
     text: TextOrPair = value
     return text
-
-
-def refuse_overlap(seen: Collection[TextOrPair], unseen: Collection[TextOrPair], seen_path: Path, unseen_path: Path) -> None:
-    """Refuses files that share texts; differences in white space are ignored.
-
-    Raises:
-        CheckpointError: They share texts; the message says how many.
-    """
-    shared = len({*map(_normalized, seen)} & {*map(_normalized, unseen)})
-    if shared:
-        raise CheckpointError(
-            f"`{seen_path}` and `{unseen_path}` share {shared} texts, but int8 must be judged on other texts than "
-            "it is calibrated on; remove them from one of the files, or remove --validation to hold out texts "
-            "of the calibration file."
-        )
 
 
 def sample(items: Sequence[Item], count: int) -> list[Item]:
@@ -289,7 +274,12 @@ def read_split(calibration: Path, validation: Path | None = None) -> Split:
     gate, report = [held_out[i] for i in sorted(places)], [text for i, text in enumerate(held_out) if i not in places]
     if validation is not None:
         report = read_texts(validation, "validation")
-        refuse_overlap(texts, report, calibration, validation)
+        if shared := len({*map(_normalized, texts)} & {*map(_normalized, report)}):
+            raise CheckpointError(
+                f"`{calibration}` and `{validation}` share {shared} texts, but int8 must be judged on other texts than "
+                "it is calibrated on; remove them from one of the files, or remove --validation to hold out texts "
+                "of the calibration file."
+            )
     judging = {*gate, *report}
     return Split(Texts.of([text for text in selection if text not in judging]), Texts.of(gate), report_texts(report))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, get_args
 
@@ -38,22 +39,20 @@ def parse_positive(text: str) -> float:
     return value
 
 
-def parse_precisions(text: str) -> tuple[Precision, ...]:
-    """Returns the precisions of a comma list.
+def parse_names(text: str, choices: Collection[str]) -> tuple[Any, ...]:
+    """Returns the names of a comma list.
 
     Raises:
-        argparse.ArgumentTypeError: A name is unknown, or occurs twice.
+        argparse.ArgumentTypeError: A name is none of the choices, or occurs twice.
     """
-    return _parse_names(text, get_args(Precision))
+    names = text.split(",")
+    if any(name not in choices for name in names) or len(set(names)) != len(names):
+        raise argparse.ArgumentTypeError(f"`{text}` is not a list of names from {', '.join(choices)} without duplicates")
+    return tuple(names)
 
 
-def parse_providers(text: str) -> tuple[Provider, ...]:
-    """Returns the providers of a comma list.
-
-    Raises:
-        argparse.ArgumentTypeError: A name is unknown, or occurs twice.
-    """
-    return _parse_names(text, PROVIDERS)
+parse_precisions: Callable[[str], tuple[Precision, ...]] = partial(parse_names, choices=get_args(Precision))
+parse_providers: Callable[[str], tuple[Provider, ...]] = partial(parse_names, choices=PROVIDERS)
 
 
 def parse_layers(text: str) -> Layers:
@@ -79,10 +78,3 @@ def join_negative_layers(arguments: Sequence[str]) -> list[str]:
         else:
             joined.append(argument)
     return joined
-
-
-def _parse_names(text: str, choices: Collection[str]) -> tuple[Any, ...]:
-    names = text.split(",")
-    if any(name not in choices for name in names) or len(set(names)) != len(names):
-        raise argparse.ArgumentTypeError(f"`{text}` is not a list of names from {', '.join(choices)} without duplicates")
-    return tuple(names)

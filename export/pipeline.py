@@ -26,7 +26,7 @@ from bertserve.export.checkpoint.module import load_module, module_name
 from bertserve.export.checkpoint.padding import refuse_ordinary_padding
 from bertserve.export.errors import CheckpointError, ParityError
 from bertserve.export.progress import stage
-from bertserve.export.provider_graphs import BundleGraphs, GraphComparison, measure_graphs
+from bertserve.export.provider_graphs import answer_example, measure_graphs
 from bertserve.export.tasks.tags import unread_labels
 from bertserve.export.validation.reference import NO_TEXTS, Reference, sample_reference
 from bertserve.export.workspace import workspace
@@ -35,12 +35,10 @@ from bertserve.service.bundle.graph_spec import Precision
 from bertserve.service.bundle.manifest import (
     NAME_PATTERN,
     Combine,
-    Flops,
     Layers,
     Manifest,
     Metric,
     Source,
-    TokenizerSpec,
     TokenTypes,
 )
 from bertserve.service.errors import BundleError
@@ -122,7 +120,13 @@ def export(spec: ExportSpec) -> tuple[Path, Manifest]:
         texts = calibration.read_split(spec.calibration, spec.validation)  # before the checkpoint is loaded, because the texts may be wrong
         with stage("load", spec.source):
             checkpoint = _load(spec)
-        _warn_of_tags(checkpoint)
+        if checkpoint.task == token_classification.TASK and (names := unread_labels(checkpoint.labels)):
+            logger.warning(
+                "the labels %s of `%s` look like tags, but are read as names, so each is an entity of its own kind; if they are tags, rename "
+                "them in config.json, such as B-PER and I-PER.",
+                ", ".join(f"`{label}`" for label in names[:_SHOWN_TAGS]),
+                checkpoint.source,
+            )
         calibration.refuse_pairs((texts.calibration, texts.gate, texts.report), checkpoint.task, checkpoint.tokenizer_spec)
         bundle, work = scratch / "bundle", scratch / "work"
         bundle.mkdir()
@@ -132,17 +136,6 @@ def export(spec: ExportSpec) -> tuple[Path, Manifest]:
         with stage("package", str(target)):
             package_bundle(bundle, target, manifest, card=checkpoint.card)
     return target, manifest
-
-
-def _warn_of_tags(checkpoint: Checkpoint) -> None:
-    """Warns of labels of a tagger that look like tags of entities but are not read as such."""
-    if checkpoint.task == token_classification.TASK and (names := unread_labels(checkpoint.labels)):
-        logger.warning(
-            "the labels %s of `%s` look like tags, but are read as names, so each is an entity of its own kind; if they are tags, rename "
-            "them in config.json, such as B-PER and I-PER.",
-            ", ".join(f"`{name}`" for name in names[:_SHOWN_TAGS]),
-            checkpoint.source,
-        )
 
 
 def _load(spec: ExportSpec) -> Checkpoint:
@@ -201,11 +194,40 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Split, bu
         else:
             build = gpu.GraphBuild(precisions[provider], raw, traced.form, bundle, checkpoint, tokenizer, texts.calibration)
             artifacts[provider] = gpu.build_graphs(provider, build)
-    comparison = GraphComparison(bundle, checkpoint, tokenizer, reference)
-    graphs = measure_graphs(artifacts, precisions, comparison, default_must_agree=spec.precisions is None)
-    manifest = _manifest(spec, name, checkpoint, tokenizer_spec, flops, graphs)
-    has_int8 = any(graph.precision == "int8" for graph in graphs.graphs)
-    return manifest.model_copy(update={"int8_texts": lines.digests()}) if has_int8 else manifest
+    graphs, omitted = measure_graphs(
+        artifacts, precisions, bundle, checkpoint, tokenizer, reference, default_must_agree=spec.precisions is None
+    )
+    has_int8 = any(graph.precision == "int8" for graph in graphs)
+    return Manifest(
+        format="bertserve-bundle",
+        format_version=1,
+        name=name,
+        task=checkpoint.task,
+        labels=checkpoint.labels,
+        tags=checkpoint.tags,
+        activation=checkpoint.activation,
+        embedding=checkpoint.embedding,
+        tokenizer=tokenizer_spec,
+        flops=flops,
+        graphs=tuple(graphs),
+        # the default graph of the first provider
+        example=answer_example(next(graph for graph in graphs if graph.default), bundle, checkpoint, tokenizer),
+        figures=tuple(spec.metrics),
+        omitted=tuple(omitted),
+        attention_heads=checkpoint.attention_heads,
+        int8_texts=lines.digests() if has_int8 else None,
+        source=Source(
+            checkpoint=checkpoint.source,
+            revision=checkpoint.revision,
+            weights_sha256=checkpoint.weights_sha256,
+            weights_format=checkpoint.weights_format,
+            versions=_versions(),
+            commit=checkpoint.commit,
+            ignored_weights=checkpoint.ignored_weights,
+            token_types=checkpoint.token_types,
+            **checkpoint.card_metadata,
+        ),
+    )
 
 
 def _reference(checkpoint: Checkpoint, texts: Texts) -> Reference:
@@ -226,44 +248,6 @@ def _reference(checkpoint: Checkpoint, texts: Texts) -> Reference:
             f"tokens in PyTorch: {error}; either this kind of model is not supported, or the lengths in its configuration "
             "are wrong or too short for its task."
         ) from error
-
-
-def _manifest(
-    spec: ExportSpec,
-    name: str,
-    checkpoint: Checkpoint,
-    tokenizer_spec: TokenizerSpec,
-    flops: Flops,
-    graphs: BundleGraphs,
-) -> Manifest:
-    return Manifest(
-        format="bertserve-bundle",
-        format_version=1,
-        name=name,
-        task=checkpoint.task,
-        labels=checkpoint.labels,
-        tags=checkpoint.tags,
-        activation=checkpoint.activation,
-        embedding=checkpoint.embedding,
-        tokenizer=tokenizer_spec,
-        flops=flops,
-        graphs=tuple(graphs.graphs),
-        example=graphs.example,
-        figures=tuple(spec.metrics),
-        omitted=tuple(graphs.omitted),
-        attention_heads=checkpoint.attention_heads,
-        source=Source(
-            checkpoint=checkpoint.source,
-            revision=checkpoint.revision,
-            weights_sha256=checkpoint.weights_sha256,
-            weights_format=checkpoint.weights_format,
-            versions=_versions(),
-            commit=checkpoint.commit,
-            ignored_weights=checkpoint.ignored_weights,
-            token_types=checkpoint.token_types,
-            **checkpoint.card_metadata,
-        ),
-    )
 
 
 def _versions() -> dict[str, str]:

@@ -22,7 +22,7 @@ import torch
 from bertserve.export.artifact import Tracer
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.model_patches import patch_for_tracing
-from bertserve.export.checkpoint.signature import ATTENTION_INDEX, ATTENTIONS, LAYER_ATTENTION, read_output, returning_attention
+from bertserve.export.checkpoint.signature import ATTENTION_INDEX, ATTENTIONS, LAYER_ATTENTION, MASK_INDEX, read_output, returning_attention
 from bertserve.export.errors import GraphError
 from bertserve.export.graph import normalize, onnx_files, rewrite
 from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec
@@ -53,36 +53,26 @@ class Traced(NamedTuple):
 
 
 class _PositionalModel(torch.nn.Module):
-    """The model with positional inputs in a fixed order, and only with the outputs that the task needs."""
+    """The model with positional inputs in a fixed order, and only with the outputs that the task needs.
+
+    Full logits of a masked language model have the shape rows x length x vocabulary. So the encoder's output is reduced to the positions of
+    the masks, as one row, before the model's own head reads it. This works without knowledge of the head's modules.
+    """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__()
         self.model = checkpoint.model
         self.names = [spec.name for spec in checkpoint.inputs]
         self.outputs = [spec.name for spec in checkpoint.outputs]
-
-    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        outputs = self.model(**dict(zip(self.names, tensors, strict=True)))
-        return tuple(read_output(outputs, name) for name in self.outputs)
-
-
-class _MaskedLanguageModel(torch.nn.Module):
-    """A masked language model that projects only masks onto the vocabulary.
-
-    Full logits have the shape rows x length x vocabulary. So the encoder's output is reduced to the positions of the masks, as one
-    row, before the model's own head reads it. This works without knowledge of the head's modules.
-    """
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        super().__init__()
-        self.model = checkpoint.model
-        self.names = [spec.name for spec in checkpoint.inputs if spec.fill != "mask_index"]
-        self.others = [spec.name for spec in checkpoint.outputs if spec.name != "logits"]
-        if self.model.base_model is self.model:
+        if checkpoint.mask is not None and self.model.base_model is self.model:
             raise GraphError(f"{type(self.model).__name__} has no module `{self.model.base_model_prefix}`, so its encoder is unknown.")
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        *inputs, mask_index = tensors
+        inputs = dict(zip(self.names, tensors, strict=True))
+        mask_index = inputs.pop(MASK_INDEX.name, None)
+        if mask_index is None:
+            outputs = self.model(**inputs)
+            return tuple(read_output(outputs, name) for name in self.outputs)
 
         def gather(module: torch.nn.Module, arguments: Any, output: Any) -> Any:
             hidden = output["last_hidden_state"]
@@ -91,10 +81,10 @@ class _MaskedLanguageModel(torch.nn.Module):
 
         handle = self.model.base_model.register_forward_hook(gather)
         try:
-            outputs = self.model(**dict(zip(self.names, inputs, strict=True)))
+            outputs = self.model(**inputs)
         finally:
             handle.remove()
-        return outputs["logits"][0], *(read_output(outputs, name) for name in self.others)
+        return tuple(outputs["logits"][0] if name == "logits" else read_output(outputs, name) for name in self.outputs)
 
 
 def trace(checkpoint: Checkpoint, path: Path, tracer: Tracer | None = None) -> Traced:
@@ -133,7 +123,7 @@ def _trace_attention(checkpoint: Checkpoint, path: Path, tracer: Tracer) -> tupl
 def _trace(checkpoint: Checkpoint, path: Path, tracer: Tracer) -> tuple[InputSpec, ...]:
     """Exports the graph with one exporter; returns the inputs of the graph."""
     inputs, outputs = checkpoint.inputs, checkpoint.outputs
-    module = _MaskedLanguageModel(checkpoint) if checkpoint.mask is not None else _PositionalModel(checkpoint)
+    module = _PositionalModel(checkpoint)
     attention = returning_attention(checkpoint.model) if checkpoint.attention_heads else nullcontext()
     with torch.no_grad(), _silence(), attention, patch_for_tracing(checkpoint.model, checkpoint.tokenizer_spec.max_length):
         try:

@@ -69,7 +69,8 @@ def read_card_metadata(card: Path) -> dict[str, Any]:
         reason = (str(error).splitlines() or [""])[0] or type(error).__name__
         logger.warning("the front matter of `%s` is not a YAML object (%s), so its license and languages are unknown.", card, reason)
         metadata = {}
-    return {name: read(card, metadata, name) for name, read in _CARD_FIELDS.items()}
+    lists, texts = ("license", "language", "datasets"), ("license_name", "license_link")  # the hub's names
+    return {name: _texts(card, metadata, name) for name in lists} | {name: _text(card, metadata, name) for name in texts}
 
 
 def read_card(card: Path, errors: str = "strict") -> str | None:
@@ -125,16 +126,6 @@ def _texts(card: Path, metadata: dict[Any, Any], key: str) -> tuple[str, ...]:
         _leave_out(card, key, value, "a text or a list of texts")
         return ()
     return tuple(item for item in items if item)
-
-
-# the fields of `Source` that a card has, by the hub's names
-_CARD_FIELDS: dict[str, Callable[[Path, dict[Any, Any], str], Any]] = {
-    "license": _texts,
-    "license_name": _text,
-    "license_link": _text,
-    "language": _texts,
-    "datasets": _texts,
-}
 
 
 def _leave_out(card: Path, key: str, value: object, expected: str) -> None:

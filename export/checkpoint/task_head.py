@@ -66,7 +66,22 @@ def choose_task(config: Any, task: str, adapter: LoraAdapter | None) -> tuple[Ta
     Raises:
         CheckpointError: The task is unknown, or the model has no head for it.
     """
-    return _task_of_model(config, task) if adapter is None else _task_of_adapter(config, task, adapter)
+    if adapter is not None and task == "auto":
+        task = adapter.task
+    if adapter is None or task == "auto":
+        return _task_of_model(config, task)
+    config.architectures = None  # the model's own head may be missing, or for another task
+    task_name, auto_class = _task_of_model(config, task)
+    with torch.device("meta"):  # only shapes
+        model = read_with_transformers(
+            "the configuration of the adapter's model",
+            lambda _, **__: auto_class.from_config(config, attn_implementation="eager"),
+            adapter.folder,
+        )
+    count = adapter.label_count(model)
+    if count is not None:
+        config.num_labels = count
+    return task_name, auto_class
 
 
 def fixed_labels(model: PreTrainedModel) -> tuple[str, ...] | None:
@@ -189,25 +204,6 @@ def _heads(architectures: list[str]) -> dict[Task, Any]:
             if _has_head(name, task.head, _auto_class(task)):
                 return {task.name: _auto_class(task)}
     return {}
-
-
-def _task_of_adapter(config: Any, task: str, adapter: LoraAdapter) -> tuple[Task, Any]:
-    """Returns the task and the auto class of a model with an adapter; the model's own head may be missing or for another task."""
-    task_name = adapter.task if task == "auto" else task
-    if task_name == "auto":
-        return _task_of_model(config, task)
-    config.architectures = None
-    model_task, auto_class = _task_of_model(config, task_name)
-    with torch.device("meta"):  # only shapes
-        model = read_with_transformers(
-            "the configuration of the adapter's model",
-            lambda _, **__: auto_class.from_config(config, attn_implementation="eager"),
-            adapter.folder,
-        )
-    count = adapter.label_count(model)
-    if count is not None:
-        config.num_labels = count
-    return model_task, auto_class
 
 
 def _has_head(architecture: str, suffix: str, auto_class: Any) -> bool:

@@ -147,7 +147,8 @@ def describe_tokenizer(
         single=single,
         pair=pair,
         cls_index=_find_cls_index(tokenizer, single, pair),
-        subword_prefix=_read_subword_prefix(tokenizer),
+        # of a token that continues a word; None if words begin after white space instead
+        subword_prefix=json.loads(tokenizer.backend_tokenizer.to_str())["model"].get("continuing_subword_prefix") or None,
         mask=mask,
         pairs_only=pairs_only,
         added_tokens=_read_added_tokens(tokenizer, templates.pieces, padding.id),
@@ -237,12 +238,6 @@ def _find_cls_index(tokenizer: Any, single: tuple[Piece, ...], pair: tuple[Piece
         if all(isinstance(piece, SpecialPiece) and piece.id == tokenizer.cls_token_id for piece in pieces):
             return index
     return None
-
-
-def _read_subword_prefix(tokenizer: Any) -> str | None:
-    """Returns the prefix of a token that continues a word, or None if words begin after white space instead."""
-    model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
-    return model.get("continuing_subword_prefix") or None
 
 
 def read_mask_token(source: str, tokenizer: Any) -> MaskToken:

@@ -55,7 +55,7 @@ def use_vocabulary_files(source: str, tokenizer: Any, folder: Path) -> None:
     if type(tokenizer).__name__ not in _MASK_INCLUDES_SPACE:
         raise CheckpointError(refusal(source, f"{type(tokenizer).__name__} is not built from other files as in transformers 4"))
     try:
-        extra_tokens = (*_read_extra_tokens(folder), *tokenizer._extra_special_tokens)
+        extra_tokens = (*_read_extra_tokens(folder), *tokenizer.extra_special_tokens)
         special_ids = None
         while special_ids != tokenizer.all_special_ids:  # a conversion can change the ids that its template needs
             special_ids = tokenizer.all_special_ids
