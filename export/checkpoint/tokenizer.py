@@ -105,7 +105,7 @@ def _use_file(source: str, tokenizer: Any, folder: Path) -> None:
     if isinstance(normalizer, BertNormalizer) and tokenizer.model is WordPiece:  # other classes ignore these settings
         normalizer.lowercase, normalizer.strip_accents = tokenizer.do_lower_case, tokenizer.init_kwargs.get("strip_accents")
         normalizer.handle_chinese_chars = tokenizer.init_kwargs.get("tokenize_chinese_chars", True)
-    if isinstance(written.pre_tokenizer, ByteLevel):
+    if isinstance(written.pre_tokenizer, ByteLevel) and "add_prefix_space" in tokenizer.init_kwargs:
         written.pre_tokenizer.add_prefix_space = bool(tokenizer.add_prefix_space)
     if _TEMPLATE_SETTINGS & tokenizer.init_kwargs.keys():
         written.post_processor = loaded.post_processor

@@ -238,13 +238,19 @@ def test_the_case_in_the_configuration_overrides_the_file(tmp_path: Path, name: 
     assert lower != upper
 
 
-@pytest.mark.parametrize("name", ["Roberta", "PreTrained"])
-def test_the_space_before_the_first_word_in_the_configuration_overrides_the_file(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "setting"), [("Roberta", True), ("PreTrained", True), ("PreTrained", False)])
+def test_the_space_before_the_first_word_in_the_configuration_overrides_the_file(tmp_path: Path, name: str, setting: bool) -> None:
+    """A generic class has no default, so without a setting the file decides."""
     roberta_tokenizer().save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "roberta"}')
     edit_json(tmp_path / "tokenizer_config.json", tokenizer_class=f"{name}TokenizerFast", add_prefix_space=True)
-    with_space = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(" film").ids
-    assert with_space == load_tokenizer("x", tmp_path)("film")["input_ids"]
+    if not setting:
+        config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+        del config["add_prefix_space"]
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    for in_file in (False, True):
+        with_space = rewrite(tmp_path, pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=in_file)).encode(" film").ids
+        assert (setting or in_file) == (with_space == load_tokenizer("x", tmp_path)("film")["input_ids"])
 
 
 # ---- labels that are not texts
