@@ -78,7 +78,9 @@ def choose_token_types(
         return None
     if requested is not None:
         return requested
-    given, matters = gives_token_types(tokenizer), rows != 1 and any(piece.type_id for piece in pieces)
+    # a model without a table of types, such as XLM, adds another vector for zeros, and nothing without types
+    matters = rows is None or (rows != 1 and any(piece.type_id for piece in pieces))
+    given = gives_token_types(tokenizer)
     if given is None:
         given = _gave_by_default(version)
         if given is False and matters:

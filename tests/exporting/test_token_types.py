@@ -5,6 +5,7 @@ PyTorch gets the types explicitly, because transformers 5 drops them for most to
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,18 @@ def test_the_inputs_in_the_settings_of_the_tokenizer_have_priority(names: list[s
     source = checkpoint(tmp_path / "checkpoint", "BERT", version, **GENERIC, model_input_names=names)
 
     assert (template_of(source) if "token_type_ids" in names else None) == types_of(source)
+
+
+def test_zeros_matter_for_a_model_without_a_table_of_types(tmp_path: Path) -> None:
+    """XLM adds the vector of a word for each type, and nothing if it gets no types."""
+    source = FAMILIES["XLM"].save(tmp_path / "checkpoint", "text-classification")
+    settings = json.loads((source / "tokenizer_config.json").read_text(encoding="utf-8"))
+    del settings["model_input_names"]
+    (source / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    saved_by(OLD, source)
+    assert {0} == set(types_of(source) or ())
+    assert types_of(saved_by(NEW, source)) is None
+    assert "--token-types" in refused(saved_by(None, source))
 
 
 def requests_of(task: str) -> list[tuple[Any, tuple[str, ...]]]:
