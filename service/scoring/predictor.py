@@ -106,19 +106,19 @@ class Predictor:
                 started, memory = [], 0
         self._finish(started)
 
-    def _finish(self, started: Sequence[tuple[Row, TaskRun, Batch]]) -> None:
-        """Runs the first batches of several rows together, and each task to its end."""
-        for (row, run, _), first in zip(started, self._outputs([batch for _, _, batch in started]), strict=True):
-            outputs = first
-            try:
-                while True:
+    def _finish(self, started: list[tuple[Row, TaskRun, Batch]]) -> None:
+        """Runs tasks to their ends, the current batches of all together."""
+        while started:
+            answered, started = zip(started, self._outputs([batch for _, _, batch in started]), strict=True), []
+            for (row, run, _), outputs in answered:
+                try:
                     if errors := [output for output in outputs if isinstance(output, EngineError)]:
                         raise errors[0]
-                    (outputs,) = self._outputs([run.send(outputs)])
-            except StopIteration as end:
-                row.prediction = end.value
-            except BertServeError as error:
-                row.error = error
+                    started.append((row, run, run.send(outputs)))
+                except StopIteration as end:
+                    row.prediction = end.value
+                except BertServeError as error:
+                    row.error = error
 
     def _outputs(self, batches: Sequence[Batch]) -> list[list[Any]]:
         """Returns the outputs of the encodings of each batch, or errors; encodings of similar length run together."""
